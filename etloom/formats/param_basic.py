@@ -74,7 +74,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
             skipped[_describe_entry(entry)] += 1
         elif name != "init":
             calls.append((entry, name))
-    stats += [Stat("read.not_communication", "info", count, text) for text, count in skipped.most_common(8)]
+    stats += [Stat("read.skipped_entries", "info", count, text) for text, count in skipped.most_common(8)]
     waited = {str(entry.get("req")) for entry, name in calls if name == "wait"}
     worlds = {size for entry, _ in calls if isinstance(size := entry.get("world_size"), int)}
     tables = {}

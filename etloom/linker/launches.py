@@ -52,8 +52,8 @@ def join_launches(trace: Trace) -> Trace:
                 Stat(f"link.{reason}", "info", rows.size, format_example(events, rows))
                 for reason, rows in classify_missing_launches(events, process, missing).items()
             ),
-            Stat("link.work_after_recording", "info", late.size, format_example(events, late)),
-            Stat("link.launches_without_work", "info", other.size, format_example(events, other)),
+            Stat("link.activity_after_recording", "info", late.size, format_example(events, late)),
+            Stat("link.launches_without_activity", "info", other.size, format_example(events, other)),
             Stat("link.launch_without_operator", "info", alone.size, format_example(events, alone)),
             Stat("link.graph_launches", "info", graphs.size, format_example(events, graphs)),
             Stat(

@@ -78,7 +78,7 @@ def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) 
         return read
     other = f"{file} says it is of rank {read.rank}, and is taken to be of {rank}"
     differ = read.rank not in (None, rank)
-    return read.replace(meta={"rank": rank}).count("job.rank_disagrees", int(differ), other, "error")
+    return read.replace(meta={"rank": rank}).count("job.rank_mismatch", int(differ), other, "error")
 
 
 def _drop_observer_times(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:

@@ -113,7 +113,7 @@ def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
                 f"{join.agreed} of {join.joined} names agree: ids of another run ({join.example})",
             ),
             Stat(
-                "link.equal_iterations",
+                "link.identical_iterations",
                 "info",
                 ambiguous,
                 "the profile holds the same operators that often; the middle one is linked",
@@ -212,5 +212,5 @@ def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Stat]:
         Stat("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}"),
         Stat("link.outside_recording", "info", outer.size, example(outer)),
         Stat("link.unlinked_operators", "info", rest.size, example(rest)),
-        Stat("link.process_group_records", "info", groups.size, example(groups)),
+        Stat("link.process_group_nodes", "info", groups.size, example(groups)),
     ]

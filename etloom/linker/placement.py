@@ -38,10 +38,10 @@ def place_events(trace: Trace) -> Trace:
     )
     return trace.replace(events=events).with_stats(
         [
-            Stat("link.asynchronous", "info", len(at.detached), format_example(events, at.detached)),
-            Stat("link.crossed", "info", len(at.crossed), format_example(events, at.crossed)),
-            Stat("link.clamped", "info", len(at.clamped), format_example(events, at.clamped)),
-            Stat("link.never_closed", "info", len(at.unclosed), format_example(events, at.unclosed)),
+            Stat("link.asynchronous_events", "info", len(at.detached), format_example(events, at.detached)),
+            Stat("link.overlapping_events", "info", len(at.crossed), format_example(events, at.crossed)),
+            Stat("link.clamped_events", "info", len(at.clamped), format_example(events, at.clamped)),
+            Stat("link.unclosed_events", "info", len(at.unclosed), format_example(events, at.unclosed)),
             *_count_shared_steps(events),
             *_count_devices(events),
         ]

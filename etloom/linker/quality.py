@@ -29,7 +29,7 @@ _REASONS = {
         "link.unlinked_operators": "not in the profile",
         "link.name_disagreements": "under another name in the profile",
         "link.repeated_ids": "ids that are not unique",
-        "link.process_group_records": "records of process groups, in no profile",
+        "link.process_group_nodes": "records of process groups, in no profile",
         "read.repaired_parent": "recorded parents repaired",
     },
     "device work": {
@@ -39,13 +39,13 @@ _REASONS = {
         "link.without_correlation": "without a correlation",
         "link.no_calls_recorded": "in a recording without runtime calls",
         "link.repeated_correlations": "calls repeat a correlation",
-        "link.work_beyond_nodes": "outside the time of the linked operators, left out of an ET+",
+        "link.activity_outside_nodes": "outside the time of the linked operators, left out of an ET+",
     },
     "launches": {
         "link.launch_without_operator": "outside any operator",
         "link.graph_launches": "launched several at once (graphs)",
-        "link.work_after_recording": "more whose work ran after the recording ended",
-        "link.launches_without_work": "more without work in sight",
+        "link.activity_after_recording": "more whose work ran after the recording ended",
+        "link.launches_without_activity": "more without work in sight",
     },
     "collectives": {"link.comms_without_event": "calls that only the execution trace holds"},
 }

@@ -17,7 +17,9 @@ def count_unscoped_work(trace: Trace) -> Trace:
         return trace
     unscoped = np.flatnonzero(~is_in_scope(trace, find_launching_nodes(trace)))
     rows = rows_of_ids(trace.events, trace.launches["device_event"][unscoped])
-    return trace.count("link.work_beyond_nodes", len(unscoped), format_example(trace.events, np.sort(rows)))
+    return trace.count(
+        "link.activity_outside_nodes", len(unscoped), format_example(trace.events, np.sort(rows))
+    )
 
 
 def find_launching_nodes(trace: Trace) -> pl.Series:

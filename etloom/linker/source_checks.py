@@ -11,9 +11,9 @@ from etloom.core import categories
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 
-TRUNCATION_STATS = ("read.truncated", "read.compression")
+TRUNCATION_STATS = ("read.truncated", "read.corrupt_compression")
 """Names of stats of a file that ends early."""
-GPU_CUT_OFF = "read.device_work_cut_off"
+GPU_CUT_OFF = "read.missing_gpu_events"
 
 
 def flag_missing_gpu_events(trace: Trace) -> Trace:

@@ -56,7 +56,7 @@ def add_sync_dependencies(trace: Trace) -> Trace:
                 "the call that recorded the event is not in the trace",
             ),
             Stat(
-                "link.syncs_without_work",
+                "link.syncs_without_activity",
                 "info",
                 unknown,
                 "synchronising calls that waited for no work in sight",

@@ -28,16 +28,16 @@ def check_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
     wrong = [(rank, trace.rank) for rank, trace in traces.items() if trace.rank not in (None, rank)]
     if wrong:
         example = f"a file used for rank {wrong[0][0]} states rank {wrong[0][1]}"
-        stats.append(Stat("job.rank_disagrees", "error", len(wrong), example))
+        stats.append(Stat("job.rank_mismatch", "error", len(wrong), example))
     worlds = {world for trace in traces.values() if (world := trace.meta.get("world_size")) is not None}
     if len(worlds) > 1:
-        stats.append(Stat("job.world_size_disagrees", "error", len(worlds), f"world sizes {sorted(worlds)}"))
+        stats.append(Stat("job.world_size_mismatch", "error", len(worlds), f"world sizes {sorted(worlds)}"))
     elif worlds:
         (world,) = worlds
         too_high = [rank for rank in traces if rank >= world]
         if too_high:
             example = f"rank {too_high[0]}, but the world size is {world}"
-            stats.append(Stat("job.world_size_disagrees", "error", len(too_high), example))
+            stats.append(Stat("job.world_size_mismatch", "error", len(too_high), example))
         missing = world - (len(traces) - len(too_high))
         if missing > 0:
             absent = (rank for rank in itertools.count() if rank not in traces)
@@ -99,7 +99,7 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
         f"rank {late}{hosts[late]} began {gap_ns / 1e9:,.3f} s after rank {early}{hosts[early]} ended: their clocks "
         "differ (etloom analyze clocks), or the files are of two runs; times across ranks are wrong by that much"
     )
-    return [Stat("job.no_common_moment", "error", 1, example)]
+    return [Stat("job.no_common_time", "error", 1, example)]
 
 
 def check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:

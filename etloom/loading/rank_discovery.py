@@ -154,7 +154,7 @@ class _Discovery:
                 example = (
                     f"{converted[path.name].name} is read instead of {path.name}, from which it was converted"
                 )
-                self.stats[None].append(Stat("job.converted_taken", "info", 1, example))
+                self.stats[None].append(Stat("job.converted_file_used", "info", 1, example))
 
     def check_has_traces(self) -> None:
         """Raise the first error of an unreadable file, or ReadError, if no file can be read."""
@@ -235,10 +235,10 @@ class _Discovery:
             elif has_observer and self.formats[path] == "execution-trace":
                 continue
             elif side not in selected:
-                stats.append(Stat("job.left_out", "info", 1, f"{path.name}, open it on its own"))
+                stats.append(Stat("job.skipped_file", "info", 1, f"{path.name}, open it on its own"))
             elif side in by_side:
                 example = f"{path.name} is ignored, {by_side[side].name} was read"
-                stats.append(Stat("job.two_files_for_a_rank", "data_loss", 1, example))
+                stats.append(Stat("job.duplicate_rank_files", "data_loss", 1, example))
             else:
                 by_side[side] = path
         return [*by_side.values(), *metrics]
@@ -362,7 +362,7 @@ def _prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat
             remaining.append(path)
         else:
             example = f"{copy.name} is read instead of {path.name}, from which it was salvaged"
-            stats[copy] = Stat("job.salvaged_taken", "data_loss", 1, example)
+            stats[copy] = Stat("job.salvaged_file_used", "data_loss", 1, example)
     return remaining, stats
 
 

@@ -27,7 +27,7 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
         The contents of run.json, None if there is no valid one; and for each rank with data loss a row of stats.
     """
     if (remedy := find_unfinished_recording(folder)) is not None:
-        stats.append(Stat("job.left_behind", "data_loss", 1, remedy))
+        stats.append(Stat("job.unfinished_recording", "data_loss", 1, remedy))
     path = folder / "run.json"
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return None, {}
@@ -50,7 +50,7 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
         stats.append(row)
     if run.get("returncode") is None and _is_launched(run):
         unknown_end = "etloom collect was killed before the job ended, or the job still runs"
-        stats.append(Stat("job.end_not_seen", "info", 1, unknown_end))
+        stats.append(Stat("job.end_unknown", "info", 1, unknown_end))
     elif run.get("returncode"):
         stats.append(Stat("job.failed", "info", 1, f"the command ended with status {run['returncode']}"))
     return run, cut_short
@@ -91,4 +91,8 @@ def _list_ranks(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _describe_loss(facts: dict[str, Any]) -> Stat | None:
     lost = facts.get("lost")
-    return Stat("job.cut_short", "data_loss", 1, lost[:500]) if isinstance(lost, str) and lost else None
+    return (
+        Stat("job.truncated_recording", "data_loss", 1, lost[:500])
+        if isinstance(lost, str) and lost
+        else None
+    )

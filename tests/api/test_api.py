@@ -82,7 +82,7 @@ def test_open_takes_a_folder_a_file_or_a_mapping(run: Path, tmp_path: Path) -> N
     assert mapped.ranks == [3, 5]
     assert mapped[5].rank == 5
     assert mapped[5].links.height == 3
-    assert mapped.stats.filter(pl.col("name") == "job.rank_disagrees")["count"].to_list() == [2]
+    assert mapped.stats.filter(pl.col("name") == "job.rank_mismatch")["count"].to_list() == [2]
     for rank in (4, 6):
         (tmp_path / f"of-host-{rank}-today.json").write_text((run / "kineto_trace_0.json").read_text())
     by_pattern = etloom.open(tmp_path, rank_pattern=r"host-(\d+)", use_cache=False)

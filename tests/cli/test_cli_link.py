@@ -133,7 +133,10 @@ def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, c
         (["--host", host, "--device", nsys, "--rank", 1, "--out", out], "not of one program"),
         (["--host", host, "--device", tmp_path / "none", "--out", out], "no such file or folder"),
         (["--host", host, "--device", mine, "--out", mine], "would overwrite one of the two traces to link"),
-        (["--device", data / "linear" / "kineto_trace_0.json.gz", "--out", out], "the trace has no execution trace"),
+        (
+            ["--device", data / "linear" / "kineto_trace_0.json.gz", "--out", out],
+            "the trace has no execution trace",
+        ),
     ):
         status, _, err = call(*arguments)
         assert status == 1 and err.count("\n") == 1 and words in err, err

@@ -376,7 +376,7 @@ def test_a_wrong_clock_is_reported(tmp_path: Path) -> None:
         for rank in (0, 1):
             trace = events(rank, at_us * rank)
             (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps(trace))
-        stats = etloom.open(tmp_path).stats.filter(name="job.no_common_moment")
+        stats = etloom.open(tmp_path).stats.filter(name="job.no_common_time")
         if at_us == 900:
             assert stats.is_empty()
     (row,) = stats.select("severity", "example").rows()

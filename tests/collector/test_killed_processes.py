@@ -335,13 +335,13 @@ def test_each_launch_records_the_endings_of_its_ranks(tmp_path: Path) -> None:
             {
                 "job.ended_early": "rank 1 was killed",
                 "job.failed": "status 1",
-                "job.cut_short": "the Kineto trace",
+                "job.truncated_recording": "the Kineto trace",
             },
         ),
         ({"ended": None, "returncode": 0}, {}),
         (
             {"ended": None, "returncode": None, "ranks": [{"job": {"supervised": True}}]},
-            {"job.end_not_seen": "still runs"},
+            {"job.end_unknown": "still runs"},
         ),
         ({"returncode": None, "ranks": [{"job": {"supervised": False}}]}, {}),
         ({"returncode": None, "ranks": [None, {"job": 5}]}, {}),
@@ -373,7 +373,9 @@ def test_losses_are_reported_for_the_affected_ranks(tmp_path: Path) -> None:
     run_folder.write_run(tmp_path, {}, tmp_path / "s")
     job = etloom.open(tmp_path, use_cache=False)
     why = "is lost: it is written when a window closes; steps 3 of 3-5 are recorded"
-    rows = job.stats.filter(pl.col("name") == "job.cut_short").select("rank", "severity", "count", "example")
+    rows = job.stats.filter(pl.col("name") == "job.truncated_recording").select(
+        "rank", "severity", "count", "example"
+    )
     assert rows.rows() == [
         (None, "data_loss", 1, f"the Kineto trace of rank 2 {why}"),
         (0, "data_loss", 1, f"the Kineto trace of rank 0 {why}"),

@@ -176,7 +176,10 @@ def test_text_dlrm(kind: str, tmp_path: Path) -> None:
         ("NEW\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "unknown parallelism"),
         ("DATA\n1\nconv -1 1 NONE 0\n", "5 columns"),
         ("DATA\n1\nconv -1 1 SUM 0 1 NONE 0 1 NONE 0 1\n", "unknown collective 'SUM'"),
-        ("DATA\n1\nconv -1 -1 NONE 0 1 NONE 0 1 NONE 0 1\n", "-1 us and 0 bytes are not a valid time and size"),
+        (
+            "DATA\n1\nconv -1 -1 NONE 0 1 NONE 0 1 NONE 0 1\n",
+            "-1 us and 0 bytes are not a valid time and size",
+        ),
         (f"DATA\n1\nconv -1 1 NONE 0 1 NONE 0 1 ALLREDUCE {1 << 63} 1\n", "not a valid time and size"),
         ("HYBRID_DLRM 4\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "has no layer 4"),
     ],

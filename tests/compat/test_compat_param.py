@@ -45,7 +45,7 @@ def test_basic_traces_say_what_is_called(tmp_path: Path) -> None:
     job = etloom.open(basic(tmp_path / "run"), use_cache=False)
     assert list(job) == [0, 1]
     assert job[0].meta["formats"] == ["param-basic"]
-    left = job[0].stats.filter(pl.col("name") == "read.not_communication")
+    left = job[0].stats.filter(pl.col("name") == "read.skipped_entries")
     assert left.select("count", "example").rows() == [(1, "compute: gemm")]
     made = plan_replay(job, 2, PlanOptions(trace_type="basic"))
     assert [

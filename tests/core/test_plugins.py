@@ -237,7 +237,8 @@ def test_what_is_no_run_is_told_how_to_become_one(given: object, tmp_path: Path)
         lambda: etloom.export(given, tmp_path / "x.json"),  # type: ignore[arg-type]
     ):
         with pytest.raises(
-            EtloomError, match=r"expected a Trace, a Job or a path, got .*; etloom.open\(path\) returns the Job"
+            EtloomError,
+            match=r"expected a Trace, a Job or a path, got .*; etloom.open\(path\) returns the Job",
         ):
             verb()
     assert not list(tmp_path.iterdir())

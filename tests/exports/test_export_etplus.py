@@ -206,7 +206,7 @@ def test_an_et_plus_holds_one_iteration(data: Path, tmp_path: Path) -> None:
     # What it leaves out is counted.
     stats = dict(one.stats.select("name", "count").rows())
     written = sum("cat" in node for node in json.loads((tmp_path / "x.etplus.json").read_text())["nodes"])
-    assert stats["link.work_beyond_nodes"] == 10_356 - written == 10_095
+    assert stats["link.activity_outside_nodes"] == 10_356 - written == 10_095
 
 
 def test_a_rank_is_held_against_what_the_trace_says(

@@ -180,9 +180,7 @@ def test_a_table_that_is_missing_or_short_is_no_empty_table(job: Job, tmp_path: 
     job[0].events.head(6).write_parquet(target / "events.parquet")
     with pytest.raises(ReadError) as raised:
         reader.read(target)
-    assert (
-        str(raised.value) == f"{target / 'events.parquet'}: has 6 rows, but 7 were saved; export it again"
-    )
+    assert str(raised.value) == f"{target / 'events.parquet'}: has 6 rows, but 7 were saved; export it again"
     (target / "events.parquet").unlink()
     with pytest.raises(ReadError, match=r"events\.parquet: is missing: 7 rows were saved"):
         reader.read(target)

@@ -210,7 +210,7 @@ def test_totals_are_the_allocator_s(
     path.write_bytes(gzip.compress(data) if packed else data)
     assert detect_format(path) == "memory-snapshot"
     trace = memory_snapshot.read(path)
-    assert dict(trace.stats.select("name", "count").rows()) == {"read.open_annotation": 1}
+    assert dict(trace.stats.select("name", "count").rows()) == {"read.unpaired_annotation": 1}
     for one in devices:
         rows = trace.memory.filter(pl.col("device") == one.device).select(
             pl.col("ts") // 1000, "total_allocated", "total_reserved"

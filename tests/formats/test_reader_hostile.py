@@ -74,7 +74,7 @@ def test_times_that_cannot_be_added_are_counted(tmp_path: Path) -> None:
 def test_a_base_that_is_no_time_is_counted(tmp_path: Path, base: str) -> None:
     trace = read(tmp_path, f'{{"baseTimeNanoseconds":{base},"traceEvents":[{EVENT}]}}')
     assert trace.events["ts"].to_list() == [10_000]
-    assert counts(trace)["read.odd_base"] == 1
+    assert counts(trace)["read.invalid_base"] == 1
 
 
 def test_args_that_are_no_json_do_not_spoil_an_export(tmp_path: Path) -> None:

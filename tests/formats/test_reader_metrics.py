@@ -61,7 +61,7 @@ def test_nvidia_smi(tmp_path: Path) -> None:
     assert sorted(rows(trace)) == sorted(SMI_ROWS)
     assert [row[0] for row in rows(trace)] == sorted(row[0] for row in SMI_ROWS)
     assert trace.meta["clock"] == "epoch"
-    assert stats(trace) == {"read.metrics_guessed_zone": ("info", 3)}
+    assert stats(trace) == {"read.metrics_assumed_utc": ("info", 3)}
 
 
 def test_nvidia_smi_without_units(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_dcgm_samples(tmp_path: Path) -> None:
         (EPOCH * SECOND, "DCGM_FI_PROF_SM_ACTIVE", "0 node-a", 0.5),
         ((EPOCH + 1) * SECOND, "DCGM_FI_PROF_SM_ACTIVE", "1 node-b", 0.75),
     ]
-    assert stats(trace) == {"read.metrics_no_number": ("data_loss", 1)}
+    assert stats(trace) == {"read.metrics_invalid_number": ("data_loss", 1)}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_relative_time_needs_its_unit(tmp_path: Path) -> None:
 def test_long_tables(tmp_path: Path) -> None:
     trace = read(tmp_path, "time_s,host,metric,value\n2,b,temp,50\n1,a,power,7\n3,a,power,n/k\n")
     assert rows(trace) == [(SECOND, "power", "a", 7.0), (2 * SECOND, "temp", "b", 50.0)]
-    assert stats(trace) == {"read.metrics_no_number": ("data_loss", 1)}
+    assert stats(trace) == {"read.metrics_invalid_number": ("data_loss", 1)}
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_json_lines(tmp_path: Path) -> None:
         ((EPOCH + 1) * SECOND, "tokens_per_s", "decode", 12.5),
     ]
     assert stats(trace) == {
-        "read.metrics_bad_line": ("data_loss", 2),
-        "read.metrics_no_time": ("data_loss", 1),
+        "read.metrics_invalid_line": ("data_loss", 2),
+        "read.metrics_invalid_time": ("data_loss", 1),
     }
 
 
@@ -190,7 +190,7 @@ def test_vllms_latency_benchmark(tmp_path: Path) -> None:
 def test_a_stray_quote_costs_its_line(tmp_path: Path) -> None:
     trace = read(tmp_path, 'time_s,x\n1,2\n2,"3\n3,4\n4,5,6\n5\n6,7\n')
     assert [row[0] // SECOND for row in rows(trace)] == [1, 2, 3, 6]
-    assert stats(trace) == {"read.metrics_bad_line": ("data_loss", 2)}
+    assert stats(trace) == {"read.metrics_invalid_line": ("data_loss", 2)}
 
 
 def test_a_header_without_samples_is_an_empty_trace(tmp_path: Path) -> None:

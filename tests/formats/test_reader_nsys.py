@@ -57,7 +57,7 @@ def test_each_process_is_a_rank_and_nccl_says_which(job: Job) -> None:
     assert job.ranks == [0, 1]
     assert (job[0].meta["pid"], job[1].meta["pid"]) == (300, 200)
     assert job[1].meta["world_size"] == 2
-    assert "read.nsys_guessed_rank" not in stats(job[0])
+    assert "read.nsys_inferred_rank" not in stats(job[0])
 
 
 def test_without_nccl_ranks_go_by_pid_and_are_counted_as_a_guess(maker: ModuleType, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_without_nccl_ranks_go_by_pid_and_are_counted_as_a_guess(maker: ModuleTy
     job = nsys.read(tmp_path / "x.sqlite")
     assert isinstance(job, Job)
     assert (job[0].meta["pid"], job[1].meta["pid"]) == (200, 300)
-    assert stats(job[0])["read.nsys_guessed_rank"] == ("info", 2)
+    assert stats(job[0])["read.nsys_inferred_rank"] == ("info", 2)
 
 
 def test_correlation_joins_within_a_process_only(job: Job) -> None:
@@ -201,7 +201,7 @@ def test_memory_frees_are_negative(job: Job) -> None:
 
 def test_what_was_skipped_or_guessed_is_counted(job: Job) -> None:
     assert stats(job[0]) == {
-        "read.nsys_whole_graph": ("info", 1),
+        "read.nsys_graph_launch": ("info", 1),
         "read.nsys_device_of_sync": ("info", 1),
         "read.nsys_failed_call": ("info", 1),
         "read.nsys_open_range": ("info", 1),
@@ -440,7 +440,10 @@ def test_h100_two_gpus(data: Path) -> None:
         calls = trace.events.filter(pl.col("cat") == "cuda_runtime")
         matched += work.join(calls, on="correlation", how="semi").height
     assert matched == 1632  # of 3,442 on (process, correlation)
-    assert stats(job[0]) == {"read.nsys_guessed_rank": ("info", 2), "read.nsys_device_of_sync": ("info", 122)}
+    assert stats(job[0]) == {
+        "read.nsys_inferred_rank": ("info", 2),
+        "read.nsys_device_of_sync": ("info", 122),
+    }
 
 
 def test_names_that_are_not_there_are_counted(export: Path, tmp_path: Path) -> None:

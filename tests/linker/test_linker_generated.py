@@ -256,7 +256,7 @@ def test_device_work_without_a_launch_is_counted_by_reason() -> None:
     # A call that launches here and there, but not now: what it launched came after the last device work.
     late = link(profile_of([*rows, device(20, 5)]))
     assert dict(late.stats.select("name", "count").rows()) == {
-        "link.work_after_recording": 1,
+        "link.activity_after_recording": 1,
         "link.launch_without_operator": 1,
     }
     alone = link(profile_of([device(20, 5)]))

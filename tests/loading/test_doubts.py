@@ -33,7 +33,7 @@ def cut(tmp_path: Path) -> Path:
 
 LINE = (
     "etloom: {run}: data lost or doubtful: job.unreadable_file 1; "
-    "read.truncated 1, read.damaged 1, read.device_work_cut_off 1 (rank 0); etloom info {run} shows details\n"
+    "read.truncated 1, read.damaged 1, read.missing_gpu_events 1 (rank 0); etloom info {run} shows details\n"
 )
 
 
@@ -130,7 +130,7 @@ def test_files_of_two_ranks_are_linked_with_a_row_that_says_so(
     assert "ranks_differ" not in call("link", "--host", host, "--device", same, "--out", out)[2]
     # Who says of which rank both are has been asked.
     err = call("link", "--host", host, "--device", device, "--rank", 0, "--out", out)[2]
-    assert "link.ranks_differ" not in err and "job.rank_disagrees: 1 " in err
+    assert "link.ranks_differ" not in err and "job.rank_mismatch: 1 " in err
 
 
 def test_names_that_state_no_rank_say_nothing(tmp_path: Path) -> None:

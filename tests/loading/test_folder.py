@@ -122,7 +122,7 @@ def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_p
     found = discover_ranks(tmp_path)
     assert [len(paths) for paths in found.ranks.values()] == [1]
     example = "rank_0.json is ignored, rank-0.json was read"
-    assert found.rank_stats == {0: [("job.two_files_for_a_rank", "data_loss", 1, example)]}
+    assert found.rank_stats == {0: [("job.duplicate_rank_files", "data_loss", 1, example)]}
     assert found.stats == []
 
 
@@ -132,8 +132,8 @@ def test_missing_ranks_and_disagreements_are_reported(tmp_path: Path) -> None:
     stats = {row[0]: (row[1], row[2]) for row in etloom.open(tmp_path, use_cache=False).run_stats.rows()}
     assert stats == {
         "job.missing_ranks": ("info", 1),
-        "job.rank_disagrees": ("error", 1),
-        "job.world_size_disagrees": ("error", 2),
+        "job.rank_mismatch": ("error", 1),
+        "job.world_size_mismatch": ("error", 2),
     }
 
 
@@ -198,7 +198,7 @@ def test_samples_of_any_kind_are_mapped_once_and_come_along(
     assert cli.main([*command, "--unit", "s"]) == 0
     job = etloom.open(run, use_cache=False)
     assert job[0].counters["value"].to_list() == [40]
-    assert job.run_stats.select("name", "severity").rows() == [("job.converted_taken", "info")]
+    assert job.run_stats.select("name", "severity").rows() == [("job.converted_file_used", "info")]
     with pytest.raises(EtloomError, match="no option 'unit'"):
         etloom.read(run / "kineto_trace_0.json", unit="s")
 
@@ -363,8 +363,8 @@ def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -
         f"torch_et_0.salvaged.json is read instead of torch_et_0.json{suffix}, from which it was salvaged"
     )
     assert job.run_stats.is_empty()
-    taken = job[0].stats.filter(pl.col("name") == "job.salvaged_taken")
-    assert taken.rows() == [("job.salvaged_taken", "data_loss", 1, example)]
+    taken = job[0].stats.filter(pl.col("name") == "job.salvaged_file_used")
+    assert taken.rows() == [("job.salvaged_file_used", "data_loss", 1, example)]
     assert described(job)["lost"].to_list() == [1]
     assert job[0].nodes.height == 1
     (tmp_path / f"torch_et_0.json{suffix}").unlink()
@@ -470,8 +470,8 @@ def test_a_run_is_linked_once_as_asked(tmp_path: Path, monkeypatch: pytest.Monke
     ("files", "said"),
     [
         ({5: (0, 2)}, [("job.missing_ranks", 2, "no trace of rank 0, 1 of 2"),
-                       ("job.rank_disagrees", 1, "a file used for rank 5 states rank 0"),
-                       ("job.world_size_disagrees", 1, "rank 5, but the world size is 2")]),
+                       ("job.rank_mismatch", 1, "a file used for rank 5 states rank 0"),
+                       ("job.world_size_mismatch", 1, "rank 5, but the world size is 2")]),
         ({0: (0, 1)}, []),
         ({1: (1, 3)}, [("job.missing_ranks", 2, "no trace of rank 0, 2 of 3")]),
         ({0: (0, 12), 2: (2, 12)},

@@ -220,10 +220,7 @@ def test_a_rank_of_several_devices_says_when_it_is_idle(tmp_path: Path) -> None:
 
     assert idle(1) == "no GPU activity runs"
     assert idle(2) == "no GPU activity runs; rank 0 has 2, and is idle when all of them are"
-    assert (
-        idle(2, 1, 3)
-        == "no GPU activity runs; ranks 0, 2 have up to 3, and are idle when all of them are"
-    )
+    assert idle(2, 1, 3) == "no GPU activity runs; ranks 0, 2 have up to 3, and are idle when all of them are"
 
 
 def test_a_path_that_is_not_worked_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

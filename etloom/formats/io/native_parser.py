@@ -131,7 +131,7 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
             if isinstance(piece, DECOMPRESSION_ERRORS):
                 stats.append(
                     Stat(
-                        "read.compression",
+                        "read.corrupt_compression",
                         "data_loss",
                         1,
                         f"damaged or cut-off compressed data: {piece}",

@@ -134,7 +134,7 @@ def _read_base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
     base = _to_int(recorded) or 0
     if recorded is not None and _to_int(recorded) is None:
         example = f"baseTimeNanoseconds is not a time: {str(recorded)[:60]}"
-        stats.append(Stat("read.odd_base", "data_loss", 1, example))
+        stats.append(Stat("read.invalid_base", "data_loss", 1, example))
     if base and first > _EPOCH_NS:
         stats.append(Stat("read.base_ignored", "info", 1, "times are absolute although the file has a base"))
         return 0
@@ -210,7 +210,7 @@ def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str
             unmatched_ends += 1
     unmatched_begins = sum(map(len, open_rows.values()))
     description = "begin and end events, joined to one event"
-    stats.append(Stat("read.closed_ranges", "info", len(durations), description))
+    stats.append(Stat("read.paired_ranges", "info", len(durations), description))
     for name, count in (
         ("read.end_without_begin", unmatched_ends),
         ("read.begin_without_end", unmatched_begins),

@@ -112,15 +112,13 @@ def read(
     sample_times, zoneless = parse_times(columns[name], unit, utc_offset, path)
     if zoneless and not utc_offset:
         stats.append(
-            Stat(
-                "read.metrics_guessed_zone", "info", columns.height, "dates without a time zone, read as UTC"
-            )
+            Stat("read.metrics_assumed_utc", "info", columns.height, "dates without a time zone, read as UTC")
         )
     counters, wrong = _build_counters(columns.drop(name), sample_times)
     untimed = sample_times.null_count()
     stats += [
-        Stat("read.metrics_no_time", "data_loss", untimed, f"rows whose {name} is not a time"),
-        Stat("read.metrics_no_number", "data_loss", wrong, "cells that are not numbers"),
+        Stat("read.metrics_invalid_time", "data_loss", untimed, f"rows whose {name} is not a time"),
+        Stat("read.metrics_invalid_number", "data_loss", wrong, "cells that are not numbers"),
     ]
     first = counters["ts"].min()
     clock = "epoch" if isinstance(first, int) and first > _EPOCH_NS else "relative"

@@ -71,7 +71,7 @@ def _parse_json_lines(data: bytes, stats: list[Stat]) -> pl.DataFrame:
             rows.append(row)
         else:
             bad += 1
-    stats.append(Stat("read.metrics_bad_line", "data_loss", bad, "not a JSON object"))
+    stats.append(Stat("read.metrics_invalid_line", "data_loss", bad, "not a JSON object"))
     names = dict.fromkeys(name for row in rows for name in row)
     return pl.DataFrame({name: _build_column([row.get(name) for row in rows]) for name in names})
 
@@ -106,7 +106,7 @@ def _parse_csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
             rows.append([None if (cell := text.strip()) in _ABSENT else cell for text in row])
         else:
             bad += 1
-    stats.append(Stat("read.metrics_bad_line", "data_loss", bad, f"not {len(names)} cells"))
+    stats.append(Stat("read.metrics_invalid_line", "data_loss", bad, f"not {len(names)} cells"))
     return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
 
 

@@ -146,7 +146,7 @@ def read_graphs(source: ExportFile) -> EventTables:
     side = frame.with_row_index("row").select("row", context="contextId", graph_id="graphId")
     note = "each represents all kernels of its graph; profile with --cuda-graph-trace=node to record them"
     return EventTables(
-        events, {"kernels": side}, [Stat("read.nsys_whole_graph", "info", events.height, note)]
+        events, {"kernels": side}, [Stat("read.nsys_graph_launch", "info", events.height, note)]
     )
 
 

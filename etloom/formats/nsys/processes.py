@@ -54,7 +54,7 @@ def assign_ranks(
         return ranks, []
     example = ", ".join(f"pid {get_pid(process)} is rank {rank}" for rank, process in enumerate(order[:4]))
     return {process: rank for rank, process in enumerate(order)}, [
-        Stat("read.nsys_guessed_rank", "info", len(order), f"by ascending pid: {example}")
+        Stat("read.nsys_inferred_rank", "info", len(order), f"by ascending pid: {example}")
     ]
 
 

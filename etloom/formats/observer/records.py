@@ -112,7 +112,9 @@ def load_records(path: Path) -> Records:
     body = data[header_bytes:]
     missing = -len(body) % chunk_bytes
     if missing:
-        stats.append(Stat("read.truncated_chunks", "data_loss", 1, f"ends {missing} bytes before the end of a chunk"))
+        stats.append(
+            Stat("read.truncated_chunks", "data_loss", 1, f"ends {missing} bytes before the end of a chunk")
+        )
         body += bytes(missing)
     words = np.frombuffer(body, "<u8").reshape(-1, chunk_bytes // 8)
     chunks = _find_valid_chunks(words, min(int(header["chunks"]), 1 << 62), stats)
@@ -139,7 +141,12 @@ def _find_valid_chunks(words: Words, declared: int, stats: list[Stat]) -> Indice
         stats.append(Stat("read.damaged_chunk", "data_loss", len(damaged), f"chunk {damaged[0]}"))
     if declared > len(words):
         stats.append(
-            Stat("read.truncated_chunks", "data_loss", declared - len(words), "chunks after the end of the file")
+            Stat(
+                "read.truncated_chunks",
+                "data_loss",
+                declared - len(words),
+                "chunks after the end of the file",
+            )
         )
     chunks = np.flatnonzero(valid)
     return chunks[np.argsort(words[chunks, 1], kind="stable")]

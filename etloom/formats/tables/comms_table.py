@@ -27,7 +27,7 @@ def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     ranks, repaired = _parse_rank_lists(comms)
     if repaired:
         stats.append(
-            Stat("read.elided_ranks", "info", repaired, "rank lists elided by the recorder, completed")
+            Stat("read.completed_ranks", "info", repaired, "rank lists elided by the recorder, completed")
         )
     unknown = comms.filter(collective.is_null() & comms["collective"].is_not_null())
     if unknown.height:

@@ -196,13 +196,17 @@ class NodeTableBuilder:
             tables["events"], tables["links"] = self._build_events(node_by_place, lost)
         return tables, [*stats, *lost]
 
-    def _build_events(self, node_by_place: pl.DataFrame, lost: list[Stat]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _build_events(
+        self, node_by_place: pl.DataFrame, lost: list[Stat]
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the events table, and the links between events and their nodes."""
         places = pl.Series("place", [row["place"] for row in self._events], dtype=pl.UInt32)
         position = pl.Series("position", range(len(places)), dtype=pl.UInt32)
         rows = build_frame("events", self._events, lost).drop("id").with_columns(places, position)
         events = sort_events(rows).with_row_index("id")
-        links = events.select("place", event="id").join(node_by_place, on="place", how="left", maintain_order="left")
+        links = events.select("place", event="id").join(
+            node_by_place, on="place", how="left", maintain_order="left"
+        )
         links = links.select("node", "event", how=pl.lit("file"), score=pl.lit(1.0)).sort("node")
         return events.drop("place"), links
 
