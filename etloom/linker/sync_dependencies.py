@@ -98,33 +98,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
     call, _ = find_calls(events, rows)
     asks = _match_name(events, "EventQuery")  # and never blocks
     rows, call = rows[(call < 0) | ~asks[call]], call[(call < 0) | ~asks[call]]
-    record = trace.syncs.select("event", "kind", "wait_stream", "record_correlation")
-    syncs = (
-        events[rows]
-        .select(
-            pl.col("id").alias("sync"),
-            pl.col("device").fill_null(pl.col("pid").cast(pl.Int32, strict=False)),
-            pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
-            pl.col("ts").alias("seen"),
-            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("over"),
-            get_ids(events, call).alias("call"),
-        )
-        .join(record.with_columns(pl.col("kind").cast(pl.String)), left_on="sync", right_on="event")
-        .join(
-            events.select(
-                pl.col("id").alias("call"),
-                pl.col("ts").alias("at"),
-                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
-            ),
-            on="call",
-            how="left",
-        )
-        .with_columns(
-            pl.col("at").fill_null(pl.col("seen")),
-            pl.col("until").fill_null(pl.col("over")),
-            pl.col("call").fill_null(pl.col("sync")).alias("event"),
-        )
-    )
+    syncs = _describe_syncs(trace, rows, call)
     explained_calls = syncs.select("call").drop_nulls().unique()
     context = _wait_for_all_streams(
         syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", source="recorded"
@@ -168,6 +142,38 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
         *(frame.with_columns(pl.lit("recorded").alias("how")) for frame in (stream, host, device)),
     ]
     return frames, explained_calls, vague
+
+
+def _describe_syncs(trace: Trace, rows: np.ndarray, call: np.ndarray) -> pl.DataFrame:
+    """Return the cuda_sync events in these rows with their calls, streams and times."""
+    events = trace.events
+    record = trace.syncs.select("event", "kind", "wait_stream", "record_correlation")
+    return (
+        events[rows]
+        .select(
+            pl.col("id").alias("sync"),
+            pl.col("device").fill_null(pl.col("pid").cast(pl.Int32, strict=False)),
+            pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
+            pl.col("ts").alias("seen"),
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("over"),
+            get_ids(events, call).alias("call"),
+        )
+        .join(record.with_columns(pl.col("kind").cast(pl.String)), left_on="sync", right_on="event")
+        .join(
+            events.select(
+                pl.col("id").alias("call"),
+                pl.col("ts").alias("at"),
+                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
+            ),
+            on="call",
+            how="left",
+        )
+        .with_columns(
+            pl.col("at").fill_null(pl.col("seen")),
+            pl.col("until").fill_null(pl.col("over")),
+            pl.col("call").fill_null(pl.col("sync")).alias("event"),
+        )
+    )
 
 
 def _wait_for_all_streams(
