@@ -34,12 +34,12 @@ GRAMMAR = {
     "ranks": ("abc", "0,8-15"),
     "set_": ("nonsense", "one of kernel, copy"),
     "step_by": ("nonsense", "expected optimizer, profiler or a duration"),
-    "step_name": ("(", "no regular expression"),
+    "step_name": ("(", "invalid regular expression"),
     "steps": ("zz", "write FIRST:LAST"),
     "straggler": ("nonsense", "known: none"),
     "time": ("nonsense", "write START:END"),
     "to": ("nonsense", "known: "),
-    "what": ("nonsense", "choose of kineto, et"),
+    "sources": ("nonsense", "kineto, et"),
     "where": ("nonsense", "known: host, device"),
 }
 """Options whose text has a grammar or is a choice: what is wrong, and words of the answer."""
