@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from statistics import fmean
 
 import polars as pl
@@ -101,6 +102,12 @@ class Difference:
             return None
         line = f"of {format_signed_time(change)} per {'step' if self.stepped else 'run'}: {', '.join(parts_text)}"
         return f"{line}; {subject} that changed most: {', '.join(operators_text)}" if operators_text else line
+
+    def _repr_html_(self) -> str:
+        """Return the verdict, the explanation, the notes and the changes by category as HTML for notebooks."""
+        lines = [line for line in (self.explanation, *self.notes) if line]
+        notes = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        return f"<p><b>{escape(self.verdict)}</b></p><ul>{notes}</ul>{self.table()._repr_html_()}"
 
     @cached_property
     def _operators(self) -> pl.DataFrame:
