@@ -41,7 +41,7 @@ RUN_TO_RUN = 0.005
 """Standard deviation of the logarithm: addresses, caches and clocks differ between runs of one program."""
 NOISE_DIFFERENCE = 0.007
 """Standard deviation of the logarithm, for each best-case step by which the median steps of the two sides differ: steps
-of eight times their best-case time were 4 % too long in the best case, beside steps of three times theirs."""
+of eight times their best-case time were 4 % too long in the best case, compared with steps of three times theirs."""
 SINGLE_RUN_ERROR = 0.05
 """Standard deviation of the logarithm on hosts, where each side is one run, for each best-case step that the median
 step takes: for six runs of one program with a load of ten times the machine's capacity, the best case differed by up to

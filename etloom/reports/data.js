@@ -45,7 +45,7 @@ function widen(low, high) {
 function place(rank) {
   const { start, dur } = rank;
   const end = (rank.end = new Float64Array(rank.events));
-  for (const lane of rank.lanes) {
+  for (const lane of rank.tracks) {
     for (let row = 0; row + 1 < lane.rows.length; row++) {
       let time = -rank.zero;
       let latest = -Infinity;

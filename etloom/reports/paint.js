@@ -290,7 +290,7 @@ class Picture {
     this.context = canvas.getContext("2d");
     this.context.scale(ratio, ratio);
     this.view = this.home;
-    const lanes = this.ranks.flatMap((rank) => rank.lanes.map((lane) => [rank, lane]));
+    const lanes = this.ranks.flatMap((rank) => rank.tracks.map((lane) => [rank, lane]));
     const each = (MINIMAP - 6) / Math.max(1, lanes.length);
     const weight = ({ rows, onPath }) => (this.path ? onPath : rows[rows.length - 1] - rows[0]);
     // Of lanes that fall on one line of pixels, one stands for all.

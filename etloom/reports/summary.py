@@ -20,7 +20,6 @@ from etloom.core.errors import AnalysisError
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job, Trace
 from etloom.graphs import critical_paths
-from etloom.linker.placement import SEVERAL_DEVICES
 from etloom.reports.formatting import SIZE_UNITS, choose_unit, count_noun, format_duration, format_number
 
 RANK_ANALYSES = (
@@ -45,6 +44,8 @@ ANALYSIS_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "critical-path": {"by": "edge"},
     "top-ops": {"top": 10**9},  # the first over all ranks may be further down on a single rank
 }
+SEVERAL_DEVICES = "link.several_devices"
+"""The stat of ranks with several devices, which the linker writes."""
 MAX_OPERATORS = 20
 """Operators listed per rank, by exclusive time."""
 MAX_GRAPH_EVENTS = 8_000_000

@@ -29,12 +29,12 @@ class Timeline extends Picture {
   add(rank, fit = true) {
     rank.open = fit;
     rank.match = null;
-    for (const lane of rank.lanes) {
+    for (const lane of rank.tracks) {
       lane.open = true;
       lane.onPath = timeOnPath(rank, lane);
     }
     this.ranks.push(rank);
-    const lanes = this.ranks.flatMap((rank) => rank.lanes.map((lane) => [rank, lane]));
+    const lanes = this.ranks.flatMap((rank) => rank.tracks.map((lane) => [rank, lane]));
     const work = lanes.filter(([, lane]) => lane.work);
     this.extent = bounds(lanes);
     this.home = bounds(work.length ? work : lanes);
@@ -57,7 +57,7 @@ class Timeline extends Picture {
   mark(path) {
     this.path = path;
     this.overview = null;
-    const lanes = path ? this.ranks.flatMap((rank) => rank.lanes.map((lane) => ({ rank, lane, time: lane.onPath }))) : [];
+    const lanes = path ? this.ranks.flatMap((rank) => rank.tracks.map((lane) => ({ rank, lane, time: lane.onPath }))) : [];
     const most = lanes.reduce((best, one) => (one.time > best.time ? one : best), { time: 0 });
     if (most.rank) {
       most.rank.open = most.lane.open = true;
@@ -85,7 +85,7 @@ class Timeline extends Picture {
       this.items.push({ rank, lane: null, y, height: HEAD });
       y += HEAD;
       if (!rank.open) continue;
-      for (const lane of rank.lanes) {
+      for (const lane of rank.tracks) {
         const rows = lane.open ? lane.rows.length - 1 : 1;
         this.items.push({ rank, lane, y, rows, height: rows * ROW + LANE_GAP });
         y += rows * ROW + LANE_GAP;
@@ -118,7 +118,7 @@ class Timeline extends Picture {
 
   // Where an event lies: its item and row.
   find(rank, index) {
-    const lane = rank.lanes.find((lane) => index < lane.rows[lane.rows.length - 1]);
+    const lane = rank.tracks.find((lane) => index < lane.rows[lane.rows.length - 1]);
     const item = this.items.find((item) => item.lane === lane);
     return item && { item, row: firstAbove(lane.rows, index, 0, lane.rows.length) - 1 };
   }
@@ -161,7 +161,7 @@ class Timeline extends Picture {
   // Scrolls to the event's row, and moves the view to its time where it is outside.
   reveal(rank, index) {
     rank.open = true;
-    rank.lanes.find((lane) => index < lane.rows[lane.rows.length - 1]).open = true;
+    rank.tracks.find((lane) => index < lane.rows[lane.rows.length - 1]).open = true;
     this.layout();
     const { item, row } = this.find(rank, index);
     const y = item.y + row * ROW;
@@ -314,7 +314,7 @@ function tipLines({ rank, index }) {
 function details(rank, index) {
   const text = (column) => (rank[column][index] ? rank.strings[rank[column][index] - 1] : null);
   const step = rank.step[index] ? rank.steps[rank.step[index] - 1][0] : null;
-  const lane = rank.lanes.find((lane) => index < lane.rows[lane.rows.length - 1]);
+  const lane = rank.tracks.find((lane) => index < lane.rows[lane.rows.length - 1]);
   const correlation = rank.correlation[index];
   const named = (reference) => (reference ? rank.strings[rank.name[reference - 1] - 1] : null);
   return [

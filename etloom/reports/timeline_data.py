@@ -104,7 +104,7 @@ def pack_timeline(
         "events": plotted.height,
         "strings": strings,
         "steps": steps,
-        "lanes": track_headers(tracks, plotted),
+        "tracks": track_headers(tracks, plotted),
     }
     used = frozenset(colours.unique().to_list())
     return PackedTimeline(rank, _frame_file(header, columns), events.height, plotted.height, used, crowded)

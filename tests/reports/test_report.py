@@ -58,7 +58,7 @@ def unpack(data: bytes) -> dict[str, Any]:
             found[name] = [None if value == 2**64 - 1 else value for value in values]
             at += 8 * n
     assert at == len(raw)
-    for lane in found["lanes"]:
+    for lane in found["tracks"]:
         for first, last in zip(lane["rows"], lane["rows"][1:], strict=False):
             found["start"][first:last] = np.cumsum(found["start"][first:last]).tolist()
     return found
@@ -97,7 +97,7 @@ def test_the_packed_columns_are_the_trace(job: Job) -> None:
     assert json.loads(found["strings"][found["shapes"][names.index("aten::linear")] - 1]) == [[4, 8], [8, 8]]
     assert found["steps"] == [[3, 0, 1_000_000]]
     assert found["step"][gemm] == 1
-    assert [lane["name"] for lane in found["lanes"]] == ["main", "stream 7", "stream 13"]
+    assert [lane["name"] for lane in found["tracks"]] == ["main", "stream 7", "stream 13"]
 
 
 @settings(deadline=None, max_examples=40)
@@ -111,7 +111,7 @@ def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
     assert sorted(zip(found["start"], [d or 0 for d in found["dur"]], strict=True)) == sorted(
         (ts, dur or 0) for ts, dur in times
     )
-    (lane,) = found["lanes"]
+    (lane,) = found["tracks"]
     busy = np.zeros(200, int)
     for ts, dur in times:
         busy[ts : ts + max(dur or 0, 1)] += 1
@@ -127,7 +127,7 @@ def test_a_lane_has_a_last_row_and_says_who_shares_it() -> None:
     trace = linked([kernel("k", ts, 1000) for ts in range(MAX_ROWS + 5)])
     packed = pack_timeline(trace, rank=0, origin=0, max_events=1000)
     assert packed.sharing_last_row == 5
-    assert len(unpack(packed.data)["lanes"][0]["rows"]) == MAX_ROWS + 1
+    assert len(unpack(packed.data)["tracks"][0]["rows"]) == MAX_ROWS + 1
 
 
 def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
@@ -138,9 +138,9 @@ def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
     bursts = [kernel("long", ts, 1000, stream=1) for ts in range(0, 200_000, 1000)]
     bursts += [kernel("short", 2_000_000 + ts, 1, stream=2) for ts in range(200)]
     kept = unpack(pack_timeline(linked(bursts), rank=0, origin=0, max_events=250).data)
-    short = [lane for lane in kept["lanes"] if lane["name"] == "stream 2"]
+    short = [lane for lane in kept["tracks"] if lane["name"] == "stream 2"]
     assert short, "a lane of short events does not vanish"
-    assert sum(lane["omitted"] for lane in kept["lanes"]) == 150
+    assert sum(lane["omitted"] for lane in kept["tracks"]) == 150
 
 
 @settings(deadline=None, max_examples=40)
@@ -415,12 +415,12 @@ def test_zero_is_the_first_work_and_what_the_recorder_says_of_itself_is_one_lane
     assert [zeros[rank] - starts[rank] for rank in job] == [852_545_000] * 2
     found = unpack(pack_timeline(job[0], rank=0, origin=starts[0], zero=zeros[0], max_events=10_000).data)
     assert found["zero"] == 852_545_000
-    lane = found["lanes"][-1]
+    lane = found["tracks"][-1]
     names = [found["strings"][name - 1] for name in found["name"][lane["rows"][0] : lane["rows"][-1]]]
     assert (lane["name"], lane["work"]) == ("recorder", False)
     assert names == ["PyTorch Profiler (0)"]
     marks = unpack(pack_timeline(etloom.open(data / "dlrm")[0], rank=0, origin=0, max_events=9_000).data)[
-        "lanes"
+        "tracks"
     ]
     assert [(one["name"], one["rows"][-1] - one["rows"][0]) for one in marks if not one["work"]] == [
         ("recorder", 3)

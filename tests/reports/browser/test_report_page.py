@@ -134,7 +134,7 @@ def test_it_draws_every_event_it_was_given(show: Open, multirank: Job) -> None:
     assert -0.02 * high < low < 0
     step = trace.events.filter(name="ProfilerStep#551").row(0, named=True)
     assert page.evaluate("() => etloom.timeline.ranks[0].steps[0]") == [551, step["ts"] - zero, step["dur"]]
-    lanes = page.evaluate("() => etloom.timeline.ranks[0].lanes.map((lane) => [lane.name, lane.work])")
+    lanes = page.evaluate("() => etloom.timeline.ranks[0].tracks.map((lane) => [lane.name, lane.work])")
     assert lanes[-1] == ["recorder", False]
     assert [name for name, work in lanes if not work] == ["recorder"]
 
