@@ -85,7 +85,7 @@ def wrong(option: Any) -> Iterator[tuple[str, str]]:
     if hasattr(option.type, "choices"):
         names = [getattr(choice, "name", choice) for choice in option.type.choices]
         yield "nonsense", "is not one of " + ", ".join(map(repr, names))
-    elif kind.startswith(("int", "float")):
+    elif kind.startswith(("int", "float", "mebibytes")):
         yield "nonsense", "'nonsense' is not a valid "
         if (least := getattr(option.type, "min", None)) is not None:
             yield (
