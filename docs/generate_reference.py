@@ -41,7 +41,7 @@ def tables_page() -> str:
     text = (
         "# Tables\n\nThe tables of a `Trace` (`trace.events`, ...) and, with a column `rank` first, of a `Job`. "
         "`etloom query` runs SQL over them. Absent values are null. Times are nanoseconds since the Unix epoch where "
-        "the file states its base, else since the file's own zero (`meta[\"clock\"]`). `id` numbers the rows of a "
+        'the file states its base, else since the file\'s own zero (`meta["clock"]`). `id` numbers the rows of a '
         "table when it is read and stays with the row; a foreign key names the table whose `id` it holds.\n"
     )
     for declared in TABLES.values():
@@ -75,7 +75,7 @@ def stats_page() -> str:
 def analyses_page() -> str:
     """The analyses with what they answer, their options, units and columns."""
     text = (
-        "# Analyses\n\n`etloom analyze NAME run/`, or `etloom.analyze(job, \"name\")`. `etloom analyze NAME --help` "
+        '# Analyses\n\n`etloom analyze NAME run/`, or `etloom.analyze(job, "name")`. `etloom analyze NAME --help` '
         "explains columns and options. Formulas are in [flops](../flops.md), the rules behind `findings` in "
         "[findings](../findings.md), HTA's names for the same in [coming from HTA](../coming-from-hta.md). Unknown "
         "values are null. A column name ends in its unit: "

@@ -44,17 +44,17 @@ def analyze(job: Job) -> pl.DataFrame:
     order = (
         summarize_instances(participations)
         .with_row_index("communication")
-        .select("communication", "meeting", "recorded")
+        .select("communication", "instance", "recorded")
     )
-    rows = number_instances(participations).join(order, on="meeting")
+    rows = number_instances(participations).join(order, on="instance")
     shared = pl.col("recorded") > 1
     start, end = pl.col("start"), pl.col("end")
     table = rows.with_columns(
         start_ns=start,
-        arrival_ns=pl.when(shared).then(start - start.min().over("meeting")),
+        arrival_ns=pl.when(shared).then(start - start.min().over("instance")),
         wait_ns=pl.when(shared).then("wait"),
         duration_ns=end - start,
-        departure_ns=pl.when(shared).then(end - end.min().over("meeting")),
+        departure_ns=pl.when(shared).then(end - end.min().over("instance")),
         event="issuer",
     )
     return conform_columns(table.sort("communication", "start", "rank"), COLUMNS)

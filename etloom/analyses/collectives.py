@@ -91,8 +91,8 @@ def explain_unmatched(group_size: int | None) -> str:
 
 def number_instances(participations: pl.DataFrame) -> pl.DataFrame:
     """Number the participations (`comparable`); an unmatched one is an instance of its own."""
-    unmatched = pl.int_range(pl.len()) + 1 + pl.col("meeting").max().fill_null(0)
-    return participations.with_columns(meeting=pl.coalesce("meeting", unmatched))
+    unmatched = pl.int_range(pl.len()) + 1 + pl.col("instance").max().fill_null(0)
+    return participations.with_columns(instance=pl.coalesce("instance", unmatched))
 
 
 def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
@@ -108,7 +108,7 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
     transfer = pl.col("end") - pl.max_horizontal("start", last_sender)
     rows = (
         number_instances(participations)
-        .group_by("meeting")
+        .group_by("instance")
         .agg(
             pl.col("start").min().alias("start_ns"),
             *(
@@ -143,7 +143,7 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(
         algo_gb_per_s=pl.col("bytes") / positive_transfer,
         bus_gb_per_s=pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / positive_transfer,
-    ).sort("start_ns", "meeting")
+    ).sort("start_ns", "instance")
 
 
 def _pair_or_recorded() -> pl.Expr:

@@ -56,7 +56,7 @@ COLUMNS = {
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    parts = match_comparable_ranks(job).comparable.filter(pl.col("meeting").is_not_null())
+    parts = match_comparable_ranks(job).comparable.filter(pl.col("instance").is_not_null())
     span = parts.select((pl.col("end").max() - pl.col("start").min()).cast(pl.Float64)).item()
     late = compute_delays(parts, job)
     worst = pl.when(pl.col("delay_ns").max() > 0).then(pl.col("delay_ns").arg_max())
@@ -87,10 +87,10 @@ def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
     transfers = (
         summarize_instances(parts)
         .with_row_index("number")
-        .select("number", *kind, "meeting", "transfer_ns")
+        .select("number", *kind, "instance", "transfer_ns")
         .drop_nulls()
     )
-    members = transfers.join(parts.select("meeting", "rank").unique(), on="meeting")
+    members = transfers.join(parts.select("instance", "rank").unique(), on="instance")
     slow_links = {}
     for rank in parts["rank"].unique().to_list():
         rank_transfers = members.filter(pl.col("rank") == rank)

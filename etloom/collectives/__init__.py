@@ -53,17 +53,17 @@ class MatchedCollectives:
         Participations whose clock cannot be compared count as unmatched. Adds error, the largest possible difference of
         two clocks of the instance (null if unmatched), and `waiting.COLUMNS`.
         """
-        comparable_instance = pl.when(pl.col("residual").is_not_null()).then("meeting")
-        table = _merge_by_operator(self.parts.with_columns(comparable_instance.alias("meeting")))
-        unmatched = pl.len().over("meeting") < 2
+        comparable_instance = pl.when(pl.col("residual").is_not_null()).then("instance")
+        table = _merge_by_operator(self.parts.with_columns(comparable_instance.alias("instance")))
+        unmatched = pl.len().over("instance") < 2
         table = table.with_columns(
-            pl.when(~unmatched & pl.col("meeting").is_not_null()).then(name).alias(name)
-            for name in ("meeting", "how")
+            pl.when(~unmatched & pl.col("instance").is_not_null()).then(name).alias(name)
+            for name in ("instance", "how")
         )
         # Each clock differs from the reference by at most its residual, two clocks by the two largest residuals.
-        max_clock_error = pl.col("residual").top_k(2).sum().over("meeting")
+        max_clock_error = pl.col("residual").top_k(2).sum().over("instance")
         return add_waits(
-            table.with_columns(error=pl.when(pl.col("meeting").is_not_null()).then(max_clock_error))
+            table.with_columns(error=pl.when(pl.col("instance").is_not_null()).then(max_clock_error))
         )
 
 
@@ -98,9 +98,9 @@ def _merge_by_operator(parts: pl.DataFrame) -> pl.DataFrame:
     is_split = (pl.col("where") == "host") & pl.col("issuer").is_not_null() & (pl.len().over(key) > 1)
     if not parts.select(is_split.any()).item():
         return parts
-    first = pl.exclude(*key, "end", "own_end", "meeting").sort_by("start", "event").first()
+    first = pl.exclude(*key, "end", "own_end", "instance").sort_by("start", "event").first()
     ends = pl.col("end", "own_end").max()
     merged = (
-        parts.filter(is_split).group_by(key, maintain_order=True).agg(first, ends, pl.col("meeting").min())
+        parts.filter(is_split).group_by(key, maintain_order=True).agg(first, ends, pl.col("instance").min())
     )
     return pl.concat((parts.filter(~is_split), merged.select(parts.columns))).sort("rank", "start", "event")

@@ -94,7 +94,7 @@ def estimate_clocks(matched: pl.DataFrame, hosts: Mapping[int, str | None] | Non
     """
     hosts = hosts or {}
     ranks = sorted(matched["rank"].unique().to_list())
-    since = matched.select(pl.col("end").filter(pl.col("meeting").is_not_null()).min()).item()
+    since = matched.select(pl.col("end").filter(pl.col("instance").is_not_null()).min()).item()
     pairs = _compare_with_hubs(matched, since)
     compared = {end for pair in pairs for end in (pair.rank, pair.hub)}
     rank_pairs: dict[int, _RankPair] = {}
@@ -131,10 +131,10 @@ def _compare_with_hubs(matched: pl.DataFrame, since: int | None) -> list[_RankPa
     """Compare each rank with the lowest rank of its instances."""
     is_synchronizing = pl.col("collective").is_in(SYNCHRONIZING)
     matched = matched.filter(
-        pl.col("meeting").is_not_null() & (is_synchronizing | (pl.col("collective") == "message"))
+        pl.col("instance").is_not_null() & (is_synchronizing | (pl.col("collective") == "message"))
     )
-    hubs = matched.sort("rank").unique("meeting", keep="first").select("meeting", "rank", "start", "end")
-    both = matched.join(hubs, on="meeting", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
+    hubs = matched.sort("rank").unique("instance", keep="first").select("instance", "rank", "start", "end")
+    both = matched.join(hubs, on="instance", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
     receives = is_synchronizing | (pl.col("destination") == pl.col("rank"))
     sends = is_synchronizing | (pl.col("source") == pl.col("rank"))
     bounds = both.select(

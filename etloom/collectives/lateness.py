@@ -26,12 +26,12 @@ def compute_delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFram
         job: The traces by rank.
 
     Returns:
-        One row per instance with a last rank: meeting, rank, start and own_start (on the common and the rank's clock),
+        One row per instance with a last rank: instance, rank, start and own_start (on the common and the rank's clock),
         issuer (the host operator), collective, error (see `MatchedCollectives.comparable`), delay_ns, CAUSES.
     """
     if parts.is_empty():
         schema = {
-            "meeting": pl.Int64,
+            "instance": pl.Int64,
             "rank": pl.Int64,
             "start": pl.Int64,
             "own_start": pl.Int64,
@@ -61,13 +61,13 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
     # If the clocks show that all ranks had left before it arrived, nobody waited that long.
     stood = (start + pl.col("wait")).filter(awaited.is_not_null()).max()
     parts = parts.with_columns(
-        last=pl.coalesce(awaited.max(), start.max()).over("meeting"), stood=stood.over("meeting")
+        last=pl.coalesce(awaited.max(), start.max()).over("instance"), stood=stood.over("instance")
     )
-    late = parts.filter(start == pl.col("last")).filter(pl.len().over("meeting") == 1)
-    before = parts.filter(start < pl.col("last")).sort("meeting", "start", "rank")
-    last_two = late.sort("meeting").join(
-        before.group_by("meeting").agg(pl.col("start", "left", "compute", "busy").last()),
-        on="meeting",
+    late = parts.filter(start == pl.col("last")).filter(pl.len().over("instance") == 1)
+    before = parts.filter(start < pl.col("last")).sort("instance", "start", "rank")
+    last_two = late.sort("instance").join(
+        before.group_by("instance").agg(pl.col("start", "left", "compute", "busy").last()),
+        on="instance",
         suffix="_other",
         maintain_order="left",
     )
@@ -84,7 +84,7 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
     )
     delays_others = pl.col("stood") > pl.col("start_other")
     return last_two.select(
-        "meeting",
+        "instance",
         "rank",
         "start",
         "own_start",

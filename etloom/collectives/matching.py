@@ -25,7 +25,7 @@ MAX_UNMATCHED_SHARE = 0.1
 COLUMNS = {
     **PART,
     "group": pl.String,  # the same text on all ranks of a group
-    "meeting": pl.Int64,  # shared by the participations of one instance; null if unmatched
+    "instance": pl.Int64,  # shared by the participations of one instance; null if unmatched
     "how": pl.String,  # seq | order
 }
 _UNPAIRED_MESSAGES = ("send", "recv")
@@ -37,17 +37,17 @@ _KEY = ("where", "collective", "group", "source", "destination")
 
 
 def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
-    """Add group, meeting (the instance) and how to the participations of all ranks (`participations.COLUMNS`)."""
+    """Add group, instance and how to the participations of all ranks (`participations.COLUMNS`)."""
     named = add_group(parts).with_row_index("part")
     matchable = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
     by_number = _match_by_number(matchable.filter(pl.col("seq").is_not_null() & ~is_overfull()))
     by_order = _match_by_order(matchable.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
-    by_order = by_order.with_columns(pl.col("meeting") + by_number["meeting"].n_unique())
+    by_order = by_order.with_columns(pl.col("instance") + by_number["instance"].n_unique())
     instances = pl.concat((by_number, by_order))
     matched = named.join(instances, on="part", how="left", maintain_order="left")
-    within_group = (pl.col("rank").n_unique() <= pl.col("group_size").min()).over("meeting").fill_null(True)
+    within_group = (pl.col("rank").n_unique() <= pl.col("group_size").min()).over("instance").fill_null(True)
     matched = matched.with_columns(
-        pl.when(within_group | _is_message()).then(name).alias(name) for name in ("meeting", "how")
+        pl.when(within_group | _is_message()).then(name).alias(name) for name in ("instance", "how")
     )
     return matched.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
 
@@ -126,7 +126,7 @@ def _add_group_size(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
-    """Match numbered participations: columns part, meeting, how."""
+    """Match numbered participations: columns part, instance, how."""
     key = (*_KEY, "seq", "turn")
     numbered = parts.sort("start", "event").with_columns(
         pl.int_range(pl.len()).over("rank", *_KEY, "seq").alias("turn")
@@ -134,13 +134,13 @@ def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
     matched = numbered.with_columns(pl.col("rank").n_unique().over(key).alias("rank_count")).filter(
         pl.col("rank_count") > 1
     )
-    return matched.select("part", meeting=pl.struct(key).rank("dense").cast(pl.Int64) - 1, how=pl.lit("seq"))
+    return matched.select("part", instance=pl.struct(key).rank("dense").cast(pl.Int64) - 1, how=pl.lit("seq"))
 
 
 def _match_by_order(parts: pl.DataFrame) -> pl.DataFrame:
-    """Match participations without a number: columns part, meeting, how."""
+    """Match participations without a number: columns part, instance, how."""
     matched_ids: list[int] = []
-    meetings: list[int] = []
+    numbers: list[int] = []
     rooted = pl.when(pl.col("collective").is_in(_ROOTED)).then("root")
     # A participation without a root cannot be assigned if others of the group name one.
     parts = parts.with_columns(root_key=rooted).filter(
@@ -156,10 +156,10 @@ def _match_by_order(parts: pl.DataFrame) -> pl.DataFrame:
         for members in instances:
             if len(members) > 1:
                 matched_ids += members
-                meetings += [len(meetings)] * len(members)
+                numbers += [len(numbers)] * len(members)
     return pl.DataFrame(
-        {"part": matched_ids, "meeting": meetings, "how": ["order"] * len(matched_ids)},
-        schema={"part": parts.schema["part"], "meeting": pl.Int64, "how": pl.String},
+        {"part": matched_ids, "instance": numbers, "how": ["order"] * len(matched_ids)},
+        schema={"part": parts.schema["part"], "instance": pl.Int64, "how": pl.String},
     )
 
 
@@ -179,19 +179,19 @@ def _match_overlapping(rows: pl.DataFrame) -> list[list[int]]:
         earliest[at] = earliest[at] if receives else np.inf
         waiting[part_rank].append(at)
     ids = order["part"].to_list()
-    meetings = []
+    instances = []
     while waiting:
         first_departure = min(earliest[queue[-1]] for queue in waiting.values())
         heads = {rank: queue[-1] for rank, queue in waiting.items() if latest[queue[-1]] <= first_departure}
         if not heads:  # all others wait for a sender that arrived after they departed: a clock is wrong
             first = min(waiting, key=lambda rank: earliest[waiting[rank][-1]])
             heads = {first: waiting[first][-1]}
-        meetings.append([ids[at] for at in heads.values()])
+        instances.append([ids[at] for at in heads.values()])
         for rank in heads:
             waiting[rank].pop()
             if not waiting[rank]:
                 del waiting[rank]
-    return meetings
+    return instances
 
 
 def get_roles(rank: int, source: int | None, root: int | None, collective: str | None) -> tuple[bool, bool]:

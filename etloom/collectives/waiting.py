@@ -21,11 +21,11 @@ COLUMNS = {
 
 
 def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
-    """Add COLUMNS, in ns, to matched participations (rank, meeting, start, end and the columns of `get_roles`)."""
+    """Add COLUMNS, in ns, to matched participations (rank, instance, start, end and the columns of `get_roles`)."""
     table = parts.with_columns(sends=is_sender(), receives=is_receiver()).with_row_index("part")
-    last_arrival = pl.col("start").filter("sends").max().over("meeting")
+    last_arrival = pl.col("start").filter("sends").max().over("instance")
     until = pl.when("receives").then(last_arrival).otherwise(_last_receiver_arrivals(table))
-    is_matched = pl.col("meeting").is_not_null()
+    is_matched = pl.col("instance").is_not_null()
     table = table.with_columns(awaited=pl.when(is_matched & (until > pl.col("start"))).then(until)).drop(
         "part"
     )
@@ -37,8 +37,8 @@ def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
 
 def _last_receiver_arrivals(table: pl.DataFrame) -> pl.Series:
     """For each pure sender, the arrival of the last of its receivers that arrived before it departed."""
-    senders = table.filter(~pl.col("receives")).select("part", "meeting", "end")
-    receivers = table.filter("receives").select("meeting", arrival="start")
-    last = senders.join(receivers, on="meeting").filter(pl.col("arrival") <= pl.col("end"))
+    senders = table.filter(~pl.col("receives")).select("part", "instance", "end")
+    receivers = table.filter("receives").select("instance", arrival="start")
+    last = senders.join(receivers, on="instance").filter(pl.col("arrival") <= pl.col("end"))
     arrivals = last.group_by("part").agg(pl.col("arrival").max())
     return table.select("part").join(arrivals, on="part", how="left", maintain_order="left")["arrival"]

@@ -129,12 +129,12 @@ def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
     if not match_collectives(job).parts.height:
         return pl.DataFrame(schema={**schema, **dict.fromkeys(("count", *names), pl.Float64)})
     parts = number_instances(match_collectives(job).comparable)
-    totals = summarize_instances(parts).select("meeting", *keys, "wait_ns", "transfer_ns", ns="duration_ns")
+    totals = summarize_instances(parts).select("instance", *keys, "wait_ns", "transfer_ns", ns="duration_ns")
     sums = pl.len().alias("count"), *(pl.col(name).sum() for name in names)
     by_rank = []
     for rank, trace in job.items():
-        participations = parts.filter(pl.col("rank") == rank).select("event", "where", "issuer", "meeting")
-        participations = participations.join(totals, on="meeting", maintain_order="left")
+        participations = parts.filter(pl.col("rank") == rank).select("event", "where", "issuer", "instance")
+        participations = participations.join(totals, on="instance", maintain_order="left")
         participations = participations.join(
             _assign_steps(trace).select("step", event="id"), on="event", how="left", maintain_order="left"
         )

@@ -145,18 +145,18 @@ def add_collective_edges(
     Returns:
         rank, matched, local: number of participations that were matched, and that stay local.
     """
-    issuers = collectives.match_participations(participations).select("rank", "event", "meeting")
+    issuers = collectives.match_participations(participations).select("rank", "event", "instance")
     table = _check_instances(participations.join(issuers, on=("rank", "event"), maintain_order="left"))
-    matched = table.filter("accepted").sort("meeting", "rank", "start", maintain_order=True)
-    meetings = matched.group_by("meeting", maintain_order=True).agg(
+    matched = table.filter("accepted").sort("instance", "rank", "start", maintain_order=True)
+    instances = matched.group_by("instance", maintain_order=True).agg(
         pl.col("arrival").first(),
         least=pl.when(pl.all_horizontal(pl.col("sends", "receives").all()))
         .then((pl.col("end") - pl.col("start")).min())
         .otherwise(0),
     )
-    points = draft.add_points(meetings["arrival"], -1, PointRole.ARRIVE, -1)
+    points = draft.add_points(instances["arrival"], -1, PointRole.ARRIVE, -1)
     matched = matched.join(
-        meetings.select("meeting", "least", point=points), on="meeting", maintain_order="left"
+        instances.select("instance", "least", point=points), on="instance", maintain_order="left"
     )
     senders, receivers = matched.filter("sends"), matched.filter("receives")
     draft.add_edges(EdgeKind.ARRIVAL, senders["begin"], senders["point"], 0, senders["event"])
@@ -186,13 +186,13 @@ def _check_instances(participations: pl.DataFrame) -> pl.DataFrame:
     sends, receives = (pl.Series([pair[i] for pair in role_pairs], dtype=pl.Boolean) for i in (0, 1))
     # gloo and NCCL do not move a message before its receive buffer exists.
     message = (participations["collective"] == "message").fill_null(False)
-    arrival = pl.col("start").filter(pl.col("sends")).max().over("meeting")
+    arrival = pl.col("start").filter(pl.col("sends")).max().over("instance")
     participations = participations.with_columns(
         sends=sends | message, receives=receives | message
-    ).with_columns(arrival=pl.coalesce(arrival, pl.col("start").max().over("meeting")))
-    leaves = pl.col("end").filter(pl.col("receives")).min().over("meeting")
+    ).with_columns(arrival=pl.coalesce(arrival, pl.col("start").max().over("instance")))
+    leaves = pl.col("end").filter(pl.col("receives")).min().over("instance")
     is_consistent = (leaves >= pl.col("arrival")).fill_null(True)
-    return participations.with_columns(accepted=pl.col("meeting").is_not_null() & is_consistent)
+    return participations.with_columns(accepted=pl.col("instance").is_not_null() & is_consistent)
 
 
 def _is_async(events: EventArrays) -> Mask:

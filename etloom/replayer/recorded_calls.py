@@ -76,10 +76,10 @@ def matched_instances(job: Job) -> Mapping[int, Mapping[int, Instance]]:
         return {}
     participations = match_collectives(job).parts.filter(pl.col("issuer").is_not_null())
     members = (
-        participations.drop_nulls("meeting").group_by("meeting").agg(pl.col("rank").sort().alias("members"))
+        participations.drop_nulls("instance").group_by("instance").agg(pl.col("rank").sort().alias("members"))
     )
     joined = (
-        participations.join(members, on="meeting", how="left")
+        participations.join(members, on="instance", how="left")
         .group_by("rank", "issuer")
         .agg(pl.col("members").drop_nulls().first(), pl.col("own_start").min(), pl.col("own_end").max())
     )

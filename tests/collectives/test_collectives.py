@@ -31,7 +31,7 @@ RING = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
 
 
 def made(seed: int, offsets: list[int], drifts: list[float], *, numbered: bool, count: int) -> pl.DataFrame:
-    """The parts of a job of len(offsets) ranks with their true ``meeting`` in place of bytes; a rank's clock is
+    """The parts of a job of len(offsets) ranks with their true ``instance`` in place of bytes; a rank's clock is
     its offset ahead and runs its drift (ppm) fast."""
     chance = random.Random(seed)
     rows = []
@@ -83,7 +83,7 @@ def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int],
     offsets[0] = 0
     parts = made(seed, offsets, [0.0] * len(offsets), numbered=True, count=count)
     met = match_participations(parts)
-    assert pairs(met, "meeting") == pairs(met, "bytes")
+    assert pairs(met, "instance") == pairs(met, "bytes")
     assert set(met["how"]) == {"seq"}
     for row in estimate_clocks(met).iter_rows(named=True):
         if row["rank"] == 0:
@@ -104,7 +104,7 @@ def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int],
 @given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), count=st.integers(1, 30))
 def test_parts_without_numbers_meet_in_their_order(seed: int, ranks: int, count: int) -> None:
     met = match_participations(made(seed, [0] * ranks, [0.0] * ranks, numbered=False, count=count))
-    assert pairs(met, "meeting") == pairs(met, "bytes")
+    assert pairs(met, "instance") == pairs(met, "bytes")
     assert set(met["how"]) == {"order"}
 
 
@@ -117,7 +117,7 @@ def test_a_drift_is_told_and_taken_out(seed: int, drift: float) -> None:
     row = table.row(1, named=True)
     assert row["verdict"] == "corrected"
     assert row["drift_ppm"] == pytest.approx(drift, abs=0.5)
-    ends = correct_clocks(met, table).group_by("meeting").agg(pl.col("end").max() - pl.col("end").min())
+    ends = correct_clocks(met, table).group_by("instance").agg(pl.col("end").max() - pl.col("end").min())
     assert ends["end"].max() < 10_000
 
 
@@ -127,7 +127,7 @@ def test_ranks_that_share_nothing_are_not_compared() -> None:
         for rank, seed in enumerate((1, 2))
     )
     met = match_participations(parts)
-    assert met["meeting"].null_count() == met.height
+    assert met["instance"].null_count() == met.height
     assert estimate_clocks(met)["verdict"].to_list() == ["reference", "unknown"]
 
 
@@ -257,14 +257,14 @@ def test_a_wait_ends_when_another_comes_or_the_rank_leaves(
             "rank": rank,
             "event": 0,
             "collective": collective,
-            "meeting": 1,
+            "instance": 1,
             "start": start,
             "end": start + stay,
         }
         | ({"source": 0, "destination": 1} if is_message else {"root": 0})
         for rank, (start, stay) in enumerate(stays[:2] if is_message else stays)
     ]
-    found = add_waits(pl.DataFrame(rows, schema={**COLUMNS, "meeting": pl.Int64}))
+    found = add_waits(pl.DataFrame(rows, schema={**COLUMNS, "instance": pl.Int64}))
     for row in found.iter_rows(named=True):
         if row["wait"]:
             came = [other["start"] for other in rows if other["rank"] != row["rank"]]
@@ -294,7 +294,7 @@ def test_a_name_of_messages_says_nothing_of_its_group() -> None:
         group_size=pl.when(of_two).then(2).otherwise(4),
     )
     whole = match_participations(mixed).filter(pl.col("collective") != "send_recv")
-    assert whole.filter(pl.col("seq") % 2 == 1)["meeting"].null_count() == 0
+    assert whole.filter(pl.col("seq") % 2 == 1)["instance"].null_count() == 0
 
 
 def test_groups_by_addresses_meet_as_far_as_their_sizes_say() -> None:
@@ -302,11 +302,11 @@ def test_groups_by_addresses_meet_as_far_as_their_sizes_say() -> None:
     parts = made(4, [0, 0, 0], [0.0] * 3, numbered=True, count=8).filter(pl.col("pg_name") == "world")
     named = parts.with_columns(pl.format("94{}", "rank").alias("pg_name"), group_size=pl.lit(2, pl.Int64))
     two = match_participations(named.filter(pl.col("rank") < 2))
-    assert pairs(two, "meeting") == pairs(two, "bytes") and set(two["group"]) == {"#0"}
+    assert pairs(two, "instance") == pairs(two, "bytes") and set(two["group"]) == {"#0"}
     three = match_participations(named)
-    assert three["meeting"].null_count() == three.height
+    assert three["instance"].null_count() == three.height
     assert (
-        match_participations(named.with_columns(group_size=pl.lit(3, pl.Int64)))["meeting"].null_count() == 0
+        match_participations(named.with_columns(group_size=pl.lit(3, pl.Int64)))["instance"].null_count() == 0
     )
 
 
@@ -314,8 +314,8 @@ def test_what_order_tells_has_to_fit() -> None:
     """Parts of one name without numbers: four at a time do not meet in a group of two."""
     parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=20).filter(pl.col("pg_name") == "world")
     met = match_participations(parts.with_columns(group_size=pl.lit(2, pl.Int64)))
-    assert met["meeting"].null_count() == met["how"].null_count() == met.height
-    assert match_participations(parts)["meeting"].null_count() == 0
+    assert met["instance"].null_count() == met["how"].null_count() == met.height
+    assert match_participations(parts)["instance"].null_count() == 0
 
 
 def test_without_the_other_end_or_the_root_nobody_is_met() -> None:
@@ -323,13 +323,13 @@ def test_without_the_other_end_or_the_root_nobody_is_met() -> None:
     parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=12).filter(pl.col("pg_name") == "world")
     root = pl.when(pl.col("rank") < 2).then(0)
     met = match_participations(parts.with_columns(collective=pl.lit("broadcast"), root=root, pg_name=None))
-    assert met.filter(pl.col("rank") < 2)["meeting"].null_count() == 0
-    assert met.filter(pl.col("rank") > 1)["meeting"].count() == 0
-    assert met.group_by("meeting").len().filter(pl.col("meeting").is_not_null())["len"].max() == 2
+    assert met.filter(pl.col("rank") < 2)["instance"].null_count() == 0
+    assert met.filter(pl.col("rank") > 1)["instance"].count() == 0
+    assert met.group_by("instance").len().filter(pl.col("instance").is_not_null())["len"].max() == 2
     for name in ("send", "recv"):
-        assert match_participations(parts.with_columns(collective=pl.lit(name)))["meeting"].count() == 0
+        assert match_participations(parts.with_columns(collective=pl.lit(name)))["instance"].count() == 0
         numbered = made(4, [0] * 2, [0.0] * 2, numbered=True, count=5)
-        assert match_participations(numbered.with_columns(collective=pl.lit(name)))["meeting"].count() == 0
+        assert match_participations(numbered.with_columns(collective=pl.lit(name)))["instance"].count() == 0
 
 
 def test_no_offset_accords_with_another_run() -> None:
@@ -343,7 +343,7 @@ def test_two_kernels_of_one_number_meet_in_turn() -> None:
     one = made(4, [0, 0], [0.0, 0.0], numbered=True, count=1)
     later = one.with_columns(pl.col("start", "end") + 10**7, event=pl.lit(1, pl.UInt32))
     met = match_participations(pl.concat((one, later)))
-    assert pairs(met, "meeting") == {((0, 0), (1, 0)), ((0, 1), (1, 1))}
+    assert pairs(met, "instance") == {((0, 0), (1, 0)), ((0, 1), (1, 1))}
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_every_message_of_the_pipeline_meets(data: Path) -> None:
 
 def test_collectives_of_subgroups_by_gloo_meet(data: Path) -> None:
     parts = match_collectives(etloom.open(data / "cpu/coll_4")).parts
-    assert parts["meeting"].null_count() == 0
+    assert parts["instance"].null_count() == 0
     assert parts.filter(pl.col("collective") == "barrier").height == 4
 
 

@@ -38,7 +38,7 @@ def match_comparable_ranks(job: Job) -> MatchedCollectives:
                 "the ranks are not from one run: for any clock offset, some left a collective before others "
             )
             "arrived"
-        elif matched.parts["meeting"].count():
+        elif matched.parts["instance"].count():
             reason = "messages in one direction only do not bound the clock offset of their ranks"
         raise AnalysisError(
             reason, remedy=f"record ranks that share a process group; recorded: {format_ranks(job)}"

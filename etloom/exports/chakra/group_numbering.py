@@ -95,7 +95,7 @@ def add_matched_groups(job: Job, groups: GroupNumbers) -> GroupNumbers:
     numbers = {tuple(ranks): number for number, ranks in groups.ranks.items()}
     numbers[tuple(sorted(job))] = WORLD
     event_numbers: dict[tuple[int, int], int] = {}
-    for _, instance in parts.drop_nulls("meeting").group_by("meeting", maintain_order=True):
+    for _, instance in parts.drop_nulls("instance").group_by("instance", maintain_order=True):
         ranks = tuple(sorted(instance["rank"].unique()))
         number = numbers.setdefault(ranks, max(numbers.values()) + 1)
         event_numbers |= dict.fromkeys(instance.select("rank", "event").iter_rows(), number)

@@ -46,7 +46,7 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
     job = views.job
     if len(job) < 2:
         return
-    parts = match_collectives(job).comparable.filter(pl.col("meeting").is_not_null())
+    parts = match_collectives(job).comparable.filter(pl.col("instance").is_not_null())
     # A delay below the clock uncertainty is not significant.
     late = compute_delays(parts, job).filter(
         (pl.col("delay_ns") > 0) & (pl.col("delay_ns") > pl.col("error"))
