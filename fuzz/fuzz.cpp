@@ -103,7 +103,7 @@ void read(std::unique_ptr<etloom::Parser> parser, Random& random) {
     parser->sort();
     const uint64_t rows = parser->rows_seen();
     uint64_t accounted = parser->damaged().count;
-    for (const char* name : {"no_phase", "no_time", "no_id", "no_metadata", "no_counter", "counter_events"}) {
+    for (const char* name : {"no_phase", "no_time", "no_id", "empty_metadata", "no_counter", "counter_events"}) {
         const auto found = parser->troubles().find(name);
         if (found != parser->troubles().end()) accounted += found->second.count;
     }

@@ -88,7 +88,7 @@ nb::dict summary(const Parser& parser) {
     const auto note = [&](const char* name, const etloom::Trouble& trouble) {
         if (trouble.count > 0) troubles[name] = nb::make_tuple(trouble.count, to_bytes(trouble.example));
     };
-    note("damaged", parser.damaged());
+    note("invalid_event", parser.damaged());
     for (const auto& [name, trouble] : parser.troubles()) note(name.c_str(), trouble);
     nb::dict all;
     all["rows"] = parser.rows_seen();

@@ -295,7 +295,7 @@ class Kineto:
             return None
         if whole(value) is not None:
             return whole(value)
-        self.troubles["odd_value"] += text(value) is None
+        self.troubles["unexpected_type"] += text(value) is None
         return text_number(self.lanes, value)
 
     def flow(self, value: Any) -> int | None:
@@ -309,7 +309,7 @@ class Kineto:
 
     def event(self, event: Any, position: int) -> None:
         if not isinstance(event, Object):
-            self.troubles["damaged"] += 1
+            self.troubles["invalid_event"] += 1
             return
         member = {"ph": "", "cat": "", "name": ""}
         left: list[tuple[str, Any]] = []
@@ -318,7 +318,7 @@ class Kineto:
             if key in member and text(value) is not None:
                 member[key] = value
             elif key in member or (key == "args" and not isinstance(value, Object)):
-                self.troubles["odd_value"] += value is not None
+                self.troubles["unexpected_type"] += value is not None
                 left += [(f".{key}", plain(value))] if value is not None else []
             elif key == "args":
                 all_args.append(value)
@@ -328,7 +328,7 @@ class Kineto:
         ph = member["ph"]
         if ph in ("M", "C"):
             (self.metadata if ph == "M" else self.counter)(event, member["name"] or None, all_args)
-            self.troubles["dropped_args"] += bool(left) or has(event, "id") or has(event, "dur")
+            self.troubles["unstored_args"] += bool(left) or has(event, "id") or has(event, "dur")
             return
         fields: dict[str, Any] = {}
         for key, value in (pair for args in all_args for pair in args):
@@ -341,7 +341,7 @@ class Kineto:
             fields.pop(key, None)
             if found is NOT_SO:
                 left.append((key, plain(value)))
-                self.troubles["odd_value"] += 1
+                self.troubles["unexpected_type"] += 1
             elif found is not None:
                 fields[key] = (found, plain(value))
         ts = nanoseconds(event.get("ts"))
@@ -361,7 +361,7 @@ class Kineto:
                 names = {"cat": member["cat"] or None, "name": member["name"] or None}
                 flow = self.flow(event.get("id"))
                 self.tables["flows"].add(ph=ph, **names, ts=ts, pid=pid, tid=tid, flow=flow)
-                self.troubles["dropped_args"] += bool(left or fields or has(event, "dur"))
+                self.troubles["unstored_args"] += bool(left or fields or has(event, "dur"))
             return
         cat = member["cat"]
         on_host = cat in HOST_CATEGORIES or cat.endswith(("_runtime", "_driver"))
@@ -404,7 +404,7 @@ class Kineto:
             return None
         length = nanoseconds(dur)
         if length is None or length < 0 or length >= NS_LIMIT:
-            self.troubles["negative_duration" if (length or 0) < 0 else "odd_duration"] += 1
+            self.troubles["negative_duration" if (length or 0) < 0 else "invalid_duration"] += 1
             return None
         return length
 
@@ -419,7 +419,7 @@ class Kineto:
         return values
 
     def metadata(self, event: Object, name: str | None, all_args: list[Object]) -> None:
-        self.troubles["metadata_events" if all_args else "no_metadata"] += 1
+        self.troubles["metadata_events" if all_args else "empty_metadata"] += 1
         for args in all_args[-1:]:
             pid, tid = self.lane(event.get("pid")), self.lane(event.get("tid"))
             self.tables["metadata"].add(kind=name, pid=pid, tid=tid, args=plain(args))
@@ -429,7 +429,7 @@ class Kineto:
         read = False
         for series, value in (pair for args in all_args for pair in args):
             if ts is None or real(value) is None:
-                self.troubles["odd_counter"] += 1
+                self.troubles["invalid_counter"] += 1
                 continue
             read = True
             pid = self.lane(event.get("pid"))
@@ -447,7 +447,7 @@ class Kineto:
         for name in ("memory", "counters", "flows"):
             self.tables[name].sort(lambda row: row["ts"])
         lanes = {"name": [without_halves(lane) for lane in self.lanes]}
-        return {**{name: rows.as_columns() for name, rows in self.tables.items()}, "lanes": lanes}
+        return {**{name: rows.as_columns() for name, rows in self.tables.items()}, "tracks": lanes}
 
 
 def kineto(document: str | bytes) -> Raw:
@@ -522,7 +522,7 @@ class Node:
                 self.item = 0 if self.item is None else self.item + 1
             if self.tensor(type_[len("Tensor(") : -1], value, shape, stride):
                 return None
-            self.reader.troubles["odd_tensor"] += 1
+            self.reader.troubles["invalid_tensor"] += 1
             return plain(value)
         listed = re.fullmatch(r"(?:GenericList|Tuple)\[(.*)\]", type_)
         if not listed or "Tensor(" not in type_ or not isinstance(value, list) or isinstance(value, Object):
@@ -579,7 +579,7 @@ class ExecutionTrace:
 
     def odd(self, key: str, value: Any) -> None:
         """Of another type than expected: kept among the attributes."""
-        self.troubles["odd_value"] += 1
+        self.troubles["unexpected_type"] += 1
         self.left.append((key, plain(value)))
 
     def number(self, key: str, value: Any, kind: str) -> int | None:
@@ -595,7 +595,7 @@ class ExecutionTrace:
 
     def node(self, node: Any, position: int) -> None:
         if not isinstance(node, Object):
-            self.troubles["damaged"] += 1
+            self.troubles["invalid_event"] += 1
             return
         self.left: list[tuple[str, Any]] = []
         given: dict[str, Any] = {}

@@ -82,7 +82,7 @@ void Column::leave_with(ArrowSchema* schema, ArrowArray* array, const char* form
 }
 
 void Texts::settle(Troubles& troubles) {
-    constexpr const char* kNames[] = {"", "long_text", "nonfinite", "bad_escape", "odd_json"};
+    constexpr const char* kNames[] = {"", "long_text", "nonfinite", "invalid_escape", "invalid_json"};
     const auto& texts = dictionary_.texts();
     while (faults_.size() < texts.size()) {
         const std::string_view text = texts[faults_.size()];

@@ -17,7 +17,7 @@ void Node::keep(std::string_view key, std::string_view token) {
 }
 
 void Node::odd(std::string_view key, std::string_view token, Troubles& troubles) {
-    troubles["odd_value"].add(std::string(key) + ": " + std::string(token.substr(0, 200)));
+    troubles["unexpected_type"].add(std::string(key) + ": " + std::string(token.substr(0, 200)));
     keep(key, token);
 }
 

@@ -221,7 +221,7 @@ bool NodeTables::tensor(const Place& place, const Type& type, Cursor& value, Lis
     }
     if (known < numbers.size()) {
         const std::string_view text = value.value();
-        troubles_["odd_tensor"].add(text);
+        troubles_["invalid_tensor"].add(text);
         left_ += text;
         return !text.empty();
     }

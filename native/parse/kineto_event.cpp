@@ -62,7 +62,7 @@ void Event::keep(std::string_view key, std::string_view token, std::string_view 
     if (token.front() == '"' || token.front() == '{' || token.front() == '[' || is_scalar(token)) {
         rest.append(token);
     } else {
-        troubles[is_nonfinite(token) ? "nonfinite" : "odd_value"].add(token);
+        troubles[is_nonfinite(token) ? "nonfinite" : "unexpected_type"].add(token);
         rest += '"';
         for (const char c : token) {
             if (c == '"' || c == '\\') rest += '\\';
@@ -199,7 +199,7 @@ bool EventReader::convert(const Field& field, std::string_view token, Value& val
 }
 
 void EventReader::odd(std::string_view key, std::string_view token) {
-    troubles_["odd_value"].add(std::string(key) + ": " + std::string(token.substr(0, 200)));
+    troubles_["unexpected_type"].add(std::string(key) + ": " + std::string(token.substr(0, 200)));
 }
 
 }  // namespace etloom::kineto

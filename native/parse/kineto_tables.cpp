@@ -105,7 +105,7 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
     meta_tid_ = metadata.add<Numbers<int64_t>>("tid");
     meta_args_ = metadata.add<Texts>("args", Finish::kCanonical);
 
-    lane_names_ = tables["lanes"].add<Texts>("name", Finish::kUnescape);
+    lane_names_ = tables["tracks"].add<Texts>("name", Finish::kUnescape);
 }
 
 void EventTables::add(Event& event, uint64_t position) {
@@ -131,7 +131,7 @@ void EventTables::lost(Event& event) {
     event.give_back(event.present, troubles_);
     if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
     if (!event.dur.empty()) event.keep("dur", event.dur, ".", troubles_);
-    if (!event.rest.empty()) troubles_["dropped_args"].add(std::string(event.name) + ": " + event.rest);
+    if (!event.rest.empty()) troubles_["unstored_args"].add(std::string(event.name) + ": " + event.rest);
 }
 
 void EventTables::add_event(Event& event, int64_t ts, uint64_t position) {
@@ -176,7 +176,7 @@ void EventTables::add_flow(const Event& event, int64_t ts) {
     push_flow_id(event.id);
 }
 
-// Ends of an arrow share an id; one that is no number becomes one that does not occur, as lanes do.
+// Ends of an arrow share an id; one that is no number becomes one that does not occur, as tracks do.
 void EventTables::push_flow_id(std::string_view token) {
     if (token.empty() || token == "null") {
         troubles_["no_flow_id"].add("");
@@ -205,7 +205,7 @@ void EventTables::add_counter(const Event& event) {
     for (const auto& [series, token] : event.samples) {
         const auto value = real(token);
         if (!ts || !value) {
-            troubles_["odd_counter"].add(token);
+            troubles_["invalid_counter"].add(token);
             continue;
         }
         read = true;
@@ -220,7 +220,7 @@ void EventTables::add_counter(const Event& event) {
 
 void EventTables::add_metadata(const Event& event) {
     if (event.args.empty()) {
-        troubles_["no_metadata"].add(event.name);
+        troubles_["empty_metadata"].add(event.name);
         return;
     }
     troubles_["metadata_events"].add(event.name);
@@ -233,7 +233,7 @@ void EventTables::add_metadata(const Event& event) {
 void EventTables::push_lane(Numbers<int64_t>* column, std::string_view token) {
     if (token.empty() || token == "null") return column->null();
     if (const auto number = whole(token)) return column->push(*number);
-    if (!is_text(token)) troubles_["odd_value"].add("pid or tid: " + std::string(token.substr(0, 200)));
+    if (!is_text(token)) troubles_["unexpected_type"].add("pid or tid: " + std::string(token.substr(0, 200)));
     column->push(text_number(lanes_, token));
 }
 
@@ -244,7 +244,7 @@ void EventTables::push_duration(const Event& event) {
     }
     const auto length = thousandths(event.dur);
     if (!length || *length < 0 || *length >= kLongest) {
-        const char* trouble = length && *length < 0 ? "negative_duration" : "odd_duration";
+        const char* trouble = length && *length < 0 ? "negative_duration" : "invalid_duration";
         troubles_[trouble].add(std::string(event.name) + ": " + std::string(event.dur));
         return dur_->null();
     }

@@ -105,8 +105,10 @@ def test_stats_are_rows_and_zero_counts_are_none() -> None:
 def test_strict_raises_for_a_loss_and_names_it() -> None:
     fine = a_trace(rank=4).count("read.repaired_parent", 7, "node 3")
     fine.check_lossless()
-    lost = fine.with_stats([("read.damaged", "data_loss", 3, "line 8"), ("link.wrong", "error", 1, None)])
-    line = r"rank 4: read.damaged: 3 \(line 8\) and 1 more kind of loss; leave --strict out"
+    lost = fine.with_stats(
+        [("read.invalid_event", "data_loss", 3, "line 8"), ("link.wrong", "error", 1, None)]
+    )
+    line = r"rank 4: read.invalid_event: 3 \(line 8\) and 1 more kind of loss; leave --strict out"
     with pytest.raises(DataLoss, match=line):
         lost.check_lossless()
     with pytest.raises(DataLoss, match=line):

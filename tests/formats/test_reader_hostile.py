@@ -49,7 +49,7 @@ def test_counters_and_metadata_without_args_are_counted(tmp_path: Path) -> None:
         '{"ph":"M","name":"m"}',
     ]
     found = counts(read(tmp_path, f'{{"traceEvents":[{",".join(rows)}]}}'))
-    assert (found["read.no_counter"], found["read.no_metadata"]) == (2, 1)
+    assert (found["read.no_counter"], found["read.empty_metadata"]) == (2, 1)
 
 
 def test_times_with_an_exponent_are_exact(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_times_that_cannot_be_added_are_counted(tmp_path: Path) -> None:
     rows = '{"ph":"X","name":"a","ts":9e15,"dur":1}, {"ph":"X","name":"b","ts":1,"dur":9e15}'
     trace = read(tmp_path, f"[{rows}]")
     assert trace.events.select("ts", "dur").rows() == [(1000, None)]
-    assert counts(trace) == {"read.no_time": 1, "read.odd_duration": 1, "read.events": 2}
+    assert counts(trace) == {"read.no_time": 1, "read.invalid_duration": 1, "read.events": 2}
 
 
 @pytest.mark.parametrize("base", ["9223372036854775807", "99999999999999999999999", '"x"', "1e400"])
@@ -83,7 +83,7 @@ def test_args_that_are_no_json_do_not_spoil_an_export(tmp_path: Path) -> None:
     texts = trace.events["args"].to_list()
     assert json.loads(texts[0]) == {".beside": "inf", "x": "NaN"}
     assert texts[1] is None
-    assert counts(trace)["read.odd_json"] == 1
+    assert counts(trace)["read.invalid_json"] == 1
     etloom.export(trace, tmp_path / "out.json", "chrome")
     assert len(json.loads((tmp_path / "out.json").read_text())["traceEvents"]) >= 2
 
@@ -92,7 +92,7 @@ def test_deep_and_huge_metadata(tmp_path: Path) -> None:
     deep = f'{{"ph":"M","name":"process_name","pid":1,"args":{{"name":{"[" * 20000}{"]" * 20000}}}}}'
     huge = f'{{"ph":"M","name":"process_sort_index","pid":1,"args":{{"sort_index":{10**20}}}}}'
     trace = read(tmp_path, f"[{EVENT},{deep},{huge}]")
-    assert counts(trace)["read.odd_json"] == 1
+    assert counts(trace)["read.invalid_json"] == 1
     assert trace.table("threads")["sort_index"].to_list() == [None]
 
 
@@ -102,7 +102,7 @@ def test_attributes_written_otherwise_than_in_the_node_before(tmp_path: Path) ->
         tmp_path, f'{{"schema":"1.1.1-chakra.0.0.4","pid":1,"nodes":[{",".join(nodes)}]}}', "execution_trace"
     )
     assert trace.nodes["rf_id"].to_list() == [1, 2, 3, 4]
-    assert "read.damaged" not in counts(trace)
+    assert "read.invalid_event" not in counts(trace)
 
 
 def test_a_type_nested_too_deep_ends_no_process(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_damage_alone_takes_no_quadratic_time(tmp_path: Path, piece: str) -> Non
     pieces = 100_000
     start = time.process_time()
     trace = read(tmp_path, f'{{"traceEvents":[{EVENT},{piece * pieces}')
-    assert counts(trace)["read.damaged"] == pieces
+    assert counts(trace)["read.invalid_event"] == pieces
     assert trace.events.height == 1
     assert time.process_time() - start < 10
 
@@ -129,7 +129,7 @@ def test_damage_alone_takes_no_quadratic_time(tmp_path: Path, piece: str) -> Non
 def test_a_stray_brace_costs_no_event_and_ends(tmp_path: Path, stray: str) -> None:
     trace = read(tmp_path, f'{{"traceEvents":[{EVENT}{stray},{EVENT},{EVENT}{stray}]}}')
     assert trace.events.height == 3
-    assert counts(trace)["read.damaged"] >= 2
+    assert counts(trace)["read.invalid_event"] >= 2
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_values_of_operators_are_json(tmp_path: Path, value: str, read_as: Any) 
     trace = read(tmp_path, f'{{"schema":"1.1.1-chakra.0.0.4","pid":1,"nodes":[{node}]}}', "execution_trace")
     text = trace.nodes["inputs"][0]
     assert (None if text is None else json.loads(text)) == read_as
-    assert counts(trace).get("read.odd_json", 0) == (read_as is None)
+    assert counts(trace).get("read.invalid_json", 0) == (read_as is None)
     etloom.export(etloom.link(trace, read(tmp_path, LAUNCHED)), tmp_path / "out.json", "etplus")
 
 
@@ -208,7 +208,7 @@ def test_a_lane_is_the_same_as_text_and_as_number(tmp_path: Path) -> None:
     assert tids[2] == tids[3] < -(1 << 39)
     assert len(set(tids)) == 5
     assert tids[6] is None
-    assert counts(trace)["read.odd_value"] == 2  # a fraction and 71 bits, kept by name
+    assert counts(trace)["read.unexpected_type"] == 2  # a fraction and 71 bits, kept by name
     assert trace.table("threads")["name"].to_list() == ["stream 7", "7.5", str(2**70)]
 
 
@@ -229,19 +229,19 @@ def test_a_missing_name_is_null(tmp_path: Path) -> None:
     [
         (
             '"values":[[7,8,0,64,4,"cpu"] [1,2,0,4,4,"cpu"]],"types":["Tensor(float)","Tensor(float)"]',
-            "damaged",
+            "invalid_event",
         ),
-        ('"values":[[7,8 0,64,4,"cpu"]],"types":["Tensor(float)"]', "odd_tensor"),
-        ('"values":[[7,8,0,64,4 "cpu"]],"types":["Tensor(float)"]', "damaged"),
-        ('"values":[[7,8,0,64,4,"cpu"]],"shapes":[[1] [2]],"types":["Tensor(float)"]', "damaged"),
-        ('"values":[1 2],"types":["Int","Int"]', "odd_json"),
-        ('"values":[1],"types":["Int" "Int"]', "odd_json"),
+        ('"values":[[7,8 0,64,4,"cpu"]],"types":["Tensor(float)"]', "invalid_tensor"),
+        ('"values":[[7,8,0,64,4 "cpu"]],"types":["Tensor(float)"]', "invalid_event"),
+        ('"values":[[7,8,0,64,4,"cpu"]],"shapes":[[1] [2]],"types":["Tensor(float)"]', "invalid_event"),
+        ('"values":[1 2],"types":["Int","Int"]', "invalid_json"),
+        ('"values":[1],"types":["Int" "Int"]', "invalid_json"),
     ],
 )
 def test_a_missing_comma_in_a_list_is_counted(tmp_path: Path, inputs: str, lost: str) -> None:
     trace = read_nodes(tmp_path, NODE % (1, 1), node_with(id="2", inputs=f"{{{inputs}}}"), NODE % (3, 3))
     assert [node for node in trace.nodes["et_id"] if node != 2] == [1, 3]
-    assert (2 in trace.nodes["et_id"]) == (lost != "damaged")
+    assert (2 in trace.nodes["et_id"]) == (lost != "invalid_event")
     assert counts(trace)[f"read.{lost}"] == 1
 
 
@@ -249,8 +249,8 @@ def test_a_missing_comma_in_a_list_is_counted(tmp_path: Path, inputs: str, lost:
 def test_attributes_of_another_kind_cost_no_node(tmp_path: Path, attrs: str) -> None:
     trace = read_nodes(tmp_path, node_with(id="1", attrs=attrs), NODE % (2, 2))
     assert trace.nodes["et_id"].to_list() == [1, 2]
-    assert "read.damaged" not in counts(trace)
-    assert counts(trace).get("read.odd_value", 0) == (attrs != "null")
+    assert "read.invalid_event" not in counts(trace)
+    assert counts(trace).get("read.unexpected_type", 0) == (attrs != "null")
     assert (trace.nodes["attrs"][0] is None) == (attrs == "null")
 
 
@@ -277,7 +277,7 @@ def test_what_no_column_of_an_instant_or_arrow_holds_is_kept_or_counted(tmp_path
         '{"ph":"C","name":"a","ts":1,"id":1,"args":{"x":1}}',
     ]
     trace = read(tmp_path, f"[{','.join(rows)}]")
-    assert counts(trace)["read.dropped_args"] == 2
+    assert counts(trace)["read.unstored_args"] == 2
     memory = trace.table("memory")
     assert memory["bytes"].to_list() == [5, 5, 5]
     kept = [json.loads(args) if args else None for args in memory["args"]]
@@ -299,7 +299,7 @@ def test_numbers_and_escapes_that_are_no_json_are_counted(tmp_path: Path) -> Non
     ]
     trace = read(tmp_path, f"[{','.join(rows)}]")
     found = counts(trace)
-    assert (found["read.nonfinite"], found["read.odd_json"], found["read.bad_escape"]) == (4, 1, 2)
+    assert (found["read.nonfinite"], found["read.invalid_json"], found["read.invalid_escape"]) == (4, 1, 2)
     assert trace.events["name"].to_list() == ["a", "b", "c", "d", r"e\q", "f", r"g\q"]
     assert trace.table("arguments")["dims"].to_list() == ['[["inf"]]']
 
@@ -312,41 +312,45 @@ def test_a_counter_event_of_which_a_sample_is_read_is_read(tmp_path: Path) -> No
     ]
     trace = read(tmp_path, f"[{','.join(rows)}]")
     found = counts(trace)
-    assert (found["read.counter_events"], found["read.no_counter"], found["read.odd_counter"]) == (1, 2, 3)
+    assert (found["read.counter_events"], found["read.no_counter"], found["read.invalid_counter"]) == (
+        1,
+        2,
+        3,
+    )
     assert trace.table("counters")["value"].to_list() == [1, 3]
 
 
 DAMAGED_EVENTS = {
     "NaN": ('"ts":NaN', "no_time", 1),
-    "inf": ('"ts":1,"dur":inf', "odd_duration", 0),
+    "inf": ('"ts":1,"dur":inf', "invalid_duration", 0),
     "NaN in args": ('"ts":1,"dur":1,"args":{"a":NaN}', "nonfinite", 0),
-    "bad escape": (r'"ts":1,"dur":1,"cat":"\x"', "bad_escape", 0),
-    "raw control character": ('"ts":1,"dur":1,"cat":"\x01"', "damaged", 1),
-    "bad UTF-8": ('"ts":1,"dur":1,"cat":"\udcff"', "damaged", 1),
-    "missing comma": ('"ts":1 "dur":1', "damaged", 1),
+    "bad escape": (r'"ts":1,"dur":1,"cat":"\x"', "invalid_escape", 0),
+    "raw control character": ('"ts":1,"dur":1,"cat":"\x01"', "invalid_event", 1),
+    "bad UTF-8": ('"ts":1,"dur":1,"cat":"\udcff"', "invalid_event", 1),
+    "missing comma": ('"ts":1 "dur":1', "invalid_event", 1),
     "wrong type": ('"ts":"now"', "no_time", 1),
-    "wrong type of a text": ('"ts":1,"dur":1,"cat":[1]', "odd_value", 0),
-    "wrong type of args": ('"ts":1,"dur":1,"args":[1]', "odd_value", 0),
+    "wrong type of a text": ('"ts":1,"dur":1,"cat":[1]', "unexpected_type", 0),
+    "wrong type of args": ('"ts":1,"dur":1,"args":[1]', "unexpected_type", 0),
     "70-bit integer": (f'"ts":{2**70}', "no_time", 1),
-    "70-bit integer in args": (f'"ts":1,"dur":1,"args":{{"correlation":{2**70}}}', "odd_value", 0),
+    "70-bit integer in args": (f'"ts":1,"dur":1,"args":{{"correlation":{2**70}}}', "unexpected_type", 0),
     "negative duration": ('"ts":1,"dur":-1', "negative_duration", 0),
     "10 MB text": (f'"ts":1,"dur":1,"cat":"{"x" * 10_000_000}"', "long_text", 0),
-    "10 MB text without an end": (f'"ts":1,"dur":1,"cat":"{"x" * 10_000_000}', "damaged", 1),
+    "10 MB text without an end": (f'"ts":1,"dur":1,"cat":"{"x" * 10_000_000}', "invalid_event", 1),
 }
 DAMAGED_NODES = {
     "NaN": ({"id": "NaN"}, "no_id", 1),
     "inf": ({"inputs": '{"values":[inf]}'}, "nonfinite", 0),
-    "bad escape": ({"name": r'"\x"'}, "bad_escape", 0),
-    "raw control character": ({"name": '"\x01"'}, "damaged", 1),
-    "bad UTF-8": ({"name": '"\udcff"'}, "damaged", 1),
-    "missing comma": ({"name": '"a" "b":1'}, "damaged", 1),
+    "bad escape": ({"name": r'"\x"'}, "invalid_escape", 0),
+    "raw control character": ({"name": '"\x01"'}, "invalid_event", 1),
+    "bad UTF-8": ({"name": '"\udcff"'}, "invalid_event", 1),
+    "missing comma": ({"name": '"a" "b":1'}, "invalid_event", 1),
     "wrong type": ({"id": '"one"'}, "no_id", 1),
-    "wrong type of a list": ({"inputs": "5"}, "odd_value", 0),
-    "wrong type of a text": ({"name": "5"}, "odd_value", 0),
+    "wrong type of a list": ({"inputs": "5"}, "unexpected_type", 0),
+    "wrong type of a text": ({"name": "5"}, "unexpected_type", 0),
     "70-bit integer": ({"id": str(2**70)}, "no_id", 1),
-    "70-bit integer in attrs": ({"attrs": f'[{{"name":"rf_id","value":{2**70}}}]'}, "odd_value", 0),
+    "70-bit integer in attrs": ({"attrs": f'[{{"name":"rf_id","value":{2**70}}}]'}, "unexpected_type", 0),
     "10 MB text": ({"name": f'"{"x" * 10_000_000}"'}, "long_text", 0),
-    "10 MB text without an end": ({"name": f'"{"x" * 10_000_000}'}, "damaged", 1),
+    "10 MB text without an end": ({"name": f'"{"x" * 10_000_000}'}, "invalid_event", 1),
 }
 
 
@@ -409,7 +413,7 @@ def test_numbers_that_no_column_is_wide_enough_for_stay_text(tmp_path: Path, key
     value = f"[{2**40}, 1, 1]" if key == "grid" else str(2**40)
     trace = read(tmp_path, f'[{{"ph":"X","name":"a","ts":1,"dur":1,"args":{{"{key}":{value}}}}}]')
     assert trace.events["args"].to_list() == [f'{{"{key}": {value}}}']
-    assert counts(trace)["read.odd_value"] == 1
+    assert counts(trace)["read.unexpected_type"] == 1
 
 
 def test_sizes_and_scopes_of_a_node_that_are_too_wide(tmp_path: Path) -> None:
@@ -418,7 +422,7 @@ def test_sizes_and_scopes_of_a_node_that_are_too_wide(tmp_path: Path) -> None:
     trace = read_nodes(tmp_path, node_with(inputs=tensor), node_with(id="2", attrs=scope))
     assert trace.nodes["inputs"].to_list() == [f'[[1, 2, 3, 4, {2**40}, "cpu"]]', None]
     assert trace.nodes["attrs"].to_list() == [None, f'{{"scope": {2**40}}}']
-    assert (counts(trace)["read.odd_tensor"], counts(trace)["read.odd_value"]) == (1, 1)
+    assert (counts(trace)["read.invalid_tensor"], counts(trace)["read.unexpected_type"]) == (1, 1)
 
 
 def test_halves_of_characters_are_replaced_everywhere(tmp_path: Path) -> None:

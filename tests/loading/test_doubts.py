@@ -33,7 +33,7 @@ def cut(tmp_path: Path) -> Path:
 
 LINE = (
     "etloom: {run}: data lost or doubtful: job.unreadable_file 1; "
-    "read.truncated 1, read.damaged 1, read.missing_gpu_events 1 (rank 0); etloom info {run} shows details\n"
+    "read.truncated 1, read.invalid_event 1, read.missing_gpu_events 1 (rank 0); etloom info {run} shows details\n"
 )
 
 

@@ -81,7 +81,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
         )
     stats = list(parsed.stats)
     tables = normalize_tables(parsed.tables, stats)
-    threads, others = _build_threads(tables.pop("metadata"), tables.pop("lanes"))
+    threads, others = _build_threads(tables.pop("metadata"), tables.pop("tracks"))
     if others:
         severity = "info" if len(others) <= _MAX_OTHER_METADATA else "data_loss"
         example = f"without a table; meta has the first {_MAX_OTHER_METADATA}: {others[0]['name']}"
@@ -159,7 +159,7 @@ def _build_threads(
         pl.col("kind").cast(pl.String), "pid", "tid", pl.col("args").cast(pl.String)
     ).iter_rows():
         if text is None:
-            continue  # counted as odd_json
+            continue  # counted as invalid_json
         args = json.loads(text)
         owner, _, key = (kind or "").partition("_")
         value = args.get(key)

@@ -112,7 +112,7 @@ def _write_parts(
     parsed = collect_result(parser, path, stats)
     write_part(dict(parsed.tables))
     shared = {name: frame.clear() for name, frame in parsed.tables.items()}
-    shared |= {"metadata": pl.concat(metadata), "lanes": parsed.tables["lanes"]}
+    shared |= {"metadata": pl.concat(metadata), "tracks": parsed.tables["tracks"]}
     return ParsedFile(shared, parsed.header, parsed.stats, parsed.rows), offsets
 
 
