@@ -107,8 +107,9 @@ def cli_page() -> str:
     text = "# Command line\n\nExit statuses are listed in [exit status](../exit-status.md).\n"
 
     def add(command: click.Command, parent: click.Context | None, name: str) -> str:
+        width = {"terminal_width": HELP_WIDTH, "max_content_width": HELP_WIDTH}
         context = click.Context(
-            command, parent=parent, info_name=name, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH
+            command, parent=parent, info_name=name, **{**command.context_settings, **width}
         )
         page = f"\n## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
         if isinstance(command, click.Group) and (parent is None or name != "analyze"):

@@ -1,8 +1,7 @@
-"""etloom weaves the execution traces of machine-learning jobs.
+"""Execution traces of machine-learning jobs: collect, read, link, analyze, report, export, simulate and replay.
 
-Collect them inside a PyTorch job, read every format the field uses, link host operators to device work,
-analyse, query, report and export. The public names are imported when first used, so that ``import etloom``
-costs nothing and `record` brings nothing but torch into a training job.
+The public names are imported when they are first used, so that ``import etloom`` costs nothing and `record` adds
+nothing but torch to a training job.
 """
 
 from __future__ import annotations

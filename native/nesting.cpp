@@ -68,7 +68,7 @@ using Flags = In<uint8_t>;
 // so exclusive times tile what the events cover. A child that outlasts its parent by at most `tolerance` is clamped.
 // One that outlasts it by more crosses it. A crossing event of kind DETACHES leaves the lane (depth -1), since it ended
 // on another thread, unless all that it crosses YIELDS; every other one closes the events it crosses.
-nb::tuple stack_lanes(Ints lane, Ints start, Ints end, Flags kind, int64_t tolerance) {
+nb::tuple stack_tracks(Ints lane, Ints start, Ints end, Flags kind, int64_t tolerance) {
     constexpr uint8_t DETACHES = 1, YIELDS = 2;
     const size_t n = lane.shape(0);
     if (start.shape(0) != n || end.shape(0) != n || kind.shape(0) != n)
@@ -179,7 +179,7 @@ void bind_nesting(nb::module_& module) {
     module.def("nest", &nest, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("tolerance") = 0,
                "Parent row (-1 for none), depth, and the rows that outlast the event around them, of events sorted by "
                "(start, -end). All int64; rows of one lane nest, lanes are independent.");
-    module.def("stack_lanes", &stack_lanes, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("kind"),
+    module.def("stack_tracks", &stack_tracks, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("kind"),
                nb::arg("tolerance"),
                "Parent row (-1 for none), depth (-1 off the lane), exclusive time, and the rows that were detached, that "
                "crossed the event around them, and that were clamped to it, of events sorted by (start, -end).");

@@ -99,7 +99,7 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
     """Return one row per communication, by start, with COLUMNS and its instance number.
 
     Args:
-        parts: The comparable participations (see `match_communications`).
+        participations: The comparable participations (see `match_communications`).
     """
     last = pl.col("start").max()
     shared = pl.len() > 1

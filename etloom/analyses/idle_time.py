@@ -120,9 +120,9 @@ def _compute_stats(
     """Return count, sum and statistics (see COLUMNS) of the gaps of each group.
 
     Args:
-        place: Group of each gap. Gaps are sorted by length.
+        group: Group of each gap. Gaps are sorted by length.
         gap: Length of each gap, ns.
-        wanted: The groups to return, ascending; they include all groups that have gaps.
+        groups: The groups to return, ascending; they include all groups that have gaps.
     """
     gap = gap[order_by_track(group)]
     count = np.bincount(group, minlength=int(groups.max(initial=-1)) + 1)[groups]

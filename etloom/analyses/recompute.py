@@ -155,7 +155,7 @@ def _find_repeating(
 
 
 def _pack_calls(parent: Rows, rows: Rows, callers: Rows, names: Rows) -> Rows:
-    """Return a key for each pair of caller and name of one of the rows it calls, at any depth."""
+    """Return a packed (caller, name) key for each distinct name among the rows that a caller calls, at any depth."""
     keys = [np.zeros(0, np.int64)]
     above = parent[rows]
     while callers.size and (inside := above >= 0).any():

@@ -99,7 +99,7 @@ def convert(
         EtloomError: unknown format or option, or the file cannot be written.
 
     Example:
-        >>> etloom.convert("run/kineto_trace_0.json.gz", "rank0.parquet").name
+        >>> etloom.convert("run/kineto_trace_0.json", "rank0.parquet").name
         'rank0.parquet'
     """
     source, target = Path(path), Path(out)
@@ -160,7 +160,7 @@ def salvage(
         CollectError: there is nothing to complete in the folder, or a process still records.
 
     Example:
-        >>> etloom.salvage("run/kineto_trace_0.json.gz").is_intact
+        >>> etloom.salvage("run/kineto_trace_0.json").is_intact
         True
     """
     source = Path(path)

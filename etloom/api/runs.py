@@ -38,7 +38,7 @@ def read(path: StrPath, format: str | None = None, **options: Any) -> Trace | Jo
         EtloomError: unknown format or option.
 
     Example:
-        >>> trace = etloom.read("run/kineto_trace_0.json.gz")
+        >>> trace = etloom.read("run/kineto_trace_0.json")
         >>> names = trace.events["name"]
     """
     return formats.read(path, format, **options)
@@ -116,7 +116,7 @@ def link(
         LinkError: the traces are not of one program.
 
     Example:
-        >>> trace = etloom.link("run/torch_et_0.json.gz", "run/kineto_trace_0.json.gz")
+        >>> trace = etloom.link("run/torch_et_0.json", "run/kineto_trace_0.json")
         >>> trace.meta["linked"]
         True
     """

@@ -69,8 +69,8 @@ def simulate(
       KEY     rank, step, stream, group
       CHANGE  x0.5 (times), =20us (to), +3us, -3us
 
-    "before" is the recorded run. A step lasts until the GPU has finished everything that the step launched: longer than
-    its annotation on the host (the duration of etloom analyze steps) if the GPU lags behind.
+    The column "before" is the recorded run. A step lasts until the GPU has finished everything that the step launched:
+    longer than its annotation on the host (the duration of etloom analyze steps) if the GPU lags behind.
 
     The result is an interval: the upper bound keeps every delay that the graph does not explain, the lower bound
     removes a delay together with its cause, up to what is usual (the 95 % quantile of its kind). etloom analyze

@@ -94,7 +94,7 @@ def _exact_confidence(n: int, m: int, rank: int) -> float:
 
 @lru_cache(maxsize=256)
 def _statistic_counts(n: int, m: int) -> tuple[int, ...]:
-    """In how many orders of n and m values the Mann-Whitney statistic is 0, 1, ... n m: Gauss' binomials."""
+    """Number of orderings of n and m values for each Mann-Whitney statistic 0..n m (Gaussian binomial coefficients)."""
     counts = [1] + [0] * (n * m)
     for part in range(1, n + 1):
         for at in range(n * m, m + part - 1, -1):  # times 1 - q^(m + part)

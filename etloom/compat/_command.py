@@ -1,4 +1,4 @@
-"""Shared behaviour of the commands that bear other tools' names."""
+"""Shared behavior of the commands that bear other tools' names."""
 
 from __future__ import annotations
 

@@ -148,11 +148,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--c", type=int, choices=[0, 1], default=0, help="check every result once, before the timed replays")
     add("--data-accuracy-mode", choices=["none", "save", "check"], default="none", help="check: as --c 1")
-    for flags, reason in IGNORED_FLAGS.items():
-        add(*flags, default=None, nargs="+", metavar="VALUE", help=f"no effect: {reason}")
-    for flags, reason in IGNORED_SWITCHES.items():
-        add(*flags, default=None, action="store_true", help=f"no effect: {reason}")
+    _add_ignored_flags(parser)
     return parser
+
+
+def _add_ignored_flags(parser: argparse.ArgumentParser) -> None:
+    for flags, reason in IGNORED_FLAGS.items():
+        parser.add_argument(*flags, default=None, nargs="+", metavar="VALUE", help=f"no effect: {reason}")
+    for flags, reason in IGNORED_SWITCHES.items():
+        parser.add_argument(*flags, default=None, action="store_true", help=f"no effect: {reason}")
 
 
 def describe_ignored_flags(args: argparse.Namespace) -> list[str]:

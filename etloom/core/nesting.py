@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom._native import nearest, stack_lanes
+from etloom._native import nearest, stack_tracks
 from etloom.core import categories
 from etloom.core.arrays import is_in, match_text, to_array
 
@@ -119,7 +119,7 @@ def nest_events(
     tracks = track_codes(events)
     rows = _order_by_entry(events, rows, tracks, start, duration)
     duration += start
-    parent, depth, exclusive, detached, crossed, clamped = stack_lanes(
+    parent, depth, exclusive, detached, crossed, clamped = stack_tracks(
         tracks[rows], start, duration, kind[rows], TOLERANCE_NS
     )
     n = events.height

@@ -206,7 +206,7 @@ _TABLES = (
     ),
     _declare(
         "threads",
-        "A lane of the file: what a process and its threads or streams are called.",
+        "Name of a process, or of one of its threads or streams (a track of the file).",
         Column("pid", I64, "process"),
         Column("tid", I64, "thread or stream; null for the process itself"),
         Column("name", TEXT, "name"),

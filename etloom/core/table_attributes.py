@@ -56,7 +56,7 @@ class TableAttributes:
 
     @property
     def threads(self) -> pl.DataFrame:
-        """A lane of the file: what a process and its threads or streams are called."""
+        """Name of a process, or of one of its threads or streams (a track of the file)."""
         return self.table("threads")
 
     @property

@@ -42,7 +42,7 @@ _PROBLEMS = {
     "unknown_action": "an unknown action of the allocator",
     "without_time": "entries without time_us; PyTorch 2.2 and later write it",
     "totals_unknown": "the history does not match the segments",
-    "open_annotation": "an annotation with only its begin or its end",
+    "unpaired_annotation": "an annotation with only its begin or its end",
 }
 """Name of a stat (without read.) -> its description."""
 
@@ -234,8 +234,8 @@ def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str
                 {"ph": "X", "cat": "user_annotation", "name": name, **span, "position": len(ranges)}
             )
         else:
-            counts["open_annotation"] += 1
-    counts["open_annotation"] += sum(map(len, open_starts.values()))
+            counts["unpaired_annotation"] += 1
+    counts["unpaired_annotation"] += sum(map(len, open_starts.values()))
     return ranges
 
 

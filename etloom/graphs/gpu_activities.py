@@ -67,7 +67,7 @@ class GpuActivities:
 
 
 def collect_gpu_activities(trace: Trace, events: EventArrays) -> GpuActivities:
-    """Collect the GPU activities of a linked trace, without points."""
+    """Collect the GPU activities of a linked trace, without their graph points, which are added later."""
     rows = events.rows(trace.launches["device_event"])
     timed = np.flatnonzero(rows >= 0)
     timed = timed[events.timed[rows[timed]]]

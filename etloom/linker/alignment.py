@@ -37,7 +37,7 @@ _MAX_START_SHIFT = 64  # the window may start this far from where the correlatio
 _MAX_EDIT_SHARE = 0.25  # of a stretch; beyond it the window is given up
 _MAX_EXACT_LENGTH = 64  # sequences up to this length are compared at every offset, which is exact
 _NEIGHBOR_WINDOWS = 2  # windows before and after an iteration that may belong to it
-_MAX_WINDOWS = 8  # tried of one thread, for every time that it fits into a lane
+_MAX_WINDOWS = 8  # tried of one thread, for every time that it fits into a track
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +57,12 @@ class OperatorSequence:
 class Window:
     """A stretch of a profiler thread that matches a thread of the nodes: the rows of nodes and events that pair."""
 
-    lane: int
+    track: int
     node: np.ndarray
     event: np.ndarray
     longer: int
     start: int  # time of the first paired event, ns
-    diagonal: int  # how much further the lane was than the thread, mostly
+    diagonal: int  # how much further the track was than the thread, mostly
 
     @property
     def score(self) -> float:
@@ -97,15 +97,17 @@ def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration
     """Return the places of the profile that match the execution trace, well or poorly, in order of time."""
     node_codes, event_codes = encode_names(nodes, events)
     sequences = sorted(_node_sequences(nodes, node_codes), key=lambda thread: (-len(thread), thread.key))
-    lanes = _event_sequences(events, event_codes)
-    if not sequences or not lanes:
+    tracks = _event_sequences(events, event_codes)
+    if not sequences or not tracks:
         return []
     starts = events["ts"].to_numpy()
     total = sum(len(thread) for thread in sequences)
     windows_by_thread: dict[int, list[Window]] = {}
     used: set[int] = set()
     for thread in sequences:
-        offers = {lane.key: _find_windows(thread, lane, starts) for lane in lanes if lane.key not in used}
+        offers = {
+            track.key: _find_windows(thread, track, starts) for track in tracks if track.key not in used
+        }
         best = max(
             (key for key, windows in offers.items() if windows),
             key=lambda key: max(len(window.node) for window in offers[key]),
@@ -152,10 +154,10 @@ def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int,
     """Return the number of names of the longest thread that agree at the best offset in any thread, and its length."""
     node_codes, event_codes = encode_names(nodes, events)
     thread = max(_node_sequences(nodes, node_codes), key=len, default=None)
-    lanes = _event_sequences(events, event_codes)
-    if thread is None or not lanes:
+    tracks = _event_sequences(events, event_codes)
+    if thread is None or not tracks:
         return 0, 0 if thread is None else len(thread)
-    return max(int(_count_agreements(thread.codes, lane.codes).max()) for lane in lanes), len(thread)
+    return max(int(_count_agreements(thread.codes, track.codes).max()) for track in tracks), len(thread)
 
 
 def _node_sequences(nodes: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequence]:
@@ -175,12 +177,12 @@ def _event_sequences(events: pl.DataFrame, codes: np.ndarray) -> list[OperatorSe
     rows = np.concatenate([at.entered, np.setdiff1d(at.detached, at.entered)])
     rows = rows[~find_backend_ranges(events)[rows]]
     rows = rows[np.argsort(events["ts"].to_numpy()[rows], kind="stable")]
-    lanes = nesting.track_codes(events)[rows]
-    order = np.argsort(lanes, kind="stable")
-    edges = np.flatnonzero(np.diff(lanes[order])) + 1
+    tracks = nesting.track_codes(events)[rows]
+    order = np.argsort(tracks, kind="stable")
+    edges = np.flatnonzero(np.diff(tracks[order])) + 1
     return [
         OperatorSequence(
-            int(lanes[part[0]]), codes[rows[part]], at.depth[rows[part]].astype(np.int64), rows[part]
+            int(tracks[part[0]]), codes[rows[part]], at.depth[rows[part]].astype(np.int64), rows[part]
         )
         for part in np.split(order, edges)
         if part.size
@@ -197,29 +199,29 @@ def _compute_depths(parent: np.ndarray) -> np.ndarray:
     return depth[:-1]
 
 
-def _find_windows(thread: OperatorSequence, lane: OperatorSequence, starts: np.ndarray) -> list[Window]:
+def _find_windows(thread: OperatorSequence, track: OperatorSequence, starts: np.ndarray) -> list[Window]:
     """Return the stretches of a profiler thread that contain most of a thread of the nodes; they may overlap."""
-    size = max(int(thread.codes.max()), int(lane.codes.max())) + 2
+    size = max(int(thread.codes.max()), int(track.codes.max())) + 2
     common = np.minimum(
-        np.bincount(thread.codes + 1, minlength=size), np.bincount(lane.codes + 1, minlength=size)
+        np.bincount(thread.codes + 1, minlength=size), np.bincount(track.codes + 1, minlength=size)
     ).sum()
     if 2 * common < len(thread):
         return []
     windows = []
-    for offset in _find_offsets(thread.codes, lane.codes):
+    for offset in _find_offsets(thread.codes, track.codes):
         i, j = edit_path(
-            thread.codes, lane.codes, int(offset), _same_place_distance(thread.codes), _MAX_EDIT_SHARE
+            thread.codes, track.codes, int(offset), _same_place_distance(thread.codes), _MAX_EDIT_SHARE
         )
         if not i.size:
             continue
         longer = max(len(thread), int(j[-1] - j[0]) + 1)
-        inside = thread.depths[i] - lane.depths[j]
+        inside = thread.depths[i] - track.depths[j]
         level = np.bincount(inside - inside.min()).argmax() + inside.min()
         # An operator that one side lacks moves those inside it by one.
-        same = (np.abs(inside - level) <= 1) | (lane.depths[j] < 0)
+        same = (np.abs(inside - level) <= 1) | (track.depths[j] < 0)
         i, j = i[same], j[same]
-        start, diagonal = int(starts[lane.rows[j[0]]]), int(np.median(j - i))
-        windows.append(Window(lane.key, thread.rows[i], lane.rows[j], longer, start, diagonal))
+        start, diagonal = int(starts[track.rows[j[0]]]), int(np.median(j - i))
+        windows.append(Window(track.key, thread.rows[i], track.rows[j], longer, start, diagonal))
     return _keep_best_per_diagonal(windows, _same_place_distance(thread.codes))
 
 

@@ -55,26 +55,26 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
     if not backward.any():
         none = np.zeros(0, np.int64)
         return none, none, 0
-    lanes = pl.Series("lane", nesting.track_codes(events))
+    tracks = pl.Series("track", nesting.track_codes(events))
     rows = pl.int_range(events.height, eager=True)
-    table = events.select("seq_id", "fwd_tid", "ts", "depth").with_columns(lanes)
+    table = events.select("seq_id", "fwd_tid", "ts", "depth").with_columns(tracks)
     ours = table.with_columns(rows.alias("backward")).filter(backward)
     theirs = table.drop("fwd_tid").with_columns(rows.alias("forward")).filter(numbered & ~backward)
     threads = (
         ours.select("fwd_tid", "seq_id")
         .unique()
-        .join(theirs.select("seq_id", "lane").unique(), on="seq_id")
-        .group_by("fwd_tid", "lane")
+        .join(theirs.select("seq_id", "track").unique(), on="seq_id")
+        .group_by("fwd_tid", "track")
         .len()
-        .sort("len", "lane", descending=[True, False])
+        .sort("len", "track", descending=[True, False])
         .unique("fwd_tid", keep="first", maintain_order=True)
         .drop("len")
     )
     joined = (
-        ours.drop("lane", "depth")
+        ours.drop("track", "depth")
         .join(threads, on="fwd_tid", how="left")
         .sort("ts")
-        .join_asof(theirs.sort("ts", "depth"), on="ts", by=["lane", "seq_id"], check_sortedness=False)
+        .join_asof(theirs.sort("ts", "depth"), on="ts", by=["track", "seq_id"], check_sortedness=False)
         .drop_nulls("forward")
         .sort("backward")
     )
@@ -96,25 +96,25 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
     starts = events["ts"].to_numpy()[rows]
     runs = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)[rows]
     ends = starts + np.where(runs, events["dur"].fill_null(0).to_numpy()[rows], 0)
-    lanes = nesting.track_codes(events)[rows]
+    tracks = nesting.track_codes(events)[rows]
     depths = events["depth"].fill_null(0).to_numpy()[rows]
     pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     pids = events["pid"].fill_null(0).to_numpy()[rows]
     for pid in np.unique(pids):
         process_rows = np.flatnonzero(pids == pid)
         pauses = process_rows[
-            _starts_after_pause(lanes[process_rows], starts[process_rows], ends[process_rows], threshold_ns)
+            _starts_after_pause(tracks[process_rows], starts[process_rows], ends[process_rows], threshold_ns)
         ]
         ran = process_rows[runs[process_rows]]
-        by_end = ran[np.lexsort((-depths[ran], lanes[ran], -starts[ran], ends[ran]))]
+        by_end = ran[np.lexsort((-depths[ran], tracks[ran], -starts[ran], ends[ran]))]
         if not by_end.size:
             continue
-        lane = lanes[by_end]
+        track = tracks[by_end]
         last = np.searchsorted(ends[by_end], starts[pauses], side="right") - 1
         # The last entry of another thread: that before the run of entries of one thread.
-        edges = np.concatenate([[0], np.flatnonzero(np.diff(lane)) + 1])
-        run_start = edges[np.searchsorted(edges, np.arange(len(lane)), side="right") - 1]
-        last = np.where((last >= 0) & (lane[last] == lanes[pauses]), run_start[last] - 1, last)
+        edges = np.concatenate([[0], np.flatnonzero(np.diff(track)) + 1])
+        run_start = edges[np.searchsorted(edges, np.arange(len(track)), side="right") - 1]
+        last = np.where((last >= 0) & (track[last] == tracks[pauses]), run_start[last] - 1, last)
         ok = last >= 0
         pairs.append((rows[pauses[ok]], rows[by_end[last[ok]]]))
     after, before = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -123,14 +123,14 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
 
 
 def _starts_after_pause(
-    lanes: np.ndarray, starts: np.ndarray, ends: np.ndarray, threshold_ns: int
+    tracks: np.ndarray, starts: np.ndarray, ends: np.ndarray, threshold_ns: int
 ) -> np.ndarray:
     """Return a mask of operators, sorted by start, that begin more than a threshold after all earlier ones of their
     track ended.
     """
-    order = np.argsort(lanes, kind="stable")
-    pauses = np.zeros(len(lanes), bool)
-    for part in np.split(order, np.flatnonzero(np.diff(lanes[order])) + 1):
+    order = np.argsort(tracks, kind="stable")
+    pauses = np.zeros(len(tracks), bool)
+    for part in np.split(order, np.flatnonzero(np.diff(tracks[order])) + 1):
         if part.size:
             open_until = np.maximum.accumulate(ends[part])
             pauses[part] = np.concatenate([[True], starts[part[1:]] - open_until[:-1] > threshold_ns])

@@ -104,7 +104,7 @@ def _render_cell(
 
 
 def _render_change_bar(share: float) -> str:
-    """Render a bar from the middle: to the right, and worse, if the share (-1 to 1) is positive."""
+    """Render a bar from the middle: right (worse) for a positive share, left (better) for a negative one (-1 to 1)."""
     side, size = "worse" if share > 0 else "better", 40 * abs(share)
     x = 40.0 if share > 0 else 40 - size
     return (

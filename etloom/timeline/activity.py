@@ -245,12 +245,14 @@ def explain_missing_times(trace: Trace) -> AnalysisError | None:
     if trace.rows("events"):
         return None
     if not trace.rows("nodes"):
-        return AnalysisError("the trace holds no events", where=describe_rank(trace), remedy="record it anew")
+        return AnalysisError(
+            "the trace holds no events", where=describe_rank(trace), remedy="record it again"
+        )
     return AnalysisError(
         "the operators of an execution trace have no times",
         where=describe_rank(trace),
         remedy="`flops`, `unique-args` and `etloom replay compute` work without; for times put the profiler's trace of "
-        "the same steps beside it",
+        "the same steps next to it",
     )
 
 

@@ -75,11 +75,11 @@ def build_call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False
         for column in within:
             np.add.at(column, above[nodes], column[nodes])
         np.add.at(size, above[nodes], size[nodes])
-    lanes = calls.select("pid", "tid")[first]
+    tracks = calls.select("pid", "tid")[first]
     root = nesting.find_nearest_ancestor(above, above < 0, np.arange(many))
-    place = _order_nodes(by_level, above, size, within, nesting.track_codes(lanes[root]))
+    place = _order_nodes(by_level, above, size, within, nesting.track_codes(tracks[root]))
     table = calls.select("category", "name")[first].with_columns(
-        *lanes[root],
+        *tracks[root],
         pl.Series("node", place),
         pl.Series("parent", place[above]).set(pl.Series(above < 0), None),
         pl.Series("depth", depth),
@@ -102,14 +102,14 @@ def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFra
     and a row per device event (category, name, dur, parent).
     """
     events = trace.events
-    on_lane = events["depth"].is_not_null()
-    rows = np.flatnonzero(on_lane.to_numpy())
+    on_track = events["depth"].is_not_null()
+    rows = np.flatnonzero(on_track.to_numpy())
     call_row = np.full(events.height + 1, -1, np.int64)  # the last one answers for -1
     call_row[rows] = np.arange(len(rows))
     parent = call_row[arrays.rows_of_ids(events, events["parent"])[rows]]
     if joined:
         parent = _attach_backward(trace, rows, call_row, parent)
-    calls = events.select("pid", "tid", "name", "depth", category="cat").filter(on_lane)
+    calls = events.select("pid", "tid", "name", "depth", category="cat").filter(on_track)
     calls = calls.with_columns(
         _merge_step_names(calls["name"]).alias("name"),
         pl.Series("self_ns", nesting.nest_events(events).exclusive[rows]),
@@ -186,7 +186,7 @@ def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
 def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tuple[RowArray, RowArray]:
     """Return the node of each call, and the first call of each node; a node has a higher number than its caller."""
     roots = np.flatnonzero(level == 0)
-    lanes = nesting.track_codes(calls.select("pid", "tid")[roots])
+    tracks = nesting.track_codes(calls.select("pid", "tid")[roots])
     text_codes, names = _encode_text(calls["name"])
     categories, many = _encode_text(calls["category"])
     text_codes, names = text_codes * many + categories, names * many
@@ -195,7 +195,7 @@ def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tup
     before = count = 0
     for at in range(int(level.max(initial=-1)) + 1):
         level_calls = np.flatnonzero(level == at) if at else roots
-        above = node[parent[level_calls]] - before if at else lanes
+        above = node[parent[level_calls]] - before if at else tracks
         index, inverse = _find_distinct(above * names + text_codes[level_calls])
         node[level_calls] = count + inverse
         first.append(level_calls[index])

@@ -292,7 +292,7 @@ EMPTY = Trace({}, {"rank": 5, "linked": True})
 
 @pytest.mark.parametrize("name", [*WINDOWED, "kernel-breakdown"])
 def test_a_trace_without_work_is_refused_in_one_sentence(name: str) -> None:
-    with pytest.raises(AnalysisError, match="rank 5: the trace holds no events; record it anew") as said:
+    with pytest.raises(AnalysisError, match="rank 5: the trace holds no events; record it again") as said:
         analyze(EMPTY, name)
     assert "\n" not in str(said.value)
     with pytest.raises(
@@ -330,9 +330,9 @@ def test_a_trace_that_is_not_linked_is_refused(name: str) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UnknownName, match=r"^by: .*; known: exclusive, self, "):
+    with pytest.raises(UnknownName, match=r"^by: .*; expected one of exclusive, self, "):
         analyze(EMPTY, "top-ops", by="sell")
-    with pytest.raises(UnknownName, match="known: name, kind"):
+    with pytest.raises(UnknownName, match="expected one of name, kind"):
         analyze(EMPTY, "kernel-breakdown", by="kin")
     with pytest.raises(EtloomError, match=r"^top: expected at least 1 row, got 0; specify 1 or more"):
         analyze(EMPTY, "top-ops", top=0)

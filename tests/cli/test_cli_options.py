@@ -17,18 +17,18 @@ from etloom.core.errors import EtloomError, UnknownName
 Outcome = tuple[int, str, str]
 
 GRAMMAR = {
-    "backend": ("nonsense", "known: "),
+    "backend": ("nonsense", "expected one of "),
     "bandwidth": ("fast", "such as 2x or 0.5x"),
-    "by": ("nonsense", "known: "),
+    "by": ("nonsense", "expected one of "),
     "iterations": ("some", "best, all or a number"),
     "latency": ("fast", "such as 20us"),
     "max_regression": ("much", "write it as 3%"),
-    "metric": ("speed", "known: step-time"),
+    "metric": ("speed", "expected one of step-time"),
     "on_demand": ("nonsense", "a number of steps, as in --on-demand 2"),
-    "only": ("allreduce", "known: all_gather, all_reduce"),
+    "only": ("allreduce", "expected one of all_gather, all_reduce"),
     "option": ("nonsense", "NAME=VALUE"),
-    "overlay": ("nonsense", "known: critical-path"),
-    "pattern": ("nonsense", "known: allocator"),
+    "overlay": ("nonsense", "expected one of critical-path"),
+    "pattern": ("nonsense", "expected one of allocator"),
     "rank_pattern": ("(", "for example 'host-(\\d+)'"),
     "observer": ("nonsense", "native, stock"),
     "ranks": ("abc", "0,8-15"),
@@ -36,11 +36,11 @@ GRAMMAR = {
     "step_by": ("nonsense", "expected optimizer, profiler or a duration"),
     "step_name": ("(", "invalid regular expression"),
     "steps": ("zz", "FIRST:LAST"),
-    "straggler": ("nonsense", "known: none"),
+    "straggler": ("nonsense", "expected one of none"),
     "time": ("nonsense", "write START:END"),
-    "to": ("nonsense", "known: "),
+    "to": ("nonsense", "expected one of "),
     "sources": ("nonsense", "kineto, et"),
-    "where": ("nonsense", "known: host, device"),
+    "where": ("nonsense", "expected one of host, device"),
 }
 """Options whose text has a grammar or is a choice: what is wrong, and words of the answer."""
 FREE = {
@@ -86,7 +86,7 @@ def wrong(option: Any) -> Iterator[tuple[str, str]]:
         names = [getattr(choice, "name", choice) for choice in option.type.choices]
         yield "nonsense", "is not one of " + ", ".join(map(repr, names))
     elif kind.startswith(("int", "float", "mebibytes")):
-        yield "nonsense", "'nonsense' is not a valid "
+        yield "nonsense", "expected a size in MiB" if kind == "mebibytes" else "'nonsense' is not a valid "
         if (least := getattr(option.type, "min", None)) is not None:
             yield (
                 str(least - 1),

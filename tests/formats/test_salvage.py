@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -75,8 +76,14 @@ def test_names_that_were_not_escaped(tmp_path: Path) -> None:
     assert etloom.read(out).nodes["name"].to_list() == ODD  # type: ignore[union-attr]
 
 
+RAW_NAMES = st.text(st.characters(exclude_categories=["Cs"])).filter(
+    lambda name: not re.search(r'"\s*}', name)
+)
+"""A raw quote and brace may end the node as well as belong to its name: which of the two cannot be known."""
+
+
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5))
+@given(st.lists(RAW_NAMES, min_size=1, max_size=5))
 def test_any_name_in_raw_form_costs_no_node(
     tmp_path_factory: pytest.TempPathFactory, names: list[str]
 ) -> None:

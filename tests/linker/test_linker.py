@@ -226,7 +226,7 @@ def test_dlrm_is_aligned_where_ids_are_another_runs(data: Path, rank: int) -> No
 def test_linear_is_one_of_39_equal_iterations(data: Path) -> None:
     trace = of_rank(data / "linear")
     assert trace.links.height == 928 and same_names(trace)
-    assert trace.meta["link"]["ties"] == 39 and stat(trace, "equal_iterations") == 39
+    assert trace.meta["link"]["ties"] == 39 and stat(trace, "identical_iterations") == 39
     span = trace.events.join(trace.links.select(pl.col("event").alias("id")), on="id")
     others = trace.events.filter(pl.col("cat") == "cpu_op")
     before = others.filter(pl.col("ts") < span["ts"].min()).height / others.height
@@ -301,10 +301,10 @@ def test_a_thread_that_the_profiler_missed_is_named(data: Path) -> None:
 def test_gloo_ranges_lie_outside_nesting(data: Path, name: str) -> None:
     trace = of_rank(data / "cpu" / name)
     ranges = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("gloo:"))
-    assert ranges.height == stat(trace, "asynchronous") > 10
+    assert ranges.height == stat(trace, "asynchronous_events") > 10
     assert ranges["depth"].null_count() == ranges["parent"].null_count() == ranges.height
     assert not trace.events["parent"].is_in(ranges["id"].implode()).any()
-    assert stat(trace, "crossed") == 0
+    assert stat(trace, "overlapping_events") == 0
     # Every operator nests as the execution trace, whose parents need no times, says.
     pairs = trace.links.join(trace.events.select(pl.col("id").alias("event"), "parent"), on="event").join(
         trace.nodes.select(pl.col("id").alias("node"), pl.col("parent").alias("above"), "name"), on="node"
@@ -344,7 +344,7 @@ def test_device_work_without_a_launch_was_launched_before_the_recording(
     for trace in map(link, traces):
         assert trace.launches.height == work
         assert stat(trace, "launch_missing") == stat(trace, "launched_before_recording") == early
-        assert stat(trace, "work_after_recording") == late
+        assert stat(trace, "activity_after_recording") == late
         others = (
             "launched_after_recording",
             "launch_not_recorded",

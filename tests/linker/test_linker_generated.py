@@ -269,7 +269,7 @@ COUNTS_OF_LAUNCHES = {
     "launch_not_recorded": 1,
     "launched_after_recording": 2,
     "without_correlation": 1,
-    "launches_without_work": 1,
+    "launches_without_activity": 1,
     "launch_without_operator": 1,
 }
 
@@ -311,8 +311,8 @@ def test_reasons_are_told_by_process() -> None:
         "launched_after_recording": 1,  # 9 of process 1
         "launched_before_recording": 1,  # 400 of process 2
         "launch_not_recorded": 1,  # 600 of process 2
-        "work_after_recording": 1,  # of call 700, but not of 7, after whose process's work 9 was seen
-        "launches_without_work": 1,
+        "activity_after_recording": 1,  # of call 700, but not of 7, after whose process's work 9 was seen
+        "launches_without_activity": 1,
         "launch_without_operator": 2,
     }
 

@@ -95,14 +95,14 @@ def test_a_report_of_steps_without_length_and_work_without_names(tmp_path: Path)
         del event["name"]
     job = opened(tmp_path, events, deviceProperties=[{"id": 0, "name": 7}, "x", None])
     etloom.report(job, tmp_path / "r.html")
-    assert "without a name" in (tmp_path / "r.html").read_text()
+    assert "unnamed" in (tmp_path / "r.html").read_text()
     assert etloom.analyze(job, "memory-bandwidth-summary").height == 1
 
 
 def test_ranks_of_unlike_basis_are_said(data: Path) -> None:
     device, host = etloom.open(data / "dlrm")[0], etloom.open(data / "cpu/ddp_2")[1]
     found = etloom.diff(Job({0: device, 1: host}), Job({0: device}))
-    assert any("of the device of some ranks and of the host of others" in line for line in found.notes)
+    assert any("refer to the GPU for some ranks and to the host for others" in line for line in found.notes)
     assert found.explanation is None
 
 

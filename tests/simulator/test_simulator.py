@@ -324,4 +324,4 @@ def test_a_path_through_what_nothing_explains_says_so(data: Path, capsys: pytest
         sentence = next(
             one for one in summarize_run(etloom.open(data / name)).lines if one.topic == "Critical path"
         )
-        assert ("not to be relied on" in sentence.text) is not explained
+        assert ("not reliable" in sentence.text) is not explained

@@ -76,7 +76,7 @@ def count_calls(trace: Trace) -> pl.DataFrame:
 
 
 def _check_costs(trace: Trace, units: pl.DataFrame) -> pl.DataFrame:
-    """Add known and the family of the operators; raise AnalysisError if no cost is known."""
+    """Add the columns `known` and `family`; raise AnalysisError if no cost is known."""
     units = units.with_columns(
         lookup_families(units["name"]), known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null()
     )

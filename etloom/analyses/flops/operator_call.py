@@ -21,7 +21,7 @@ class NotRecorded(ValueError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """Shape and strides in elements, if recorded; dtype as recorded, None if unknown."""
+    """Shape, recorded dtype, and strides in elements; dtype and strides are None if not recorded."""
 
     shape: tuple[int, ...]
     dtype: str | None = None

@@ -33,7 +33,7 @@ def step_windows(trace: Trace, busy: Intervals, step: int | None) -> pl.DataFram
 
     Args:
         trace: The trace of a rank.
-        whole: The intervals whose span is the window of everything.
+        busy: The intervals whose span is the window of everything.
         step: If given, only the window of this step.
 
     Returns:

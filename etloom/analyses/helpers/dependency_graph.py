@@ -1,4 +1,4 @@
-"""The dependency graph of a job, and warnings if it does not explain the recording."""
+"""The dependency graph of a job, and warnings if it leaves too much delay unexplained."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ PROCESS_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Destinations of the results."""
+    """Output file and table format of the results."""
 
     out: Path | None
     format: Format | None

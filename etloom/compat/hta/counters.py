@@ -187,7 +187,7 @@ def _bandwidth(trace: Trace) -> pl.DataFrame | None:
 
 
 def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.DataFrame:
-    """Rows of the table counters."""
+    """Return the values of ``table`` as rows of the table ``counters``."""
     return table.select(
         pl.lit(None, pl.UInt32).alias("id"),
         "ts",

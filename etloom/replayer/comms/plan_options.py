@@ -66,7 +66,7 @@ def plan_replay(job: Job, world_size: int, options: PlanOptions = PlanOptions())
     if world_size < rank_count and not options.shrink and world_size > 1:
         raise EtloomError(
             f"{world_size} processes for {rank_count} recorded ranks",
-            remedy=f"start {rank_count}, or add --shrink to replay the first {world_size} of them",
+            remedy=f"start {rank_count} processes, or add --shrink to replay only the first {world_size} ranks",
         )
     plan = build_plan(
         job,
