@@ -127,7 +127,9 @@ def test_gaps_of_an_execution_trace_with_times(data: Path) -> None:
 
 def test_another_number_of_processes_is_an_error(data: Path) -> None:
     job = etloom.open(data / "cpu/coll_4")
-    with pytest.raises(EtloomError, match="2 processes for 4 recorded ranks; start 4 processes, or add --shrink"):
+    with pytest.raises(
+        EtloomError, match="2 processes for 4 recorded ranks; start 4 processes, or add --shrink"
+    ):
         plan_replay(job, 2)
     with pytest.raises(EtloomError, match="8 processes, but only 4 recorded ranks"):
         plan_replay(job, 8)
