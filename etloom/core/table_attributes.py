@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import polars as pl
 
 
-class TableAttributes:
+class TableAttributes(ABC):
     """One property per declared table (`etloom.core.schema.TABLES`); each calls `table`."""
 
     __slots__ = ()
 
+    @abstractmethod
     def table(self, name: str) -> pl.DataFrame:
         """Return one table by name."""
-        raise NotImplementedError
 
     @property
     def events(self) -> pl.DataFrame:

@@ -150,7 +150,7 @@ def parse_kineto_call(
     """
     shapes = json.loads(dims)
     if not isinstance(shapes, list):
-        raise ValueError("dims is no list")
+        raise ValueError("dims is not a list")
     kind = _parse_padded(types, len(shapes))
     stride = _parse_padded(strides, len(shapes))
     concrete = _parse_padded(values, len(shapes))
