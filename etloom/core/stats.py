@@ -460,5 +460,18 @@ DECLARED_STATS = (
         "read.nsys_device_of_sync", "info", "synchronizations attributed to the device of their context"
     ),
     DeclaredStat("read.nsys_failed_call", "info", "runtime calls that returned an error"),
+    # Replays
+    DeclaredStat(
+        "replay.stopped",
+        "data_loss",
+        "the replay was interrupted, so it is incomplete",
+        "run it again without a limit",
+    ),
+    DeclaredStat(
+        "replay.trial_run",
+        "info",
+        "the times are those of the first run of each operator",
+        "allow more time",
+    ),
 )
 """All names, grouped by origin."""
