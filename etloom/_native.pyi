@@ -106,7 +106,7 @@ def residual_sum(first: _I32, source: _I32, time: _I64, floor: _I64, own: _Bool 
 def nearest(parent: NDArray[_Index], wanted: _Bool) -> NDArray[_Index]: ...
 def nest(lane: _I64, start: _I64, end: _I64, tolerance: int = 0) -> tuple[_I64, _I16, _I64]: ...
 def stack_tracks(
-    lane: _I64, start: _I64, end: _I64, kind: _U8, tolerance: int
+    track: _I64, start: _I64, end: _I64, kind: _U8, name: _I64, tolerance: int
 ) -> tuple[_I64, _I16, _I64, _I64, _I64, _I64]:
     """Returns parent, depth and exclusive time of each event, and the rows detached, crossed and clamped."""
 

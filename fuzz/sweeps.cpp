@@ -1,4 +1,4 @@
-// The parts of etloom._native that work on arrays of times: tests/test_native_sanitized.py builds them with sanitizers.
+// The parts of etloom._native that work on arrays of times: tests/core/test_native_sanitized.py builds them with sanitizers.
 #include "bindings.hpp"
 
 NB_MODULE(_native, module) {

@@ -1,8 +1,10 @@
 // Which event of a thread encloses which: one pass over events sorted by start, a stack for each lane.
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -56,83 +58,164 @@ struct Frame {
     int64_t row;
 };
 
-// One thread: what is open, and up to when its time is charged.
-struct Lane {
+// One thread: what is open (the ends descend), the event entered last, and up to when its time is charged.
+struct Track {
     std::vector<Frame> open;
+    int64_t last = -1;
     int64_t charged = std::numeric_limits<int64_t>::min();
 };
 
-using Flags = In<uint8_t>;
+// How often an event of one name was certainly called by one of another name, less how often it certainly followed it.
+class NamePairs {
+public:
+    void count(int64_t outer, int64_t inner, int change) { counts_[{outer, inner}] += change; }
+    bool nest(int64_t outer, int64_t inner) const {
+        const auto at = counts_.find({outer, inner});
+        return at != counts_.end() && at->second > 0;
+    }
 
-// As nest, for the timed events of host threads: every instant of a lane is charged to the innermost event open there,
-// so exclusive times tile what the events cover. A child that outlasts its parent by at most `tolerance` is clamped.
-// One that outlasts it by more crosses it. A crossing event of kind DETACHES leaves the lane (depth -1), since it ended
-// on another thread, unless all that it crosses YIELDS; every other one closes the events it crosses.
-nb::tuple stack_tracks(Ints lane, Ints start, Ints end, Flags kind, int64_t tolerance) {
-    constexpr uint8_t DETACHES = 1, YIELDS = 2;
-    const size_t n = lane.shape(0);
-    if (start.shape(0) != n || end.shape(0) != n || kind.shape(0) != n)
-        throw nb::value_error("lane, start, end and kind differ in length");
-    std::vector<int64_t> parent(n, -1), exclusive(n, 0), detached, crossed, clamped;
-    std::vector<int16_t> depth(n, 0);
-    {
-        nb::gil_scoped_release release;
-        std::unordered_map<int64_t, Lane> lanes;
-        Lane* on = nullptr;
-        int64_t current = 0;
-        const auto charge = [&exclusive](Lane& at, int64_t until) {
-            if (until <= at.charged) return;
-            if (!at.open.empty()) {
-                int64_t& own = exclusive[at.open.back().row];
-                own = plus(own, minus(until, at.charged));
-            }
-            at.charged = until;
-        };
-        const auto close = [&charge](Lane& at) {
-            charge(at, at.open.back().end);
-            at.open.pop_back();
-        };
-        for (size_t i = 0; i < n; ++i) {
-            if (on == nullptr || lane(i) != current) {
-                current = lane(i);
-                on = &lanes[current];
-            }
-            std::vector<Frame>& open = on->open;
-            const int64_t s = start(i);
-            int64_t e = std::max(s, end(i));
-            while (!open.empty() && (open.back().end < s || (open.back().end == s && e > s))) close(*on);
-            if (!open.empty() && bounded_plus(open.back().end, tolerance) < e) {
-                bool detach = false;
-                for (size_t k = open.size(); kind(i) & DETACHES && k-- > 0 && bounded_plus(open[k].end, tolerance) < e;)
-                    detach |= !(kind(open[k].row) & YIELDS);
-                if (detach) {
-                    detached.push_back(static_cast<int64_t>(i));
-                    depth[i] = -1;
-                    exclusive[i] = minus(e, s);
-                    continue;
-                }
-                crossed.push_back(static_cast<int64_t>(i));
-                charge(*on, s);
-                while (!open.empty() && bounded_plus(open.back().end, tolerance) < e) open.pop_back();
-            }
-            if (open.empty()) {
-                on->charged = std::max(on->charged, s);
-            } else {
-                charge(*on, s);
-                parent[i] = open.back().row;
-                if (open.back().end < e) {
-                    clamped.push_back(static_cast<int64_t>(i));
-                    e = open.back().end;
-                }
-            }
-            depth[i] = static_cast<int16_t>(std::min<size_t>(open.size(), INT16_MAX));
-            open.push_back({e, static_cast<int64_t>(i)});
+private:
+    struct Hash {
+        size_t operator()(const std::pair<int64_t, int64_t>& names) const {
+            return std::hash<uint64_t>()(static_cast<uint64_t>(names.first) * 0x1000003u ^ static_cast<uint64_t>(names.second));
         }
-        for (auto& [_, at] : lanes)
+    };
+    std::unordered_map<std::pair<int64_t, int64_t>, int64_t, Hash> counts_;
+};
+
+using Kinds = In<uint8_t>;
+constexpr uint8_t OPERATOR = 1, PYTHON = 2, CALL = 4;  // an annotation is none of them
+
+// Events that cross more open events than any program nests close them all: events that all cross each other would take
+// quadratic time.
+constexpr size_t MAX_CROSSED = 4096;
+
+// Nests the timed events of host threads. Every instant of a track is charged to the innermost event open there, so
+// exclusive times tile what the events cover.
+class HostStacks {
+public:
+    HostStacks(Ints track, Ints start, Ints end, Kinds kind, Ints name, int64_t tolerance)
+        : track_(track), start_(start), end_(end), kind_(kind), name_(name), tolerance_(tolerance) {}
+
+    std::vector<int64_t> parent, exclusive, detached, crossed, clamped;
+    std::vector<int16_t> depth;
+
+    void run() {
+        const size_t n = track_.shape(0);
+        bool instants = false;
+        for (size_t i = 0; i < n && !instants; ++i) instants = end_(i) <= start_(i);
+        // Where the clock is coarse, an event without a duration may lie in one that ends where it starts, or follow it:
+        // it lies in it if events of these names do so where the times are certain.
+        if (instants) {
+            learning_ = true;
+            pass(n);
+            learning_ = false;
+        }
+        pass(n);
+    }
+
+private:
+    Ints track_, start_, end_;
+    Kinds kind_;
+    Ints name_;
+    int64_t tolerance_;
+    bool learning_ = false;
+    NamePairs pairs_;
+
+    void pass(size_t n) {
+        parent.assign(n, -1);
+        exclusive.assign(n, 0);
+        depth.assign(n, 0);
+        for (auto* rows : {&detached, &crossed, &clamped}) rows->clear();
+        std::unordered_map<int64_t, Track> tracks;
+        Track* on = nullptr;
+        for (size_t i = 0; i < n; ++i) {
+            if (on == nullptr || track_(i) != track_(i - 1)) on = &tracks[track_(i)];
+            enter(*on, static_cast<int64_t>(i));
+        }
+        for (auto& [_, at] : tracks)
             while (!at.open.empty()) close(at);
     }
-    return nb::make_tuple(to_numpy(std::move(parent)), to_numpy(std::move(depth)), to_numpy(std::move(exclusive)),
-                          to_numpy(std::move(detached)), to_numpy(std::move(crossed)), to_numpy(std::move(clamped)));
+
+    void charge(Track& at, int64_t until) {
+        if (until <= at.charged) return;
+        if (!at.open.empty()) {
+            int64_t& time = exclusive[at.open.back().row];
+            time = plus(time, minus(until, at.charged));
+        }
+        at.charged = until;
+    }
+
+    void close(Track& at) {
+        charge(at, at.open.back().end);
+        at.open.pop_back();
+    }
+
+    void close_ended(Track& at, int64_t row, int64_t s, int64_t e) {
+        while (!at.open.empty() && at.open.back().end <= s) {
+            const Frame& top = at.open.back();
+            const bool certain = top.end < s || e > s;
+            if (!certain && pairs_.nest(name_(top.row), name_(row)) && !learning_) return;
+            if (certain && learning_ && top.row == at.last) pairs_.count(name_(top.row), name_(row), -1);
+            close(at);
+        }
+    }
+
+    void enter(Track& at, int64_t row) {
+        std::vector<Frame>& open = at.open;
+        const int64_t s = start_(row);
+        int64_t e = std::max(s, end_(row));
+        close_ended(at, row, s, e);
+        size_t outer = open.size();  // so many of the open events enclose this one
+        while (outer > 0 && bounded_plus(open[outer - 1].end, tolerance_) < e) --outer;
+        if (outer < open.size()) {
+            const auto any = [&](auto holds) { return std::any_of(open.begin() + outer, open.end(), holds); };
+            if (kind_(row) & OPERATOR && any([&](const Frame& it) { return !(kind_(it.row) & PYTHON); })) {
+                detached.push_back(row);
+                depth[row] = -1;
+                exclusive[row] = minus(e, s);
+                return;
+            }
+            crossed.push_back(row);
+            charge(at, s);
+            if (open.size() - outer > MAX_CROSSED)
+                open.resize(outer);
+            else if (kind_(row) & CALL)
+                outer = open.size();
+            else if (!(kind_(row) & PYTHON) && !any([&](const Frame& it) { return kind_(it.row) & OPERATOR; }))
+                open.resize(outer);
+        }
+        if (open.empty())
+            at.charged = std::max(at.charged, s);
+        else
+            charge(at, s);
+        if (outer > 0) {
+            const Frame& around = open[outer - 1];
+            parent[row] = around.row;
+            depth[row] = std::min<int16_t>(depth[around.row], INT16_MAX - 1) + 1;
+            if (learning_ && around.end > s) pairs_.count(name_(around.row), name_(row), 1);
+            if (around.end < e) {
+                clamped.push_back(row);
+                e = around.end;
+            }
+        }
+        open.insert(open.begin() + outer, {e, row});
+        at.last = row;
+    }
+};
+
+nb::tuple stack_tracks(Ints track, Ints start, Ints end, Kinds kind, Ints name, int64_t tolerance) {
+    const size_t n = track.shape(0);
+    if (start.shape(0) != n || end.shape(0) != n || kind.shape(0) != n || name.shape(0) != n)
+        throw nb::value_error("the columns differ in length");
+    HostStacks stacks(track, start, end, kind, name, tolerance);
+    {
+        nb::gil_scoped_release release;
+        stacks.run();
+    }
+    return nb::make_tuple(to_numpy(std::move(stacks.parent)), to_numpy(std::move(stacks.depth)),
+                          to_numpy(std::move(stacks.exclusive)), to_numpy(std::move(stacks.detached)),
+                          to_numpy(std::move(stacks.crossed)), to_numpy(std::move(stacks.clamped)));
 }
 
 // Of each row the nearest wanted one among it and those around it; and one value more, of the row -1.
@@ -179,8 +262,9 @@ void bind_nesting(nb::module_& module) {
     module.def("nest", &nest, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("tolerance") = 0,
                "Parent row (-1 for none), depth, and the rows that outlast the event around them, of events sorted by "
                "(start, -end). All int64; rows of one lane nest, lanes are independent.");
-    module.def("stack_tracks", &stack_tracks, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("kind"),
-               nb::arg("tolerance"),
-               "Parent row (-1 for none), depth (-1 off the lane), exclusive time, and the rows that were detached, that "
-               "crossed the event around them, and that were clamped to it, of events sorted by (start, -end).");
+    module.def("stack_tracks", &stack_tracks, nb::arg("track"), nb::arg("start"), nb::arg("end"), nb::arg("kind"),
+               nb::arg("name"), nb::arg("tolerance"),
+               "Nest the events of host threads, in the order in which they were entered. Returns parent row (-1 for "
+               "none), depth (-1 for detached events), exclusive time, and the rows that are detached, that cross the "
+               "event around them and that are clamped to it. kind has bits: 1 operator, 2 Python function, 4 call.");
 }

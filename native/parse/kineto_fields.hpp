@@ -111,7 +111,7 @@ constexpr size_t field_at(std::string_view key) {
 }
 inline constexpr size_t kGrid = field_at("grid"), kBlock = field_at("block"), kCollective = field_at("Collective name"),
                  kSyncKind = field_at("cuda_sync_kind"), kPythonId = field_at("Python id"),
-                 kGroupRanks = field_at("Process Group Ranks");
+                 kGroupRanks = field_at("Process Group Ranks"), kExternalId = field_at("External id");
 static_assert(kGrid < kFieldCount && kBlock < kFieldCount && kCollective < kFieldCount && kSyncKind < kFieldCount);
 
 // Key to field. Keys follow each other in few orders: the one that came next the last time is tried first, then all
@@ -133,6 +133,7 @@ class FieldIndex {
         for (size_t slot = hash(key); slots_[slot] != kNone; slot = (slot + 1) % slots_.size()) {
             if (same(kFields[slots_[slot]].key, key)) return last_ = next_[last_] = slots_[slot];
         }
+        if (key == "external id") return kExternalId;  // Kineto of 2021
         return kFieldCount;
     }
 

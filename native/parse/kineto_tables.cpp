@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kTextNumber = -(int64_t{1} << 40);
 
 // No time or length of a trace is larger (146 years), and two of them can be added.
-constexpr int64_t kLongest = int64_t{1} << 62;
+constexpr int64_t kLatest = 4'000'000'000'000'000'000, kLongest = int64_t{1} << 55;
 
 constexpr uint32_t kNoCat = UINT32_MAX;
 
@@ -26,7 +26,7 @@ constexpr uint64_t mask_of(Group group) { return kMasks[static_cast<size_t>(grou
 
 std::optional<int64_t> time_of(std::string_view token) {
     const auto time = thousandths(token);
-    return time && *time <= kLongest && *time >= -kLongest ? time : std::nullopt;
+    return time && *time <= kLatest && *time >= -kLatest ? time : std::nullopt;
 }
 
 int64_t text_number(Dictionary& texts, std::string_view token) {
