@@ -20,11 +20,13 @@ if TYPE_CHECKING:
         export,
         gather,
         graph,
+        hangs,
         info,
         link,
         lint,
         open,
         plot,
+        predict,
         query,
         read,
         replay,
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
         salvage,
         select,
         simulate,
+        store_add,
+        store_list,
+        store_refresh,
+        store_stragglers,
     )
     from etloom.collector import record
     from etloom.core.errors import EtloomError, EtloomWarning
@@ -50,11 +56,13 @@ __all__ = [
     "export",
     "gather",
     "graph",
+    "hangs",
     "info",
     "link",
     "lint",
     "open",
     "plot",
+    "predict",
     "query",
     "read",
     "record",
@@ -63,6 +71,10 @@ __all__ = [
     "salvage",
     "select",
     "simulate",
+    "store_add",
+    "store_list",
+    "store_refresh",
+    "store_stragglers",
 ]
 
 _HOME = {

@@ -34,11 +34,13 @@ def match_text(
         mask = np.zeros(len(column), np.bool_)
         mask[within] = match_text(column.filter(pl.Series(within)), predicate)
         return mask
-    texts = (column.unique() if texts is None else texts).drop_nulls()
-    matching = texts.filter(
-        texts.to_frame("text").select(predicate(pl.col("text").cast(pl.String))).to_series()
-    )
-    return column.is_in(matching.implode(), nulls_equal=True).to_numpy()
+    text = pl.col("text")
+    distinct = (column.unique() if texts is None else texts).to_frame("text")
+    matching = distinct.filter(predicate(text.cast(pl.String)) & text.is_not_null()).to_series()
+    # One query: methods of a Series cost one each.
+    rows = column.to_frame("text").select(text.is_in(pl.lit(matching).implode(), nulls_equal=True))
+    matches: np.ndarray = rows.to_series().to_numpy()
+    return matches
 
 
 def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Series:

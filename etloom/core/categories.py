@@ -1,10 +1,10 @@
 """Meaning of names: event categories, kernel types, communication, collectives, element types.
 
 The only place that derives meaning from a name; all other code calls it. A vendor with a new spelling is one more
-line here and one more row in tests/core/test_kinds.py.
+line here and one more row in tests/core/test_categories.py.
 
 Categories: Kineto's ActivityType.h, and the spellings of profilers before Kineto ("Kernel", "Operator", ...).
-Kernel names: those of NCCL, RCCL, HCCL, oneCCL, MSCCL, NVSHMEM, DeepEP, PyTorch's symmetric memory, vLLM,
+Kernel names: those of NCCL, RCCL, HCCL, oneCCL, MSCCL, NVSHMEM, DeepEP, MORI, UCCL, PyTorch's symmetric memory, vLLM,
 TensorRT-LLM and MTIA. A kernel is classified by its own identifier, never by its argument types.
 """
 
@@ -14,6 +14,8 @@ import re
 from functools import cache
 
 import polars as pl
+
+from etloom.core import names
 
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 """Categories of operators on the host."""
@@ -31,11 +33,28 @@ PYTHON_CATEGORIES = frozenset({"python_function", "Python"})
 HOST_CATEGORIES = OPERATOR_CATEGORIES | ANNOTATION_CATEGORIES | RUNTIME_CATEGORIES | PYTHON_CATEGORIES
 """Categories of what nests on a host thread."""
 
+CAPTURED_GRAPH, CAPTURED_OPERATOR, CAPTURED_CALL = "captured_graph", "captured_op", "captured_call"
+CAPTURED_CATEGORIES = {
+    **dict.fromkeys(OPERATOR_CATEGORIES, CAPTURED_OPERATOR),
+    **dict.fromkeys(RUNTIME_CATEGORIES, CAPTURED_CALL),
+    **dict.fromkeys(ANNOTATION_CATEGORIES, "captured_annotation"),
+    **dict.fromkeys(PYTHON_CATEGORIES, "captured_function"),
+}
+"""Category of a host event -> category of the event without a time that stands for it in each replay of the device
+graph that it captured. The outermost of these events is the `CAPTURED_GRAPH`."""
+CAPTURED = frozenset({CAPTURED_GRAPH, *CAPTURED_CATEGORIES.values()})
+
 MEMCPY_CATEGORIES = frozenset({"gpu_memcpy", "Memcpy"})
 MEMSET_CATEGORIES = frozenset({"gpu_memset", "Memset"})
 MTIA_CATEGORIES = frozenset({"mtia_ccp_events"})
 DEVICE_CATEGORIES = frozenset({"kernel", "Kernel"}) | MEMCPY_CATEGORIES | MEMSET_CATEGORIES | MTIA_CATEGORIES
 """Categories of work that a device did. Synchronisations (cuda_sync) and gpu_user_annotation are none."""
+
+NCCL_COLLECTIVE = "nccl_collective"
+"""Category of a communication that NCCL's own profilers recorded."""
+
+PIPELINE_OPERATION = "pipeline_operation"
+"""Category of an operation of a pipeline, such as forward-compute, in a trace that holds nothing smaller."""
 
 KERNEL_TYPES = ("computation", "communication", "memory", "other")
 """Of device work, and on a trace without any, of operators."""
@@ -54,20 +73,26 @@ _COMMUNICATION_KERNEL = "|".join(
         # Custom ones: vLLM, SGLang, aiter, TensorRT-LLM, FlashInfer, PyTorch's symmetric memory
         rf"{_SCOPE}\w*{_COLLECTIVE}",
         rf"{_SCOPE}cross_device_reduce",
-        # Libraries that do nothing else: DeepEP, MORI, MSCCL++, oneCCL, UCCL
-        r"^(?:void\s+)?(?:deep_ep|mori|mscclpp|ccl|uccl)::",
+        # Libraries that do nothing else: DeepEP (dpsk::ep in DeepSeek's own traces), MORI, MSCCL++, oneCCL, UCCL
+        r"^(?:void\s+)?(?:deep_ep|dpsk::ep|mori|mscclpp|ccl|uccl)::",
+        # XLA's operations on TPU: all-gather-start.2, collective-permute.1
+        r"^(?:ragged-)?(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-(?:permute|broadcast)|send|recv)"
+        r"(?:-start|-done|-fusion)?(?:\.\d+)*$",
         # MTIA
         r"^collective_subgraph_execution",
     )
 )
 # Inductor names a fused kernel after all it came from (triton_poi_fused_all_gather_into_tensor_3), and a
-# matrix product that also communicates does the model's arithmetic.
-_COMPUTATION_KERNEL = rf"^triton_\w*fused|{_SCOPE}\w*(?i:gemm|matmul)"
-# CUDA, HIP and nvprof; roctracer; ROCclr's blit kernels, which come as plain kernels.
+# matrix product that also communicates does the model's arithmetic. DeepEP counts tokens per rank before it sends.
+_COMPUTATION_KERNEL = (
+    rf"^triton_\w*fused|{_SCOPE}\w*(?i:gemm|matmul)|^(?:void\s+)?(?:deep_ep|dpsk::ep)::layout::"
+)
+# CUDA, HIP and nvprof; roctracer; ROCclr's blit kernels, which come as plain kernels; XLA on TPU.
 _MEMORY = (
     r"^(?:hip)?Mem(?:cpy|set)|^\[CUDA mem"
-    r"|^Copy(?:Host|Device)To|^FillBuffer|^__amd_rocclr_(?:copy|fill)Buffer"
+    r"|^Copy(?:Host|Device)To|^FillBuffer|^__amd_rocclr_(?:copy|fill)Buffer|^copy-(?:start|done)(?:\.\d+)*$"
 )
+_PARAMETER_LIST = r"[(<].*$"
 _MTIA_MEMORY = r"^dma"
 _MTIA_OTHER = r"^(?:runFunction|job_exe|packet|pe_exe|cpum_exe_subgraph)"
 
@@ -97,7 +122,7 @@ def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.E
         .then(None)
         .when(cat.is_in(list(MEMCPY_CATEGORIES | MEMSET_CATEGORIES)) | name.str.contains(_MEMORY))
         .then(pl.lit("memory"))
-        .when(name.str.contains(_COMMUNICATION_KERNEL) & ~name.str.contains(_COMPUTATION_KERNEL))
+        .when(_is_communication_kernel(name))
         .then(pl.lit("communication"))
         .when(mtia & name.str.contains(_MTIA_MEMORY))
         .then(pl.lit("memory"))
@@ -107,6 +132,17 @@ def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.E
         .cast(KERNEL_TYPE_DTYPE)
         .alias("kind")
     )
+
+
+def _is_communication_kernel(name: pl.Expr) -> pl.Expr:
+    """Return whether a kernel communicates, by the patterns here and those of ``known_names``."""
+    more = [row["pattern"].pattern for row in names.list_names("communication")]
+    by_table = (
+        name.str.replace_all(ANONYMOUS_NAMESPACE, "")
+        .str.replace(_PARAMETER_LIST, "")
+        .str.contains("|".join(more))
+    )
+    return (name.str.contains(_COMMUNICATION_KERNEL) | by_table) & ~name.str.contains(_COMPUTATION_KERNEL)
 
 
 def recorded_extent() -> tuple[pl.Expr, pl.Expr]:
@@ -152,6 +188,7 @@ _COLLECTIVES = {
     "allgather": "all_gather",
     "alltoall": "all_to_all",
     "sendrecv": "send_recv",
+    "collectivepermute": "send_recv",
     "broadcast": "broadcast",
     "barrier": "barrier",
     "scatter": "scatter",
@@ -162,6 +199,8 @@ _COLLECTIVES = {
     "wait": "wait",
 }
 # In this order, since "allreduce" holds "reduce" and "sendrecv" holds both of its parts.
+_EXPERT_PARALLEL = re.compile("^(?:deep_ep|dpsk::ep|mori|uccl)::(?!layout::)")
+"""Libraries of expert parallelism: dispatch sends tokens to the experts, combine sends them back."""
 
 
 @cache
@@ -177,7 +216,9 @@ def parse_collective(name: str) -> str | None:
         return None
     plain = re.sub(rf"^void\s+|{ANONYMOUS_NAMESPACE}", "", name)
     identifier = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]
-    letters = identifier.lower().replace("_", "")
+    letters = re.sub("[_-]", "", identifier.lower())
+    if _EXPERT_PARALLEL.search(plain) and "notify" not in letters:
+        letters = re.sub("dispatch|combine", "alltoall", letters)
     return next((collective for word, collective in _COLLECTIVES.items() if word in letters), None)
 
 

@@ -5,14 +5,19 @@ EtloomError            exit status 1 (2 if caused by an `option`), one line: wha
 ├── LimitError         an input exceeds a stated bound (a gzip bomb, a nesting depth)
 ├── LinkError          the traces are not of one program, so pairing them would be wrong
 ├── AnalysisError      the trace cannot answer the question (no steps, no GPU activity)
-├── UnknownName        there is no such reader, analysis, export, table or column
+│   └── UnknownRank    the run does not hold a rank; also an InvalidValue
+├── InvalidValue       an argument is wrong whatever the files hold; also a ValueError
+│   └── UnknownName    unknown reader, analysis, export, table or column
 ├── CollectError       collection cannot start
+│   └── InvalidOption  an option of collect or record is wrong; also an InvalidValue
 └── DataLoss           --strict, and the stats table has a row of severity data_loss or error
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 from os import PathLike
 from typing import Any
@@ -62,6 +67,14 @@ class EtloomWarning(UserWarning):
     """A result is incomplete: for example some ranks could not answer an analysis."""
 
 
+def warn(message: str) -> None:
+    """Warn with the line of the caller's code that called etloom; the command line prints the message alone."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "etloom":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, EtloomWarning, stacklevel=level)
+
+
 class ReadError(EtloomError):
     pass
 
@@ -86,7 +99,19 @@ class DataLoss(EtloomError):
     pass
 
 
-class UnknownName(EtloomError):
+class InvalidValue(EtloomError, ValueError):
+    """The value of an argument is wrong, whatever the files hold."""
+
+
+class UnknownRank(AnalysisError, InvalidValue):
+    pass
+
+
+class InvalidOption(CollectError, InvalidValue):
+    pass
+
+
+class UnknownName(InvalidValue):
     """A name that is not registered; the remedy is the nearest known name, or for an option all of them."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, option: str | None = None) -> None:

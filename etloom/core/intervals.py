@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 Ticks = NDArray[np.int64]
 
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_LONG_AGO = _FIRST // 2
+"""Earlier than any time, but not by more than 64 bits hold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,14 +111,16 @@ class Intervals:
         return inside
 
     def _before(self, ticks: Ticks) -> Ticks:
-        """Return the time of the set before each tick."""
+        """Return for each tick how much of the set lies before it, ns."""
         if not self:
             return np.zeros(ticks.shape, dtype=np.int64)
-        length = self.ends - self.starts
-        until = np.concatenate(([0], np.cumsum(length)))
-        last = np.searchsorted(self.starts, ticks, side="right") - 1
-        inside = np.clip(ticks - self.starts[last], 0, length[last])
-        return np.where(last < 0, 0, until[last] + inside)
+        # The intervals that begin by then, less what the last of them lasts beyond it.
+        until = np.concatenate(([0], np.cumsum(self.ends - self.starts)))
+        ends = np.concatenate(([_LONG_AGO], self.ends))
+        begun = np.searchsorted(self.starts, ticks, side="right")
+        beyond = np.maximum(ends[begun] - ticks, 0)
+        before: Ticks = until[begun] - beyond
+        return before
 
     def _at(self, ticks: Ticks, *, start: bool = False, end: bool = False) -> NDArray[np.bool_]:
         """Return a mask of the ticks strictly inside an interval, or (start, end) also at its start or end."""
@@ -136,29 +140,6 @@ def union(sets: Iterable[Intervals]) -> Intervals:
     return Intervals.of(
         np.concatenate([s.starts for s in nonempty]), np.concatenate([s.ends for s in nonempty])
     )
-
-
-def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:
-    """Return for each tick the row of the innermost window [start, end) around it, -1 for none.
-
-    Innermost is the window that begins last, and of those the one that ends first. Windows may come in any order,
-    nested or not.
-    """
-    begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
-    order = np.lexsort((-end, begin))
-    order = order[begin[order] < end[order]]
-    cuts = np.unique(np.concatenate((begin, end)))
-    within = np.full(len(cuts) + 1, -1, dtype=np.intp)  # of what lies before the first cut, and behind each
-    opened: list[int] = []  # by start: what has ended is dropped once it comes up
-    coming = 0
-    for place, cut in enumerate(cuts.tolist(), 1):
-        while coming < len(order) and begin[order[coming]] <= cut:
-            opened.append(int(order[coming]))
-            coming += 1
-        while opened and end[opened[-1]] <= cut:
-            opened.pop()
-        within[place] = opened[-1] if opened else -1
-    return within[np.searchsorted(cuts, np.asarray(ticks, dtype=np.int64), side="right")]
 
 
 def _merge_sorted(a: Ticks, b: Ticks) -> Ticks:

@@ -48,6 +48,8 @@ class TraceMeta(TypedDict, total=False):
     pg_status: Any
     linked: bool | None
     link: LinkMeta
+    step_name: str
+    """Regular expression of the events that are the steps, if the caller specified one."""
 
 
 class JobMeta(TypedDict, total=False):
@@ -56,5 +58,7 @@ class JobMeta(TypedDict, total=False):
     path: str
     card: dict[str, Any]
     """The workload card found next to the traces."""
+    processes: dict[str, str]
+    """Name -> trace of a process that is not a rank, such as a tokenizer, next to the traces."""
     run: dict[str, Any]
     """The run.json that `etloom collect` wrote."""

@@ -1,4 +1,4 @@
-"""Nesting of events on host threads: enclosing event, depth, exclusive time.
+"""Nesting of events on host threads: enclosing event, depth, exclusive time; and of times in windows.
 
 A track is one (pid, tid). Only timed host events are nested: operators, annotations, runtime and driver calls, Python
 functions. GPU activity, instants, ranges without an end and records that end on another thread are not.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from numpy.typing import ArrayLike, NDArray
 
 from etloom._native import nearest, stack_tracks
 from etloom.core import categories
@@ -18,6 +19,11 @@ from etloom.core.arrays import is_in, match_text, to_array
 
 TOLERANCE_NS = 1000
 """A child may end this much after its parent: files with whole microseconds truncate start and duration separately."""
+
+_OPERATOR, _PYTHON, _CALL = 1, 2, 4
+"""Kinds of events, as bits for `stack_tracks`; an annotation is 0."""
+_ENTRY_ORDER = np.array([1, 1, 0, 0, 2])
+"""The place of each kind among events of one start and duration."""
 
 _INT64_MAX = np.iinfo(np.int64).max
 _MAX_LOOKUP_SIZE = 1 << 22
@@ -39,7 +45,7 @@ class Nesting:
     detached: np.ndarray
     """Rows of events that end on another thread."""
     crossed: np.ndarray
-    """Rows of events that end after the event around them, which they close."""
+    """Rows of events that end more than TOLERANCE_NS after an event around them, on the same thread."""
     clamped: np.ndarray
     """Rows of events that end at most TOLERANCE_NS after the event around them."""
     unclosed: np.ndarray
@@ -90,19 +96,28 @@ def group_by_track(tracks: np.ndarray) -> list[np.ndarray]:
 
 
 def nest_events(
-    events: pl.DataFrame, nested_categories: Collection[str] = categories.HOST_CATEGORIES
+    events: pl.DataFrame,
+    nested_categories: Collection[str] = categories.HOST_CATEGORIES,
+    python_ids: pl.Series | None = None,
 ) -> Nesting:
     """Nest the host events of a table.
 
-    Events of one thread with the same start and end are put in the order in which they were entered: Python
-    functions, operators by record function id and External id, calls. So the order of the file does not matter.
+    Events of one thread with the same start are put in the order in which they were entered, by the recorder's own
+    numbers: see `_order_by_entry`. So the order of the file does not matter. An event without a duration that starts
+    where another one ends lies in it if events of their names nest where the times leave no doubt, else it follows.
 
-    A gloo range always ends on another thread. A range of another backend and an operator are assumed to do so if
-    they end more than TOLERANCE_NS after an operator or annotation around them.
+    An event that ends more than TOLERANCE_NS after events around it crosses them:
+
+    - A gloo range always ends on another thread. A range of another backend and an operator are assumed to do so if
+      they cross an operator, annotation or call; they close the Python functions that they cross.
+    - A Python function is placed around what it crosses, and never closes it: its return may not have been recorded.
+    - A call belongs to the event in which it starts.
+    - An annotation is placed around operators that it crosses, and closes other events.
 
     Args:
         events: The table ``events``, sorted by (ts, -dur).
         nested_categories: Categories of the events to nest.
+        python_ids: Python id of each event (``frames.python_id``), which counts Python functions as they are entered.
     """
     cats, names = events["cat"], events["name"]
     hosts = is_in(cats, nested_categories)
@@ -110,17 +125,22 @@ def nest_events(
     ranges = match_text(names, categories.is_backend_range, is_in(cats, categories.ANNOTATION_CATEGORIES))
     asynchronous = match_text(names, lambda name: name.str.starts_with("gloo:"), ranges)
     rows = np.flatnonzero(hosts & timed & ~asynchronous)
-    kind = (is_in(cats, categories.OPERATOR_CATEGORIES) | ranges) + 2 * is_in(
-        cats, categories.PYTHON_CATEGORIES
-    ).astype(np.uint8)
+    kind = np.zeros(events.height, np.uint8)
+    kind[is_in(cats, categories.OPERATOR_CATEGORIES) | ranges] = _OPERATOR
+    kind[is_in(cats, categories.PYTHON_CATEGORIES)] = _PYTHON
+    kind[is_in(cats, categories.RUNTIME_CATEGORIES)] = _CALL
 
-    durations = to_array(events["dur"], 0)
-    start, duration = to_array(events["ts"], 0)[rows], durations[rows]
+    starts, durations = to_array(events["ts"], 0), to_array(events["dur"], 0)
     tracks = track_codes(events)
-    rows = _order_by_entry(events, rows, tracks, start, duration)
-    duration += start
+    rows = _order_by_entry(events, rows, tracks, kind, python_ids)
+    start, end = starts[rows], starts[rows] + durations[rows]
     parent, depth, exclusive, detached, crossed, clamped = stack_tracks(
-        tracks[rows], start, duration, kind[rows], TOLERANCE_NS
+        tracks[rows],
+        start,
+        end,
+        kind[rows],
+        to_array(names.to_physical(), -1)[rows].astype(np.int64),
+        TOLERANCE_NS,
     )
     n = events.height
     parent_rows = np.full(n, -1, np.int64)
@@ -180,41 +200,61 @@ def find_nearest_ancestor(
 
 
 def _order_by_entry(
-    events: pl.DataFrame,
-    rows: np.ndarray,
-    tracks: np.ndarray,
-    start: np.ndarray,
-    duration: np.ndarray,
+    events: pl.DataFrame, rows: np.ndarray, tracks: np.ndarray, kind: np.ndarray, python_ids: pl.Series | None
 ) -> np.ndarray:
-    """Reorder rows that are sorted by (start, -duration): equal ones of a thread by the recorder's ids of their order.
+    """Reorder rows that are sorted by (ts, -dur): those of one track and start in the order in which they were entered.
 
-    start and duration have one entry per row of ``rows``.
+    The recorder numbers operators (External id, record function id), calls (correlation) and Python functions (Python
+    id) as they are entered. Between these, and without numbers, the longest is first; of equal ones a Python function,
+    an operator, a call. An event goes before all that the later ones of its sort go before.
     """
-    if rows.size < 2:
-        return rows
-    same = (start[1:] == start[:-1]) & (duration[1:] == duration[:-1])
+    starts = events["ts"].to_numpy()[rows]
+    same = starts[1:] == starts[:-1]
     if not same.any():
         return rows
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
-    # Among tied rows, one that differs from its predecessor starts a group.
-    group = np.cumsum(~np.append(False, same)[tied])
-    ties = events[rows[tied]]
-    kind = np.where(
-        is_in(ties["cat"], categories.RUNTIME_CATEGORIES),
-        2,
-        np.where(is_in(ties["cat"], categories.PYTHON_CATEGORIES), 0, 1),
+    places = rows[tied]
+    sort = _ENTRY_ORDER[kind[places]]
+    numbers = ["external_id", "rf_id", "correlation"]
+    ties = events.select(*numbers, "ts", "dur", "position")[places].with_columns(
+        pl.Series("row", places), pl.Series("track", tracks[places]), pl.Series("sort", sort)
     )
-    missing = np.iinfo(np.int64).max
-    order = np.lexsort(
-        [
-            ties["position"].fill_null(0).to_numpy(),
-            ties["external_id"].fill_null(missing).to_numpy(),
-            ties["rf_id"].replace(0, None).fill_null(missing).to_numpy(),
-            kind,
-            tracks[rows[tied]],
-            group,
-        ]
-    )
+    if python_ids is not None:
+        numbers.append("python_id")
+        ties = ties.with_columns(python_ids[places].alias("python_id"))
+    is_call = pl.col("sort") == _ENTRY_ORDER[_CALL]
+    ties = ties.with_columns(
+        *(
+            pl.when((name == "correlation") == is_call, pl.col(name) != 0).then(name).alias(name)
+            for name in numbers
+        )
+    ).with_columns(numbered=pl.any_horizontal(pl.col(numbers).is_not_null()))
+    ties = ties.sort("ts", "track", "sort", *numbers, -pl.col("dur"), "position", nulls_last=True)
+    longest = pl.col("dur").cum_max(reverse=True).over("ts", "track", "sort", "numbered")
+    ties = ties.with_columns(longest=longest, order=pl.int_range(pl.len()))
     rows = rows.copy()
-    rows[tied] = rows[tied[order]]
+    rows[tied] = ties.sort("ts", "track", -pl.col("longest"), "sort", "order")["row"].to_numpy()
     return rows
+
+
+def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:
+    """Return for each tick the row of the innermost window [start, end) around it, -1 for none.
+
+    Innermost is the window that begins last, and of those the one that ends first. Windows may come in any order,
+    nested or not.
+    """
+    begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+    order = np.lexsort((-end, begin))
+    order = order[begin[order] < end[order]]
+    cuts = np.unique(np.concatenate((begin, end)))
+    within = np.full(len(cuts) + 1, -1, dtype=np.intp)  # of what lies before the first cut, and behind each
+    opened: list[int] = []  # by start: what has ended is dropped once it comes up
+    coming = 0
+    for place, cut in enumerate(cuts.tolist(), 1):
+        while coming < len(order) and begin[order[coming]] <= cut:
+            opened.append(int(order[coming]))
+            coming += 1
+        while opened and end[opened[-1]] <= cut:
+            opened.pop()
+        within[place] = opened[-1] if opened else -1
+    return within[np.searchsorted(cuts, np.asarray(ticks, dtype=np.int64), side="right")]

@@ -10,6 +10,7 @@ option.
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,20 +18,22 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType
+from typing import Any, get_args
 
-from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 
 CONTRACT = {
     "readers": {
-        "sniff": "function (bytes) -> bool: whether the first 64 KiB of a file, unpacked, are of this format",
+        "sniff": "function (bytes) -> bool: whether the first 64 KiB of a file, unpacked, are of this format; "
+        "of Parquet also the last",
         "read": "function (path, *, option=default, ...) -> Trace or Job: ReadError for what cannot be read",
     },
     "analyses": {
@@ -52,6 +55,7 @@ OPTIONAL = {
     "exports": {
         "find_converter": "function (source, reader or None) -> function (target, progress) that converts the file "
         "without reading it as a trace, or None where it cannot",
+        "list_files": "function (trace or job, path) -> list of the files that write writes, if they have other names",
     },
 }
 """Kind -> functions that a module of it may define."""
@@ -65,6 +69,15 @@ PACKAGES = {
 
 _ENTRY_FUNCTIONS = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 _KIND_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "export", "patterns": "pattern"}
+_PLUGIN_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "format"}
+_ACCEPTED: dict[Any, tuple[str, tuple[type, ...]]] = {
+    int: ("an integer", (Integral,)),
+    float: ("a number", (Real,)),
+    str: ("a string", (str,)),
+    bool: ("True or False", (bool,)),
+    NoneType: ("None", (NoneType,)),
+}
+"""Type of an option -> its name in messages, and the types that are accepted for it."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,8 @@ def get(kind: str, name: str) -> ModuleType:
         EtloomError: It cannot be imported or does not define what its kind requires.
     """
     plugins = _find_plugins(kind)
+    if not isinstance(name, str):
+        raise InvalidValue(f"expected the name of a plugin ({_KIND_NOUNS[kind]}), got {type(name).__name__}")
     name = name.replace("_", "-")
     if name not in plugins:
         raise UnknownName(_KIND_NOUNS[kind], name, plugins)
@@ -231,7 +246,7 @@ def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
     name_by_suffix = {suffix: name for name in list_plugins(kind) for suffix in get_suffixes(kind, name)}
     fitting = [suffix for suffix in name_by_suffix if fspath(path).rstrip("/").endswith(suffix)]
     if not fitting:
-        raise EtloomError(
+        raise InvalidValue(
             f"no {_KIND_NOUNS[kind]} writes files with this suffix",
             where=fspath(path),
             remedy=f"end it in {', '.join(sorted(name_by_suffix))} or name the format: {', '.join(list_plugins(kind))}",
@@ -262,17 +277,33 @@ def _read_constant(module: str, name: str) -> Any:
 
 
 def _parse_option_help(text: str, options: Collection[str]) -> dict[str, str]:
-    """Return the help of each option in a docstring, as one line."""
-    if not options:
-        return {}
-    mark = rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({'|'.join(options)})`{{0,2}}:\s"
-    found: dict[str, str] = {}
-    for paragraph in re.split(r"\n[ \t]*\n", text):
-        # With one group, re.split gives: before the first mark, option, its text, option, its text, ...
-        _, *parts = re.split(mark, paragraph, flags=re.MULTILINE)
-        for option, said in zip(parts[::2], parts[1::2], strict=True):
-            found.setdefault(option, " ".join(said.replace("`", "").split()))
-    return found
+    """Return the help of each option in a docstring, as one line; it begins with a capital, unless with a value."""
+    help_by_option: dict[str, str] = {}
+    for _, *parts in map(_option_mark(options).split, _split_paragraphs(text)):
+        # With one group, split gives: before the first mark, option, its text, option, its text, ...
+        for option, words in zip(parts[::2], parts[1::2], strict=True):
+            line = " ".join(words.replace("`", "").split())
+            starts_with_value = re.match(r"[\w-]+(,| or\b| \()", line)
+            help_by_option.setdefault(option, line if starts_with_value else line[:1].upper() + line[1:])
+    return help_by_option
+
+
+def remove_option_help(text: str, options: Collection[str]) -> str:
+    """Return a docstring without the texts that `list_options` takes from it, for a help that lists options apart."""
+    kept = (_option_mark(options).split(paragraph)[0].rstrip() for paragraph in _split_paragraphs(text))
+    return "\n\n".join(filter(None, kept))
+
+
+def _option_mark(options: Collection[str]) -> re.Pattern[str]:
+    """Return the pattern of ``option:`` at the beginning of a line or sentence."""
+    names = "|".join(options) or "(?!)"
+    return re.compile(
+        rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({names})`{{0,2}}:\s", re.MULTILINE
+    )
+
+
+def _split_paragraphs(text: str) -> list[str]:
+    return re.split(r"\n[ \t]*\n", text)
 
 
 @dataclass(frozen=True)
@@ -295,3 +326,57 @@ def _find_plugins(kind: str) -> dict[str, _Plugin]:
         package = entry.dist.name if entry.dist else entry.value.partition(".")[0]
         plugins.setdefault(entry.name.replace("_", "-"), _Plugin(entry.value, package))
     return plugins
+
+
+def check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
+    """Check that a plugin has all of the options, and that their values have the declared types.
+
+    Options of other types than int, float, str, bool and None are left to the plugin.
+
+    Args:
+        kind: "readers", "analyses" or "exports".
+        name: of the plugin.
+        options: name -> value.
+
+    Raises:
+        EtloomError: the plugin has no such option, or the value has the wrong type.
+    """
+    if not options:
+        return
+    owner = f"the {_PLUGIN_NOUNS[kind]} {name!r}"
+    known = {option.name: option for option in list_options(kind, name)}
+    if unknown := sorted(set(options) - set(known)):
+        raise unknown_options_error(owner, unknown, known)
+    for option, value in options.items():
+        _check_value(owner, known[option], value)
+
+
+def _check_value(owner: str, option: Option, value: Any) -> None:
+    types = get_args(option.type) or (option.type,)
+    if not all(kind in _ACCEPTED for kind in types):
+        return  # a type that only the plugin can check
+    accepted = tuple(kind for declared in types for kind in _ACCEPTED[declared][1])
+    if isinstance(value, Integral) and abs(int(value)) >= 1 << 63:
+        raise InvalidValue(
+            f"the option {option.name!r} of {owner} is too large", remedy="it must fit in 64 bits"
+        )
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+        expected = " or ".join(_ACCEPTED[kind][0] for kind in types)
+        raise InvalidValue(
+            f"the option {option.name!r} of {owner}: expected {expected}, got {value!r:.60}",
+            remedy=f"its default is {option.default!r}",
+        )
+
+
+def unknown_options_error(owner: str, unknown: Iterable[str], known: Iterable[str]) -> InvalidValue:
+    """Return the error for keywords that a verb or plugin does not have."""
+    unknown, known = list(unknown), list(known)
+    near = difflib.get_close_matches(unknown[0], known, n=1)
+    if not known:
+        remedy = "it has no options"
+    elif near and len(unknown) == 1:
+        remedy = f"did you mean {near[0]!r}?"
+    else:
+        remedy = f"its options: {', '.join(known)}"
+    plural = "s" * (len(unknown) > 1)
+    return InvalidValue(f"{owner} has no option{plural} {', '.join(map(repr, unknown))}", remedy=remedy)

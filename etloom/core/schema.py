@@ -4,7 +4,8 @@ All code that fills, checks, saves or documents a table reads these declarations
 
 - Times are int64 nanoseconds since the Unix epoch if the file states its base, otherwise since a zero of its own;
   ``meta["clock"]`` is "epoch" or "relative".
-- An absent value is null, never -1.
+- An absent value is null, never -1; only ``pid`` and ``tid`` are -1 where the file states none, so that every row has
+  a track.
 - ``id`` numbers the rows of a table from 0 when it is read and stays with the row when rows are filtered.
   Foreign keys name the table whose ``id`` they hold.
 - Repeated text is ``Categorical``: text to the user, 32-bit codes in memory. Repeated lists (shapes, strides,
@@ -18,7 +19,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
@@ -38,13 +40,36 @@ class Stat(NamedTuple):
     """One of the things counted, or an explanation."""
 
 
+Form = Literal["shape", "shapes", "integers", "strides", "ranks", "texts", "values", "object"]
+"""The form of JSON text: a list of what it names. A ``shape`` is a list of sizes, and in ``shapes`` (and ``strides``) a
+list of tensors has a list of shapes; ``values`` is a list of anything, ``object`` one object."""
+
+INTEGER_LIMIT = 1 << 62
+"""Integers of a column lie between this and its negative, so that the sum and the difference of two are integers."""
+FLOAT_LIMIT = 1e100
+"""As `INTEGER_LIMIT`, for numbers with a fraction; none is infinite or not a number."""
+TIME_LIMIT = 4 * 10**18
+"""Times lie between this (in the year 2096) and its negative, so that differences and ends are 64-bit integers."""
+DURATION_LIMIT = 1 << 55
+"""The longest duration: more than a year in nanoseconds."""
+SIZE_LIMIT = 1 << 50
+"""The largest number of bytes or elements of one thing: a pebibyte."""
+
+
 @dataclass(frozen=True)
 class Column:
+    """A column and the values that it may have; others become null, see `formats.tables.value_checks`."""
+
     name: str
     dtype: Any  # a polars data type
     meaning: str
     unit: str | None = None
     refers: str | None = None  # the table whose id this column holds
+    minimum: int | None = None
+    maximum: int | None = None
+    form: Form | None = None  # of JSON text
+    default: int | None = None  # in place of an absent value
+    required: bool = False  # a row without it is left out
 
 
 @dataclass(frozen=True)
@@ -60,8 +85,12 @@ class Table:
     def __getitem__(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
-    def empty(self) -> pl.DataFrame:
+    @cached_property
+    def _empty(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.schema)
+
+    def empty(self) -> pl.DataFrame:
+        return self._empty.clone()
 
     def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the frame with exactly the declared columns in order and type; missing columns become null.
@@ -70,7 +99,7 @@ class Table:
             ValueError: A column is not declared.
             polars.exceptions.PolarsError: A cast would lose values.
         """
-        if list(frame.schema.items()) == list(self.schema.items()):
+        if frame.columns == self._empty.columns and frame.dtypes == self._empty.dtypes:
             return frame
         unknown = set(frame.columns) - set(self.schema)
         if unknown:
@@ -102,49 +131,62 @@ _TABLES = (
             "cat", TEXT, "Kineto category: cpu_op, user_annotation, cuda_runtime, kernel, gpu_memcpy, ..."
         ),
         Column("name", TEXT, "operator, kernel, call or annotation"),
-        Column("ts", I64, "start", unit="ns"),
-        Column("dur", I64, "duration; null for an instant and for a range that was never closed", unit="ns"),
-        Column("pid", I64, "process; a name in place of a number gets a negative id, see threads"),
-        Column("tid", I64, "thread, or the stream of a device event; as pid"),
-        Column("device", I32, "device index of a device event"),
-        Column("stream", I64, "stream of a device event"),
+        Column("ts", I64, "start", unit="ns", minimum=-TIME_LIMIT, maximum=TIME_LIMIT),
+        Column(
+            "dur",
+            I64,
+            "duration; null for an instant and for a range that was never closed",
+            unit="ns",
+            minimum=0,
+            maximum=DURATION_LIMIT,
+        ),
+        Column(
+            "pid", I64, "process; a name in place of a number gets a negative id, see threads", default=-1
+        ),
+        Column("tid", I64, "thread, or the stream of a device event; as pid", default=-1),
+        Column("device", I32, "device index of a device event", minimum=0),
+        Column("stream", I64, "stream of a device event", minimum=0),
         Column("correlation", I64, "joins a launch call to the device work it caused"),
         Column("external_id", I64, "Kineto's External id"),
         Column("rf_id", I64, "Record function id: equals nodes.rf_id of the same run"),
         Column("seq_id", I64, "autograd sequence number: joins backward to forward"),
-        Column("fwd_tid", I64, "thread of the forward operator of a backward one"),
-        Column("step", I64, "N of the ProfilerStep#N this event belongs to (device work: its launch's)"),
+        Column("fwd_tid", I64, "of a backward operator: the thread that ran its forward operator"),
+        Column(
+            "step",
+            I64,
+            "step (ProfilerStep#N, else iteration) this event belongs to (device work: its launch's)",
+        ),
         Column(
             "parent", U32, "innermost host event of the same thread that encloses this one", refers="events"
         ),
         Column("depth", I16, "nesting depth on its thread, 0 at the top; null off the host threads"),
-        Column("args", TEXT, "JSON object of the args that no column or table holds"),
+        Column("args", TEXT, "JSON object of the args that no column or table holds", form="object"),
         Column("position", U32, "index in the file's traceEvents"),
     ),
     _declare(
         "arguments",
         "Shapes and values that Kineto recorded for an operator.",
         _EVENT,
-        Column("dims", TEXT, "Input Dims, JSON"),
-        Column("types", TEXT, "Input type, JSON"),
-        Column("strides", TEXT, "Input Strides, JSON"),
-        Column("concrete_inputs", TEXT, "Concrete Inputs, JSON"),
+        Column("dims", TEXT, "Input Dims, JSON", form="shapes"),
+        Column("types", TEXT, "Input type, JSON", form="texts"),
+        Column("strides", TEXT, "Input Strides, JSON", form="strides"),
+        Column("concrete_inputs", TEXT, "Concrete Inputs, JSON", form="texts"),
     ),
     _declare(
         "kernels",
         "Launch geometry and memory facts of a device event.",
         _EVENT,
-        *(Column(f"grid_{axis}", I32, "blocks in the grid") for axis in "xyz"),
-        *(Column(f"block_{axis}", I32, "threads in a block") for axis in "xyz"),
-        Column("registers", I32, "registers per thread"),
-        Column("shared_mem", I64, "shared memory of a block", unit="B"),
-        Column("blocks_per_sm", F64, "blocks per SM"),
-        Column("warps_per_sm", F64, "warps per SM"),
-        Column("occupancy", F64, "estimated achieved occupancy", unit="%"),
-        Column("bytes", I64, "bytes copied or set", unit="B"),
-        Column("bandwidth", F64, "memory bandwidth as Kineto states it", unit="GB/s"),
+        *(Column(f"grid_{axis}", I32, "blocks in the grid", minimum=0) for axis in "xyz"),
+        *(Column(f"block_{axis}", I32, "threads in a block", minimum=0, maximum=1 << 16) for axis in "xyz"),
+        Column("registers", I32, "registers per thread", minimum=0),
+        Column("shared_mem", I64, "shared memory of a block", unit="B", minimum=0),
+        Column("blocks_per_sm", F64, "blocks per SM", minimum=0),
+        Column("warps_per_sm", F64, "warps per SM", minimum=0),
+        Column("occupancy", F64, "estimated achieved occupancy", unit="%", minimum=0),
+        Column("bytes", I64, "bytes copied or set", unit="B", minimum=0, maximum=SIZE_LIMIT),
+        Column("bandwidth", F64, "memory bandwidth as Kineto states it", unit="GB/s", minimum=0),
         Column("context", I64, "device context"),
-        Column("queued", I64, "Kineto's queued field", unit="us"),
+        Column("queued", I64, "Kineto's queued field", unit="us", minimum=0),
         Column("graph_id", I64, "device graph that launched it"),
         Column("graph_node_id", I64, "node of that graph"),
     ),
@@ -169,25 +211,48 @@ _TABLES = (
         "memory",
         "An allocation (bytes > 0) or a free (bytes < 0).",
         _ID,
-        Column("ts", I64, "time", unit="ns"),
-        Column("pid", I64, "process"),
-        Column("tid", I64, "thread"),
+        Column("ts", I64, "time", unit="ns", minimum=-TIME_LIMIT, maximum=TIME_LIMIT),
+        Column("pid", I64, "process", default=-1),
+        Column("tid", I64, "thread", default=-1),
         Column("addr", U64, "address"),
-        Column("bytes", I64, "bytes allocated, negative for freed", unit="B"),
-        Column("total_allocated", I64, "bytes allocated on the device after it", unit="B"),
-        Column("total_reserved", I64, "bytes reserved on the device after it", unit="B"),
+        Column(
+            "bytes",
+            I64,
+            "bytes allocated, negative for freed",
+            unit="B",
+            minimum=-SIZE_LIMIT,
+            maximum=SIZE_LIMIT,
+        ),
+        Column(
+            "total_allocated",
+            I64,
+            "bytes allocated on the device after it",
+            unit="B",
+            minimum=0,
+            maximum=SIZE_LIMIT,
+        ),
+        Column(
+            "total_reserved",
+            I64,
+            "bytes reserved on the device after it",
+            unit="B",
+            minimum=0,
+            maximum=SIZE_LIMIT,
+        ),
         Column("device_type", I32, "c10::DeviceType: 0 cpu, 1 cuda, 20 privateuse1"),
         Column("device", I32, "device index"),
-        Column("args", TEXT, "JSON object of the args that no column holds"),
+        Column("args", TEXT, "JSON object of the args that no column holds", form="object"),
         Column("stream", I64, "stream it was allocated for, as the allocator calls it"),
-        Column("stack", TEXT, "JSON list of frames, innermost first, of a snapshot with stacks"),
+        Column(
+            "stack", TEXT, "JSON list of frames, innermost first, of a snapshot with stacks", form="texts"
+        ),
     ),
     _declare(
         "counters",
         "A sample of a counter.",
         _ID,
-        Column("ts", I64, "time", unit="ns"),
-        Column("pid", I64, "process"),
+        Column("ts", I64, "time", unit="ns", minimum=-TIME_LIMIT, maximum=TIME_LIMIT),
+        Column("pid", I64, "process", default=-1),
         Column("name", TEXT, "counter"),
         Column("series", TEXT, "series of the counter"),
         Column("value", F64, "value, in the unit the name states"),
@@ -199,9 +264,9 @@ _TABLES = (
         Column("ph", TEXT, "s start, t step, f end"),
         Column("cat", TEXT, "ac2g, fwdbwd, ..."),
         Column("name", TEXT, "name"),
-        Column("ts", I64, "time", unit="ns"),
-        Column("pid", I64, "process"),
-        Column("tid", I64, "thread or stream"),
+        Column("ts", I64, "time", unit="ns", minimum=-TIME_LIMIT, maximum=TIME_LIMIT),
+        Column("pid", I64, "process", default=-1),
+        Column("tid", I64, "thread or stream", default=-1),
         Column("flow", I64, "id that the ends of one arrow share, within cat"),
     ),
     _declare(
@@ -231,29 +296,34 @@ _TABLES = (
         Column("op_schema", TEXT, "operator schema"),
         Column("kernel_backend", TEXT, "triton, ..."),
         Column("kernel_file", TEXT, "file of a compiled kernel"),
-        Column("inputs", TEXT, "JSON list of the input values, null in place of each tensor (see tensors)"),
-        Column("input_types", TEXT, "JSON list of the input types"),
-        Column("outputs", TEXT, "as inputs"),
-        Column("output_types", TEXT, "as input_types"),
-        Column("attrs", TEXT, "JSON object of the attributes that no column or table holds"),
+        Column(
+            "inputs",
+            TEXT,
+            "JSON list of the input values, null in place of each tensor (see tensors)",
+            form="values",
+        ),
+        Column("input_types", TEXT, "JSON list of the input types", form="values"),
+        Column("outputs", TEXT, "as inputs", form="values"),
+        Column("output_types", TEXT, "as input_types", form="values"),
+        Column("attrs", TEXT, "JSON object of the attributes that no column or table holds", form="object"),
     ),
     _declare(
         "tensors",
         "One tensor argument or result of a node.",
         _NODE,
-        Column("io", I8, "0 input, 1 output"),
-        Column("index", I16, "which argument or result"),
+        Column("io", I8, "0 input, 1 output", required=True),
+        Column("index", I16, "which argument or result", required=True),
         Column("item", I32, "place in a (nested, flattened) list of tensors; null for a plain tensor"),
         Column("tensor_id", I64, "address-based id: reused when memory is"),
         Column("storage_id", I64, "as tensor_id, of the storage"),
         Column("version", I32, "version of the tensor, where the recorder knows it"),
-        Column("offset", I64, "storage offset", unit="elements"),
-        Column("numel", I64, "elements"),
-        Column("itemsize", I32, "size of an element", unit="B"),
+        Column("offset", I64, "storage offset", unit="elements", minimum=0, maximum=SIZE_LIMIT),
+        Column("numel", I64, "elements", minimum=0, maximum=SIZE_LIMIT),
+        Column("itemsize", I32, "size of an element", unit="B", minimum=0),
         Column("device", TEXT, "cpu, cuda:0, ..."),
         Column("dtype", TEXT, "c10 type: float, c10::BFloat16, long int, ..."),
-        Column("shape", TEXT, "JSON list"),
-        Column("stride", TEXT, "JSON list; null where the schema has none"),
+        Column("shape", TEXT, "JSON list", form="shape"),
+        Column("stride", TEXT, "JSON list; null where the schema has none", form="integers"),
     ),
     _declare(
         "comms",
@@ -264,21 +334,28 @@ _TABLES = (
         Column("collective", TEXT, "normalised name: all_reduce, all_gather, reduce_scatter, send, ..."),
         Column("pg_name", TEXT, "process group"),
         Column("pg_desc", TEXT, "description of the process group"),
-        Column("ranks", TEXT, "JSON list of global ranks; null where the file does not say"),
-        Column("group_size", I64, "ranks in the group"),
+        Column("ranks", TEXT, "JSON list of global ranks; null where the file does not say", form="ranks"),
+        Column("group_size", I64, "ranks in the group", minimum=1, maximum=1 << 31),
         Column("seq", I64, "sequence number in the group"),
         Column("dtype", TEXT, "element type, as recorded"),
-        Column("in_nelems", I64, "elements in", unit="elements"),
-        Column("out_nelems", I64, "elements out", unit="elements"),
-        Column("in_split", TEXT, "JSON list"),
-        Column("out_split", TEXT, "JSON list"),
-        Column("root", I64, "root (source) rank"),
-        Column("peer", I64, "peer (destination) rank of a point-to-point call"),
+        Column("in_nelems", I64, "elements in", unit="elements", minimum=0, maximum=SIZE_LIMIT),
+        Column("out_nelems", I64, "elements out", unit="elements", minimum=0, maximum=SIZE_LIMIT),
+        Column("in_split", TEXT, "JSON list", form="integers"),
+        Column("out_split", TEXT, "JSON list", form="integers"),
+        Column("root", I64, "root (source) rank", minimum=0, maximum=1 << 31),
+        Column("peer", I64, "peer (destination) rank of a point-to-point call", minimum=0, maximum=1 << 31),
         Column("reduce_op", TEXT, "sum, avg, max, ..."),
         Column("is_async", BOOL, "asynchronous call"),
         Column("is_p2p", BOOL, "point-to-point"),
         Column("comms_id", U64, "NCCL communicator hash"),
-        Column("bytes", I64, "message size by the peers' convention: in_nelems * itemsize", unit="B"),
+        Column(
+            "bytes",
+            I64,
+            "message size by the peers' convention: in_nelems * itemsize",
+            unit="B",
+            minimum=0,
+            maximum=SIZE_LIMIT,
+        ),
     ),
     _declare(
         "groups",
@@ -286,8 +363,14 @@ _TABLES = (
         Column("pg_name", TEXT, "name, as comms.pg_name"),
         Column("pg_desc", TEXT, "description"),
         Column("backend", TEXT, "backend configuration"),
-        Column("ranks", TEXT, "JSON list of global ranks"),
-        Column("size", I64, "ranks in the group"),
+        Column("ranks", TEXT, "JSON list of global ranks", form="ranks"),
+        Column("size", I64, "ranks in the group", minimum=1, maximum=1 << 31),
+        Column(
+            "axis",
+            TEXT,
+            "axis of parallelism: dp, tp, pp, cp, ep; several joined by +; expert-dp, expert-tp, embedding, world",
+        ),
+        Column("axis_from", TEXT, "name (of the group) | use (the collectives that use it)"),
     ),
     _declare(
         "links",
@@ -302,7 +385,18 @@ _TABLES = (
         "A launch call and a device event it caused.",
         Column("launch", U32, "runtime or driver call; null when it lies outside the trace", refers="events"),
         Column("device_event", U32, "kernel, copy or set", refers="events"),
-        Column("operator", U32, "innermost host operator around the launch call", refers="events"),
+        Column(
+            "operator",
+            U32,
+            "innermost operator around the launch call, or around the captured call if there is one",
+            refers="events",
+        ),
+        Column(
+            "captured",
+            U32,
+            "captured call that made the node of the device graph, if the launch replayed one",
+            refers="events",
+        ),
     ),
     _declare(
         "thread_dependencies",
@@ -318,7 +412,11 @@ _TABLES = (
             "event", U32, "blocking host call, or device event that could not start before", refers="events"
         ),
         Column("on", U32, "device event waited for", refers="events"),
-        Column("kind", TEXT, "Stream Sync | Event Sync | Context Sync | Stream Wait Event | Blocking Copy"),
+        Column(
+            "kind",
+            TEXT,
+            "Stream Sync | Event Sync | Context Sync | Stream Wait Event | Blocking Copy | Blocking Launch",
+        ),
         Column("sync", U32, "the cuda_sync event, or the host call that ordered the wait", refers="events"),
         Column("how", TEXT, "recorded (cuda_sync) | inferred (from calls and times)"),
     ),

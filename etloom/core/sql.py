@@ -10,7 +10,7 @@ from typing import Literal
 
 import polars as pl
 
-from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 from etloom.core.schema import TABLES
 
 _CATEGORICAL_AS_TEXT = pl.col(pl.Categorical).cast(pl.String)
@@ -25,8 +25,15 @@ _FILE_CALL = re.compile(_FILE_FUNCTION.pattern + r"[^\w,]*\(", re.IGNORECASE)
 _FILE_SCAN_PLAN = re.compile(r"^\s*(?!DF\b)\w+ SCAN\b", re.MULTILINE)
 
 
+MAX_QUERY_CHARACTERS = 10_000
+"""Polars plans recursively: a chain of some thousand UNIONs ends the process."""
+
+
 def run_query(
-    scan: Callable[[str], pl.LazyFrame], sql: str, engine: Literal["in-memory", "streaming"]
+    scan: Callable[[str], pl.LazyFrame],
+    sql: str,
+    engine: Literal["in-memory", "streaming"],
+    max_rows: int | None = None,
 ) -> pl.DataFrame:
     """Run an SQL SELECT over the tables of `etloom.core.schema`.
 
@@ -34,6 +41,7 @@ def run_query(
         scan: Returns a table by name.
         sql: The query.
         engine: The engine of polars that collects the result.
+        max_rows: Rows of the result after which the query ends; None: all.
 
     Returns:
         The result; text columns are strings, and an unnamed count(*) is called count.
@@ -48,7 +56,8 @@ def run_query(
     schemas = {name: frame.collect_schema() for name, frame in frames.items()}
     check_query(sql, schemas)
     try:
-        table = _execute(frames, sql).collect(engine=engine)
+        plan = _execute(frames, sql)
+        table = (plan if max_rows is None else plan.head(max_rows)).collect(engine=engine)
     except pl.exceptions.PolarsError as error:
         raise _translate_error(str(error), sql, schemas) from None
     unnamed = "len" in table.columns and "count" not in table.columns and not re.search(r"\blen\b", sql)
@@ -64,10 +73,15 @@ def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> Non
 
     Raises:
         UnknownName: A table or column does not exist.
-        EtloomError: The query is not a SELECT, would open a file, or is refused by polars.
+        EtloomError: The query is not a SELECT, is too long, would open a file, or is refused by polars.
     """
+    if len(sql) > MAX_QUERY_CHARACTERS:
+        raise EtloomError(
+            f"the query has {len(sql):,} characters, the maximum is {MAX_QUERY_CHARACTERS:,}",
+            remedy="query parts of it, or use the tables from Python (etloom.open)",
+        )
     if not re.match(r"(\s|\(|--.*\n)*(select|with)\b", sql, re.IGNORECASE):
-        raise EtloomError("the query is not a SELECT", remedy="write: select COLUMNS from TABLE")
+        raise InvalidValue("the query is not a SELECT", remedy="write: select COLUMNS from TABLE")
     if opened := _find_file_function(sql):
         raise _file_access_error(opened)
     table_schemas = _job_schemas() if schemas is None else schemas

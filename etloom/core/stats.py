@@ -25,10 +25,28 @@ _TRUNCATED = "the recording was killed or the disk was full: record again, or us
 DECLARED_STATS = (
     # Runs and folders
     DeclaredStat(
+        "job.other_runs",
+        "info",
+        "folders next to the traces that hold traces of their own; not read",
+        "open the run by its own path",
+    ),
+    DeclaredStat(
+        "store.not_summarized",
+        "info",
+        "questions whose answers a store does not keep, since the run is too large",
+        "ask the verb itself: it computes the answer from the tables",
+    ),
+    DeclaredStat(
         "job.missing_ranks",
         "info",
         "ranks of the world size without a trace",
         "collect them too, if the question is about all ranks",
+    ),
+    DeclaredStat(
+        "job.unreadable_capture",
+        "data_loss",
+        "traces of the capture of device graphs that cannot be read",
+        "record the capture again",
     ),
     DeclaredStat(
         "job.unreadable_file",
@@ -47,6 +65,23 @@ DECLARED_STATS = (
         "info",
         "files in the folder that are not part of the run",
         "open the file on its own",
+    ),
+    DeclaredStat(
+        "job.joined_parts",
+        "info",
+        "traces of one rank that follow each other in time, read as one (SGLang's stages)",
+    ),
+    DeclaredStat(
+        "job.other_process",
+        "info",
+        "traces of processes that are not ranks (tokenizer, scheduler, frontend); kept apart",
+        "open the file on its own",
+    ),
+    DeclaredStat(
+        "job.ranks_numbered",
+        "info",
+        "devices of profiles of several hosts, numbered as ranks by file name and device",
+        "name the files in the order of their hosts",
     ),
     DeclaredStat(
         "job.converted_file_used", "info", "a converted file was read instead of the observer's own"
@@ -191,6 +226,34 @@ DECLARED_STATS = (
     DeclaredStat("link.launch_without_operator", "info", "launch calls outside any operator"),
     DeclaredStat("link.graph_launches", "info", "launch calls that start several activities (CUDA graphs)"),
     DeclaredStat(
+        "link.graph_activity_attributed",
+        "info",
+        "activities of replayed device graphs that have the operator of their captured call",
+    ),
+    DeclaredStat(
+        "link.graph_activity_without_capture",
+        "info",
+        "activities of replayed device graphs without a recorded capture; no operator",
+        "record the capture, and put its trace into a folder capture_traces next to this one",
+    ),
+    DeclaredStat(
+        "link.graph_activity_refused",
+        "info",
+        "activities of replayed device graphs that no capture matches; no operator",
+        "record the capture of this model and batch size",
+    ),
+    DeclaredStat(
+        "link.graph_activity_undecided",
+        "info",
+        "activities of replayed device graphs that captures of other shapes match equally; no operator",
+        "record only the captures of the batch sizes in use",
+    ),
+    DeclaredStat(
+        "link.graph_activity_ambiguous",
+        "info",
+        "activities of replayed device graphs whose place in the capture is uncertain; no operator",
+    ),
+    DeclaredStat(
         "link.activity_outside_nodes", "info", "GPU activity outside the linked operators, not part of an ET+"
     ),
     DeclaredStat("link.comms_without_event", "info", "collectives that only the execution trace contains"),
@@ -209,7 +272,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "link.overlapping_events",
         "info",
-        "events that overlap their neighbours on a thread without nesting; not nested",
+        "events that overlap others of their thread without nesting; placed around those, or they end those",
     ),
     DeclaredStat(
         "link.clamped_events",
@@ -250,10 +313,25 @@ DECLARED_STATS = (
     DeclaredStat("read.entries", "info", "entries in the file"),
     DeclaredStat("read.header", "data_loss", "a damaged member of the file's header", _REWRITE),
     DeclaredStat(
-        "read.wrong_type", "data_loss", "values of another type than their column; now null", _REWRITE
+        "read.wrong_type", "data_loss", "values of another type or form than their column; now null", _REWRITE
     ),
     DeclaredStat(
         "read.out_of_range", "data_loss", "numbers beyond the range of their column; now null", _REWRITE
+    ),
+    DeclaredStat(
+        "read.absent_value", "info", "values that every row has, absent in the file; now the given number"
+    ),
+    DeclaredStat(
+        "read.incomplete_rows",
+        "data_loss",
+        "rows without a value that every row must have; left out",
+        _REWRITE,
+    ),
+    DeclaredStat(
+        "read.invalid_characters", "info", "texts with lone surrogates, which are not characters; now U+FFFD"
+    ),
+    DeclaredStat(
+        "read.invalid_meta", "data_loss", "facts of the header of another type or range; left out", _REWRITE
     ),
     DeclaredStat(
         "read.invalid_event", "data_loss", "entries that are not valid JSON objects; skipped", _REWRITE
@@ -283,7 +361,7 @@ DECLARED_STATS = (
     DeclaredStat("read.invalid_duration", "data_loss", "durations that are not numbers; now null", _REWRITE),
     DeclaredStat("read.no_duration", "info", "complete events without a duration"),
     DeclaredStat("read.unexpected_type", "info", "values of an unexpected type, kept as text"),
-    DeclaredStat("read.invalid_tensor", "info", "tensor descriptions that are not one, kept as text"),
+    DeclaredStat("read.invalid_tensor", "info", "tensor descriptions that could not be parsed; kept as text"),
     DeclaredStat(
         "read.invalid_json", "data_loss", "values that are not JSON, or nested too deeply; now null", _REWRITE
     ),
@@ -298,6 +376,16 @@ DECLARED_STATS = (
         "arguments of counter, flow or metadata events that no column holds",
     ),
     DeclaredStat("read.paired_ranges", "info", "begin and end events (B, E) joined to complete events"),
+    DeclaredStat(
+        "read.step_operators",
+        "info",
+        "step annotations of the category of operators (torch 1.8 and 1.9), read as user_annotation",
+    ),
+    DeclaredStat(
+        "read.steps_joined",
+        "info",
+        "steps placed one after another, because the file has times within steps only",
+    ),
     DeclaredStat("read.end_without_begin", "data_loss", "range ends without a begin; skipped", _REWRITE),
     DeclaredStat("read.begin_without_end", "data_loss", "range begins without an end", _REWRITE),
     DeclaredStat(
@@ -412,12 +500,56 @@ DECLARED_STATS = (
     DeclaredStat("read.metrics_assumed_utc", "info", "dates without a time zone, taken as UTC"),
     DeclaredStat("read.metrics_without_time", "info", "durations without a point in time (vLLM)"),
     # Nsight Systems
+    DeclaredStat(
+        "read.xplane_damaged",
+        "data_loss",
+        "protobuf messages that contain something else than fields; read up to there",
+        _REWRITE,
+    ),
+    DeclaredStat(
+        "read.xplane_enclosing_ops",
+        "info",
+        "operations of a TPU core that contain others (while, conditional); their time is that of the others",
+    ),
+    DeclaredStat("read.xplane_idle_device", "info", "devices of the profile without an event"),
+    DeclaredStat(
+        "read.xplane_no_name", "data_loss", "events whose name the profile does not contain", _REWRITE
+    ),
+    DeclaredStat("read.xplane_no_time", "info", "events that state only how often they occurred; skipped"),
+    DeclaredStat(
+        "read.xplane_plane_not_read",
+        "info",
+        "events of planes that are neither a device nor the host; skipped",
+    ),
+    DeclaredStat(
+        "read.xplane_problem",
+        "data_loss",
+        "errors and warnings of the profiler about itself",
+        "see the example; raise the limits of the profiler, or record fewer steps",
+    ),
+    DeclaredStat(
+        "read.ascend_tasks",
+        "info",
+        "tasks of an NPU that wait or notify; events of the category npu_task, which no sum includes",
+    ),
+    DeclaredStat(
+        "read.nccl_no_start",
+        "info",
+        "collectives of the NCCL Inspector without a start; they have a duration only",
+        "record with NCCL_INSPECTOR_DUMP_VERBOSE=1",
+    ),
+    DeclaredStat(
+        "read.nccl_unfinished", "info", "begins without an end in the JSON of NCCL's profiler plugin; skipped"
+    ),
     DeclaredStat("read.nsys_no_time", "data_loss", "events without a valid start; skipped", _REWRITE),
     DeclaredStat(
         "read.nsys_no_name", "data_loss", "events whose name is in neither text nor StringIds", _REWRITE
     ),
     DeclaredStat(
         "read.nsys_no_process", "data_loss", "events that do not state their process; skipped", _REWRITE
+    ),
+    DeclaredStat(
+        "read.nsys_inferred_process", "info", "events that do not state their process; it is inferred"
     ),
     DeclaredStat("read.nsys_no_text", "info", "NVTX ranges without a text"),
     DeclaredStat(
@@ -436,7 +568,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "read.nsys_wrong_type",
         "data_loss",
-        "values of another type than their column; now null",
+        "values of another type or form than their column; now null",
         "export the report again",
     ),
     DeclaredStat(

@@ -16,6 +16,9 @@ STEP_PREFIX = "ProfilerStep#"
 STEP_PATTERN = rf"^{STEP_PREFIX}(\d+)$"
 """Matches a step annotation and captures its number, in the syntax of both re and polars."""
 
+NUMBERED_STEP_PATTERN = r"#step_num=(\d+)$"
+"""Matches a step annotation of JAX (StepTraceAnnotation), and captures its number."""
+
 ALL_STEPS = f"{STEP_PREFIX}*"
 """The common name of all steps where they are counted together."""
 

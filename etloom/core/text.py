@@ -1,10 +1,21 @@
-"""Text for messages: ranges of numbers, rank lists, counts with plurals."""
+"""Text of messages and arguments: ranges of numbers, rank lists, counts with plurals, units, time ranges."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import InvalidValue, UnknownRank
+
+NS_PER_UNIT = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+"""Units of time that users write."""
+TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
+"""Units of time in output, largest first, in ns."""
+SIZE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+"""Units of size in output, largest first, in bytes."""
+TimeRange = tuple[int | None, int | None]
+"""Start and end, ns; None: unlimited."""
+_MAX_NS = 1 << 63
 
 
 def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
@@ -23,10 +34,10 @@ def format_ranks(ranks: Iterable[int], most: int = 8) -> str:
     return f"rank{'s' * (len(distinct) > 1)} {format_ranges(distinct, most)}"
 
 
-def unknown_rank_error(requested: int | Iterable[int], available: Iterable[int]) -> AnalysisError:
+def unknown_rank_error(requested: int | Iterable[int], available: Iterable[int]) -> UnknownRank:
     """Return the error for ranks that a run does not hold."""
     named = format_ranges([requested] if isinstance(requested, int) else requested)
-    return AnalysisError(f"there is no rank {named}", remedy=f"the run holds {format_ranks(available)}")
+    return UnknownRank(f"unknown rank {named}", remedy=f"the run holds {format_ranks(available)}")
 
 
 def _split_ranges(numbers: list[int], most: int) -> list[str]:
@@ -48,3 +59,24 @@ def _split_ranges(numbers: list[int], most: int) -> list[str]:
 def count_noun(count: int, noun: str, plural: str | None = None) -> str:
     """Return a count with its noun, such as "1 rank" or "1,024 ranks"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def parse_time_range(text: str) -> TimeRange:
+    """Return (start, end) in ns of text such as "10ms:1.5s"; either may be missing. Raises AnalysisError."""
+    match = re.fullmatch(
+        r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip().replace("µ", "u")
+    )
+    try:
+        if match is None:
+            raise ValueError(text)
+        start = None if match[1] is None else round(float(match[1]) * NS_PER_UNIT[match[2]])
+        end = None if match[3] is None else round(float(match[3]) * NS_PER_UNIT[match[4]])
+        if (start is not None and end is not None and start >= end) or max(start or 0, end or 0) >= _MAX_NS:
+            raise ValueError(text)
+    except ValueError:
+        raise InvalidValue(
+            f"expected a time range, got {text!r}",
+            remedy="write START:END with a unit each, as 10ms:1.5s, 250us: or :2s",
+            option="time",
+        ) from None
+    return start, end

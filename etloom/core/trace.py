@@ -5,9 +5,9 @@ Neither is ever changed: a verb returns a new one that shares the columns it did
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import polars as pl
 
@@ -17,7 +17,7 @@ from etloom.core.notebook import render_job, render_trace
 from etloom.core.schema import SEVERITIES, TABLES, Stat
 from etloom.core.sql import run_query
 from etloom.core.table_attributes import TableAttributes
-from etloom.core.text import format_ranks
+from etloom.core.text import count_noun, format_ranks
 
 _Result = TypeVar("_Result")
 Results: TypeAlias = MutableMapping[tuple[Any, ...], Any]
@@ -35,6 +35,31 @@ class TableLoader(Protocol):
 
     def rows(self) -> int:
         """Return the number of rows without reading the table."""
+
+
+class StoredRun(Protocol):
+    """A run in a store: its tables over all ranks, and answers that were computed when it was stored."""
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """Return a table of all ranks, ``rank`` first, as one query; of stats without the rows of the run."""
+
+    def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
+        """Return the stored answer to an analysis with these options; None if it was not stored."""
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return the stored facts of the run (``etloom info``); None if they were not stored."""
+
+
+class StoredAnswer(NamedTuple):
+    """A stored answer to an analysis.
+
+    Attributes:
+        table: the answer; for an analysis of ranks with ``rank`` first; empty without columns if none could answer.
+        refusals: (rank, what, remedy) of each rank that could not answer; the rank is None if the job could not.
+    """
+
+    table: pl.DataFrame
+    refusals: tuple[tuple[int | None, str, str | None], ...] = ()
 
 
 class Trace(TableAttributes):
@@ -135,11 +160,12 @@ class Trace(TableAttributes):
         Raises:
             UnknownName: No table of this name is declared.
         """
-        _check_name(name)
         if (loader := self._loaders.get(name)) is not None:
             return loader.read()
-        frame = self._tables.get(name)
-        return TABLES[name].empty() if frame is None else frame.clone()
+        if (frame := self._tables.get(name)) is not None:
+            return frame.clone()
+        _check_name(name)
+        return TABLES[name].empty()
 
     def scan(self, name: str) -> pl.LazyFrame:
         """Return one table as a query; of a table that is not in memory it reads only what it needs.
@@ -174,12 +200,11 @@ class Trace(TableAttributes):
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
         """Return a Trace with these tables and entries of meta replaced; the rest is shared."""
-        return Trace(
-            {**self._tables, **tables},
-            {**self._meta, **(meta or {})},
-            loaders=self._loaders,
-            new_results=self._new_results,
+        replaced = Trace(
+            tables, {**self._meta, **(meta or {})}, loaders=self._loaders, new_results=self._new_results
         )
+        replaced._tables = {**self._tables, **replaced._tables}  # those of this Trace are checked
+        return replaced
 
     def replace_loaders(
         self, loaders: Mapping[str, TableLoader], new_results: Callable[[], Results]
@@ -210,6 +235,34 @@ class Trace(TableAttributes):
         _check_lossless(self.table("stats"), f"rank {self.rank}")
 
 
+class TracesOnDemand(Mapping[int, Trace]):
+    """Traces that are made when they are first accessed, since a store may hold ten thousand ranks.
+
+    Args:
+        ranks: the ranks.
+        make: returns the Trace of a rank.
+    """
+
+    __slots__ = ("_made", "_make", "_ranks")
+
+    def __init__(self, ranks: Iterable[int], make: Callable[[int], Trace]) -> None:
+        self._ranks = dict.fromkeys(sorted(ranks))
+        self._make = make
+        self._made: dict[int, Trace] = {}
+
+    def __getitem__(self, rank: int) -> Trace:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        trace = self._made.get(rank)
+        return self._made.setdefault(rank, self._make(rank)) if trace is None else trace
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
 class Job(TableAttributes, Mapping[int, Trace]):
     """The Traces of a run by rank, and the facts about the run as a whole (``meta``).
 
@@ -219,29 +272,33 @@ class Job(TableAttributes, Mapping[int, Trace]):
         traces: The Trace of each rank.
         meta: Facts about the run, see `etloom.core.meta.JobMeta`.
         stats: Rows of stats that concern the run as a whole, such as a missing rank.
+        stored: The stored run whose unchanged traces these are.
     """
 
-    __slots__ = ("_meta", "_results", "_run_stats", "_traces")
+    __slots__ = ("_meta", "_results", "_run_stats", "_stored", "_traces")
 
     def __init__(
         self,
         traces: Mapping[int, Trace],
         meta: Mapping[str, Any] | None = None,
         stats: pl.DataFrame | Sequence[Stat] = (),
+        stored: StoredRun | None = None,
     ) -> None:
-        self._traces = {rank: traces[rank] for rank in sorted(traces)}
+        self._stored = stored
+        on_demand = isinstance(traces, TracesOnDemand)
+        self._traces = traces if on_demand else {rank: traces[rank] for rank in sorted(traces)}
         self._meta = MappingProxyType(dict(meta or {}))
         self._run_stats = _build_stats(stats)
         self._results: dict[Callable[[Job], Any], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Job, (self._traces, dict(self._meta), self._run_stats)
+        return Job, (dict(self._traces), dict(self._meta), self._run_stats)
 
     def __getitem__(self, rank: int) -> Trace:
         try:
             return self._traces[rank]
         except KeyError:
-            raise KeyError(f"there is no rank {rank!r}; the job holds {format_ranks(self)}") from None
+            raise KeyError(f"unknown rank {rank!r}; the job holds {format_ranks(self)}") from None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._traces)
@@ -261,6 +318,11 @@ class Job(TableAttributes, Mapping[int, Trace]):
         return cast(JobMeta, self._meta)
 
     @property
+    def stored(self) -> StoredRun | None:
+        """The stored run that these traces are; None if they are not, or not all, from a store."""
+        return self._stored
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks of the run, ascending."""
         return list(self._traces)
@@ -277,11 +339,12 @@ class Job(TableAttributes, Mapping[int, Trace]):
 
     def replace(self, meta: Mapping[str, Any]) -> Job:
         """Return a Job of the same traces with these entries of meta replaced."""
-        return Job(self._traces, {**self._meta, **meta}, self._run_stats)
+        return Job(self._traces, {**self._meta, **meta}, self._run_stats, self._stored)
 
     def with_stats(self, rows: Sequence[Stat]) -> Job:
         """Return a Job with more stats of the run as a whole; rows whose count is 0 are left out."""
-        return Job(self._traces, self._meta, pl.concat([self._run_stats, _build_stats(rows)]))
+        stats = pl.concat([self._run_stats, _build_stats(rows)])
+        return Job(self._traces, self._meta, stats, self._stored)
 
     def map(self, verb: Callable[[Trace], Trace]) -> Job:
         """Return a Job of ``verb(trace)`` of every rank; the same Job if every trace stays the same object."""
@@ -289,6 +352,11 @@ class Job(TableAttributes, Mapping[int, Trace]):
         if all(traces[rank] is trace for rank, trace in self._traces.items()):
             return self
         return Job(traces, self._meta, self._run_stats)
+
+    def map_on_demand(self, verb: Callable[[Trace], Trace]) -> Job:
+        """Return a Job of ``verb(trace)``, computed when the trace is accessed; ``stored`` stays."""
+        traces = TracesOnDemand(self._traces, lambda rank: verb(self._traces[rank]))
+        return Job(traces, self._meta, self._run_stats, self._stored)
 
     def compute_once(self, function: Callable[[Job], _Result]) -> _Result:
         """Return ``function(job)``, computed at the first call and cached with the job: see `Trace.compute_once`."""
@@ -306,15 +374,20 @@ class Job(TableAttributes, Mapping[int, Trace]):
         _check_name(name)
         return self._scan(name).collect()
 
-    def query(self, sql: str) -> pl.DataFrame:
+    def query(self, sql: str, *, max_rows: int | None = None) -> pl.DataFrame:
         """Run an SQL SELECT over the tables of all ranks, each with a column ``rank`` first.
+
+        Args:
+            sql: The query.
+            max_rows: Return the first rows only, with little memory whatever the query joins; None: all.
 
         Raises:
             UnknownName: A table or column does not exist.
             EtloomError: polars refuses the query, or it would read a file (see `etloom.core.sql`).
         """
-        streaming = any(trace.engine == "streaming" for trace in self._traces.values())
-        return run_query(self._scan, sql, "streaming" if streaming else "in-memory")
+        streaming = max_rows is not None or self._stored is not None
+        streaming = streaming or any(trace.engine == "streaming" for trace in self._traces.values())
+        return run_query(self._scan, sql, "streaming" if streaming else "in-memory", max_rows)
 
     def check_lossless(self) -> None:
         """Raise DataLoss if stats of the run or of any rank count lost data or an error."""
@@ -324,13 +397,13 @@ class Job(TableAttributes, Mapping[int, Trace]):
 
     def _scan(self, name: str) -> pl.LazyFrame:
         run_table = self._run_stats if name == "stats" else TABLES[name].empty()
-        tables = [
-            (None, run_table.lazy()),
-            *((rank, trace.scan(name)) for rank, trace in self._traces.items()),
-        ]
-        return pl.concat(
+        tables: list[tuple[int | None, pl.LazyFrame]] = [(None, run_table.lazy())]
+        if self._stored is None:
+            tables += [(rank, trace.scan(name)) for rank, trace in self._traces.items()]
+        frames = [
             frame.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()) for rank, frame in tables
-        )
+        ]
+        return pl.concat(frames if self._stored is None else [*frames, self._stored.scan(name)])
 
 
 def concat_ranks(job: Job, function: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
@@ -360,7 +433,7 @@ def _check_lossless(stats: pl.DataFrame, where: str) -> None:
     if losses.height:
         first = losses.row(0, named=True)
         others = losses.height - 1
-        more = f" and {others} more kind{'s' * (others > 1)} of loss" if others else ""
+        more = f" and {count_noun(others, 'more kind')} of loss" if others else ""
         raise DataLoss(
             f"{first['name']}: {first['count']} ({first['example']}){more}",
             where=where,

@@ -1,3 +1,32 @@
-"""The version of etloom, as written to files and reports."""
+"""The version of etloom, as written to files and reports, and the digest of the code that computes answers."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from pathlib import Path
 
 __version__ = "0.1.0"
+_WITHOUT_ANSWERS = ("cli", "collector", "compat", "replayer", "reports")
+
+
+@functools.cache
+def compute_code_digest() -> str:
+    """Return a digest of the modules that read, link and analyse.
+
+    Results that are kept (the cache, the answers in a store) belong to the code that computed them: two builds from a
+    repository have the same version and may compute different ones.
+    """
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256(__version__.encode())
+    for folder, folders, files in os.walk(package):
+        if folder == str(package):
+            folders[:] = [name for name in folders if name not in _WITHOUT_ANSWERS]
+        folders.sort()
+        for file in sorted(file for file in files if file.endswith(".py")):
+            path = os.path.join(folder, file)  # noqa: PTH118
+            digest.update(os.path.relpath(path, package).encode() + b"\0")
+            with open(path, "rb") as module:  # noqa: PTH123
+                digest.update(module.read())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,62 @@
+"""Calls of collectives and messages of one rank, as compared across ranks to find the cause of a hang."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from etloom.core.schema import Stat
+
+CALL_COLUMNS: dict[str, Any] = {
+    "group": pl.String,
+    "seq": pl.Int64,
+    "is_p2p": pl.Boolean,
+    "collective": pl.String,
+    "dtype": pl.String,
+    "in_nelems": pl.Int64,
+    "out_nelems": pl.Int64,
+    "peer": pl.Int64,
+    "state": pl.String,
+    "created_ns": pl.Int64,
+    "called_at": pl.String,
+}
+"""group: name and description; state: of an unfinished call, "completed", or null if the
+backend records none; called_at: the innermost frame outside of torch."""
+_TORCH_FRAME = re.compile(r"[/\\]torch[/\\]")
+
+
+@dataclass(frozen=True)
+class DumpedCalls:
+    """The calls of one rank.
+
+    Attributes:
+        table: columns of `CALL_COLUMNS`, in the order of the dump.
+        members: group -> its ranks; groups whose ranks are unknown are missing.
+        process: facts of the process that `etloom collect --watch` adds to a dump.
+        stats: rows of stats about damage.
+    """
+
+    table: pl.DataFrame
+    members: dict[str, tuple[int, ...]]
+    process: dict[str, Any] = field(default_factory=dict)
+    stats: list[Stat] = field(default_factory=list)
+
+
+def find_call_site(frames: list[str]) -> str | None:
+    """Return the innermost frame outside of torch, else the innermost."""
+    return next((frame for frame in frames if not _TORCH_FRAME.search(frame)), frames[0] if frames else None)
+
+
+def get_state(name: str, state: Any, retired: Any) -> str | None:
+    """Return the state of a call. gloo records no progress: its calls are completed once they are retired."""
+    if retired and name.startswith("gloo:"):
+        return "completed"
+    return state if isinstance(state, str) else None
+
+
+def name_group(name: str | None, description: str | None) -> str:
+    """Return the name by which a group is reported."""
+    return " ".join(filter(None, (name, description))) or "?"

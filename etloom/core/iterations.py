@@ -1,0 +1,226 @@
+"""Iterations of inference engines: the events that span them, and what their names state.
+
+The patterns are the section ``iterations`` of `etloom.core.names`, which users extend.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core import categories
+from etloom.core.arrays import is_in
+from etloom.core.errors import InvalidValue
+from etloom.core.names import Row, list_names, read_number
+from etloom.core.steps import match_steps, parse_step
+
+PHASES = ("prefill", "decode", "mixed", "denoise")
+_PHASE_WORDS = {
+    "extend": "prefill",
+    "prefill": "prefill",
+    "context": "prefill",
+    "decode": "decode",
+    "generation": "decode",
+    "target_verify": "decode",
+    "mixed": "mixed",
+    "denoise": "denoise",
+}
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What the name of an iteration states; None where it does not.
+
+    Attributes:
+        engine: Name of the engine.
+        phase: One of `PHASES`.
+        number: Number of the iteration.
+        requests: Requests in the batch.
+        tokens: Tokens that the batch computes.
+        prefill_tokens: Of these, tokens of prompts.
+    """
+
+    engine: str
+    phase: str | None = None
+    number: int | None = None
+    requests: int | None = None
+    tokens: int | None = None
+    prefill_tokens: int | None = None
+
+
+STEP_COLUMNS = {"row": pl.Int64, "step": pl.Int64, "ts": pl.Int64, "end": pl.Int64, "pid": pl.Int64}
+_TRAINS = r"^Optimizer\.step|^autograd::engine"
+"""Annotations and operators of a program that trains, whose modules do not denoise."""
+
+
+def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.DataFrame:
+    """Return the events that span the steps of a rank: the one definition of a step.
+
+    These are the events that ``step_name`` matches, if it is given; else the annotations ProfilerStep#N; else the
+    iterations of an inference engine (`find_iterations`).
+
+    Args:
+        events: The table ``events``.
+        step_name: Regular expression over the names of host events. Its first group is the number, if it is one.
+
+    Returns:
+        row, step (number; null if it exceeds an integer), ts, end (ns) and pid, in order of time.
+    """
+    if step_name is not None:
+        rows = _drop_nested(events, _match_rows(events, _compile(step_name)))
+        numbers = [_first_number(re.search(step_name, name)) for name in events["name"][rows].cast(pl.String)]
+        return _span(events, rows, _number(numbers))
+    annotations = is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & _has_duration(events)
+    rows = np.flatnonzero(match_steps(events["name"], annotations))
+    if rows.size:
+        return _span(events, rows, events[rows].select(parse_step()).to_series().to_list())
+    rows, iterations = find_iterations(events)
+    return _span(events, rows, _number([iteration.number for iteration in iterations]))
+
+
+def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Iteration]]:
+    """Return the rows of the events that span the iterations of an inference engine, and what their names state.
+
+    Of the rows of `etloom.core.names` the first one that matches an event is used. An iteration within another does not
+    count.
+    """
+    none = np.zeros(0, np.int64)
+    timed = _has_duration(events)
+    distinct: dict[str, pl.Series] = {}
+    masks = {
+        "annotation": timed & is_in(events["cat"], categories.ANNOTATION_CATEGORIES),
+        "python": timed & is_in(events["cat"], categories.PYTHON_CATEGORIES),
+    }
+    masks["module"] = masks["python"]
+    for category, mask in masks.items():
+        distinct[category] = events["name"].filter(pl.Series(mask)).unique().drop_nulls().cast(pl.String)
+    trains = distinct["annotation"].str.contains(_TRAINS).any()
+    for i, row in enumerate(list_names("iterations")):
+        category = row.get("category", "annotation")
+        if category not in masks or (category == "module" and trains):
+            continue
+        by_name = {
+            name: parsed for name in distinct[category] if (parsed := parse_with_row(i, name)) is not None
+        }
+        if not by_name:
+            continue
+        rows = np.flatnonzero(masks[category] & is_in(events["name"], list(by_name)))
+        rows = _drop_nested(events, rows)
+        return rows, [by_name[name] for name in events["name"][rows].cast(pl.String)]
+    return none, []
+
+
+def _has_duration(events: pl.DataFrame) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = events["dur"].is_not_null().to_numpy()
+    return mask
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidValue(
+            f"invalid regular expression {pattern!r}: {error}",
+            remedy=r"for example 'step_(\d+)'",
+            option="step_name",
+        ) from None
+
+
+def _match_rows(events: pl.DataFrame, pattern: re.Pattern[str]) -> NDArray[np.int64]:
+    """Return the rows of timed host events whose name matches."""
+    host = is_in(events["cat"], categories.HOST_CATEGORIES) & _has_duration(events)
+    names = events["name"].filter(pl.Series(host)).unique().drop_nulls().cast(pl.String)
+    return np.flatnonzero(host & is_in(events["name"], [name for name in names if pattern.search(name)]))
+
+
+def _drop_nested(events: pl.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return rows without those that begin within an earlier one of their process."""
+    kept = []
+    end_by_process: dict[int, int] = {}
+    columns = events[rows].select("pid", "ts", end=pl.col("ts") + pl.col("dur"))
+    for row, (pid, ts, end) in zip(rows.tolist(), columns.iter_rows(), strict=True):
+        if ts >= end_by_process.get(pid, ts):
+            kept.append(row)
+            end_by_process[pid] = end
+    return np.array(kept, np.int64)
+
+
+def _number(numbers: list[int | None]) -> list[int | None]:
+    """Return the numbers if each is unique, else the positions."""
+    stated = [number for number in numbers if number is not None]
+    return numbers if len(stated) == len(numbers) == len(set(stated)) else list(range(len(numbers)))
+
+
+def _first_number(match: re.Match[str] | None) -> int | None:
+    text = match[1] if match is not None and match.re.groups and match[1] else ""
+    return int(text) if text.isdecimal() and len(text) < 16 else None
+
+
+def _span(events: pl.DataFrame, rows: NDArray[np.int64], numbers: list[int | None]) -> pl.DataFrame:
+    spans = events[rows].select("ts", "pid", end=pl.col("ts") + pl.col("dur"))
+    return spans.with_columns(pl.Series("row", rows), pl.Series("step", numbers, dtype=pl.Int64)).select(
+        pl.col(name).cast(dtype) for name, dtype in STEP_COLUMNS.items()
+    )
+
+
+def parse_iteration(name: str, category: str = "annotation") -> Iteration | None:
+    """Return what the name of an event states about an iteration; None for other names.
+
+    Args:
+        name: The name.
+        category: Of the event: annotation, python or module, as the rows of `etloom.core.names` distinguish.
+    """
+    for i, row in enumerate(list_names("iterations")):
+        if row.get("category", "annotation") == category:
+            iteration = parse_with_row(i, name)
+            if iteration is not None:
+                return iteration
+    return None
+
+
+def parse_with_row(i: int, name: str) -> Iteration | None:
+    """Return what row i of the patterns reads in a name; None if it does not match."""
+    return _parse(list_names("iterations")[i], name)
+
+
+def _parse(row: Row, name: str) -> Iteration | None:
+    match = row["pattern"].search(name)
+    if match is None:
+        return None
+    groups = match.groupdict()
+    numbers = {key: number for key in groups if (number := read_number(match, key)) is not None}
+    prefill, decode = (_count(numbers, kind) for kind in ("prefill", "decode"))
+    phase = _PHASE_WORDS.get((groups.get("phase") or row.get("phase") or "").strip("_").lower())
+    if phase is None and prefill is not None and decode is not None and prefill + decode:
+        phase = "mixed" if prefill and decode else "prefill" if prefill else "decode"
+    return Iteration(
+        str(row.get("engine", "unknown")),
+        phase,
+        numbers.get("number"),
+        numbers.get("requests", _add(numbers, "prefill_requests", "decode_requests")),
+        numbers.get("tokens", _add_tokens(numbers)),
+        numbers.get("prefill_tokens"),
+    )
+
+
+def _count(numbers: dict[str, int], kind: str) -> int | None:
+    return numbers.get(f"{kind}_requests", numbers.get(f"{kind}_tokens"))
+
+
+def _add(numbers: dict[str, int], first: str, second: str) -> int | None:
+    return numbers[first] + numbers[second] if first in numbers and second in numbers else None
+
+
+def _add_tokens(numbers: dict[str, int]) -> int | None:
+    """Return the tokens of both phases; a decode request without a stated number computes one token."""
+    if not numbers.get("prefill_requests", 1):
+        numbers = {"prefill_tokens": 0, **numbers}
+    if "decode_requests" in numbers:
+        numbers = {"decode_tokens": numbers["decode_requests"], **numbers}
+    return _add(numbers, "prefill_tokens", "decode_tokens")
