@@ -22,8 +22,9 @@ from etloom.core import categories
 from etloom.core.arrays import rows_of_ids, take_rows, to_array
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import EMPTY, Intervals, union
+from etloom.core.iterations import find_step_events
 from etloom.core.nesting import track_codes
-from etloom.core.steps import match_steps, parse_step
+from etloom.core.steps import parse_step
 from etloom.core.trace import Trace
 
 RowArray = NDArray[np.int64]
@@ -64,11 +65,10 @@ def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
     """Return the device events that have a duration, with their type ``kind``; only the given columns, if there are
     any.
     """
+    rows = trace.compute_once(_find_device_rows)
     if columns:
         return pl.DataFrame([trace.compute_once(_device_column, name) for name in columns])
-    return trace.events[trace.compute_once(_find_device_rows)].with_columns(
-        trace.compute_once(_device_column, "kind")
-    )
+    return trace.events[rows].with_columns(trace.compute_once(_device_column, "kind"))
 
 
 def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
@@ -217,22 +217,43 @@ def to_intervals(events: pl.DataFrame) -> Intervals:
 
 
 def find_steps(trace: Trace) -> pl.DataFrame:
-    """Return step, start and end of each step annotated on the host, in order of the number; may be empty."""
+    """Return step, start and end of each step (`find_step_events`), in order of the number; may be empty."""
     return trace.compute_once(_compute_steps).clone()
 
 
 def _compute_steps(trace: Trace) -> pl.DataFrame:
-    is_mark = pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)) & pl.col("dur").is_not_null()
-    marks = (
-        trace.events.lazy().filter(is_mark).select("name", "ts", end=pl.col("ts") + pl.col("dur")).collect()
-    )
-    marks = marks.filter(pl.Series(match_steps(marks["name"])))
     return (
-        marks.group_by(parse_step().alias("step"))
+        find_step_events(trace.events, trace.meta.get("step_name"))
+        .group_by("step")
         .agg(pl.col("ts").min().alias("start"), pl.col("end").max())
         .drop_nulls("step")  # a number that no integer holds
         .sort("step")
     )
+
+
+def find_window(trace: Trace) -> tuple[int, int] | None:
+    """Return start and end of the time in which a rank should be busy; None without activity.
+
+    From the first activity, its launch or the start of the first annotated step, to the last activity or the end of
+    the last step. Without GPU activity, only the annotated steps count, if there are any: a backend's range that was
+    still open then lasts until the recording was stopped.
+    """
+    return trace.compute_once(_compute_window)
+
+
+def _compute_window(trace: Trace) -> tuple[int, int] | None:
+    activity, steps = compute_activity(trace), find_steps(trace)
+    if activity.busy.span is None:
+        return None
+    start, end = activity.busy.span
+    if activity.basis == "device":
+        first_launch = select_launched_events(trace, "launch_ts")["launch_ts"][0]
+        start = min(start, start if first_launch is None else int(first_launch))
+    if not steps.height:
+        return start, end
+    if activity.basis == "host":
+        return int(steps["start"].to_numpy().min()), int(steps["end"].to_numpy().max())
+    return min(start, int(steps["start"].to_numpy().min())), max(end, int(steps["end"].to_numpy().max()))
 
 
 def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
