@@ -13,9 +13,10 @@ from typing import Any
 
 from etloom.core import registry
 from etloom.core.errors import ReadError
-from etloom.core.plugin_options import check_options
+from etloom.core.registry import check_options
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, detect_compression, open_decompressed
+from etloom.formats.tables.value_checks import check_values
 
 __all__ = ["UNKNOWN_FORMAT", "detect_format", "is_compressed", "read"]
 
@@ -25,7 +26,10 @@ HELPERS = frozenset({"io", "tables"})
 UNKNOWN_FORMAT = "not a trace in a known format"
 
 _HEAD_BYTES = 1 << 16
+_PARQUET_MAGIC = b"PAR1"
 _COMMON_FORMATS = ("kineto", "execution-trace")
+FOLDER_FORMATS = ("parquet", "nsys")
+"""The readers here that have a `sniff_folder`: to look for it in the others would import all of them."""
 
 
 def read(
@@ -62,13 +66,15 @@ def read(
         options["progress"] = progress
     with registry.name_plugin_in_errors("readers", name):
         trace: Trace | Job = registry.get("readers", name).read(path, **options)
-    return trace
+    # Here, once, so that neither a reader nor later code has to expect odd values.
+    return check_values(trace) if isinstance(trace, Trace) else trace.map(check_values)
 
 
 def detect_format(path: Path) -> str | None:
     """Return the name of the reader of a file or folder, or None if it is not a trace.
 
-    A file is recognized by its first 64 KiB, decompressed; a folder by the optional `sniff_folder` of a reader.
+    A file is recognized by its first 64 KiB, decompressed (of Parquet also by its last 64 KiB); a folder by
+    the optional `sniff_folder` of a reader.
 
     Raises:
         ReadError: If the path is missing, is neither a file nor a folder, or cannot be opened.
@@ -76,9 +82,10 @@ def detect_format(path: Path) -> str | None:
     _check_exists(path)
     if path.is_dir():
         for name in registry.list_plugins("readers"):
-            sniff_folder = getattr(registry.get("readers", name), "sniff_folder", None)
-            if sniff_folder is not None and sniff_folder(path):
-                return name
+            if name in FOLDER_FORMATS or registry.find_package("readers", name) is not None:
+                sniff_folder = getattr(registry.get("readers", name), "sniff_folder", None)
+                if sniff_folder is not None and sniff_folder(path):
+                    return name
         return None
     head = _read_head(path)
     if not head:
@@ -94,16 +101,10 @@ def is_compressed(path: Path) -> bool:
 def _order_for_sniffing() -> list[str]:
     """Return the readers' names in the order in which their `sniff` is tried.
 
-    No two sniffers accept the same file, so the order matters for speed only: the most common formats come first, and
-    chakra last because its protobuf takes longer to import than all the other sniffers take to run.
+    No two sniffers accept the same file, so the order matters for speed only: the most common formats come first.
     """
     names = registry.list_plugins("readers")
-    common = [name for name in _COMMON_FORMATS if name in names]
-    return [
-        *common,
-        *(name for name in names if name not in (*common, "chakra")),
-        *{"chakra"}.intersection(names),
-    ]
+    return sorted(names, key=lambda name: name not in _COMMON_FORMATS)
 
 
 def _check_exists(path: Path) -> None:
@@ -114,13 +115,22 @@ def _check_exists(path: Path) -> None:
 
 
 def _read_head(path: Path) -> bytes:
+    """Return the beginning of a file, decompressed; of a Parquet file also its footer, which describes it."""
     with open_decompressed(path) as stream:
         try:
-            return stream.read(_HEAD_BYTES)
+            head = stream.read(_HEAD_BYTES)
+            return head + _read_footer(path) if head.startswith(_PARQUET_MAGIC) else head
         except DECOMPRESSION_ERRORS:
             return b""
         except OSError as error:
             raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
+
+
+def _read_footer(path: Path) -> bytes:
+    """Return the end of a file that its head does not contain."""
+    with path.open("rb") as file:
+        file.seek(max(_HEAD_BYTES, path.stat().st_size - _HEAD_BYTES))
+        return file.read(_HEAD_BYTES)
 
 
 def _explain_unknown(path: Path) -> str:

@@ -24,6 +24,7 @@ from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io import safe_pickle
 from etloom.formats.io.compression import read_content
+from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_frame, build_trace, sort_events
 
 _KEYS = re.compile(rb'\s*\{\s*"(?:segments|device_traces|allocator_settings|external_annotations)"\s*:')
@@ -117,7 +118,7 @@ def _load_snapshot(data: bytes, damage: str | None, path: Path) -> dict[str, Any
         snapshot = safe_pickle.load_plain_values(data, path, max_values=None, remedy=remedy)
     else:
         try:
-            snapshot = json.loads(data)
+            snapshot = load_json(data)
         except (ValueError, RecursionError) as error:
             raise ReadError(f"is not valid JSON: {damage or error}", where=path) from None
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):

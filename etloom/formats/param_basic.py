@@ -21,6 +21,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import read_content
+from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_frame, build_trace
 
 _ENTRY = re.compile(rb'^\s*\[\s*\{[^{}]*"(?:comms|compute|markers?)"\s*:')
@@ -52,7 +53,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
     """
     data, damage = read_content(path, limit)
     try:
-        entries = json.loads(data)
+        entries = load_json(data)
     except (ValueError, RecursionError) as error:
         raise ReadError(f"is not valid JSON: {damage or str(error)[:80]}", where=path) from error
     if not isinstance(entries, list):

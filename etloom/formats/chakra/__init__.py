@@ -5,12 +5,14 @@ groups; metadata with a version (ASTRA-sim, the generator) or attributes (the Py
 and attributes of a node without a column are stored in ``nodes.attrs`` under Chakra's names. Nodes with a start time
 are events as well; ``start_ns`` and ``duration_ns``, which etloom writes, give it in nanoseconds.
 
-Format: mlcommons/chakra schema/protobuf/et_def.proto; [varint length][message] each, GlobalMetadata first.
+Format: mlcommons/chakra schema/protobuf/et_def.proto; [varint length][message] each, GlobalMetadata first. The JSON of
+its feeder ({"workload_graph": [...]}) is read, too.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ import polars as pl
 
 from etloom.core.categories import parse_collective
 from etloom.core.errors import ReadError
-from etloom.core.schema import Stat
+from etloom.core.schema import TABLES, TIME_LIMIT, Stat
 from etloom.core.trace import Trace
 from etloom.formats.chakra import protobuf as pb
+from etloom.formats.chakra import workload_json
 from etloom.formats.io import python_literals
 from etloom.formats.io.compression import read_content
+from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_frame, build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
@@ -34,10 +38,15 @@ _COLUMN_ATTRIBUTES = {
 _COMM_ATTRIBUTES = ("comm_type", "comm_size", "pg_name", "comm_src", "comm_dst")
 _SEND, _RECV, _COLL = (pb.TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
 _MAX_INT64 = (1 << 63) - 1
+_CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def sniff(head: bytes) -> bool:
     """Return whether the file starts with a Chakra GlobalMetadata message, or with a Node."""
+    if workload_json.is_workload(head):
+        return True
+    if not _CONTROL_CHARACTER.search(head[:4096]):  # text; protobuf's tags are control characters
+        return False
     head = head.removeprefix(b"\0")  # empty metadata
     try:
         length, start = pb.decode_varint(head, 0)
@@ -65,6 +74,8 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
         LimitError: It is larger than ``limit``.
     """
     data, truncation = read_content(path, limit)
+    if workload_json.is_workload(data):
+        data = workload_json.encode_workload(data, path)
     messages, stats = pb.split_messages(data, truncation)
     if not messages:
         raise ReadError("contains no Chakra message", where=path)
@@ -99,6 +110,7 @@ class _TraceBuilder:
         self._groups: list[dict[str, Any]] = []
         self._unreadable: list[str] = []
         self._invalid_times: list[str] = []
+        self._parts: list[int] = []
 
     def add(self, node: Any) -> None:
         """Add the rows of a Node message."""
@@ -116,7 +128,9 @@ class _TraceBuilder:
                 self._add_arguments(row, node, io, arguments)
         for kind, dependencies in (("ctrl", node.ctrl_deps), ("data", node.data_deps)):
             self.nodes.add_dependencies(row, map(_to_signed, dependencies), kind)
-        if node.type in (_SEND, _RECV, _COLL) or "comm_type" in comm or "comm_size" in comm:
+        is_communication = node.type in (_SEND, _RECV, _COLL) or "comm_type" in comm or "comm_size" in comm
+        # etloom writes delays of streams as broadcasts without a collective, see exports.chakra.communication_nodes.
+        if is_communication and not (attrs.get("replayed") and "collective" not in attrs):
             self.nodes.add_comm(row, _describe_communication(node, comm, attrs))
         if node.start_time_micros or attrs.get("start_ns") is not None:
             self._add_event(row, node, standard, attrs)
@@ -139,7 +153,7 @@ class _TraceBuilder:
 
     def _add_groups(self, text: Any) -> None:
         try:
-            groups = json.loads(text) if isinstance(text, str) else None
+            groups = load_json(text) if isinstance(text, str) else None
         except (ValueError, RecursionError) as error:
             self._unreadable.append(f"process groups: {error}")
             return
@@ -156,10 +170,14 @@ class _TraceBuilder:
         ]
 
     def _add_event(self, row: int, node: Any, standard: dict[str, Any], attrs: dict[str, Any]) -> None:
-        start, duration = attrs.get("start_ns"), attrs.get("duration_ns")
+        """Add an event; an operator that etloom wrote as several parts is one, with its whole duration."""
+        if attrs.get("part"):
+            self._parts.append(row)
+            return
+        start, duration = attrs.get("start_ns"), attrs.get("inclusive_ns", attrs.get("duration_ns"))
         start = node.start_time_micros * 1000 if start is None else start
         duration = node.duration_micros * 1000 if duration is None else duration
-        if not isinstance(start, int) or not -_MAX_INT64 - 1 <= start <= _MAX_INT64:
+        if not isinstance(start, int) or not abs(start) <= TIME_LIMIT:
             self._invalid_times.append(f"node {node.id}: invalid start time {start}")
             return
         self.nodes.add_event(row, {"ts": start, "dur": duration, **_describe_track(node, standard, attrs)})
@@ -174,7 +192,32 @@ class _TraceBuilder:
             stats.append(Stat(name, severity, len(examples), examples[0] if examples else None))
         stats += node_stats
         tables["groups"] = build_frame("groups", self._groups, stats)
+        if "events" in tables:
+            tables["links"] = self._link_parts(tables)
+            tables["launches"] = _find_launching_operators(tables)
         return tables
+
+    def _link_parts(self, tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
+        """Return the links, with those of an operator's later parts to the event of its first part, their parent."""
+        links = tables["links"]
+        is_part = pl.col("file_order").is_in(self._parts)
+        parts = tables["nodes"].filter(is_part).select(pl.col("id").alias("part"), node="parent")
+        linked = parts.join(links, on="node").drop("node").rename({"part": "node"})
+        return pl.concat([links, linked.select(links.columns)]).sort("node")
+
+
+def _find_launching_operators(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    """Return the launches: GPU activities, which depend on the operator that launched them."""
+    events, nodes, links = tables["events"], tables["nodes"], tables["links"].select("node", "event")
+    on_device = events.filter(pl.col("device").is_not_null()).select(event="id")
+    launched = links.join(on_device, on="event").join(nodes.select(node="id", cause="parent"), on="node")
+    operators = events.filter(pl.col("cat") == "cpu_op").select(operator="id")
+    found = (
+        launched.join(links.select(cause="node", operator="event"), on="cause")
+        .join(operators, on="operator")
+        .select("operator", device_event="event")
+    )
+    return TABLES["launches"].conform(found.sort("device_event"))
 
 
 def _describe_track(node: Any, standard: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
@@ -197,6 +240,8 @@ def _describe_communication(node: Any, comm: dict[str, Any], attrs: dict[str, An
     # An unset comm_type is unknown; as a number it would be an all-reduce.
     comm_type = comm.get("comm_type")
     collective = pb.COLLECTIVES.get(comm_type) if isinstance(comm_type, int) else parse_collective(node.name)
+    if attrs.get("replayed"):
+        collective, comm = attrs.get("collective"), {}
     p2p = {_SEND: ("send", "comm_dst"), _RECV: ("recv", "comm_src")}.get(node.type)
     return {
         "collective": p2p[0] if p2p else collective,

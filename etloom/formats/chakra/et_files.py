@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from etloom.core.errors import ReadError
 from etloom.formats import chakra
 from etloom.formats.chakra import protobuf as pb
+from etloom.formats.chakra import workload_json
 from etloom.formats.io.compression import read_content
 
 _RANK_PATTERN = re.compile(r"^(?P<name>.+)\.(?P<rank>\d+)\.et(?:\.gz)?$")
@@ -86,6 +87,8 @@ def load_file(path: Path, limit: int = 4 << 30) -> ChakraFile:
         LimitError: It is larger than ``limit``.
     """
     data, truncation = read_content(path, limit)
+    if workload_json.is_workload(data):
+        data = workload_json.encode_workload(data, path)
     messages, losses = pb.split_messages(data, truncation)
     metadata = pb.parse_metadata(messages[0]) if messages else None
     if metadata is None and not chakra.sniff(data):
@@ -107,10 +110,34 @@ def strip_suffix(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".et")
 
 
+def job_name(path: Path) -> str:
+    """Return NAME of NAME.et or NAME.RANK.et."""
+    match = _RANK_PATTERN.match(path.name)
+    return match["name"] if match else strip_suffix(path)
+
+
 def rank_path(path: Path, rank: int) -> Path:
-    """Return NAME.RANK.et for NAME.et."""
-    name = strip_suffix(path)
-    return path.with_name(f"{name}.{rank}{path.name.removeprefix(name)}")
+    """Return NAME.RANK.et for NAME, NAME.et or NAME.RANK.et of any rank; a compressed file remains one."""
+    suffix = ".et.gz" if path.name.endswith(".gz") else ".et"
+    return path.with_name(f"{job_name(path)}.{rank}{suffix}")
+
+
+def combine_rank_files(paths: Sequence[Path]) -> dict[int, Path]:
+    """Return the .et file of each rank of a job that was given as several files or folders.
+
+    Raises:
+        ReadError: see `find_rank_files`; or two files are of one rank.
+    """
+    by_rank: dict[int, Path] = {}
+    for path in paths:
+        for rank, file in find_rank_files(path).items():
+            if by_rank.setdefault(rank, file) != file:
+                raise ReadError(
+                    f"is of rank {rank}, as {by_rank[rank]} is",
+                    where=file,
+                    remedy="name the files of one job, NAME.RANK.et",
+                )
+    return dict(sorted(by_rank.items()))
 
 
 def find_rank_files(path: Path) -> dict[int, Path]:

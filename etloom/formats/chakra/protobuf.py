@@ -7,10 +7,8 @@ may import Chakra's generated module as well. A file is a sequence of messages, 
 from __future__ import annotations
 
 import base64
+from functools import cache
 from typing import Any
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 
 from etloom.core.schema import Stat
 
@@ -43,11 +41,15 @@ _SCALARS = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
     *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
-_FIELD = descriptor_pb2.FieldDescriptorProto
 _PACKAGE = "ChakraProtoMsg"
 
 
+@cache
 def _build_message_classes() -> dict[str, Any]:
+    """Build the classes at the first use: most runs have no Chakra files, and protobuf takes 40 ms to import."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field_type = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=_PACKAGE, syntax="proto3")
 
     def message(name: str, *fields: tuple[str, int, str, bool]) -> Any:
@@ -57,8 +59,8 @@ def _build_message_classes() -> dict[str, Any]:
             declared.field.add(
                 name=field,
                 number=number,
-                label=_FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL,
-                type=getattr(_FIELD, f"TYPE_{kind.upper()}") if scalar else _FIELD.TYPE_MESSAGE,
+                label=field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL,
+                type=getattr(field_type, f"TYPE_{kind.upper()}") if scalar else field_type.TYPE_MESSAGE,
                 type_name=None if scalar else f".{_PACKAGE}.{kind}",
             )
         return declared
@@ -74,8 +76,8 @@ def _build_message_classes() -> dict[str, Any]:
             attribute.field.add(
                 name=f"{scalar}_{suffix}",
                 number=number,
-                label=_FIELD.LABEL_OPTIONAL,
-                type=getattr(_FIELD, f"TYPE_{scalar.upper()}") if single else _FIELD.TYPE_MESSAGE,
+                label=field_type.LABEL_OPTIONAL,
+                type=getattr(field_type, f"TYPE_{scalar.upper()}") if single else field_type.TYPE_MESSAGE,
                 type_name=None if single else f".{_PACKAGE}.{scalar.capitalize()}List",
                 oneof_index=0,
             )
@@ -102,10 +104,12 @@ def _build_message_classes() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in types.items()}
 
 
-_MESSAGES = _build_message_classes()
-GlobalMetadata: Any = _MESSAGES["GlobalMetadata"]
-Node: Any = _MESSAGES["Node"]
-AttributeProto: Any = _MESSAGES["AttributeProto"]
+def __getattr__(name: str) -> Any:
+    """Return the class of a message: GlobalMetadata, Node, AttributeProto."""
+    if not name[0].isupper() or name not in _build_message_classes():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _build_message_classes()[name]
+
 
 MAX_VARINT_BYTES = 10
 
@@ -171,11 +175,17 @@ def split_messages(data: bytes, truncation: str | None = None) -> tuple[list[mem
     return messages, [Stat("read.truncated", "data_loss", 1, truncation)] if truncation else []
 
 
+def _decode_error() -> type[Exception]:
+    from google.protobuf.message import DecodeError
+
+    return DecodeError  # type: ignore[no-any-return]
+
+
 def parse_metadata(message: bytes | memoryview) -> Any:
     """Parse a GlobalMetadata; return None for anything else, a Node for example."""
     try:
-        metadata = GlobalMetadata.FromString(bytes(message))
-    except DecodeError:
+        metadata = _build_message_classes()["GlobalMetadata"].FromString(bytes(message))
+    except _decode_error():
         return None
     size = metadata.ByteSize()
     metadata.DiscardUnknownFields()
@@ -185,8 +195,8 @@ def parse_metadata(message: bytes | memoryview) -> Any:
 def parse_node(message: bytes | memoryview) -> Any:
     """Parse a Node; return None for anything else."""
     try:
-        return Node.FromString(bytes(message))
-    except DecodeError:
+        return _build_message_classes()["Node"].FromString(bytes(message))
+    except _decode_error():
         return None
 
 

@@ -22,15 +22,16 @@ SCHEMA_VERSION = "0.0.4"
 _CHUNK_ROWS = 1 << 16
 # Field numbers of Node and of AttributeProto.
 _ID, _NAME, _TYPE, _CTRL, _DATA, _START, _DURATION, _INPUTS, _OUTPUTS, _ATTR = range(1, 11)
-_INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
+_INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29
 _ATTRIBUTES = {
-    "is_cpu_op": _BOOL, "comm_type": _INT64, "comm_size": _INT64, "comm_src": _INT32, "comm_dst": _INT32,
+    "is_cpu_op": _BOOL, "num_ops": _INT64, "tensor_size": _UINT64,
+    "comm_type": _INT64, "comm_size": _INT64, "comm_src": _INT32, "comm_dst": _INT32,
     "comm_tag": _INT32, "pg_name": _STRING, "rf_id": _INT64, "fw_parent": _INT64, "seq_id": _INT64, "scope": _INT64,
     "tid": _INT64, "fw_tid": _INT64, "op_schema": _STRING, "kernel_backend": _STRING, "kernel_file": _STRING,
     "et_id": _INT64, "cat": _STRING, "part": _INT64, "stream": _INT64, "device": _INT64, "start_ns": _INT64,
     "duration_ns": _INT64, "inclusive_ns": _INT64, "collective": _STRING, "dtype": _STRING, "root": _INT64,
     "in_msg_nelems": _INT64, "out_msg_nelems": _INT64, "pg_size": _INT64, "comm_seq": _INT64,
-    "group": _STRING,
+    "group": _STRING, "replayed": _BOOL,
 }  # fmt: skip
 """Attributes of nodes and the fields of their values: first those of Chakra's feeder and converter, then etloom's."""
 

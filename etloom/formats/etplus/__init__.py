@@ -6,12 +6,14 @@ and ``exclusive_dur`` (microseconds on the profiler's clock), ``inter_thread_dep
 ``ctrl_deps`` of a device node is its operator, which makes a row of launches.
 
 chakra_trace_link's device nodes are copies of their operator's node with some members replaced: inputs, rf_id and
-thread are the operator's and are ignored. The thread of a host event is the recorder's thread number, the only one in
-an ET+. Of a truncated file, the complete nodes are read.
+thread are the operator's and are ignored, except by a communication, which they describe.
+The thread of a host event is the recorder's thread number, the only one in an ET+. Of a truncated file, the complete
+nodes are read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from decimal import Decimal, InvalidOperation
@@ -22,8 +24,9 @@ import polars as pl
 
 from etloom.core.categories import DEVICE_CATEGORIES, parse_collective
 from etloom.core.errors import ReadError
-from etloom.core.schema import TABLES, Stat
+from etloom.core.schema import TABLES, TIME_LIMIT, Stat
 from etloom.core.trace import Trace
+from etloom.formats.execution_trace.communication import COMM_RECORD, describe_record
 from etloom.formats.io.compression import read_content
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
@@ -36,7 +39,7 @@ _DEPENDENCY_MEMBERS = {"inter_thread_dep", "sync_dep"}
 _INTERPRETED_MEMBERS = _TIME_MEMBERS | _COLUMN_MEMBERS | _DEPENDENCY_MEMBERS
 _USER_SCOPE = 7
 _EPOCH_NS = 10**18
-"""A time after 2001, which times relative to a session never reach."""
+"""Times above this count from 1970 (it is in 2001); smaller ones count from the start of the session."""
 
 
 def sniff(head: bytes) -> bool:
@@ -139,14 +142,13 @@ def _parse_fragments(
 
 def _to_ns(microseconds: Any) -> int | None:
     """Convert to exact nanoseconds; None for anything that is not a time."""
+    ns: int | None = None
     if isinstance(microseconds, _ExactNumber):
-        try:
-            return int((Decimal(microseconds.text) * 1000).to_integral_value())
-        except (InvalidOperation, OverflowError):
-            return None
-    if isinstance(microseconds, int) and not isinstance(microseconds, bool):
-        return microseconds * 1000
-    return None
+        with contextlib.suppress(InvalidOperation, OverflowError):
+            ns = int((Decimal(microseconds.text) * 1000).to_integral_value())
+    elif isinstance(microseconds, int) and not isinstance(microseconds, bool):
+        ns = microseconds * 1000
+    return ns if ns is not None and abs(ns) <= TIME_LIMIT else None
 
 
 def _is_device_node(node: dict[str, Any]) -> bool:
@@ -177,10 +179,8 @@ def _add_node(builder: NodeTableBuilder, node: dict[str, Any], pid: Any) -> None
     if not on_device:
         _add_arguments(builder, row, node)
     _add_dependencies(builder, row, node, parent)
-    if on_device and ("pg_name" in node or parse_collective(name)):
-        builder.add_comm(row, {"collective": parse_collective(name), "pg_name": node.get("pg_name")})
-    elif "collective_name" in attrs:
-        builder.add_comm(row, _describe_communication(attrs))
+    if comm := _describe_node(node, attrs, name, on_device=on_device):
+        builder.add_comm(row, comm)
     if (ts := _to_ns(node.get("ts"))) is not None:
         event = {"ts": ts, "dur": _to_ns(node.get("inclusive_dur")), "name": name}
         event |= _describe_track(node, columns) | ({} if on_device else {"pid": pid})
@@ -204,6 +204,31 @@ def _add_dependencies(builder: NodeTableBuilder, row: int, node: dict[str, Any],
     sync = node.get("sync_dep")
     dependencies = sync if isinstance(sync, list) else [sync]
     builder.add_dependencies(row, [id for id in dependencies if isinstance(id, int)], "sync")
+
+
+def _describe_node(
+    node: dict[str, Any], attrs: dict[str, Any], name: str, *, on_device: bool
+) -> dict[str, Any]:
+    """Build a row of the comms table; empty if the node is not a communication.
+
+    The device node of a communication has the attributes and inputs of its record, named since schema 1.1.0 and
+    positional before.
+    """
+    collective = parse_collective(name)
+    if not (
+        ("pg_name" in node or collective) if on_device else name == COMM_RECORD or "collective_name" in attrs
+    ):
+        return {}
+    row = (
+        _describe_communication(attrs) if "collective_name" in attrs else describe_record(node.get("inputs"))
+    )
+    recorded = parse_collective(str(row.get("collective")))
+    if not on_device:
+        return {**row, "collective": recorded}
+    # The kernel of sends, receives and all-to-alls does not say which; its record does.
+    kind = recorded if collective in (None, "send_recv") and recorded else collective
+    group = node.get("pg_name") or row.get("pg_name")
+    return {**row, "collective": kind, "pg_name": group}
 
 
 def _describe_communication(attrs: dict[str, Any]) -> dict[str, Any]:

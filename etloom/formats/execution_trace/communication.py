@@ -16,7 +16,7 @@ import polars as pl
 
 from etloom.core import arrays, categories
 from etloom.core.schema import Stat
-from etloom.formats.io.native_parser import load_json
+from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.comms_table import build_groups, normalize_comms
 
 COMM_RECORD = "record_param_comms"
@@ -42,6 +42,8 @@ _COLUMNS = {
 _MAX_OPERATOR_DEPTH = 8
 """How far above its record the c10d operator is searched."""
 _IN_GROUP = "in_group"
+_NUMEL = 3
+"""Index of the number of elements in the value of a tensor."""
 _ROLES = {
     **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "root"),
     **dict.fromkeys(("send", "recv"), "peer"),
@@ -131,6 +133,31 @@ def _describe_call(name: str, op_schema: str | None, inputs: str | None) -> dict
     return {"collective": name, **_parse_by_schema(values, op_schema or "")}
 
 
+def describe_record(inputs: Any) -> dict[str, Any]:
+    """Return columns of comms for a record_param_comms in the positional form, from the inputs of its node.
+
+    inputs: the member of the node: ``values``, ``shapes`` and ``types``. Empty if it is not a record.
+    """
+    values, types = (inputs.get(key) if isinstance(inputs, dict) else None for key in ("values", "types"))
+    if not isinstance(values, list) or not isinstance(types, list):
+        return {}
+    row = _parse_positional_record(values)
+    row.pop(_IN_GROUP, None)
+    if not row:
+        return {}
+    counts = [
+        tensor[_NUMEL]
+        for value, kind in zip(values, types, strict=False)
+        if isinstance(kind, str) and "Tensor(" in kind and isinstance(value, list)
+        for tensor in (value if value and isinstance(value[0], list) else [value])
+        if isinstance(tensor, list) and len(tensor) > _NUMEL and isinstance(tensor[_NUMEL], int)
+    ]
+    dtypes = [match[1] for kind in types if (match := re.search(r"Tensor\(([^)]*)\)", str(kind)))]
+    if counts:
+        row |= {"in_nelems": sum(counts), "dtype": dtypes[0]}
+    return row
+
+
 def _parse_positional_record(values: list[Any]) -> dict[str, Any]:
     """Parse ([tensors], seq, group, rank, name, in_split, out_split, rank start, stride, size), relative to the name.
 
@@ -205,7 +232,7 @@ def _parse_by_schema(values: list[Any], schema: str) -> dict[str, Any]:
     """Parse the arguments of a c10d operator by their names in its schema."""
     arguments = dict(zip(categories.parse_argument_names(schema), values, strict=False))
     reduce_op = _to_int(arguments.get("reduce_op"))
-    group_ranks = (_to_int(arguments.get(name)) for name in ("root_rank", "root", "dst", "src"))
+    group_ranks = [_to_int(arguments.get(name)) for name in ("root_rank", "root", "dst", "src")]
     return {
         _IN_GROUP: next((rank for rank in group_ranks if rank is not None), None),
         "is_async": arguments["async_op"] if isinstance(arguments.get("async_op"), bool) else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,12 +14,15 @@ import zstandard
 from isal import igzip_lib
 
 from etloom.core.errors import LimitError, ReadError
+from etloom.core.memory import available_memory
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-BOMB_RATIO = 400
-"""The largest accepted ratio. Real traces compress 5 to 60 times; gzip's own limit is 1,032."""
-BOMB_FLOOR = 1 << 28
-"""The ratio is not checked below this size (256 MiB): a few bytes of zeros are not an attack."""
+BOMB_RATIO = 200
+"""The largest accepted ratio, unless $ETLOOM_MAX_RATIO sets another. Real traces compress 5 to 60 times."""
+BOMB_FLOOR = 1 << 25
+"""The ratio is not checked below this size (32 MiB): a few bytes of zeros are not an attack."""
+_BYTES_PER_TEXT_BYTE = 16
+"""Memory of Python objects per byte of the text that they are parsed from."""
 _CHUNK = 1 << 20
 _COMPRESSED_CHUNK = 1 << 16
 
@@ -122,29 +126,39 @@ def read_chunks(
         progress: Called with the number of bytes of the file itself (compressed or not) as they are read.
 
     Raises:
-        LimitError: Beyond ``limit`` bytes, or if a compressed file grows by more than `BOMB_RATIO`.
+        LimitError: Beyond ``limit`` bytes, or if the part of a compressed file that was read grew by more than
+            `BOMB_RATIO`. So a bomb is refused within a second, whatever its size.
         DECOMPRESSION_ERRORS: One of them, after all bytes before a damaged place.
     """
     is_compressed = detect_compression(path) is not None
+    max_ratio = read_limit("ETLOOM_MAX_RATIO", BOMB_RATIO)
     with _open_raw(path) as raw:
-        size = path.stat().st_size
-        bound = max(size * BOMB_RATIO, BOMB_FLOOR)
         total = reported = 0
         for piece in _iter_decompressed(path, raw):
+            position = raw.tell()
             if progress is not None:
-                position = raw.tell()
                 progress(position - reported)
                 reported = position
             total += len(piece)
-            if is_compressed and total > bound:
+            if is_compressed and total > max(position * max_ratio, BOMB_FLOOR):
                 raise LimitError(
-                    f"decompresses to more than {BOMB_RATIO} times its {size:,} bytes",
+                    f"its first {position:,} bytes decompress to more than {max_ratio} times as many",
                     where=path,
-                    remedy="decompress it yourself if you trust it",
+                    remedy="if you trust the file, set ETLOOM_MAX_RATIO to a larger number",
                 )
             if limit is not None and total > limit:
-                raise LimitError(f"contains more than {limit:,} bytes", where=path, remedy="raise the limit")
+                raise LimitError(
+                    f"contains more than {limit:,} bytes",
+                    where=path,
+                    remedy="if you trust the file, set ETLOOM_MAX_BYTES to a larger number",
+                )
             yield piece
+
+
+def read_limit(variable: str, default: int) -> int:
+    """Return the number in an environment variable that raises a limit, or the default."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else default
 
 
 def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
@@ -156,8 +170,9 @@ def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
 
     Raises:
         ReadError: If the file cannot be opened or read.
-        LimitError: Beyond ``limit`` bytes, or for a decompression bomb.
+        LimitError: Beyond ``limit`` bytes or what the memory can hold, or for a decompression bomb.
     """
+    limit = read_limit("ETLOOM_MAX_BYTES", min(limit, available_memory() // _BYTES_PER_TEXT_BYTE))
     buffer = bytearray()
     try:
         for piece in read_chunks(path, limit):

@@ -1,8 +1,10 @@
-"""Columns as JSON text."""
+"""JSON text: loading it from a file, and columns as JSON text."""
 
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import polars as pl
 
@@ -30,3 +32,31 @@ def format_microseconds(column: str) -> pl.Expr:
     sign = pl.when(ns < 0).then(pl.lit("-")).when(ns >= 0).then(pl.lit(""))
     integer, rest = (ns.abs() // 1000).cast(pl.String), (ns.abs() % 1000).cast(pl.String).str.zfill(3)
     return pl.concat_str(sign, integer, pl.lit("."), rest)
+
+
+def load_json(text: str | bytes) -> Any:
+    """Parse JSON text from a file. Lone surrogates, which are not characters, become U+FFFD.
+
+    Raises:
+        ValueError: If it is not JSON.
+        RecursionError: If it is nested too deeply.
+    """
+    value = json.loads(text)
+    encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    return replace_surrogates(value) if _SURROGATE_BYTES.search(encoded) else value
+
+
+def replace_surrogates(value: Any) -> Any:
+    """Return a JSON value with U+FFFD for each lone surrogate in its texts."""
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [replace_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
+    return value
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_SURROGATE_BYTES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Matches each JSON text that can contain a surrogate, as an escape or encoded."""

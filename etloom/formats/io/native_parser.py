@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
-import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,15 +12,21 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.errors import ReadError
+from etloom.core.errors import LimitError, ReadError
+from etloom.core.memory import available_memory
 from etloom.core.schema import Stat
-from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks, read_limit
+from etloom.formats.io.json_text import load_json
 
 Progress = Callable[[int], None]
 
 FIRST_TEXT_ID = -(1 << 40)
 """Processes, threads and flows that the file identifies by text instead of a number get ids from here downwards."""
 
+_BYTES_PER_ROW = 200
+"""Memory that the tables of a file take while they are built, per row."""
+_MEMORY_SHARE = 0.7
+"""The share of the available memory for the tables of one file."""
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
 
 # What the native parsers count: its severity, and its meaning for a reader of the stats.
@@ -62,10 +66,22 @@ class ParsedFile:
 
 
 def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> ParsedFile:
-    """Feed the file to the parser and return its tables. Raises ReadError if the document has no rows."""
+    """Feed the file to the parser and return its tables.
+
+    Raises:
+        ReadError: If the document has no rows.
+        LimitError: If it has more rows than the memory can hold, or is a decompression bomb.
+    """
     stats: list[Stat] = []
+    max_rows = read_limit("ETLOOM_MAX_ROWS", int(_MEMORY_SHARE * available_memory()) // _BYTES_PER_ROW)
     for piece in read_ahead(path, stats, progress):
         parser.feed(piece)
+        if parser.rows > max_rows:
+            raise LimitError(
+                f"contains more than {max_rows:,} rows, which need too much memory",
+                where=path,
+                remedy="use a machine with more memory, or set ETLOOM_MAX_ROWS to a larger number",
+            )
     parser.finish()
     return collect_result(parser, path, stats)
 
@@ -156,29 +172,6 @@ def _load_header(members: list[tuple[bytes, bytes]], stats: list[Stat]) -> dict[
         except (ValueError, RecursionError):
             stats.append(Stat("read.header", "data_loss", 1, f"the member {_to_line(key)!r} is damaged"))
     return header
-
-
-def load_json(text: str | bytes) -> Any:
-    """Parse JSON text from a file. Lone surrogates, which are not characters, become U+FFFD.
-
-    Raises:
-        ValueError: If it is not JSON.
-        RecursionError: If it is nested too deeply.
-    """
-    return _replace_surrogates(json.loads(text))
-
-
-def _replace_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return _SURROGATES.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_replace_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
-    return value
-
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _to_line(example: bytes) -> str:

@@ -7,7 +7,6 @@ YAML is read with the safe loader, which creates plain values only, and without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,18 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
 
-def is_card(head: bytes) -> bool:
-    """Return whether a YAML file has the top-level keys of a workload card."""
-    lines = head.split(b"\n")
+def is_card(path: Path) -> bool:
+    """Return whether a YAML file has the top-level keys of a workload card. Raises ReadError if it cannot be opened."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            lines = file.read(1 << 16).split(b"\n")
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error.strerror}", where=path) from None
     return any(line.startswith(b"version:") for line in lines) and any(
         line.startswith((b"workload:", b"Model-executor:", b"metric_source:")) for line in lines
     )
-
-
-def find_cards(folder: Path) -> Iterator[Path]:
-    """Yield the workload cards in a folder, sorted by name."""
-    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
-        with path.open("rb") as file:
-            if is_card(file.read(1 << 16)):
-                yield path
 
 
 def read_card(path: Path) -> dict[str, Any]:

@@ -20,14 +20,28 @@ import polars as pl
 
 from etloom import _native
 from etloom.core import arrays
+from etloom.core.categories import OPERATOR_CATEGORIES
 from etloom.core.errors import ReadError
-from etloom.core.schema import Stat
+from etloom.core.schema import TIME_LIMIT, Stat
+from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
+from etloom.formats.io.json_text import load_json
 from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress, parse_file
+from etloom.formats.kineto import ascend
 from etloom.formats.tables import comms_table
 
 _EPOCH_NS = 10**18
 """Larger than any relative time (31 years), and smaller than any absolute time since 2001."""
+
+_DISTRIBUTED_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_MAX_DISTRIBUTED_BYTES = 1 << 24
+"""Bytes of distributedInfo that are searched for a rank that follows the process groups."""
+_JSON = json.JSONDecoder()
+_RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
+
+_LONGEST_RECORDING = 10**17
+"""Three years: times that follow the first one by more are not of one recording."""
 
 _TRACK_KEYS = ("name", "labels", "sort_index")
 _MAX_OTHER_METADATA = 1000
@@ -38,15 +52,21 @@ def sniff(head: bytes) -> bool:
     """Return whether a file that begins with these bytes is a Chrome trace."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] == b"[":
-        return re.match(rb"\[\s*(?:\{|\]|$)", text) is not None and (
+        is_list = re.match(rb"\[\s*(?:\{|\]|$)", text) is not None and (
             b'"ph"' in text or re.match(rb"\[\s*(?:\]|$)", text) is not None
         )
+        return is_list and not is_nccl_profile(text)
     if text[:1] != b"{":
         return False
     if b'"traceEvents"' in text:
         return True
     # deviceProperties or pg_config can fill the head before traceEvents
     return b'"schemaVersion"' in text or b'"deviceProperties"' in text or b'"distributedInfo"' in text
+
+
+def is_nccl_profile(text: bytes) -> bool:
+    """Return whether NCCL's profiler plugin wrote the events; it has a reader of its own."""
+    return b'"CommHash"' in text or b'"cat": "GROUP", "ph": "b"' in text[:512]
 
 
 def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
@@ -59,7 +79,40 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
         LimitError: For a decompression bomb.
     """
     path = Path(source)
-    return to_trace(parse_file(_native.kineto_parser(), path, progress), path)
+    trace = to_trace(parse_file(_native.kineto_parser(), path, progress), path)
+    if not (trace.threads["name"].cast(pl.String).str.strip_chars() == ascend.HARDWARE).any():
+        return trace
+    if trace.events.is_empty():
+        with ascend.unquote_times(path) as plain:
+            trace = to_trace(parse_file(_native.kineto_parser(), plain, None), path)
+    return ascend.categorize(trace)
+
+
+def find_rank(path: Path) -> int | None:
+    """Return the rank in distributedInfo, wherever it is in a file. Raises ReadError, LimitError."""
+    buffer = b""
+    try:
+        for chunk in read_chunks(path):
+            buffer += chunk
+            if (begin := _DISTRIBUTED_INFO.search(buffer)) is None:
+                buffer = buffer[-64:]
+                continue
+            buffer = buffer[begin.start() :]
+            if (match := _RANK_INSIDE.match(buffer)) is not None:
+                return int(match[1])
+            try:
+                info, _ = _JSON.raw_decode(buffer.partition(b":")[2].decode("utf-8", "replace").lstrip())
+            except (ValueError, RecursionError):
+                if len(buffer) > _MAX_DISTRIBUTED_BYTES:
+                    return None
+                continue
+            rank = str(info.get("rank"))
+            return int(rank) if rank.isdecimal() and len(rank) < 10 else None
+    except DECOMPRESSION_ERRORS:
+        return None  # reading the trace itself reports what is wrong
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
+    return None
 
 
 def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Trace:
@@ -104,9 +157,13 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
 
 
 def normalize_tables(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
-    """Join begin and end events, and normalize communication, in the parser's tables."""
+    """Join begin and end events, and normalize step annotations and communication, in the parser's tables."""
     tables = close_ranges(tables, stats)
-    return {**tables, "comms": comms_table.convert_event_comms(tables["comms"], stats)}
+    return {
+        **tables,
+        "events": _annotate_steps(tables["events"], stats),
+        "comms": comms_table.convert_event_comms(tables["comms"], stats),
+    }
 
 
 def _build_meta(header: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -131,14 +188,16 @@ def _build_meta(header: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _read_base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
     recorded = header.get("baseTimeNanoseconds")
-    base = _to_int(recorded) or 0
-    if recorded is not None and _to_int(recorded) is None:
-        example = f"baseTimeNanoseconds is not a time: {str(recorded)[:60]}"
-        stats.append(Stat("read.invalid_base", "data_loss", 1, example))
+    base = _to_int(recorded)
     if base and first > _EPOCH_NS:
         stats.append(Stat("read.base_ignored", "info", 1, "times are absolute although the file has a base"))
         return 0
-    return base
+    if base is not None and abs(base + first) <= TIME_LIMIT - _LONGEST_RECORDING:
+        return base
+    if recorded is not None:
+        example = f"baseTimeNanoseconds is not a time: {str(recorded)[:60]}"
+        stats.append(Stat("read.invalid_base", "data_loss", 1, example))
+    return 0
 
 
 def _to_int(value: Any) -> int | None:
@@ -160,7 +219,7 @@ def _build_threads(
     ).iter_rows():
         if text is None:
             continue  # counted as invalid_json
-        args = json.loads(text)
+        args = load_json(text)
         owner, _, key = (kind or "").partition("_")
         value = args.get(key)
         merged = _to_int(value) if key == "sort_index" else str(value).strip()
@@ -186,6 +245,16 @@ def _build_threads(
         },
     )
     return threads, others
+
+
+def _annotate_steps(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Give step annotations their category: torch 1.8 and 1.9 record them as operators."""
+    steps = match_steps(events["name"], arrays.is_in(events["cat"], OPERATOR_CATEGORIES))
+    if not steps.any():
+        return events
+    stats.append(Stat("read.step_operators", "info", int(steps.sum()), events["name"].filter(steps)[0]))
+    cat = pl.when(pl.Series(steps)).then(pl.lit("user_annotation")).otherwise(pl.col("cat").cast(pl.String))
+    return events.with_columns(cat=cat.cast(events.schema["cat"]))
 
 
 def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:

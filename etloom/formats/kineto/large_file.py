@@ -22,6 +22,7 @@ from etloom import _native
 from etloom.core.schema import TABLES, Stat
 from etloom.formats import kineto
 from etloom.formats.io.native_parser import ParsedFile, Progress, collect_result, read_ahead, take_frames
+from etloom.formats.tables.value_checks import check_table, check_values
 
 PART_ROWS = 1_000_000
 
@@ -57,7 +58,8 @@ def convert_large_file(
         first = times.min()
         trace = kineto.to_trace(parsed, path, first if isinstance(first, int) else None)
         base = trace.meta["base_ns"]
-        new_ids = _merge_events(parts, folder, base, times, part_rows)
+        stats: list[Stat] = []
+        new_ids = _merge_events(parts, folder, base, times, part_rows, stats)
         del times
         for name in (*_EVENT_TABLES, *_TIMED_TABLES):
             pieces = (
@@ -74,8 +76,9 @@ def convert_large_file(
                 table = pl.concat(pieces).sort("ts", maintain_order=True).with_columns(pl.col("ts") + base)
             if "id" in TABLES[name].schema:
                 table = table.with_row_index("id")
-            _write(TABLES[name].conform(table), folder / f"{name}.parquet")
+            _write(check_table(name, TABLES[name].conform(table), stats), folder / f"{name}.parquet")
             del table
+        trace = check_values(trace.with_stats(stats))
     for name in ("threads", "groups", "stats"):
         _write(trace.table(name), folder / f"{name}.parquet")
     return dict(trace.meta)
@@ -116,7 +119,9 @@ def _write_parts(
     return ParsedFile(shared, parsed.header, parsed.stats, parsed.rows), offsets
 
 
-def _merge_events(parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int) -> np.ndarray:
+def _merge_events(
+    parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int, stats: list[Stat]
+) -> np.ndarray:
     """Write the events of all parts in time order; return the new id of each row of the parts."""
     new_ids = np.zeros(len(times), np.uint32)
     count = 0
@@ -124,7 +129,7 @@ def _merge_events(parts: Path, folder: Path, base: int, times: pl.Series, part_r
     for events in _read_time_slices(parts, times, part_rows):
         new_ids[events["row"].to_numpy()] = np.arange(count, count + events.height, dtype=np.uint32)
         table = events.drop("row").with_columns(pl.col("ts") + base).with_row_index("id", offset=count)
-        arrow = TABLES["events"].conform(table).to_arrow()
+        arrow = check_table("events", TABLES["events"].conform(table), stats).to_arrow()
         writer = writer or pq.ParquetWriter(
             folder / "events.parquet", arrow.schema, compression="zstd", compression_level=1
         )

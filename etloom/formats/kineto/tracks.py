@@ -82,7 +82,8 @@ def build_track_table(trace: Trace, placed: pl.DataFrame, rank: int | None, firs
         name = names.get((pid, tid))
         tid_text = _format_track_id(tid, name or names.get((tid, None)))
         if sub_track:
-            name, tid_text = f"{name or tid} ({sub_track + 1})", str(next_tid[pid])
+            label = name or ("no thread" if tid is None or tid < 0 else tid)
+            name, tid_text = f"{label} ({sub_track + 1})", str(next_tid[pid])
             next_tid[pid] += 1
         rows.append(
             (

@@ -10,7 +10,6 @@ a time zone are read as UTC, which is counted, unless ``utc_offset`` is set.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,12 @@ import polars as pl
 
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
+from etloom.core.text import NS_PER_UNIT
 from etloom.core.trace import Trace
+from etloom.formats import pipeline_operations
 from etloom.formats.io.compression import read_content
+from etloom.formats.io.json_text import load_json
 from etloom.formats.metrics.parsing import (  # fmt: skip
-    NS_PER_UNIT,
     NUMBER,
     PARQUET,
     TIME_NAMES,
@@ -44,9 +45,12 @@ _BEGINS_NUMBER = re.compile(r'[\s"]*[-+.]?\d')
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is Parquet, a table with a time column, or vLLM's JSON."""
+    """Return whether a file that begins with these bytes is Parquet, a table with a time column, or vLLM's JSON.
+
+    Parquet with the columns of a pipeline operation trace is left to the reader of these.
+    """
     if head.startswith(PARQUET):
-        return True
+        return not pipeline_operations.sniff(head)
     if b"\0" in head:
         return False
     text = head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
@@ -68,7 +72,7 @@ def _sniff_json(text: str) -> bool:
         return True
     first = text.split("\n", 1)[0]
     try:
-        row = json.loads(first)
+        row = load_json(first)
     except (ValueError, RecursionError):
         return False
     # A line of a trace is an object too, but contains lists and objects.
@@ -92,7 +96,7 @@ def read(
     limit: the largest accepted size of the decompressed file in bytes.
 
     Raises:
-        ReadError: If there is no such column, or it is not a time.
+        ReadError: The column does not exist, or it is not a time.
         LimitError: If the file is too large.
     """
     if unit is not None and unit not in NS_PER_UNIT:
@@ -130,7 +134,7 @@ def _parse_vllm_latency(data: bytes) -> pl.DataFrame | None:
     if not data.lstrip().startswith(b"{") or b'"avg_latency"' not in data:
         return None
     try:
-        benchmark = json.loads(data)
+        benchmark = load_json(data)
     except (ValueError, RecursionError):
         return None
     if not isinstance(benchmark, dict) or not isinstance(benchmark.get("avg_latency"), (int, float)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from decimal import Decimal
@@ -13,10 +12,12 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.errors import ReadError
+from etloom.core.errors import LimitError, ReadError
+from etloom.core.memory import available_memory
 from etloom.core.schema import Stat
+from etloom.core.text import NS_PER_UNIT
+from etloom.formats.io.json_text import load_json
 
-NS_PER_UNIT = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 TIME_NAMES = (
     *("timestamp", "time", "ts", "datetime", "date", "#time"),
     *(f"{name}_{unit}" for unit in NS_PER_UNIT for name in ("timestamp", "time", "ts")),
@@ -26,6 +27,7 @@ NUMBER = r"^\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?$"
 """A number and optionally its unit: 45 %"""
 
 _ABSENT = {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"}
+_BYTES_PER_CELL = 16
 _CONVERT = "etloom convert FILE OUT.parquet"
 _LATEST = 1 << 62
 _DATE = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d")
@@ -49,12 +51,25 @@ def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
     """Parse the columns of the file, with their original names. Raises ReadError."""
     try:
         if data.startswith(PARQUET):
-            return pl.read_parquet(io.BytesIO(data))
+            _check_parquet_size(data, path)
+            table = pl.read_parquet(io.BytesIO(data))
+            nested = [name for name, dtype in table.schema.items() if dtype.is_nested() or dtype == pl.Binary]
+            return table.drop(nested).with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
         if data.lstrip()[:1] == b"{":
             return _parse_json_lines(data, stats)
         return _parse_csv(data, stats)
     except (pl.exceptions.PolarsError, csv.Error, OSError, ValueError) as error:
         raise ReadError(f"is not a table of metrics: {str(error).splitlines()[0]}", where=path) from None
+
+
+def _check_parquet_size(data: bytes, path: Path) -> None:
+    """Raise LimitError if the table does not fit in memory: equal values take no space in a Parquet file."""
+    import pyarrow.parquet as pq  # takes 0.1 s, and other formats need only `sniff` of this package
+
+    content = pq.ParquetFile(io.BytesIO(data)).metadata
+    cells = content.num_rows * content.num_columns
+    if cells * _BYTES_PER_CELL > available_memory():
+        raise LimitError(f"has {cells:,} cells, too many for the memory", where=path, remedy="split the file")
 
 
 def _parse_json_lines(data: bytes, stats: list[Stat]) -> pl.DataFrame:
@@ -63,7 +78,7 @@ def _parse_json_lines(data: bytes, stats: list[Stat]) -> pl.DataFrame:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = load_json(line)
         except (ValueError, RecursionError):
             bad += 1
             continue

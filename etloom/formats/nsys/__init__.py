@@ -20,6 +20,7 @@ from pathlib import Path
 
 import polars as pl
 
+from etloom.core.categories import RUNTIME_CATEGORIES
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
@@ -136,7 +137,7 @@ def _read(source: ExportFile, path: Path, all_processes: bool) -> Trace | Job:
     nccl_ranks = {process: rank for part in parts for process, rank in part.ranks.items()}
     events, sides = _join_tables(parts, base)
     del parts
-    events = _repair_events(events, stats)
+    events = _repair_events(_infer_processes(events, stats), stats)
     selected = _select_processes(events, all_processes, stats)
     if not selected:
         others = " ".join(example for *_, example in _count_unread_tables(source) if example)
@@ -187,6 +188,43 @@ def _join_tables(parts: list[EventTables], base: int) -> tuple[pl.DataFrame, dic
     all_events = pl.concat(events).with_row_index("position")
     timed = all_events.with_columns(ts=pl.col("start") + base, dur=pl.col("end") - pl.col("start"))
     return timed, {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in sides.items()}
+
+
+def _infer_processes(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Assign events without a process (no globalPid) to the only process, or to the one whose call launched them.
+
+    If nothing states a process, all events are of process 0.
+    """
+    stateless = events["process"].null_count()
+    if not stateless:
+        return events
+    known = events["process"].drop_nulls().unique()
+    if len(known) < 2:
+        only = int(known[0]) if len(known) else 0
+        process = events["process"].fill_null(only)
+    else:
+        calls = events.filter(
+            pl.col("cat").cast(pl.String).is_in(list(RUNTIME_CATEGORIES)) & (pl.col("correlation") > 0)
+        )
+        callers = (
+            calls.select("correlation", caller="process")
+            .drop_nulls()
+            .unique()
+            .unique("correlation", keep="none")
+        )
+        launched = events.select("correlation").join(
+            callers, on="correlation", how="left", maintain_order="left"
+        )
+        process = events["process"].fill_null(launched["caller"])
+    stats.append(
+        Stat(
+            "read.nsys_inferred_process",
+            "info",
+            stateless - process.null_count(),
+            f"of {len(known) or 1} processes: the only one, or that of the call with the correlation",
+        )
+    )
+    return events.with_columns(process.alias("process"))
 
 
 def _repair_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
@@ -273,7 +311,7 @@ class _ProcessTables:
             "counters": self._select_counters(process, ranks, first),
         }.items():
             rows = (
-                frame.filter(pl.col("process") == process).drop("process")
+                frame.filter(pl.col("process").fill_null(first) == process).drop("process")
                 if "process" in frame.columns
                 else frame
             )

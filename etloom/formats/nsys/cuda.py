@@ -200,7 +200,11 @@ def read_syncs(source: ExportFile) -> EventTables:
     stats: list[Stat] = []
     if frame.height:
         resolved = frame.join(
-            _find_context_devices(source), on=["globalPid", "contextId"], how="left", maintain_order="left"
+            _find_context_devices(source),
+            on=["globalPid", "contextId"],
+            how="left",
+            nulls_equal=True,
+            maintain_order="left",
         ).with_columns(pl.coalesce("used", "deviceId").alias("deviceId"))
         moved = int((resolved["deviceId"] != frame["deviceId"]).sum())
         stats = [
@@ -214,11 +218,11 @@ def read_syncs(source: ExportFile) -> EventTables:
         frame = resolved.drop("used")
     records = (
         source.read_table(CUPTI + "CUDA_EVENT", dict.fromkeys((*key, "streamId", "correlationId"), I64))
-        .drop_nulls(key)
+        .drop_nulls(key[1:])
         .unique(key, keep="last")
         .rename({"streamId": "wait_stream", "correlationId": "record_correlation"})
     )
-    frame = frame.join(records, on=key, how="left", maintain_order="left")
+    frame = frame.join(records, on=key, how="left", nulls_equal=True, maintain_order="left")
     kind = map_codes("syncType", SYNC_KINDS)
     columns = build_device_columns() | {"stream": null_if_none("streamId"), "tid": null_if_none("streamId")}
     events = select_event_columns(frame, cat=pl.lit("cuda_sync"), name=kind, **columns)
@@ -236,7 +240,7 @@ def _find_context_devices(source: ExportFile) -> pl.DataFrame:
     """Return globalPid, contextId, used: the device on which a context has activities."""
     columns = int_columns("globalPid contextId deviceId")
     tables = (source.read_table(CUPTI + table, columns).unique() for table in ("KERNEL", "MEMCPY", "MEMSET"))
-    used = pl.concat(tables).drop_nulls().unique()
+    used = pl.concat(tables).drop_nulls(["contextId", "deviceId"]).unique()
     return used.unique(["globalPid", "contextId"], keep="none").rename({"deviceId": "used"})
 
 

@@ -32,7 +32,7 @@ EVENT_COLUMNS = {
 
 @dataclass
 class EventTables:
-    """The events of one kind of activity, and rows of other tables for them, with ``row``, the row of the event."""
+    """Events of one kind of activity; ``sides`` holds their rows in other tables, ``row`` the row of the event."""
 
     events: pl.DataFrame
     sides: dict[str, pl.DataFrame] = field(default_factory=dict)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from etloom.formats.io.json_text import load_json
+
 Words = npt.NDArray[np.uint64]
 _MAX_ITEMS = 1 << 16
 _MAX_DEPTH = 32
@@ -214,7 +216,7 @@ class _Parser:
 
 def _parse_layout(text: bytes | None) -> dict[str, Any]:
     try:
-        layout = json.loads(text or b"null")
+        layout = load_json(text or b"null")
     except ValueError:
         return UNKNOWN_LAYOUT
     return layout if isinstance(layout, dict) and layout.keys() >= UNKNOWN_LAYOUT.keys() else UNKNOWN_LAYOUT

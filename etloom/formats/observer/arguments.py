@@ -13,6 +13,7 @@ import polars as pl
 
 from etloom.core.schema import Stat
 from etloom.formats.execution_trace import communication
+from etloom.formats.io.json_text import load_json
 from etloom.formats.observer.argument_forms import DamagedForm, Form, format_values, parse_form
 from etloom.formats.observer.records import (
     BEGIN,
@@ -203,7 +204,7 @@ def _record_group_calls(form: Form, words: Words, operators: Rows, calls: dict[i
     call: dict[str, Any] = {} if form.reduce_op is None else {"reduce_op": form.reduce_op}
     for text, word in form.groups[:1]:
         try:
-            group = json.loads(text)
+            group = load_json(text)
         except ValueError:
             continue
         call |= group if isinstance(group, dict) else {}

@@ -5,7 +5,6 @@ Layout: docs/observer-format.md and etloom/collector/observer/native/format.hpp.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.formats.io.compression import read_content
+from etloom.formats.io.json_text import load_json
 
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -229,7 +229,7 @@ def read_definitions(records: Records) -> Definitions:
 def read_json(definitions: Definitions, stream: int, number: int) -> dict[str, Any] | None:
     """Return the JSON object of a TEXT definition; None where it is missing or not an object."""
     try:
-        content = json.loads(definitions.get((TEXT, stream), {}).get(number, b"null"))
+        content = load_json(definitions.get((TEXT, stream), {}).get(number, b"null"))
     except ValueError:
         return None
     return content if isinstance(content, dict) else None

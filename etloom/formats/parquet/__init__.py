@@ -6,10 +6,7 @@ its ``rank=N`` folders.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,6 +17,10 @@ import polars as pl
 from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
+from etloom.formats.io.json_text import load_json
+from etloom.formats.parquet.store_layout import is_store, is_stored_run, select_run
+from etloom.formats.parquet.stored_runs import read_run
+from etloom.formats.parquet.table_files import ParquetTable, check_rows, read_table
 
 LAYOUT_VERSION = 1
 
@@ -30,7 +31,11 @@ def sniff(head: bytes) -> bool:
 
 
 def sniff_folder(path: Path) -> bool:
-    """Return whether a folder has a meta.json written by etloom."""
+    """Return whether a folder has a meta.json written by etloom, or is a store of runs or a run in one."""
+    return _is_saved(path) or is_stored_run(path) or is_store(path)
+
+
+def _is_saved(path: Path) -> bool:
     try:
         with Path(path, "meta.json").open("rb") as file:
             return sniff(file.read(64))
@@ -50,6 +55,10 @@ def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = Non
     folder = Path(source)
     if folder.name == "meta.json" and not folder.is_dir():
         folder = folder.parent
+    if is_store(folder):
+        folder = select_run(folder)
+    if is_stored_run(folder):
+        return read_run(folder, lazy=lazy)
     saved = _read_meta(folder)
     if saved.kind == "trace":
         return _read_trace(folder, saved, lazy, owner)
@@ -81,7 +90,7 @@ class _SavedMeta:
 def _read_meta(folder: Path) -> _SavedMeta:
     file = folder / "meta.json"
     try:
-        content = json.loads(file.read_bytes())
+        content = load_json(file.read_bytes())
         layout, kind, meta = content["layout"], content["kind"], content["meta"]
         tables, ranks = content.get("tables", {}), content.get("ranks", [])
     except OSError as error:
@@ -103,36 +112,6 @@ def _read_meta(folder: Path) -> _SavedMeta:
     return _SavedMeta(kind, meta, tables, ranks)
 
 
-class ParquetTable:
-    """Loads a table from its Parquet file at each access (an `etloom.core.trace.TableLoader`).
-
-    Args:
-        name: The table.
-        file: Its file.
-        owner: An object that keeps the file alive, such as a temporary folder.
-    """
-
-    __slots__ = ("_file", "_name", "_owner", "_rows")
-
-    def __init__(self, name: str, file: Path, owner: object = None) -> None:
-        self._name, self._file, self._owner = name, file, owner
-        self._rows: int | None = None
-
-    def read(self) -> pl.DataFrame:
-        """Read the whole table. Raises ReadError."""
-        return _read_table(self._name, self._file)
-
-    def scan(self) -> pl.LazyFrame:
-        """Return the table as a query. Raises ReadError."""
-        return _scan_table(self._name, self._file)
-
-    def rows(self) -> int:
-        """Return the number of rows, from the footer of the file. Raises ReadError."""
-        if self._rows is None:
-            self._rows = _count_rows(self._name, self._file)
-        return self._rows
-
-
 def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: object = None) -> Trace:
     loaders: dict[str, ParquetTable] = {}
     tables: dict[str, pl.DataFrame] = {}
@@ -146,22 +125,11 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
             loaders[name] = ParquetTable(name, file, owner)
             height = loaders[name].rows()
         else:
-            tables[name] = _rechunk_columns(_read_table(name, file))
+            tables[name] = _rechunk_columns(read_table(name, file))
             height = tables[name].height
-        if rows is not None and height != rows:
-            raise ReadError(f"has {height} rows, but {rows} were saved", where=file, remedy="export it again")
+        if rows is not None:
+            check_rows(file, height, rows)
     return Trace(tables, saved.meta, loaders=loaders)
-
-
-def _read_table(name: str, file: Path) -> pl.DataFrame:
-    with _converting_errors(name, file):
-        table = TABLES[name].conform(pl.read_parquet(file, glob=False, hive_partitioning=False))
-    last: Any = table["id"].max() if "id" in table.columns else None
-    if last is not None and last >= 1 << 31:
-        raise ReadError(
-            f"has a row with the id {last}, but ids are row numbers", where=file, remedy="export it again"
-        )
-    return table
 
 
 def _rechunk_columns(frame: pl.DataFrame) -> pl.DataFrame:
@@ -172,35 +140,3 @@ def _rechunk_columns(frame: pl.DataFrame) -> pl.DataFrame:
     for at, name in enumerate(frame.columns):
         frame.replace_column(at, frame[name].rechunk())
     return frame
-
-
-def _scan_table(name: str, file: Path) -> pl.LazyFrame:
-    with _converting_errors(name, file):
-        frame = pl.scan_parquet(file, glob=False, hive_partitioning=False)
-        TABLES[name].conform(frame.head(0).collect())  # raises if it does not match the schema
-        columns = frame.collect_schema()
-    return frame.select(
-        (pl.col(column).cast(dtype) if column in columns else pl.lit(None, dtype)).alias(column)
-        for column, dtype in TABLES[name].schema.items()
-    )
-
-
-def _count_rows(name: str, file: Path) -> int:
-    with _converting_errors(name, file):
-        return int(_scan_table(name, file).select(pl.len()).collect().item())
-
-
-@contextlib.contextmanager
-def _converting_errors(name: str, file: Path) -> Iterator[None]:
-    """Convert all errors of reading a table's file to ReadError."""
-    try:
-        yield
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-        if not file.exists():
-            raise ReadError(
-                "was removed while in use", where=file, remedy="open or export the run again"
-            ) from None
-        reason = str(error).partition("\n")[0]
-        raise ReadError(
-            f"is not a valid table {name!r}: {reason}", where=file, remedy="export it again"
-        ) from None

@@ -9,6 +9,7 @@ import polars as pl
 
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
+from etloom.formats.io.json_text import replace_surrogates
 
 
 def build_series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Series, int]:
@@ -19,6 +20,8 @@ def build_series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Serie
     """
     try:
         return pl.Series(name, values, dtype=dtype), 0
+    except UnicodeEncodeError:  # lone surrogates, which are not characters
+        return build_series(name, [replace_surrogates(value) for value in values], dtype)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         accepted = _PYTHON_TYPES.get(dtype, (int,))
         clean = [v if isinstance(v, accepted) and _is_in_range(v, dtype) else None for v in values]

@@ -181,6 +181,8 @@ class NodeTableBuilder:
         )
         dangling = edges.filter(pl.col("on").is_null())
         orphans = nodes.filter(pl.col("recorded_parent").is_not_null() & pl.col("parent").is_null())
+        # PyTorch's root states itself as its parent.
+        nodes = nodes.with_columns(pl.when(pl.col("parent") != pl.col("id")).then("parent").alias("parent"))
         stats = _count_problems(repeated, dangling, orphans)
         tables = {
             "nodes": nodes.select(*TABLES["nodes"].schema),

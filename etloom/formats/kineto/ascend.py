@@ -1,0 +1,138 @@
+"""Categories of the events of Ascend's trace_view.json, which names processes instead.
+
+msprof and torch_npu write one Chrome trace: host operators with Kineto's categories, and without a category the
+processes "CANN" (calls that launch), "Ascend Hardware" (tasks on streams), "Communication" or "HCCL" (collectives, and
+their tasks by plane) and "Overlap Analysis" (sums of the others). A connection_id joins a call to its tasks.
+
+Layout: MindStudio's description of trace_view.json (CANN 6 to 8).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core.schema import TABLES, Stat
+from etloom.core.trace import Trace
+from etloom.formats.io.compression import read_content
+from etloom.formats.tables.comms_table import normalize_comms
+
+_MAX_BYTES = 1 << 32
+_QUOTED_TIME = re.compile(rb'("(?:ts|dur)"\s{0,8}:\s{0,8})"(-?\d{1,19}(?:\.\d{1,9})?)"')
+HARDWARE = "Ascend Hardware"
+"""Name of the process of the NPU."""
+_CALLS = ("CANN",)
+_COMMUNICATION, _SUMMARIES = ("Communication", "HCCL"), ("Overlap Analysis",)
+_COMPUTE_TASK = r"^(?:KERNEL_)?(?:AI_?(?:CORE|CPU|VEC|VECTOR_CORE)|AIC|AIV|MIX_AI[CV]|DSA)"
+_COPY_TASK = r"^MEMCPY"
+_COLLECTIVE = r"^hcom_"
+_GROUP = r"__(\w+?)_\d+_\d+$"
+TASK, COLLECTIVE_TASK, SUMMARY = "npu_task", "hccl_task", "overlap_analysis"
+"""Categories of tasks that wait or notify, of parts of a collective, and of sums of other events."""
+
+
+@contextlib.contextmanager
+def unquote_times(path: Path) -> Iterator[Path]:
+    """Yield a temporary copy of a file in which times are numbers; Ascend writes them as text, with all digits.
+
+    Raises:
+        LimitError: The file is larger than `_MAX_BYTES`, or a decompression bomb.
+    """
+    content, _ = read_content(path, _MAX_BYTES)
+    with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
+        plain = Path(folder) / "trace.json"
+        plain.write_bytes(_QUOTED_TIME.sub(rb"\1\2", content))
+        yield plain
+
+
+def categorize(trace: Trace) -> Trace:
+    """Return the trace with categories, devices, streams and correlations of the work on the NPU, and its comms.
+
+    A task that computes or copies, and a whole collective, is work of the device; waits, parts of collectives and sums
+    are not, so that no time counts twice.
+    """
+    processes = trace.threads.filter(pl.col("tid").is_null()).select(
+        "pid",
+        process=pl.col("name").cast(pl.String).str.strip_chars(),
+        number=pl.col("labels").cast(pl.String).str.extract(r"(\d{1,6})").cast(pl.Int32),
+    )
+    events = trace.events.join(
+        processes.unique("pid", keep="first"), on="pid", how="left", maintain_order="left"
+    )
+    # The process of communication has no number.
+    hardware = next(iter(processes.filter(pl.col("process") == HARDWARE)["number"].drop_nulls()), 0)
+    args = pl.col("args").cast(pl.String)
+    connection = args.str.extract(r'"connection_id": ?"?(\d{1,18})').cast(pl.Int64)
+    events = events.with_columns(
+        cat=pl.when(pl.col("dur").is_not_null()).then(_choose_category(connection)),
+        recorded=pl.col("cat").cast(pl.String),
+        connection=connection,
+        queue=args.str.extract(r'"Stream Id": ?"?(\d{1,9})').cast(pl.Int64),
+    )
+    is_work = pl.col("cat").is_in(["kernel", "gpu_memcpy"]).fill_null(False)
+    is_joined = is_work | (pl.col("cat") == "privateuse1_runtime").fill_null(False)
+    events = events.with_columns(
+        cat=pl.coalesce("cat", "recorded").cast(pl.Categorical),
+        device=pl.when(is_work)
+        .then(pl.coalesce("device", "number", pl.lit(hardware, pl.Int32)))
+        .otherwise("device"),
+        stream=pl.when(is_work).then(pl.coalesce("stream", "queue", "tid")).otherwise("stream"),
+        correlation=pl.when(is_joined)
+        .then(pl.coalesce("correlation", "connection"))
+        .otherwise("correlation"),
+    )
+    stats: list[Stat] = []
+    comms = _build_comms(events.filter(pl.col("process").is_in(list(_COMMUNICATION)) & is_work), stats)
+    waits = int((events["cat"] == TASK).sum())
+    stats.append(
+        Stat("read.ascend_tasks", "info", waits, "waits, notifications and other tasks without work")
+    )
+    tables: dict[str, Any] = {"events": events.drop("process", "number", "recorded", "connection", "queue")}
+    if trace.comms.is_empty() and comms.height:
+        tables["comms"] = TABLES["comms"].conform(comms.with_row_index("id"))
+    return trace.replace(None, **tables).with_stats(stats)
+
+
+def _choose_category(connection: pl.Expr) -> pl.Expr:
+    """Return an expression for the category of an event by its ``process``, task type and name; null to keep it."""
+    args, name = pl.col("args").cast(pl.String), pl.col("name").cast(pl.String)
+    task = args.str.extract(r'"Task Type": ?"([^"]*)"').str.to_uppercase()
+    on_hardware, in_hccl = (pl.col("process").is_in(list(names)) for names in ((HARDWARE,), _COMMUNICATION))
+    return (
+        pl.when(pl.col("process").is_in(list(_SUMMARIES)))
+        .then(pl.lit(SUMMARY))
+        .when(on_hardware & task.str.contains(_COMPUTE_TASK))
+        .then(pl.lit("kernel"))
+        .when(on_hardware & task.str.contains(_COPY_TASK))
+        .then(pl.lit("gpu_memcpy"))
+        .when(on_hardware)
+        .then(pl.lit(TASK))
+        .when(in_hccl & name.str.contains(_COLLECTIVE))
+        .then(pl.lit("kernel"))
+        .when(in_hccl)
+        .then(pl.lit(COLLECTIVE_TASK))
+        .when(pl.col("process").is_in(list(_CALLS)) & connection.is_not_null())
+        .then(pl.lit("privateuse1_runtime"))
+    )
+
+
+def _build_comms(collectives: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Return rows of comms: name, element type and count of each collective, and the group in its name."""
+    args, name = pl.col("args").cast(pl.String), pl.col("name").cast(pl.String)
+    count = args.str.extract(r'"count": ?"?(\d{1,15})').cast(pl.Int64)
+    rows = collectives.select(
+        event="id",
+        collective=name,
+        pg_name=name.str.extract(_GROUP),
+        ranks=pl.lit(None, dtype=pl.String),
+        group_size=pl.lit(None, dtype=pl.Int64),
+        dtype=args.str.extract(r'"data_type": ?"([^"]*)"').str.to_lowercase(),
+        in_nelems=count,
+    )
+    return normalize_comms(rows, stats)

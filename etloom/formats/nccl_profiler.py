@@ -1,0 +1,177 @@
+"""JSON of NCCL's profiler plugin (ext-profiler/example): groups, collectives, messages, proxy steps, kernel channels.
+
+A collective (COLL) or message (P2P) is an event of category ``nccl_collective`` and a row of comms: communicator hash,
+sequence number, count and type, and in ``args`` algorithm, protocol and channels. Its time is that of its kernel on
+all channels (KernelCh) if the file has it, else from the call to the end. Other begin and end pairs are events of the
+categories ``nccl_group``, ``nccl_proxy``, ``nccl_gpu``, ``nccl_net``, ... The rank is that in the communicator.
+
+Times are in microseconds since the plugin started. Format: ext-profiler/example/print_event.cc of NCCL, 2.23 to 2.28.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core.categories import itemsize
+from etloom.core.errors import ReadError
+from etloom.core.schema import Stat
+from etloom.core.trace import Trace
+from etloom.formats import kineto
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed
+from etloom.formats.tables.building import build_trace
+from etloom.formats.tables.nccl_tables import build_communication_tables, count_elements, format_hash
+
+_CALLS = ("COLL", "P2P")
+_HEAD_BYTES = 1 << 16
+
+
+def sniff(head: bytes) -> bool:
+    """Return whether the file is a list of events with a communicator hash, or begins with an event of the plugin."""
+    text = head.lstrip()
+    return text[:1] == b"[" and b'"ph"' in text and kineto.is_nccl_profile(text)
+
+
+def read(path: Path) -> Trace:
+    """Read the communications of one process.
+
+    Raises:
+        ReadError: The file has no event of the plugin.
+        LimitError: For a decompression bomb.
+    """
+    source = kineto.read(path)
+    pairs, open_count = _pair_events(source.events)
+    if pairs.is_empty():
+        raise ReadError("has no begin and end of an event of NCCL's profiler plugin", where=path)
+    # The writer ends the list with an empty object.
+    stats = [Stat(*row) for row in source.stats.iter_rows() if row[:3] != ("read.no_phase", "data_loss", 1)]
+    stats.append(Stat("read.nccl_unfinished", "info", open_count, "without an end"))
+    is_call = pl.col("source_cat").is_in(_CALLS)
+    calls = _add_kernels(pairs.filter(is_call), pairs.filter(pl.col("source_cat") == "GPU"))
+    rows = [_build_row(call) for call in calls.iter_rows(named=True)]
+    tables = build_communication_tables(rows, pairs.filter(~is_call).drop("source_cat", "end_position"))
+    ranks = {row["rank"] for row in rows} - {None}
+    meta = {
+        **source.meta,
+        "formats": ["nccl-profiler"],
+        "files": [str(path)],
+        "rank": ranks.pop() if len(ranks) == 1 else None,
+    }
+    return build_trace(tables, meta, stats)
+
+
+def find_rank(path: Path) -> int | None:
+    """Return the rank that the first communication of a file states."""
+    try:
+        with open_decompressed(path) as stream:
+            head = stream.read(_HEAD_BYTES)
+    except DECOMPRESSION_ERRORS:
+        return None
+    for line in head.decode("utf-8", "replace").splitlines():
+        if '"CommHash"' in line:
+            try:
+                rank = json.loads(line.strip().rstrip(","))["args"]["Rank"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
+    return None
+
+
+def _pair_events(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Return the events that have a begin and an end, and the number of begins without one.
+
+    Columns are those of ``events``, source_cat, and end_position. The ends of one key are in the order of its begins.
+    """
+    key = ("source_cat", "name", "pid", "tid", "number")
+    text = pl.col("args").cast(pl.String)
+    rows = events.sort("position").select(
+        "ts", "pid", "tid", "position", "args",
+        ph=pl.col("ph").cast(pl.String),
+        source_cat=pl.col("cat").cast(pl.String),
+        name=pl.col("name").cast(pl.String),
+        number=text.str.extract(r'"\.id": ?"?(\w+)'),
+    )  # fmt: skip
+    turn = pl.int_range(pl.len()).over(*key).alias("turn")
+    begins = rows.filter(pl.col("ph") == "b").with_columns(turn)
+    ends = rows.filter(pl.col("ph") == "e").with_columns(turn)
+    pairs = begins.join(
+        ends.select(*key, "turn", end="ts", end_position="position"),
+        on=[*key, "turn"], how="inner", nulls_equal=True, maintain_order="left",
+    )  # fmt: skip
+    table = pairs.select(
+        ph=pl.lit("X"),
+        cat=pl.lit("nccl_") + pl.col("source_cat").str.to_lowercase(),
+        name="name", ts="ts", dur=pl.col("end") - pl.col("ts"), pid="pid", tid="tid",
+        args=pl.col("args").cast(pl.String), position="position", end_position="end_position", source_cat="source_cat",
+    )  # fmt: skip
+    return table.with_columns(dur=pl.when(pl.col("dur") >= 0).then("dur")), begins.height - pairs.height
+
+
+def _add_kernels(calls: pl.DataFrame, channels: pl.DataFrame) -> pl.DataFrame:
+    """Add kernel_start, kernel_end and kernel_channels; the channels of a call are written within it."""
+    inner = channels.select("position", kernel_start="ts", kernel_end=pl.col("ts") + pl.col("dur")).sort(
+        "position"
+    )
+    outer = calls.select("position", "end_position", call="position").sort("position")
+    placed = inner.join_asof(outer, on="position").filter(pl.col("position") < pl.col("end_position"))
+    kernels = placed.group_by("call").agg(
+        pl.col("kernel_start").min(), pl.col("kernel_end").max(), kernel_channels=pl.len()
+    )
+    return calls.join(kernels, left_on="position", right_on="call", how="left", maintain_order="left")
+
+
+def _build_row(call: dict[str, Any]) -> dict[str, Any]:
+    args = json.loads(call["args"] or "{}")
+    args.pop(".id", None)
+    name = call["name"] or "(no name)"
+    communicator = format_hash(args.pop("CommHash", None))
+    count, dtype = (
+        _get_natural(args, "Count"),
+        str(args.pop("Datatype", "")).removeprefix("nccl").lower() or None,
+    )
+    size = _get_natural(args, "nRanks") or None
+    start, dur, timing = call["ts"], call["dur"], "host"
+    if call["kernel_start"] is not None and call["kernel_end"] is not None:
+        start, timing = call["kernel_start"], "kernel"
+        dur = call["kernel_end"] - start
+    elements = count_elements(name, count, size)
+    width = itemsize(dtype)
+    return {
+        "name": name,
+        "ts": start,
+        "dur": dur,
+        "pid": call["pid"],
+        "tid": call["tid"],
+        "position": call["position"],
+        "pg_name": communicator,
+        "seq": _get_natural(args, "SeqNum"),
+        "group_size": size,
+        "rank": _get_natural(args, "Rank"),
+        "dtype": dtype,
+        **elements,
+        "bytes": None if width is None or elements["in_nelems"] is None else elements["in_nelems"] * width,
+        "details": {
+            "algorithm": args.pop("Algorithm", None),
+            "protocol": args.pop("Protocol", None),
+            "channels": _get_natural(args, "nChannels") or call["kernel_channels"],
+            "message_bytes": _compute_message_bytes(elements, width),
+            "count": count,
+            "timing": timing,
+            **args,
+        },
+    }
+
+
+def _compute_message_bytes(elements: dict[str, int | None], width: int | None) -> int | None:
+    counts = list(elements.values())
+    if width is None or None in counts:
+        return None
+    return max(count for count in counts if count is not None) * width
+
+
+def _get_natural(args: dict[str, Any], key: str) -> int | None:
+    value = args.pop(key, None)
+    return value if type(value) is int and 0 <= value < 1 << 62 else None

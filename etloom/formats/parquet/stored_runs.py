@@ -1,0 +1,203 @@
+"""Reading of a run in a store (`etloom.formats.parquet.store_layout`).
+
+The run is untrusted input, like every folder of Parquet: only tables of the schema and the answers that the manifest
+names are opened, in the folder itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core.errors import ReadError
+from etloom.core.schema import TABLES
+from etloom.core.trace import Job, StoredAnswer, Trace, TracesOnDemand
+from etloom.core.version import compute_code_digest
+from etloom.formats.io.json_text import load_json
+from etloom.formats.parquet.store_layout import SUMMARIES, check_version, read_json
+from etloom.formats.parquet.table_files import ParquetTable, read_table
+
+RANK_COLUMNS = {
+    "rank": pl.Int64,
+    "host": pl.String,
+    "events": pl.Int64,
+    "meta": pl.String,
+    "tables": pl.String,
+}
+"""Columns of ranks.parquet: meta and tables (rows by name) are JSON text."""
+_REMEDY = "add the run again"
+_FILE_NAME = re.compile(r"[a-z0-9-]+")
+
+
+def read_run(folder: Path, *, lazy: bool) -> Job:
+    """Read a run of a store.
+
+    Args:
+        folder: the run.
+        lazy: leave the tables in their files until they are accessed; then the Job also has the stored answers.
+
+    Raises:
+        ReadError: the layout is newer, or a file is missing or damaged.
+    """
+    manifest = folder / "meta.json"
+    content = read_json(manifest)
+    check_version(content, manifest)
+    meta = content.get("meta")
+    if not isinstance(meta, dict):
+        raise ReadError("is not the manifest of a stored run", where=manifest, remedy=_REMEDY)
+    run = _StoredRun(folder, content)
+    if lazy:
+        return Job(TracesOnDemand(run.ranks, run.open_rank), meta, run.run_stats, run)
+    traces = {rank: run.open_rank(rank) for rank in run.ranks}
+    loaded = {rank: Trace(trace.tables, trace.meta) for rank, trace in traces.items()}
+    return Job(loaded, meta, run.run_stats)
+
+
+def _parse_facts(folder: Path, meta: str, tables: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the meta of a rank and the rows of its tables."""
+    try:
+        facts, rows = load_json(meta), load_json(tables)
+    except (ValueError, TypeError, RecursionError):
+        facts, rows = None, None
+    if (
+        not isinstance(facts, dict)
+        or not isinstance(rows, dict)
+        or any(name not in TABLES or type(count) is not int for name, count in rows.items())
+    ):
+        raise ReadError(
+            "is not the table of ranks of a store", where=folder / SUMMARIES / "ranks.parquet", remedy=_REMEDY
+        )
+    return facts, rows
+
+
+def _read_summary(folder: Path, name: str, schema: Mapping[str, Any]) -> pl.DataFrame:
+    """Read a table of the folder of summaries with the declared columns."""
+    file = folder / SUMMARIES / f"{name}.parquet"
+    try:
+        frame = pl.read_parquet(file, glob=False, hive_partitioning=False)
+        return frame.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ReadError(f"is not a summary of a store: {reason}", where=file, remedy=_REMEDY) from None
+
+
+class _StoredRun:
+    """Tables over all ranks and answers of a run in a store (an `etloom.core.trace.StoredRun`)."""
+
+    def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
+        self._folder = folder
+        table = _read_summary(folder, "ranks", RANK_COLUMNS)
+        self._facts = {rank: (meta, tables) for rank, _, _, meta, tables in table.iter_rows()}
+        self._stats = _read_summary(folder, "stats", {"rank": pl.Int64, **TABLES["stats"].schema})
+        # Answers of other code may differ from those that this one computes.
+        is_current = content.get("code") == compute_code_digest()
+        answers = content.get("answers") if is_current else None
+        self._answers = (
+            [entry for entry in answers if isinstance(entry, dict)] if isinstance(answers, list) else []
+        )
+        self._has_facts = is_current
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the run."""
+        return list(self._facts)
+
+    @property
+    def run_stats(self) -> pl.DataFrame:
+        """The stats of the run as a whole."""
+        return self._stats.filter(pl.col("rank").is_null()).drop("rank")
+
+    @cached_property
+    def _stats_by_rank(self) -> dict[Any, pl.DataFrame]:
+        return self._stats.partition_by("rank", as_dict=True, include_key=False)
+
+    def open_rank(self, rank: int) -> Trace:
+        """Return the Trace of a rank, with its tables left on disk. Raises ReadError."""
+        meta, tables = _parse_facts(self._folder, *self._facts[rank])
+        folder = self._folder / f"rank={rank}"
+        loaders = {
+            name: ParquetTable(name, folder / f"{name}.parquet", rows=rows) for name, rows in tables.items()
+        }
+        stats = self._stats_by_rank.get((rank,), TABLES["stats"].empty())
+        return Trace({"stats": stats}, meta, loaders=loaders)
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """Return a table of all ranks as one query; of stats without the rows of the run."""
+        if name == "stats":
+            return self._stats.lazy().filter(pl.col("rank").is_not_null())
+        schema = {"rank": pl.Int64, **TABLES[name].schema}
+        key = f'"{name}":'
+        files = [
+            self._folder / f"rank={rank}" / f"{name}.parquet"
+            for rank, (_, tables) in self._facts.items()
+            if key in tables
+        ]
+        if not files:
+            return pl.LazyFrame(schema=schema)
+        read_table(name, files[0], head=True)  # raises if it does not match the schema
+        frame = pl.scan_parquet(
+            files,
+            glob=False,
+            hive_partitioning=True,
+            hive_schema={"run": pl.String, "rank": pl.Int64},
+            missing_columns="insert",
+            extra_columns="ignore",
+        )
+        columns = frame.collect_schema()
+        return frame.select(
+            (pl.col(column).cast(dtype) if column in columns else pl.lit(None, dtype)).alias(column)
+            for column, dtype in schema.items()
+        )
+
+    def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
+        """Return the stored answer to an analysis with these options."""
+        wanted = {"analysis": name, "options": dict(options)}
+        for entry in self._answers:
+            if {key: entry.get(key) for key in wanted} != wanted:
+                continue
+            file = entry.get("file")
+            refusals = tuple(_parse_refusals(entry.get("refusals")))
+            if file is None:
+                return StoredAnswer(pl.DataFrame(), refusals)
+            if not (isinstance(file, str) and _FILE_NAME.fullmatch(file)):
+                return None
+            try:
+                path = self._folder / SUMMARIES / f"{file}.parquet"
+                return StoredAnswer(pl.read_parquet(path, glob=False, hive_partitioning=False), refusals)
+            except (OSError, ValueError, pl.exceptions.PolarsError):
+                return None  # computed from the tables
+        return None
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return the stored facts of the run."""
+        file = self._folder / SUMMARIES / "facts.json"
+        return read_json(file) if self._has_facts and file.is_file() else None
+
+
+def _parse_refusals(rows: Any) -> Iterable[tuple[int | None, str, str | None]]:
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, list) and len(row) == 3 and isinstance(row[1], str):
+            yield row[0], row[1], row[2]
+
+
+def build_rank_table(job: Job) -> pl.DataFrame:
+    """Return the table of ranks of a store (RANK_COLUMNS)."""
+    rows = [
+        (
+            rank,
+            trace.meta.get("host"),
+            trace.rows("events"),
+            json.dumps(dict(trace.meta)),
+            json.dumps(
+                {name: rows for name in trace.table_names if name != "stats" and (rows := trace.rows(name))}
+            ),
+        )
+        for rank, trace in job.items()
+    ]
+    return pl.DataFrame(rows, schema=RANK_COLUMNS, orient="row")

@@ -1,0 +1,97 @@
+"""The Parquet file of one table: reading, scanning, counting, with errors that name the file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core.errors import ReadError
+from etloom.core.schema import TABLES
+
+
+class ParquetTable:
+    """Loads a table from its Parquet file at each access (an `etloom.core.trace.TableLoader`).
+
+    Args:
+        name: The table.
+        file: Its file.
+        owner: An object that keeps the file alive, such as a temporary folder.
+        rows: Its number of rows, if the caller knows it.
+    """
+
+    __slots__ = ("_file", "_name", "_owner", "_rows")
+
+    def __init__(self, name: str, file: Path, owner: object = None, rows: int | None = None) -> None:
+        self._name, self._file, self._owner, self._rows = name, file, owner, rows
+
+    def read(self) -> pl.DataFrame:
+        """Read the whole table. Raises ReadError, also if it does not have the known number of rows."""
+        table = read_table(self._name, self._file)
+        if self._rows is not None:
+            check_rows(self._file, table.height, self._rows)
+        return table
+
+    def scan(self) -> pl.LazyFrame:
+        """Return the table as a query. Raises ReadError."""
+        return _scan_table(self._name, self._file)
+
+    def rows(self) -> int:
+        """Return the number of rows, from the footer of the file. Raises ReadError."""
+        if self._rows is None:
+            self._rows = _count_rows(self._name, self._file)
+        return self._rows
+
+
+def check_rows(file: Path, rows: int, saved: int) -> None:
+    """Raise ReadError if a table does not have the number of rows that were saved."""
+    if rows != saved:
+        raise ReadError(f"has {rows} rows, but {saved} were saved", where=file, remedy="export it again")
+
+
+def read_table(name: str, file: Path, *, head: bool = False) -> pl.DataFrame:
+    """Read a table, or with ``head`` only its columns. Raises ReadError."""
+    with _converting_errors(name, file):
+        rows = 0 if head else None
+        table = TABLES[name].conform(pl.read_parquet(file, n_rows=rows, glob=False, hive_partitioning=False))
+    last: Any = table["id"].max() if "id" in table.columns else None
+    if last is not None and last >= 1 << 31:
+        raise ReadError(
+            f"has a row with the id {last}, but ids are row numbers", where=file, remedy="export it again"
+        )
+    return table
+
+
+def _scan_table(name: str, file: Path) -> pl.LazyFrame:
+    with _converting_errors(name, file):
+        frame = pl.scan_parquet(file, glob=False, hive_partitioning=False)
+        TABLES[name].conform(frame.head(0).collect())  # raises if it does not match the schema
+        columns = frame.collect_schema()
+    return frame.select(
+        (pl.col(column).cast(dtype) if column in columns else pl.lit(None, dtype)).alias(column)
+        for column, dtype in TABLES[name].schema.items()
+    )
+
+
+def _count_rows(name: str, file: Path) -> int:
+    with _converting_errors(name, file):
+        return int(_scan_table(name, file).select(pl.len()).collect().item())
+
+
+@contextlib.contextmanager
+def _converting_errors(name: str, file: Path) -> Iterator[None]:
+    """Convert all errors of reading a table's file to ReadError."""
+    try:
+        yield
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        if not file.exists():
+            raise ReadError(
+                "was removed while in use", where=file, remedy="open or export the run again"
+            ) from None
+        reason = str(error).partition("\n")[0]
+        raise ReadError(
+            f"is not a valid table {name!r}: {reason}", where=file, remedy="export it again"
+        ) from None

@@ -1,0 +1,125 @@
+"""Checks the entries of ``meta`` that etloom itself uses; what a file states wrongly is left out and counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from etloom.core.schema import INTEGER_LIMIT, Stat
+from etloom.formats.io.json_text import replace_surrogates
+
+_MAX_RANKS = 1 << 20
+"""The largest world size; no real job has as many ranks."""
+
+
+def check_meta(meta: Mapping[str, Any], stats: list[Stat]) -> dict[str, Any]:
+    """Return the meta with valid entries only, all of which JSON can represent. Adds a row to ``stats``."""
+    invalid: list[str] = []
+    checked = {
+        key: value if key in _EXEMPT else _clean(value)
+        for key, value in _select_valid(meta, _ENTRIES, "", invalid).items()
+    }
+    if invalid:
+        stats.append(Stat("read.invalid_meta", "data_loss", len(invalid), f"{invalid[0]}: left out"))
+    return checked
+
+
+def _select_valid(
+    entries: Mapping[str, Any], kinds: Mapping[str, _Kind], where: str, invalid: list[str]
+) -> dict[str, Any]:
+    """Return the entries that are None, of their kind, or without a declared kind."""
+    valid: dict[str, Any] = {}
+    for key, value in entries.items():
+        kind = kinds.get(key)
+        if value is None or kind is None:
+            valid[key] = value
+        elif isinstance(kind, dict):
+            if isinstance(value, Mapping):
+                valid[key] = _select_valid(value, kind, f"{where}{key}.", invalid)
+            else:
+                invalid.append(_describe(where, key, value))
+        elif isinstance(kind, list):
+            items = value if isinstance(value, list) else [value]
+            accepted = [item for item in items if isinstance(item, Mapping)]
+            invalid += [_describe(where, key, item) for item in items if not isinstance(item, Mapping)]
+            valid[key] = [_select_valid(item, kind[0], f"{where}{key}.", invalid) for item in accepted]
+        elif kind(value):
+            valid[key] = value
+        else:
+            invalid.append(_describe(where, key, value))
+    return valid
+
+
+def _describe(where: str, key: str, value: Any) -> str:
+    return f"{where}{key} {str(value)[:60]!r}"
+
+
+def _clean(value: Any) -> Any:
+    """Return a value that JSON can represent: no lone surrogates, no NaN or infinity."""
+    return _replace_nonfinite(replace_surrogates(value))
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_nonfinite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < INTEGER_LIMIT
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) < INTEGER_LIMIT
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _is_world_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_RANKS
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+def _is_version(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+_Kind = Callable[[Any], bool] | dict[str, Any] | list[dict[str, Any]]
+"""A predicate; the kinds of the entries of an object; or, in a list, those of the objects of a list."""
+
+_GROUP: dict[str, _Kind] = {"pg_name": _is_name, "pg_desc": _is_text, "backend_config": _is_text}
+_DEVICE: dict[str, _Kind] = {
+    "name": _is_text,
+    **dict.fromkeys(("id", "totalGlobalMem", "computeMajor", "computeMinor", "numSms"), _is_natural),
+}
+_ENTRIES: dict[str, _Kind] = {
+    "rank": _is_rank,
+    "world_size": _is_world_size,
+    "base_ns": _is_integer,
+    "host": _is_text,
+    "pid": _is_integer,
+    "schema_version": _is_version,
+    "kineto_schema_version": _is_version,
+    "device_properties": [_DEVICE],
+    "distributed": {
+        "backend": _is_text,
+        "rank": _is_rank,
+        "world_size": _is_world_size,
+        "pg_config": [_GROUP],
+    },
+    "header": {"execution_trace": {}},
+}
+_EXEMPT = {"files", "formats"}
+"""Entries that a reader writes itself."""

@@ -1,0 +1,262 @@
+"""Checks the values that a reader took from a file against the schema, once, so that no later code has to.
+
+A value that its column cannot have (`etloom.core.schema.Column`: minimum, maximum, form) becomes null, and lone
+surrogates, which are not characters, become U+FFFD. Everything changed is counted in stats. The entries of ``meta``
+that etloom itself uses are checked alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.core.arrays import is_in, rows_of_ids
+from etloom.core.categories import HOST_CATEGORIES
+from etloom.core.schema import FLOAT_LIMIT, INTEGER_LIMIT, SIZE_LIMIT, TABLES, Column, Form, Stat
+from etloom.core.trace import Trace
+from etloom.formats.io.json_text import replace_surrogates
+from etloom.formats.tables.meta_checks import check_meta
+
+_MAX_RANK = 1 << 31
+_MAX_EXAMPLE = 60  # characters
+_MANY = 200
+
+
+def check_values(trace: Trace) -> Trace:
+    """Return the trace with every value of its tables and of its meta in the range and form that the schema declares.
+
+    Tables that are not in memory are left as they are.
+    """
+    stats: list[Stat] = []
+    tables = {
+        name: check_table(name, _fill_process(name, trace.table(name), stats), stats)
+        for name in trace.table_names
+        if name not in trace.loaders and name != "stats"
+    }
+    changed = {name: frame for name, frame in tables.items() if frame is not trace.tables[name]}
+    meta = check_meta(trace.meta, stats)
+    if not changed and not stats:
+        return trace
+    return Trace({**trace.tables, **changed}, meta, loaders=trace.loaders).with_stats(stats)
+
+
+def check_table(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Return the frame with invalid values as null, without incomplete rows; the same frame if all is valid.
+
+    Adds rows to ``stats``.
+    """
+    if frame.is_empty():
+        return frame
+    changed: list[pl.Series] = []
+    for column in TABLES[name].columns:
+        series = frame[column.name]
+        checked = _check_column(f"{name}.{column.name}", series, column, stats)
+        if checked is not series:
+            changed.append(checked)
+    if "parent" in frame.columns and (parents := _break_cycles(name, frame, stats)) is not None:
+        changed.append(parents)
+    frame = frame.with_columns(changed) if changed else frame
+    return _drop_incomplete_rows(name, frame, stats)
+
+
+def _drop_incomplete_rows(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Return the rows that have all required values."""
+    required = [column.name for column in TABLES[name].columns if column.required]
+    missing = [column for column in required if frame[column].null_count()]
+    if not missing:
+        return frame
+    complete = frame.drop_nulls(missing)
+    count = frame.height - complete.height
+    stats.append(
+        Stat("read.incomplete_rows", "data_loss", count, f"rows of {name} without {', '.join(missing)}")
+    )
+    return complete
+
+
+def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Series | None:
+    """Return the parents without those that are their own ancestors; None if there are none such.
+
+    A saved trace states parents of its own; code that climbs to the root would not end.
+    """
+    parents = frame["parent"]
+    if parents.null_count() == frame.height or (parents < frame["id"]).all():
+        return None
+    above = rows_of_ids(frame, parents)
+    ancestor = above
+    for _ in range(frame.height.bit_length()):  # then the ancestor is as many levels above as there are rows
+        ancestor = np.where(ancestor >= 0, ancestor[ancestor], -1)
+    endless = pl.Series(ancestor >= 0)
+    if not endless.any():
+        return None
+    example = f"{name}.parent of row {endless.arg_true()[0]} leads back to it: now null"
+    stats.append(Stat("read.wrong_type", "data_loss", int(endless.sum()), example))
+    return parents.set(endless, None)
+
+
+def _fill_process(name: str, events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Return the events with the process of all host events that name one, if it is one, for those that name none.
+
+    Events of a thread nest, and lie in steps, among the events of their process only.
+    """
+    if name != "events" or not 0 < events["pid"].null_count() < events.height:
+        return events
+    is_host = pl.Series(is_in(events["cat"], HOST_CATEGORIES))
+    processes = events["pid"].filter(is_host).drop_nulls().unique()
+    absent = is_host & events["pid"].is_null()
+    if len(processes) != 1 or not (count := int(absent.sum())):
+        return events
+    stats.append(
+        Stat("read.absent_value", "info", count, f"events.pid: now {processes[0]}, the only process")
+    )
+    return events.with_columns(events["pid"].set(absent, processes[0]))
+
+
+def _check_column(label: str, series: pl.Series, column: Column, stats: list[Stat]) -> pl.Series:
+    if column.form is not None:
+        series = _check_form(label, series, column.form, stats)
+    elif series.dtype.is_numeric() and column.name != "id" and column.refers is None:
+        series = _check_range(label, series, column, stats)
+    if column.default is not None and (absent := series.null_count()):
+        if absent < len(series):  # else the format does not have it
+            stats.append(Stat("read.absent_value", "info", absent, f"{label}: now {column.default}"))
+        series = series.fill_null(column.default)
+    return series
+
+
+def _check_range(label: str, series: pl.Series, column: Column, stats: list[Stat]) -> pl.Series:
+    if series.dtype.is_unsigned_integer():
+        return series  # addresses and hashes, with which nobody computes
+    limit = FLOAT_LIMIT if series.dtype.is_float() else INTEGER_LIMIT
+    low = -limit if column.minimum is None else column.minimum
+    high = limit if column.maximum is None else column.maximum
+    smallest: Any = series.min()
+    largest: Any = series.max()
+    if smallest is None or (low <= smallest and largest <= high and not _has_nan(series)):
+        return series
+    # The limits of 64 bits do not fit a narrower column; its own extremes do.
+    valid = series.is_between(max(low, smallest), min(high, largest))
+    if series.dtype.is_float():
+        valid &= series.is_not_nan()
+    invalid = series.filter(~valid)
+    if not len(invalid):
+        return series
+    example = f"{label} {invalid[0]} is not in {low:,} to {high:,}: now null"
+    stats.append(Stat("read.out_of_range", "data_loss", len(invalid), example))
+    return series.set(~valid.fill_null(True), None)
+
+
+def _has_nan(series: pl.Series) -> bool:
+    return series.dtype.is_float() and bool(series.is_nan().any())
+
+
+def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) -> pl.Series:
+    """Check the distinct texts of a column of JSON text."""
+    if series.null_count() == len(series):
+        return series
+    unusual = _find_unusual_texts(series.unique().drop_nulls().cast(pl.String), _USUAL[form])
+    repaired = {text: fixed for text in unusual if (fixed := _repair_text(text)) != text}
+    if (is_valid := _FORMS.get(form)) is not None:
+        invalid = [text for text in unusual if not is_valid(_parse(text))]
+    else:
+        invalid = [text for text in unusual if re.fullmatch(_USUAL[form], text) is None]
+    if not invalid and not repaired:
+        return series
+    as_text = series.cast(pl.String)
+    rows = int(as_text.is_in(invalid).sum())
+    if rows:
+        example = f"{label} {invalid[0][:_MAX_EXAMPLE]!r} is not of the form {form}: now null"
+        stats.append(Stat("read.wrong_type", "data_loss", rows, example))
+    rows = int(as_text.is_in(list(repaired)).sum())
+    if rows:
+        stats.append(Stat("read.invalid_characters", "info", rows, f"{label}: lone surrogates, now U+FFFD"))
+    return as_text.replace({**repaired, **dict.fromkeys(invalid)}).cast(series.dtype)
+
+
+def _find_unusual_texts(texts: pl.Series, usual: str) -> list[str]:
+    """Return the texts that do not match the pattern, or may have a lone surrogate."""
+    if len(texts) > _MANY:  # polars is faster for many texts, and has a fixed cost
+        texts = texts.filter(~texts.str.contains(f"^(?:{usual})$") | texts.str.contains(_SURROGATE_ESCAPE))
+    is_usual, has_surrogate = re.compile(usual).fullmatch, re.compile(_SURROGATE_ESCAPE).search
+    return [text for text in texts.to_list() if not is_usual(text) or has_surrogate(text)]
+
+
+def _repair_text(text: str) -> str:
+    """Return JSON text without lone surrogates; unchanged if it has none, or is not JSON."""
+    if re.search(_SURROGATE_ESCAPE, text) is None:
+        return text
+    try:
+        value = json.loads(text)
+        clean = replace_surrogates(value)
+        return text if clean == value else json.dumps(clean, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_integers(value: Any, low: int = -INTEGER_LIMIT, high: int = INTEGER_LIMIT) -> bool:
+    return isinstance(value, list) and all(type(item) is int and low <= item <= high for item in value)
+
+
+def _is_shape(value: Any) -> bool:
+    return _is_integers(value, 0, SIZE_LIMIT) and math.prod(value) <= SIZE_LIMIT
+
+
+def _is_list_of(value: Any, is_item: Callable[[Any], bool]) -> bool:
+    """Return whether the value is a list with an item for each tensor, or a list of items for a list of tensors."""
+    return isinstance(value, list) and all(
+        is_item(item) or (isinstance(item, list) and all(map(is_item, item))) for item in value
+    )
+
+
+_FORMS: dict[Form, Callable[[Any], bool]] = {
+    "shape": _is_shape,
+    "shapes": lambda value: _is_list_of(value, _is_shape),
+    "integers": _is_integers,
+    "strides": lambda value: _is_list_of(value, _is_integers),
+    "ranks": lambda value: _is_integers(value, 0, _MAX_RANK),
+    "values": lambda value: isinstance(value, list),
+}
+
+
+def _list_of(item: str) -> str:
+    return rf"\[(?:{item}(?:, ?{item})*)?\]"
+
+
+def _or_list_of(item: str) -> str:
+    return f"(?:{item}|{_list_of(item)})"
+
+
+_INTEGER = r"(?:0|[1-9][0-9]{0,%d})"  # [0-9]: \d also matches digits of other scripts
+_INTEGERS = _list_of(f"-?{_INTEGER % 14}")
+_DIGITS_OF_SHAPES = ((15,), (7, 7), (5, 5, 5), (4, 4, 3, 3), (3, 3, 3, 3, 3))
+_SHAPES = ("(?:, ?)".join(_INTEGER % (digits - 1) for digits in sizes) for sizes in _DIGITS_OF_SHAPES)
+_SMALL_SHAPE = rf"\[(?:{'|'.join(_SHAPES)})?\]"
+"""At most 15 digits, so that the product of the sizes is below SIZE_LIMIT."""
+_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_SCALAR = rf'(?:{_NUMBER}|"[^"\\\x00-\x1f]*"|true|false|null)'
+_VALUE = _or_list_of(_or_list_of(_SCALAR))
+_TEXT = r'"(?:[^"\\]|\\[\s\S])*"'
+_USUAL: dict[Form, str] = {
+    "shape": _SMALL_SHAPE,
+    "shapes": _list_of(_or_list_of(_SMALL_SHAPE)),
+    "integers": _INTEGERS,
+    "strides": _list_of(_or_list_of(_INTEGERS)),
+    "ranks": _list_of(_INTEGER % 8),
+    "values": _list_of(_VALUE),
+    "texts": rf"\[\s*(?:{_TEXT}\s*(?:,\s*{_TEXT}\s*)*)?\]",
+    "object": r"\{[\s\S]*\}",
+}
+"""Patterns of most valid texts, which need not be parsed; of forms that `_FORMS` lacks, of all."""
+_SURROGATE_ESCAPE = r"\\u[dD][89a-fA-F]"
