@@ -25,7 +25,7 @@ import polars as pl
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
-from etloom.core.version import __version__
+from etloom.core.version import compute_code_digest
 from etloom.formats import parquet as reader
 from etloom.formats.parquet import writer as writer
 from etloom.loading.cache_usage import EntryLease, find_entries_in_use, get_usage
@@ -58,7 +58,7 @@ def entry_key(files: Sequence[Path], **options: Any) -> str | None:
     schema = [
         (name, [(column.name, str(column.dtype)) for column in TABLES[name].columns]) for name in TABLES
     ]
-    text = json.dumps([__version__, schema, states, sorted(options.items())], default=str)
+    text = json.dumps([compute_code_digest(), schema, states, sorted(options.items())], default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

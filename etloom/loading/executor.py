@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from etloom import linker
 from etloom.core.errors import EtloomError, ReadError
+from etloom.core.names import list_user_files
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
-from etloom.linker.source_checks import flag_missing_gpu_events
-from etloom.loading import cache, consistency, file_reading, large_files
-from etloom.loading.parallel import run_in_parallel
+from etloom.linker.merging import flag_missing_gpu_events
+from etloom.loading import cache, consistency, file_reading
+from etloom.loading.part_joining import join_parts
 from etloom.loading.plan import LoadPlan, RankPlan, Source, Storage
 from etloom.loading.resident_tables import ResidentTables
 
 MIN_SECONDS_TO_CACHE = 0.5
-"""Files that took less time to read and link are not cached."""
+"""Runs that take less time to read and link are not cached; of a run of many ranks, each has its share."""
+
+_NOT_LINKED = (
+    "too large to link while reading: parent, depth and step of events, launches, thread_dependencies and "
+    "sync_dependencies are empty; etloom link PATH --out RUN.parquet links it, in memory"
+)
+_Key = TypeVar("_Key")
+_Result = TypeVar("_Result")
 
 
 def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
@@ -36,13 +46,14 @@ def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
         LinkError: files of a rank are not of one program.
     """
     execution = _Execution(plan, skip_unreadable)
-    for path in itertools.chain(*(rank.files for rank in plan.ranks.values())):
-        file_reading.report_progress(plan.options.progress, path, 0)
-    if None in plan.ranks:
-        job = execution.load_single_file(plan.ranks[None])
-    else:
-        job = execution.load_ranks()
-    return job.with_stats(large_files.count_unlinked(job))
+    if (progress := plan.options.progress) is not None:
+        for path in itertools.chain(*((*rank.files, *rank.captures) for rank in plan.ranks.values())):
+            progress(path, 0)
+    job = execution.load_single_file() if None in plan.ranks else execution.load_ranks()
+    if job.stored is not None:  # a store holds linked traces only, too many to look at
+        return job
+    unlinked = sum(not linker.is_linked(trace) for trace in job.values())
+    return job.with_stats([Stat("job.not_linked", "info", unlinked, _NOT_LINKED)])
 
 
 def add_rank_stats(job: Job, stats_by_rank: Mapping[int, Sequence[Stat]]) -> Job:
@@ -50,6 +61,27 @@ def add_rank_stats(job: Job, stats_by_rank: Mapping[int, Sequence[Stat]]) -> Job
     traces = {rank: trace.with_stats(stats_by_rank.get(rank, ())) for rank, trace in job.items()}
     remaining = [row for rank, rows in stats_by_rank.items() if rank not in job for row in rows]
     return Job(traces, job.meta, job.run_stats).with_stats(remaining)
+
+
+def _join_stages(parts: Sequence[Trace]) -> Sequence[Trace]:
+    """Return the traces of one rank with several Kineto traces as one."""
+    profiles = [part for part in parts if part.meta.get("formats") == ["kineto"]]
+    return join_parts(parts) if len(profiles) > 1 else parts
+
+
+def _join_files(contents: Sequence[Trace | Job]) -> Job:
+    """Return the ranks of all files as one Job, numbered one file after another if there are several files."""
+    if len(contents) == 1 and isinstance(contents[0], Job):
+        return contents[0]
+    traces = [
+        trace
+        for content in contents
+        for trace in (content.values() if isinstance(content, Job) else [content])
+    ]
+    example = f"{len(traces)} devices of {len(contents)} files, in the order of their names"
+    return Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in enumerate(traces)}).with_stats(
+        [Stat("job.ranks_numbered", "info", len(traces), example)]
+    )
 
 
 class _Execution:
@@ -62,25 +94,27 @@ class _Execution:
         self.resident = ResidentTables(plan.max_table_bytes)
         self.unreadable: dict[Path, EtloomError] = {}
 
-    def load_single_file(self, rank_plan: RankPlan) -> Job:
+    def load_single_file(self) -> Job:
         """Load a file that may hold several ranks; a single rank without a number becomes rank 0."""
-        (path,) = rank_plan.files
-        loaded = self._load(rank_plan)
+        loaded = self._load(None)
+        assert loaded is not None
         if isinstance(loaded, Job):
             return loaded
-        assert loaded is not None
+        (path,) = self.plan.ranks[None].files
         return Job({loaded.rank or 0: loaded}, {"path": str(path)})
 
     def load_ranks(self) -> Job:
         """Load all ranks in parallel."""
-        plans = {rank: plan for rank, plan in self.plan.ranks.items() if rank is not None}
-        loaded = run_in_parallel(
-            lambda rank: self._load_rank(rank, plans[rank]), list(plans), self.plan.parallel
-        )
-        traces = {rank: trace for rank, trace in loaded.items() if trace is not None}
+        loaded = run_in_parallel(self._load, list(self.plan.ranks), self.plan.parallel)
+        if any(isinstance(content, Job) for content in loaded.values()):
+            return _join_files([content for content in loaded.values() if content is not None])
+        traces = {
+            rank: trace for rank, trace in loaded.items() if isinstance(trace, Trace) and rank is not None
+        }
         errors = {
             rank: [self.unreadable[path] for path in plan.files if path in self.unreadable]
-            for rank, plan in plans.items()
+            for rank, plan in self.plan.ranks.items()
+            if rank is not None
         }
         if self.unreadable and not traces:
             first, *others = itertools.chain(*errors.values())
@@ -93,84 +127,147 @@ class _Execution:
         }
         return add_rank_stats(job, rows).with_stats(consistency.check_ranks(traces))
 
-    def _load_rank(self, rank: int, rank_plan: RankPlan) -> Trace | None:
-        trace = self._load(rank_plan, rank)
-        assert not isinstance(trace, Job)
-        return trace
-
-    def _load(self, rank_plan: RankPlan, rank: int | None = None) -> Trace | Job | None:
-        """Load what a RankPlan describes; None if none of its files can be read."""
-        if rank_plan.source is Source.PARQUET:
-            return self._open_parquet(rank_plan)
-        if rank_plan.source is Source.LARGE_KINETO:
-            return self._convert_large_file(rank_plan.files[0])
-        key = self._make_key(rank_plan.files, rank)
-        is_evictable = rank_plan.storage is Storage.EVICTABLE
-        if (cached := cache.open_entry(key) if is_evictable else cache.load_entry(key)) is not None:
-            for path in rank_plan.files:
-                file_reading.report_progress(self.options.progress, path, path.stat().st_size)
-            return self._add_to_resident(cached) if is_evictable else cached
+    def _load(self, rank: int | None) -> Trace | Job | None:
+        """Load what the plan says of a rank, or of a single file; None if none of its files can be read."""
+        plan, options = self.plan.ranks[rank], self.options
+        if plan.source is Source.PARQUET:
+            return self._open_parquet(plan)
+        if plan.source is Source.LARGE_KINETO:
+            path = plan.files[0]
+            trace = file_reading.open_on_disk(path, options.progress, options.use_cache, options.linking)
+            return flag_missing_gpu_events(trace)
+        facts: dict[str, Any] = {} if rank is None else {"rank": rank}
+        files = (*plan.files, *plan.captures)
+        kept = None if options.keep is None or rank is None else options.keep / f"rank={rank}"
+        if kept is not None and parquet.sniff_folder(kept):
+            return self._open_kept(kept)
+        if names := list_user_files():
+            facts["names"] = names
+        key = cache.entry_key(files, **facts, **options.linking) if options.use_cache else None
+        is_evictable = plan.storage is Storage.EVICTABLE
+        if key is not None:
+            cached = cache.open_entry(key) if is_evictable else cache.load_entry(key)
+            if cached is not None:
+                if options.progress is not None:
+                    for path in files:
+                        options.progress(path, path.stat().st_size)
+                return self._add_to_resident(cached) if is_evictable else cached
         start = time.monotonic()
-        if rank is None:
-            content = file_reading.read_file(rank_plan.files[0], self.options.progress)
-            if isinstance(content, Job):
-                with file_reading.convert_panics(rank_plan.files[0]):
-                    return content.map(self._link)
-            parts = [content]
-        else:
-            parts = self._read_parts(rank_plan.files)
+        parts = self._read_files(plan.files, is_rank=rank is not None)
         if not parts:
             return None
-        with file_reading.convert_panics(rank_plan.files[0]):
-            trace = self._link(*parts)
-        is_complete = len(parts) == len(rank_plan.files)
+        with file_reading.convert_panics(plan.files[0]):
+            if isinstance(parts, Job):
+                return parts.map(self._link)
+            captures, capture_stats = self._read_captures(plan.captures)
+            trace = self._link(*_join_stages(parts), captures=captures).with_stats(capture_stats)
+        is_complete = len(parts) == len(plan.files)
+        if kept is not None:
+            writer.write(trace.replace(meta={"rank": rank}), kept)
+            return self._open_kept(kept)
         if is_evictable:
             write = partial(writer.write, trace)
             return self._add_to_resident(cache.open_or_create([key if is_complete else None], write))
-        if is_complete and time.monotonic() - start > MIN_SECONDS_TO_CACHE:
+        if is_complete and time.monotonic() - start > MIN_SECONDS_TO_CACHE / len(self.plan.ranks):
             cache.store_entry(key, trace)
         return trace
 
-    def _read_parts(self, files: Sequence[Path]) -> list[Trace]:
-        """Read the files of one rank; with ``skip_unreadable`` those that can be read."""
+    def _open_kept(self, folder: Path) -> Trace:
+        """Open the tables of a rank in the caller's folder."""
+        saved = parquet.read(folder, lazy=True)
+        assert isinstance(saved, Trace)
+        return self._add_to_resident(saved)
+
+    def _read_files(self, files: Sequence[Path], is_rank: bool) -> list[Trace] | Job:
+        """Read the files of one rank, with ``skip_unreadable`` those that can be read; or a file of several ranks."""
         parts = []
         for path in files:
             try:
-                parts.append(file_reading.read_single_rank(path, self.options.progress))
+                content = file_reading.read_file(path, self.options.progress)
+                if isinstance(content, Trace):
+                    parts.append(content)
+                elif is_rank and not self._may_hold_ranks(content):
+                    raise ReadError("contains several ranks", where=path, remedy="open it on its own")
+                else:
+                    return content
             except EtloomError as error:
                 if not self.skip_unreadable:
                     raise
                 self.unreadable[path] = error
         return parts
 
-    def _link(self, *parts: Trace) -> Trace:
+    def _may_hold_ranks(self, job: Job) -> bool:
+        """Return whether a file with several ranks may be one of the run: the only one, or XLA's of one host."""
+        is_only = len(self.plan.ranks) == 1 and all(len(plan.files) == 1 for plan in self.plan.ranks.values())
+        return is_only or job.meta.get("formats") == ["xplane"]
+
+    def _read_captures(self, files: Sequence[Path]) -> tuple[list[Trace], list[Stat]]:
+        """Read traces of captures; a file that cannot be read is a row of stats, since the run itself can."""
+        captures, stats = [], []
+        for path in files:
+            try:
+                content = file_reading.read_file(path, self.options.progress)
+            except EtloomError as error:
+                stats.append(Stat("job.unreadable_capture", "data_loss", 1, str(error)))
+            else:
+                captures += [content] if isinstance(content, Trace) else []
+        return captures, stats
+
+    def _link(self, *parts: Trace, captures: Sequence[Trace] = ()) -> Trace:
         """Link the traces of one rank; one that was saved linked stays as it is, unless there are linking options."""
-        if len(parts) == 1 and not self.options.linking:
-            return linker.linked(parts[0])
-        return linker.link(*parts, **self.options.linking)
+        if len(parts) == 1 and not self.options.linking and not captures and linker.is_linked(parts[0]):
+            return parts[0]
+        options = {**self.options.linking, "captures": captures} if captures else self.options.linking
+        return linker.link(*parts, **options)
 
     def _open_parquet(self, rank_plan: RankPlan) -> Job:
         """Open saved traces without loading their tables; those that are not linked are linked if memory allows."""
         (path,) = rank_plan.files
         saved = parquet.read(path, lazy=True)
         job = saved if isinstance(saved, Job) else Job({saved.rank or 0: saved}, {"path": str(path)})
+        if rank_plan.storage is Storage.EVICTABLE and job.stored is not None:
+            return job.map_on_demand(self._add_to_resident)
         if rank_plan.storage is Storage.EVICTABLE:
             return job.map(
                 lambda trace: self._add_to_resident(trace) if linker.is_linked(trace) else self._link(trace)
             )
-        return job.map(lambda trace: trace if large_files.has_too_many_events(trace) else self._link(trace))
-
-    def _convert_large_file(self, path: Path) -> Trace:
-        options = self.options
-        trace = large_files.open_on_disk(path, options.progress, options.use_cache, options.linking)
-        return flag_missing_gpu_events(trace)
+        if job.stored is not None:  # a store holds linked traces only
+            return job
+        return job.map(lambda trace: trace if file_reading.has_too_many_events(trace) else self._link(trace))
 
     def _add_to_resident(self, trace: Trace) -> Trace:
         """Keep the tables on disk, except for stats, which every verb reads of each rank."""
-        return self.resident.add(trace).replace(stats=trace.table("stats")) if trace.loaders else trace
+        resident = self.resident.add(trace) if trace.loaders else trace
+        return resident.replace(stats=trace.table("stats")) if "stats" in trace.loaders else resident
 
-    def _make_key(self, files: Sequence[Path], rank: int | None) -> str | None:
-        if not self.options.use_cache:
-            return None
-        facts = {} if rank is None else {"rank": rank}
-        return cache.entry_key(files, **facts, **self.options.linking)
+
+def run_in_parallel(
+    work: Callable[[_Key], _Result], keys: Sequence[_Key], threads: int
+) -> dict[_Key, _Result]:
+    """Return work(key) of every key, in order, computed in so many threads.
+
+    The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
+    make Ctrl-C wait for a read that hangs.
+    """
+    remaining = iter(keys)
+    results: dict[_Key, _Result] = {}
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        for key in remaining:  # an iterator over a sequence gives each item to one thread
+            if raised:
+                return
+            try:
+                results[key] = work(key)
+            except BaseException as error:  # raised again below
+                raised.append(error)
+
+    running = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(keys)))]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        while thread.is_alive():
+            thread.join(0.1)  # with a timeout: polars makes waiting for a lock ignore Ctrl-C
+    if raised:
+        raise raised[0]
+    return {key: results[key] for key in keys}

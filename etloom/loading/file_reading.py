@@ -1,20 +1,31 @@
-"""Reading of one file, with progress and with its name in error messages."""
+"""Reading of one file, with progress and with its name in error messages: into memory, or in bounded memory.
+
+The tables of a large Kineto file should not be in memory all at once: they are converted to Parquet part by part, and
+left on disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from etloom import formats
 from etloom.core.errors import ReadError
 from etloom.core.trace import Job, Trace
+from etloom.formats.parquet import writer
+from etloom.loading import cache
 
 Progress = Callable[[Path, int], None]
 """Called with a file and the number of bytes read of it; first with 0 for every file that will be read."""
 
+SPILL_BYTES = 10**9
+"""Kineto files of more than this many bytes, decompressed, are converted to Parquet part by part."""
+_EVENT_BYTES = 350  # text of a typical event
 _TYPICAL_COMPRESSION = 12  # factor by which gzip and zstd shrink a trace
 
 
@@ -30,27 +41,14 @@ def read_file(path: Path, progress: Progress | None) -> Trace | Job:
     def count(bytes: int) -> None:
         nonlocal reported
         reported += bytes
-        report_progress(progress, path, bytes)
+        if progress is not None:
+            progress(path, bytes)
 
     with convert_panics(path):
         trace = formats.read(path, progress=count)
     if path.is_file():
         count(path.stat().st_size - reported)  # readers without progress report nothing
     return trace
-
-
-def read_single_rank(path: Path, progress: Progress | None) -> Trace:
-    """Read a file of one rank. Raises ReadError (also if it holds several ranks), LimitError."""
-    trace = read_file(path, progress)
-    if isinstance(trace, Job):
-        raise ReadError("contains several ranks", where=path, remedy="open it on its own")
-    return trace
-
-
-def report_progress(progress: Progress | None, path: Path, count: int) -> None:
-    """Call ``progress``, unless it is None."""
-    if progress is not None:
-        progress(path, count)
 
 
 @contextlib.contextmanager
@@ -61,3 +59,33 @@ def convert_panics(path: Path) -> Iterator[None]:
     except pl.exceptions.PanicException as error:
         reason = str(error).partition("\n")[0]
         raise ReadError(f"polars failed on it: {reason}", where=path, remedy="please report it") from error
+
+
+def is_large(path: Path) -> bool:
+    """Return whether a file is a Kineto trace whose tables should not be in memory all at once."""
+    return (
+        path.is_file() and formats.detect_format(path) == "kineto" and estimate_text_bytes(path) > SPILL_BYTES
+    )
+
+
+def has_too_many_events(trace: Trace) -> bool:
+    """Return whether a trace has so many events that its Kineto file would be large."""
+    return trace.rows("events") * _EVENT_BYTES > SPILL_BYTES
+
+
+def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) -> None:
+    """Convert a Kineto file to a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
+    from etloom.formats.kineto.large_file import convert_large_file  # only large files need pyarrow
+
+    with writer.create_atomically(out) as folder:
+        with convert_panics(path):
+            meta = convert_large_file(path, folder, progress=partial(progress, path) if progress else None)
+        writer.write_meta(folder, "trace", meta)
+
+
+def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking: Mapping[str, Any]) -> Trace:
+    """Open a large Kineto file as Parquet: its linked cache entry if there is one, else unlinked."""
+    keys = (
+        [cache.entry_key([path], **linking), cache.entry_key([path], form="parts")] if use_cache else [None]
+    )
+    return cache.open_or_create(keys, lambda folder: spill_to_parquet(path, folder, progress))

@@ -12,14 +12,15 @@ from typing import Any
 
 from etloom import formats
 from etloom.core.memory import available_memory
-from etloom.loading import large_files
-from etloom.loading.file_reading import Progress, estimate_text_bytes
-from etloom.loading.parallel import max_parallel_ranks
+from etloom.formats.parquet.store_layout import is_store, is_stored_run
+from etloom.loading.file_reading import Progress, estimate_text_bytes, is_large
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.6
 """Memory of the tables of a linked rank per byte of its text (measured: 0.4 to 0.6)."""
 _TABLE_BYTES_PER_PARQUET_BYTE = 10
 """Memory of the tables of a rank per byte of etloom's Parquet (measured: 9)."""
+_LOADING_BYTES_PER_TEXT_BYTE = 1.5
+"""Upper bound of the memory for reading and linking a rank per byte of its text (measured: 0.5 to 1.1)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class LoadOptions:
             linking needs all of it in memory.
         max_table_bytes: bytes of memory for tables; default: half of the available memory.
         linking: options of `etloom.linker.link` that differ from the defaults.
+        keep: a folder that receives the linked tables of each rank as ``rank=N``, and from which ranks that it already
+            holds are opened; the tables stay there. The caller vouches that the files did not change.
     """
 
     progress: Progress | None = None
@@ -43,6 +46,7 @@ class LoadOptions:
     lazy: bool = False
     max_table_bytes: int | None = None
     linking: Mapping[str, Any] = field(default_factory=dict)
+    keep: Path | None = None
 
 
 class Source(Enum):
@@ -63,11 +67,12 @@ class Storage(Enum):
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The plan for the tables of one rank, or of a single file."""
+    """The plan for the tables of one rank, or of a single file; ``captures``: traces of its device graphs' captures."""
 
     files: tuple[Path, ...]
     source: Source = Source.FILES
     storage: Storage = Storage.MEMORY
+    captures: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ class LoadPlan:
     parallel: int = 1
 
 
-def plan_file(path: Path, options: LoadOptions) -> LoadPlan:
-    """Decide how a single file or folder of Parquet is loaded.
+def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -> LoadPlan:
+    """Decide how a single file or folder of Parquet is loaded, with traces of the capture of its device graphs.
 
     Raises:
         ReadError: the format cannot be detected because the file cannot be opened.
@@ -97,33 +102,63 @@ def plan_file(path: Path, options: LoadOptions) -> LoadPlan:
     source, storage = Source.FILES, Storage.MEMORY
     if options.lazy and path.exists() and formats.detect_format(path) == "parquet":
         source, storage = Source.PARQUET, Storage.DISK
-    elif options.lazy and large_files.is_large(path):
+    elif options.lazy and is_large(path):
         source, storage = Source.LARGE_KINETO, Storage.DISK
-    elif not options.linking and _is_large_parquet_run(path, max_table_bytes):
+    elif not options.linking and (is_stored(path) or _is_large_parquet_run(path, max_table_bytes)):
         source, storage = Source.PARQUET, Storage.EVICTABLE
-    return LoadPlan({None: RankPlan((path,), source, storage)}, options, max_table_bytes)
+    return LoadPlan({None: RankPlan((path,), source, storage, tuple(captures))}, options, max_table_bytes)
 
 
-def plan_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions) -> LoadPlan:
-    """Decide how the files of each rank are loaded: on disk if the tables of all ranks would not fit in memory."""
+def plan_ranks(
+    files_by_rank: Mapping[int, Sequence[Path]],
+    options: LoadOptions,
+    captures: Mapping[int, Sequence[Path]] | None = None,
+) -> LoadPlan:
+    """Decide how the files of each rank are loaded: on disk if the tables of all ranks would not fit in memory.
+
+    Args:
+        files_by_rank: The files of each rank.
+        options: How to load them.
+        captures: Of each rank, traces of the capture of its device graphs.
+    """
+    captures = captures or {}
     max_table_bytes = _limit_table_bytes(options)
-    files = [path for path in itertools.chain(*files_by_rank.values()) if path.is_file()]
-    table_bytes = sum(map(estimate_text_bytes, files)) * _TABLE_BYTES_PER_TEXT_BYTE
-    storage = (
-        Storage.EVICTABLE if len(files_by_rank) > 1 and table_bytes > max_table_bytes else Storage.MEMORY
-    )
+    text_bytes = [
+        sum([estimate_text_bytes(path) for path in paths if path.is_file()])
+        for paths in files_by_rank.values()
+    ]
+    table_bytes = sum(text_bytes) * _TABLE_BYTES_PER_TEXT_BYTE
+    exceeds_memory = len(files_by_rank) > 1 and table_bytes > max_table_bytes
+    storage = Storage.EVICTABLE if exceeds_memory or options.keep is not None else Storage.MEMORY
     ranks: dict[int | None, RankPlan] = {}
     for rank, paths in files_by_rank.items():
-        if options.lazy and len(paths) == 1 and large_files.is_large(paths[0]):
+        if options.lazy and len(paths) == 1 and is_large(paths[0]):
             ranks[rank] = RankPlan(tuple(paths), Source.LARGE_KINETO, Storage.DISK)
         else:
-            ranks[rank] = RankPlan(tuple(paths), Source.FILES, storage)
-    parallel = max_parallel_ranks(files_by_rank, options.jobs or os.cpu_count() or 1)
+            ranks[rank] = RankPlan(tuple(paths), Source.FILES, storage, tuple(captures.get(rank, ())))
+    parallel = max_parallel_ranks(text_bytes, options.jobs or os.cpu_count() or 1)
     return LoadPlan(ranks, options, max_table_bytes, parallel)
+
+
+def max_parallel_ranks(text_bytes: Sequence[int], jobs: int) -> int:
+    """Return the number of ranks to read at a time: at most ``jobs``; the largest ones must fit in memory together.
+
+    Args:
+        text_bytes: size of the text of each rank, in bytes.
+        jobs: largest number.
+    """
+    available = available_memory() / _LOADING_BYTES_PER_TEXT_BYTE
+    largest = sorted(text_bytes, reverse=True)[:jobs]
+    return max(1, sum(total <= available for total in itertools.accumulate(largest)))
 
 
 def _limit_table_bytes(options: LoadOptions) -> int:
     return available_memory() // 2 if options.max_table_bytes is None else options.max_table_bytes
+
+
+def is_stored(path: Path) -> bool:
+    """Return whether a path is a store of runs, or a run in one."""
+    return is_store(path) or is_stored_run(path)
 
 
 def _is_large_parquet_run(path: Path, max_table_bytes: int) -> bool:

@@ -12,33 +12,40 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from etloom.core.errors import EtloomError, ReadError
+from etloom.core import registry
+from etloom.core.errors import EtloomError, InvalidValue, ReadError
 from etloom.core.schema import Stat
-from etloom.formats import UNKNOWN_FORMAT, detect_format
-from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
-from etloom.formats.io.workload_card import find_cards, read_card
+from etloom.formats import UNKNOWN_FORMAT, detect_format, kineto
 from etloom.loading.run_json import find_unfinished_recording, read_run_json
 
-# kineto_trace_3.json, torch_et_3.json.gz, kineto_rank3_x.json, rank3_trace.json, rank-3.Apr.1102.pt.trace.json, ...
+# kineto_trace_3.json, torch_et_3.json.gz, _dump_3, kineto_rank3_x.json, rank-3.Apr.1102.pt.trace.json, ...
 _RANK_NAME_PATTERNS = tuple(
     re.compile(pattern)
     for pattern in (
-        r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder)_(\d+)(?:\.|$)",
+        r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder|dump)_(\d+)(?:\.|$)",
         r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
         r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
         r"^\w+\.(\d+)\.et(?:\.gz)?$",
+        # Chakra's collection scripts: host.3.json, device.3.json, chakra_host_et.3.json.gz
+        r"(?:^|[._-])(?:host|device|kineto|et)[._-](\d+)\.json(?:\.gz|\.zst)?$",
     )
 )
-_DISTRIBUTED_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
-_MAX_DISTRIBUTED_BYTES = 1 << 24
-"""Bytes of distributedInfo that are searched for a rank that follows the process groups."""
-_JSON = json.JSONDecoder()
-_RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
 # Names that only traces have; "rank" alone may be in the name of any file.
 _TRACE_NAME = re.compile(
     r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|fr_trace)_(?:rank)?\d+[^/]*\.json(?:\.gz|\.zst)?$"
     r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
 )
+_CAPTURE_NAME = re.compile(r"(?i)(?:^|[._-])capture(?:[._-]|$)[^/]*\.json(?:\.gz|\.zst)?$")
+"""Names of traces of the capture of device graphs: graph_capture_rank_0.json.gz, capture_trace_rank_0.json."""
+_CAPTURE_FOLDER = "capture_traces"
+_STAGE = re.compile(r"(?i)(?<![a-z])(?:decode|extend|prefill|mixed|target_verify|idle)(?![a-z])")
+"""Stage of an engine in the name of a trace; SGLang writes one file per stage of a rank."""
+_TENSOR_RANK = re.compile(r"(?:^|[-_.])TP-?(\d+)(?!.*[-_.]PP-?\d)(?=[-_.])")
+"""Matches the tensor-parallel rank in names of SGLang, which is the rank if the name states no pipeline rank."""
+_OTHER_PROCESS = re.compile(
+    r"(?i)(?<![a-z])(async_llm|(?:de)?tokenizer(?:_manager)?|scheduler|engine_?core|api_?server|frontend)(?![a-z])"
+)
+"""Process of an engine that is not a rank, in the name of its trace."""
 _MAX_NAMED_FILES = 12
 """Files that a message names."""
 _MAX_NAMED_RANKS = 8
@@ -60,6 +67,8 @@ class DiscoveredRun:
         ignored: files that are not traces.
         card: CCL-Bench's workload card next to the traces.
         run: run.json of `etloom collect`: command, versions, steps.
+        captures: rank -> traces of the capture of its device graphs.
+        processes: name -> trace of a process that is not a rank, such as a tokenizer.
     """
 
     ranks: dict[int, list[Path]]
@@ -69,6 +78,8 @@ class DiscoveredRun:
     ignored: list[Path] = field(default_factory=list)
     card: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
+    captures: dict[int, list[Path]] = field(default_factory=dict)
+    processes: dict[str, Path] = field(default_factory=dict)
 
 
 def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None) -> DiscoveredRun:
@@ -91,19 +102,53 @@ def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None)
     discovery = _Discovery(folder, rank_pattern)
     discovery.detect_formats()
     discovery.drop_converted_metrics()
+    discovery.drop_copies_of_profiles()
     discovery.check_has_traces()
+    discovery.separate_captures()
     discovery.assign_ranks()
     discovery.add_metrics()
     discovery.select_one_per_side()
     discovery.note_unreadable_files()
     discovery.note_salvaged_files()
     discovery.note_missing_ranks()
+    discovery.note_other_runs()
     return discovery.finish()
 
 
-def find_rank_in_name(path: Path) -> int | None:
-    """Return the rank in the name of a file, by the usual names of the field."""
-    return _match_rank(path, _RANK_NAME_PATTERNS)
+def find_rank_in_name(path: Path, rank_pattern: str | None = None) -> int | None:
+    """Return the rank in the name of a file, by ``rank_pattern`` or the usual names of the field."""
+    return _match_rank(path, _choose_patterns(rank_pattern))
+
+
+def _choose_patterns(rank_pattern: str | None) -> tuple[re.Pattern[str], ...]:
+    return _RANK_NAME_PATTERNS if rank_pattern is None else (_compile_rank_pattern(rank_pattern),)
+
+
+def find_captures(path: Path) -> list[Path]:
+    """Return the traces of captures in the folder ``capture_traces`` next to a trace, or in a folder of traces.
+
+    Next to a single trace, those whose names have the number of another rank are left out.
+    """
+    folder = (path if path.is_dir() else path.parent) / _CAPTURE_FOLDER
+    if path.parent.name == _CAPTURE_FOLDER or not folder.is_dir() or not path.exists():
+        return []
+    files = [
+        file for file in _list_files(folder) if ".json" in file.name and file.is_file() and _is_kineto(file)
+    ]
+    numbers = {file: find_rank_in_name(file) for file in files}
+    if path.is_dir() or len({number for number in numbers.values() if number is not None}) < 2:
+        return files
+    rank = find_rank_in_name(path)
+    if rank is None and _is_kineto(path):
+        rank = kineto.find_rank(path)
+    return [file for file, number in numbers.items() if rank is None or number in (None, rank)]
+
+
+def _is_kineto(path: Path) -> bool:
+    try:
+        return detect_format(path) == "kineto"
+    except EtloomError:
+        return False
 
 
 class _Discovery:
@@ -112,14 +157,14 @@ class _Discovery:
     def __init__(self, folder: Path, rank_pattern: str | None) -> None:
         self.folder = folder
         self.searches_content = rank_pattern is None
-        self.patterns = (
-            _RANK_NAME_PATTERNS if rank_pattern is None else (_compile_rank_pattern(rank_pattern),)
-        )
+        self.patterns = _choose_patterns(rank_pattern)
         self.formats: dict[Path, str] = {}
         self.ranks: dict[int, list[Path]] = {}
         self.ignored: list[Path] = []
         self.unreadable: list[EtloomError] = []
         self.salvaged: dict[Path, Stat] = {}
+        self.captures: list[Path] = []
+        self.processes: dict[str, Path] = {}
         self.stats: defaultdict[int | None, list[Stat]] = defaultdict(list)
         """Rank, None for the whole job -> rows of stats."""
 
@@ -156,6 +201,19 @@ class _Discovery:
                 )
                 self.stats[None].append(Stat("job.converted_file_used", "info", 1, example))
 
+    def drop_copies_of_profiles(self) -> None:
+        """Leave out the JSON that XLA's profiler writes next to each .xplane.pb, with a part of its events."""
+        profiles = {path.name.partition(".")[0] for path, name in self.formats.items() if name == "xplane"}
+        copies = [
+            path
+            for path, name in self.formats.items()
+            if name == "kineto" and ".trace.json" in path.name and path.name.partition(".")[0] in profiles
+        ]
+        for path in copies:
+            del self.formats[path]
+            example = f"{path.name}, the .xplane.pb next to it contains more"
+            self.stats[None].append(Stat("job.skipped_file", "info", 1, example))
+
     def check_has_traces(self) -> None:
         """Raise the first error of an unreadable file, or ReadError, if no file can be read."""
         if self.formats:
@@ -166,22 +224,37 @@ class _Discovery:
             "no traces found", where=self.folder, remedy=_suggest_remedy(self.folder, self.ignored)
         )
 
+    def separate_captures(self) -> None:
+        """Keep the traces of captures apart from those of ranks, unless the folder holds nothing else."""
+        captures = [
+            path
+            for path, name in self.formats.items()
+            if name == "kineto" and _CAPTURE_NAME.search(path.name)
+        ]
+        others = [path for path, name in self.formats.items() if name == "kineto" and path not in captures]
+        if others:
+            self.formats = {path: name for path, name in self.formats.items() if path not in captures}
+            self.captures = [*captures, *find_captures(self.folder)]
+
     def assign_ranks(self) -> None:
         """Assign each trace to the rank in its name or content, or to the only rank there is."""
         metrics = set(self._list_metrics())
         unranked: list[Path] = []
         for path, format in self.formats.items():
             rank = _match_rank(path, self.patterns)
-            if rank is None and format == "kineto" and self.searches_content:
+            if rank is None and self.searches_content:
                 try:
-                    rank = _find_rank_in_content(path)
+                    rank = _find_rank_in_content(path, format)
                 except EtloomError as error:
                     self.unreadable.append(error)
                     continue
+                if rank is None and (match := _TENSOR_RANK.search(path.name)) is not None:
+                    rank = int(match[1])
             if rank is not None:
                 self.ranks.setdefault(rank, []).append(path)
             elif path not in metrics:
                 unranked.append(path)
+        unranked = self._separate_other_processes(unranked)
         if unranked:
             self._place_unranked(unranked)
         if not self.ranks and self.unreadable:
@@ -190,13 +263,30 @@ class _Discovery:
             remedy = _suggest_remedy(self.folder, self.ignored)
             raise ReadError("contains metrics, but no traces", where=self.folder, remedy=remedy)
 
+    def _separate_other_processes(self, unranked: list[Path]) -> list[Path]:
+        """Set traces of processes that are not ranks apart, unless there are no others; return the rest."""
+        names = {
+            path: match[1] for path in unranked if (match := _OTHER_PROCESS.search(path.name)) is not None
+        }
+        rest = [path for path in unranked if path not in names]
+        if not self.ranks and not rest:
+            return unranked
+        for path, name in names.items():
+            self.processes[path.name.partition(".json")[0] if name in self.processes else name] = path
+            example = f"{path.name} ({name}); open it on its own"
+            self.stats[None].append(Stat("job.other_process", "info", 1, example))
+        return rest
+
     def _place_unranked(self, unranked: list[Path]) -> None:
-        """Assign traces without a rank to the only rank, if there is at most one of each format.
+        """Assign traces without a rank to the only rank, if there is at most one of each format; number XLA's profiles.
 
         Raises:
             ReadError: the ranks are ambiguous.
         """
         formats = [self.formats[path] for path in unranked]
+        if not self.ranks and set(formats) == {"xplane"}:  # one per host; each device is a rank
+            self.ranks.update((host, [path]) for host, path in enumerate(unranked))
+            return
         if len(self.ranks) <= 1 and len(formats) == len(set(formats)):
             self.ranks.setdefault(next(iter(self.ranks), 0), []).extend(unranked)
             return
@@ -228,7 +318,7 @@ class _Discovery:
         # The observer's file contains more than the execution trace that is made from it.
         has_observer = "observer" in (self.formats[path] for path in paths)
         by_side: dict[str, Path] = {}
-        metrics = []
+        metrics, parts = [], []
         for path, side in sides.items():
             if side == "metrics":
                 metrics.append(path)
@@ -236,12 +326,14 @@ class _Discovery:
                 continue
             elif side not in selected:
                 stats.append(Stat("job.skipped_file", "info", 1, f"{path.name}, open it on its own"))
+            elif side in by_side and _are_parts(path, by_side[side]):
+                parts.append(path)
             elif side in by_side:
                 example = f"{path.name} is ignored, {by_side[side].name} was read"
                 stats.append(Stat("job.duplicate_rank_files", "data_loss", 1, example))
             else:
                 by_side[side] = path
-        return [*by_side.values(), *metrics]
+        return [*by_side.values(), *parts, *metrics]
 
     def note_unreadable_files(self) -> None:
         """Add a row of stats for each file that cannot be read."""
@@ -266,6 +358,20 @@ class _Discovery:
                 Stat("job.missing_ranks", "info", missing, f"no trace of rank {first}{more}")
             )
 
+    def note_other_runs(self) -> None:
+        """Add a row of stats for folders next to the traces that hold traces themselves."""
+        others = [
+            path
+            for path in _list_files(self.folder)
+            if path not in self.formats and path.name != _CAPTURE_FOLDER and _holds_traces(path)
+        ]
+        if others:
+            selected = ", ".join(path.name for path in itertools.islice(self.formats, _MAX_NAMED_FILES // 4))
+            names = ", ".join(path.name for path in others[: _MAX_NAMED_FILES // 2])
+            more = ", ..." if len(others) > _MAX_NAMED_FILES // 2 else ""
+            example = f"{selected} is read; traces in the folders {names}{more} are not"
+            self.stats[None].append(Stat("job.other_runs", "info", len(others), example))
+
     def finish(self) -> DiscoveredRun:
         """Read the workload card and run.json, and return the result."""
         card = _read_first_card(self.folder, self.stats[None])
@@ -280,21 +386,37 @@ class _Discovery:
             self.ignored,
             card,
             run,
+            self._assign_captures(),
+            self.processes,
         )
+
+    def _assign_captures(self) -> dict[int, list[Path]]:
+        """Return the captures of each rank: those with its number in the name, and those without a number."""
+        numbers = {path: find_rank_in_name(path) for path in self.captures}
+        captures = {
+            rank: [path for path, number in numbers.items() if number in (None, rank)] for rank in self.ranks
+        }
+        return {rank: paths for rank, paths in captures.items() if paths}
 
     def _list_metrics(self) -> list[Path]:
         return [path for path, format in self.formats.items() if format == "metrics"]
+
+
+def _are_parts(path: Path, other: Path) -> bool:
+    """Return whether the names of two traces differ by the stage of an engine only."""
+    names = [_STAGE.sub("*", file.name) for file in (path, other)]
+    return names[0] == names[1] and "*" in names[0]
 
 
 def _compile_rank_pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise EtloomError(
+        raise InvalidValue(
             f"{text!r} is not a regular expression: {error}", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
         ) from None
     if pattern.groups < 1:
-        raise EtloomError(
+        raise InvalidValue(
             f"{text!r} has no group for the rank", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
         )
     return pattern
@@ -307,7 +429,7 @@ def _match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
         if match is None or match[1] is None or len(match[1]) > 9:
             continue
         if not match[1].isdecimal():
-            raise EtloomError(
+            raise InvalidValue(
                 f"the group of {pattern.pattern!r} matches {match[1]!r} in {path.name}; expected a number",
                 remedy=_PATTERN_EXAMPLE,
                 option="rank_pattern",
@@ -316,31 +438,18 @@ def _match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
     return None
 
 
-def _find_rank_in_content(path: Path) -> int | None:
-    """Return the rank in distributedInfo, wherever it is in the file. Raises ReadError, LimitError."""
-    buffer = b""
+def _find_rank_in_content(path: Path, format: str) -> int | None:
+    """Return the rank that a file states, by the optional ``find_rank`` of its reader."""
+    find_rank = getattr(registry.get("readers", format), "find_rank", None)
+    return None if find_rank is None else find_rank(path)
+
+
+def _holds_traces(folder: Path) -> bool:
+    """Return whether a folder holds files with the names of traces."""
     try:
-        for chunk in read_chunks(path):
-            buffer += chunk
-            if (begin := _DISTRIBUTED_INFO.search(buffer)) is None:
-                buffer = buffer[-64:]
-                continue
-            buffer = buffer[begin.start() :]
-            if (match := _RANK_INSIDE.match(buffer)) is not None:
-                return int(match[1])
-            try:
-                info, _ = _JSON.raw_decode(buffer.partition(b":")[2].decode("utf-8", "replace").lstrip())
-            except (ValueError, RecursionError):
-                if len(buffer) > _MAX_DISTRIBUTED_BYTES:
-                    return None
-                continue
-            rank = str(info.get("rank"))
-            return int(rank) if rank.isdecimal() and len(rank) < 10 else None
-    except DECOMPRESSION_ERRORS:
-        return None  # reading the trace itself reports what is wrong
-    except OSError as error:
-        raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
-    return None
+        return folder.is_dir() and any(_TRACE_NAME.search(path.name) for path in folder.iterdir())
+    except OSError:
+        return False
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -379,10 +488,13 @@ def _find_converted_file(path: Path) -> str | None:
 
 
 def _read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
-    """Return the first workload card that can be read, if any."""
-    for path in find_cards(folder):
+    """Return the first workload card (a YAML file, by name) that can be read, if any."""
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        from etloom.formats.io.workload_card import is_card, read_card  # loads the YAML parser
+
         try:
-            return read_card(path)
+            if is_card(path):
+                return read_card(path)
         except EtloomError as error:
             stats.append(Stat("job.workload_card", "data_loss", 1, str(error)))
     return None

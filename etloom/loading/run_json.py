@@ -62,7 +62,7 @@ def find_unfinished_recording(folder: Path) -> str | None:
         path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir()
     )
     if any(_has_started(place) for hidden in hidden_folders for place in _list_inside(hidden)):
-        return f"a job records here; if it was killed, etloom salvage {folder} keeps its traces"
+        return f"a job is still recording here; if it was killed, recover its traces with etloom salvage {folder}"
     return None
 
 
