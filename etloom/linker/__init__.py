@@ -4,36 +4,43 @@ Each step takes a Trace and returns one with its results, and counts in stats wh
 
     merging              the tables of an execution trace and of a profiler trace in one Trace
     placement            enclosing event, depth and step of host events
-    launches             GPU activity to launch call and operator
+    launches             GPU activity to launch call and operator, and to its communication
+    device_graphs        kernels of graph replays to the operators that the capture recorded
     pairing              nodes to events: by ids, else by aligning their order
-    recorded_scope       GPU activity of other iterations than the execution trace
-    communication        record, node, event and kernels of a communication
+    group_axes           axis of parallelism of each process group
     thread_dependencies  backward to forward operators, work after a pause to what another thread finished
     sync_dependencies    calls and streams to the GPU activity they waited for
-    quality              the share of events that the other steps linked
+    quality              the share of events that the other steps linked, and why the rest is not linked
 
 `linked` is the one place that decides whether a trace still has to be linked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from etloom.core.errors import LinkError
 from etloom.core.trace import Trace
-from etloom.linker.communication import join_comms
-from etloom.linker.launches import join_launches
-from etloom.linker.merging import merge_traces
+from etloom.linker.device_graphs import add_captures, attribute_graphs, split_captured_events
+from etloom.linker.group_axes import add_group_axes
+from etloom.linker.launches import join_comms, join_launches
+from etloom.linker.merging import check_processes, flag_missing_gpu_events, merge_traces
 from etloom.linker.pairing import pair_operators
 from etloom.linker.placement import place_events
-from etloom.linker.quality import count_links
-from etloom.linker.recorded_scope import count_unscoped_work
-from etloom.linker.source_checks import check_processes, flag_missing_gpu_events
+from etloom.linker.quality import count_links, count_unscoped_work
 from etloom.linker.sync_dependencies import add_sync_dependencies
 from etloom.linker.thread_dependencies import add_thread_dependencies
 
 __all__ = ["check_linked", "is_linked", "link", "linked"]
 
 
-def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: str = "best") -> Trace:
+def link(
+    *traces: Trace,
+    inter_thread_threshold_us: float = 1000,
+    iterations: str = "best",
+    captures: Sequence[Trace] = (),
+    step_name: str | None = None,
+) -> Trace:
     """Link the traces of one rank.
 
     Args:
@@ -43,6 +50,9 @@ def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: st
             depend on another thread.
         iterations: The iteration of the profile to which the execution trace is linked if ids are missing: "best",
             "all", or a number from "0".
+        step_name: Regular expression over the names of the host events that are the steps; its first group is the
+            number. Default: ProfilerStep#N, else the iterations of an inference engine.
+        captures: Profiler traces of the captures of device graphs that the trace replays.
 
     Returns:
         A Trace whose ``events`` have parent, depth and step, with the tables ``launches``, ``links``,
@@ -53,12 +63,15 @@ def link(*traces: Trace, inter_thread_threshold_us: float = 1000, iterations: st
     Raises:
         LinkError: The traces are not of one program.
     """
-    trace = merge_traces(traces)
-    trace = place_events(trace)
+    trace, earlier = split_captured_events(merge_traces(traces))
+    trace = place_events(trace if step_name is None else trace.replace(meta={"step_name": step_name}))
+    trace = add_captures(trace, earlier, captures)
     trace = join_launches(trace)
+    trace = attribute_graphs(trace)
     trace = pair_operators(trace, iterations=iterations)
     trace = count_unscoped_work(trace)
     trace = join_comms(trace)
+    trace = add_group_axes(trace)
     trace = add_thread_dependencies(trace, threshold_us=inter_thread_threshold_us)
     trace = add_sync_dependencies(trace)
     trace = trace.replace(meta={"linked": True, "link": count_links(trace)})

@@ -267,7 +267,7 @@ def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _same_place_distance(codes: np.ndarray) -> int:
-    """Return the distance within which offsets count as one place."""
+    """Return the difference, in operators, up to which two offsets are regarded as the same position."""
     return max(1, min(_MAX_START_SHIFT, len(codes) // 2))
 
 

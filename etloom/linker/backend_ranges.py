@@ -1,8 +1,8 @@
 """Pair the ranges of a communication backend (gloo:all_reduce) by the operators that began around them.
 
-Such a range begins on the caller's thread and often ends on a worker's, where a profiler may draw it: it is part of a
-thread's sequence on one side only. So alignment ignores these ranges, and each is searched here between the events of
-the operators that began before and after it on its thread.
+Such a range begins on the caller's thread and often ends on a worker's. One of the two traces may list it on a thread
+where the other one does not, so alignment ignores these ranges, and each is searched here between the events of the
+operators that began before and after it on its thread.
 """
 
 from __future__ import annotations

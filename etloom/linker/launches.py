@@ -1,20 +1,34 @@
-"""Join GPU activity to the call that launched it and to the operator around that call.
+"""Join GPU activity to the call that launched it, to the operator around that call, and to its communication.
 
-A launch is any call that shares a correlation with GPU activity. There is no list of API names, so memsets, peer
-copies, cooperative, graph and driver launches of any vendor are all recognized.
+A launch is any call that shares a correlation, or else an External id, with GPU activity. There is no list of API
+names, so memsets, peer copies, cooperative, graph and driver launches of any vendor are all recognized.
+
+NCCL wraps its launches in a record_param_comms operator, which both tracers describe. Everything launched directly
+inside a described operator is GPU activity of that communication, whatever its name (on one rank NCCL copies).
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
-from etloom.core.schema import Stat
-from etloom.core.steps import match_steps
+from etloom.core.nesting import find_innermost
+from etloom.core.schema import TABLES, Stat
+from etloom.core.steps import NUMBERED_STEP_PATTERN
 from etloom.core.trace import Trace
 from etloom.linker.placement import format_example, get_ids
+
+_FACT_COLUMNS = [name for name in TABLES["comms"].schema if name not in ("id", "node", "event")]
+
+
+_MIN_AGREEMENT = 0.9
+"""Least share of calls whose External id is that of the operator around them, if it is that of an operator."""
+_SEARCH_ORDER: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+"""Directions in which a call of a repeated correlation is searched; the later one prevails."""
 
 
 def join_launches(trace: Trace) -> Trace:
@@ -28,11 +42,14 @@ def join_launches(trace: Trace) -> Trace:
     process = encode_processes(events, work)
     call, repeated = find_calls(events, work, process)
     around = np.where(call >= 0, find_enclosing_operator(events, call), _operators_from_file(trace, work))
+    if (around < 0).any():
+        around = np.where(around >= 0, around, _find_operators_by_id(events, work, call))
     launches = pl.DataFrame(
         {
             "launch": get_ids(events, call),
             "device_event": get_ids(events, work),
             "operator": get_ids(events, around),
+            "captured": pl.Series([None], dtype=pl.UInt32).new_from_index(0, work.size),
         }
     )
     missing = work[(call < 0) & (around < 0)]
@@ -78,58 +95,92 @@ def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
 def find_calls(
     events: pl.DataFrame, rows: np.ndarray, process: np.ndarray | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return for device events the row of the call with their correlation (or -1), and how many calls repeat one.
+    """Return for device events the row of their call (or -1), and how many calls repeat a correlation.
 
-    Correlations are unique within a process: if several processes launch and the device events have their pids, both
-    must agree. Of several calls with one correlation, the last that starts before the device event is taken, else
-    the first one after it.
+    A call and its device events share the correlation. Calls that repeat one are distinguished by the External id if
+    it is theirs alone; else the last call that starts before the device event is taken, or the first one after it.
+    Without a correlation (ROCm) the External id of a single call is the key. All of these count within a process: if
+    several processes launch and the device events have their pids, both must agree.
 
     Args:
         events: The table ``events``.
         rows: Rows of device events.
         process: The process number of each event, if `encode_processes` has been called.
     """
-    correlation = arrays.to_array(events["correlation"], 0)
-    hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.HOST_CATEGORIES) & (correlation > 0))
     process = encode_processes(events, rows) if process is None else process
-    keys = ["correlation", "pid"] if process.any() else ["correlation"]
-    calls = events.select(*keys, "ts")[hosts].with_columns(pl.Series("call", hosts))
-    at = np.flatnonzero(correlation[rows] > 0)
-    device_rows = events.select(*keys, "ts")[rows[at]].with_columns(pl.Series("at", at))
-    repeated = calls.height - calls.select(keys).n_unique()
-    if not repeated:
-        joined = device_rows.join(calls.drop("ts"), on=keys, how="inner")
-    else:
-        joined = pl.concat(
-            device_rows.sort("ts").join_asof(
-                calls.sort("ts").with_columns(pl.col("ts").alias("called")),
-                on="ts",
-                by=keys,
-                strategy=strategy,
-                check_sortedness=False,
-            )
-            for strategy in ("forward", "backward")
-        ).drop_nulls("call")
+    ids = events.select(
+        *(pl.when(pl.col(name) > 0).then(name).alias(name) for name in ("correlation", "external_id")),
+        "ts",
+        process=pl.Series(process),
+        row=pl.int_range(pl.len()),
+    )
+    hosts = ids.filter(pl.Series(arrays.is_in(events["cat"], categories.HOST_CATEGORIES)))
+    calls = ids.filter(pl.Series(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)))
+    wanted = ids[rows].with_columns(at=pl.int_range(pl.len()))
     call_rows = np.full(len(rows), -1, np.int64)
-    # The backward matches come last and so prevail.
-    call_rows[joined["at"].to_numpy()] = joined["call"].to_numpy()
+
+    def assign(pairs: pl.DataFrame) -> None:
+        call_rows[pairs["at"].to_numpy()] = pairs["row_right"].to_numpy()
+
+    within = ["process"] if process.any() else []  # a join on fewer keys takes less time
+    by_correlation = hosts.drop_nulls("correlation")
+    keys = [*within, "correlation"]
+    once = by_correlation.unique(keys, keep="none")
+    assign(wanted.drop_nulls(keys).join(once, on=keys, how="inner"))
+    repeated = 0
+    if once.height < by_correlation.height:
+        repeated = by_correlation.height - by_correlation.select(keys).n_unique()
+        assign(_join_by_time(wanted, by_correlation))
+        assign(_join_on(wanted, by_correlation, *within, "correlation", "external_id"))
+    unnumbered = wanted.filter(pl.Series(call_rows < 0))
+    if unnumbered["external_id"].count():
+        pairs = _join_on(unnumbered, calls, *within, "external_id")
+        assign(pairs.filter(pl.any_horizontal(pl.col("correlation", "correlation_right").is_null())))
     return call_rows, repeated
+
+
+def _join_on(wanted: pl.DataFrame, calls: pl.DataFrame, *keys: str) -> pl.DataFrame:
+    """Return the rows of ``wanted`` with the only call that has their ids, as ``row_right``."""
+    once = calls.drop_nulls(keys).unique(keys, keep="none")
+    return wanted.drop_nulls(keys).join(once, on=keys, how="inner")
+
+
+def _join_by_time(wanted: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``wanted`` with a call of their correlation: the last before each, else the first after it."""
+    pairs = [
+        wanted.drop_nulls("correlation")
+        .sort("ts")
+        .join_asof(
+            calls.sort("ts").with_columns(row_right="row").drop("row"),
+            on="ts",
+            by=["process", "correlation"],
+            strategy=strategy,
+            check_sortedness=False,
+        )
+        .drop_nulls("row_right")
+        for strategy in _SEARCH_ORDER
+    ]
+    return pl.concat(pairs)
 
 
 def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     """Return the process number of each event, as far as correlations are numbered per process; otherwise all are 0.
 
-    That is the case if several processes launch and these rows, device events, have their pids.
+    That is the case if several processes launch, these rows, device events, have their pids, and most of the device
+    events whose correlation a call has are of the process of such a call. Other recorders (MTIA, HPU) give device
+    events a pid that merely some host events share.
     """
-    hosts = (
-        arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
-        & (events["correlation"] > 0).fill_null(False).to_numpy()
+    ids = events.select("correlation", pid=pl.col("pid").fill_null(0))
+    calls = ids.filter(
+        pl.Series(arrays.is_in(events["cat"], categories.HOST_CATEGORIES)) & (pl.col("correlation") > 0)
     )
-    pids = events["pid"].fill_null(0)
-    launching = pids.filter(pl.Series(hosts)).unique()
-    if len(launching) < 2 or not pids[work].is_in(launching.implode()).all():
-        return np.zeros(events.height, np.int64)
-    return pids.rank("dense").cast(pl.Int64).to_numpy()
+    launching, device = calls["pid"].unique(), ids[work]
+    if len(launching) >= 2 and device["pid"].is_in(launching.implode()).all():
+        same_number = device.join(calls, on="correlation", how="semi")
+        same_process = same_number.join(calls, on=["correlation", "pid"], how="semi")
+        if 2 * same_process.height >= same_number.height:
+            return ids["pid"].rank("dense").cast(pl.Int64).to_numpy()
+    return np.zeros(events.height, np.int64)
 
 
 def classify_missing_launches(
@@ -163,7 +214,7 @@ def classify_missing_launches(
 
 
 def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest number of these rows per group; an unlimited range for a group without rows."""
+    """Return the lowest and the highest correlation of the rows in each group; without rows, an unlimited range."""
     size = int(group.max(initial=0)) + 1
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
     np.minimum.at(lowest, group[rows], numbers[rows])
@@ -176,28 +227,58 @@ def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> 
 def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:
     """Return rows of calls without recorded GPU activity, of the call names that launch elsewhere in the trace."""
     used = np.unique(call[call >= 0])
-    launching = events["name"].is_in(events["name"][used].unique().implode()).fill_null(False).to_numpy()
     numbered = (events["correlation"] > 0).fill_null(False).to_numpy()
-    idle = launching & numbered & arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
-    idle[used] = False
-    return np.flatnonzero(idle)
+    unused = numbered & arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
+    unused[used] = False
+    idle = np.flatnonzero(unused)
+    names = events["name"]
+    launching = names[idle].is_in(names[used].unique().implode()).fill_null(False)
+    rows: np.ndarray = idle[launching.to_numpy()]
+    return rows
 
 
 def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
-    """Return for host events the row of the innermost operator around each, else of an annotation, else -1.
+    """Return for host events the row of the innermost operator around each, else -1.
 
-    A step is not an operator. An annotation inside an operator (nccl:all_reduce in record_param_comms) is skipped in
-    favour of the operator, as in Kineto's own External ids.
+    Annotations, and so steps, are not operators.
     """
     parent = rows_of_ids(events, events["parent"])
     outer = np.where(rows >= 0, parent[rows], -1)
     operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
-    operator_rows = nesting.find_nearest_ancestor(parent, operators, outer)
-    annotations = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES)
-    annotations &= ~match_steps(events["name"], annotations)
-    return np.where(
-        operator_rows >= 0, operator_rows, nesting.find_nearest_ancestor(parent, annotations, outer)
+    return nesting.find_nearest_ancestor(parent, operators, outer)
+
+
+def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> np.ndarray:
+    """Return for rows of GPU activity the operator with the External id of the call, else of the activity; or -1.
+
+    In some files the External ids of calls and activity are those of operators, in others they are numbers of their
+    own. They are those of operators if the operators around calls have them, and if they are not the correlation.
+    """
+    ids = arrays.to_array(events["external_id"], 0)
+    activity_ids = np.where((call >= 0) & (ids[call] > 0), ids[call], ids[work])
+    operators = pl.DataFrame(
+        {"row": np.flatnonzero(arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & (ids > 0))}
     )
+    operators = operators.with_columns(pl.Series("id", ids[operators["row"].to_numpy()])).unique(
+        "id", keep="none"
+    )
+    operator_rows = np.append(operators["row"].to_numpy(), -1)
+
+    def look_up(numbers: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = operator_rows[rows_of_ids(operators, pl.Series(numbers))]
+        return rows
+
+    none = np.full(len(work), -1, np.int64)
+    calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (ids > 0))
+    around = find_enclosing_operator(events, calls)
+    stated = look_up(ids[calls])
+    known, agreed = (around >= 0) & (stated >= 0), stated == around
+    if known.any() and agreed[known].mean() < _MIN_AGREEMENT:
+        return none
+    correlations = arrays.to_array(events["correlation"], 0)
+    if not known.any() and (correlations[work] == activity_ids).any():
+        return none
+    return look_up(activity_ids)
 
 
 def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:
@@ -215,7 +296,25 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
         ok = (cause >= 0) & has_step[cause]
         step[rows[ok]] = step[cause[ok]]
         has_step[rows[ok]] = True
+    _add_steps_of_devices(events, step, has_step)
     return events.with_columns(pl.Series("step", step).set(pl.Series(~has_step), None))
+
+
+def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.ndarray) -> None:
+    """Fill in the step of the work of devices that mark steps themselves (TPU) and state no launches."""
+    annotations = np.flatnonzero(
+        arrays.is_in(events["cat"], (*categories.ANNOTATION_CATEGORIES, "gpu_user_annotation"))
+    )
+    number = pl.col("name").cast(pl.String).str.extract(NUMBERED_STEP_PATTERN).cast(pl.Int64, strict=False)
+    steps = (
+        events[annotations].select("device", "ts", end=pl.col("ts") + pl.col("dur"), step=number).drop_nulls()
+    )
+    for (device,), marks in steps.group_by("device"):
+        rows = np.flatnonzero((events["device"] == device).fill_null(False).to_numpy() & ~has_step)
+        at = find_innermost(marks["ts"], marks["end"], events["ts"].to_numpy()[rows])
+        inside = rows[at >= 0]
+        step[inside] = marks["step"].to_numpy()[at[at >= 0]]
+        has_step[inside] = True
 
 
 def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
@@ -227,3 +326,62 @@ def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarr
     )
     joined = events[ranges].select(keys).join(host, on=keys, how="left", maintain_order="left")
     return joined["cause"].fill_null(-1).to_numpy()
+
+
+def join_comms(trace: Trace) -> Trace:
+    """Return the Trace with one row of `comms` per call and per device event of a call, from both files."""
+    comms = trace.comms
+    if not comms.height:
+        return trace
+    # Where a file has a node for device work too, its communication is still that of the call.
+    device = trace.launches.select(event="device_event")
+    links = trace.links.select("node", "event").join(device, on="event", how="anti")
+    calls = comms.filter(pl.col("event").is_not_null()).drop("node").join(links, on="event", how="left")
+    # Of a trace that was linked before, a node's row may be that of another iteration: what it says is the node's.
+    recorded = (
+        comms.drop_nulls("node")
+        .sort(pl.col("event").is_not_null(), maintain_order=True)
+        .unique("node", keep="first", maintain_order=True)
+        .drop("event")
+        .join(links, on="node", how="left")
+    )
+    alone = recorded.filter(pl.col("event").is_null())
+    with_event = _merge_by_event(pl.concat([calls, recorded.drop_nulls("event")], how="diagonal_relaxed"))
+    with_event = pl.concat([with_event, _select_device_rows(trace, with_event)], how="diagonal_relaxed")
+    with_event = _merge_by_event(with_event).sort("event")
+    comms_table = pl.concat([with_event, alone], how="diagonal_relaxed").drop("id", strict=False)
+    comms_table = comms_table.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"), pl.all())
+    example = alone["collective"][0] if alone.height else None
+    return trace.replace(comms=comms_table).with_stats(
+        [Stat("link.comms_without_event", "info", alone.height, example)]
+    )
+
+
+def _select_device_rows(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each device event launched directly inside a communication call, with the facts of the call."""
+    caused = trace.launches.drop_nulls("operator").select("operator", "device_event")
+    return (
+        calls.join(caused, left_on="event", right_on="operator")
+        .drop("event")
+        .rename({"device_event": "event"})
+    )
+
+
+def _merge_by_event(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per event, with the first known value of each fact."""
+    if rows["event"].is_unique().all():
+        return rows
+    facts = [pl.col(name).drop_nulls().first() for name in ("node", *_FACT_COLUMNS)]
+    return rows.group_by("event", maintain_order=True).agg(facts)
+
+
+def find_device_communication(trace: Trace) -> pl.DataFrame:
+    """Return the device events that are communication by name: id, and ``known``, true if `comms` has a row of it."""
+    work = trace.events.filter(arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)).select(
+        "id", "cat", "name"
+    )
+    return (
+        categories.add_kernel_type(work)
+        .filter(pl.col("kind") == "communication")
+        .select("id", pl.col("id").is_in(trace.comms["event"].drop_nulls().implode()).alias("known"))
+    )

@@ -1,13 +1,19 @@
-"""Merge the traces of one rank: an execution trace, a profiler trace, or one trace that holds both."""
+"""Merge the traces of one rank: an execution trace, a profiler trace, or one trace that holds both.
+
+Merging also checks what needs no other information: a file that ends before its GPU events, files of two processes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from os import PathLike
 
 import polars as pl
 
+from etloom.core import categories
 from etloom.core.errors import EtloomError, LinkError
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
 
@@ -15,6 +21,10 @@ _DERIVED_TABLES = ("links", "launches", "thread_dependencies", "sync_dependencie
 _TABLES_FROM_FILE = ("links", "launches")
 """Of these, what a file that holds nodes and events as one (ET+, Chakra) says itself."""
 _CONCATENATED_META = ("files", "formats")
+
+TRUNCATION_STATS = ("read.truncated", "read.corrupt_compression")
+"""Names of stats of a file that ends early."""
+GPU_CUT_OFF = "read.missing_gpu_events"
 
 
 def merge_traces(traces: tuple[Trace, ...]) -> Trace:
@@ -76,7 +86,7 @@ def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) 
         read = read[rank]
     if rank is None:
         return read
-    other = f"{file} says it is of rank {read.rank}, and is taken to be of {rank}"
+    other = f"{file} states rank {read.rank}; read as rank {rank}"
     differ = read.rank not in (None, rank)
     return read.replace(meta={"rank": rank}).count("job.rank_mismatch", int(differ), other, "error")
 
@@ -98,3 +108,82 @@ def _concat_table(name: str, parts: list[pl.DataFrame]) -> pl.DataFrame:
     if "id" in both.columns:
         return both.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"))
     return both
+
+
+def flag_missing_gpu_events(trace: Trace) -> Trace:
+    """Return the trace with a row of stats if its file names a GPU and ends before the GPU events.
+
+    Without this check a truncated GPU trace looks like a CPU-only trace, because GPU events are written last.
+    """
+    stats = trace.table("stats")["name"]
+    if not stats.is_in(TRUNCATION_STATS).any() or stats.is_in([GPU_CUT_OFF]).any():
+        return trace
+    if not (names := list_device_names(trace)):
+        return trace
+    on_device = trace.scan("events").filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES))).head(1)
+    if on_device.select(pl.len()).collect(engine=trace.engine).item():
+        return trace
+    example = f"the file ends before the work of {', '.join(names)}: times are of the host alone"
+    return trace.count(GPU_CUT_OFF, 1, example, "error")
+
+
+def list_device_names(trace: Trace) -> list[str]:
+    """Return the distinct device models that the header of the file names."""
+    properties = [entry for entry in trace.meta.get("device_properties", ()) if isinstance(entry, dict)]
+    return sorted({str(entry["name"]) for entry in properties if entry.get("name")})
+
+
+def check_processes(traces: Sequence[Trace]) -> list[Stat]:
+    """Return a row of stats if an execution trace and a Kineto trace name different processes.
+
+    Both record the process id that the system reports, so in one process they agree; two runs of one program may
+    agree in everything else that linking uses.
+    """
+    node_processes: dict[int, str] = {}
+    event_processes: dict[int, str] = {}
+    for trace in traces:
+        if _has_format(trace, "execution_trace"):
+            node_processes |= _read_node_process(trace)
+    if not node_processes:
+        return []  # looking at all events would be in vain
+    for trace in traces:
+        if _has_format(trace, "kineto"):
+            event_processes |= _find_event_processes(trace)
+    if not event_processes or node_processes.keys() & event_processes.keys():
+        return []
+    (node_pid, node_time), (event_pid, event_time) = (
+        next(iter(processes.items())) for processes in (node_processes, event_processes)
+    )
+    example = (
+        f"the execution trace is of process {node_pid}{node_time}, the Kineto trace of process {event_pid}"
+        f"{event_time}: operators, shapes and sizes are of one run and times of another"
+    )
+    return [Stat("link.processes_differ", "error", 1, example)]
+
+
+def _has_format(trace: Trace, name: str) -> bool:
+    return list(trace.meta.get("formats", ())) == [name]
+
+
+def _read_node_process(trace: Trace) -> dict[int, str]:
+    """Return the process id in the header of an execution trace, with the text of its recording time."""
+    header = trace.meta.get("header", {}).get("execution_trace")
+    if isinstance(header, dict) and type(pid := header.get("pid")) is int:
+        return {pid: f", recorded {header['time']}" if isinstance(header.get("time"), str) else ""}
+    return {}
+
+
+def _find_event_processes(trace: Trace) -> dict[int, str]:
+    """Return the process ids of the operators of a Kineto trace, with the text of their first time."""
+    operators = trace.scan("events").filter(pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)))
+    stated = operators.filter(pl.col("pid") >= 0)  # others are names, or absent in the file
+    first_times = stated.group_by("pid").agg(pl.col("ts").min()).drop_nulls().sort("ts")
+    is_epoch = trace.meta.get("clock") == "epoch"
+    return {
+        pid: _format_time(ts) if is_epoch else ""
+        for pid, ts in first_times.collect(engine=trace.engine).iter_rows()
+    }
+
+
+def _format_time(ns: int) -> str:
+    return f", recorded {datetime.fromtimestamp(ns // 10**9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

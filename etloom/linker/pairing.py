@@ -7,7 +7,7 @@ import polars as pl
 
 from etloom.core import arrays, nesting
 from etloom.core.arrays import rows_of_ids
-from etloom.core.errors import LinkError
+from etloom.core.errors import InvalidValue, LinkError
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.linker.alignment import (
@@ -34,12 +34,12 @@ def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
             ones the middle); "all"; or a number, counted from 0 in order of time.
 
     Raises:
-        LinkError: The operators do not match, or there is no such iteration.
+        LinkError: The operators do not match, or the iteration does not exist.
     """
     nodes, events, stated = trace.nodes, trace.events, trace.links
     trace = trace.replace(links=stated.clear(), meta={"link": {}})
     if iterations not in ("best", "all") and not iterations.isdecimal():
-        raise LinkError(
+        raise InvalidValue(
             f"no iterations are called {iterations!r}",
             remedy="give best, all or a number",
             option="iterations",
@@ -93,7 +93,7 @@ def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
         selected = [good[int(iterations)]]
     else:
         raise LinkError(
-            f"there is no iteration {iterations}",
+            f"unknown iteration {iterations}",
             where=_list_files(trace),
             remedy=f"the profile matches in {len(good)}: 0 to {len(good) - 1}",
         )

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories, nesting
-from etloom.core.intervals import find_innermost
+from etloom.core.iterations import find_step_events
+from etloom.core.nesting import find_innermost
 from etloom.core.schema import Stat
-from etloom.core.steps import match_steps, parse_step
 from etloom.core.trace import Trace
 
 SEVERAL_DEVICES = "link.several_devices"
@@ -29,12 +29,13 @@ def place_events(trace: Trace) -> Trace:
     events = trace.events
     if not events.height:
         return trace
-    at = nesting.nest_events(events)
+    at = nesting.nest_events(events, python_ids=_get_python_ids(trace))
+    steps = find_step_events(events, trace.meta.get("step_name"))
     depth = pl.Series(at.depth).set(pl.Series(at.depth < 0), None)
     events = events.with_columns(
         get_ids(events, at.parent).alias("parent"),
         depth.alias("depth"),
-        _find_event_steps(events).alias("step"),
+        _find_event_steps(events, steps).alias("step"),
     )
     return trace.replace(events=events).with_stats(
         [
@@ -42,16 +43,24 @@ def place_events(trace: Trace) -> Trace:
             Stat("link.overlapping_events", "info", len(at.crossed), format_example(events, at.crossed)),
             Stat("link.clamped_events", "info", len(at.clamped), format_example(events, at.clamped)),
             Stat("link.unclosed_events", "info", len(at.unclosed), format_example(events, at.unclosed)),
-            *_count_shared_steps(events),
+            *_count_shared_steps(steps),
             *_count_devices(events),
         ]
     )
 
 
-def _count_shared_steps(events: pl.DataFrame) -> list[Stat]:
+def _get_python_ids(trace: Trace) -> pl.Series | None:
+    """Return the Python id of each event, null for those that are not Python functions."""
+    if not trace.frames.height:
+        return None
+    frames = trace.frames.select("python_id", id="event").unique("id", keep="first")
+    return trace.events.select("id").join(frames, on="id", how="left", maintain_order="left")["python_id"]
+
+
+def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
     """Return a row of stats for steps that several processes annotate with one number, which tables by step merge."""
-    marks = _step_annotations(events).group_by("number").agg(pl.col("pid").n_unique()).drop_nulls()
-    shared = marks.filter(pl.col("pid") > 1).sort("number")
+    marks = steps.group_by("step").agg(pl.col("pid").n_unique()).drop_nulls()
+    shared = marks.filter(pl.col("pid") > 1).sort("step")
     if not shared.height:
         return []
     number, processes = shared.row(0)
@@ -74,46 +83,34 @@ def _count_devices(events: pl.DataFrame) -> list[Stat]:
     return [Stat(SEVERAL_DEVICES, "info", len(devices), example)]
 
 
-def _step_annotations(events: pl.DataFrame) -> pl.DataFrame:
-    """Return ts, end, pid and number of step annotations; number is null if it exceeds an integer."""
-    annotations = (
-        arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
-    )
-    marks = match_steps(events["name"], annotations)
-    return events.filter(marks).select(
-        "ts",
-        "pid",
-        (pl.col("ts") + pl.col("dur")).alias("end"),
-        parse_step().alias("number"),
-    )
-
-
 def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
     """Return the first of these rows of a table sorted by time as text; None if there is none."""
     if not rows.size:
         return None
-    name, when = events["name"][int(rows[0])] or "(no name)", events["ts"][int(rows[0])] - events["ts"][0]
+    name, when = events["name"][int(rows[0])] or "(no name)", events["ts"][int(rows[0])] - events["ts"].min()
     short = name if len(name) <= _MAX_NAME_LENGTH else f"{name[:_MAX_NAME_LENGTH]}..."
     return f"{short}, {when / 1e6:.3f} ms into the recording"
 
 
-def _find_event_steps(events: pl.DataFrame) -> pl.Series:
+def _find_event_steps(events: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
     """Return the number of the step in which each host event starts, on any thread; of nested steps the innermost,
     else null.
 
-    If several processes have steps, an event belongs to a step of its own process.
+    If several processes have steps, an event belongs to a step of its own process. Events without a process are
+    one process.
     """
     number = np.zeros(events.height, np.int64)
     has_step = np.zeros(events.height, bool)
-    steps = _step_annotations(events)
     hosts = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
     starts = events["ts"].to_numpy()
     processes = steps["pid"].unique()
     for pid in processes:
-        process_steps = steps.filter(pl.col("pid") == pid).drop_nulls("number")
-        rows = np.flatnonzero(hosts if len(processes) == 1 else hosts & (events["pid"] == pid).to_numpy())
+        process_steps = steps.filter(steps["pid"].eq_missing(pid)).drop_nulls("step")
+        rows = np.flatnonzero(
+            hosts if len(processes) == 1 else hosts & events["pid"].eq_missing(pid).to_numpy()
+        )
         at = find_innermost(process_steps["ts"], process_steps["end"], starts[rows])
         inside = at >= 0
-        number[rows[inside]] = process_steps["number"].to_numpy()[at[inside]]
+        number[rows[inside]] = process_steps["step"].to_numpy()[at[inside]]
         has_step[rows[inside]] = True
     return pl.Series(number).set(pl.Series(~has_step), None)

@@ -23,7 +23,6 @@ execution traces stay.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
@@ -34,25 +33,24 @@ from numpy.typing import NDArray
 from etloom.core import categories as kinds
 from etloom.core.arrays import is_in, rows_of_ids
 from etloom.core.errors import AnalysisError
+from etloom.core.iterations import find_step_events
 from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.schema import TABLES
-from etloom.core.steps import match_steps
-from etloom.core.text import format_ranks, unknown_rank_error
+from etloom.core.text import TimeRange, format_ranks, unknown_rank_error
 from etloom.core.trace import Job, Trace
 
 RowArray = NDArray[np.int64]
 MaskArray = NDArray[np.bool_]
-TimeRange = tuple[int | None, int | None]
 
 _OPTIONAL_REFERENCES = {
     ("events", "parent"),
     ("launches", "launch"),
     ("launches", "operator"),
+    ("launches", "captured"),
     ("sync_dependencies", "sync"),
 }
 """Columns that refer to an event their row can do without; any other reference makes the row about the event."""
 _MAX_NS = 1 << 63
-_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
 def select_part(
@@ -94,7 +92,7 @@ def select_part(
         start, end = time or (None, None)
         window = (None if start is None else first + start, None if end is None else first + end)
         masks = _build_masks(trace, step, window if time else None, names, categories)
-        selected = np.logical_and.reduce(list(masks.values()))
+        selected = _add_captured_events(trace, np.logical_and.reduce(list(masks.values())))
         for filter_name, mask in {**masks, "all": selected}.items():
             matched[filter_name] |= bool(mask.any())
         parts[rank] = _select_rank_part(trace, selected, masks, window)
@@ -114,7 +112,7 @@ def _empty_selection_error(
     """Return the error that names the filter that matched nothing, or all filters if only their combination does."""
     scope = f" of {format_ranks(job)}"
     reasons = {
-        "step": (step is not None, f"there is no step {step}{scope}", _describe_steps(job)),
+        "step": (step is not None, f"unknown step {step}{scope}", _describe_steps(job)),
         "name": (bool(names), f"no event{scope} has a name that fits {' or '.join(map(repr, names))}",
                  "a name is matched whole, upper and lower case told apart: '*gemm*', 'aten::*'"),
         "category": (bool(categories), f"no event{scope} is of category {' or '.join(map(repr, categories))}",
@@ -135,7 +133,7 @@ def _check_categories(job: Job, categories: Collection[str]) -> None:
     available = {str(cat) for trace in job.values() for cat in trace.events["cat"].unique().drop_nulls()}
     if unknown := sorted(set(categories) - available - set(kinds.KERNEL_TYPES)):
         raise AnalysisError(
-            f"there is no category {unknown[0]!r}",
+            f"unknown category {unknown[0]!r}",
             remedy=f"known: {', '.join(sorted(available | set(kinds.KERNEL_TYPES)))}",
         )
 
@@ -146,25 +144,6 @@ def _describe_steps(job: Job) -> str:
         return "no steps are marked"
     few = ", ".join(map(str, steps)) if len(steps) <= 8 else f"{steps[0]} to {steps[-1]}"
     return f"there {'is' if len(steps) == 1 else 'are'} {few}"
-
-
-def parse_time_range(text: str) -> TimeRange:
-    """Return (start, end) in ns of text such as "10ms:1.5s"; either may be missing. Raises AnalysisError."""
-    match = re.fullmatch(r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip())
-    try:
-        if match is None:
-            raise ValueError(text)
-        start = None if match[1] is None else round(float(match[1]) * _UNITS[match[2]])
-        end = None if match[3] is None else round(float(match[3]) * _UNITS[match[4]])
-        if (start is not None and end is not None and start >= end) or max(start or 0, end or 0) >= _MAX_NS:
-            raise ValueError(text)
-    except ValueError:
-        raise AnalysisError(
-            f"expected a time range, got {text!r}",
-            remedy="write START:END with a unit each, as 10ms:1.5s, 250us: or :2s",
-            option="time",
-        ) from None
-    return start, end
 
 
 def _build_masks(
@@ -197,7 +176,8 @@ def _select_rank_part(
     """
     if "name" in masks or "category" in masks:
         others = [mask for filter_name, mask in masks.items() if filter_name in ("step", "time")]
-        selected = selected | np.logical_and.reduce([_is_step_annotation(trace.events), *others])
+        steps = _is_step_annotation(trace.events, trace.meta.get("step_name"))
+        selected = selected | np.logical_and.reduce([steps, *others])
     part = keep_events(trace, selected)
     rest = {
         name: part.table(name).filter(pl.Series(_is_within(part.table(name)["ts"], window)))
@@ -211,6 +191,12 @@ def keep_events(trace: Trace, keep: MaskArray) -> Trace:
     """Return the part of a trace with these events (a mask), and the rows of other tables that describe them."""
     tables = {name: _filter_table(trace, name, keep) for name in trace.tables if name != "events"}
     return Trace({**tables, "events": _filter_events(trace.events, keep)}, trace.meta)
+
+
+def drop_captured_events(trace: Trace) -> Trace:
+    """Return a trace without the captured events of device graphs, which no file that others read can hold."""
+    captured = is_in(trace.events["cat"], kinds.CAPTURED)
+    return keep_events(trace, ~captured) if captured.any() else trace
 
 
 def _is_within(times: pl.Series, window: TimeRange) -> MaskArray:
@@ -253,10 +239,26 @@ def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
     return keep
 
 
-def _is_step_annotation(events: pl.DataFrame) -> MaskArray:
-    """Return a mask of step annotations."""
-    steps: MaskArray = match_steps(events["name"])
-    return is_in(events["cat"], kinds.ANNOTATION_CATEGORIES) & steps
+def _add_captured_events(trace: Trace, keep: MaskArray) -> MaskArray:
+    """Add the captured events that selected GPU activity belongs to; others are not part of a selection."""
+    events = trace.events
+    device, call = (rows_of_ids(events, trace.launches[column]) for column in ("device_event", "captured"))
+    climbing = np.unique(call[(device >= 0) & keep[device] & (call >= 0)])
+    if not climbing.size:
+        return keep
+    keep, parent = keep.copy(), rows_of_ids(events, events["parent"])
+    while climbing.size:
+        keep[climbing] = True
+        climbing = np.unique(parent[climbing])
+        climbing = climbing[climbing >= 0]
+    return keep
+
+
+def _is_step_annotation(events: pl.DataFrame, step_name: str | None) -> MaskArray:
+    """Return a mask of the events that span steps."""
+    mask = np.zeros(events.height, dtype=np.bool_)
+    mask[find_step_events(events, step_name)["row"].to_numpy()] = True
+    return mask
 
 
 def _filter_events(events: pl.DataFrame, keep: MaskArray) -> pl.DataFrame:

@@ -11,20 +11,24 @@ import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories
-from etloom.core.arrays import rows_of_ids
+from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
+from etloom.linker.blocking_calls import find_blocking_calls, list_blocking_copies
 from etloom.linker.launches import find_calls
 from etloom.linker.placement import get_ids
-from etloom.linker.stream_order import find_first_after, find_last_before, order_by_launch
+
+_THREAD = (pl.col("pid").fill_null(-1), pl.col("tid").fill_null(-1))
+"""The thread of an event as keys of a join, which would lose nulls."""
+_RUNTIMES = "cuda|hip|cu|musa|mu|mtia|xpu"
 
 _CALL_PATTERNS = {
-    "Context Sync": r"^(?:cuda|hip|mtia|xpu)DeviceSynchronize|^cuCtxSynchronize|^hipCtxSynchronize",
-    "Stream Sync": r"^(?:cuda|hip|cu|mtia|xpu)StreamSynchronize",
-    "Event Sync": r"^(?:cuda|hip|cu|mtia|xpu)EventSynchronize",
-    "Stream Wait Event": r"^(?:cuda|hip|cu|mtia|xpu)StreamWaitEvent",
+    "Context Sync": rf"^(?:{_RUNTIMES})DeviceSynchronize|^(?:cu|hip|mu)CtxSynchronize",
+    "Stream Sync": rf"^(?:{_RUNTIMES})StreamSynchronize",
+    "Event Sync": rf"^(?:{_RUNTIMES})EventSynchronize",
+    "Stream Wait Event": rf"^(?:{_RUNTIMES})StreamWaitEvent",
 }
-_RECORD_PATTERN = r"^(?:cuda|hip|cu|mtia|xpu)EventRecord"
+_RECORD_PATTERN = rf"^(?:{_RUNTIMES})EventRecord"
 
 _COLUMNS = ("event", "on", "kind", "sync", "how")
 
@@ -37,13 +41,14 @@ def add_sync_dependencies(trace: Trace) -> Trace:
         return trace.replace(sync_dependencies=trace.table("sync_dependencies").clear())
     recorded, explained_calls, vague = _from_sync_events(trace, work)
     calls = _find_sync_calls(events).join(explained_calls, on="call", how="anti")
-    parts = [
-        *recorded,
-        _wait_for_all_streams(calls.filter(pl.col("kind") == "Context Sync"), work),
-        _wait_for_completed(calls.filter(pl.col("kind").is_in(["Stream Sync", "Event Sync"])), work),
-        _wait_between_streams(trace, calls.filter(pl.col("kind") == "Stream Wait Event"), work),
-        _wait_for_copies(events, trace, explained_calls),
-    ]
+    context, stream, event, between = (calls.filter(pl.col("kind") == kind) for kind in _CALL_PATTERNS)
+    parts = [*recorded, find_blocking_calls(trace, explained_calls)]
+    if context.height:
+        parts.append(_wait_for_all_streams(context, work))
+    if stream.height or event.height:
+        parts.append(_wait_for_completed(pl.concat([stream, event]), work))
+    if between.height:
+        parts.append(_wait_between_streams(trace, between, work))
     waits = pl.concat([frame.select(_COLUMNS) for frame in parts], how="vertical_relaxed")
     waits = TABLES["sync_dependencies"].conform(waits.unique().sort("event", "on", "kind", "sync", "how"))
     unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
@@ -65,22 +70,33 @@ def add_sync_dependencies(trace: Trace) -> Trace:
     )
 
 
+def list_waiting_calls(trace: Trace) -> pl.Series:
+    """Return the ids of the calls that by their kind wait for GPU activity, whether or not a dependency is known."""
+    calls = _find_sync_calls(trace.events).filter(pl.col("kind") != "Stream Wait Event")["call"]
+    return pl.concat([calls, list_blocking_copies(trace)]).unique()
+
+
 def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
     """Return the calls that synchronize: call (id), kind, pid, tid, at (start), until (end)."""
     runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
-    calls = events.select("id", "name", "pid", "tid", "ts", "dur")[runtime]
-    parts = [
-        calls.filter(_match_name(calls, pattern)).select(
-            pl.col("id").alias("call"),
-            pl.lit(kind).alias("kind"),
-            "pid",
-            "tid",
-            pl.col("ts").alias("at"),
-            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
-        )
-        for kind, pattern in _CALL_PATTERNS.items()
-    ]
-    return pl.concat(parts).sort("at")
+    kind = arrays.map_text(events["name"][runtime], _classify_call)
+    is_sync = kind.is_not_null()
+    calls: pl.DataFrame = events[runtime[is_sync.to_numpy()]].select("id", *_THREAD, "ts", "dur")
+    return calls.select(
+        pl.col("id").alias("call"),
+        kind.filter(is_sync).cast(pl.String).alias("kind"),
+        "pid",
+        "tid",
+        pl.col("ts").alias("at"),
+        (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
+    ).sort("at")
+
+
+def _classify_call(name: pl.Expr) -> pl.Expr:
+    """Return the kind of synchronization of a call (`_CALL_PATTERNS`), null for other calls."""
+    return pl.coalesce(
+        pl.when(name.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in _CALL_PATTERNS.items()
+    )
 
 
 def _match_name(events: pl.DataFrame, pattern: str) -> np.ndarray:
@@ -152,7 +168,10 @@ def _describe_syncs(trace: Trace, rows: np.ndarray, call: np.ndarray) -> pl.Data
         events[rows]
         .select(
             pl.col("id").alias("sync"),
-            pl.col("device").fill_null(pl.col("pid").cast(pl.Int32, strict=False)),
+            # Kineto records the device as pid; without either it is device 0, as of activities.
+            pl.col("device")
+            .fill_null(pl.when(pl.col("pid") >= 0).then(pl.col("pid").cast(pl.Int32, strict=False)))
+            .fill_null(0),
             pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
             pl.col("ts").alias("seen"),
             (pl.col("ts") + pl.col("dur").fill_null(0)).alias("over"),
@@ -216,14 +235,12 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
     """
     events = trace.events
     runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
-    records = events.select("name", "pid", "tid", noted="ts")[runtime]
+    records = events[runtime].select("name", *_THREAD, noted="ts")
     records = records.filter(_match_name(records, _RECORD_PATTERN)).drop("name")
     launched = (
         trace.launches.drop_nulls("launch")
         .select("launch", pl.col("device_event").alias("event"))
-        .join(
-            events.select(pl.col("id").alias("launch"), "pid", "tid", pl.col("ts").alias("then")), on="launch"
-        )
+        .join(events.select(pl.col("id").alias("launch"), *_THREAD, pl.col("ts").alias("then")), on="launch")
         .join(work.select(pl.col("on").alias("event"), "device", "stream", "ts"), on="event")
         .sort("then", "ts")
     )
@@ -255,21 +272,78 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
     )
 
 
-def _wait_for_copies(events: pl.DataFrame, trace: Trace, explained_calls: pl.DataFrame) -> pl.DataFrame:
-    """Return dependencies of copying calls that returned only after the copy had ended."""
-    launches = trace.launches.drop_nulls("launch")
-    work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
-    end = events["ts"].to_numpy() + arrays.to_array(events["dur"], 0)
-    blocking = (work >= 0) & (call >= 0) & arrays.is_in(events["cat"], categories.MEMCPY_CATEGORIES)[work]
-    blocking &= end[work] <= end[call]
+def order_by_launch(trace: Trace) -> pl.DataFrame:
+    """Return GPU activity in order of launch: on, device, stream, ts, end, launched, known (true if its launch is
+    recorded).
+
+    Activity whose launch is not recorded, mostly before the trace began, uses its own start as launch.
+    """
+    events = trace.events
+    launches = trace.launches.select("launch", pl.col("device_event").alias("on"))
+    row = rows_of_ids(events, launches["on"])
+    launches, row = launches.filter(pl.Series(row >= 0)), row[row >= 0]
+    work = events.select("device", "stream", "tid", "ts", "dur")[row]
+    call = rows_of_ids(events, launches["launch"])
     return (
-        launches.filter(blocking)
-        .join(explained_calls, left_on="launch", right_on="call", how="anti")
+        launches.hstack(work)
         .select(
-            pl.col("launch").alias("event"),
-            pl.col("device_event").alias("on"),
-            pl.lit("Blocking Copy").alias("kind"),
-            pl.col("launch").alias("sync"),
-            pl.lit("inferred").alias("how"),
+            "on",
+            pl.col("device").fill_null(0),
+            pl.coalesce("stream", "tid", pl.lit(0)).alias("stream"),
+            "ts",
+            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end"),
+            take_rows(events["ts"], call).alias("launched").fill_null(work["ts"]),
+            pl.col("launch").is_not_null().alias("known"),
         )
+        .sort("launched", "ts", "end")
+    )
+
+
+def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Return syncs (at, until, device, stream) with ``on``, the last activity launched on the stream before, if
+    there is one.
+
+    Activity without a recorded launch counts if it ended before the call did.
+    """
+    stream = ["device", "stream"]
+    launched_in_trace, hidden = (
+        work.filter(has_launch) for has_launch in (pl.col("known"), ~pl.col("known"))
+    )
+    matches = syncs.sort("at").join_asof(
+        launched_in_trace.select(*stream, "launched", "on", pl.col("ts").alias("began")),
+        left_on="at",
+        right_on="launched",
+        by=stream,
+        check_sortedness=False,
+    )
+    if hidden.height:
+        matches = matches.sort("until").join_asof(
+            hidden.sort("end").select(
+                *stream, "end", pl.col("on").alias("other"), pl.col("ts").alias("other_began")
+            ),
+            left_on="until",
+            right_on="end",
+            by=stream,
+            check_sortedness=False,
+        )
+        later = pl.col("began").is_null() | (pl.col("other_began") > pl.col("began"))
+        matches = matches.with_columns(pl.when(later).then("other").otherwise("on").alias("on"))
+    return matches.drop_nulls("on")
+
+
+def find_first_after(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Return syncs (at, device, stream) with ``event``, the first activity launched on the stream after, if there is
+    one.
+    """
+    return (
+        syncs.sort("at")
+        .join_asof(
+            work.select("device", "stream", "launched", pl.col("on").alias("event")),
+            left_on="at",
+            right_on="launched",
+            by=["device", "stream"],
+            strategy="forward",
+            check_sortedness=False,
+        )
+        .drop_nulls("event")
     )

@@ -1,0 +1,203 @@
+"""Blocking copies and launches: calls that submit GPU activity and return only after waiting for it or its stream.
+
+A call waits for its copy if its API is synchronous (cudaMemcpy, hipMemcpyWithStream) or if it copies to pageable host
+memory (CUDA Runtime API, "API synchronization behavior"). A copy from pageable memory first waits for its stream and
+returns once the data is staged, perhaps before the copy ends. For other calls the times decide: the call outlasts the
+work queued before the copy, and the copy.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+from etloom.core.arrays import rows_of_ids
+from etloom.core.trace import Trace
+
+SYNCHRONOUS_COPY = r"(?i)(?:^|@)(?:cuda|cu|hip|musa|mu|cnrt|aclrt|top|tx)Memcpy"
+"""Names of copying calls that wait unless they also match `ASYNCHRONOUS`; profilers may put a prefix and @ before."""
+
+ASYNCHRONOUS = r"(?i)Async|Memcpy(?:DtoD|Peer)"
+
+_TO_PAGEABLE = r"(?i)->\s*Pageable"
+_FROM_PAGEABLE = r"(?i)Pageable\s*->"
+_NEVER_WAITS = r"(?i)Pinned|DtoD|PtoP|Device\s*->\s*Device|DeviceToDevice"
+"""Copies that an asynchronous call never waits for."""
+
+SKEW_NS = 50_000
+"""An activity may seem to end this long after the call that waited for it returned: the clocks differ."""
+
+MIN_WAIT_NS = 20_000
+"""A call that outlasts the work queued before it by chance does so for less."""
+
+SOON_NS = 20_000
+"""A copy that waited for another stream starts at most this long after that stream is done."""
+
+BLOCKING_SHARE = 0.9
+"""Share of long activities that end within their launch call from which all launches wait, as with
+CUDA_LAUNCH_BLOCKING=1."""
+
+_MIN_LONG_ACTIVITIES = 5
+"""Fewer long activities do not show how launches behave."""
+
+
+def find_blocking_calls(trace: Trace, explained_calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the dependencies of calls that wait for the activity they submit, or for its stream.
+
+    Args:
+        trace: The Trace, with `launches`.
+        explained_calls: Calls (``call``) whose waits are recorded.
+
+    Returns:
+        event, on, kind, sync, how, as in the table `sync_dependencies`.
+    """
+    events = trace.events
+    submissions = _collect_submissions(
+        trace, trace.launches.join(explained_calls, left_on="launch", right_on="call", how="anti")
+    )
+    waits_for_copy, waits_for_stream = submissions.find_copies()
+    blocking_launches = submissions.find_blocking_launches() & ~waits_for_copy
+    waits_for_stream &= ~waits_for_copy & ~blocking_launches
+    other_stream = submissions.find_other_stream_waits(waits_for_copy | waits_for_stream)
+    ordered = other_stream >= 0
+    parts = [
+        (submissions.call, submissions.work, waits_for_copy, "Blocking Copy"),
+        (submissions.call, submissions.before, waits_for_stream, "Blocking Copy"),
+        (submissions.call, submissions.work, blocking_launches, "Blocking Launch"),
+        (submissions.work, other_stream, ordered, "Blocking Copy"),
+    ]
+    ids = events["id"]
+    return pl.concat(
+        pl.DataFrame(
+            {"event": ids[event[mask]], "on": ids[on[mask]], "sync": ids[submissions.call[mask]]}
+        ).select("event", "on", pl.lit(kind).alias("kind"), "sync", pl.lit("inferred").alias("how"))
+        for event, on, mask, kind in parts
+    )
+
+
+def list_blocking_copies(trace: Trace) -> pl.Series:
+    """Return the ids of the calls that wait for their copy whatever the times are."""
+    submissions = _collect_submissions(trace, trace.launches)
+    ids: pl.Series = trace.events["id"][submissions.call[submissions.certain]]
+    return ids
+
+
+def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
+    """Return the timed GPU activity of these launches with its calls."""
+    events = trace.events
+    launches = launches.drop_nulls("launch")
+    work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
+    timed = (work >= 0) & (call >= 0)
+    timed[timed] &= (events["ts"].is_not_null() & events["dur"].is_not_null()).to_numpy()[work[timed]]
+    return _Submissions(events, work[timed], call[timed])
+
+
+def _match(texts: pl.Series, *patterns: str) -> list[np.ndarray]:
+    """Return for each pattern a mask of the texts that contain a match; evaluated once per distinct text."""
+    text = pl.col("text").cast(pl.String)
+    distinct = texts.unique().to_frame("text")
+    matches = distinct.with_columns(text.str.contains(pattern).alias(pattern) for pattern in patterns)
+    rows = texts.to_frame("text").join(matches, on="text", how="left", maintain_order="left")
+    return [rows[pattern].fill_null(False).to_numpy() for pattern in patterns]
+
+
+class _Submissions:
+    """GPU activity with its call: rows ``work`` and ``call``, their times, and ``before``: the row of the last
+    activity to end among those that precede it on its stream (-1 for none), with its end ``ready``."""
+
+    def __init__(self, events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> None:
+        self.events, self.work, self.call = events, work, call
+        start = arrays.to_array(events["ts"], 0)
+        end = start + np.maximum(arrays.to_array(events["dur"], 0), 0)
+        self.starts, self.ends = start, end
+        self.start, self.end = start[work], end[work]
+        self.called, self.returned = start[call], end[call]
+        name = events["name"]
+        is_synchronous, self.is_asynchronous = _match(name[call], SYNCHRONOUS_COPY, ASYNCHRONOUS)
+        self.is_synchronous = is_synchronous & ~self.is_asynchronous
+        self.from_pageable, self.to_pageable, self.never_waits = _match(
+            name[work], _FROM_PAGEABLE, _TO_PAGEABLE, _NEVER_WAITS
+        )
+        self.is_copy = arrays.is_in(events["cat"], categories.MEMCPY_CATEGORIES)[work]
+
+    @cached_property
+    def ready(self) -> np.ndarray:
+        return np.where(self.before >= 0, self.ends[self.before], np.iinfo(np.int64).min // 2)
+
+    @property
+    def certain(self) -> np.ndarray:
+        """Mask of the copies whose call waits for them whatever the times are."""
+        certain: np.ndarray = self.is_copy & ((self.is_synchronous & ~self.from_pageable) | self.to_pageable)
+        return certain
+
+    @cached_property
+    def activities(self) -> np.ndarray:
+        """The rows of GPU activity, by end."""
+        rows = np.flatnonzero(arrays.is_in(self.events["cat"], categories.DEVICE_CATEGORIES))
+        by_end: np.ndarray = rows[np.argsort(self.ends[rows], kind="stable")]
+        return by_end
+
+    @cached_property
+    def before(self) -> np.ndarray:
+        """For each activity the row of the last to end of those that start before it on its stream."""
+        rows = self.activities
+        keys = self.events.select("pid", "device", pl.coalesce("stream", "tid").alias("stream"))[rows]
+        frame = keys.with_columns(
+            row=pl.Series(rows), start=pl.Series(self.starts[rows]), end=pl.Series(self.ends[rows])
+        ).sort("pid", "device", "stream", "start", "end", "row")
+        streams = ["pid", "device", "stream"]
+        frame = frame.with_columns(
+            last=pl.when(pl.col("end") == pl.col("end").cum_max().over(streams)).then("row")
+        ).with_columns(before=pl.col("last").forward_fill().shift(1).over(streams).fill_null(-1))
+        before = np.full(self.events.height + 1, -1, np.int64)
+        before[frame["row"].to_numpy()] = frame["before"].to_numpy()
+        preceding: np.ndarray = before[self.work]
+        return preceding
+
+    def find_copies(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the masks of copies whose call waits for the copy, and for the work before it on its stream."""
+        certain, from_pageable = self.certain, self.from_pageable
+        never = self.is_asynchronous & self.never_waits
+        begun = self.start <= self.returned
+        # Times that show a wait: the call outlasts both the work queued before the copy, and the copy.
+        skew = np.where(certain, SKEW_NS, 0)
+        outlasts_queue = (self.ready - self.called > MIN_WAIT_NS) & (self.returned >= self.ready - skew)
+        late = self.end - self.returned
+        shown = (late <= 0) | (outlasts_queue & (late <= SKEW_NS) & ~from_pageable)
+        waits_for_copy = self.is_copy & begun & np.where(certain, late <= SKEW_NS, shown & ~never)
+        staged = from_pageable | certain
+        starts_soon = self.start - self.returned <= SKEW_NS
+        return waits_for_copy, self.is_copy & staged & outlasts_queue & starts_soon
+
+    def find_other_stream_waits(self, blocking: np.ndarray) -> np.ndarray:
+        """Return for each copy of a synchronous call the row of the activity of another stream that it waited for.
+
+        Such copies run on the default stream, which waits for other streams. -1 for none.
+        """
+        other = np.full(len(self.work), -1, np.int64)
+        copies = np.flatnonzero(blocking & self.is_synchronous)
+        if not copies.size:
+            return other
+        device = self.events["device"].fill_null(-1).to_numpy()
+        for number in np.unique(device[self.work[copies]]):
+            rows = self.activities[device[self.activities] == number]
+            here = copies[device[self.work[copies]] == number]
+            at = np.searchsorted(self.ends[rows], self.start[here], side="right") - 1
+            last = rows[np.maximum(at, 0)]
+            waited = (at >= 0) & (self.start[here] - self.ends[last] <= SOON_NS)
+            waited &= (self.ends[last] > self.ready[here]) & (
+                self.ends[last] - self.called[here] > MIN_WAIT_NS
+            )
+            other[here[waited]] = last[waited]
+        return other
+
+    def find_blocking_launches(self) -> np.ndarray:
+        """Return the mask of activities within their launch call, if almost all long ones are: launches then wait."""
+        within: np.ndarray = (self.start >= self.called) & (self.end <= self.returned)
+        long = (self.end - self.start > MIN_WAIT_NS) & ~self.is_copy
+        if long.sum() < _MIN_LONG_ACTIVITIES or within[long].mean() < BLOCKING_SHARE:
+            return np.zeros(len(self.work), bool)
+        return within

@@ -1,0 +1,99 @@
+"""Eager runs of a captured step: consecutive launches of the kernels that a graph replays.
+
+Where no capture was recorded, the operators of such a run are those of the graph: engines run each step eagerly
+before they capture it, and fall back to that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core.arrays import rows_of_ids, take_rows, to_array
+from etloom.core.trace import Trace
+from etloom.linker.device_graphs.captures import CapturedEvents, build_captured_events
+from etloom.linker.device_graphs.replays import Capture, Replays, encode_names
+
+Rows = NDArray[np.int64]
+
+MIN_KERNELS = 3
+"""Shorter sequences occur by chance."""
+MAX_WINDOWS = 32
+MIN_EQUAL_GRIDS = 0.95
+"""Least share of kernels whose grid is that of the run's, where both state it: else the shapes differ."""
+
+
+def find_eager_runs(trace: Trace, replays: Replays, captures: list[Capture]) -> CapturedEvents | None:
+    """Return captured events for the eager runs of graphs without a capture of the same kernels; None without any."""
+    events, launches = trace.events, trace.launches
+    captured = {capture.codes.tobytes() for capture in captures}
+    call = rows_of_ids(events, launches["launch"])
+    device = rows_of_ids(events, launches["device_event"])
+    replayed = np.zeros(launches.height, np.bool_)
+    replayed[replays.pairs] = True
+    eager = np.flatnonzero((call >= 0) & (device >= 0) & ~replayed)
+    eager = eager[np.lexsort((device[eager], call[eager]))]
+    if eager.size < MIN_KERNELS:
+        return None
+    codes, operators = encode_names(events)[device[eager]], rows_of_ids(events, launches["operator"])[eager]
+    grids = _list_grids(trace)
+    graphs, names = [], np.full(events.height, None, object)
+    seen = set()
+    for first, end in zip(replays.bounds[:-1].tolist(), replays.bounds[1:].tolist(), strict=True):
+        sequence = replays.codes[first:end]
+        key = sequence.tobytes()
+        if key in captured or key in seen or sequence.size < MIN_KERNELS:
+            continue
+        seen.add(key)
+        windows = _find_windows(codes, sequence)
+        if not windows or len({_describe(trace, operators[at : at + sequence.size]) for at in windows}) > 1:
+            continue
+        chosen = eager[windows[-1] : windows[-1] + sequence.size]
+        if np.unique(call[chosen]).size != chosen.size:
+            continue
+        if not _grids_agree(grids[device[chosen]], grids[device[replays.pairs[first:end]]]):
+            continue
+        graphs.append((f"eager run {_format_time(events, int(call[chosen[0]]))}", call[chosen]))
+        names[call[chosen]] = events["name"][device[chosen]].cast(pl.String).to_numpy()
+    if not graphs:
+        return None
+    parent = rows_of_ids(events, events["parent"])
+    return build_captured_events(trace, parent, graphs, pl.Series(names.tolist(), dtype=pl.String))
+
+
+def _find_windows(codes: Rows, sequence: Rows) -> list[int]:
+    """Return where a sequence occurs; empty if it occurs so often that it is not a step."""
+    count = codes.size - sequence.size + 1
+    if count <= 0:
+        return []
+    ends = np.flatnonzero((codes[:count] == sequence[0]) & (codes[sequence.size - 1 :] == sequence[-1]))
+    windows = [at for at in ends.tolist() if np.array_equal(codes[at : at + sequence.size], sequence)]
+    return windows if len(windows) <= MAX_WINDOWS else []
+
+
+def _describe(trace: Trace, operators: Rows) -> str:
+    """Return the operators and shapes of a run as text, to compare runs."""
+    arguments = trace.arguments.select("dims", id="event")
+    shapes = take_rows(arguments["dims"], rows_of_ids(arguments, take_rows(trace.events["id"], operators)))
+    names = take_rows(trace.events["name"], operators)
+    return repr((names.cast(pl.String).to_list(), shapes.cast(pl.String).to_list()))
+
+
+def _list_grids(trace: Trace) -> Rows:
+    """Return the blocks in the grid of each event; -1 if unknown."""
+    blocks = trace.kernels.select(
+        id="event", blocks=pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    )
+    rows = rows_of_ids(blocks, trace.events["id"])
+    grids: Rows = to_array(take_rows(blocks["blocks"], rows), -1)
+    return grids
+
+
+def _grids_agree(run: Rows, replay: Rows) -> bool:
+    both = (run >= 0) & (replay >= 0)
+    return not both.any() or float((run[both] == replay[both]).mean()) >= MIN_EQUAL_GRIDS
+
+
+def _format_time(events: pl.DataFrame, row: int) -> str:
+    return f"{(events['ts'][row] - events['ts'].min()) / 1e6:.3f} ms into the recording"
