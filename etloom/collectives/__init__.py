@@ -23,6 +23,7 @@ from etloom.linker import check_linked
 
 __all__ = [
     "MatchedCollectives",
+    "correct_clocks",
     "estimate_clocks",
     "get_bus_factor",
     "match_participations",
@@ -73,9 +74,11 @@ def match_collectives(job: Job) -> MatchedCollectives:
 
 
 def _compute_matches(job: Job) -> MatchedCollectives:
+    tables = []
     for rank, trace in job.items():
         check_linked(trace, rank)
-    participations = pl.concat([trace.compute_once(list_participations, rank) for rank, trace in job.items()])
+        tables.append(trace.compute_once(list_participations, rank))
+    participations = pl.concat(tables)
     # If a trace counts from its own zero, the host's clock gives no information.
     hosts = {
         rank: trace.meta.get("host") for rank, trace in job.items() if trace.meta.get("clock") == "epoch"

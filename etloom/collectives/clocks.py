@@ -17,8 +17,10 @@ indirectly, have separate references.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 import polars as pl
@@ -42,7 +44,7 @@ GENERIC_HOST_NAMES = ("", "localhost", "localhost.localdomain", "(none)")
 """Host names that do not identify a host."""
 
 COMPARABLE = ("reference", "agrees", "unsure", "corrected")
-"""Verdicts of ranks whose times can be compared with their reference, within residual_ns."""
+"""Verdicts that mean: times of this rank compare with those of the reference rank, up to an error of residual_ns."""
 
 DEVICE_CLOCK_ERROR_NS = 100_000
 """Upper bound of a profiler's error when it converts device times to the host's clock."""
@@ -95,17 +97,7 @@ def estimate_clocks(matched: pl.DataFrame, hosts: Mapping[int, str | None] | Non
     hosts = hosts or {}
     ranks = sorted(matched["rank"].unique().to_list())
     since = matched.select(pl.col("end").filter(pl.col("instance").is_not_null()).min()).item()
-    pairs = _compare_with_hubs(matched, since)
-    compared = {end for pair in pairs for end in (pair.rank, pair.hub)}
-    rank_pairs: dict[int, _RankPair] = {}
-    for rank in ranks:
-        if rank in rank_pairs or (rank not in compared and rank != ranks[0]):
-            continue
-        rank_pairs[rank] = _RankPair(rank, rank, 0, 0, 0, 0, 0, 0, None)
-        while edge := _next_edge(pairs, rank_pairs):
-            pair, towards = edge
-            base = rank_pairs[pair.hub if towards else pair.rank]
-            rank_pairs[pair.rank if towards else pair.hub] = _chain_pairs(base, pair, towards)
+    rank_pairs = _chain_from_references(_compare_with_hubs(matched, since), ranks)
     on_device = set(matched.filter(pl.col("where") == "device")["rank"].unique())
     error = {rank: DEVICE_CLOCK_ERROR_NS if rank in on_device else HOST_CLOCK_ERROR_NS for rank in ranks}
     rows = [_build_row(rank_pairs.get(rank), rank, ranks[0], since, hosts, error) for rank in ranks]
@@ -211,11 +203,29 @@ def _median_deviation(differences: np.ndarray) -> float:
     return float(np.median(np.abs(differences - np.median(differences))))
 
 
-def _next_edge(pairs: list[_RankPair], rank_pairs: dict[int, _RankPair]) -> tuple[_RankPair, bool] | None:
-    """The pair with the smallest spread that joins a known rank to a new one, and whether the new one is its rank."""
-    leading = [pair for pair in pairs if (pair.rank in rank_pairs) != (pair.hub in rank_pairs)]
-    best = min(leading, key=lambda pair: (pair.spread, -pair.count), default=None)
-    return None if best is None else (best, best.hub in rank_pairs)
+def _chain_from_references(pairs: list[_RankPair], ranks: Sequence[int]) -> dict[int, _RankPair]:
+    """Chain the pairs from the lowest rank of each connected group, always by the pair with the smallest spread."""
+    edges: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
+    for index, pair in enumerate(pairs):
+        for end in (pair.rank, pair.hub):
+            edges[end].append((pair.spread, -pair.count, index))
+    rank_pairs: dict[int, _RankPair] = {}
+    for rank in ranks:
+        if rank in rank_pairs or (rank not in edges and rank != ranks[0]):
+            continue
+        rank_pairs[rank] = _RankPair(rank, rank, 0, 0, 0, 0, 0, 0, None)
+        candidates = list(edges[rank])
+        heapify(candidates)
+        while candidates:
+            pair = pairs[heappop(candidates)[-1]]
+            towards = pair.hub in rank_pairs
+            known, new = (pair.hub, pair.rank) if towards else (pair.rank, pair.hub)
+            if new in rank_pairs:
+                continue
+            rank_pairs[new] = _chain_pairs(rank_pairs[known], pair, towards)
+            for edge in edges[new]:
+                heappush(candidates, edge)
+    return rank_pairs
 
 
 def _chain_pairs(base: _RankPair, pair: _RankPair, towards: bool) -> _RankPair:

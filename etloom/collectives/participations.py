@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from etloom.core import arrays, categories
 from etloom.core.trace import Trace
+from etloom.linker.group_axes import infer_group_axes
 from etloom.timeline.activity import select_device_events
 
 WAIT_PATTERN = r"(?i)::_?wait|^wait"
@@ -25,10 +27,11 @@ COLUMNS = {
     "rank": pl.Int32,
     "event": pl.UInt32,  # events.id of the kernel or range
     "issuer": pl.UInt32,  # events.id of the host operator that issued it
-    "where": pl.String,  # device | host
+    "where": pl.String,  # device | host | library
     "collective": pl.String,  # all_reduce, ...; message where both ends of a send and receive are known
     "pg_name": pl.String,
     "pg_desc": pl.String,
+    "axis": pl.String,  # axis of parallelism of the group, as groups.axis
     "ranks": pl.String,  # JSON, global ranks
     "group_size": pl.Int64,
     "seq": pl.Int64,
@@ -51,7 +54,8 @@ _FACT_COLUMNS: tuple[pl.Expr, ...] = (
 
 def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
     """List the participations of a rank (COLUMNS) in order of start. Needs a linked trace."""
-    events = pl.concat((_from_device(trace), _from_host(trace)), how="diagonal_relaxed")
+    sources = (_from_device(trace), _from_host(trace), _from_library(trace))
+    events = pl.concat(sources, how="diagonal_relaxed")
     # The attributes of the event itself take precedence over those of the issuing operator.
     facts = trace.comms.drop_nulls("event").select(*_FACT_COLUMNS).unique("event", keep="first")
     described = (
@@ -70,6 +74,7 @@ def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
         pl.coalesce("pg_desc", pl.col("desc_").cast(pl.String)).alias("pg_desc"),
         pl.coalesce("group_size", "size_").alias("group_size"),
     )
+    described = described.join(infer_group_axes(trace), on="pg_name", how="left", nulls_equal=True)
     rows = [_complete_row(row, rank) for row in described.iter_rows(named=True)]
     table = pl.DataFrame(rows, schema=COLUMNS, infer_schema_length=None)
     return table.sort("start", "event", maintain_order=True)
@@ -124,6 +129,23 @@ def _from_device(trace: Trace) -> pl.DataFrame:
     )
 
 
+def _from_library(trace: Trace) -> pl.DataFrame:
+    """Communications that NCCL itself recorded, with a start."""
+    is_call = arrays.is_in(trace.events["cat"], (categories.NCCL_COLLECTIVE,))
+    return (
+        trace.events.filter(pl.Series(is_call))
+        .drop_nulls(["ts", "dur"])
+        .select(
+            event="id",
+            issuer=pl.lit(None, dtype=pl.UInt32),
+            where=pl.lit("library"),
+            name=pl.concat_str(pl.lit("nccl:"), pl.col("name").cast(pl.String)),
+            start="ts",
+            end=pl.col("ts") + pl.col("dur"),
+        )
+    )
+
+
 def _from_host(trace: Trace) -> pl.DataFrame:
     """Ranges of a backend that works on the host: those outside the call stacks (a device backend only launches)."""
     events = trace.events
@@ -150,7 +172,9 @@ def _from_host(trace: Trace) -> pl.DataFrame:
         call_rows, range_rows = np.flatnonzero(calls & (pids == pid)), np.flatnonzero(ranged & (pids == pid))
         if len(call_rows):
             at = np.searchsorted(starts[call_rows], starts[range_rows], side="right") - 1
-            issuers[range_rows] = np.where(at >= 0, ids[call_rows[at]], -1)
+            by_record = _find_calls_by_record(events, call_rows, range_rows)
+            call = np.where(by_record >= 0, by_record, np.where(at >= 0, call_rows[at], -1))
+            issuers[range_rows] = np.where(call >= 0, ids[call], -1)
     ranged &= ~watched[np.searchsorted(ids, np.maximum(issuers, 0))] | (issuers < 0)
     called = np.where(issuers >= 0, starts[np.searchsorted(ids, np.maximum(issuers, 0))], starts)
     rows = events.select("id", "name", "ts", "dur").with_columns(
@@ -164,6 +188,26 @@ def _from_host(trace: Trace) -> pl.DataFrame:
         start="called",
         end=pl.col("ts") + pl.col("dur"),
     )
+
+
+def _find_calls_by_record(
+    events: pl.DataFrame, call_rows: NDArray[np.int64], range_rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return for each range the row of the call in which its record was made, -1 where that is unknown.
+
+    A range gets its record-function id, the next one, when the call submits it; it may begin on a worker after later
+    calls. A call that splits its work makes several, so the last call with a lower id counts if it began before.
+    """
+    records = events["rf_id"].fill_null(-1).to_numpy().astype(np.int64)
+    starts = events["ts"].to_numpy()
+    calls = call_rows[records[call_rows] >= 0]
+    calls = calls[np.argsort(records[calls], kind="stable")]
+    at = np.searchsorted(records[calls], records[range_rows], side="left") - 1
+    if not len(calls):
+        return np.full(len(range_rows), -1, np.int64)
+    call = calls[np.maximum(at, 0)]
+    is_known = (at >= 0) & (records[range_rows] >= 0) & (starts[call] <= starts[range_rows])
+    return np.where(is_known, call, -1)
 
 
 def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
