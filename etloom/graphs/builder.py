@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from etloom.core.errors import AnalysisError
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms, collective_edges, critical_paths, gpu_activities
 from etloom.graphs.collective_edges import AsyncRanges
@@ -20,8 +21,10 @@ from etloom.graphs.graph import Graph, Int32Array, Int64Array
 from etloom.graphs.host_threads import HostThreads, add_host_threads, mask_idle_segments
 from etloom.graphs.inter_thread import add_inter_thread_edges, find_rests
 from etloom.graphs.minimum_latencies import MinimumLatencies
+from etloom.graphs.stream_waits import advance_blocking_calls, find_blocking_calls, find_stream_waits
 from etloom.graphs.synchronization import SynchronizationEdges
 from etloom.linker import check_linked
+from etloom.timeline.activity import explain_missing_times
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +110,19 @@ def build_graph(
     return DependencyGraph(draft.build(), used_latencies, counts)
 
 
+def check_timed(dependencies: DependencyGraph, job: Job) -> None:
+    """Raise AnalysisError if the graph covers no time: the job has no timed event, or none that takes time."""
+    if not len(dependencies.graph):
+        raise next(filter(None, map(explain_missing_times, job.values())), None) or AnalysisError(
+            "the run contains no timed operators and no GPU activity",
+            remedy="record with torch.profiler and CPU activity",
+        )
+    if not dependencies.makespan():
+        raise AnalysisError(
+            "all events of the run are at one instant", remedy="record it again, with durations"
+        )
+
+
 class _RankParts(NamedTuple):
     """The parts of a rank in the draft, except the time segments, which other ranks may still change."""
 
@@ -147,10 +163,14 @@ def _add_rank(
     events = EventArrays(trace.events)
     activities = gpu_activities.collect_gpu_activities(trace, events)
     submission, delay = gpu_activities.estimate_submissions(events, activities, provided)
+    blocking = find_blocking_calls(trace, events, activities)
+    earliest = submission.copy()
+    earliest[blocking] = events.start[activities.calls[blocking]]
+    stream_waits = find_stream_waits(trace, events, activities, earliest)
+    submission = advance_blocking_calls(events, activities, submission, blocking, stream_waits)
     threads, excluded_threads = add_host_threads(draft, events, activities.calls, submission, rank)
     gpu_activities.add_gpu_points(draft, events, activities, rank)
     waits = SynchronizationEdges(trace, events, threads, activities)
-    waits.infer_stream_waits(events, activities, submission)
     latencies = provided
     if latencies is None:
         launch, stream = gpu_activities.measure_latencies(activities, submission)
@@ -165,14 +185,15 @@ def _add_rank(
     participations = collective_edges.find_participations(trace, events, rank, has_peers)
     ranges = collective_edges.add_async_ranges(draft, events, threads, participations, rank)
     completion_waits = collective_edges.add_range_waits(draft, threads, rests, ranges)
-    waits.add_edges(draft, events, threads, activities, latencies)
+    waits.add_edges(draft, events, threads, activities, latencies, rank)
+    stream_waits.add_edges(draft, events, activities, latencies)
     if participations is not None:
         participations = collective_edges.locate_participations(participations, events, activities, ranges)
     counts = {
         "threads_aside": excluded_threads,
         "launches_without_point": launches_without_point,
         "lost_waits": waits.lost,
-        "inferred_waits": waits.inferred,
+        "inferred_waits": waits.inferred + stream_waits.inferred,
         "skewed_waits": int(waits.skewed.sum()),
         "handoffs": handoffs,
         "completion_waits": completion_waits,

@@ -23,6 +23,9 @@ from etloom.graphs.gpu_activities import GpuActivities
 from etloom.graphs.graph import EdgeKind, Int32Array, Int64Array, PointRole
 from etloom.graphs.host_threads import HostThreads
 
+MAX_TAIL_NS, MAX_TAIL_SHARE = 1_000_000, 0.05
+"""A thread that waits for a range goes on within this time, or this share of its rest, after the range ends."""
+
 
 @dataclass(eq=False)
 class AsyncRanges:
@@ -95,13 +98,19 @@ def add_async_ranges(
 
 
 def add_range_waits(draft: GraphDraft, threads: HostThreads, rests: Int64Array, ranges: AsyncRanges) -> int:
-    """Add an edge to each rest in which a range ends, from the last range to end; return the number of such rests."""
+    """Add an edge to each rest in which a range ends, from the last range to end; return the number of such rests.
+
+    A rest that lasts much longer than the range did not wait for it (a Python sleep, a loop without operators): it
+    keeps its time, and only cannot end before the range does.
+    """
     order = np.argsort(ranges.end, kind="stable")
     last = np.searchsorted(ranges.end[order], threads.time[rests], side="right") - 1
     ok = last >= 0
     ok[ok] = ranges.end[order][last[ok]] >= threads.time[rests[ok] - 1]
     rests, ended = rests[ok], order[last[ok]]
-    threads.mark_waits(rests, 0)
+    rest_ns = threads.time[rests] - threads.time[rests - 1]
+    tail_ns = threads.time[rests] - ranges.end[ended]
+    threads.mark_waits(rests[tail_ns <= np.maximum(MAX_TAIL_NS, MAX_TAIL_SHARE * rest_ns)], 0)
     draft.add_edges(EdgeKind.RETURN, ranges.finish[ended], threads.base + rests, 0, ranges.ids[ended])
     return len(rests)
 

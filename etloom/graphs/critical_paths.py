@@ -20,13 +20,23 @@ LATER_START = "later start"
 """A kind of its own: the time from the beginning of the window to the path's first point."""
 
 KIND_LABELS = {
-    EdgeKind.SEGMENT.label: "host",
-    EdgeKind.IDLE.label: "Python or nothing",
-    EdgeKind.LAUNCH.label: "delays of launches",
-    EdgeKind.STREAM.label: "delays on a stream",
+    EdgeKind.SEGMENT.label: "host operators and calls",
+    EdgeKind.IDLE.label: "Python or idle host",
+    EdgeKind.WAIT.label: "blocked threads",
     EdgeKind.COMPLETE.label: "ranges across threads",
+    EdgeKind.LAUNCH.label: "launch latency",
+    EdgeKind.STREAM.label: "gaps on a stream",
+    EdgeKind.OVERLAP.label: "overlapping kernels",
+    EdgeKind.STREAM_WAIT.label: "waits between streams",
+    EdgeKind.SYNC.label: "return from synchronization",
+    EdgeKind.HANDOFF.label: "switches between threads",
+    EdgeKind.RETURN.label: "switches between threads",
+    EdgeKind.ARRIVAL.label: "arrival at collectives",
+    EdgeKind.TRANSFER.label: "transfer in collectives",
+    EdgeKind.MESSAGE.label: "messages between ranks",
+    LATER_START: "later start of a recording",
 }
-"""Kinds of edges as a sentence names them, if not by their label; GPU activities see `format_path_shares`."""
+"""Kinds of edges as a sentence names them; GPU activities see `format_path_shares`."""
 
 KIND_DTYPE = pl.Enum([*(kind.label for kind in EdgeKind), LATER_START])
 _KIND_NAMES = pl.Series([kind.label for kind in EdgeKind], dtype=KIND_DTYPE)

@@ -121,7 +121,8 @@ def estimate_submissions(
     """Estimate when each of `GpuActivities.calls` submitted its work, and the delay that this assumes, both in ns.
 
     The submission precedes the start of the first activity by the typical delay on an idle stream, limited to the
-    duration of the call. The delay is taken from ``latencies`` if these are known.
+    duration of the call. The delay is taken from ``latencies`` if these are known. Of calls that wait for the
+    GPU it is only the latest possible time, see `stream_waits.advance_blocking_calls`.
     """
     if latencies is not None:
         delay = latencies.submission

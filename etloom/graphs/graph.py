@@ -142,6 +142,12 @@ class Graph:
         """The target of each edge."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
 
+    @property
+    def edge_ranks(self) -> Int32Array:
+        """The rank of each edge: of its target or, if that belongs to no single rank, of its source."""
+        rank = self.rank[self.target]
+        return np.where(rank >= 0, rank, self.rank[self.source])
+
     @cached_property
     def unexplained(self) -> Int64Array:
         """Per edge, int64 ns: recorded time beyond the minimum latencies of all edges into the same target if this

@@ -63,7 +63,10 @@ class HostThreads:
 def add_host_threads(
     draft: GraphDraft, events: EventArrays, calls: Int32Array, submission: Int64Array, rank: int
 ) -> tuple[HostThreads, int]:
-    """Add the threads of a rank; return them and the number of threads left out since they only poll or run Python.
+    """Add the threads of a rank; return them and the number of threads left out.
+
+    Left out are threads that only poll, only run Python, or only execute asynchronous ranges: the work in such a range
+    belongs to it.
 
     Args:
         calls: rows of launch calls, ascending.
@@ -75,6 +78,7 @@ def add_host_threads(
         on_stack
         & ~events.names.match_regex(_POLLING_CALLS)
         & ~events.cats.is_in(categories.PYTHON_CATEGORIES)
+        & ~_mask_inside_ranges(events, thread)
     )
     threads = int(thread.max(initial=0)) + 1
     working = codes_of(is_work, thread.view(np.uint32), threads)
@@ -87,6 +91,20 @@ def add_host_threads(
     )
     base = draft.add_point_block(time, ids_of_rows(row, events.id), role, rank)
     return HostThreads(base, time, row, owner, start, end, submit), excluded
+
+
+def _mask_inside_ranges(events: EventArrays, thread: Int32Array) -> Mask:
+    """Mark the host events that lie in an asynchronous range of their own thread."""
+    inside = np.zeros(len(events), bool)
+    ranges = np.flatnonzero(events.host & (events.depth < 0))
+    for number in np.unique(thread[ranges]):
+        in_thread = ranges[thread[ranges] == number]
+        in_thread = in_thread[np.argsort(events.start[in_thread], kind="stable")]
+        latest_end = np.maximum.accumulate(events.end[in_thread])
+        rows = np.flatnonzero(thread == number)
+        at = np.searchsorted(events.start[in_thread], events.start[rows], side="right") - 1
+        inside[rows] = (at >= 0) & (events.end[rows] <= latest_end[at])
+    return inside
 
 
 def mask_idle_segments(events: EventArrays, threads: HostThreads) -> Mask:

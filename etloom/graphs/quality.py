@@ -19,6 +19,8 @@ from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms
 from etloom.graphs.event_arrays import Mask, rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int64Array
+from etloom.linker.sync_dependencies import list_waiting_calls
+from etloom.timeline.activity import select_device_events, to_intervals
 
 SOON_NS = 5_000
 """A start up to this long after its cause counts as explained."""
@@ -31,6 +33,9 @@ MIN_STARTS = 20
 
 MIN_EXPLAINED_SHARE = 0.8
 """Share of starts below which a graph does not explain the recording; a sampled trace reaches about 0.4."""
+
+MAX_UNEXPLAINED_WAIT_SHARE = 0.05
+"""Share of the makespan above which waits for the GPU that the graph does not explain spoil every prediction."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,19 @@ def measure_explained_starts(
         return ExplainedStarts(0, 1.0, 0.0, (0.0,) * len(shifts), residual)
     by_chance = tuple(count / starts for count in chance_counts)
     return ExplainedStarts(starts, explained_count / starts, ambiguous_count / starts, by_chance, residual)
+
+
+def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
+    """Return the time in calls that by their kind wait for the GPU, while the GPU is busy, that the graph counts as
+    work of the host, ns."""
+    calls = list_waiting_calls(trace)
+    if not len(calls):
+        return 0
+    work = np.flatnonzero((graph.kind == EdgeKind.SEGMENT) & np.isin(graph.owner, calls.to_numpy()))
+    target = graph.target[work]
+    work, target = work[graph.rank[target] == rank], target[graph.rank[target] == rank]
+    busy = to_intervals(select_device_events(trace, "ts", "dur"))
+    return int(busy.covered(graph.time[graph.source[work]], graph.time[target]).sum())
 
 
 @dataclass(frozen=True)
@@ -130,25 +148,35 @@ def sum_residuals(graph: Graph, in_rank: Mask | None = None) -> int:
     return int(_native.residual_sum(graph.first, graph.source, graph.time, graph.min_latency, in_rank))
 
 
-def explain_misfit(explained: ExplainedStarts, makespan: int, residual: int) -> str | None:
-    """Return the reason why a rank's recording is not explained; None if it is. See `LatencyFit` for the times."""
+def explain_misfit(
+    explained: ExplainedStarts, makespan: int, residual: int, unexplained_waits: int
+) -> str | None:
+    """Return the reason why a rank's recording is not explained; None if it is. See `LatencyFit` for the times, and
+    `measure_unexplained_waits`."""
     if explained.starts and explained.starts < MIN_STARTS:
         return f"only {explained.starts} kernel starts"
     if explained.share < MIN_EXPLAINED_SHARE:
         return f"{100 * (1 - explained.share):.0f} % of the kernel starts are unexplained"
     if makespan and residual > makespan / 2:
         return f"unexplained delays sum to {100 * residual / makespan:.0f} % of the makespan"
+    if unexplained_waits > MAX_UNEXPLAINED_WAIT_SHARE * makespan:
+        share = 100 * unexplained_waits / makespan
+        return f"calls that wait for the GPU count as host work for {share:.0f} % of the makespan"
     return None
 
 
 def find_unexplained_ranks(graph: Graph, job: Job) -> dict[int, str]:
-    """Return rank -> reason for the ranks whose recording is not explained: there, the graph is hardly more than the
-    order of events."""
+    """Return the ranks whose recording the graph does not explain, with the reason.
+
+    The graph of such a rank states little more than the order of its events.
+    """
     reasons: dict[int, str] = {}
     for rank, trace in job.items():
         time = graph.time if len(job) == 1 else graph.time[graph.rank == rank]
         if len(time):
             explained = measure_explained_starts(graph, trace, rank, shifts=())
-            reason = explain_misfit(explained, algorithms.compute_makespan(graph, time), explained.residual)
+            waits = measure_unexplained_waits(graph, trace, rank)
+            makespan = algorithms.compute_makespan(graph, time)
+            reason = explain_misfit(explained, makespan, explained.residual, waits)
             reasons |= {rank: reason} if reason is not None else {}
     return reasons

@@ -1,4 +1,4 @@
-"""Waits for GPU activities: blocking calls until they end, streams before they continue."""
+"""Host calls that wait for GPU activities."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from etloom.core.trace import Trace
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays
 from etloom.graphs.gpu_activities import GpuActivities
-from etloom.graphs.graph import EdgeKind, Int64Array
+from etloom.graphs.graph import EdgeKind, Int32Array, PointRole
 from etloom.graphs.host_threads import HostThreads
 from etloom.graphs.minimum_latencies import MinimumLatencies, low_quantile
 
 SKEW_NS = 50_000
 """An activity may end this long after the call that waited for it returned: the clocks differ."""
-
-LATE_NS = 20_000
-"""An activity that starts this long after its launch and its predecessor waited for something else."""
-
-SOON_NS = 20_000
-"""An activity that waited for another stream starts at most this long after that stream is done."""
 
 QUEUE_CAPACITY = 1000
 """Queue length from which a launch call waits for room; CUDA's queue holds 1,024."""
@@ -32,17 +26,13 @@ MIN_BLOCKED_NS = 20_000
 MAX_QUEUE_DELAY_NS = 100_000
 """A call that waited for room returns at most this long after an activity has ended."""
 
-_STREAM_WAIT_NAME = r"StreamWaitEvent"
-_MAX_CANDIDATES = 8
-"""Number of preceding ends of other activities that are examined for a late start."""
-
 
 class SynchronizationEdges:
-    """The `waits` of a linked trace that fit its points; places index `HostThreads` and `GpuActivities`.
+    """The host's waits of a linked trace that fit its points; places index `HostThreads` and `GpuActivities`.
 
-    Host waits: ``end`` (place of the point at which the call returns), ``on`` (place of the activity), ``skewed``: the
-    activity seems to end after the return. Stream waits: ``waiter`` and ``source`` (places of activities). ``lost``:
-    number of waits without points, or inconsistent even with clock skew.
+    ``end`` (place of the point at which the call returns), ``on`` (place of the activity), ``skewed``: the activity
+    seems to end after the return. ``inferred``: number of waits inferred from calls and times, ``lost``: of waits
+    without points, or inconsistent even with clock skew, stream waits included.
     """
 
     def __init__(
@@ -52,10 +42,8 @@ class SynchronizationEdges:
         event, on = events.rows(table["event"]), events.rows(table["on"])
         source = np.where(on >= 0, activities.place[on], -1) if on.size else on
         end = np.where(event >= 0, threads.end[event], -1) if event.size else event
-        waiter = np.where(event >= 0, activities.place[event], -1) if event.size else event
         self.inferred = int((table["how"] == "inferred").sum())
         host = np.flatnonzero((source >= 0) & (end >= 0))
-        device = np.flatnonzero((source >= 0) & (waiter >= 0))
         returned = threads.time[end[host]] if host.size else np.zeros(0, np.int64)
         ended = activities.end[source[host]] if host.size else returned
         # The call did not wait for an activity that starts after its return.
@@ -64,42 +52,8 @@ class SynchronizationEdges:
         self.end, self.on = end[host], source[host]
         self.returned, self.ended = returned[is_consistent], ended[is_consistent]
         self.skewed = self.ended > self.returned
-        self.waiter, self.source = waiter[device], source[device]
-        self.lost = len(table) - host.size - device.size
-
-    def infer_stream_waits(
-        self, events: EventArrays, activities: GpuActivities, submission: Int64Array
-    ) -> None:
-        """Infer stream waits that were not recorded.
-
-        An activity starts late, right after an activity of another stream ended, and between the launches of both the
-        host made a stream wait for an event.
-        """
-        stream_wait_starts = events.start[
-            events.names.match_regex(_STREAM_WAIT_NAME) & events.cats.is_in(categories.RUNTIME_CATEGORIES)
-        ]
-        launched = activities.launch >= 0
-        submitted = activities.by_call(submission, activities.start.min(initial=0))
-        waited = launched & (activities.start - np.maximum(submitted, activities.previous_end) > LATE_NS)
-        waited[self.waiter] = False
-        late = np.flatnonzero(waited)
-        by_end = np.argsort(activities.end, kind="stable")
-        last = np.searchsorted(activities.end[by_end], activities.start[late], side="right") - 1
-        source = np.full(len(late), -1, np.int64)
-        for back in range(_MAX_CANDIDATES):
-            near = by_end[np.maximum(last - back, 0)] if len(by_end) else last
-            is_consistent = (
-                (source < 0) & (last >= back) & (activities.stream[near] != activities.stream[late])
-            )
-            is_consistent &= activities.start[late] - activities.end[near] <= SOON_NS
-            is_consistent &= np.searchsorted(stream_wait_starts, submitted[late]) > np.searchsorted(
-                stream_wait_starts, submitted[near]
-            )
-            source[is_consistent] = near[is_consistent]
-        is_inferred = source >= 0
-        self.waiter = np.append(self.waiter, late[is_inferred])
-        self.source = np.append(self.source, source[is_inferred])
-        self.inferred += int(is_inferred.sum())
+        between_streams = int(((source >= 0) & (event >= 0) & (activities.place[event] >= 0)).sum())
+        self.lost = len(table) - host.size - between_streams
 
     def infer_queue_waits(self, events: EventArrays, threads: HostThreads, activities: GpuActivities) -> None:
         """Infer the launch calls that waited for room in a full queue, until the last activity to end before them."""
@@ -160,23 +114,33 @@ class SynchronizationEdges:
         threads: HostThreads,
         activities: GpuActivities,
         min_latencies: MinimumLatencies,
+        rank: int,
     ) -> None:
         """Turn the last segment of each blocking call into a wait, and add the edges that end it."""
         ids = events.id
         place = np.unique(self.end)
         names = events.table["name"][threads.row[place]].cast(pl.String)
         threads.mark_waits(place, np.array([min_latencies.get_entry(name) for name in names], np.int64))
+        sources = activities.finish[self.on]
+        sources[self.skewed] = self._add_apparent_ends(draft, events, activities, rank)
         draft.add_edges(
             EdgeKind.SYNC,
-            np.where(self.skewed, activities.begin[self.on], activities.finish[self.on]),
+            sources,
             threads.base + self.end,
-            np.where(self.skewed, self.returned - activities.start[self.on], min_latencies.sync),
+            np.where(self.skewed, 0, min_latencies.sync),
             ids[threads.row[self.end]],
         )
-        draft.add_edges(
-            EdgeKind.STREAM_WAIT,
-            activities.finish[self.source],
-            activities.begin[self.waiter],
-            min_latencies.stream,
-            ids[activities.row[self.waiter]],
-        )
+
+    def _add_apparent_ends(
+        self, draft: GraphDraft, events: EventArrays, activities: GpuActivities, rank: int
+    ) -> Int32Array:
+        """Add a point for the end of each skewed activity as the clock of the host shows it: the return of the call.
+
+        It follows the start of the activity by time of the activity, so that a shorter activity shortens the wait.
+        """
+        on = self.on[self.skewed]
+        first = activities.begin[on]
+        points = draft.add_points(self.returned[self.skewed], -1, PointRole.END, rank)
+        lasted = self.returned[self.skewed] - activities.start[on]
+        draft.add_edges(EdgeKind.KERNEL, first, points, lasted, events.id[activities.row[on]])
+        return points

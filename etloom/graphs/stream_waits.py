@@ -1,0 +1,141 @@
+"""Waits of one stream for another (cudaStreamWaitEvent), and the bounds they give on when blocking calls submitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from etloom.core import categories
+from etloom.core.trace import Trace
+from etloom.graphs.draft import GraphDraft
+from etloom.graphs.event_arrays import EventArrays
+from etloom.graphs.gpu_activities import GpuActivities
+from etloom.graphs.graph import EdgeKind, Int64Array
+from etloom.graphs.minimum_latencies import MinimumLatencies
+
+LATE_NS = 20_000
+"""An activity that starts this long after its launch and its predecessor waited for something else."""
+
+SOON_NS = 20_000
+"""An activity that waited for another stream starts at most this long after that stream is done."""
+
+_STREAM_WAIT_NAME = r"StreamWaitEvent"
+_MAX_CANDIDATES = 8
+"""Number of preceding ends of other activities that are examined for a late start."""
+
+
+@dataclass(eq=False)
+class StreamWaits:
+    """Activities (places in `GpuActivities`) that waited for an activity of another stream: ``waiter``, ``source``.
+
+    ``inferred``: number of pairs that come from names and times, not from the linked trace.
+    """
+
+    waiter: Int64Array
+    source: Int64Array
+    inferred: int
+
+    def add_edges(
+        self, draft: GraphDraft, events: EventArrays, activities: GpuActivities, latencies: MinimumLatencies
+    ) -> None:
+        """Add an edge for each wait."""
+        draft.add_edges(
+            EdgeKind.STREAM_WAIT,
+            activities.finish[self.source],
+            activities.begin[self.waiter],
+            latencies.stream,
+            events.id[activities.row[self.waiter]],
+        )
+
+
+def find_stream_waits(
+    trace: Trace, events: EventArrays, activities: GpuActivities, submission: Int64Array
+) -> StreamWaits:
+    """Return the stream waits of a linked trace, and those to infer.
+
+    An activity waited if it starts late, right after an activity of another stream ended, and between the launches of
+    both the host made a stream wait for an event.
+
+    Args:
+        submission: per call (`GpuActivities.calls`), the earliest time at which it may have submitted its work, ns.
+    """
+    table = trace.sync_dependencies
+    waiter, source = (
+        np.where(rows >= 0, activities.place[rows], -1).astype(np.int64)
+        if rows.size
+        else rows.astype(np.int64)
+        for rows in (events.rows(table["event"]), events.rows(table["on"]))
+    )
+    known = (waiter >= 0) & (source >= 0)
+    waiter, source = waiter[known], source[known]
+    late = np.flatnonzero(_mask_late_starts(activities, submission, waiter))
+    inferred = _find_ended_before(events, activities, submission, late)
+    is_inferred = inferred >= 0
+    return StreamWaits(
+        np.append(waiter, late[is_inferred]),
+        np.append(source, inferred[is_inferred]),
+        int(is_inferred.sum()),
+    )
+
+
+def _mask_late_starts(activities: GpuActivities, submission: Int64Array, explained: Int64Array) -> np.ndarray:
+    """Mask the activities that start late, except those that are explained."""
+    submitted = activities.by_call(submission, 0)
+    late: np.ndarray = (activities.launch >= 0) & (
+        activities.start - np.maximum(submitted, activities.previous_end) > LATE_NS
+    )
+    late[explained] = False
+    return late
+
+
+def _find_ended_before(
+    events: EventArrays, activities: GpuActivities, submission: Int64Array, late: Int64Array
+) -> Int64Array:
+    """Return for each late activity the one of another stream that it may have waited for; -1 for none."""
+    stream_wait_starts = events.start[
+        events.names.match_regex(_STREAM_WAIT_NAME) & events.cats.is_in(categories.RUNTIME_CATEGORIES)
+    ]
+    submitted = activities.by_call(submission, activities.start.min(initial=0))
+    by_end = np.argsort(activities.end, kind="stable")
+    last = np.searchsorted(activities.end[by_end], activities.start[late], side="right") - 1
+    source = np.full(len(late), -1, np.int64)
+    for back in range(_MAX_CANDIDATES):
+        near = by_end[np.maximum(last - back, 0)] if len(by_end) else last
+        is_consistent = (source < 0) & (last >= back) & (activities.stream[near] != activities.stream[late])
+        is_consistent &= activities.start[late] - activities.end[near] <= SOON_NS
+        is_consistent &= np.searchsorted(stream_wait_starts, submitted[late]) > np.searchsorted(
+            stream_wait_starts, submitted[near]
+        )
+        source[is_consistent] = near[is_consistent]
+    return source
+
+
+def find_blocking_calls(trace: Trace, events: EventArrays, activities: GpuActivities) -> Int64Array:
+    """Return the indices (`GpuActivities.calls`) of calls that submitted work and waited for the GPU."""
+    waiting: Int64Array = np.flatnonzero(
+        np.isin(activities.calls, events.rows(trace.sync_dependencies["event"]))
+    )
+    return waiting
+
+
+def advance_blocking_calls(
+    events: EventArrays,
+    activities: GpuActivities,
+    submission: Int64Array,
+    blocking: Int64Array,
+    waits: StreamWaits,
+) -> Int64Array:
+    """Return the submissions, those of blocking calls earlier by the time that their work waited for other work."""
+    ready = activities.previous_end.copy()
+    np.maximum.at(ready, waits.waiter, activities.end[waits.source])
+    first = np.zeros(len(activities.calls), np.int64)
+    launched = np.flatnonzero(activities.call >= 0)[::-1]
+    launched = launched[
+        activities.start[launched] == activities.first_start_by_call[activities.call[launched]]
+    ]
+    first[activities.call[launched]] = launched
+    called = events.start[activities.calls[blocking]]
+    advanced = submission.copy()
+    advanced[blocking] -= np.clip(ready[first[blocking]] - called, 0, submission[blocking] - called)
+    return advanced

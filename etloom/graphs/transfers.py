@@ -1,0 +1,62 @@
+"""The edges of a dependency graph by the events that own them, and those that transfer data between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core import arrays, categories
+from etloom.core.trace import Job, Trace
+from etloom.graphs.event_arrays import rows_of_ids
+from etloom.graphs.graph import EdgeKind, Graph, Int64Array
+
+Mask = NDArray[np.bool_]
+
+DURATION_KINDS = (EdgeKind.KERNEL, EdgeKind.COMPLETE)
+TRANSFER_KINDS = (EdgeKind.TRANSFER, EdgeKind.MESSAGE)
+
+
+def mask_transfers(graph: Graph, job: Job) -> Mask:
+    """Mask the edges that transfer data: of collectives and messages, and the time of communication kernels."""
+    is_duration = np.isin(graph.kind, DURATION_KINDS)
+    owned = mask_owned_edges(graph, job, "communication", is_duration)
+    return np.asarray(owned | np.isin(graph.kind, TRANSFER_KINDS))
+
+
+def mask_owned_edges(graph: Graph, job: Job, kind: str, among: Mask | None = None) -> Mask:
+    """Mask the edges, of those in ``among``, whose owner is of a kind: see `mask_events`."""
+    selected = np.zeros(len(graph.source), bool)
+    for rank, edges in edges_by_rank(graph, job):
+        edges = edges if among is None else edges[among[edges]]
+        trace = job[rank]
+        rows = owner_rows(graph, trace.events, edges)
+        selected[edges[rows >= 0]] = mask_events(trace, kind)[rows[rows >= 0]]
+    return selected
+
+
+def mask_events(trace: Trace, kind: str) -> Mask:
+    """Mask the events of this kind: a kernel type (communication: also of a backend on the host), or python."""
+    events = trace.events
+    if kind == "python":
+        return arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
+    kernel_types = categories.add_kernel_type(events.select("cat", "name"))["kind"]
+    is_selected: Mask = (kernel_types == kind).fill_null(False).to_numpy()
+    if kind == "communication":
+        is_selected = is_selected | arrays.match_text(events["name"], categories.is_backend_range)
+    return is_selected
+
+
+def edges_by_rank(graph: Graph, job: Job) -> Iterator[tuple[int, Int64Array]]:
+    """Yield (rank, indices of its edges) for each rank of the job."""
+    ranks = graph.edge_ranks
+    for rank in job:
+        yield rank, np.flatnonzero(ranks == rank)
+
+
+def owner_rows(graph: Graph, events: pl.DataFrame, edges: Int64Array) -> NDArray[np.int32]:
+    """Return the rows of the owners of these edges in the events of their rank, -1 for none."""
+    owner = graph.owner[edges].astype(np.int64)
+    return rows_of_ids(events, pl.Series(owner).replace(-1, None).cast(pl.UInt32))
