@@ -1,21 +1,35 @@
-"""Predicts the times of a recorded job under changes (what-if), by its dependency graph.
+"""Predicts the times of a job under other conditions.
+
+What-if (`etloom simulate`) changes recorded times in the dependency graph:
 
 changes          the language: what to change
 edge_selection   the edges of the graph that a change is about
 engine           the times with other lags, as an interval
-summary_table    the figures of a prediction
-reasons          what a prediction depends on
-retiming         the prediction as a Job, which every verb takes
+summary_table    the figures of a what-if
+reasons          what a what-if depends on
+retiming         the changed times as a Job, which every verb takes
+
+Predictions (`etloom predict`) replace recorded times by models, step by step:
+
+prediction       the steps and the answer
+scenario         a job under prediction; recording: the first one; durations: its figures
+network          topologies, costs of collectives, shared links, the network fitted to a recording
+resizing         more or fewer data-parallel replicas
+devices          kernels and collectives on another GPU
+pipelines        other stages, model chunks and micro-batches
+untimed          jobs recorded without times
+training_step    step times of GPT models from their shapes alone
 """
 
 from __future__ import annotations
 
-from etloom.simulator.changes import Change, Network, NoStraggler, RemoveSync, parse_change
+from etloom.simulator.changes import Change, LikePeers, Network, NoStraggler, RemoveSync, parse_change
 from etloom.simulator.engine import Simulated, simulate
 from etloom.simulator.retiming import retime_job
 
 __all__ = [
     "Change",
+    "LikePeers",
     "Network",
     "NoStraggler",
     "RemoveSync",

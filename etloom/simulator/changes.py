@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from etloom.core.errors import EtloomError
+from etloom.core import text as texts
+from etloom.core.errors import InvalidValue
+from etloom.core.text import format_ranks
 
 TARGETS = {
     "kernel": "compute kernels",
@@ -29,7 +31,12 @@ FILTER_KEYS = ("rank", "step", "stream", "group")
 MAX_FACTOR = 1e6
 MAX_NS = 10**15
 """Larger factors and times (11 days) are rejected: their sums would not fit 64 bits."""
-NS_PER_UNIT = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+NS_PER_UNIT = {**texts.NS_PER_UNIT, "µs": texts.NS_PER_UNIT["us"]}
+MIN_BYTES_PER_SECOND, MAX_BYTES_PER_SECOND = 1e3, 1e15
+_FACTOR = r"x?(\d+(?:\.\d*)?|\.\d+)x?"
+_BANDWIDTH = re.compile(
+    r"(?P<amount>\d+(?:\.\d*)?|\.\d+)\s*(?:(?P<prefix>[kKMGT])(?P<binary>i)?)?(?P<unit>B|b|bits?)(?:/s|ps)"
+)
 _CHANGE = re.compile(
     r"x(?P<times>\d+(?:\.\d*)?|\.\d+)|(?P<sign>[=+-])\s*(?P<amount>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ns|us|µs|ms|s)"
 )
@@ -61,31 +68,48 @@ class RemoveSync:
 
 @dataclass(frozen=True)
 class Network:
-    """A network with ``bandwidth`` times the recorded bandwidth.
+    """A network with ``bandwidth`` times the recorded bandwidth, or on which every rank has ``bytes_per_second``.
 
-    Each communication takes ``latency_ns`` (default: the shortest recorded time of its group and collective) plus its
-    remaining time divided by ``bandwidth``.
+    The recorded bandwidth and latency are fitted to the recording; transfers that overlap share their links
+    (`etloom.simulator.network`). ``latency_ns`` is that of one message; default: the fitted one.
     """
 
     bandwidth: float = 1.0
     latency_ns: int | None = None
+    bytes_per_second: float | None = None
 
     @property
     def text(self) -> str:
         latency = "" if self.latency_ns is None else f", latency {self.latency_ns:,} ns"
+        if self.bytes_per_second is not None:
+            return f"bandwidth {self.bytes_per_second / 1e9:g} GB/s{latency}"
         return f"bandwidth x{self.bandwidth:g}{latency}"
 
 
 @dataclass(frozen=True)
 class NoStraggler:
-    """No rank waits for a later one: each collective begins for all ranks when the first arrives."""
+    """Every rank works like the median of the ranks that run the same program, operation by operation.
+
+    What the ranks then wait for each other, and the transfer of data, follow from that.
+    """
 
     @property
     def text(self) -> str:
         return "no straggler"
 
 
-AnyChange = Change | RemoveSync | Network | NoStraggler
+@dataclass(frozen=True)
+class LikePeers:
+    """These ranks work like the median of the other ranks that run the same program, operation by operation."""
+
+    ranks: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        return f"{format_ranks(self.ranks)} like the median of peers"
+
+
+AnyChange = Change | RemoveSync | Network | NoStraggler | LikePeers
 
 
 def parse_change(text: str) -> Change:
@@ -147,11 +171,34 @@ def parse_change(text: str) -> Change:
     )
 
 
+def parse_network(bandwidth: str | None, latency_ns: int | None) -> Network:
+    """Parse a bandwidth: a factor (2x, x2, 2), or bytes or bits per second (400GB/s, 50 GiB/s, 400Gbit/s, 400Gbps).
+
+    k, M, G, T are powers of 1000; Ki, Mi, Gi, Ti of 1024. B is bytes, b and bit are bits. Raises EtloomError for
+    other texts and for values outside the limits.
+    """
+    text = (bandwidth or "1").strip()
+    if re.fullmatch(_FACTOR, text):
+        return Network(parse_factor(text), latency_ns)
+    match = _BANDWIDTH.fullmatch(text)
+    bytes_per_second = 0.0
+    if match is not None:
+        base = 1024 if match["binary"] else 1000
+        scale = base ** " kmgt".index((match["prefix"] or " ").lower())
+        bytes_per_second = float(match["amount"]) * scale / (1 if match["unit"] == "B" else 8)
+    if not MIN_BYTES_PER_SECOND <= bytes_per_second <= MAX_BYTES_PER_SECOND:
+        raise InvalidValue(
+            f"expected a factor or a bandwidth from 1kB/s to 1000TB/s, got {bandwidth!r}",
+            remedy="such as 2x, 400GB/s (bytes) or 400Gbit/s (bits); k, M, G, T are decimal, Ki, Mi, Gi, Ti binary",
+        )
+    return Network(latency_ns=latency_ns, bytes_per_second=bytes_per_second)
+
+
 def parse_factor(text: str) -> float:
     """Parse 2x, x2 or 2. Raises EtloomError for other texts and values outside 1 / MAX_FACTOR to MAX_FACTOR."""
-    match = re.fullmatch(r"x?(\d+(?:\.\d*)?|\.\d+)x?", text.strip())
+    match = re.fullmatch(_FACTOR, text.strip())
     if match is None or not 1 / MAX_FACTOR <= float(match[1]) <= MAX_FACTOR:
-        raise EtloomError(
+        raise InvalidValue(
             f"expected a factor from {1 / MAX_FACTOR:.6f} to {MAX_FACTOR:.0f}, got {text!r}",
             remedy="such as 2x or 0.5x",
         )
@@ -163,7 +210,7 @@ def parse_duration_ns(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|ms|s)", text.strip())
     amount = None if match is None else _to_ns(match[1], match[2])
     if amount is None:
-        raise EtloomError(f"expected a time up to {MAX_NS / 1e9:g}s, got {text!r}", remedy="such as 20us")
+        raise InvalidValue(f"expected a time up to {MAX_NS / 1e9:g}s, got {text!r}", remedy="such as 20us")
     return amount
 
 
@@ -173,5 +220,5 @@ def _to_ns(amount: str, unit: str) -> int | None:
     return round(ns) if ns <= MAX_NS else None
 
 
-def _syntax_error(text: str, position: int, target: str, remedy: str) -> EtloomError:
-    return EtloomError(f"{text!r}, character {position + 1}: {target}", remedy=remedy)
+def _syntax_error(text: str, position: int, target: str, remedy: str) -> InvalidValue:
+    return InvalidValue(f"{text!r}, character {position + 1}: {target}", remedy=remedy)

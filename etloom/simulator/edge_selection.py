@@ -8,19 +8,16 @@ from functools import cached_property
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from etloom.collectives import list_participations
 from etloom.core import arrays, categories, nesting
 from etloom.core.errors import EtloomError
-from etloom.core.trace import Job, Trace
+from etloom.core.trace import Job
 from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph
-from etloom.simulator.changes import TARGETS, Change
+from etloom.graphs.transfers import Mask, edges_by_rank, mask_owned_edges, mask_transfers, owner_rows
+from etloom.simulator.changes import TARGETS, Change, Network
 
-Mask = NDArray[np.bool_]
-
-DURATION_KINDS = (EdgeKind.KERNEL, EdgeKind.COMPLETE)
-TRANSFER_KINDS = (EdgeKind.TRANSFER, EdgeKind.MESSAGE)
 HOST_KINDS = (EdgeKind.SEGMENT, EdgeKind.IDLE)
 GPU_TARGETS = ("kernel", "copy", "launch", "stream", "sync")
 """Targets that require GPU activities."""
@@ -33,16 +30,18 @@ class EdgeSelector:
     def __init__(self, graph: Graph, job: Job) -> None:
         self.graph = graph
         self.job = job
-        target = graph.target
-        rank = np.where(graph.rank[target] >= 0, graph.rank[target], graph.rank[graph.source])
-        self.rank: np.ndarray = rank
-        self.target: np.ndarray = target
+        self._participations_by_rank: dict[int, pl.DataFrame] = {}
+        self.rank: np.ndarray = graph.edge_ranks
+        self.target: np.ndarray = graph.target
 
     def select(self, change: Change) -> Mask:
         """Mask the edges that a change is about. Raises EtloomError if there are none."""
         mask = self._select_target(change.target)
         if change.name is not None:
-            mask &= self._select_name(change.name, inside=change.target == "op", mask=mask)
+            has_name = self._select_name(change.name, inside=change.target == "op", mask=mask)
+            if change.target == "comm":
+                has_name |= self._select_collective(change.name, mask)
+            mask &= has_name
         for key, value in change.filters.items():
             mask &= self._select_value(key, value)
         if not mask.any():
@@ -56,6 +55,13 @@ class EdgeSelector:
                 f"{change.text!r}: this run has no GPU activities",
                 remedy=f"change op, host, python or comm; `etloom analyze top-ops {run}` lists operators",
             )
+        if change.target == "comm" and not self.communication.any():
+            return no_communication_error(change)
+        if change.target == "comm" and (collectives := self.list_collectives()):
+            return EtloomError(
+                f"{change.text!r} matches nothing in this run",
+                remedy=f"its collectives are {', '.join(collectives)}; a NAME may also be that of a kernel",
+            )
         names = f"`etloom analyze critical-path {run} --by name` lists names"
         return EtloomError(
             f"{change.text!r} matches nothing in this run",
@@ -67,13 +73,14 @@ class EdgeSelector:
         if target in DELAY_KINDS:
             mask = kind == DELAY_KINDS[target]
         elif target in ("kernel", "copy"):
-            mask = (kind == EdgeKind.KERNEL) & self._owned_by(
-                "computation" if target == "kernel" else "memory"
-            )
+            is_activity = kind == EdgeKind.KERNEL
+            owner_kind = "computation" if target == "kernel" else "memory"
+            mask = mask_owned_edges(self.graph, self.job, owner_kind, is_activity)
         elif target == "comm":
             mask = self.communication.copy()
         elif target == "python":
-            mask = (kind == EdgeKind.IDLE) | ((kind == EdgeKind.SEGMENT) & self._owned_by("python"))
+            is_segment = kind == EdgeKind.SEGMENT
+            mask = (kind == EdgeKind.IDLE) | mask_owned_edges(self.graph, self.job, "python", is_segment)
         else:
             mask = np.isin(kind, (EdgeKind.SEGMENT,) if target == "op" else HOST_KINDS)
         return np.asarray(mask)
@@ -81,8 +88,7 @@ class EdgeSelector:
     @cached_property
     def communication(self) -> Mask:
         """Mask of the edges that transfer data."""
-        on_gpu = np.isin(self.graph.kind, DURATION_KINDS) & self._owned_by("communication")
-        return np.asarray(on_gpu | np.isin(self.graph.kind, TRANSFER_KINDS))
+        return mask_transfers(self.graph, self.job)
 
     def select_syncs_in(self, name: str) -> Mask:
         """Mask the edges by which calls of this name, or calls in operators of this name, wait for the device.
@@ -98,65 +104,25 @@ class EdgeSelector:
             )
         return np.asarray(mask)
 
-    def number_groups(self) -> np.ndarray:
-        """Number the (collective, process group) of the edges that transfer data; -1 for all other edges."""
-        codes = np.full(len(self.graph.source), -1, np.int64)
-        numbers: dict[tuple[str, str], int] = {}
-        for rank, edges in self._edges_by_rank():
-            transfers = edges[self.communication[edges]]
-            events, collectives = self._collectives_by_row(rank)
-            rows = self._rows(events, transfers)
-            for edge, row in zip(transfers.tolist(), rows.tolist(), strict=True):
-                key = collectives.get(row, ("", "")) if row >= 0 else ("", "")
-                codes[edge] = numbers.setdefault(key, len(numbers))
-        return codes
+    def _participations(self, rank: int) -> pl.DataFrame:
+        """Return the communications of a rank, see `etloom.collectives.list_participations`."""
+        if rank not in self._participations_by_rank:
+            self._participations_by_rank[rank] = list_participations(self.job[rank], rank)
+        return self._participations_by_rank[rank]
 
-    def _collectives_by_row(self, rank: int) -> tuple[pl.DataFrame, dict[int, tuple[str, str]]]:
-        """Return the events of a rank, and row -> (collective, process group) of its communications."""
-        events = self.job[rank].events
-        comms = self.job[rank].comms.drop_nulls("event")
-        rows = rows_of_ids(events, comms["event"])
-        names = comms.select(pl.col("collective", "pg_name").cast(pl.String).fill_null("")).rows()
-        return events, dict(zip(rows.tolist(), names, strict=True))
-
-    def _edges_by_rank(self) -> list[tuple[int, np.ndarray]]:
-        """Return (rank, indices of its edges) for each rank."""
-        return [(rank, np.flatnonzero(self.rank == rank)) for rank in self.job]
-
-    def _rows(self, events: pl.DataFrame, edges: np.ndarray) -> np.ndarray:
-        """Return the row of the owner of these edges in the events of their rank, -1 for none."""
-        owner = self.graph.owner[edges].astype(np.int64)
-        return rows_of_ids(events, pl.Series(owner).replace(-1, None).cast(pl.UInt32))
-
-    def _owned_by(self, kind: str) -> Mask:
-        """Mask the edges whose owner is of this kind (a kernel type, also communication on the host, or python)."""
-        selected = np.zeros(len(self.graph.source), bool)
-        for rank, edges in self._edges_by_rank():
-            rows = self._rows(self.job[rank].events, edges)
-            is_selected = self._mask_kind(self.job[rank], kind)
-            selected[edges[rows >= 0]] = is_selected[rows[rows >= 0]]
-        return selected
-
-    @staticmethod
-    def _mask_kind(trace: Trace, kind: str) -> Mask:
-        """Mask the events of this kind."""
-        events = trace.events
-        if kind == "python":
-            return arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
-        kernel_types = categories.add_kernel_type(events.select("cat", "name"))["kind"]
-        is_selected: Mask = (kernel_types == kind).fill_null(False).to_numpy()
-        if kind == "communication":
-            is_selected = is_selected | arrays.match_text(events["name"], categories.is_backend_range)
-        return is_selected
+    def list_collectives(self) -> list[str]:
+        """Return the names of the collectives in the job."""
+        names = {name for rank in self.job for name in self._participations(rank)["collective"].drop_nulls()}
+        return sorted(names)
 
     def _select_name(self, pattern: str, *, inside: bool, mask: Mask) -> Mask:
         """Mask the edges whose owner, or (inside) an event around it or around its launch, has a name like this."""
         expression = wildcard_to_regex(pattern)
         selected = np.zeros(len(self.graph.source), bool)
-        for rank, edges in self._edges_by_rank():
+        for rank, edges in edges_by_rank(self.graph, self.job):
             edges = edges[mask[edges]]
             events = self.job[rank].events
-            rows = self._rows(events, edges)
+            rows = owner_rows(self.graph, events, edges)
             has_name = arrays.match_text(events["name"], lambda name: name.str.contains(expression))
             if inside:
                 parent = rows_of_ids(events, events["parent"])
@@ -169,27 +135,54 @@ class EdgeSelector:
             selected[edges[rows >= 0]] = has_name[rows[rows >= 0]]
         return selected
 
+    def _select_collective(self, pattern: str, mask: Mask) -> Mask:
+        """Mask the edges whose owner is, or runs, a collective with this name: all_reduce, allreduce, all-reduce."""
+        plain = pattern.lower().replace("-", "_")
+        expression = wildcard_to_regex(categories.parse_collective(plain) or plain)
+        selected = np.zeros(len(self.graph.source), bool)
+        for rank, edges in edges_by_rank(self.graph, self.job):
+            edges = edges[mask[edges]]
+            events = self.job[rank].events
+            names = categories.parse_collectives(events["name"]).cast(pl.String)
+            by_row = names.str.contains(expression).fill_null(False).to_numpy().copy()
+            participations = self._participations(rank)
+            # A message stays a send or a receive; any other communication is what its arguments state.
+            stated = participations.filter(
+                pl.col("collective").is_not_null() & (pl.col("collective") != "message")
+            )
+            by_row[rows_of_ids(events, stated["event"])] = (
+                stated["collective"].str.contains(expression).to_numpy()
+            )
+            rows = owner_rows(self.graph, events, edges)
+            selected[edges[rows >= 0]] = by_row[rows[rows >= 0]]
+        return selected
+
     def _select_value(self, key: str, value: str) -> Mask:
         if key == "rank":
             return np.asarray(self.rank == int(value))
         selected = np.zeros(len(self.graph.source), bool)
-        for rank, edges in self._edges_by_rank():
+        for rank, edges in edges_by_rank(self.graph, self.job):
             trace = self.job[rank]
-            rows = self._rows(trace.events, edges)
+            rows = owner_rows(self.graph, trace.events, edges)
             if key == "group":
-                comms = trace.comms.drop_nulls("event")
-                has_group_name = (
-                    pl.col("pg_name", "pg_desc").cast(pl.String).str.contains(wildcard_to_regex(value))
-                )
-                rows_in = rows_of_ids(
-                    trace.events, comms.filter(pl.any_horizontal(has_group_name.fill_null(False)))["event"]
+                has_group_name = pl.col("pg_name", "pg_desc").str.contains(wildcard_to_regex(value))
+                in_group = self._participations(rank).filter(
+                    pl.any_horizontal(has_group_name.fill_null(False))
                 )
                 is_selected = np.zeros(trace.events.height, bool)
-                is_selected[rows_in[rows_in >= 0]] = True
+                is_selected[rows_of_ids(trace.events, in_group["event"])] = True
             else:
                 is_selected = (trace.events[key] == int(value)).fill_null(False).to_numpy()
             selected[edges[rows >= 0]] = is_selected[rows[rows >= 0]]
         return selected
+
+
+def no_communication_error(change: Change | Network) -> EtloomError:
+    """Return the error for a change of communication in a run without any."""
+    return EtloomError(
+        f"{change.text!r}: this run has no communication",
+        remedy="change kernel, copy, op or host, or open the traces of all ranks",
+    )
 
 
 def wildcard_to_regex(pattern: str) -> str:

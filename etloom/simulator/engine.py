@@ -1,4 +1,4 @@
-"""Predicts the times of a job with other lags.
+"""Predicts the times of a job after a change of lags, the times on the edges of its dependency graph.
 
 A lag has a minimum latency, which a change modifies, and an unexplained delay. What a change takes from a minimum
 latency is certain, as far as the graph is right. An unexplained delay up to the 95 % quantile of its kind may disappear
@@ -18,11 +18,14 @@ import polars as pl
 
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
-from etloom.graphs import DependencyGraph, algorithms, build_graph
+from etloom.graphs import DependencyGraph, algorithms, build_graph, check_timed
 from etloom.graphs.algorithms import REMOVED_LAG
-from etloom.graphs.graph import EdgeKind, Graph, Int64Array
-from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler, RemoveSync
-from etloom.simulator.edge_selection import EdgeSelector
+from etloom.graphs.graph import EdgeKind, Int64Array
+from etloom.graphs.peers import PeerTimes, compute_peer_times
+from etloom.simulator.changes import AnyChange, Change, LikePeers, Network, NoStraggler, RemoveSync
+from etloom.simulator.edge_selection import EdgeSelector, no_communication_error
+from etloom.simulator.network import apply_network, resolve_change, try_fit
+from etloom.simulator.recording import describe_recording, recorded_starts
 from etloom.simulator.retiming import retime_job
 
 QUANTILE = 0.95
@@ -40,6 +43,8 @@ class Simulated:
     all points if unexplained delays stay, and if they disappear with their cause as far as is usual for their kind.
     ``residual_delay_ns``: unexplained delay on changed edges that stays even in the lower bound.
     ``removed_delay_ns``: unexplained delay of removed edges. ``lag``: per edge, of the upper bound.
+    ``network_notes``: sentences on the network model, if a change is of the network.
+    ``peers``: of each change that makes ranks work like their peers, what it changed.
     """
 
     graph: DependencyGraph
@@ -50,6 +55,8 @@ class Simulated:
     residual_delay_ns: int
     removed_delay_ns: int
     lag: Int64Array
+    network_notes: tuple[str, ...] = ()
+    peers: tuple[PeerTimes, ...] = ()
 
     @property
     def recorded(self) -> Int64Array:
@@ -110,45 +117,111 @@ def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | No
 
     Raises:
         LinkError: a trace is not linked.
+        AnalysisError: the job has no timed event.
         EtloomError: a change matches nothing, or its times exceed 64 bits.
     """
     graph = graph or build_graph(job)
-    arrays = graph.graph
-    edges = EdgeSelector(arrays, job)
-    min_latency = arrays.min_latency.copy()
-    upper, lower = arrays.unexplained.copy(), arrays.unexplained.copy()
-    usual = _usual_delays(arrays.kind, arrays.unexplained)
-    residual_ns = removed_ns = 0
+    check_timed(graph, job)
+    schedule = _Schedule(graph, job)
     for change in changes:
-        if isinstance(change, (RemoveSync, NoStraggler)):
-            removed = (
-                edges.select_syncs_in(change.name)
-                if isinstance(change, RemoveSync)
-                else _mask_late_arrivals(edges)
-            )
-            min_latency[removed] = REMOVED_LAG
-            removed_ns += int(upper[removed].sum())
-            upper[removed] = lower[removed] = 0
-            continue
-        mask = edges.communication if isinstance(change, Network) else edges.select(change)
-        mask = mask & (min_latency != REMOVED_LAG)  # a removed edge stays removed
-        removable = np.minimum(lower[mask], usual[arrays.kind[mask]])
-        residual = lower[mask] - removable
-        residual_ns += int(residual.sum())
-        lower[mask] = _scale_removable_delay(change, removable) + residual
-        min_latency[mask] = _changed_latencies(change, edges, mask, min_latency)
-        _check_range(change, min_latency, lower)
-    start = _start_times(arrays)
+        schedule.apply(change)
+    upper_lag = schedule.min_latency + schedule.upper
     return Simulated(
         graph,
         job,
         tuple(changes),
-        algorithms.compute_times(arrays, min_latency + upper, start),
-        algorithms.compute_times(arrays, min_latency + lower, start),
-        residual_ns,
-        removed_ns,
-        min_latency + upper,
+        algorithms.compute_times(graph.graph, upper_lag, schedule.start),
+        algorithms.compute_times(graph.graph, schedule.min_latency + schedule.lower, schedule.start),
+        schedule.residual_ns,
+        schedule.removed_ns,
+        upper_lag,
+        tuple(schedule.network_notes),
+        tuple(schedule.peers),
     )
+
+
+class _Schedule:
+    """The lags and start times of a graph while changes are applied to them.
+
+    ``min_latency``, ``upper`` and ``lower`` (unexplained delays of either bound) per edge, ``start`` per point, all in
+    ns. ``residual_ns``, ``removed_ns``, ``network_notes``, ``peers``: see `Simulated`.
+    """
+
+    def __init__(self, dependencies: DependencyGraph, job: Job) -> None:
+        graph = dependencies.graph
+        self.dependencies, self.graph, self.job = dependencies, graph, job
+        self.edges = EdgeSelector(graph, job)
+        self.min_latency = graph.min_latency.copy()
+        self.upper, self.lower = graph.unexplained.copy(), graph.unexplained.copy()
+        self.usual = _usual_delays(graph.kind, graph.unexplained)
+        self.start = recorded_starts(graph)
+        self.residual_ns = self.removed_ns = 0
+        self.network_notes: list[str] = []
+        self.peers: list[PeerTimes] = []
+
+    def apply(self, change: AnyChange) -> None:
+        """Apply a change. Raises EtloomError if it matches nothing, or its times exceed 64 bits."""
+        if isinstance(change, RemoveSync):
+            self._remove_syncs(change)
+        elif isinstance(change, (NoStraggler, LikePeers)):
+            self._follow_peers(change)
+        elif isinstance(change, Network):
+            self._change_network(change)
+        else:
+            self._change_lags(change)
+
+    def _remove_syncs(self, change: RemoveSync) -> None:
+        removed = self.edges.select_syncs_in(change.name)
+        self.min_latency[removed] = REMOVED_LAG
+        self.removed_ns += int(self.upper[removed].sum())
+        self.upper[removed] = self.lower[removed] = 0
+
+    def _follow_peers(self, change: NoStraggler | LikePeers) -> None:
+        ranks = change.ranks if isinstance(change, LikePeers) else None
+        lag = self.min_latency + self.upper
+        peers = compute_peer_times(self.graph, self.job, lag, self.edges.communication, ranks)
+        self.min_latency[peers.edges] = peers.lag
+        self.upper[peers.edges] = self.lower[peers.edges] = 0
+        self.start[peers.points] = peers.start
+        self.peers.append(peers)
+
+    def _change_network(self, change: Network) -> None:
+        """Give transfers the times of another network, under the delays of either bound."""
+        if not self.edges.communication.any():
+            raise no_communication_error(change)
+        recorded = describe_recording(self.job, self.dependencies)
+        fit = try_fit(recorded)
+        target = resolve_change(change, fit)
+        assert target.model is not None, "only without a target"
+        bounds = (
+            recorded.replace(lag=self.min_latency + delay, start=self.start)
+            for delay in (self.upper, self.lower)
+        )
+        # A factor leaves each transfer as far from the fitted network as it was recorded; a rate replaces its time.
+        fitted = fit.model if fit is not None and change.bytes_per_second is None else None
+        upper, lower = (apply_network(bound, target.model, target.basis, fitted) for bound in bounds)
+        if not (upper.basis != recorded.basis).any():
+            raise EtloomError(
+                f"{change.text!r}: no communication of this run states its size and its process group's size",
+                remedy="scale recorded times instead: --set 'comm x0.5'",
+            )
+        changed = upper.basis != recorded.basis
+        self.min_latency[changed] = np.minimum(upper.lag, lower.lag)[changed]
+        self.upper[changed] = (upper.lag - self.min_latency)[changed]
+        self.lower[changed] = (lower.lag - self.min_latency)[changed]
+        self.network_notes += [*target.notes, *upper.notes]
+        _check_range(change, self.min_latency, self.upper)
+
+    def _change_lags(self, change: Change) -> None:
+        edges, kinds = self.edges, self.graph.kind
+        mask = edges.select(change)
+        mask = mask & (self.min_latency != REMOVED_LAG)  # a removed edge stays removed
+        removable = np.minimum(self.lower[mask], self.usual[kinds[mask]])
+        residual = self.lower[mask] - removable
+        self.residual_ns += int(residual.sum())
+        self.lower[mask] = _scale_removable_delay(change, removable) + residual
+        self.min_latency[mask] = _changed_latencies(change, self.min_latency[mask])
+        _check_range(change, self.min_latency, self.lower)
 
 
 def _check_range(change: AnyChange, min_latency: Int64Array, unexplained: Int64Array) -> None:
@@ -160,26 +233,13 @@ def _check_range(change: AnyChange, min_latency: Int64Array, unexplained: Int64A
         )
 
 
-def _scale_removable_delay(change: Change | Network, unexplained: Int64Array) -> Int64Array:
+def _scale_removable_delay(change: Change, unexplained: Int64Array) -> Int64Array:
     """Return the unexplained delay that remains if it changes like its minimum latency."""
-    if isinstance(change, Network) or change.plus_ns is not None:
-        return unexplained
-    return scale_lags(unexplained, change.times or 0.0)
+    return unexplained if change.plus_ns is not None else scale_lags(unexplained, change.times or 0.0)
 
 
-def _changed_latencies(
-    change: Change | Network, edges: EdgeSelector, mask: np.ndarray, min_latency: Int64Array
-) -> Int64Array:
-    """Return the minimum latencies of the masked edges after the change."""
-    before = min_latency[mask]
-    if isinstance(change, Network):
-        latency = (
-            _measure_network_latency(edges, mask, min_latency)
-            if change.latency_ns is None
-            else change.latency_ns
-        )
-        fixed = np.minimum(before, latency)
-        return np.asarray(fixed + scale_lags(before - fixed, 1 / change.bandwidth))
+def _changed_latencies(change: Change, before: Int64Array) -> Int64Array:
+    """Return these minimum latencies after the change."""
     if change.times is not None:
         return scale_lags(before, change.times)
     if change.to_ns is not None:
@@ -192,17 +252,6 @@ def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
     return np.asarray(np.round(np.minimum(lag * factor, 2.0**62)), dtype=np.int64)
 
 
-def _measure_network_latency(edges: EdgeSelector, mask: np.ndarray, min_latency: Int64Array) -> Int64Array:
-    """Return for each masked edge the shortest time of its collective and group, which no bandwidth shortens."""
-    codes = edges.number_groups()[mask]
-    before = min_latency[mask]
-    is_positive = before > 0
-    shortest = np.zeros(int(codes.max()) + 2 if codes.size else 1, np.int64)
-    shortest[:] = np.iinfo(np.int64).max
-    np.minimum.at(shortest, codes[is_positive], before[is_positive])
-    return np.where(is_positive, shortest[codes], 0)
-
-
 def _usual_delays(kinds: np.ndarray, unexplained: Int64Array) -> Int64Array:
     """Return by kind the delay that 95 % of its edges with an unexplained delay do not exceed, ns."""
     delays = np.zeros(len(EdgeKind), np.int64)
@@ -211,23 +260,3 @@ def _usual_delays(kinds: np.ndarray, unexplained: Int64Array) -> Int64Array:
         if positive.size:
             delays[kind] = int(np.quantile(positive, QUANTILE, method="lower"))
     return delays
-
-
-def _mask_late_arrivals(edges: EdgeSelector) -> np.ndarray:
-    """Mask the edges by which later ranks delay a collective: all arrivals but the first."""
-    graph = edges.graph
-    arrivals = np.flatnonzero(graph.kind == EdgeKind.ARRIVAL)
-    late = np.zeros(len(graph.source), bool)
-    late[arrivals] = True
-    first: dict[int, int] = {}
-    for edge in arrivals[np.argsort(graph.time[graph.source[arrivals]], kind="stable")].tolist():
-        first.setdefault(int(edges.target[edge]), edge)
-    late[list(first.values())] = False
-    return late
-
-
-def _start_times(graph: Graph) -> Int64Array:
-    """Return start times of points: recorded for sources; else the first time, for points that may lose all edges."""
-    start = np.full(len(graph), graph.time.min() if len(graph) else 0, np.int64)
-    start[graph.sources] = graph.time[graph.sources]
-    return start

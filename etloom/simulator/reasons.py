@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from etloom.core.text import format_ranks
+from etloom.core.trace import Job
 from etloom.graphs import critical_paths, quality
 from etloom.graphs.graph import EdgeKind, Int64Array
-from etloom.simulator.changes import AnyChange, Change, Network, NoStraggler
+from etloom.simulator.changes import AnyChange, Change, Network
 from etloom.simulator.engine import Simulated
 
 _NEGLIGIBLE = 0.001
 """Share of the makespan below which a delay is not mentioned."""
+
+_MAX_MISSING_LAUNCHES = 0.05
+"""Share of GPU activities without a launch call up to which these are not mentioned."""
 
 
 def explain_simulation(simulated: Simulated) -> list[str]:
@@ -20,6 +25,7 @@ def explain_simulation(simulated: Simulated) -> list[str]:
     predicted_path = _describe_path(simulated, simulated.upper_bound, simulated.lag)
     lines = [
         *_explain_misfit(simulated),
+        *_explain_coverage(simulated.recorded_job),
         f"the critical path was {recorded_path}",
         f"it becomes {predicted_path}",
     ]
@@ -34,6 +40,8 @@ def explain_simulation(simulated: Simulated) -> list[str]:
         lines.append(
             f"{_format_time(simulated.residual_delay_ns)} of unexplained delay on the changed work stays in both bounds"
         )
+    lines += _explain_peers(simulated)
+    lines += simulated.network_notes
     if any(map(_changes_communication, simulated.changes)):
         lines += _explain_communication(simulated)
     return lines
@@ -49,28 +57,53 @@ def _explain_misfit(simulated: Simulated) -> list[str]:
     return [f"do not rely on this: the graph does not explain the recording (rank {rank}, {reason}{more})"]
 
 
+def _explain_coverage(job: Job) -> list[str]:
+    """Return a sentence on the GPU activities without a launch call, if there are many."""
+    total = sum(trace.launches.height for trace in job.values())
+    missing = sum(trace.launches["launch"].null_count() for trace in job.values())
+    if missing <= _MAX_MISSING_LAUNCHES * total:
+        return []
+    return [
+        f"{missing:,} of {total:,} GPU activities have no recorded launch call: they follow their stream only, so a "
+        "change of the host does not reach them"
+    ]
+
+
+def _explain_peers(simulated: Simulated) -> list[str]:
+    """Return sentences on the waits of ranks that now work like their peers, and on what has no counterpart."""
+    lines = []
+    for peers in simulated.peers:
+        share = 100 * peers.matched_ns / peers.own_ns if peers.own_ns else 0
+        lines.append(
+            f"{share:.0f} % of the changed ranks' own time is replaced by the median of their peers; the rest has no "
+            "counterpart on them"
+        )
+        if peers.alone:
+            lines.append(
+                f"{format_ranks(peers.alone)}: no other rank runs the same program, so nothing changes there"
+            )
+    if simulated.peers:
+        before, after = (
+            _sum_wait_and_transfer(simulated, time)[0] for time in (simulated.recorded, simulated.upper_bound)
+        )
+        lines.append(
+            f"in communication, ranks wait {_format_time(before)} for other ranks; this becomes {_format_time(after)}"
+        )
+    return lines
+
+
 def _changes_communication(change: AnyChange) -> bool:
-    return isinstance(change, (Network, NoStraggler)) or (
-        isinstance(change, Change) and change.target == "comm"
-    )
+    return isinstance(change, Network) or (isinstance(change, Change) and change.target == "comm")
 
 
 def _explain_communication(simulated: Simulated) -> list[str]:
     """Return sentences on wait and transfer, and on communication that could not be matched."""
     lines = []
-    wait_ns, transfer_ns = _sum_wait_and_transfer(simulated)
-    changes = [change for change in simulated.changes if _changes_communication(change)]
-    without_stragglers = [isinstance(change, NoStraggler) for change in changes]
-    if all(without_stragglers):
-        effect = "without stragglers the waits disappear, the transfers stay"
-    elif not any(without_stragglers):
-        effect = "a faster network shortens only the transfers"
-    else:
-        effect = "without stragglers the waits disappear, a faster network shortens the transfers"
+    wait_ns, transfer_ns = _sum_wait_and_transfer(simulated, simulated.recorded)
     if wait_ns > transfer_ns:
         lines.append(
             f"in communication, ranks wait {_format_time(wait_ns)} for other ranks and transfer data for "
-            f"{_format_time(transfer_ns)}: {effect}"
+            f"{_format_time(transfer_ns)}: a faster network shortens only the transfers"
         )
     local = sum(counts["local_communications"] for counts in simulated.graph.counts.values())
     if local:
@@ -88,7 +121,7 @@ def _explain_communication(simulated: Simulated) -> list[str]:
 
 
 def _format_time(ns: int) -> str:
-    return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} us"
+    return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} µs"
 
 
 def _describe_path(simulated: Simulated, time: Int64Array, lag: Int64Array) -> str:
@@ -97,13 +130,12 @@ def _describe_path(simulated: Simulated, time: Int64Array, lag: Int64Array) -> s
     return ", ".join(critical_paths.format_path_shares(table, digits=0, most=4, least_pct=0.5))
 
 
-def _sum_wait_and_transfer(simulated: Simulated) -> tuple[int, int]:
+def _sum_wait_and_transfer(simulated: Simulated, time: Int64Array) -> tuple[int, int]:
     """Return the ns from start to arrival of the last rank, and from there on, over all matched communications."""
     graph = simulated.graph.graph
     target = graph.target
     is_arrival = graph.kind == EdgeKind.ARRIVAL
     is_transfer = np.isin(graph.kind, (EdgeKind.TRANSFER, EdgeKind.MESSAGE))
-    time = graph.time
     return (
         int((time[target] - time[graph.source])[is_arrival].sum()),
         int((time[target] - time[graph.source])[is_transfer].sum()),

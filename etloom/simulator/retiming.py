@@ -19,10 +19,11 @@ _TIMED_TABLES = ("memory", "counters", "flows")
 
 def retime_job(job: Job, graph: Graph, time: Int64Array) -> Job:
     """Return the job at these times of the graph's points; interpolated events are counted in stats."""
-    return Job({rank: _retime_rank(trace, graph, time, rank) for rank, trace in job.items()}, job.meta)
+    return Job({rank: retime_rank(trace, graph, time, rank) for rank, trace in job.items()}, job.meta)
 
 
-def _retime_rank(trace: Trace, graph: Graph, time: Int64Array, rank: int) -> Trace:
+def retime_rank(trace: Trace, graph: Graph, time: Int64Array, rank: int) -> Trace:
+    """Return the trace at the times of the points of this rank; the graph may name it by another number."""
     has_event = (graph.rank == rank) & (graph.event >= 0)
     points = pl.DataFrame(
         {

@@ -1,0 +1,78 @@
+"""Families, sizes and precisions of operator calls, as the measured tables name them."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.simulator.devices.measured_tables import FAMILIES, Array
+
+_PRECISIONS = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
+_PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::linear": 0, "aten::_scaled_mm": 0}
+"""Operator -> position of the first matrix."""
+_ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention": True,
+    "aten::_scaled_dot_product_efficient_attention": True,
+    "aten::_scaled_dot_product_cudnn_attention": True,
+    "aten::_scaled_dot_product_fused_attention_overrideable": True,
+    "aten::_flash_attention_forward": False,
+    "flash_attn::_flash_attn_forward": False,
+}
+"""Operator -> whether heads come before the sequence in its tensors. Packed sequences are left out: rank 3."""
+
+
+def parse_calls(calls: pl.DataFrame, family: str) -> tuple[Array, list[str | None]]:
+    """Return the sizes (nan for calls of other families) and the precision of calls.
+
+    Args:
+        calls: as `etloom.analyses.flops.counting.count_calls` returns them.
+        family: gemm, context_attention or generation_attention.
+    """
+    shapes = np.full((calls.height, len(FAMILIES[family].sizes)), np.nan)
+    for row, (name, dims) in enumerate(calls.select(pl.col("name", "dims").cast(pl.String)).iter_rows()):
+        parsed = _parse_call(name, dims)
+        if parsed is not None and parsed[0] == family:
+            shapes[row] = parsed[1]
+    precisions = [
+        _PRECISIONS.get((dtype or "").replace("c10::", "").lower())
+        for dtype in calls["dtype"].cast(pl.String)
+    ]
+    return shapes, precisions
+
+
+@lru_cache(maxsize=4096)
+def _parse_call(name: str | None, dims: str | None) -> tuple[str, tuple[float, ...]] | None:
+    """Return the family and the sizes of a call; None for other operators."""
+    try:
+        tensors = json.loads(dims) if dims else []
+        if name in _PRODUCTS:
+            sizes = ("gemm", _parse_product(name, tensors[_PRODUCTS[name] :]))
+        elif name in _ATTENTION:
+            sizes = _parse_attention(tensors, _ATTENTION[name])
+        else:
+            return None
+        return sizes if min(sizes[1]) > 0 else None
+    except (ValueError, TypeError, IndexError):
+        return None
+
+
+def _parse_product(name: str | None, tensors: list[Any]) -> tuple[float, ...]:
+    """Return m, n, k of a product of two matrices."""
+    left, right = tensors[:2]
+    columns = right[0] if name == "aten::linear" else right[-1]
+    return float(np.prod(left[:-1])), float(columns), float(left[-1])
+
+
+def _parse_attention(tensors: list[Any], heads_first: bool) -> tuple[str, tuple[float, ...]]:
+    """Return family and sizes of an attention: that of one query token per sequence is a generation."""
+    query, key = tensors[:2]
+    batch, heads, queries, head_dim = query if heads_first else (query[0], query[2], query[1], query[3])
+    shared, context = (key[1], key[2]) if heads_first else (key[2], key[1])
+    sizes = (float(context), float(heads), float(shared), float(head_dim))
+    if queries == 1:
+        return "generation_attention", (float(batch), *sizes)
+    return "context_attention", (float(batch), float(queries), *sizes)

@@ -1,0 +1,186 @@
+"""The time of each kernel on another device, relative to the recorded one.
+
+By family and shape, from the best source there is:
+
+- table: measured matrix products and attention of these shapes on both devices (`measured_tables`);
+- roofline: the limit of the call (FLOPs by peak, bytes by bandwidth, the larger one) on both devices. On a slower
+  device the recorded efficiency stays. On a faster one, only the part of the time that the limit explains, at the
+  efficiency of large kernels, becomes shorter; the rest is latency;
+- guessed: kernels without known FLOPs and bytes follow the peak (matrix products, attention) or the bandwidth.
+
+Collectives within a node of eight take the ratio of collectives measured on both (`collective_ratios`); without tables
+they keep their time, as do copies over the host's bus and the host: where it is what the GPU waits for, a faster device
+changes nothing. No kernel takes less than `MIN_KERNEL_NS`, unless it did.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.flops.counting import assign_kernels, count_calls
+from etloom.analyses.flops.formulas import MATRIX
+from etloom.analyses.flops.limits import add_limits, find_device_peaks
+from etloom.analyses.flops.peaks import Peaks, lookup_peaks
+from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.trace import Trace
+from etloom.graphs.graph import EdgeKind
+from etloom.simulator.devices.call_shapes import parse_calls
+from etloom.simulator.devices.measured_tables import MeasuredRatios
+from etloom.simulator.scenario import Basis, Scenario
+
+MIN_KERNEL_NS = 2_000
+"""The time of a kernel that does almost nothing."""
+
+LARGE_KERNEL_EFFICIENCY = 0.75
+"""Share of a device's limit that large kernels reach."""
+
+SAME_PEAK_DEVIATION, OTHER_PEAK_DEVIATION = 0.10, 0.35
+"""Relative standard deviation of times by roofline, between devices of equal and of different peaks."""
+
+
+def change_device(scenario: Scenario, device: str, *, tables: Path | None = None) -> Scenario:
+    """Return the scenario with the kernels on another device.
+
+    Args:
+        scenario: of a run recorded on a device with known peaks.
+        device: name of a device of devices.json, such as h100.
+        tables: folder of measured tables; default: those of the package aiconfigurator-core, if it is installed.
+
+    Raises:
+        UnknownName: the device is not known.
+        AnalysisError: the recorded device has no known peaks.
+        EtloomError: the run has no kernels.
+    """
+    new = lookup_peaks(device)
+    edges = np.flatnonzero(scenario.graph.kind == EdgeKind.KERNEL)
+    owners = pl.DataFrame(
+        {
+            "edge": edges,
+            "rank": np.array(_list_templates(scenario))[scenario.graph.rank[scenario.graph.target[edges]]],
+            "id": scenario.graph.owner[edges].astype(np.int64),
+        }
+    )
+    if not owners.height:
+        raise EtloomError(f"--device {device}: the run has no kernels", remedy="record it on a GPU")
+    ratios_by_rank = []
+    names, deviation = set(), 0.0
+    for rank in owners["rank"].unique().to_list():
+        trace = scenario.recorded[rank]
+        old = find_device_peaks(trace)
+        names.add(old.name)
+        deviation = max(deviation, estimate_deviation(old, new))
+        ratios = compute_kernel_ratios(trace, old, new, tables)
+        ratios_by_rank.append(ratios.with_columns(rank=pl.lit(rank, pl.Int64)))
+    changed = owners.join(pl.concat(ratios_by_rank), on=("rank", "id"))
+    index = changed["edge"].to_numpy()
+    before = scenario.lag[index]
+    after = np.maximum(np.rint(before * changed["ratio"].to_numpy()), np.minimum(before, MIN_KERNEL_NS))
+    lag, basis = scenario.lag.copy(), scenario.basis.copy()
+    lag[index] = after.astype(np.int64)
+    basis[index] = np.maximum(changed["basis"].to_numpy(), basis[index])
+    shares = (
+        changed.with_columns(before=pl.Series(before))
+        .group_by("basis")
+        .agg(pl.col("before").sum())
+        .sort("basis")
+    )
+    total = max(int(before.sum()), 1)
+    parts = [f"{100 * ns / total:.0f} % by {Basis(kind).label}" for kind, ns in shares.iter_rows()]
+    note = f"kernels of {', '.join(sorted(names))} on {new.name}: {', '.join(parts)} (of their recorded time)"
+    deviations = {**scenario.deviations, Basis.ROOFLINE: deviation}
+    return scenario.replace(lag=lag, basis=basis, deviations=deviations, notes=(*scenario.notes, note))
+
+
+def find_recorded_device(scenario: Scenario) -> Peaks:
+    """Return the device of the first recorded rank. Raises AnalysisError if its peaks are not known."""
+    return find_device_peaks(next(iter(scenario.recorded.values())))
+
+
+def _list_templates(scenario: Scenario) -> list[int]:
+    """Return the recorded rank of each rank, by its number."""
+    return [scenario.template.get(rank, -1) for rank in range(max(scenario.template) + 1)]
+
+
+def compute_kernel_ratios(trace: Trace, old: Peaks, new: Peaks, tables: Path | None = None) -> pl.DataFrame:
+    """Return for each computing kernel (id) the ratio of its time on another device, and its `Basis`.
+
+    tables: folder of measured tables; default: those of an installed aiconfigurator-core.
+
+    Raises:
+        AnalysisError: the trace has no GPU activity.
+    """
+    kernels = assign_kernels(trace).filter((pl.col("kind") != "communication") & ~pl.col("bus"))
+    kernels = kernels.select(
+        pl.col("id").cast(pl.Int64),
+        pl.col("row", "replay"),
+        pl.col("kernel_family").cast(pl.String).alias("family"),
+    ).with_columns(guess=_guess_ratios(pl.col("family"), old, new))
+    try:
+        calls = count_calls(trace).filter(pl.col("row") >= 0)
+    except AnalysisError:
+        return _select_ratios(kernels.with_columns(table=None, limit=None))
+    ideal = add_limits(calls, old)["ideal_ns"], add_limits(calls, new)["ideal_ns"]
+    measured = _look_up_calls(calls, old, new, tables)
+    costs = calls.select("row", "replay").with_columns(
+        limit=pl.Series(scale_by_limits(calls["time_ns"], *ideal)).fill_nan(None),
+        table=pl.Series(measured).fill_nan(None),
+    )
+    return _select_ratios(kernels.join(costs, on=("row", "replay"), how="left", maintain_order="left"))
+
+
+def _look_up_calls(calls: pl.DataFrame, old: Peaks, new: Peaks, tables: Path | None) -> np.ndarray:
+    """Return the measured ratio of each call, nan without one."""
+    ratios = np.full(calls.height, np.nan)
+    for family in ("gemm", "context_attention", "generation_attention"):
+        measured = MeasuredRatios.load(family, old.name, new.name, tables)
+        if measured is not None:
+            values = measured.compute_ratios(*parse_calls(calls, family))
+            ratios = np.where(np.isnan(values), ratios, values)
+    return ratios
+
+
+def scale_by_limits(time: pl.Series, old_limit: pl.Series, new_limit: pl.Series) -> np.ndarray:
+    """Return the ratio of the time on another device to the recorded one, nan where a limit is unknown.
+
+    Args:
+        time: recorded, ns.
+        old_limit: the least time on the recorded device, ns.
+        new_limit: the least time on the other device, ns.
+    """
+    recorded, old, new = (column.cast(pl.Float64).to_numpy() for column in (time, old_limit, new_limit))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        explained = np.minimum(old / (LARGE_KERNEL_EFFICIENCY * recorded), 1.0)
+        ratio = new / old
+        ratio = np.where(ratio < 1, 1 - explained + explained * ratio, ratio)
+        return np.asarray(np.where(old > 0, ratio, np.nan))
+
+
+def estimate_deviation(old: Peaks, new: Peaks) -> float:
+    """Return the relative standard deviation of times by roofline from one device to another."""
+    return SAME_PEAK_DEVIATION if old.matrix_tflops == new.matrix_tflops else OTHER_PEAK_DEVIATION
+
+
+def _guess_ratios(family: pl.Expr, old: Peaks, new: Peaks) -> pl.Expr:
+    """Return the ratio of peaks for families of matrix products, of bandwidths for others; 1 if unknown."""
+    peaks = old.tflops("bf16") or old.tflops("fp16"), new.tflops("bf16") or new.tflops("fp16")
+    compute = peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
+    memory = old.bandwidth_gbs / new.bandwidth_gbs if old.bandwidth_gbs and new.bandwidth_gbs else 1.0
+    return pl.when(family.is_in([str(name) for name in MATRIX])).then(compute).otherwise(memory)
+
+
+def _select_ratios(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return the ratio from the best source, and this source."""
+    kernels = kernels.with_columns(pl.col("table", "limit").cast(pl.Float64))
+    return kernels.select(
+        "id",
+        ratio=pl.coalesce("table", "limit", "guess"),
+        basis=pl.when(pl.col("table").is_not_null())
+        .then(pl.lit(int(Basis.TABLE)))
+        .when(pl.col("limit").is_not_null())
+        .then(pl.lit(int(Basis.ROOFLINE)))
+        .otherwise(pl.lit(int(Basis.GUESSED)))
+        .cast(pl.UInt8),
+    )

@@ -1,0 +1,108 @@
+"""Durations of a scenario by job, step time, rank and step, at given times of its points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.core import arrays, categories
+from etloom.core.trace import Trace
+from etloom.graphs.graph import Int64Array, PointRole
+from etloom.simulator.scenario import Scenario
+
+MAX_RANKS_WITH_STEPS = 64
+"""In a larger scenario only these first ranks have a row for each step."""
+
+Z_90 = 1.645
+"""Standard deviations from the middle to either end of an interval that holds 90 % of a normal distribution."""
+
+TABLE_SCHEMA: dict[str, Any] = {
+    "scope": pl.String,
+    "rank": pl.Int64,
+    "step": pl.Int64,
+    "before_ns": pl.Int64,
+    "predicted_ns": pl.Int64,
+    "lower_bound_ns": pl.Int64,
+    "upper_bound_ns": pl.Int64,
+    "change_pct": pl.Float64,
+}
+
+ROW_SCHEMA = {"scope": pl.String, "rank": pl.Int64, "step": pl.Int64}
+
+
+class Durations:
+    """The rows of a prediction's table, and their durations at any times of the points.
+
+    ``rows``: scope, rank, step, in the order of `measure`. The scope "step time" is the median, over steps and ranks,
+    of the time from the start of a step to that of the next; it is missing if the run has fewer than two steps.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        graph = scenario.graph
+        self._size = len(graph)
+        points = pl.DataFrame({"rank": graph.rank, "event": graph.event, "role": graph.role}).with_row_index(
+            "point"
+        )
+        steps, starts = [], []
+        for recorded in sorted(set(scenario.template.values())):
+            events = scenario.recorded[recorded].events
+            copies = [rank for rank, template in scenario.template.items() if template == recorded]
+            on_rank = points.filter(pl.col("rank").is_in(copies) & (pl.col("event") >= 0))
+            ids = events.select(event=pl.col("id").cast(pl.Int32), step="step").drop_nulls()
+            steps.append(on_rank.filter(pl.col("rank") < MAX_RANKS_WITH_STEPS).join(ids, on="event"))
+            begins = on_rank.filter(pl.col("role") == PointRole.START)
+            starts.append(begins.join(_step_annotations(scenario.recorded[recorded]), on="event"))
+        self._by_step = _Spans(pl.concat(steps), "rank", "step")
+        self._by_rank = _Spans(points.filter(pl.col("rank") >= 0), "rank")
+        self._starts = pl.concat(starts).sort("rank", "step").select("rank", "step", "point")
+        rows = [("job", None, None)]
+        if self._periods(graph.time).size:
+            rows.append(("step time", None, None))
+        if len(scenario.template) > 1:
+            rows += [("rank", rank, None) for (rank,) in self._by_rank.keys]
+        rows += [("step", rank, step) for rank, step in self._by_step.keys]
+        self.rows = pl.DataFrame(rows, schema=ROW_SCHEMA, orient="row")
+        self._has_ranks = len(scenario.template) > 1
+
+    def measure(self, time: Int64Array) -> Int64Array:
+        """Return the duration of each row, int64 ns."""
+        parts = [np.array([time.max() - time.min()])]
+        periods = self._periods(time)
+        if periods.size:
+            parts.append(np.array([np.median(periods)]).astype(np.int64))
+        if self._has_ranks:
+            parts.append(self._by_rank.measure(time))
+        return np.concatenate([*parts, self._by_step.measure(time)])
+
+    def _periods(self, time: Int64Array) -> Int64Array:
+        """Return the time from the start of each step to the next one on its rank."""
+        starts = time[self._starts["point"].to_numpy()]
+        ranks = self._starts["rank"].to_numpy()
+        return np.asarray(np.diff(starts)[np.diff(ranks) == 0])
+
+
+class _Spans:
+    """The time from the first to the last point of each group of points."""
+
+    def __init__(self, points: pl.DataFrame, *by: str) -> None:
+        points = points.sort(*by, maintain_order=True)
+        self.keys = points.select(by).unique(maintain_order=True).rows()
+        self._points = points["point"].to_numpy()
+        lengths = points.group_by(by, maintain_order=True).len()["len"].to_numpy()
+        self._first = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+
+    def measure(self, time: Int64Array) -> Int64Array:
+        if not self.keys:
+            return np.zeros(0, np.int64)
+        values = time[self._points]
+        return np.asarray(np.maximum.reduceat(values, self._first) - np.minimum.reduceat(values, self._first))
+
+
+def _step_annotations(trace: Trace) -> pl.DataFrame:
+    """Return event and step of the outermost annotation of each step."""
+    is_annotation = arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
+    marks = trace.events.filter(pl.Series(is_annotation) & pl.col("step").is_not_null())
+    first = marks.sort("ts", "id").unique("step", keep="first", maintain_order=True)
+    return first.select(event=pl.col("id").cast(pl.Int32), step="step")

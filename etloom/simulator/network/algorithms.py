@@ -1,0 +1,102 @@
+"""Costs of collective algorithms: rounds and bytes per link and level of a topology.
+
+A collective on n ranks with S bytes (as nccl-tests defines them) takes ``rounds`` messages in sequence and moves
+``bytes`` over the busiest link in one direction; alone on its links it takes rounds x latency + bytes / bandwidth.
+See Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), and, for
+several levels, Cho et al., "BlueConnect" (2019): reduce-scatter from the inner to the outer level, all-gather back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etloom.simulator.network.topology import Topology
+
+ALGORITHMS = ("ring", "direct", "halving-doubling", "tree")
+
+
+class Share(NamedTuple):
+    """The part of a collective on one level: messages in sequence, and bytes over the busiest link in one direction.
+
+    ``idle_bytes``: the time of so many bytes passes while the collective leaves its links to others.
+    """
+
+    level: int
+    rounds: float
+    bytes: float
+    idle_bytes: float = 0.0
+
+
+def split_collective(
+    collective: str | None, size: float, dims: Sequence[tuple[int, int]], algorithm: str = "ring"
+) -> list[Share] | None:
+    """Split a collective over the levels of a network.
+
+    Args:
+        size: bytes, as nccl-tests defines the size of the collective.
+        dims: (level, number of units), innermost first.
+
+    Returns:
+        One share per level with more than one unit; None for an unknown collective.
+    """
+    dims = [(level, n) for level, n in dims if n > 1]
+    if collective == "all_reduce":
+        return [
+            Share(share.level, 2 * share.rounds, 2 * share.bytes)
+            for share in _split_scatter(size, dims, algorithm, reduces=True)
+        ]
+    if collective in ("reduce_scatter", "all_gather"):
+        return _split_scatter(size, dims, algorithm, reduces=False)
+    if collective in ("all_to_all", "gather", "scatter"):
+        rounds = 1 if algorithm == "direct" or collective != "all_to_all" else None
+        return [Share(level, rounds or n - 1, size * (n - 1) / n) for level, n in dims]
+    if collective in ("broadcast", "reduce"):
+        return [Share(level, math.ceil(math.log2(n)), size) for level, n in dims]
+    if collective in ("message", "send", "recv", "send_recv"):
+        return [Share(dims[-1][0], 1, size)] if dims else []
+    return None
+
+
+def _split_scatter(
+    size: float, dims: Sequence[tuple[int, int]], algorithm: str, *, reduces: bool
+) -> list[Share]:
+    """Split a reduce-scatter, or the all-gather that reverses it; the outer levels move what the inner ones leave."""
+    shares = []
+    for level, n in dims:
+        rounds = {"ring": n - 1, "direct": 1}.get(algorithm, math.ceil(math.log2(n)))
+        # A double binary tree sends the whole buffer up and down, half of it in each tree.
+        moved = size if algorithm == "tree" and reduces else size * (n - 1) / n
+        shares.append(Share(level, rounds, moved))
+        size /= n
+    return shares
+
+
+def split_gloo(collective: str | None, size: float, dims: Sequence[tuple[int, int]]) -> list[Share] | None:
+    """Split a collective as gloo executes it: rings; a reduce-scatter is an all-reduce of the whole input.
+
+    With two ranks, an all-gather takes half as long again: the message by which the receiver announces its buffer
+    waits behind the first half of the data that the same connection carries, while the other direction rests.
+    """
+    if collective == "reduce_scatter":
+        return split_collective("all_reduce", size, dims)
+    shares = split_collective(collective, size, dims)
+    if collective == "all_gather" and shares and len(dims) == 1 and dims[0][1] == 2:
+        return [share._replace(idle_bytes=0.5 * share.bytes) for share in shares]
+    return shares
+
+
+def find_dims(topology: Topology, ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (level, units) of a group on a topology, innermost first, for the levels at which its members differ.
+
+    If the members spread unevenly, the whole group communicates over the outermost of these levels.
+    """
+    dims, product = [], 1
+    for level in range(len(topology.levels)):
+        below = {topology.get_unit(rank, level) for rank in ranks}
+        above = {topology.get_unit(rank, level + 1) for rank in ranks}
+        if len(below) > len(above):
+            dims.append((level, len(below) // len(above)))
+            product *= dims[-1][1]
+    return dims if product == len(set(ranks)) else [(dims[-1][0], len(set(ranks)))]

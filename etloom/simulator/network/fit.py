@@ -1,0 +1,171 @@
+"""Fits a network to a recording: sizes and times of communications, with the sharing of links taken into account."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from etloom.core.errors import AnalysisError
+from etloom.simulator.network.model import NetworkModel, TransferTimes
+from etloom.simulator.network.topology import Level, Topology
+from etloom.simulator.scenario import Scenario
+
+DEFAULT_LATENCY_NS = {"host": 25_000.0, "device": 5_000.0}
+"""Latency of a message if the recording has no small communications."""
+
+_QUANTILE = 0.25
+"""Of the ratios of measured to modelled time: disturbances only make transfers longer."""
+
+_SMALL_BYTES = 16_384
+"""Communications up to this size show the latency."""
+
+
+_MIN_COUNT = 5
+"""Fewer communications of a kind fit nothing."""
+
+
+@dataclass(frozen=True)
+class NetworkFit:
+    """A network fitted to a recording.
+
+    Attributes:
+        model: one level that joins all ranks.
+        deviation: relative spread of measured around modelled times.
+        count: communications that it was fitted to.
+        is_latency_fitted: else it is `DEFAULT_LATENCY_NS`.
+    """
+
+    model: NetworkModel
+    deviation: float
+    count: int
+    is_latency_fitted: bool
+
+    @property
+    def level(self) -> Level:
+        """The fitted level."""
+        return self.model.topology.levels[0]
+
+
+def fit_network(scenario: Scenario) -> NetworkFit:
+    """Fit latency and bandwidth to the communications of a recorded scenario.
+
+    Raises:
+        AnalysisError: no communication between recorded ranks states its size and its group.
+    """
+    measured = _measure(scenario)
+    if not measured.is_empty():
+        modelled = TransferTimes(scenario.communications, _build_model(scenario, 0.0, 1.0)).instances
+        measured = measured.filter(pl.col("instance").is_in(modelled.tolist()))
+    if measured.is_empty():
+        raise AnalysisError(
+            "no communication states its size and is matched across the recorded ranks, so no network can be fitted",
+            remedy="record all ranks, with an execution trace (etloom collect --with et)",
+        )
+    side = measured["where"].mode().sort()[0]
+    small = measured.filter(pl.col("bytes") <= _SMALL_BYTES)
+    large = measured.filter(pl.col("bytes") > _SMALL_BYTES)
+    separate = large.filter(~pl.col("overlaps"))
+    basis = next((table for table in (separate, large) if table.height >= _MIN_COUNT), measured)
+    latency, rate = DEFAULT_LATENCY_NS[side], 1e9
+    is_fitted = small.height >= _MIN_COUNT
+    for _ in range(3 if is_fitted else 1):
+        if is_fitted:
+            latency *= _find_ratio(scenario, small, _build_model(scenario, latency, rate))
+        rate = _fit_rate(scenario, basis, latency, rate)
+    model = _build_model(scenario, latency, rate)
+    if basis is separate:
+        model = _fit_sharing(scenario, large.filter("overlaps"), model)
+    return NetworkFit(model, _find_spread(scenario, large, model), measured.height, is_fitted)
+
+
+def try_fit(scenario: Scenario) -> NetworkFit | None:
+    """Return the network fitted to a recorded scenario; None if it has no communication to fit."""
+    try:
+        return fit_network(scenario)
+    except AnalysisError:
+        return None
+
+
+def _build_model(scenario: Scenario, latency_ns: float, bytes_per_second: float) -> NetworkModel:
+    size = 1 + max(rank for ranks in scenario.communications.instances["ranks"] for rank in ranks)
+    return NetworkModel(Topology("fitted", (Level("network", size, "switch", bytes_per_second, latency_ns),)))
+
+
+def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) -> NetworkModel:
+    """Return the model with the efficiency at which the median of transfers that overlap takes as long as measured."""
+    if shared.height < _MIN_COUNT:
+        return model
+    for _ in range(8):
+        ratio = _find_ratio(scenario, shared, model, quantile=0.5)
+        efficiency = min(max(model.sharing_efficiency / ratio, 0.3), 1.0)
+        if abs(efficiency - model.sharing_efficiency) < 1e-3:
+            break
+        model = replace(model, sharing_efficiency=efficiency)
+    return model
+
+
+def _measure(scenario: Scenario) -> pl.DataFrame:
+    """Return the matched communications of known size with their measured time since the last rank began.
+
+    Those of which all ranks were recorded; without any, those of which some were, whose waits for the others count.
+    """
+    time = scenario.graph.time
+    parts = scenario.communications.participations
+    times = parts.with_columns(
+        begin=pl.Series(time[parts["begin"].to_numpy()]), end=pl.Series(time[parts["finish"].to_numpy()])
+    )
+    spans = times.group_by("instance").agg(
+        begin=pl.col("begin").max(), end=pl.col("end").max(), members=pl.col("rank").n_unique()
+    )
+    matched = scenario.communications.instances.join(spans, on="instance", maintain_order="left")
+    matched = matched.filter(
+        (pl.col("bytes") > 0) & (pl.col("members") > 1) & (pl.col("end") > pl.col("begin"))
+    ).with_columns(measured=(pl.col("end") - pl.col("begin")).cast(pl.Float64))
+    complete = matched.filter(pl.col("members") == pl.col("group_size"))
+    matched = (complete if complete.height else matched).sort("begin", "instance", maintain_order=True)
+    before = pl.col("end").shift(1).cum_max() > pl.col("begin")
+    after = pl.col("begin").shift(-1) < pl.col("end")
+    return matched.with_columns(overlaps=before.fill_null(False) | after.fill_null(False))
+
+
+def _model_times(
+    scenario: Scenario, measured: pl.DataFrame, model: NetworkModel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return measured and modelled times, ns, from the recorded begin of the last rank."""
+    times = TransferTimes(scenario.communications, model)
+    parts = scenario.communications.participations
+    begins = scenario.graph.time[parts["begin"].to_numpy()[times.parts]]
+    finish = pl.DataFrame({"instance": times.instances, "finish": times.finish(begins)})
+    both = measured.join(finish, on="instance", maintain_order="left")
+    return both["measured"].to_numpy(), (both["finish"] - both["begin"]).to_numpy()
+
+
+def _find_ratio(
+    scenario: Scenario, measured: pl.DataFrame, model: NetworkModel, quantile: float = _QUANTILE
+) -> float:
+    """Return a quantile of measured over modelled times."""
+    actual, modelled = _model_times(scenario, measured, model)
+    if not len(actual):
+        return 1.0
+    return float(np.quantile(actual / np.maximum(modelled, 1.0), quantile))
+
+
+def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float) -> float:
+    """Return the bandwidth, bytes/s, at which the low quantile of measured over modelled times is 1."""
+    for _ in range(12):
+        ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate))
+        rate = min(max(rate / ratio, 1e3), 1e15)
+        if abs(ratio - 1) < 1e-3:
+            break
+    return rate
+
+
+def _find_spread(scenario: Scenario, measured: pl.DataFrame, model: NetworkModel) -> float:
+    """Return half the central 68 % of the logarithm of measured over modelled times."""
+    actual, modelled = _model_times(scenario, measured, model)
+    if len(actual) < 3:
+        return 0.3
+    low, high = np.quantile(np.log(actual / np.maximum(modelled, 1.0)), [0.16, 0.84])
+    return float(max(high - low, 0.0) / 2)

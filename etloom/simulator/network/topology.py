@@ -1,0 +1,203 @@
+"""Topologies: the levels of a network, read from YAML, a preset, or a rate.
+
+    name: 4 hosts of 8 GPUs
+    levels:                                     # innermost first
+      - {name: nvlink, size: 8, kind: switch, bandwidth: 450GB/s, latency: 1us}
+      - {name: infiniband, size: 4, kind: switch, bandwidth: 50GB/s, latency: 5us}
+
+A level joins ``size`` units of the level below it (devices at the first level). ``bandwidth`` is that of one device in
+one direction, over all its links of the level; ``latency`` that of one message.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etloom.core.errors import EtloomError
+from etloom.simulator.changes import parse_duration_ns, parse_network
+
+KINDS = ("switch", "ring", "fully-connected")
+_LEVEL_KEYS = {"name", "size", "kind", "bandwidth", "latency", "efficiency"}
+_REQUIRED_KEYS = ("size", "bandwidth")
+MAX_RANKS = 1_000_000
+ANY_SIZE = 1 << 24
+"""Size of a level that joins any number of units."""
+_MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of a network.
+
+    Attributes:
+        size: units that the level joins.
+        kind: one of KINDS.
+        bytes_per_second: of one device, in one direction.
+        latency_ns: of one message.
+        efficiency: share of the bandwidth that transfers reach.
+    """
+
+    name: str
+    size: int
+    kind: str = "switch"
+    bytes_per_second: float = 0.0
+    latency_ns: float = 0.0
+    efficiency: float = 1.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The levels of a network, innermost first."""
+
+    name: str
+    levels: tuple[Level, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(level.size for level in self.levels)
+
+    def get_unit(self, rank: int, level: int) -> int:
+        """Return the number of the unit that a rank belongs to below a level (its own number at the first)."""
+        return rank // math.prod(lower.size for lower in self.levels[:level])
+
+
+def _preset(name: str, *levels: tuple[str, int, str, str]) -> Topology:
+    return Topology(
+        name,
+        tuple(
+            Level(level, size, "switch", _parse_rate(rate), parse_duration_ns(latency), 0.8)
+            for level, size, rate, latency in levels
+        ),
+    )
+
+
+def _parse_rate(text: str) -> float:
+    """Parse bytes or bits per second. Raises EtloomError, also for a factor."""
+    rate = parse_network(text, None).bytes_per_second
+    if rate is None:
+        raise EtloomError(
+            f"expected a bandwidth with a unit, got {text!r}", remedy="such as 50GB/s or 400Gbit/s"
+        )
+    return rate
+
+
+PRESETS: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
+    "dgx-a100": (("nvlink", 8, "300GB/s", "2us"), ("infiniband", 128, "25GB/s", "5us")),
+    "dgx-h100": (("nvlink", 8, "450GB/s", "2us"), ("infiniband", 128, "50GB/s", "5us")),
+    "dgx-b200": (("nvlink", 8, "900GB/s", "2us"), ("infiniband", 128, "50GB/s", "5us")),
+    "gb200-nvl72": (("nvlink", 72, "900GB/s", "2us"), ("infiniband", 128, "50GB/s", "5us")),
+    "mi300x": (("infinity-fabric", 8, "448GB/s", "2us"), ("ethernet", 128, "50GB/s", "6us")),
+    "aws-p4d": (("nvlink", 8, "300GB/s", "2us"), ("efa", 128, "6.25GB/s", "15us")),
+    "aws-p5": (("nvlink", 8, "450GB/s", "2us"), ("efa", 128, "50GB/s", "15us")),
+    "ethernet-1g": (("ethernet", 1024, "1Gbit/s", "50us"),),
+    "ethernet-10g": (("ethernet", 1024, "10Gbit/s", "30us"),),
+    "ethernet-25g": (("ethernet", 1024, "25Gbit/s", "20us"),),
+    "ethernet-100g": (("ethernet", 1024, "100Gbit/s", "10us"),),
+}
+"""Name -> levels (name, size, nominal bandwidth of a device in one direction, latency of a message)."""
+
+
+def get_preset(name: str) -> Topology:
+    """Return a preset. Raises KeyError."""
+    return _preset(name, *PRESETS[name])
+
+
+def read_topology(path: Path) -> Topology:
+    """Read a topology from a YAML file. Raises EtloomError."""
+    import yaml
+
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise EtloomError(f"{path}: larger than {_MAX_FILE_BYTES:,} bytes, too large for a topology")
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EtloomError(
+            f"{path}: {error.strerror}", remedy=f"a YAML file, or one of {', '.join(PRESETS)}"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise EtloomError(f"{path}: not a YAML file: {detail}") from None
+    try:
+        return parse_topology(document)
+    except EtloomError as error:
+        raise EtloomError(f"{path}: {error.what}", remedy=error.remedy) from None
+
+
+def parse_topology(document: Any) -> Topology:
+    """Check and convert a topology as YAML contains it. Raises EtloomError that names the key and the value."""
+    _check_keys(document, {"name", "hosts", "devices_per_host", "levels"}, "topology")
+    entries = document.get("levels")
+    if not isinstance(entries, list) or not 1 <= len(entries) <= 8:
+        raise EtloomError(f"levels: expected a list of 1 to 8 levels, got {_show(entries)}")
+    levels = [_parse_level(entry, f"levels[{index}]") for index, entry in enumerate(entries)]
+    topology = Topology(str(document.get("name") or "topology"), tuple(levels))
+    if topology.size > MAX_RANKS:
+        raise EtloomError(f"levels: {topology.size:,} devices; expected at most {MAX_RANKS:,}")
+    hosts, devices = (
+        _parse_count(document[key], key) if key in document else None for key in ("hosts", "devices_per_host")
+    )
+    if devices is not None and levels[0].size != devices and len(levels) > 1:
+        raise EtloomError(
+            f"devices_per_host: {devices} differs from the size of the first level, {levels[0].size}"
+        )
+    if hosts is not None and devices is not None and hosts * devices != topology.size:
+        raise EtloomError(
+            f"hosts x devices_per_host = {hosts * devices} differs from the product of the sizes of the levels, "
+            f"{topology.size}"
+        )
+    return topology
+
+
+def _parse_level(entry: Any, path: str) -> Level:
+    _check_keys(entry, _LEVEL_KEYS, path)
+    for key in _REQUIRED_KEYS:
+        if key not in entry:
+            raise EtloomError(f"{path}: {key} is missing")
+    kind = entry.get("kind", "switch")
+    if kind not in KINDS:
+        raise EtloomError(f"{path}.kind: unknown kind {_show(kind)}; expected one of {', '.join(KINDS)}")
+    efficiency = entry.get("efficiency", 1.0)
+    if isinstance(efficiency, bool) or not isinstance(efficiency, (int, float)) or not 0 < efficiency <= 1:
+        raise EtloomError(
+            f"{path}.efficiency: expected a number above 0 and up to 1, got {_show(efficiency)}"
+        )
+    try:
+        rate = _parse_rate(str(entry["bandwidth"]))
+        latency = parse_duration_ns(str(entry.get("latency", "0us")))
+    except EtloomError as error:
+        raise EtloomError(f"{path}: {error.what}", remedy=error.remedy) from None
+    return Level(
+        str(entry.get("name") or path),
+        _parse_count(entry["size"], f"{path}.size"),
+        kind,
+        rate,
+        latency,
+        float(efficiency),
+    )
+
+
+def _parse_count(value: Any, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
+        raise EtloomError(f"{path}: expected a whole number from 1 to {MAX_RANKS:,}, got {_show(value)}")
+    return value
+
+
+def _check_keys(entry: Any, keys: set[str], path: str) -> None:
+    if not isinstance(entry, dict):
+        raise EtloomError(f"{path}: expected keys and values, got {_show(entry)}")
+    for key in entry:
+        if key not in keys:
+            raise EtloomError(
+                f"{path}: unknown key {_show(key)}; expected {', '.join(sorted(keys, key=str))}"
+            )
+
+
+def _show(value: Any) -> str:
+    text = re.sub(r"\s+", " ", repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,238 @@
+"""Recognizes the pipelines of a recorded job: schedule, operations by stage and micro-batch, messages, rests of steps.
+
+A message between neighboring stages belongs to the operation of its direction that follows its arrival.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from etloom.analyses.helpers.pipeline_schedule import has_operations
+from etloom.collectives.process_mesh import infer_mesh
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Job, Trace
+from etloom.simulator.pipelines.rank_steps import RankStep, read_linked_trace, read_operation_trace
+from etloom.simulator.pipelines.schedules import BACKWARD, FORWARD, Operation, Schedule, recognize_schedule
+from etloom.simulator.pipelines.timing import Message, Pipelines, Rest, Span, Timeline, Work
+
+
+@dataclass(frozen=True)
+class RecordedPipelines:
+    """The pipelines of a recording: their schedule, their times as recorded, and what a layout needs to repeat them.
+
+    ``skipped_steps``: recorded steps that are left out, since not all ranks follow the schedule in them.
+    """
+
+    schedule: Schedule
+    pipelines: Pipelines
+    recorded: Timeline
+    skipped_steps: int = 0
+
+
+def recognize_pipelines(job: Job) -> RecordedPipelines:
+    """Recognize the pipelines of a job: linked traces, or a pipeline operation trace.
+
+    Raises:
+        AnalysisError: the job has no pipeline, a rank is missing, or its order of operations is of no known schedule.
+    """
+    columns = _find_columns(job)
+    read = read_operation_trace if has_operations(job) else read_linked_trace
+    position = {rank: (stage, ranks) for ranks in columns for stage, rank in enumerate(ranks)}
+    steps = {rank: read(job[rank], rank, position[rank][1]) for ranks in columns for rank in ranks}
+    common = sorted(set.intersection(*(set(by_step) for by_step in steps.values())))
+    if not common:
+        raise AnalysisError(
+            "no step with forward and backward operations on all stages was recorded",
+            remedy="record steps of training, with operators (activities cpu)",
+        )
+    # Times since the begin of the recording are exact as float64; those since 1970 are not.
+    base = min(by_step[step].begin for by_step in steps.values() for step in common)
+    steps = {rank: {step: by_step[step].shift(-base) for step in common} for rank, by_step in steps.items()}
+    schedule = _find_schedule(columns[0], steps, common)
+    complete = _find_complete_steps(schedule, columns, steps, common)
+    recorded = _assemble(schedule, columns, steps, complete)
+    return replace(recorded, skipped_steps=len(set().union(*steps.values())) - len(complete))
+
+
+def _find_schedule(ranks: list[int], steps: dict[int, dict[int, RankStep]], common: list[int]) -> Schedule:
+    """Return the schedule of most steps of a pipeline. Raises AnalysisError."""
+    counts: Counter[Schedule] = Counter()
+    for step in common:
+        stages = [steps[rank][step] for rank in ranks]
+        directions = [[work.direction for work in stage.work] for stage in stages]
+        if schedule := recognize_schedule(directions, _count_chunks(stages[0])):
+            counts[schedule] += 1
+    if not counts:
+        order = "".join(work.direction[0].upper() for work in steps[ranks[0]][common[0]].work)
+        raise AnalysisError(
+            f"the order of forward and backward operations is of no known schedule (first stage: {order[:60]})",
+            remedy="GPipe, 1F1B and interleaved 1F1B are known",
+        )
+    return counts.most_common(1)[0][0]
+
+
+def _find_complete_steps(
+    schedule: Schedule, columns: list[list[int]], steps: dict[int, dict[int, RankStep]], common: list[int]
+) -> list[int]:
+    """Return the longest sequence of steps in which all ranks follow the schedule. Raises AnalysisError."""
+    orders = [[op.direction for op in schedule.list_operations(stage)] for stage in range(schedule.stages)]
+    longest: list[int] = []
+    current: list[int] = []
+    for step in common:
+        follows = all(
+            [work.direction for work in steps[rank][step].work] == order
+            for ranks in columns
+            for rank, order in zip(ranks, orders, strict=True)
+        )
+        current = [*current, step] if follows else []
+        longest = max(longest, current, key=len)
+    if not longest:
+        raise AnalysisError(
+            f"in no step do all ranks follow the schedule ({schedule.describe()})",
+            remedy="record steps without evaluation or other work between",
+        )
+    return longest
+
+
+def _find_columns(job: Job) -> list[list[int]]:
+    """Return the ranks of each pipeline, by stage."""
+    if has_operations(job):
+        places = {_read_place(trace): rank for rank, trace in job.items()}
+        stages = 1 + max(stage for _, stage in places)
+        replicas = sorted({replica for replica, _ in places})
+        columns = [[places.get((replica, stage), -1) for stage in range(stages)] for replica in replicas]
+    else:
+        mesh = infer_mesh(job)
+        stages = mesh.sizes.get("pp", 1)
+        if stages > 1 and mesh.world_size > len(job):
+            raise AnalysisError(
+                f"{len(job)} of {mesh.world_size} ranks were recorded, and the pipeline needs all of them",
+                remedy="collect all ranks of the run",
+            )
+        by_place: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for rank in sorted(job):
+            place = mesh.coordinates(rank)
+            place.pop("pp", None)
+            by_place[tuple(place.values())].append(rank)
+        columns = list(by_place.values())
+    if stages < 2:
+        raise AnalysisError("the run has no pipeline stages", remedy="record a run with pp=2 or more")
+    if any(rank < 0 for ranks in columns for rank in ranks):
+        raise AnalysisError(
+            "some stages of the pipeline were not recorded", remedy="collect all ranks of the run"
+        )
+    return columns
+
+
+def _read_place(trace: Trace) -> tuple[int, int]:
+    """Return the data-parallel rank and the stage of a rank of a pipeline operation trace."""
+    meta: dict[str, Any] = dict(trace.meta)
+    return int(meta["data_parallel_rank"]), int(meta["stage"])
+
+
+def _count_chunks(first_stage: RankStep) -> int:
+    """Return the model chunks a stage: forward operations of the first stage over those that wait for no message."""
+    forward = sum(work.direction == FORWARD for work in first_stage.work)
+    received = sum(message.direction == FORWARD for message in first_stage.receives)
+    return (
+        forward // (forward - received)
+        if 0 < received < forward and forward % (forward - received) == 0
+        else 1
+    )
+
+
+def _assemble(
+    schedule: Schedule, columns: list[list[int]], steps: dict[int, dict[int, RankStep]], common: list[int]
+) -> RecordedPipelines:
+    """Return the pipelines with the times of each operation."""
+    orders = [schedule.list_operations(stage) for stage in range(schedule.stages)]
+    spans: dict[tuple[int, int, Operation], Span] = {}
+    messages: dict[tuple[int, int, Operation], Message] = {}
+    for ranks in columns:
+        for step in common:
+            for stage, rank in enumerate(ranks):
+                _place_work(spans, rank, step, steps[rank][step], orders[stage])
+            for stage, rank in enumerate(ranks):
+                _place_messages(spans, messages, (stage, rank, step), ranks, steps, schedule)
+    work, rests = {}, {}
+    members = [rank for ranks in columns for rank in ranks]
+    for ranks in columns:
+        for stage, rank in enumerate(ranks):
+            free = float(steps[rank][common[0]].begin)
+            for step in common:
+                for operation in orders[stage]:
+                    key = (rank, step, operation)
+                    ready = max(free, spans[key].arrived or free)
+                    duration = spans[key].end - spans[key].start
+                    work[key] = Work(duration, max(spans[key].start - ready, 0.0), messages.get(key))
+                    free = spans[key].end
+                partners = frozenset(steps[rank][step].partners.intersection(members))
+                last = max(steps[member][step].work[-1].end for member in partners)
+                rests[rank, step] = Rest(max(steps[rank][step].end - last, 0.0), partners)
+                free = float(steps[rank][step].end)
+    begin = {rank: float(steps[rank][common[0]].begin) for rank in members}
+    ends = {(rank, step): float(steps[rank][step].end) for rank in members for step in common}
+    pipelines = Pipelines(columns, begin, orders, schedule.virtual_stages, common, work, rests)
+    return RecordedPipelines(schedule, pipelines, Timeline(spans, ends))
+
+
+def _place_work(
+    spans: dict[tuple[int, int, Operation], Span],
+    rank: int,
+    step: int,
+    recorded: RankStep,
+    order: list[Operation],
+) -> None:
+    """Assign the operations of a schedule to the recorded work of a rank's step."""
+    for work, operation in zip(recorded.work, order, strict=True):
+        spans[rank, step, operation] = Span(work.start, work.end)
+
+
+def _place_messages(
+    spans: dict[tuple[int, int, Operation], Span],
+    messages: dict[tuple[int, int, Operation], Message],
+    place: tuple[int, int, int],
+    ranks: list[int],
+    steps: dict[int, dict[int, RankStep]],
+    schedule: Schedule,
+) -> None:
+    """Assign the messages that a rank receives in a step to the operations that wait for them."""
+    stage, rank, step = place
+    order = schedule.list_operations(stage)
+    earlier = [number for number in steps[rank] if number < step]
+    begin_ns = float(steps[rank][max(earlier)].end if earlier else steps[rank][step].begin)
+    free_before = dict(
+        zip(order, [begin_ns, *(spans[rank, step, operation].end for operation in order)], strict=False)
+    )
+    for direction, towards in ((FORWARD, -1), (BACKWARD, 1)):
+        waiting = [
+            operation
+            for operation in order
+            if operation.direction == direction
+            and 0 <= operation.virtual_stage + towards < schedule.virtual_stages
+        ]
+        source = ranks[(stage + towards) % len(ranks)]
+        received = [message for message in steps[rank][step].receives if message.direction == direction]
+        sent = [message for message in steps[source][step].sends if message.direction == direction]
+        if not len(received) == len(sent) == len(waiting):
+            raise AnalysisError(
+                f"step {step}: rank {source} sent {len(sent)} and rank {rank} received {len(received)} messages for "
+                f"{len(waiting)} {direction} operations",
+                remedy="record all messages between stages (send and recv)",
+            )
+        previous = -np.inf
+        for operation, receive, send in zip(waiting, received, sent, strict=True):
+            key = (rank, step, operation)
+            free = free_before[operation]
+            origin = spans[
+                source, step, operation._replace(virtual_stage=operation.virtual_stage + towards)
+            ].end
+            lag = receive.start - free if receive.start >= free else None
+            begin = max(send.start, receive.start, previous)
+            messages[key] = Message(send.start - origin, lag, max(receive.end - begin, 0.0))
+            spans[key] = spans[key]._replace(sent=begin, arrived=receive.end)
+            previous = receive.end

@@ -1,0 +1,258 @@
+"""The prediction of a job whose pipeline has other stages, model chunks or micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job
+from etloom.formats.pipeline_operations import build_job
+from etloom.simulator.durations import TABLE_SCHEMA, Z_90
+from etloom.simulator.pipelines.recognition import RecordedPipelines, recognize_pipelines
+from etloom.simulator.pipelines.schedules import FORWARD, Schedule
+from etloom.simulator.pipelines.stretching import stretch
+from etloom.simulator.pipelines.timing import Pipelines, Timeline, compute_timeline
+
+PIPELINE_AXES = {"pp": "stages", "vp": "chunks", "mb": "micro_batches"}
+"""Key of --parallel -> field of `Schedule`."""
+
+BASE_DEVIATION, STAGE_DEVIATION, MICRO_BATCH_DEVIATION = 0.02, 0.05, 0.01
+"""Relative standard deviations of a laid out step time (assumed); the latter two per doubling of the sizes."""
+MAX_OPERATIONS = 1_000_000
+"""The largest prediction, of about a minute and 2 GB."""
+UNKNOWN_VARIATION = 0.05
+"""Relative standard deviation of steps if fewer than four were recorded."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelaidPipeline:
+    """The prediction for a job with another pipeline.
+
+    Attributes:
+        recorded_job: the input.
+        recorded: its pipelines, as recorded.
+        changed: its pipelines after other steps of the prediction.
+        schedule: the new schedule.
+        pipelines: the new pipelines.
+        timeline: their times.
+        deviation: relative standard deviation of the step time.
+        notes: sentences on earlier steps of the prediction.
+    """
+
+    recorded_job: Job
+    recorded: RecordedPipelines
+    changed: RecordedPipelines
+    schedule: Schedule
+    pipelines: Pipelines
+    timeline: Timeline
+    deviation: float
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def job(self) -> Job:
+        """The predicted job as a pipeline operation trace: one event per operation and message."""
+        return build_job(pl.DataFrame(list(self._list_rows())), Path("predicted"))
+
+    def _list_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the operations, messages and rests of steps as `build_job` takes them."""
+        counts: dict[tuple[int, int, str], itertools.count[int]] = {}
+        places = {
+            rank: {"rank": rank, "dp_rank": column, "stage": stage}
+            for column, ranks in enumerate(self.pipelines.ranks)
+            for stage, rank in enumerate(ranks)
+        }
+
+        def row(
+            rank: int, step: int, optype: str, start: float, end: float, place: tuple[int | None, int | None]
+        ) -> dict[str, Any]:
+            number = next(counts.setdefault((rank, step, optype), itertools.count()))
+            times = {"ts": round(start), "dur": max(round(end) - round(start), 0)}
+            labels = {"step": step, "optype": optype, "seq_id": number, "mb_id": place[0], "mc": place[1]}
+            return {**places[rank], **labels, **times}
+
+        stages = self.schedule.stages
+        last: dict[tuple[int, int], float] = {}
+        for (rank, step, operation), span in sorted(
+            self.timeline.spans.items(), key=lambda item: item[1].start
+        ):
+            place = (operation.micro_batch, operation.virtual_stage // stages)
+            yield row(rank, step, f"{operation.direction}-compute", span.start, span.end, place)
+            last[rank, step] = span.end
+            if span.sent is None or span.arrived is None:
+                continue
+            column = places[rank]["dp_rank"]
+            towards = -1 if operation.direction == FORWARD else 1
+            source = self.pipelines.ranks[column][(operation.virtual_stage + towards) % stages]
+            yield row(source, step, f"{operation.direction}-send", span.sent, span.arrived, (None, None))
+            yield row(rank, step, f"{operation.direction}-recv", span.sent, span.arrived, (None, None))
+        for (rank, step), end in self.timeline.step_ends.items():
+            yield row(rank, step, "rest-of-step", last[rank, step], end, (None, None))
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """One row for the job, the step time, each rank and each step; columns as those of `Prediction.table`."""
+        before = {
+            (r["scope"], r["rank"], r["step"]): r["ns"]
+            for r in measure(self.recorded.pipelines, self.recorded.recorded)
+        }
+        rows = []
+        for entry in measure(self.pipelines, self.timeline):
+            recorded, predicted = before.get((entry["scope"], entry["rank"], entry["step"])), entry["ns"]
+            factor = math.exp(Z_90 * self.deviation)
+            times = (predicted, round(predicted / factor), round(predicted * factor))
+            change = 100 * (predicted - recorded) / recorded if recorded else None
+            rows.append((entry["scope"], entry["rank"], entry["step"], recorded, *times, change))
+        return pl.DataFrame(rows, schema=TABLE_SCHEMA, orient="row")
+
+    @cached_property
+    def reproduction_error(self) -> float:
+        """The step time of the recorded schedule, laid out again, relative to the recorded one, minus 1."""
+        return measure_error(self.recorded)
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        """Sentences: the error of reproducing the recording, the schedules, the assumptions, the bubble."""
+        before = self.recorded.schedule
+        error = 100 * self.reproduction_error
+        line = f"the layout of the recorded schedule reproduces the recorded step time with an error of {error:+.1f} %"
+        lines = [line if abs(error) <= 5 else f"do not rely on this: {line}", *self.notes]
+        lines.append(f"the recorded schedule ({before.describe()}) becomes {self.schedule.describe()}")
+        if skipped := self.recorded.skipped_steps:
+            lines.append(
+                f"{skipped:,} recorded steps are left out: not all ranks follow the schedule in them"
+            )
+        if self.schedule.virtual_stages != before.virtual_stages:
+            lines.append(
+                "layers are taken as equal: operations of middle stages scale with their share of them, the first "
+                "and the last stage keep what they take beyond a middle one"
+            )
+        bubbles = measure_bubble(self.recorded.recorded), measure_bubble(self.timeline)
+        lines.append(
+            f"from the first to the last operation of a step, ranks have none for {100 * bubbles[0]:.1f} % of the time "
+            f"(bubble and messages); this becomes {100 * bubbles[1]:.1f} %"
+        )
+        lines.append(
+            f"standard deviation: {100 * self.deviation:.1f} % (guessed, with the variation of the recorded steps)"
+        )
+        return lines
+
+    def __repr__(self) -> str:
+        return f"<RelaidPipeline: {self.schedule.describe()}; see .table, .reasons, .job>"
+
+
+def relay(
+    job: Job,
+    sizes: Mapping[str, int],
+    *,
+    changed: Job | None = None,
+    deviation: float = 0.0,
+    notes: tuple[str, ...] = (),
+) -> RelaidPipeline:
+    """Predict a job with another pipeline.
+
+    Args:
+        job: linked traces, or a pipeline operation trace.
+        sizes: of `PIPELINE_AXES`; others stay.
+        changed: the job after other steps of the prediction, such as another network; default: the job itself.
+        deviation: relative standard deviation of the times of ``changed``.
+        notes: sentences on these steps.
+
+    Raises:
+        AnalysisError: the job has no pipeline whose schedule is known.
+        EtloomError: the recording does not hold what the new pipeline needs.
+    """
+    recorded = recognize_pipelines(job)
+    base = recorded if changed is None else recognize_pipelines(changed)
+    before = recorded.schedule
+    fields = {name: sizes.get(axis, getattr(before, name)) for axis, name in PIPELINE_AXES.items()}
+    if before.kind == "gpipe" and fields["chunks"] > 1:
+        raise EtloomError(
+            f"cannot predict vp={fields['chunks']}: the recorded schedule is GPipe, which has one chunk a stage",
+            remedy="record a run with 1F1B",
+        )
+    schedule = Schedule(before.kind, **fields)
+    pipes, steps = len(base.pipelines.ranks), len(base.pipelines.steps)
+    operations = 2 * schedule.virtual_stages * schedule.micro_batches * pipes * steps
+    if operations > MAX_OPERATIONS:
+        raise EtloomError(
+            f"the new pipelines would have {operations:,} operations, more than {MAX_OPERATIONS:,}",
+            remedy="predict fewer micro-batches or stages, or record fewer steps",
+        )
+    pipelines = stretch(base, schedule)
+    parts = (
+        deviation,
+        BASE_DEVIATION,
+        measure_variation(recorded),
+        measure_error(recorded),
+        STAGE_DEVIATION * math.log2(schedule.virtual_stages / before.virtual_stages),
+        MICRO_BATCH_DEVIATION * math.log2(schedule.micro_batches / before.micro_batches),
+    )
+    timeline = compute_timeline(pipelines)
+    return RelaidPipeline(job, recorded, base, schedule, pipelines, timeline, math.hypot(*parts), notes)
+
+
+def measure(pipelines: Pipelines, timeline: Timeline) -> list[dict[str, Any]]:
+    """Return scope, rank, step and time (ns) of the rows of a prediction."""
+    firsts: dict[tuple[int, int], float] = {}
+    for (rank, step, _), span in timeline.spans.items():
+        firsts[rank, step] = min(firsts.get((rank, step), math.inf), span.start)
+    ranks = sorted({rank for rank, _ in firsts})
+    first, last = pipelines.steps[0], pipelines.steps[-1]
+    ends = timeline.step_ends
+    rows: list[tuple[str, int | None, int | None, float]] = [
+        ("job", None, None, max(ends.values()) - min(pipelines.begin_ns.values()))
+    ]
+    periods = [
+        firsts[rank, after] - firsts[rank, step]
+        for rank in ranks
+        for step, after in itertools.pairwise(pipelines.steps)
+    ]
+    if periods:
+        rows.append(("step time", None, None, statistics.median(periods)))
+    rows += [("rank", rank, None, ends[rank, last] - firsts[rank, first]) for rank in ranks]
+    rows += [("step", rank, step, ends[rank, step] - firsts[rank, step]) for rank, step in sorted(firsts)]
+    return [
+        dict(zip(("scope", "rank", "step", "ns"), (*row[:3], round(row[3])), strict=True)) for row in rows
+    ]
+
+
+def measure_error(recorded: RecordedPipelines) -> float:
+    """Return the step time (of one step: the run time) of the recorded schedule laid out again, relative, minus 1."""
+    again = measure(recorded.pipelines, compute_timeline(recorded.pipelines))
+    truth = measure(recorded.pipelines, recorded.recorded)
+    row = 1 if truth[1]["scope"] == "step time" else 0
+    return float(again[row]["ns"] / truth[row]["ns"] - 1) if truth[row]["ns"] else 0.0
+
+
+def measure_variation(recorded: RecordedPipelines) -> float:
+    """Return the relative standard error of the median recorded step of the first rank, from the quartiles."""
+    rank, steps, ends = recorded.pipelines.ranks[0][0], recorded.pipelines.steps, recorded.recorded.step_ends
+    lengths = [ends[rank, after] - ends[rank, step] for step, after in itertools.pairwise(steps)]
+    if len(lengths) < 4:
+        return UNKNOWN_VARIATION
+    low, middle, high = statistics.quantiles(lengths, n=4)
+    # The standard error of a median is 1.25 times that of a mean.
+    return 1.25 * (high - low) / 1.35 / max(middle, 1.0) / math.sqrt(len(lengths))
+
+
+def measure_bubble(timeline: Timeline) -> float:
+    """Return the share of the time from the first to the last operation of a step that ranks spend without one."""
+    busy = 0.0
+    ranks: dict[int, set[int]] = {}
+    begin: dict[int, float] = {}
+    end: dict[int, float] = {}
+    for (rank, step, _), span in timeline.spans.items():
+        busy += span.end - span.start
+        ranks.setdefault(step, set()).add(rank)
+        begin[step], end[step] = min(begin.get(step, math.inf), span.start), max(end.get(step, 0.0), span.end)
+    total = sum((end[step] - begin[step]) * len(members) for step, members in ranks.items())
+    return 1 - busy / total if total else 0.0

@@ -1,0 +1,287 @@
+"""Predicts a recorded job on another network or on another number of ranks.
+
+The recording is the first scenario; each change is a step from a scenario to a scenario. Before anything is changed,
+the models reproduce the recording, and the error is the first line of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.helpers.pipeline_schedule import has_operations
+from etloom.collectives.process_mesh import infer_mesh
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job
+from etloom.graphs import DependencyGraph, build_graph
+from etloom.graphs.graph import Int64Array
+from etloom.simulator.devices import change_collectives, change_device
+from etloom.simulator.durations import TABLE_SCHEMA, Z_90, Durations
+from etloom.simulator.network import (
+    Topology,
+    apply_network,
+    parse_target,
+    resolve_network,
+    try_fit,
+)
+from etloom.simulator.pipelines import PIPELINE_AXES, RelaidPipeline, relay
+from etloom.simulator.recording import describe_recording
+from etloom.simulator.resizing import resize, synthesize_job
+from etloom.simulator.scenario import Basis, Scenario
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """The prediction for a job under other conditions.
+
+    Attributes:
+        recorded_job: the input.
+        scenario: the predicted scenario.
+        recorded: the scenario of the recording.
+        reproduced: the recording as the models reproduce it; None if nothing could be fitted.
+    """
+
+    recorded_job: Job
+    scenario: Scenario
+    recorded: Scenario
+    reproduced: Scenario | None
+
+    @cached_property
+    def times(self) -> Int64Array:
+        """The predicted time of each point of the scenario's graph, int64 ns."""
+        return self.scenario.compute_times()
+
+    @cached_property
+    def job(self) -> Job:
+        """The predicted job, which every verb and export takes; computed on first access."""
+        return synthesize_job(self.scenario, self.times)
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """One row for the job, the step time, each rank and each step.
+
+        Columns: scope, rank, step, before_ns (recorded; null for ranks and steps that were not), predicted_ns,
+        lower_bound_ns and upper_bound_ns (90 % interval), change_pct.
+        """
+        durations = Durations(self.scenario)
+        predicted = durations.measure(self.times).astype(float)
+        below, above = np.zeros(len(predicted)), np.zeros(len(predicted))
+        for faster, slower in self._vary_lags():
+            below += np.square(np.maximum(predicted - durations.measure(faster), 0.0))
+            above += np.square(np.maximum(durations.measure(slower) - predicted, 0.0))
+        before = Durations(self.recorded)
+        recorded = before.rows.with_columns(before_ns=pl.Series(before.measure(self.recorded.graph.time)))
+        table = durations.rows.with_columns(
+            predicted_ns=pl.Series(predicted),
+            lower_bound_ns=pl.Series(predicted - np.sqrt(below)),
+            upper_bound_ns=pl.Series(predicted + np.sqrt(above)),
+        ).join(recorded, on=("scope", "rank", "step"), how="left", nulls_equal=True, maintain_order="left")
+        change = 100 * (pl.col("predicted_ns") - pl.col("before_ns")) / pl.col("before_ns")
+        table = table.with_columns(change_pct=pl.when(pl.col("before_ns") > 0).then(change))
+        return table.with_columns(pl.col(r"^.*_ns$").round()).select(
+            pl.col(name).cast(dtype) for name, dtype in TABLE_SCHEMA.items()
+        )
+
+    def _vary_lags(self) -> list[tuple[Int64Array, Int64Array]]:
+        """Return for each basis the times with its lags at the lower and at the upper end of their intervals."""
+        scenario, times = self.scenario, []
+        for basis in np.unique(scenario.basis):
+            deviation = scenario.deviations[Basis(basis)]
+            factors = np.exp(-Z_90 * deviation), np.exp(Z_90 * deviation)
+            edges = (scenario.basis == basis) & (scenario.lag > 0)
+            pair = []
+            for factor in factors:
+                lag = scenario.lag.copy()
+                lag[edges] = np.rint(lag[edges] * factor).astype(np.int64)
+                pair.append(scenario.compute_times(lag))
+            times.append((pair[0], pair[1]))
+        return times
+
+    @cached_property
+    def reproduction_error(self) -> float | None:
+        """The step time (without steps: the run time) as reproduced, relative to the recorded one, minus 1."""
+        if self.reproduced is None:
+            return None
+        durations = Durations(self.recorded)
+        row = min(1, durations.rows["scope"].to_list().count("step time"))
+        recorded = durations.measure(self.recorded.graph.time)[row]
+        return (
+            float(durations.measure(self.reproduced.compute_times())[row] / recorded - 1)
+            if recorded
+            else None
+        )
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        """Sentences: the error of reproducing the recording, the basis of each part, the steps."""
+        return [*self._explain_reproduction(), *self.scenario.notes, *self._explain_bases()]
+
+    def _explain_reproduction(self) -> list[str]:
+        if self.reproduction_error is None:
+            return ["the recording has no communication to which a network could be fitted"]
+        error = 100 * self.reproduction_error
+        line = f"the models reproduce the recorded step time with an error of {error:+.1f} %"
+        return [line if abs(error) <= 5 else f"do not rely on this: {line}"]
+
+    def _explain_bases(self) -> list[str]:
+        """Return one sentence per basis: its share of all lags, and its uncertainty."""
+        scenario = self.scenario
+        total = float(np.maximum(scenario.lag, 0).sum())
+        lines = []
+        for basis in np.unique(scenario.basis):
+            share = float(np.maximum(scenario.lag[scenario.basis == basis], 0).sum()) / max(total, 1.0)
+            deviation = 100 * scenario.deviations[Basis(basis)]
+            lines.append(
+                f"{Basis(basis).label}: {100 * share:.0f} % of the time of all parts, with a standard deviation of "
+                f"{deviation:.1f} %"
+            )
+        return lines
+
+    def _summarize(self) -> str:
+        """Return the step time, or the run time, and its interval as text."""
+        rows = self.table.filter(pl.col("scope").is_in(["job", "step time"]))
+        row = rows.row(-1, named=True)
+        values = (row["predicted_ns"], row["lower_bound_ns"], row["upper_bound_ns"])
+        predicted, lower, upper = (f"{value / 1e6:,.3f}" for value in values)
+        return f"{row['scope']} {predicted} ms predicted, {lower} to {upper} ms in 9 of 10 cases"
+
+    def __repr__(self) -> str:
+        return f"<Prediction: {self._summarize()}; see .table, .reasons, .job>"
+
+    def _repr_html_(self) -> str:
+        """Return the table and the reasons as HTML for notebooks."""
+        lines = "".join(f"<li>{escape(line)}</li>" for line in self.reasons)
+        return f"<p><b>{escape(self._summarize())}</b></p>{self.table._repr_html_()}<ul>{lines}</ul>"
+
+
+def predict(
+    job: Job,
+    *,
+    network: str | None = None,
+    recorded_network: str | None = None,
+    ranks: int | None = None,
+    parallel: Mapping[str, int] | None = None,
+    device: str | None = None,
+    graph: DependencyGraph | None = None,
+) -> Prediction | RelaidPipeline:
+    """Predict a job on another network, another number of ranks, another pipeline, or another device.
+
+    Args:
+        job: linked traces.
+        network: a factor of the recorded bandwidth (x0.2), a rate (200Mbit/s), a preset, or a YAML file.
+        recorded_network: the nominal rate of the recorded network (or preset, or file).
+        ranks: the number of ranks.
+        parallel: sizes of the process mesh by axis (tp, pp, dp, ...), vp: model chunks a stage, mb: micro-batches.
+        device: name of a GPU with known peaks (h100).
+        graph: the graph of the job, if already built.
+
+    Raises:
+        LinkError: a trace is not linked.
+        AnalysisError: the job has no timed event, or no communication to fit a network to.
+        EtloomError: the network or the device is unknown, or the recording does not hold what other ranks need.
+    """
+    laid_out, ranks, parallel = _split_parallel(job, ranks, parallel)
+    changes_pipeline_only = network is None and device is None and ranks is None and not parallel
+    if laid_out and changes_pipeline_only:
+        return relay(job, laid_out)
+    if has_operations(job):
+        raise EtloomError(
+            "a pipeline operation trace has neither sizes of messages nor kernels: only its pipeline can change",
+            remedy="such as --parallel pp=8,mb=32, alone",
+        )
+    prediction = _predict_times(
+        job, graph or build_graph(job), (network, recorded_network), (ranks, parallel or None), device
+    )
+    if not laid_out:
+        return prediction
+    row = prediction.table.row(0, named=True)
+    deviation = float(np.log(row["upper_bound_ns"] / max(row["lower_bound_ns"], 1)) / (2 * Z_90))
+    notes = tuple(prediction.reasons)
+    return relay(job, laid_out, changed=prediction.job, deviation=deviation, notes=notes)
+
+
+def _split_parallel(
+    job: Job, ranks: int | None, parallel: Mapping[str, int] | None
+) -> tuple[dict[str, int], int | None, dict[str, int]]:
+    """Split the sizes of axes into those of the pipeline, and the number of ranks and the sizes for `resize`."""
+    others = dict(parallel or {})
+    sizes = {axis: others.pop(axis) for axis in PIPELINE_AXES if axis in others}
+    if not sizes:
+        return {}, ranks, others
+    if has_operations(job) and ranks is None and not others:
+        return sizes, None, {}
+    mesh = infer_mesh(job)
+    recorded = {**mesh.sizes, **others}
+    stages = recorded.pop("pp", 1)
+    if sizes == {"pp": stages}:
+        return {}, ranks, others
+    if ranks is not None:
+        sizes.setdefault("pp", stages)
+        product = math.prod(recorded.values()) // (1 if "dp" in others else recorded.get("dp", 1))
+        product *= sizes["pp"]
+        if ranks % product or ("dp" in others and ranks != product):
+            raise EtloomError(
+                f"cannot predict {ranks} ranks: expected a multiple of {product}, the product of the other sizes",
+                remedy=f"such as --ranks {max(ranks // product, 1) * product}",
+            )
+        others.setdefault("dp", ranks // product)
+    return sizes, None, others
+
+
+def _predict_times(
+    job: Job,
+    graph: DependencyGraph,
+    networks: tuple[str | None, str | None],
+    sizes: tuple[int | None, Mapping[str, int] | None],
+    device: str | None,
+) -> Prediction:
+    """Predict a job without changes of its pipeline; networks: the new and the recorded one."""
+    network, recorded_network = networks
+    ranks, parallel = sizes
+    recorded = describe_recording(job, graph)
+    fit = try_fit(recorded)
+    reproduced = None if fit is None else apply_network(recorded, fit.model, Basis.FITTED)
+    target = resolve_network(_parse_network(network), fit, _parse_network(recorded_network))
+    scenario = recorded
+    deviations = {**scenario.deviations, Basis.RECORDED: _measure_variation(recorded)}
+    if ranks is not None or parallel is not None:
+        scenario = resize(scenario, ranks, parallel)
+        growth = abs(np.log2(len(scenario.template) / len(recorded.template)))
+        deviations[Basis.RECORDED] = float(np.hypot(deviations[Basis.RECORDED], 0.015 * growth))
+    if device is not None:
+        scenario = change_device(scenario, device)
+        deviations[Basis.ROOFLINE] = scenario.deviations[Basis.ROOFLINE]
+    scenario = apply_network(scenario, target.model, target.basis) if target.model else scenario
+    if device is not None and network is None:
+        scenario = change_collectives(scenario, device)
+    deviations[target.basis] = max(target.deviation, deviations[target.basis] if not target.model else 0.0)
+    scenario = scenario.replace(deviations=deviations, notes=(*scenario.notes, *target.notes))
+    return _widen_by_error(Prediction(job, scenario, recorded, reproduced))
+
+
+def _parse_network(text: str | None) -> float | Topology | None:
+    return None if text is None else parse_target(text)
+
+
+def _widen_by_error(prediction: Prediction) -> Prediction:
+    """Return the prediction with deviations that include the error of reproducing the recording."""
+    scenario, error = prediction.scenario, prediction.reproduction_error or 0.0
+    deviations = {basis: float(np.hypot(value, error)) for basis, value in scenario.deviations.items()}
+    return replace(prediction, scenario=scenario.replace(deviations=deviations))
+
+
+def _measure_variation(recorded: Scenario) -> float:
+    """Return the relative standard deviation of the recorded part: how steady its steps are, at least 1.5 %."""
+    durations = Durations(recorded)
+    measured = durations.measure(recorded.graph.time)
+    steps = measured[(durations.rows["scope"] == "step").to_numpy()]
+    if len(steps) < 4:
+        return 0.03
+    low, middle, high = np.quantile(steps, [0.25, 0.5, 0.75])
+    return float(max(0.015, (high - low) / 1.35 / max(middle, 1) / np.sqrt(len(steps))))

@@ -1,0 +1,14 @@
+"""More or fewer ranks than recorded: new ranks run the program of a recorded rank.
+
+layout        which recorded rank each new rank repeats
+replication   the graph and the communications of the new ranks
+jitter        arrivals of new ranks, drawn from the recorded distribution
+traces        the traces of the new ranks, for exports and analyses
+"""
+
+from __future__ import annotations
+
+from etloom.simulator.resizing.layout import parse_parallel, resize
+from etloom.simulator.resizing.traces import synthesize_job
+
+__all__ = ["parse_parallel", "resize", "synthesize_job"]

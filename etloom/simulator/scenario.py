@@ -1,0 +1,115 @@
+"""A job under prediction: its dependency graph, with the facts that prediction steps read and change.
+
+A prediction is a sequence of steps, each a function from a Scenario to a Scenario (`etloom.simulator.prediction`):
+change the number of ranks, the device, the network. The recording itself is the first scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.core.trace import Job
+from etloom.graphs import algorithms
+from etloom.graphs.graph import Graph, Int64Array, UInt8Array
+
+
+class Basis(IntEnum):
+    """The source of a time, from the most to the least reliable."""
+
+    RECORDED = 0  # as recorded
+    FITTED = 1  # a model whose parameters were fitted to the recording
+    TABLE = 2  # measured elsewhere
+    ROOFLINE = 3  # computed from the limits of a device
+    GUESSED = 4  # an assumption, such as nominal bandwidth
+
+    @property
+    def label(self) -> str:
+        """The basis in lower case, as tables show it."""
+        return self.name.lower()
+
+
+DEVIATIONS = {
+    Basis.RECORDED: 0.01,
+    Basis.FITTED: 0.05,
+    Basis.TABLE: 0.08,
+    Basis.ROOFLINE: 0.20,
+    Basis.GUESSED: 0.30,
+}
+"""Relative standard deviation of the times of each basis, unless a step knows better."""
+
+INSTANCE_COLUMNS: dict[str, Any] = {
+    "instance": pl.Int64,
+    "collective": pl.String,  # all_reduce, ..., message; null if unknown
+    "bytes": pl.Int64,  # message size as nccl-tests defines it; null if unknown
+    "group_size": pl.Int64,  # null if unknown
+    "ranks": pl.List(pl.Int64),  # of the group; those that take part if the group is unknown
+    "group": pl.String,
+    "where": pl.String,  # device | host
+}
+"""One row per communication: an instance that matches across ranks, or a participation that matches none."""
+
+PARTICIPATION_COLUMNS: dict[str, Any] = {
+    "instance": pl.Int64,
+    "rank": pl.Int64,
+    "begin": pl.Int64,  # point: the rank arrives
+    "finish": pl.Int64,  # point: the rank leaves
+    "own_edge": pl.Int64,  # edge begin -> finish, -1 for none
+    "transfer_edge": pl.Int64,  # edge from the arrival of the last rank to finish, -1 for none
+}
+"""One row per rank in a communication."""
+
+
+@dataclass(frozen=True)
+class Communications:
+    """The communications of a graph: ``instances`` (INSTANCE_COLUMNS), ``participations`` (PARTICIPATION_COLUMNS)."""
+
+    instances: pl.DataFrame
+    participations: pl.DataFrame
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """A job under prediction.
+
+    Attributes:
+        recorded: the recorded job, linked.
+        graph: points and edges of all ranks of the scenario. The events of a point or edge are those of the recorded
+            rank ``template[rank]``.
+        lag: int64 ns per edge, the most likely value. The scenario's times follow from it.
+        start: int64 ns per point, of which those of points without incoming edges are read.
+        basis: `Basis` per edge, uint8.
+        communications: the transfers between ranks; a step that adds or removes ranks rewrites it.
+        template: rank of the scenario -> recorded rank whose program it runs.
+        deviations: relative standard deviation of times, by basis.
+        notes: sentences for the answer, in order of the steps.
+    """
+
+    recorded: Job
+    graph: Graph
+    lag: Int64Array
+    start: Int64Array
+    basis: UInt8Array
+    communications: Communications
+    template: Mapping[int, int]
+    deviations: Mapping[Basis, float] = field(default_factory=lambda: dict(DEVIATIONS))
+    notes: tuple[str, ...] = ()
+
+    def compute_times(self, lag: Int64Array | None = None) -> Int64Array:
+        """Return the time of each point, int64 ns. lag: per edge; default: that of the scenario."""
+        return algorithms.compute_times(self.graph, self.lag if lag is None else lag, self.start)
+
+    def with_lags(self, edges: np.ndarray, lag: Int64Array, basis: Basis, *notes: str) -> Scenario:
+        """Return the scenario with other lags on these edges (indices or mask)."""
+        lags, bases = self.lag.copy(), self.basis.copy()
+        lags[edges], bases[edges] = lag, basis
+        return self.replace(lag=lags, basis=bases, notes=(*self.notes, *notes))
+
+    def replace(self, **fields: Any) -> Scenario:
+        """Return a copy with other fields."""
+        return replace(self, **fields)

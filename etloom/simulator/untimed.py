@@ -1,0 +1,233 @@
+"""Step times of a job that was recorded without times (`etloom collect --fake-world`), from models alone.
+
+A rank runs its operators in order: each takes the time at the limits of the device (`etloom.analyses.flops`), divided
+by an assumed efficiency. Communications take latency and bandwidth of the network; synchronous ones stop the rank,
+asynchronous ones run next to what follows in the step. The bubble is that of a 1F1B pipeline with equal stages:
+(stages - 1) / micro-batches of the time of a rank's step. Stages and micro-batches follow from the rank's messages.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.flops.counting import count_calls
+from etloom.analyses.flops.limits import add_limits
+from etloom.analyses.flops.peaks import Peaks, lookup_peaks
+from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.steps import parse_step
+from etloom.core.trace import Job, Trace
+from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS
+from etloom.simulator.network import NetworkModel, parse_target
+from etloom.simulator.network.topology import ANY_SIZE, Topology
+
+EFFICIENCY, LOW_EFFICIENCY = 0.65, 0.4
+"""Share of the limits of a device that operators reach: assumed, and for the upper bound of the time."""
+TABLE_SCHEMA: dict[str, Any] = {
+    "rank": pl.Int64,
+    "step": pl.Int64,
+    "step_ns": pl.Int64,
+    "lower_bound_ns": pl.Int64,
+    "upper_bound_ns": pl.Int64,
+    "computation_ns": pl.Int64,
+    "exposed_communication_ns": pl.Int64,
+    "communication_ns": pl.Int64,
+    "bubble_ns": pl.Int64,
+    "peak_memory_bytes": pl.Int64,
+    "operators": pl.Int64,
+    "unknown": pl.Int64,
+}
+
+
+@dataclass(frozen=True)
+class UntimedPrediction:
+    """The prediction for a job recorded without times.
+
+    ``table``: one row per step of each rank: the step time with its bounds, and its parts. unknown: operators and
+    communications whose size is unknown; they take no time. peak_memory_bytes: of the tensors on the device.
+    ``reasons``: what it rests on.
+    """
+
+    table: pl.DataFrame
+    reasons: list[str]
+
+
+def has_times(job: Job) -> bool:
+    """Return whether any rank has events."""
+    return any(trace.rows("events") for trace in job.values())
+
+
+def predict_untimed(job: Job, device: str | None, network: str | None) -> UntimedPrediction:
+    """Predict the steps of a job recorded without times.
+
+    Args:
+        job: execution traces with shapes.
+        device: name of a GPU with known peaks (a100).
+        network: a rate, a preset or a YAML file; required if the job communicates.
+
+    Raises:
+        EtloomError: the device or the network is missing or unknown.
+        AnalysisError: no rank has operators with shapes.
+    """
+    if device is None:
+        raise EtloomError(
+            "the run has no times, so a device is needed", remedy="such as --device a100 --network dgx-a100"
+        )
+    peaks, topology = lookup_peaks(device), _find_topology(job, network)
+    rows = [row for rank, trace in job.items() for row in _predict_rank(trace, rank, peaks, topology)]
+    if not rows:
+        raise AnalysisError("the run has no operators with shapes", remedy="record it with --fake-world")
+    table = pl.DataFrame(rows, schema=TABLE_SCHEMA, orient="row")
+    return UntimedPrediction(table, _explain(table, peaks, topology))
+
+
+def _find_topology(job: Job, network: str | None) -> Topology | None:
+    if network is not None:
+        parsed = parse_target(network)
+        if isinstance(parsed, Topology):
+            return _extend(parsed)
+        raise EtloomError(
+            f"--network {network}: the run has no times, so a factor applies to nothing",
+            remedy="name a rate (200Mbit/s), a preset or a YAML file",
+        )
+    if any(trace.rows("comms") for trace in job.values()):
+        raise EtloomError(
+            "the run has no times, so a network is needed",
+            remedy="such as --network dgx-a100, or a YAML file",
+        )
+    return None
+
+
+def _extend(topology: Topology) -> Topology:
+    """Return the topology with an outermost level for any number of ranks; an unknown latency becomes 0."""
+    *inner, last = (
+        replace(level, latency_ns=0.0) if math.isnan(level.latency_ns) else level for level in topology.levels
+    )
+    return replace(topology, levels=(*inner, replace(last, size=ANY_SIZE)))
+
+
+def _predict_rank(
+    trace: Trace, rank: int, peaks: Peaks, topology: Topology | None
+) -> Iterable[tuple[int | None, ...]]:
+    """Yield the rows of `TABLE_SCHEMA` of each step of a rank."""
+    marks = trace.nodes.select("id", "attrs", step=parse_step()).drop_nulls("step").sort("id")
+    calls = add_limits(count_calls(trace), peaks).with_columns(
+        kind=pl.lit("operator"), is_async=pl.lit(False)
+    )
+    calls = calls.with_columns(at_limit=pl.col("ideal_ns"))
+    transfers = _time_transfers(trace, rank, topology)
+    columns = ("node", "kind", "at_limit", "is_async", "peer")
+    work = pl.concat(
+        [calls.with_columns(peer=pl.lit(None, pl.Int64)).select(columns), transfers.select(columns)],
+        how="vertical_relaxed",
+    ).sort("node")
+    begins = marks["id"].to_numpy()
+    place = np.searchsorted(begins, work["node"].to_numpy(), side="right") - 1
+    stages = _count_stages(trace, transfers, rank)
+    for number in range(max(len(begins), 1)):
+        part = work.filter(pl.Series(place == (number if len(begins) else -1)))
+        step = int(marks["step"][number]) if len(begins) else None
+        times = [_add_up(part, efficiency, stages) for efficiency in (EFFICIENCY, 1.0, LOW_EFFICIENCY)]
+        (total, compute, exposed, transfer, bubble), (lower, *_), (upper, *_) = times
+        unknown = part["at_limit"].null_count()
+        yield (
+            *(rank, step, round(total), round(lower), round(upper), round(compute), round(exposed)),
+            *(round(transfer), round(bubble), _read_peak_memory(marks, number), part.height, unknown),
+        )
+
+
+def _read_peak_memory(marks: pl.DataFrame, number: int) -> int | None:
+    """Return the peak memory of the device that the recorder wrote to a step, bytes; None if it did not."""
+    text = marks["attrs"][number] if number < marks.height else None
+    attributes = json.loads(text) if text else None
+    peak = attributes.get("peak_memory_bytes") if isinstance(attributes, dict) else None
+    return peak if isinstance(peak, int) and not isinstance(peak, bool) and 0 <= peak < 1 << 60 else None
+
+
+def _add_up(work: pl.DataFrame, efficiency: float, stages: int) -> tuple[float, float, float, float, float]:
+    """Return the time of a step and its parts, ns: computation, exposed and all communication, bubble."""
+    is_operator = pl.col("kind") == "operator"
+    compute_ns = pl.max_horizontal(pl.col("at_limit") / efficiency, pl.lit(float(MIN_KERNEL_NS))).filter(
+        is_operator & (pl.col("at_limit") > 0)
+    )
+    blocking_ns = pl.col("at_limit").filter(~is_operator & ~pl.col("is_async"))
+    hidden_ns = pl.col("at_limit").filter(~is_operator & pl.col("is_async"))
+    compute, blocking, hidden = work.select(
+        compute_ns.sum().alias("compute"),
+        blocking_ns.sum().alias("blocking"),
+        hidden_ns.sum().alias("hidden"),
+    ).row(0)
+    exposed = blocking + max(hidden - compute, 0)
+    messages = work.filter(pl.col("peer").is_not_null()).group_by("kind", "peer").len()["len"]
+    micro_batches = int(messages.max() or 1)  # type: ignore[arg-type]
+    bubble = (compute + exposed) * (stages - 1) / micro_batches
+    return compute + exposed + bubble, compute, exposed, blocking + hidden, bubble
+
+
+def _time_transfers(trace: Trace, rank: int, topology: Topology | None) -> pl.DataFrame:
+    """Return node, kind (collective), at_limit (ns, null if unknown), is_async and peer of the communications."""
+    comms = trace.comms.filter(pl.col("node").is_not_null()).select(
+        "node",
+        pl.col("collective", "pg_name", "ranks").cast(pl.String),
+        "bytes",
+        "is_async",
+        "peer",
+        "group_size",
+    )
+    rows = []
+    for node, collective, _, ranks, size, is_async, peer, group_size in comms.iter_rows():
+        members = json.loads(ranks) if ranks else list(range(group_size or 0))
+        members = [rank, peer] if peer is not None else members
+        time = _time_transfer(topology, collective, size, members)
+        rows.append((node, collective, time, bool(is_async), peer))
+    schema: dict[str, Any] = {
+        "node": comms.schema["node"],
+        "kind": pl.String,
+        "at_limit": pl.Float64,
+        "is_async": pl.Boolean,
+        "peer": pl.Int64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _time_transfer(
+    topology: Topology | None, collective: str | None, size: int | None, ranks: list[int]
+) -> float | None:
+    if topology is None or size is None or not ranks:
+        return None
+    if len(set(ranks)) < 2:
+        return 0.0
+    model = NetworkModel(topology)
+    shares = model.split(collective, size, ranks, "device")
+    return None if shares is None else model.latency_ns(shares) + sum(map(model.data_ns, shares))
+
+
+def _count_stages(trace: Trace, transfers: pl.DataFrame, rank: int) -> int:
+    """Return the number of pipeline stages: the world size over the distance to the nearest peer; 1 without."""
+    distances = [abs(peer - rank) for peer in transfers["peer"].drop_nulls().unique().to_list()]
+    world = trace.comms["group_size"].max()
+    if not distances or not isinstance(world, int) or min(distances) == 0:
+        return 1
+    return max(int(world) // int(min(distances)), 1)
+
+
+def _explain(table: pl.DataFrame, peaks: Peaks, topology: Topology | None) -> list[str]:
+    reasons = [
+        f"computation: roofline of {peaks.name} at {100 * EFFICIENCY:.0f} % (guessed; bounds: 100 and "
+        f"{100 * LOW_EFFICIENCY:.0f} %), without launches and the host",
+    ]
+    if topology is not None:
+        reasons.append(
+            f"communication: latency and bandwidth of {topology.name}, without waiting for late ranks"
+        )
+    if table["bubble_ns"].sum():
+        reasons.append("bubble: 1F1B with equal stages, from the rank's messages (guessed)")
+    if unknown := int(table["unknown"].sum()):
+        reasons.append(f"{unknown} operators or communications of unknown size take no time")
+    return reasons
