@@ -1,2 +1,2 @@
-HELPERS = frozenset({"answers", "helpers"})
+HELPERS = frozenset({"answers", "helpers", "run_info"})
 """Modules of this package that are not plugins."""

@@ -2,7 +2,7 @@
 
 A row with where = host covers the record_function ranges themselves. With where = device, it covers, per stream, the
 time from the start of the first to the end of the last activity launched directly in the range (not in a nested
-annotation). Kineto records the same (gpu_user_annotation, up to 1.5 us longer), which is used if the trace has no
+annotation). Kineto records the same (gpu_user_annotation, up to 1.5 µs longer), which is used if the trace has no
 launches. total_ns sums all ranges; pct is
 the share of time in which at least one range of this name is open, relative to the time from the first to the last
 annotation there (or in the step).

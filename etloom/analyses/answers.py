@@ -14,7 +14,8 @@ import polars as pl
 from etloom import linker
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
-from etloom.core.plugin_options import check_options
+from etloom.core.names import list_user_files
+from etloom.core.registry import check_options
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job, Trace
 
@@ -48,7 +49,7 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
         options: of the analysis.
 
     Raises:
-        UnknownName: there is no such analysis.
+        UnknownName: The analysis does not exist.
         EtloomError: it has no such option.
         AnalysisError: no rank can answer.
     """
@@ -61,6 +62,8 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
         registry.check_answer(name, table)
         return table
 
+    if isinstance(run, Job) and (stored := find_stored_answer(run, name, options)) is not None:
+        return stored
     if analysis.SCOPE == "job":
         job = run if isinstance(run, Job) else Job({run.rank or 0: run})
         return Answer(analyze(job.map(linker.linked)))
@@ -70,6 +73,34 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
     if result.refused and len(result.refused) == len(run):
         raise next(iter(result.refused.values()))
     return result
+
+
+def find_stored_answer(job: Job, name: str, options: Mapping[str, Any]) -> Answer | None:
+    """Return the answer that was computed when the run was put into a store; None if it has to be computed.
+
+    Raises:
+        AnalysisError: the stored answer is that no rank can answer.
+    """
+    if job.stored is None or list_user_files():  # names of the user's may change any answer
+        return None
+    stored = job.stored.answer(name, select_changed_options(name, options))
+    if stored is None:
+        return None
+    analysis = registry.get("analyses", name)
+    refused = {}
+    for rank, what, remedy in stored.refusals:
+        error = AnalysisError(what, remedy=remedy)
+        if rank is None or len(stored.refusals) == len(job):
+            raise error
+        refused[rank] = error
+    columns = analysis.COLUMNS if analysis.SCOPE == "job" else {"rank": pl.Int64, **analysis.COLUMNS}
+    return Answer(stored.table, refused) if stored.table.schema == pl.Schema(columns) else None
+
+
+def select_changed_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an analysis that differ from their defaults."""
+    defaults = {option.name: option.default for option in registry.list_options("analyses", name)}
+    return {key: value for key, value in options.items() if value != defaults.get(key)}
 
 
 def answer_by_rank(job: Job, analyses: Mapping[str, Callable[[Trace], pl.DataFrame]]) -> dict[str, Answer]:

@@ -8,6 +8,7 @@
 - departure_ns: delay after the first rank that left. arrival_ns, wait_ns and departure_ns are null if no other rank
   recorded the communication.
 - duration_ns: from arrival to departure, wait included.
+- axis: axis of parallelism of the group (dp, tp, pp, cp, ep), where it is known.
 - event: the host operator that issued it, on this rank.
 
 Units: ns, B.
@@ -27,6 +28,7 @@ COLUMNS = {
     "communication": pl.Int64,
     "collective": pl.String,
     "group": pl.String,
+    "axis": pl.String,
     "seq": pl.Int64,
     "rank": pl.Int64,
     "start_ns": pl.Int64,

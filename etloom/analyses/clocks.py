@@ -7,10 +7,10 @@
   communications, half of the distance between the bounds.
 - drift_ppm: how much faster this clock runs; known if at least a second of recording is available.
 - residual_ns: remaining uncertainty of the clock after offset_ns is removed (or kept, see verdict): three spreads,
-  limited by the bounds; at most 10 us for ranks with the same host name (same_host), whose processes read one clock,
-  and 100 us for times measured by their devices. Comparisons across ranks are accurate to the sum of both ranks'
+  limited by the bounds; at most 10 µs for ranks with the same host name (same_host), whose processes read one clock,
+  and 100 µs for times measured by their devices. Comparisons across ranks are accurate to the sum of both ranks'
   residuals: see clock_error_ns of collectives.
-- verdict: reference; agrees (consistent with the reference's clock, residual_ns at most 10 us); unsure (consistent with
+- verdict: reference; agrees (consistent with the reference's clock, residual_ns at most 10 µs); unsure (consistent with
   the reference's clock, but it may be off by residual_ns; times are not changed); corrected (times are corrected by
   offset_ns and drift_ppm before ranks are compared); impossible (no offset is consistent with the recording: different
   runs, or wrongly matched communications); unknown (the rank shares no communication with others). Ranks with one of

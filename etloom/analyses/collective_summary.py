@@ -23,6 +23,7 @@ SCOPE = "job"
 COLUMNS = {
     "collective": pl.String,
     "group": pl.String,
+    "axis": pl.String,
     "group_size": pl.Int64,
     "bytes": pl.Int64,
     "count": pl.Int64,
@@ -51,7 +52,7 @@ def analyze(job: Job) -> pl.DataFrame:
     transfer = pl.col("transfer_ns")
     table = (
         summarize_instances(match_communications(job).comparable)
-        .group_by("collective", "group", "group_size", "bytes", maintain_order=True)
+        .group_by("collective", "group", "axis", "group_size", "bytes", maintain_order=True)
         .agg(
             pl.len().alias("count"),
             (pl.col("recorded") > 1).sum().alias("matched"),

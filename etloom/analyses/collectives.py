@@ -39,6 +39,7 @@ COLUMNS = {
     "start_ns": pl.Int64,
     "collective": pl.String,
     "group": pl.String,
+    "axis": pl.String,
     "seq": pl.Int64,
     "source": pl.Int64,
     "destination": pl.Int64,
@@ -113,7 +114,16 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
             pl.col("start").min().alias("start_ns"),
             *(
                 pl.col(name).drop_nulls().first()
-                for name in ("collective", "group", "seq", "source", "destination", "how", "group_size")
+                for name in (
+                    "collective",
+                    "group",
+                    "axis",
+                    "seq",
+                    "source",
+                    "destination",
+                    "how",
+                    "group_size",
+                )
             ),
             pl.len().alias("recorded"),
             pl.col("bytes").max(),

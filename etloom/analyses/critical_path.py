@@ -137,7 +137,7 @@ def _sum_groups(path: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:
-    """Return the end point of the path and its start time (None: that of the graph)."""
+    """Return the point at which the path ends and the time at which it starts (None: the start of the graph)."""
     if step is None:
         return critical_paths.find_last_point(graph, rank), None
     ends = []

@@ -6,16 +6,17 @@ meaningful; if not, reason says why: a sampled trace, too few kernels, or unexpl
 - shortfall_ns: reduction of the makespan if every dependency takes only its minimum latency; max_shortfall_ns: the
   largest such reduction at any point. residual_ns: sum of all unexplained delays; residual_pct of the whole job is
   relative to the sum of the ranks' makespans.
-- device_starts: number of kernels, memcpys and memsets. explained_pct: the share that starts within 5 us after the end
-  of the stream's previous work or of what the stream waited for, or between the start of its launch call and 5 us
+- device_starts: number of kernels, memcpys and memsets. explained_pct: the share that starts within 5 µs after the end
+  of the stream's previous work or of what the stream waited for, or between the start of its launch call and 5 µs
   after the end of the call, or while the stream's previous work still ran. chance_pct: the same with all starts shifted
-  by 23 us, as baseline; chance_back_pct: shifted by -17 us, which is high if launch calls are long. ambiguous_pct:
+  by 23 µs, as baseline; chance_back_pct: shifted by -17 µs, which is high if launch calls are long. ambiguous_pct:
   explained by both.
 - dropped_edges: dependencies that contradict the recorded times, by kind. unmatched_syncs: synchronization calls
   without matching GPU activity. inferred_syncs: synchronization dependencies inferred from calls and times instead of
-  recorded. inter_thread_dependencies: threads that alternate, or wait for an asynchronous call.
-  matched_communications, local_communications: communications matched with other ranks, or not. ignored_threads:
-  threads left out because they only poll, or only run Python.
+  recorded. unexplained_wait_ns: time in calls that by their kind wait for the GPU (synchronization, copies to pageable
+  memory), while the GPU is busy, that the graph counts as host work. inter_thread_dependencies: threads that
+  alternate, or wait for an asynchronous call. matched_communications, local_communications: communications matched with
+  other ranks, or not. ignored_threads: threads left out because they only poll, or only run Python.
 
 Units: ns, percent (of the makespan; of device_starts).
 """
@@ -51,6 +52,7 @@ COLUMNS = {
     "dropped_edges": pl.String,
     "unmatched_syncs": pl.Int64,
     "inferred_syncs": pl.Int64,
+    "unexplained_wait_ns": pl.Int64,
     "inter_thread_dependencies": pl.Int64,
     "matched_communications": pl.Int64,
     "local_communications": pl.Int64,
@@ -75,7 +77,8 @@ def analyze(job: Job) -> pl.DataFrame:
     for rank in job.ranks:
         fit, counts = latency_fits[rank], dependencies.counts[rank]
         starts = quality.measure_explained_starts(graph, job[rank], rank)
-        reason = quality.explain_misfit(starts, fit.makespan, fit.residual)
+        waits = quality.measure_unexplained_waits(graph, job[rank], rank)
+        reason = quality.explain_misfit(starts, fit.makespan, fit.residual, waits)
         rows.append(
             {
                 "rank": rank,
@@ -83,6 +86,7 @@ def analyze(job: Job) -> pl.DataFrame:
                 "reason": reason,
                 **_fit_columns(fit),
                 **_start_columns(starts),
+                "unexplained_wait_ns": waits,
                 **{name: sum(counts[key] for key in keys) for name, keys in _COUNTS.items()},
             }
         )
@@ -96,6 +100,7 @@ def analyze(job: Job) -> pl.DataFrame:
         **_fit_columns(latency_fits[None]),
         "residual_pct": 100 * latency_fits[None].residual / total_makespan if total_makespan else None,
         "device_starts": table["device_starts"].sum(),
+        "unexplained_wait_ns": table["unexplained_wait_ns"].sum(),
         "dropped_edges": ", ".join(dropped) or None,
         **{name: table[name].sum() for name in _COUNTS},
     }

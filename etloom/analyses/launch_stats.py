@@ -14,7 +14,7 @@ delay_cutoff: delay in ns above which an activity is late.
 step: only activities launched in this step.
 
 Units: ns (mean rounded to integers). Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which only plots
-its cutoffs (50 and 100 us), and does not support calls with several activities.
+its cutoffs (50 and 100 µs), and does not support calls with several activities.
 """
 
 from __future__ import annotations

@@ -116,11 +116,12 @@ def _user_line(stack: list[str]) -> str | None:
 def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
     """Return the innermost operator around each allocation on its thread, null for none."""
     events = trace.events
+    thread = [pl.col(name).fill_null(-1) for name in ("pid", "tid")]
     is_operator_row = pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) & pl.col("dur").is_not_null()
-    calls = events.filter(is_operator_row).select("pid", "tid", "ts", "id").sort("ts", maintain_order=True)
+    calls = events.filter(is_operator_row).select(*thread, "ts", "id").sort("ts", maintain_order=True)
     if not calls.height:
         return pl.Series([None] * memory.height, dtype=pl.String)
-    last_started = memory.select("pid", "tid", "ts").join_asof(
+    last_started = memory.select(*thread, "ts").join_asof(
         calls, on="ts", by=["pid", "tid"], strategy="backward", check_sortedness=False
     )
     row = rows_of_ids(events, last_started["id"])

@@ -2,7 +2,8 @@
 
 One row per module class and position among the enclosing classes (path). Instances of one class at one position are
 counted together. self_device_ns: time of the GPU activity launched in the module and not in a module below it; device
-columns are null if the trace has no GPU activity. Backward runs outside of the modules and is not included.
+columns are null if the trace has no GPU activity. Backward runs outside of the modules and is not included. Each
+replay of a device graph counts as a call, without host time, of the modules that its capture recorded.
 
 depth: only modules up to this depth; 0 is the outermost. top: maximum number of rows, most expensive first (default:
 all). step: only this step.
@@ -16,8 +17,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.analyses.helpers import check_top, conform_columns, filter_step, require_linked
-from etloom.core import arrays, nesting
+from etloom.analyses.helpers import check_step, check_top, conform_columns, filter_step, require_linked
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -36,6 +37,7 @@ COLUMNS = {
     "kernels": pl.Int64,
 }
 _DEVICE = ("device_ns", "self_device_ns", "kernels")
+_CAPTURED_FUNCTION = categories.CAPTURED_CATEGORIES["python_function"]
 _MODULE = r"^nn\.Module: (.*?)(?:_\d+)?$"
 
 
@@ -46,7 +48,7 @@ def analyze(
     require_linked(trace)
     events = trace.events
     is_module = arrays.match_text(events["name"], lambda name: name.str.contains(_MODULE))
-    is_module &= events["depth"].is_not_null().to_numpy()
+    is_module &= events["depth"].is_not_null().to_numpy() | arrays.is_in(events["cat"], (_CAPTURED_FUNCTION,))
     rows = np.flatnonzero(is_module)
     if not rows.size:
         raise AnalysisError(
@@ -54,13 +56,13 @@ def analyze(
             where=describe_rank(trace),
             remedy="profile with with_stack=True or with_modules=True",
         )
-    table = _list_calls(trace, is_module, rows)
-    table = filter_step(trace, table, step)
+    check_step(trace, step)
+    table = _list_calls(trace, is_module, rows, step)
     table = table if depth is None else table.filter(pl.col("depth") <= depth)
     sums = (
         table.group_by("path", "module", "depth", maintain_order=True)
         .agg(
-            pl.len().alias("count"),
+            pl.col("calls").sum().alias("count"),
             pl.col("instance").n_unique().alias("instances"),
             pl.col("dur").sum().alias("host_ns"),
             pl.col("device_ns").sum(),
@@ -74,8 +76,13 @@ def analyze(
     return conform_columns(sums if top is None else sums.head(top), COLUMNS)
 
 
-def _list_calls(trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int64]) -> pl.DataFrame:
-    """Return path, module, instance, depth, dur, device_ns, self_device_ns, kernels, step of each module call."""
+def _list_calls(
+    trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int64], step: int | None
+) -> pl.DataFrame:
+    """Return path, module, instance, depth, dur, device_ns, self_device_ns, kernels of the module calls of a step.
+
+    A captured module has one row; ``calls`` is the number of its replays, 1 for others.
+    """
     events = trace.events
     parent = rows_of_ids(events, events["parent"])
     outer_rows = nesting.find_nearest_ancestor(parent, is_module, parent[rows])
@@ -84,9 +91,13 @@ def _list_calls(trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int
     instances = events["name"][rows].cast(pl.String)
     modules = instances.str.extract(_MODULE, 1).to_list()
     paths, depths = list(modules), [0] * len(modules)
-    self_device, self_kernels = _sum_launched(trace, is_module, rows, parent)
+    launches = filter_step(
+        trace, trace.launches.join(events.select("dur", "step", device_event="id"), on="device_event"), step
+    )
+    self_device, self_kernels = _sum_launched(events, launches, is_module, rows, parent)
     device, kernels = self_device.copy(), self_kernels.copy()
-    by_depth = np.argsort(events["depth"][rows].to_numpy(), kind="stable").tolist()
+    # Captured events have no depth, and come after the events around them.
+    by_depth = np.argsort(events["depth"][rows].fill_null(0).to_numpy(), kind="stable").tolist()
     for i in by_depth:
         if outer[i] >= 0:
             paths[i], depths[i] = f"{paths[outer[i]]}/{modules[i]}", depths[outer[i]] + 1
@@ -94,7 +105,9 @@ def _list_calls(trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int
         if outer[i] >= 0:
             device[outer[i]] += device[i]
             kernels[outer[i]] += kernels[i]
-    return pl.DataFrame(
+    captured = arrays.is_in(events["cat"][rows], (_CAPTURED_FUNCTION,))
+    calls = np.where(captured, _count_replays(events, launches, parent)[rows], 1)
+    table = pl.DataFrame(
         {
             "path": paths,
             "module": modules,
@@ -104,18 +117,41 @@ def _list_calls(trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int
             "device_ns": device,
             "self_device_ns": self_device,
             "kernels": kernels,
-            "step": events["step"][rows],
+            "calls": calls,
         }
     )
+    in_step = captured | (
+        True if step is None else (events["step"][rows] == step).fill_null(False).to_numpy()
+    )
+    return table.filter(pl.Series(in_step & (calls > 0)))
+
+
+def _count_replays(
+    events: pl.DataFrame, launches: pl.DataFrame, parent: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the number of replays of the device graph that each captured event belongs to; 0 for other events."""
+    graphs = arrays.is_in(events["cat"], (categories.CAPTURED_GRAPH,))
+    counts = np.zeros(events.height + 1, np.int64)  # the last for -1
+    replayed = launches.select("launch", "captured").drop_nulls()
+    graph = nesting.find_nearest_ancestor(parent, graphs, rows_of_ids(events, replayed["captured"]))
+    replays = replayed.select("launch", graph=pl.Series(graph)).unique()
+    np.add.at(counts, replays["graph"].to_numpy(), 1)
+    around: NDArray[np.int64] = counts[
+        nesting.find_nearest_ancestor(parent, graphs, np.arange(events.height))
+    ]
+    return around
 
 
 def _sum_launched(
-    trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int64], parent: NDArray[np.int64]
+    events: pl.DataFrame,
+    launches: pl.DataFrame,
+    is_module: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    parent: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the device time and the number of activities launched directly in each module call."""
-    activities = trace.events.select("id", "dur")
-    launches = trace.launches.drop_nulls("launch").join(activities, left_on="device_event", right_on="id")
-    launch_rows = rows_of_ids(trace.events, launches["launch"])
+    """Return the device time and the number of activities launched, or captured, directly in each module call."""
+    launches = launches.drop_nulls("launch")
+    launch_rows = rows_of_ids(events, launches.select(pl.coalesce("captured", "launch")).to_series())
     around = nesting.find_nearest_ancestor(parent, is_module, launch_rows)
     inside = around >= 0
     calls = np.searchsorted(rows, around[inside])

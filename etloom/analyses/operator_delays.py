@@ -2,7 +2,8 @@
 
 One row per operator and sequence of kernels launched by its calls, in launch order. count: number of calls that
 launched exactly these. launch_delay_ns: from the start of the operator to its first launch call. runtime_delay_ns: from
-that call to the start of the first kernel. Means over the calls.
+that call to the start of the first kernel. Means over the calls; launch_delay_ns is null for a captured operator, which
+did not run at the replay that launched its kernels.
 
 The operator of a launch is the innermost one around the call on its thread; if there is none, the innermost annotation
 (Optimizer.step).
@@ -19,7 +20,8 @@ import polars as pl
 
 from etloom.analyses.helpers import conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.arrays import is_in, rows_of_ids, take_rows
+from etloom.core.categories import CAPTURED
 from etloom.core.trace import Trace
 
 SCOPE = "rank"
@@ -37,14 +39,20 @@ KERNEL_SEPARATOR = " -> "
 
 
 def analyze(trace: Trace, *, operator: str | None = None, step: int | None = None) -> pl.DataFrame:
-    work = select_launched_work(trace, "id", "step", "name", "ts", "dur", "launch_ts", "operator")
+    work = select_launched_work(trace, "id", "step", "name", "ts", "dur", "launch", "launch_ts", "operator")
     work = work.drop_nulls(["operator", "launch_ts"]).sort("launch_ts", "ts", "id")
     calls = filter_step(trace, work, step)
-    around = take_rows(trace.events.select("name", "ts"), rows_of_ids(trace.events, calls["operator"]))
-    calls = calls.with_columns(operator_name=around["name"], operator_ts=around["ts"])
+    around = take_rows(trace.events.select("name", "cat", "ts"), rows_of_ids(trace.events, calls["operator"]))
+    is_captured = pl.Series(is_in(around["cat"], CAPTURED))
+    calls = calls.with_columns(
+        operator_name=around["name"], operator_ts=around["ts"], is_captured=is_captured
+    )
+    # Each replay of a captured operator is a call.
+    calls = calls.with_columns(replay=pl.when("is_captured").then("launch"))
+    calls = calls.with_columns(operator_ts=pl.when(~pl.col("is_captured")).then("operator_ts"))
     if operator is not None:
         calls = calls.filter(pl.col("operator_name") == operator)
-    calls = calls.group_by("operator", maintain_order=True).agg(
+    calls = calls.group_by("operator", "replay", maintain_order=True).agg(
         pl.col("operator_name").first(),
         pl.col("name"),
         launch_delay=pl.col("launch_ts").first() - pl.col("operator_ts").first(),

@@ -20,7 +20,7 @@ import polars as pl
 
 from etloom.analyses.helpers import check_step, conform_columns
 from etloom.analyses.helpers.launch_queue import compute_queue_changes
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import InvalidValue
 from etloom.core.nesting import order_by_track
 from etloom.core.trace import Trace
 from etloom.timeline.activity import find_steps
@@ -45,7 +45,7 @@ _TOTAL_STEP = pl.Series([None], dtype=pl.Int64)
 
 def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.DataFrame:
     if limit < 1:
-        raise AnalysisError(
+        raise InvalidValue(
             f"expected a limit of at least 1, got {limit}", remedy="specify 1 or more", option="limit"
         )
     queues = compute_queue_changes(trace)

@@ -142,7 +142,7 @@ def _find_repeating(
     forward[rows_of_ids(events, joins["event"])] = rows_of_ids(events, joins["after"])
     has_forward = unrecorded & (forward[above] >= 0)
     rows, above = rows[has_forward], above[has_forward]
-    names = events["name"].to_physical().to_numpy().astype(np.int64)
+    names = events["name"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
 
     backward_rows = np.unique(above)
     forward_keys = _pack_key(backward_rows, names[forward[backward_rows]])

@@ -131,9 +131,10 @@ def _aggregate() -> list[pl.Expr]:
 def _by_kernel(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     """Return one row per kernel: its share of the call's flops, bytes and limits, by time."""
     work = assign_kernels(trace).select(
-        "row", pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns")
+        "row", "replay", pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns")
     )
-    parts = calls.drop("name").join(work, on="row").with_columns(all_ns=pl.col("kernel_ns").sum().over("row"))
+    keys = ["row", "replay"]
+    parts = calls.drop("name").join(work, on=keys).with_columns(all_ns=pl.col("kernel_ns").sum().over(keys))
     share = pl.when(pl.col("all_ns") > 0).then(pl.col("kernel_ns") / pl.col("all_ns"))
     parts = parts.with_columns(
         *(

@@ -1,7 +1,8 @@
-"""Training steps: start, duration and device activity of each.
+"""Steps of training or iterations of inference: start, duration and device activity of each.
 
-One row per step annotated with ProfilerStep#N on the host, which torch.profiler writes when its step() is called; a
-trace without annotated steps has no result. dur_ns is the duration of the annotation. The device columns cover the GPU
+One row per step annotated with ProfilerStep#N on the host, which torch.profiler writes when its step() is called, else
+per iteration of an inference engine (see iterations), or per event that --step-name matches; a trace without any has no
+result. dur_ns is the duration of the annotation. The device columns cover the GPU
 activity launched in the step, whenever it ran: its first start, its last end, and the time in which some of it ran
 (concurrent streams are counted once). They are null if the step launched none, for example on a CPU-only trace.
 
@@ -46,7 +47,8 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         raise explain_missing_times(trace) or AnalysisError(
             "no step is annotated with ProfilerStep",
             where=describe_rank(trace),
-            remedy="call torch.profiler's step() after each step",
+            remedy="call torch.profiler's step() after each step (JAX: StepTraceAnnotation), "
+            "or name the events that are steps: --step-name REGEX",
         )
     check_step(trace, step)
     if step is not None:

@@ -91,9 +91,10 @@ def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
         .drop_nulls()
     )
     members = transfers.join(parts.select("instance", "rank").unique(), on="instance")
+    by_rank = members.partition_by("rank", as_dict=True)
     slow_links = {}
     for rank in parts["rank"].unique().to_list():
-        rank_transfers = members.filter(pl.col("rank") == rank)
+        rank_transfers = by_rank.get((rank,), members.clear())
         usual_without = (
             transfers.join(rank_transfers, on="number", how="anti")
             .group_by(kind)

@@ -5,7 +5,8 @@ other operators, calls of the device runtime, Python frames and ranges. runtime_
 or driver (cudaMemcpyAsync, cudaLaunchKernel) of which it is the innermost operator, including time blocked on the
 device; null if no such calls were recorded. exclusive_ns: self_ns + runtime_ns. mean_ns: over all calls. device_ns: sum
 of the durations of the kernels, memcpys and memsets launched by it or its callees; null if the trace has no GPU
-activity. exclusive_pct and self_pct are relative to the exclusive and the self time of all operators.
+activity. exclusive_pct and self_pct are relative to the exclusive and the self time of all operators. replayed: calls
+within replays of device graphs; they count for device_ns, but take no time on the host.
 
 top: number of rows, largest first.
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_total, require_linked
-from etloom.analyses.helpers.operator_times import measure_operators
+from etloom.analyses.helpers.operator_times import measure_operators, measure_replayed_operators
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, explain_missing_times, has_device_events
@@ -40,6 +41,7 @@ COLUMNS = {
     "total_ns": pl.Int64,
     "mean_ns": pl.Int64,
     "device_ns": pl.Int64,
+    "replayed": pl.Int64,
 }
 _SORT_COLUMNS = {
     name: f"{name}_ns" for name in ("exclusive", "self", "runtime", "total", "mean", "device")
@@ -51,8 +53,8 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | N
         raise UnknownName("order", by, _SORT_COLUMNS, option="by")
     check_top(top)
     require_linked(trace)
-    calls = measure_operators(trace)
-    if not calls.height:
+    calls, replayed = measure_operators(trace), measure_replayed_operators(trace)
+    if not calls.height and not replayed.height:
         raise explain_missing_times(trace) or AnalysisError(
             "the trace contains no operators",
             where=describe_rank(trace),
@@ -73,10 +75,25 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | N
         )
         .with_columns(percent_of_total("exclusive_ns"), percent_of_total("self_ns"))
     )
+    table = _add_replayed(table, filter_step(trace, replayed, step))
     if not has_device_events(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))
     return (
         conform_columns(table, COLUMNS)
         .sort(_SORT_COLUMNS[by], "name", descending=[True, False], nulls_last=True)
         .head(top)
+    )
+
+
+def _add_replayed(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Add the calls within replays of device graphs to the sums of each operator."""
+    sums = calls.group_by("name").agg(
+        pl.len().cast(pl.Int64).alias("replayed"),
+        pl.col("device_ns").filter(pl.col("outermost")).sum().alias("replayed_ns"),
+    )
+    zeros = ("count", "exclusive_ns", "self_ns", "total_ns", "device_ns", "replayed", "replayed_ns")
+    return (
+        table.join(sums, on="name", how="full", coalesce=True)
+        .with_columns(pl.col(zeros).fill_null(0))
+        .with_columns(pl.col("device_ns") + pl.col("replayed_ns"))
     )

@@ -3,7 +3,8 @@
 One row per operator, shapes, types and (if recorded) values of its inputs, as JSON. self_ns: excluding callees.
 device_ns: time of the kernels launched by it or its callees, null if the trace has no GPU activity. If Kineto did not
 record the shapes of an operator, they are taken from its node in the execution trace, in that notation: the value of a
-tensor is null. For an execution trace alone: its operators without times, most frequent first.
+tensor is null. replayed: calls within replays of device graphs, which count for device_ns but take no host time. For
+an execution trace alone: its operators without times, most frequent first.
 
 operator: only operators with this name. top: number of rows, most expensive first. step: only this step.
 
@@ -18,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.helpers import check_top, conform_columns, filter_step, require_linked
-from etloom.analyses.helpers.operator_times import measure_operators
+from etloom.analyses.helpers.operator_times import measure_operators, measure_replayed_operators
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
 from etloom.core.steps import STEP_PREFIX
@@ -37,6 +38,7 @@ COLUMNS = {
     "total_ns": pl.Int64,
     "device_ns": pl.Int64,
     "mean_device_ns": pl.Float64,
+    "replayed": pl.Int64,
 }
 
 _OPERATORS = (0, 1)  # PyTorch's scopes of functions and backward functions
@@ -51,7 +53,7 @@ def analyze(
     check_top(top)
     require_linked(trace)
     recorded = trace.rows("events") > 0
-    calls = measure_operators(trace) if recorded else _list_untimed_operators(trace)
+    calls = _list_timed_operators(trace) if recorded else _list_untimed_operators(trace)
     arguments = (
         _describe_events(trace, calls["id"]) if recorded else _describe_nodes(trace, calls.select("node"))
     )
@@ -66,7 +68,8 @@ def analyze(
     calls = filter_step(trace, calls, step) if recorded else _filter_step_nodes(trace, calls, step)
     calls = calls if operator is None else calls.filter(pl.col("name") == operator)
     table = calls.group_by("name", "shapes", "types", "values").agg(
-        pl.len().alias("count"),
+        pl.col("replayed").not_().sum().alias("count"),
+        pl.col("replayed").sum(),
         pl.col("self_ns").sum(),
         pl.col("dur").sum().alias("total_ns"),
         pl.col("device_ns").sum(),
@@ -83,12 +86,21 @@ def analyze(
     return table.sort(keys, descending=(True, False, False, False, False)).head(top)
 
 
+def _list_timed_operators(trace: Trace) -> pl.DataFrame:
+    """Return the times of operators (`measure_operators`), and of those within replays of device graphs."""
+    calls, replayed = measure_operators(trace), measure_replayed_operators(trace)
+    if not replayed.height:
+        return calls.with_columns(replayed=pl.lit(False))
+    replayed = replayed.with_columns(replayed=pl.lit(True))
+    return pl.concat([calls.with_columns(replayed=pl.lit(False)), replayed], how="diagonal_relaxed")
+
+
 def _list_untimed_operators(trace: Trace) -> pl.DataFrame:
     """Return node, name and null times (as `measure_operators`) of the operators of an execution trace."""
     name = pl.col("name").cast(pl.String)
     is_operator = pl.col("scope").is_in(_OPERATORS).fill_null(True) & ~name.str.contains(_NOT_OPERATOR)
     times = dict.fromkeys(("self_ns", "dur", "device_ns"), pl.lit(None, pl.Int64))
-    return trace.nodes.filter(is_operator).select(name, node="id", **times)
+    return trace.nodes.filter(is_operator).select(name, node="id", replayed=pl.lit(False), **times)
 
 
 def _filter_step_nodes(trace: Trace, calls: pl.DataFrame, step: int | None) -> pl.DataFrame:

@@ -11,8 +11,13 @@ Definitions used where CCL-Bench's tools contradict each other or the name of th
 - communication is recognized by kernel names as in all analyses, never by "send" or "p2p" anywhere in a name;
 - concurrent activities on several streams are counted once, except in communication_fraction, communication_ratio,
   straggler and dominant_kernel_concentration, which are defined on sums;
-- bandwidth_utilization_* is the median bus bandwidth (see collectives) of the transfer time, without waits, if at least
-  two ranks were recorded; else of the whole kernel. collective_vol_* uses the message sizes of nccl-tests;
+- bandwidth_utilization_*_group_6 is the median bus bandwidth (see collectives) of the transfer time, without waits, if
+  at least two ranks were recorded; else of the whole kernel. collective_vol_*_gb uses the message sizes of nccl-tests,
+  and counts a collective in the step in which the host issued it;
+- avg_comm_bandwidth_GBps is the mean bus bandwidth of all communications of known size;
+- total_compute_time_s and total_comm_time_s are sums over kernels; compute_utilization_proxy is
+  total_compute_time_s / wall_time_s; straggler_metrics is the slowdown: the largest over the smallest time of the
+  communication kernels of a rank;
 - mean_sm_coverage is weighted by time, and average_memory_bandwidth covers memcpys;
 - mfu uses the model on the card (6 FLOP per parameter and token, plus attention), mfu_counted the recorded shapes
   (see mfu); memory_bound_fraction and compute_bound_fraction are shares of the time of the operators whose bound is
@@ -46,6 +51,23 @@ _OUTSIDE = (
     ("scale_up_bw_utility", "%", "compares two simulated networks: use etloom simulate --set 'comm x0.5'"),
     ("gpu_step_score", "ratio", "compares this run with a baseline: use etloom diff"),
     ("traffic_window", "s", "depends on the event names of one framework"),
+    ("break_down_steps", "s", "a table: use etloom analyze temporal-breakdown"),
+    ("communication_overhead", "ratio", "see communication_fraction"),
+    ("bandwidth_utilization", "%", "see bandwidth_utilization_*_group_6"),
+    ("achieved_flops_from_trace_json", "FLOP/s", "use etloom analyze flops, or mfu_counted"),
+    ("total_model_flops_from_args", "FLOP", "use etloom analyze flops"),
+    ("flops_per_token_used", "FLOP", "an argument of that tool, --model_params: see mfu and throughput"),
+    ("estimated_total_tokens", "tokens", "depends on --model_params of that tool: see throughput"),
+    (
+        "estimated_throughput_tokens_per_s",
+        "tokens/s",
+        "depends on --model_params of that tool: see throughput",
+    ),
+    ("estimated_bandwidth", "GB/s", "of TPU traces"),
+    ("comm_kernel_breakdown_tpu", "s", "of TPU traces"),
+    ("ttft_group_6", "ms", "of a benchmark's JSONL file: see ttft"),
+    ("tpot_group_6", "ms", "of a benchmark's JSONL file: see tpot"),
+    ("throughput_group_6", "tokens/s", "of a benchmark's JSONL file: see throughput"),
 )
 
 

@@ -36,31 +36,48 @@ def _bandwidth(collective: str) -> Callable[[RunData], float]:
     return question
 
 
-def _volume(collective: str) -> Callable[[RunData], Answer]:
+def _volume(*collectives: str) -> Callable[[RunData], Answer]:
     def answer(run: RunData) -> Answer:
-        participations = run.communications().filter(pl.col("collective") == collective)
+        participations = run.communications().filter(pl.col("collective").is_in(collectives))
+        names = " or ".join(collectives)
         if not participations.height:
-            raise MetricUnavailable(f"no {collective} was recorded")
+            raise MetricUnavailable(f"no {names} was recorded")
         if participations["bytes"].null_count() == participations.height:
-            raise MetricUnavailable(f"the size is unknown for all {collective}")
+            raise MetricUnavailable(f"the size is unknown for all {names}")
 
         def question(rank: RankData) -> float:
-            rank_participations = participations.filter(pl.col("rank") == rank.rank)
-            begin, finish, size = (
-                rank_participations[name].to_numpy() for name in ("own_start", "own_end", "bytes")
-            )
-            size = np.nan_to_num(size)
-            return rank.average_steps(
-                lambda start, end: float(size[(begin < end) & (finish > start)].sum() / 1e9)
-            )
+            sizes = _issue_times(rank, participations.filter(pl.col("rank") == rank.rank))
+            if not rank.inner:
+                return int(sizes["bytes"].sum()) / 1e9
+            in_steps: list[int] = [
+                sizes.filter(pl.col("issued").is_between(start, end, closed="left"))["bytes"].sum()  # type: ignore[misc]
+                for start, end in rank.inner
+            ]
+            if not any(in_steps) and sizes["bytes"].sum():
+                raise MetricUnavailable(f"every {names} was issued outside the selected steps")
+            return sum(in_steps) / len(in_steps) / 1e9
 
         return mean_over_ranks(question)(run)
 
     return answer
 
 
+def _issue_times(rank: RankData, participations: pl.DataFrame) -> pl.DataFrame:
+    """Return bytes and issued: the start of the host call, since a kernel may run after its step has ended."""
+    calls = rank.trace.events.select(issuer="id", issued="ts")
+    joined = participations.select("issuer", "bytes", start="own_start").join(calls, on="issuer", how="left")
+    return joined.select("bytes", issued=pl.coalesce("issued", "start"))
+
+
+def _mean_bandwidth(run: RunData) -> float:
+    mean = run.bandwidths["bus"].mean()
+    if mean is None:
+        raise MetricUnavailable("size and group are unknown for all collectives")
+    return float(mean)  # type: ignore[arg-type]
+
+
 def _hockney(coefficient: int) -> Callable[[RunData], float]:
-    """Return a fit of alpha (us) or bandwidth (GB/s) to the all-reduces, by least squares."""
+    """Return alpha (s), beta (s/B) or 1 / beta (B/s) of a fit to the all-reduces, by least squares."""
 
     def question(run: RunData) -> float:
         all_reduces = run.bandwidths.filter(
@@ -73,21 +90,24 @@ def _hockney(coefficient: int) -> Callable[[RunData], float]:
         slope, alpha = np.polyfit(sizes, times, 1)
         if slope <= 0 or alpha < 0:
             raise MetricUnavailable("the all-reduce times do not fit a positive latency and bandwidth")
-        return float(alpha / 1e3) if coefficient == 0 else float(1 / slope)
+        return float((alpha / 1e9, slope / 1e9, 1e9 / slope)[coefficient])
 
     return question
 
 
 METRICS: tuple[Metric, ...] = (
     *(
-        (f"bandwidth_utilization_{name}", "GB/s", "trace", from_run(_bandwidth(collective)))
+        (f"bandwidth_utilization_{name}_group_6", "GB/s", "trace", from_run(_bandwidth(collective)))
         for name, collective in _COLLECTIVES.items()
     ),
     *(
-        (f"collective_vol_{name}", "GB", "steps", _volume(collective))
+        (f"collective_vol_{name}_gb", "GB", "steps", _volume(collective))
         for name, collective in _COLLECTIVES.items()
     ),
+    ("collective_vol_total_gb", "GB", "steps", _volume(*_COLLECTIVES.values())),
     ("coll_call_num", "calls", "trace", from_run(_calls)),
-    ("hockney_alpha", "us", "trace", from_run(_hockney(0))),
-    ("hockney_bandwidth", "GB/s", "trace", from_run(_hockney(1))),
+    ("avg_comm_bandwidth_GBps", "GB/s", "trace", from_run(_mean_bandwidth)),
+    ("hockney_alpha_s", "s", "trace", from_run(_hockney(0))),
+    ("hockney_beta_s_per_byte", "s/B", "trace", from_run(_hockney(1))),
+    ("hockney_inverse_beta_Bps", "B/s", "trace", from_run(_hockney(2))),
 )

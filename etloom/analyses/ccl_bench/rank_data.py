@@ -14,6 +14,7 @@ from etloom.analyses import roofline
 from etloom.core import arrays
 from etloom.core import categories as kinds
 from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
 from etloom.timeline.activity import Activity, compute_activity, find_steps, select_device_events
 
@@ -118,7 +119,7 @@ def build_rank_data(number: int, trace: Trace) -> RankData:
 def _find_steps(trace: Trace) -> tuple[str | None, list[Span]]:
     """Find training steps, else the steps of an inference engine: vLLM's annotations, SGLang's function."""
     annotated = [(start, end) for _, start, end in find_steps(trace).iter_rows()]
-    if annotated:
+    if annotated and match_steps(trace.events["name"]).any():
         return "ProfilerStep", annotated
     events = trace.events
     for name, categories, pattern in (

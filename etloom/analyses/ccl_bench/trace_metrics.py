@@ -120,6 +120,13 @@ def _straggler(run: RunData) -> float:
     )
 
 
+def _slowdown(run: RunData) -> float:
+    times = collect_comparable(run.ranks, lambda rank: _sums(rank.kernels)[0])
+    if not min(times):
+        raise MetricUnavailable("a rank recorded no communication kernels")
+    return max(times) / min(times)
+
+
 def _sm_coverage(rank: RankData) -> float:
     sms = {
         device.get("id"): device.get("numSms")
@@ -180,6 +187,30 @@ def _kernel_seconds(kind: str | None) -> Callable[[RankData], float]:
     return question
 
 
+def _communication_kernels(rank: RankData) -> pl.DataFrame:
+    return rank.kernels.filter(pl.col("kind") == "communication")
+
+
+def _all_reduce_seconds(rank: RankData) -> float:
+    kernels = _communication_kernels(rank)
+    collectives = categories.parse_collectives(kernels["name"]).cast(pl.String)
+    return int(kernels.filter(collectives == "all_reduce")["dur"].sum()) / 1e9
+
+
+def _mean_communication_seconds(rank: RankData) -> float:
+    kernels = _communication_kernels(rank)
+    if not kernels.height:
+        raise MetricUnavailable("no communication kernels were recorded")
+    return int(kernels["dur"].sum()) / kernels.height / 1e9
+
+
+def _compute_share(rank: RankData) -> float:
+    return (
+        compute_percent(_kernel_seconds("computation")(rank), _trace_time(rank), "the trace lasts no time")
+        / 100
+    )
+
+
 def _trace_time(rank: RankData) -> float:
     timed = rank.trace.events.select("ts", "dur").drop_nulls("dur")
     if not timed.height:
@@ -235,17 +266,29 @@ METRICS: tuple[Metric, ...] = (
     ("communication_overlap_ratio", "ratio", "trace", mean_over_ranks(_total_overlap)),
     ("load_imbalance_ratio", "ratio", "trace", from_run(_imbalance)),
     ("straggler", "ratio", "trace", from_run(_straggler)),
+    ("straggler_metrics", "ratio", "trace", from_run(_slowdown)),
     ("mean_sm_coverage", "%", "trace", mean_over_ranks(_sm_coverage)),
     ("dominant_kernel_concentration", "%", "trace", mean_over_ranks(_dominant)),
     ("moe_fraction", "%", "trace", mean_over_ranks(_moe)),
     ("average_memory_bandwidth", "GB/s", "trace", mean_over_ranks(_copy_bandwidth)),
     ("memory_transfer_overhead", "%", "trace", mean_over_ranks(_transfer_overhead)),
-    ("bandwidth_utilization_peertopeer", "%", "trace", mean_over_ranks(_network)),
+    ("bandwidth_utilization_peertopeer_group_6", "%", "trace", mean_over_ranks(_network)),
     ("aggregate_gpu_utilization", "%", "trace", mean_over_ranks(_utilization)),
     ("compute_bound_fraction", "%", "trace", mean_over_ranks(_bound("compute"))),
     ("memory_bound_fraction", "%", "trace", mean_over_ranks(_bound("memory"))),
     ("total_kernel_time", "s", "trace", mean_over_ranks(_kernel_seconds(None))),
-    ("kernel_compute_time", "s", "trace", mean_over_ranks(_kernel_seconds("computation"))),
-    ("kernel_communication_time", "s", "trace", mean_over_ranks(_kernel_seconds("communication"))),
+    ("kernel_compute_time_group_6", "s", "trace", mean_over_ranks(_kernel_seconds("computation"))),
+    ("total_compute_time_s", "s", "trace", mean_over_ranks(_kernel_seconds("computation"))),
+    ("total_comm_time_s", "s", "trace", mean_over_ranks(_kernel_seconds("communication"))),
+    ("allreduce_comm_time_s", "s", "trace", mean_over_ranks(_all_reduce_seconds)),
+    (
+        "num_comm_kernels",
+        "kernels",
+        "trace",
+        mean_over_ranks(lambda rank: _communication_kernels(rank).height),
+    ),
+    ("avg_comm_kernel_time_s", "s", "trace", mean_over_ranks(_mean_communication_seconds)),
+    ("compute_utilization_proxy", "ratio", "trace", mean_over_ranks(_compute_share)),
     ("total_trace_time", "s", "trace", mean_over_ranks(_trace_time)),
+    ("wall_time_s", "s", "trace", mean_over_ranks(_trace_time)),
 )

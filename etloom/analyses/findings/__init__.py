@@ -1,21 +1,28 @@
-"""Performance problems with their cost and advice, ranked by cost.
+"""Causes of lost time with their cost and advice, ranked by what the job would gain.
 
-One row per pattern and place where it costs time, for the rank with the highest cost, out of ``ranks`` affected ranks.
-Costs of different patterns may cover the same time (a gap, and the communication after it), so they do not add up. A
-rank with several devices is idle when all of them are.
+One row per cause, for the rank with the highest cost (of stragglers: without which the job gains most), out of
+``ranks`` affected ranks. Costs and gains of different causes may cover the same time (a gap, and the communication
+after it), so they do not add up. A rank with several devices is idle when all of them are.
 
-- cost_ns: upper bound of the time the rank would save without the problem; concurrent losses of several streams or
-  threads are counted once. pct: share of the time from the rank's first to its last event. step_pct: the part of the
-  cost inside annotated steps (on the host; a gap that starts before the first step counts from the start of the step),
-  as share of their time; null if no step is annotated.
+- job_gain_ns: upper bound of the time that the job would save without the problem on all affected ranks, simulated on
+  the dependency graph of all ranks, from the start of the first annotated step (else of the recording). step_gain_ns:
+  per annotated step. job_gain_pct: share of that time. All are null if the graph does not explain the recording (see
+  graph-quality) or the run is too large; the order is then that of the costs.
+- cost_ns: upper bound of the time that the rank itself would save; concurrent losses of several streams or threads are
+  counted once. pct: share of the time from the rank's first to its last event. step_cost_ns: per annotated step.
+  step_pct: the part of the cost inside annotated steps (on the host), as share of their time. Both are null if no step
+  is annotated, or if at least nine tenths of the work launched in the steps run after them.
 - confidence: high (measured), medium (measured, but part of it is unavoidable), low (estimated).
+- parts: the cost by place (an operator, a module, a kind of copy) as JSON text, a list of objects with place, cost_ns
+  and count, largest first; null if there is one place. Of stragglers: by rank that is late itself (not because it
+  waited for another), with job_gain_ns, what the job gains without the lateness of that rank alone.
 - step: the step with the highest cost, out of ``count`` occurrences. operator, module: the innermost ones around the
   occurrence. frame: Python source line, if stacks were recorded. name: of the kernel or call. event: the host event to
-  look at, on this rank.
+  look at, on this rank. start_ns, end_ns: the time of the costliest occurrence, on the clock of this rank.
 - title describes the problem, advice the remedy. pattern names the rule, which its module in
   etloom.analyses.findings.patterns describes.
 
-pattern: only this pattern. min_pct: hide findings that cost less than this share of the time.
+pattern: only this pattern. min_pct: hide findings that cost the job, or the rank, less than this share of the time.
 
 Units: ns, percent.
 """
@@ -23,12 +30,16 @@ Units: ns, percent.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding
+from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part
+from etloom.analyses.findings.job_gain import JobGains
 from etloom.analyses.findings.job_view import JobView
+from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.helpers import conform_columns
 from etloom.core import registry
 from etloom.core.errors import UnknownName
@@ -37,19 +48,24 @@ from etloom.core.trace import Job
 SCOPE = "job"
 DEFAULT_MIN_PCT = 0.5
 EMPTY_MESSAGE = (
-    f"no finding costs a rank at least --min-pct of its time (default {DEFAULT_MIN_PCT:g} %); checked: all "
+    f"no finding costs the job or a rank at least --min-pct of its time (default {DEFAULT_MIN_PCT:g} %); checked: all "
     f"{len(registry.list_plugins('patterns'))} patterns, or --pattern; --min-pct 0 shows all findings"
 )
 COLUMNS = {
     "pattern": pl.String,
+    "job_gain_ns": pl.Int64,
+    "step_gain_ns": pl.Int64,
+    "job_gain_pct": pl.Float64,
     "rank": pl.Int64,
     "ranks": pl.Int64,
     "cost_ns": pl.Int64,
     "pct": pl.Float64,
+    "step_cost_ns": pl.Int64,
     "step_pct": pl.Float64,
     "confidence": pl.String,
     "title": pl.String,
     "advice": pl.String,
+    "parts": pl.String,
     "count": pl.Int64,
     "step": pl.Int64,
     "stream": pl.Int64,
@@ -58,7 +74,12 @@ COLUMNS = {
     "frame": pl.String,
     "name": pl.String,
     "event": pl.Int64,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
 }
+MAX_SIMULATED = 32
+"""Causes whose gain is simulated, those with the highest cost: each takes a pass over the graph."""
+RankFindings = list[tuple[int, Finding]]
 
 
 def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MIN_PCT) -> pl.DataFrame:
@@ -66,26 +87,105 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
     if pattern is not None and pattern.replace("_", "-") not in patterns:
         raise UnknownName("pattern", pattern, patterns, option="pattern")
     views = JobView(job)
-    rows = [
-        {
-            "pattern": name,
-            "rank": rank,
-            "pct": _percent(finding.cost_ns, views[rank].span_ns),
-            "step_pct": _percent(finding.in_steps_ns, views[rank].step_intervals.total),
-            **dataclasses.asdict(finding),
-        }
-        for name, rank, finding in _find_all(patterns if pattern is None else [pattern], views)
-    ]
+    causes: dict[tuple[str, str | None], RankFindings] = {}
+    sizes = {}
+    for name, rank, finding in _find_all(patterns if pattern is None else [pattern], views):
+        causes.setdefault((name, finding.kind), []).append((rank, finding))
+        if rank not in sizes:
+            sizes[rank] = _measure_rank(views[rank])
+    rows = [_describe_costliest(name, findings, sizes) for (name, _), findings in causes.items()]
+    by_cost = sorted(zip(rows, causes.values(), strict=True), key=lambda pair: -pair[0]["cost_ns"])
+    gains = JobGains(job)
+    for row, findings in by_cost[:MAX_SIMULATED]:
+        module = registry.get("patterns", row["pattern"])
+        limit = gains.transfer_gain if getattr(module, "LIMITED_BY_TRANSFERS", False) else None
+        row |= _simulate_gain(gains, findings, row["step_count"], limit)
+        if getattr(module, "SPLIT_BY_RANK", False) and len(findings) > 1:
+            row |= _split_by_rank(row["pattern"], gains, findings, sizes)
     table = pl.DataFrame(
-        rows, schema={**COLUMNS, "in_steps_ns": pl.Int64, "place": pl.String}, infer_schema_length=None
+        [row for row, _ in by_cost], schema={**COLUMNS, "step_count": pl.Int64}, infer_schema_length=None
     )
-    costliest = table.filter(pl.col("pct") >= min_pct).sort(
-        "cost_ns", "rank", "pattern", descending=(True, False, False), maintain_order=True
+    relevant = table.filter((pl.col("pct") >= min_pct) | (pl.col("job_gain_pct") >= min_pct))
+    ranked = relevant.sort(
+        *("job_gain_ns", "cost_ns", "rank", "pattern"),
+        descending=(True, True, False, False),
+        nulls_last=True,
+        maintain_order=True,
     )
-    merged = costliest.group_by("pattern", "place", maintain_order=True).agg(
-        pl.exclude("ranks").first(), pl.col("rank").n_unique().alias("ranks")
-    )
-    return conform_columns(merged, COLUMNS)
+    return conform_columns(ranked, COLUMNS)
+
+
+def _measure_rank(view: RankView) -> dict[str, int]:
+    """Return the time from the first to the last event, the time in steps, and the number of steps that count."""
+    step_count = view.steps.height if view.steps_cover_work else 0
+    return {
+        "span": view.span_ns,
+        "in_steps": view.step_intervals.total if step_count else 0,
+        "step_count": step_count,
+    }
+
+
+def _describe_costliest(
+    name: str, findings: RankFindings, sizes: dict[int, dict[str, int]]
+) -> dict[str, Any]:
+    """Return the row of a cause, without the gain of the job: that of the rank with the highest cost."""
+    rank, finding = max(findings, key=lambda pair: (pair[1].cost_ns, -pair[0]))
+    return _describe(name, rank, finding, sizes[rank]) | {"ranks": len({rank for rank, _ in findings})}
+
+
+def _describe(name: str, rank: int, finding: Finding, size: dict[str, int]) -> dict[str, Any]:
+    """Return the row of the finding of one rank, without ranks and the gain of the job."""
+    columns = {field: getattr(finding, field) for field in COLUMNS if hasattr(finding, field)}
+    return {
+        **columns,
+        "pattern": name,
+        "rank": rank,
+        "pct": _percent(finding.cost_ns, size["span"]),
+        "step_pct": _percent(finding.in_steps_ns, size["in_steps"]),
+        "step_cost_ns": finding.in_steps_ns // size["step_count"] if size["step_count"] else None,
+        "step_count": size["step_count"],
+        "parts": _format_parts(finding.parts),
+    }
+
+
+def _simulate_gain(
+    gains: JobGains, findings: RankFindings, step_count: int, limit_ns: int | None
+) -> dict[str, Any]:
+    """Return the columns on the gain of the job, which is at most the limit."""
+    gain_ns = gains.compute_gain(findings)
+    if gain_ns is None or gains.duration_ns is None:
+        return {}
+    if limit_ns is not None:
+        gain_ns = min(gain_ns, limit_ns)
+    return {
+        "job_gain_ns": gain_ns,
+        "step_gain_ns": gain_ns // step_count if step_count else None,
+        "job_gain_pct": _percent(gain_ns, gains.duration_ns),
+    }
+
+
+def _split_by_rank(
+    name: str, gains: JobGains, findings: RankFindings, sizes: dict[int, dict[str, int]]
+) -> dict[str, Any]:
+    """Return the row of the rank without which the job gains most, and the gain and cost of each rank as parts."""
+    by_cost = sorted(findings, key=lambda pair: (-pair[1].cost_ns, pair[0]))
+    alone = [(gains.compute_gain([pair]), *pair) for pair in by_cost[:MAX_PLACES]]
+    alone.sort(key=lambda row: -(row[0] or 0))
+    parts = [Part(f"rank {rank}", finding.cost_ns, finding.count, gain) for gain, rank, finding in alone]
+    if rest := by_cost[MAX_PLACES:]:
+        cost, count = (sum(getattr(finding, field) for _, finding in rest) for field in ("cost_ns", "count"))
+        parts.append(Part(f"{len(rest):,} more", cost, count, gains.compute_gain(rest)))
+    _, rank, finding = alone[0]
+    return _describe(name, rank, finding, sizes[rank]) | {"parts": _format_parts(parts)}
+
+
+def _format_parts(parts: Sequence[Part]) -> str | None:
+    """Return the parts as JSON text; job_gain_ns only where it is known."""
+    rows = [dataclasses.asdict(part) for part in parts]
+    for row in rows:
+        if row["job_gain_ns"] is None:
+            del row["job_gain_ns"]
+    return json.dumps(rows, ensure_ascii=False) if rows else None
 
 
 def _percent(part: int, total: int) -> float | None:

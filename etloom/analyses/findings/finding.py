@@ -1,9 +1,9 @@
-"""A finding (one place where time is lost), and how rows of a table are grouped into findings."""
+"""A finding (a cause of lost time on one rank), and how rows of a table are summed into one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,32 +11,56 @@ import polars as pl
 
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.arrays import map_text
-from etloom.core.intervals import Intervals
+from etloom.core.intervals import EMPTY, Intervals, union
+from etloom.core.text import count_noun
 
-_PLACE = ("step", "stream", "name", "operator", "module", "frame", "event")
+_LOCATION = ("step", "stream", "name", "operator", "module", "frame", "event")
 MAX_PLACES = 5
-"""Maximum number of places that a pattern reports; the others are smaller."""
+"""Maximum number of places by which a finding is split; the others are one more part."""
 LONGEST_COUNT = 3
+LONG_GAP_NS = 5_000_000
+"""Gap length in ns: a launch takes a few us, so in a gap this long the host, or the device, did something else."""
+HOST, DEVICE, BOTH = "host", "device", "both"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a cost at one place (an operator, a module, a kind of copy); place null: not in any."""
+
+    place: str | None
+    cost_ns: int
+    count: int
+    job_gain_ns: int | None = None
+    """The time that the job would save without this part alone, ns, where that is simulated."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A place where time is lost.
+    """A cause of lost time on one rank.
 
     Attributes:
         title: The problem, in one sentence.
-        cost_ns: Upper bound of the time that the run would save without it.
+        cost_ns: Upper bound of the time that the rank would save without it.
         confidence: high (measured), medium (measured, but part of it is unavoidable) or low (estimated).
         advice: The remedy.
+        lost: When the time is lost; the cost is spread evenly over it.
+        tracks: The tracks that would be shorter without it: HOST (threads, and delays between host and device),
+            DEVICE (kernels, copies, communication) or BOTH.
         event: Id of the host event to look at.
+        start_ns: Start of the costliest occurrence, on the rank's clock.
+        end_ns: End of the costliest occurrence.
         in_steps_ns: The part of the cost inside annotated steps.
-        place: Identifies the same finding on another rank.
+        kind: Distinguishes findings of one pattern; the same on all ranks.
+        parts: The cost by place, largest first, if there are several places.
+        components: The findings that this one sums, whose times and tracks differ.
     """
 
     title: str
     cost_ns: int
     confidence: str
     advice: str
+    lost: Intervals
+    tracks: str
     count: int = 1
     step: int | None = None
     stream: int | None = None
@@ -45,68 +69,133 @@ class Finding:
     module: str | None = None
     frame: str | None = None
     event: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
     in_steps_ns: int = 0
-    place: str | None = None
+    kind: str | None = None
+    parts: tuple[Part, ...] = ()
+    components: tuple[Finding, ...] = ()
 
 
-def group_by_place(
+def sum_places(
     view: RankView,
     rows: pl.DataFrame,
     title: Callable[[dict[str, Any]], str],
     *,
     confidence: str,
     advice: str | Callable[[dict[str, Any]], str],
+    tracks: str,
     by: str = "operator",
     kind: str | None = None,
-    max_places: int = MAX_PLACES,
     min_rows: int = 1,
+    hidden: Intervals = EMPTY,
 ) -> Iterator[Finding]:
-    """Yield one Finding per value of ``by`` among the rows, most expensive first.
+    """Yield one Finding for all rows, split by the values of ``by``; none if nothing is lost.
 
-    A finding is located at its most expensive row.
+    It is located at the most expensive row of the most expensive place.
 
     Args:
         view: The rank.
         rows: event (the responsible host event, or null), cost_ns, start and end of the time it covers, and, if known,
             step, stream and name.
-        title: Returns the title, given the most expensive row with cost_ns and count of the group, and ``longest``, the
-            LONGEST_COUNT highest costs.
+        title: Returns the title, given that row with ``cost_ns`` and ``count`` of all, ``places`` (their number) and
+            ``longest``, the LONGEST_COUNT highest costs.
         confidence: high, medium or low.
         advice: The advice, or a function like ``title``.
+        tracks: See `Finding`.
         by: operator, name, or block, which is the class of the module, else the operator.
-        kind: Distinguishes findings of one pattern that may share a place.
-        max_places: Maximum number of places.
+        kind: Distinguishes findings of one pattern.
         min_rows: Minimum number of rows of a place.
+        hidden: Times at which nothing is lost.
     """
     rows = rows.filter(pl.col("cost_ns") > 0)
-    located = rows.hstack(view.locate(rows["event"]))
-    if by == "block":
-        # Layers of one class count as one place.
-        layer = map_text(located["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
-        located = located.with_columns(layer).with_columns(block=pl.coalesce("class", "operator"))
-    sums = (
-        located.with_row_index("row")
-        .group_by(by)
+    if rows.height < min_rows or rows.is_empty():
+        return
+    located = _add_blocks(rows.hstack(view.locate(rows["event"])))
+    if min_rows > 1:
+        located = located.filter(pl.len().over(by) >= min_rows)
+    if located.is_empty():
+        return
+    located = located.with_row_index("row")
+    places = (
+        located.group_by(by)
         .agg(
             pl.col("cost_ns").sum(),
             pl.len().alias("count"),
             pl.col("cost_ns").max().alias("largest"),
             pl.col("row").get(pl.col("cost_ns").arg_max()),
-            longest=pl.col("cost_ns").top_k(LONGEST_COUNT).sort(descending=True),
         )
-        .filter(pl.col("count") >= min_rows)
         .sort("cost_ns", "largest", "row", descending=(True, True, False))
     )
-    for place_sums in sums.head(max_places).iter_rows(named=True):
-        row = located.row(place_sums["row"], named=True) | place_sums
-        row["cost_ns"], in_steps_ns = compute_cost(view, located.filter(pl.col(by).eq_missing(row[by])))
-        place: dict[str, Any] = {name: row.get(name) for name in _PLACE}
-        place |= {"in_steps_ns": in_steps_ns, "place": f"{kind} {row[by]}" if kind else row[by]}
-        advice_text = advice if isinstance(advice, str) else advice(row)
-        yield Finding(title(row), row["cost_ns"], confidence, advice_text, row["count"], **place)
+    row = located.row(places["row"][0], named=True)
+    row["longest"] = located["cost_ns"].top_k(LONGEST_COUNT).sort(descending=True).to_list()
+    row["cost_ns"], row["in_steps_ns"] = compute_cost(view, located, hidden)
+    row |= {"count": located.height, "places": places.height}
+    location: dict[str, Any] = {name: row.get(name) for name in _LOCATION}
+    yield Finding(
+        title(row),
+        row["cost_ns"],
+        confidence,
+        advice if isinstance(advice, str) else advice(row),
+        Intervals.of(located["start"], located["end"]) - hidden,
+        tracks,
+        row["count"],
+        **location,
+        start_ns=row["start"],
+        end_ns=row["end"],
+        in_steps_ns=row["in_steps_ns"],
+        kind=kind,
+        parts=_limit_parts([Part(*part) for part in places.select(by, "cost_ns", "count").iter_rows()])
+        if places.height > 1
+        else (),
+    )
 
 
-def compute_cost(view: RankView, rows: pl.DataFrame) -> tuple[int, int]:
+def _add_blocks(located: pl.DataFrame) -> pl.DataFrame:
+    """Add the column block: the class of the module (layers of one class count as one place), else the operator."""
+    layer = map_text(located["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
+    return located.with_columns(layer).with_columns(block=pl.coalesce("class", "operator"))
+
+
+def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
+    """Return findings of one rank as one, located at the most expensive one; the only one is returned unchanged.
+
+    Args:
+        findings: At least one.
+        title: The problem that they share.
+    """
+    if len(findings) == 1:
+        return findings[0]
+    ordered = sorted(findings, key=lambda finding: -finding.cost_ns)
+    lost = union(finding.lost for finding in ordered)
+    parts = [
+        replace(part, place=" ".join(filter(None, (finding.kind, part.place))))
+        for finding in ordered
+        for part in finding.parts or (Part(finding.operator, finding.cost_ns, finding.count),)
+    ]
+    return replace(
+        ordered[0],
+        title=title,
+        cost_ns=min(sum(finding.cost_ns for finding in ordered), lost.total),
+        lost=lost,
+        count=sum(finding.count for finding in ordered),
+        in_steps_ns=min(sum(finding.in_steps_ns for finding in ordered), lost.total),
+        kind=None,
+        parts=_limit_parts(sorted(parts, key=lambda part: -part.cost_ns)),
+        components=tuple(ordered),
+    )
+
+
+def _limit_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the first `MAX_PLACES` parts, and the sum of the others as one more."""
+    rest = parts[MAX_PLACES:]
+    if not rest:
+        return tuple(parts)
+    others = Part(f"{len(rest):,} more", sum(part.cost_ns for part in rest), sum(part.count for part in rest))
+    return (*parts[:MAX_PLACES], others)
+
+
+def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) -> tuple[int, int]:
     """Return the combined cost of rows, and the part of it inside annotated steps, in ns.
 
     Concurrent losses of several streams or threads are counted once.
@@ -114,9 +203,10 @@ def compute_cost(view: RankView, rows: pl.DataFrame) -> tuple[int, int]:
     Args:
         view: The rank.
         rows: cost_ns, and the start and end of the time over which it is spread evenly.
+        hidden: Times at which nothing is lost.
     """
     start, end, each = (rows[name].to_numpy() for name in ("start", "end", "cost_ns"))
-    lost = Intervals.of(start, end)
+    lost = Intervals.of(start, end) - hidden
     inside = view.step_intervals.covered(start, end) / np.maximum(end - start, 1) * each
     in_steps = min(round(float(inside.sum())), (lost & view.step_intervals).total)
     return min(round(float(each.sum())), lost.total), in_steps
@@ -127,6 +217,22 @@ def format_times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
-def describe_place(row: dict[str, Any], name: str = "operator") -> str:
-    """Return " in OPERATOR" (or " in BLOCK"), or an empty string if it is unknown."""
-    return f" in {row[name]}" if row.get(name) else ""
+def describe_place(row: dict[str, Any], name: str = "operator", before: str = " in ") -> str:
+    """Return " in OPERATOR" (or " in BLOCK"), or an empty string if it is unknown or one of several."""
+    return f"{before}{row[name]}" if row["places"] == 1 and row.get(name) else ""
+
+
+def find_long_gaps(row: dict[str, Any]) -> list[int]:
+    """Return the few long gaps if they make up most of the cost, else nothing; ``row`` as in `sum_places`."""
+    long = [gap for gap in row["longest"] if gap >= LONG_GAP_NS]
+    return long if 2 * sum(long) > row["cost_ns"] else []
+
+
+def describe_long_gaps(row: dict[str, Any]) -> str:
+    """Return ", most of it in 2 gaps of up to 26 ms", or an empty string if no few gaps dominate."""
+    long = find_long_gaps(row)
+    if not long:
+        return ""
+    up_to = "up to " if len(long) > 1 else ""
+    part = "" if len(long) == row["count"] else f", most of it in {count_noun(len(long), 'gap')}"
+    return f"{part} of {up_to}{long[0] / 1e6:,.0f} ms"

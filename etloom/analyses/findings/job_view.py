@@ -7,6 +7,7 @@ from functools import cached_property, partial
 
 import polars as pl
 
+from etloom.analyses.findings.late_arrivals import find_late_arrivals
 from etloom.analyses.findings.rank_view import RankView
 from etloom.collectives import match_collectives
 from etloom.core.intervals import EMPTY, Intervals
@@ -24,7 +25,9 @@ class JobView(Mapping[int, RankView]):
         self._cache: dict[int, RankView] = {}
 
     def __getitem__(self, rank: int) -> RankView:
-        view = self._cache.pop(rank, None) or RankView(self.job[rank], partial(self._find_waits, rank))
+        view = self._cache.pop(rank, None) or RankView(
+            self.job[rank], partial(self._find_waits, rank), partial(self._find_delays, rank)
+        )
         self._cache[rank] = view
         if len(self._cache) > CACHED_VIEWS:
             del self._cache[next(iter(self._cache))]
@@ -39,12 +42,29 @@ class JobView(Mapping[int, RankView]):
     def _find_waits(self, rank: int) -> Intervals:
         return self._waits.get(rank, EMPTY)
 
+    def _find_delays(self, rank: int) -> Intervals:
+        if len(self) < 2:
+            return EMPTY
+        late = self.late_arrivals.filter(rank=rank)
+        return Intervals.of(late["own_start"] - late["own_late_ns"], late["own_start"])
+
+    @cached_property
+    def late_arrivals(self) -> pl.DataFrame:
+        """The result of `find_late_arrivals`."""
+        return find_late_arrivals(self.participations, self._waits, self.job)
+
+    @cached_property
+    def participations(self) -> pl.DataFrame:
+        """The participations that are matched across ranks with comparable clocks."""
+        comparable = match_collectives(self.job).comparable
+        return comparable.filter(pl.col("instance").is_not_null())
+
     @cached_property
     def _waits(self) -> dict[int, Intervals]:
         """Return when each rank was blocked in communications waiting for others, on its own clock."""
         if len(self) < 2:
             return {}
-        waits = match_collectives(self.job).comparable.filter(pl.col("wait") > pl.col("error"))
+        waits = self.participations.filter(pl.col("wait") > pl.col("error"))
         # Waits are measured on the common clock, which may run faster than the rank's own.
         waits = waits.with_columns(until=pl.min_horizontal(pl.col("own_start") + pl.col("wait"), "own_end"))
         return {

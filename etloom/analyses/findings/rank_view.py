@@ -8,36 +8,46 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from etloom.analyses.findings.gaps import find_gaps
+from etloom.analyses.iterations import measure_iterations
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import take_rows
-from etloom.core.intervals import EMPTY, Intervals, find_innermost
+from etloom.core.intervals import EMPTY, Intervals
+from etloom.core.nesting import find_innermost
 from etloom.core.trace import Trace
-from etloom.timeline.activity import Activity, compute_activity, find_steps, select_launched_events
+from etloom.timeline.activity import (
+    Activity,
+    compute_activity,
+    find_steps,
+    find_window,
+    select_launched_events,
+)
 
 _MODULE = r"^nn\.Module: (.*)$"
 _FRAME = r"^.*\(\d+\): "
 _LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
 LOADS_DATA = r"^enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__"
+SAVES = r"torch[/.]serialization\.py\(\d+\): save$|torch/distributed/checkpoint/.*\(\d+\): (?:async_)?save$"
+"""Matches frames of torch.save and of distributed checkpoints."""
 PLUMBING = (
-    r"^aten::(?:copy_|_to_copy|to|contiguous|clone|_reshape_copy|fill_|zero_|empty\w*|as_strided"
-    r"|_local_scalar_dense)$"
+    r"^aten::(?:copy_|_to_copy|to|contiguous|clone|_reshape_copy|fill_|zero_|zeros|zeros_like|new_zeros|empty\w*"
+    r"|as_strided|_local_scalar_dense)$"
 )
 """Operators that are building blocks of others: naming one of them does not help to locate a problem."""
-CAUSES = ("data", "sync", "allocator", "launch", "device")
-"""Causes of a gap between activities.
-
-The host was loading data, returned from a synchronization after the device had become idle, allocated device memory, or
-launched late for another reason; or the work was launched in time and the device started it late (the stream waited, or
-launch delay).
-"""
 
 
 class RankView:
     """One linked rank."""
 
-    def __init__(self, trace: Trace, find_waits: Callable[[], Intervals] = lambda: EMPTY) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        find_waits: Callable[[], Intervals] = lambda: EMPTY,
+        find_delays: Callable[[], Intervals] = lambda: EMPTY,
+    ) -> None:
         self.trace = trace
         self._find_waits = find_waits
+        self._find_delays = find_delays
 
     @cached_property
     def activity(self) -> Activity:
@@ -48,10 +58,20 @@ class RankView:
         """Times at which any of its activities ran."""
         return self.activity.busy
 
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """Start and end of the time that counts; None without activity."""
+        return find_window(self.trace)
+
     @cached_property
     def waiting_for_ranks(self) -> Intervals:
         """Times at which it was blocked in a communication because another rank had not arrived yet."""
         return self._find_waits()
+
+    @cached_property
+    def delaying_ranks(self) -> Intervals:
+        """Times by which it arrived late at communications that other ranks waited in."""
+        return self._find_delays()
 
     @cached_property
     def span_ns(self) -> int:
@@ -68,9 +88,26 @@ class RankView:
         return find_steps(self.trace)
 
     @cached_property
+    def iterations(self) -> pl.DataFrame:
+        """The iterations of an inference engine with GPU activity, see `measure_iterations`."""
+        return measure_iterations(self.trace).filter(
+            pl.col("engine").is_not_null() & pl.col("device_start").is_not_null()
+        )
+
+    @cached_property
     def step_intervals(self) -> Intervals:
         """Times at which an annotated step ran on the host."""
         return Intervals.of(self.steps["start"], self.steps["end"])
+
+    @cached_property
+    def steps_cover_work(self) -> bool:
+        """True if the steps span at least a tenth of the device time of the activities launched in them.
+
+        Otherwise the host runs far ahead, as in inference, and losses of the device cannot be related to the steps.
+        """
+        launched = self.activities.filter(pl.col("launch").is_not_null() & pl.col("step").is_not_null())
+        inside = self.step_intervals.covered(launched["ts"], launched["end"]).sum()
+        return bool(10 * inside >= launched["dur"].sum())
 
     @property
     def steady_start(self) -> int | None:
@@ -192,51 +229,18 @@ class RankView:
 
     @cached_property
     def gaps(self) -> pl.DataFrame:
-        """Times without activity on any stream.
+        """Times without activity on any stream; see `gaps.find_gaps`."""
+        return find_gaps(self)
 
-        Columns: start, end, gap_ns, cause (CAUSES), event (the responsible host call: the one that waited, or that
-        launched the activity after the gap), and the step, stream and name of that activity.
-        """
-        work, busy = self.activities, self.busy
-        if self.activity.basis != "device" or len(busy) < 2:
-            return pl.DataFrame(schema=_GAP_SCHEMA)
-        starts, ends = busy.ends[:-1], busy.starts[1:]
-        first = np.searchsorted(work["ts"].to_numpy(), ends)
-        after = work.select("launch", "launch_ts", "step", "stream", "name")[first]
-        called = after["launch_ts"].fill_null(0).to_numpy()
-        has_launch = after["launch"].is_not_null().to_numpy()
-        # The host is late if its call began after the device had become idle.
-        late = has_launch & (called > starts)
-        until = np.where(late, called, starts)
-        loaded = self.data_loading.covered(starts, until) * 2 > np.maximum(until - starts, 1)
-        wait = self._find_last_before(self.sync_calls, until)
-        released = (
-            self.sync_calls["end"].to_numpy()[wait]
-            if self.sync_calls.height
-            else np.zeros(len(until), np.int64)
-        )
-        synced = late & (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
-        allocation = self._find_last_before(self.allocations, until)
-        allocated = late & (allocation >= 0)
-        if self.allocations.height:
-            allocated &= self.allocations["dur"].to_numpy()[allocation] * 2 > until - starts
-            allocated &= self.allocations["end"].to_numpy()[allocation] > starts
-        cause = np.select([late & loaded, synced, allocated, late], [0, 1, 2, 3], 4)
-        responsible = after["launch"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy().copy()
-        for at, calls, index in ((1, self.sync_calls, wait), (2, self.allocations, allocation)):
-            is_cause = cause == at
-            if is_cause.any():
-                responsible[is_cause] = calls["id"].to_numpy()[index[is_cause]]
-        return pl.DataFrame(
-            {
-                "start": starts,
-                "end": ends,
-                "gap_ns": ends - starts,
-                "cause": pl.Series(CAUSES, dtype=_CAUSE_DTYPE)[cause],
-                "event": pl.Series(responsible).replace(-1, None),
-                **{name: after[name] for name in ("step", "stream", "name")},
-            }
-        ).select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
+    @cached_property
+    def saves(self) -> pl.DataFrame:
+        """Calls that save a checkpoint, columns as in `find_host_events`; of nested ones the outermost."""
+        return select_outermost(self.find_host_events(SAVES))
+
+    @cached_property
+    def saving(self) -> Intervals:
+        """Times at which some thread saved a checkpoint; known only if Python was recorded."""
+        return Intervals.of(self.saves["ts"], self.saves["end"])
 
     @cached_property
     def allocations(self) -> pl.DataFrame:
@@ -303,11 +307,6 @@ class RankView:
             "frame": python & is_user_frame,
         }
 
-    @staticmethod
-    def _find_last_before(calls: pl.DataFrame, until: np.ndarray) -> np.ndarray:
-        """Return the call (by end) that ended last before each time, -1 for none."""
-        return np.searchsorted(calls["end"].to_numpy(), until, side="right") - 1
-
 
 def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
     """Return the host events (pid, tid, ts, end) that do not start inside another one of their thread, by start."""
@@ -317,17 +316,4 @@ def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
 
 
 ALLOCATES = r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree)|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release)"
-_SYNC_RETURN_NS = 5_000
-"""A synchronizing call returns slightly later than the work it waited for, in ns."""
 _TIMED_CATEGORIES = [*categories.HOST_CATEGORIES, *categories.DEVICE_CATEGORIES]
-_CAUSE_DTYPE = pl.Enum(CAUSES)
-_GAP_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
-    "start": pl.Int64,
-    "end": pl.Int64,
-    "gap_ns": pl.Int64,
-    "cause": _CAUSE_DTYPE,
-    "event": pl.Int64,
-    "step": pl.Int64,
-    "stream": pl.Int64,
-    "name": pl.Categorical,
-}

@@ -87,7 +87,7 @@ def _causal(at: int, kind: str) -> Mask:
 
 
 def _custom(at: int) -> Mask:
-    """Return the mask as numbered by xformers in _efficient_attention_forward."""
+    """Return the attention mask that a number stands for: the values of CustomMaskType in xformers."""
     return lambda call: ("none", "top_left", "bottom_right")[call.ints(at, 1)[0]]
 
 

@@ -1,6 +1,7 @@
 """Calls of a trace with their cost: which operators are counted, their cost, and their device time.
 
 Of nested operators, the outermost one with a formula is counted, including all kernels launched by it or its callees.
+Each replay of a device graph is a call of the operators that its capture recorded.
 In a trace with GPU activity, only operators that launched some are counted. If Kineto did not record the shapes, those
 of the execution trace are used, through the links.
 """
@@ -39,7 +40,8 @@ def count_calls(trace: Trace) -> pl.DataFrame:
     """Return one row per counted call, other launching operator, and kernel without known operator.
 
     Returns:
-        row (of the operator in events, -1 if unknown), name, family, step, known (has a cost), flops, bytes,
+        row (of the operator in events, -1 if unknown), replay (id of the launch of a captured operator, else -1), name,
+        family, step, known (has a cost), flops, bytes,
         model_flops (0 if activation checkpointing recomputed it), dtype, tf32 (float arithmetic in TF32, by kernel
         names), bus (it copied from or to the host, or another device), kernels, time_ns (time in which its GPU activity
         ran; basis host: its duration, or self time without a cost), basis, dims, types. Communication is excluded. For
@@ -62,7 +64,10 @@ def count_calls(trace: Trace) -> pl.DataFrame:
     rows = units["row"].to_numpy()
     costed = (rows >= 0) & counted[rows]
     recomputed = _mask_recomputed(trace, parent)
-    units = units.hstack(take_rows(events.select("id", "name", own_step="step"), rows)).with_columns(
+    own_step = (
+        pl.when(pl.col("cat").cast(pl.String) != categories.CAPTURED_OPERATOR).then("step").alias("own_step")
+    )
+    units = units.hstack(take_rows(events.select("id", "name", own_step), rows)).with_columns(
         pl.Series("costed", costed), pl.Series("recomputed", costed & recomputed[rows])
     )
     units = _check_costs(trace, add_costs(trace, units))
@@ -70,9 +75,11 @@ def count_calls(trace: Trace) -> pl.DataFrame:
     return units.with_columns(
         known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null(),
         family=pl.when("costed").then("family").otherwise("kernel_family"),
-        step=pl.when("costed").then("own_step").otherwise(pl.coalesce("own_step", "step")),
+        step=pl.when(pl.col("costed") & (pl.col("replay") < 0))
+        .then("own_step")
+        .otherwise(pl.coalesce("own_step", "step")),
         model_flops=pl.when("recomputed").then(0).otherwise("model_flops"),
-    ).filter(pl.col("family") != "communication")
+    ).filter(~pl.col("family").cast(pl.String).str.ends_with("communication"))
 
 
 def _check_costs(trace: Trace, units: pl.DataFrame) -> pl.DataFrame:
@@ -105,13 +112,14 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
 
     Returns:
         id, kind, name, step, ts, dur, end, row (of the call in events, else of the launching operator, -1 if unknown),
+        replay (id of the launch of a device graph whose captured operator that is, else -1),
         kernel_family, tf32, bus, product (the kernel is a whole product, if its family is gemm), gradient (of a
         convolution: "input", "weight", "" for a computing kernel of unknown gradient, null for others).
 
     Raises:
         AnalysisError: The trace has no GPU activity.
     """
-    work = select_launched_work(trace, "id", "kind", "name", "step", "ts", "dur", "end", "operator")
+    work = select_launched_work(trace, "id", "kind", "name", "step", "ts", "dur", "end", "operator", "launch")
     names = work.select("kind", "name").unique()
     name = pl.col("name").cast(pl.String)
     names = names.with_columns(
@@ -132,14 +140,19 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
         counted = _select_counted(trace.events["name"], _mask_operators(trace.events), parent)
     around = rows_of_ids(trace.events, work["operator"])
     owner = nesting.find_nearest_ancestor(parent, counted, around)
-    return work.drop("operator").with_columns(pl.Series("row", np.where(owner >= 0, owner, around)))
+    captured = arrays.is_in(trace.events["cat"], (categories.CAPTURED_OPERATOR,))
+    replay = np.where((around >= 0) & captured[around], arrays.to_array(work["launch"], -1), -1)
+    return work.drop("operator", "launch").with_columns(
+        pl.Series("row", np.where(owner >= 0, owner, around)), pl.Series("replay", replay)
+    )
 
 
 def _mask_operators(events: pl.DataFrame) -> Mask:
-    """Return a mask of the events that are operators with a duration."""
+    """Return a mask of the events that are operators with a duration, or captured in a device graph."""
     mask: Mask = (
         arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     )
+    mask |= arrays.is_in(events["cat"], (categories.CAPTURED_OPERATOR,))
     return mask
 
 
@@ -191,11 +204,11 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
     """Return one row per call, and per kernel without call.
 
     Returns:
-        row, step, kernel_family (of the longest kernel), kernels, time_ns, tf32, bus, products (number of kernels that
-        are matrix products), gradients (of a convolution; 0 if the kernel names do not show the number), basis.
+        row, replay, step, kernel_family (of the longest kernel), kernels, time_ns, tf32, bus, products (number of
+        kernels that are matrix products), gradients (of a convolution; 0 if the kernel names do not show it), basis.
     """
     # Without known operator, each kernel is a unit of its own.
-    kernel_id = pl.when(pl.col("row") < 0).then(pl.col("id").cast(pl.Int64)).otherwise(-1)
+    kernel_id = pl.when(pl.col("row") < 0).then(pl.col("id").cast(pl.Int64)).otherwise("replay")
     work = work.with_columns(kernel=kernel_id).sort("row", "kernel", "ts")
     row, kernel_ids = work["row"].to_numpy(), work["kernel"].to_numpy()
     start, end = work["ts"].to_numpy(), work["end"].to_numpy()
@@ -218,7 +231,7 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
         work.with_columns(pl.Series("group", group), pl.Series("added_ns", added))
         .group_by("group", maintain_order=True)
         .agg(
-            pl.col("row", "step").first(),
+            pl.col("row", "replay", "step").first(),
             pl.col("kernel_family").get(pl.col("dur").arg_max()),
             pl.len().cast(pl.Int64).alias("kernels"),
             pl.col("added_ns").sum().alias("time_ns"),
@@ -245,6 +258,7 @@ def _make_host_units(events: pl.DataFrame, parent: Rows, counted: Mask) -> pl.Da
     return pl.DataFrame(
         {
             "row": rows,
+            "replay": np.full(rows.size, -1),
             "step": events["step"][rows],
             "kernel_family": np.where(is_communication[rows], "communication", "other"),
             "kernels": np.zeros(rows.size, np.int64),
@@ -264,6 +278,7 @@ def _make_node_units(trace: Trace) -> pl.DataFrame:
     functions = (nodes["scope"].fill_null(0) == 0).to_numpy()
     rows = np.flatnonzero(_select_counted(nodes["name"], functions, rows_of_ids(nodes, nodes["parent"])))
     return compute_node_costs(trace, nodes.select(node="id")[rows]).with_columns(
+        replay=pl.lit(-1, dtype=pl.Int64),
         step=pl.lit(None, dtype=pl.Int64),
         kernels=pl.lit(0, dtype=pl.Int64),
         time_ns=pl.lit(None, dtype=pl.Int64),

@@ -8,14 +8,11 @@ import polars as pl
 
 from etloom.analyses.flops import attention, convolution, gemm, memory_bound
 from etloom.analyses.flops.operator_call import Formula
-from etloom.core import categories
+from etloom.core import categories, names
 
 MATRIX = ("gemm", "attention", "convolution")
 """Families that count for MFU: the arithmetic of a model."""
-FAMILIES = (
-    *MATRIX,
-    *("normalisation", "softmax", "elementwise", "reduction", "embedding", "copy", "communication", "other"),
-)
+FAMILIES = names.FAMILIES
 
 
 @dataclass(frozen=True)
@@ -55,26 +52,6 @@ def find_entry(operator: str) -> Entry | None:
     return REGISTRY.get(operator)
 
 
-_NOT_FBGEMM = r"(?:^|[^b]|[^f]b)gemm"
-_KERNELS = (
-    ("embedding", r"(?i)embedding_(?:codegen|backward|bag|dense)|index_?select|gather_kernel"),
-    (
-        "copy",
-        r"(?i)reshape_and_cache",
-    ),  # writes keys and values to cache pages; the name contains the attention backend whose layout it is
-    ("attention", r"(?i)flash|fmha|attention|attn_|_attn|sdpa"),
-    (
-        "convolution",
-        r"(?i)conv(?:olution|\dd|_)|fprop|dgrad|wgrad|winograd|implicit_gemm|igemm_(?:fwd|bwd|wrw)|scudnn|fft2d"
-        r"|nchwToNhwc|nhwcToNchw",
-    ),
-    ("gemm", rf"(?i){_NOT_FBGEMM}|gemv|nvjet|^Cijk_|^bmm_|splitKreduce|_matmul|dot_kernel"),
-    ("normalisation", r"(?i)(?:layer|batch|group|rms|instance)_?norm|bn_fw|bn_bw"),
-    ("softmax", r"(?i)softmax"),
-    ("reduction", r"(?i)reduce_kernel|_reduce_|reduction"),
-    ("copy", r"(?i)^mem(?:cpy|set)|copybuffer|fillbuffer|copy_kernel|direct_copy|CatArray|FillFunctor"),
-    ("elementwise", r"(?i)elementwise|multi_tensor_apply|triton_poi|rotary"),
-)
 _PARAMETERS = r"\(.*$"
 _CASTS = r"\([A-Za-z_][\w: ]*\)(?:-|\b)"
 """Matches casts of template arguments, as Nsight Systems writes them: <(int)128, (bool)1>."""
@@ -88,9 +65,17 @@ def infer_kernel_family(kind: pl.Expr, name: pl.Expr) -> pl.Expr:
     kernel_name = name.str.replace_all(f"{categories.ANONYMOUS_NAMESPACE}|{_CASTS}", "").str.replace(
         _PARAMETERS, ""
     )
+    fused = [row["pattern"].pattern for row in names.list_names("communication") if "computes" in row]
+    is_communication = kind == "communication"
     families = [
-        pl.when(kind == "communication").then(pl.lit("communication")),
-        *(pl.when(kernel_name.str.contains(pattern)).then(pl.lit(family)) for family, pattern in _KERNELS),
+        pl.when(is_communication & kernel_name.str.contains("|".join(fused))).then(
+            pl.lit("fused_communication")
+        ),
+        pl.when(is_communication).then(pl.lit("communication")),
+        *(
+            pl.when(kernel_name.str.contains(row["pattern"].pattern)).then(pl.lit(row["family"]))
+            for row in names.list_names("families")
+        ),
         pl.when(kind == "memory").then(pl.lit("copy")),
     ]
     return pl.coalesce(*families, pl.lit("other"))

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import AnalysisError, InvalidValue, UnknownName
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank
 
@@ -77,7 +77,7 @@ def find_peaks(
     """
     for option, number in (("peak_tflops", peak_tflops), ("bandwidth_gbs", bandwidth_gbs)):
         if number is not None and not number > 0:
-            raise AnalysisError(
+            raise InvalidValue(
                 f"expected a positive number, got {number}", remedy="specify a number above 0", option=option
             )
     remedy = "give --peak-tflops" + " and --bandwidth-gbs" * memory
@@ -111,6 +111,20 @@ def find_peaks(
         peaks.vector_tflops,
         peak_tflops,
     )
+
+
+def lookup_peaks(device: str) -> Peaks:
+    """Return the peaks of a known device by its name in devices.json, or by a part of it (h100).
+
+    Raises:
+        UnknownName: no device has this name.
+    """
+    table = [peaks for _, peaks in _load_shipped_peaks()]
+    named = [peaks for peaks in table if peaks.name.lower() == device.strip().lower()]
+    matching = [peaks for pattern, peaks in _load_shipped_peaks() if pattern.search(device)]
+    if not named + matching:
+        raise UnknownName("device", device, [peaks.name for peaks in table], option="device")
+    return (named + matching)[0]
 
 
 def find_device_name(trace: Trace, devices: list[int]) -> str | None:

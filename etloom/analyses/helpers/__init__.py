@@ -21,7 +21,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
 from etloom.linker import is_linked
@@ -88,7 +88,7 @@ def percent_of_total(part: str) -> pl.Expr:
 def check_top(top: int) -> None:
     """Raise AnalysisError if a number of rows is below 1."""
     if top < 1:
-        raise AnalysisError(f"expected at least 1 row, got {top}", remedy="specify 1 or more", option="top")
+        raise InvalidValue(f"expected at least 1 row, got {top}", remedy="specify 1 or more", option="top")
 
 
 def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[str, Any]) -> pl.DataFrame:

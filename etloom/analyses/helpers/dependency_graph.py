@@ -6,20 +6,22 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.core.errors import AnalysisError
 from etloom.core.trace import Job
-from etloom.graphs import DependencyGraph, build_graph
-from etloom.timeline.activity import explain_missing_times
+from etloom.graphs import DependencyGraph, build_graph, check_timed
+
+MAX_KEPT_EVENTS = 4_000_000
+"""The graph of a larger job takes too much memory to be kept between analyses."""
 
 
 def build_dependencies(job: Job) -> DependencyGraph:
-    """Build the dependency graph; raise AnalysisError if the job has no timed event."""
+    """Build the dependency graph, once for all analyses; raise AnalysisError if the job has no timed event."""
+    events = sum(trace.rows("events") for trace in job.values())
+    return job.compute_once(_build) if events <= MAX_KEPT_EVENTS else _build(job)
+
+
+def _build(job: Job) -> DependencyGraph:
     dependencies = build_graph(job)
-    if not len(dependencies.graph):
-        raise next(filter(None, map(explain_missing_times, job.values())), None) or AnalysisError(
-            "the run contains no timed operators and no GPU activity",
-            remedy="record with torch.profiler and CPU activity",
-        )
+    check_timed(dependencies, job)
     return dependencies
 
 

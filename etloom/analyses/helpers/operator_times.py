@@ -47,6 +47,42 @@ def measure_operators(trace: Trace) -> pl.DataFrame:
     )
 
 
+def measure_replayed_operators(trace: Trace) -> pl.DataFrame:
+    """Return the captured operators of each replay of a device graph, which take no time on the host.
+
+    Returns:
+        - id, name of the captured operator, step of the launch
+        - device_ns: sum of the durations of the GPU activities launched by it or its callees
+        - outermost: no operator of the same name encloses it
+    """
+    events = trace.events
+    pairs = trace.launches.filter(pl.col("captured").is_not_null())
+    parent = rows_of_ids(events, events["parent"])
+    operators = is_in(events["cat"], (categories.CAPTURED_OPERATOR,))
+    launch = rows_of_ids(events, pairs["launch"])
+    above = rows_of_ids(events, pairs["operator"])
+    time = to_array(take_rows(events["dur"], rows_of_ids(events, pairs["device_event"])), 0)
+    levels = []
+    while (inside := (above >= 0) & operators[above]).any():
+        launch, above, time = launch[inside], above[inside], time[inside]
+        levels.append(pl.DataFrame({"row": above, "launch": launch, "device_ns": time}))
+        above = find_nearest_ancestor(parent, operators, parent[above])
+    empty = pl.DataFrame(schema={"row": pl.Int64, "launch": pl.Int64, "device_ns": pl.Int64})
+    calls = (
+        pl.concat([empty, *levels])
+        .group_by("row", "launch", maintain_order=True)
+        .agg(pl.col("device_ns").sum())
+    )
+    rows = calls["row"].to_numpy()
+    names = to_array(events["name"].to_physical(), -1)
+    distinct, index = np.unique(rows, return_inverse=True)
+    return events.select("id", "name")[rows].with_columns(
+        take_rows(events["step"], calls["launch"].to_numpy()).alias("step"),
+        calls["device_ns"],
+        pl.Series("outermost", ~_is_enclosed_by_namesake(distinct, parent, names)[index]),
+    )
+
+
 def sum_runtime_time(events: pl.DataFrame, exclusive: pl.Series, parent: Rows, operators: Rows) -> pl.Series:
     """Return the time in runtime calls of which each operator is the innermost one; all null without calls.
 

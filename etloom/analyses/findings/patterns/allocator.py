@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
+from etloom.analyses.findings.finding import HOST, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
@@ -22,14 +22,18 @@ def find(view: RankView) -> Iterator[Finding]:
         if len(launches):
             steady = steady.filter(pl.col("ts") > launches[len(launches) // 10])
         guessed = f" ({view.warmup_caveat}: may be warm-up)"
-    yield from group_by_place(
+    yield from sum_places(
         view,
         steady.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         lambda row: (
-            f"{row['name']} is called {format_times(row['count'])}{describe_place(row)} and blocks the host{guessed}"
+            f"memory is allocated or released {format_times(row['count'])} and blocks the host{guessed}"
+            if row["places"] > 1
+            else f"{row['name']} is called {format_times(row['count'])}{describe_place(row)} and blocks the host"
+            f"{guessed}"
         ),
         confidence="low" if guessed else "medium",
         advice="warm up before the trace; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; do not call "
         "empty_cache() in the loop; keep shapes stable",
+        tracks=HOST,
         by="name",
     )

@@ -6,23 +6,46 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
+from etloom.analyses.findings.finding import (
+    BOTH,
+    Finding,
+    describe_long_gaps,
+    describe_place,
+    format_times,
+    sum_places,
+)
 from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    gaps = view.gaps.filter((pl.col("cause") == "device") & pl.col("event").is_not_null())
-    yield from group_by_place(
+    gaps = view.gaps.filter(pl.col("cause") == "device").with_columns(cost_ns="gap_ns")
+    yield from sum_places(
         view,
-        gaps.with_columns(cost_ns="gap_ns"),
+        gaps.filter(pl.col("event").is_not_null()),
         lambda row: (
             f"the device is idle {format_times(row['count'])}{describe_place(row, 'block')} although the next kernel "
-            "is already launched"
+            f"is already launched{describe_long_gaps(row)}"
         ),
         confidence="low",
-        advice="about 1 us between kernels is normal; longer gaps are streams that wait for each other (see "
-        "critical-path), very short kernels (use a CUDA graph or fusion), or GPU activity that was not recorded",
+        advice="about 1 µs between kernels is normal; longer gaps are streams that wait for each other (see "
+        "critical-path), very short kernels (use a CUDA graph or fusion), slow launches, or earlier GPU activity that "
+        "was not recorded",
+        tracks=BOTH,
         by="block",
+    )
+    yield from sum_places(
+        view,
+        gaps.filter(pl.col("event").is_null()),
+        lambda row: (
+            f"the device is idle {format_times(row['count'])} before work whose launch was not recorded"
+            f"{describe_long_gaps(row)}"
+        ),
+        confidence="low",
+        advice="record the host too (torch.profiler with CPU and CUDA activities), complete and not filtered: the "
+        "cause of the gaps is not in this trace",
+        tracks=BOTH,
+        by="name",
+        kind="launch not recorded",
     )

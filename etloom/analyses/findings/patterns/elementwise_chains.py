@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
+from etloom.analyses.findings.finding import DEVICE, Finding, describe_place, sum_places
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays, nesting
 from etloom.core.text import count_noun
@@ -20,7 +20,7 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    yield from group_by_place(
+    yield from sum_places(
         view,
         _find_chains(view),
         lambda row: (
@@ -29,12 +29,13 @@ def find(view: RankView) -> Iterator[Finding]:
         ),
         confidence="low",
         advice="fuse them: torch.compile, a fused optimizer or norm, or foreach operators",
+        tracks=DEVICE,
         by="block",
     )
 
 
 def _find_chains(view: RankView) -> pl.DataFrame:
-    """Return the chains as input for `group_by_place`: consecutive elementwise kernels of one step and stream."""
+    """Return the chains as input for `sum_places`: consecutive elementwise kernels of one step and stream."""
     kernels = view.kernels
     is_elementwise = (
         view.match_activities(kernels, ELEMENTWISE) & ~view.match_activities(kernels, FUSED)

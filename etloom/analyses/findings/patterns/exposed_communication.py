@@ -3,65 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding
+from etloom.analyses.findings.finding import BOTH, DEVICE, Finding
+from etloom.analyses.findings.patterns import small_collectives
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core.intervals import Intervals
+from etloom.core.intervals import Intervals, union
+from etloom.timeline.activity import select_host_calls
 
 SCOPE = "rank"
+LIMITED_BY_TRANSFERS = True
+"""The job gains at most what it would if all transfers of data took no time."""
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    times = view.activity.times
+    times, waits = view.activity.times, view.waiting_for_ranks
     exposed = times["communication"] - times["computation"]
-    if not exposed.total:
-        return
-    waits = view.waiting_for_ranks
-    hidden = 100 * (1 - exposed.total / times["communication"].total)
-    excluded = "; waiting for late ranks is reported separately" if waits.total else ""
-    transfer_title = (
-        f"{hidden:.0f} % of communication overlaps computation; hiding the rest would save up to "
-        f"{(exposed - waits).total / 1e6:,.1f} ms{excluded}"
-    )
-    transfer_advice = (
-        "issue collectives earlier and on a separate stream (gradient buckets during backward, FSDP prefetch), use "
-        "larger buckets or messages; estimate the gain with etloom simulate --set 'comm x0'"
-    )
-    wait_title = "the rank is blocked in communication, without computation, until late ranks arrive"
-    wait_advice = (
-        "`etloom analyze stragglers` shows which ranks arrive late and why, `imbalance` how unevenly the work is "
-        "distributed"
-    )
-    yield from _make_finding(view, exposed - waits, transfer_title, transfer_advice, "transfer")
-    yield from _make_finding(view, exposed & waits, wait_title, wait_advice, "wait")
-
-
-def _make_finding(view: RankView, lost: Intervals, title: str, advice: str, place: str) -> Iterator[Finding]:
+    small = union(finding.lost for finding in small_collectives.find(view))
+    lost = exposed - waits - small
+    if view.window:
+        lost = lost.clip(*view.window)
     if not lost.total:
         return
-    communication = view.activity.times["communication"]
-    starts, ends = communication.starts, communication.ends
-    if view.activity.basis == "device":
-        work = view.activities.filter(pl.col("kind") == "communication")
-        starts, ends = work["ts"].to_numpy(), work["end"].to_numpy()
-    cost = lost.covered(starts, ends)
-    at = int(cost.argmax())
-    worst: dict[str, Any] = {"step": view.step_at(int(starts[at]))}
-    if view.activity.basis == "device":
-        worst = work.row(at, named=True)
+    hidden = 100 * (1 - exposed.total / times["communication"].total)
+    title = f"{hidden:.0f} % of communication overlaps computation; the rest is exposed"
+    if waits.total:
+        title += " (without the time until late ranks arrive, which is in stragglers)"
+    if small.total:
+        title += " (without what small-collectives counts)"
+    calls = _list_communication(view)
+    cost = lost.covered(calls["ts"], calls["end"])
+    worst = calls.row(int(cost.argmax()), named=True)
+    start_ns, end_ns = (lost & Intervals.of([worst["ts"]], [worst["end"]])).span or (None, None)
     yield Finding(
         title,
         lost.total,
         "medium",
-        advice,
+        "issue collectives earlier and on a separate stream (gradient buckets during backward, FSDP prefetch), use "
+        "larger buckets or messages; estimate other networks with etloom simulate --bandwidth",
+        lost,
+        DEVICE if view.activity.basis == "device" else BOTH,
         int((cost > 0).sum()),
-        step=worst.get("step"),
+        step=worst["step"],
         stream=worst.get("stream"),
-        name=worst.get("name"),
-        event=worst.get("launch"),
+        name=worst["name"],
+        event=worst["event"],
+        start_ns=start_ns,
+        end_ns=end_ns,
         in_steps_ns=(lost & view.step_intervals).total,
-        place=place,
+    )
+
+
+def _list_communication(view: RankView) -> pl.DataFrame:
+    """Return ts, end, step, name and event (the host event to look at) of each communication; stream on a device."""
+    is_communication = pl.col("kind") == "communication"
+    if view.activity.basis == "device":
+        return view.activities.filter(is_communication).with_columns(event="launch")
+    calls = select_host_calls(view.trace).filter(is_communication)
+    return calls.select("ts", "name", end=pl.col("ts") + pl.col("dur"), event="id").with_columns(
+        step=view.steps_at(calls["ts"])
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
+from etloom.analyses.findings.finding import DEVICE, Finding, describe_place, sum_places
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.text import count_noun
 
@@ -77,4 +77,4 @@ def _find_products(
     rows = view.activities.filter(products).select(
         "step", "stream", "name", "end", start="ts", cost_ns=half, event="launch"
     )
-    yield from group_by_place(view, rows, title, confidence="low", advice=advice, kind=kind)
+    yield from sum_places(view, rows, title, confidence="low", advice=advice, tracks=DEVICE, kind=kind)

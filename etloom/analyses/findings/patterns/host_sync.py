@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
+from etloom.analyses.findings.finding import BOTH, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
@@ -14,7 +14,7 @@ SCOPE = "rank"
 
 def find(view: RankView) -> Iterator[Finding]:
     synced = view.gaps.filter(pl.col("cause") == "sync").with_columns(cost_ns="gap_ns")
-    yield from group_by_place(
+    yield from sum_places(
         view,
         synced,
         lambda row: (
@@ -24,4 +24,5 @@ def find(view: RankView) -> Iterator[Finding]:
         confidence="high",
         advice="keep the value on the device: log it later or copy it with non_blocking=True; .item(), .cpu(), "
         "nonzero, boolean masks and printing a tensor all synchronize",
+        tracks=BOTH,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding
+from etloom.analyses.findings.finding import DEVICE, Finding
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import union
 from etloom.timeline.activity import to_intervals
@@ -49,9 +49,13 @@ def find(view: RankView) -> Iterator[Finding]:
         "distribute the work evenly and concurrently: one process per device (DistributedDataParallel) instead of "
         "one for all, or more micro-batches in a pipeline. Other analyses count a rank as busy if any of its "
         "devices is",
+        busy_anywhere,
+        DEVICE,
         step=first["step"],
         stream=first["stream"],
         name=str(first["name"]),
         event=first["launch"],
+        start_ns=int(activities["ts"].min()),  # type: ignore[arg-type]
+        end_ns=int(activities["end"].max()),  # type: ignore[arg-type]
         in_steps_ns=round(in_steps),
     )

@@ -7,13 +7,18 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
+from etloom.analyses.findings.finding import (
+    BOTH,
+    Finding,
+    describe_long_gaps,
+    describe_place,
+    find_long_gaps,
+    sum_places,
+)
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.text import count_noun
 
 SCOPE = "rank"
-LONG_GAP_NS = 10_000_000
-"""Gap length in ns: a launch takes a few us, so in a gap this long the host did something else."""
 _ADVICE = (
     "capture the step in a CUDA graph or torch.compile it (mode='reduce-overhead'), fuse small operators "
     "(foreach or fused optimizers), or give each launch more work (a larger batch)"
@@ -33,21 +38,17 @@ def find(view: RankView) -> Iterator[Finding]:
     def warm_up(row: dict[str, Any]) -> str:
         if row["early"] and 2 * row["longest"][0] > row["cost_ns"]:
             return " (before the first annotated step: may be warm-up)"
-        return " (no step is annotated: may be warm-up)" if first is None and _long(row) else ""
+        return " (no step is annotated: may be warm-up)" if first is None and find_long_gaps(row) else ""
 
     def title(row: dict[str, Any]) -> str:
         gaps = count_noun(row["count"], "gap")
-        text = f"the device waits for the host to launch{describe_place(row, 'block')}, {gaps}"
-        if long := _long(row):
-            upto = "up to " if len(long) > 1 else ""
-            part = "" if len(long) == row["count"] else f", most of the time in {len(long)}"
-            text += f"{part} of {upto}{long[0] / 1e6:,.0f} ms"
-        return text + warm_up(row)
+        where = f"{describe_place(row, 'block')}, {gaps}{describe_long_gaps(row)}{warm_up(row)}"
+        return f"host-bound: the device waits for the host to launch{where}"
 
     def advice(row: dict[str, Any]) -> str:
         if warm_up(row):
             return _WARM_UP_ADVICE
-        long = len(_long(row))
+        long = len(find_long_gaps(row))
         return (
             _LONG_GAPS_ADVICE
             if long == row["count"]
@@ -56,12 +57,12 @@ def find(view: RankView) -> Iterator[Finding]:
             else _ADVICE
         )
 
-    yield from group_by_place(
-        view, late.with_columns(early=early), title, confidence="medium", advice=advice, by="block"
+    yield from sum_places(
+        view,
+        late.with_columns(early=early),
+        title,
+        confidence="medium",
+        advice=advice,
+        tracks=BOTH,
+        by="block",
     )
-
-
-def _long(row: dict[str, Any]) -> list[int]:
-    """Return the few long gaps if they make up most of the cost, else nothing."""
-    long = [gap for gap in row["longest"] if gap >= LONG_GAP_NS]
-    return long if 2 * sum(long) > row["cost_ns"] else []

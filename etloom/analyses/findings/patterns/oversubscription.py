@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, compute_cost
+from etloom.analyses.findings.finding import HOST, Finding, compute_cost
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
+from etloom.core.intervals import Intervals
 
 MIN_CALLS = 20
 """Calls of one operator with one shape needed to know their usual duration."""
@@ -50,9 +51,13 @@ def find(view: RankView) -> Iterator[Finding]:
         "low",
         "assign each rank its own cores: OMP_NUM_THREADS = cores / ranks, torch.set_num_threads, numactl or "
         "torchrun's CPU binding; include the data loader's workers",
+        Intervals.of(interrupted["start"], interrupted["end"]),
+        HOST,
         interrupted.height,
         step=worst["step"],
         name=worst["name"],
         event=worst["id"],
+        start_ns=worst["ts"],
+        end_ns=worst["end"],
         in_steps_ns=in_steps_ns,
     )

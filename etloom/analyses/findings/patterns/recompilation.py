@@ -7,8 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, compute_cost, format_times, group_by_place
+from etloom.analyses.findings.finding import HOST, Finding, compute_cost, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.core.intervals import Intervals
 
 COMPILES = (
     r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
@@ -34,12 +35,13 @@ def find(view: RankView) -> Iterator[Finding]:
             return f"torch.compile compiles {times} ({view.warmup_caveat}: may be the first compilation)"
         return f"torch.compile still compiles after the first step ({times})"
 
-    yield from group_by_place(
+    yield from sum_places(
         view,
         compiles.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         title,
         confidence="low" if since is None else "high",
         advice=f"warm up before the trace; if it persists, {GUARDS}",
+        tracks=HOST,
         by="name",
     )
     regions = (
@@ -65,9 +67,14 @@ def find(view: RankView) -> Iterator[Finding]:
             cost_ns,
             "low",
             "TORCH_LOGS=graph_breaks shows the causes; fullgraph=True turns a graph break into an error",
+            Intervals.of(gaps["before"], gaps["ts"]),
+            HOST,
             gaps.height,
             step=worst["step"],
             name=worst["name"],
             event=worst["id"],
+            start_ns=worst["before"],
+            end_ns=worst["ts"],
             in_steps_ns=in_steps_ns,
+            kind="graph breaks",
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, compute_cost
+from etloom.analyses.findings.finding import BOTH, DEVICE, Finding
 from etloom.analyses.findings.rank_view import RankView
 from etloom.collectives import list_participations
 from etloom.core.arrays import rows_of_ids, take_rows
@@ -37,28 +38,47 @@ def find(view: RankView) -> Iterator[Finding]:
         run=pl.struct("collective", "pg_name", "small", "step").rle_id()
         + _is_separated(view, ordered).cum_sum()
     )
-    # One combined call would still take the time of one.
+    # One combined call would still take the time of one; only what nothing hides is lost.
     share = 1 - 1 / pl.len().over("run")
-    long_runs = ordered.filter("small").filter(pl.len().over("run") >= MIN_RUN_LENGTH)
-    long_runs = long_runs.with_columns(cost_ns=(pl.col("end") - pl.col("start")) * share).with_columns(
-        of_run=pl.col("cost_ns").sum().over("run")
+    communication = view.activity.times["communication"]
+    exposed = communication - view.activity.times["computation"] - view.waiting_for_ranks
+    alone = pl.Series(exposed.covered(ordered["start"], ordered["end"]))
+    long_runs = (
+        ordered.with_columns(cost_ns=alone * share)
+        .filter("small")
+        .filter(pl.len().over("run") >= MIN_RUN_LENGTH)
+        .with_columns(of_run=pl.col("cost_ns").sum().over("run"))
     )
     costliest = long_runs.sort("of_run", "run", "start", descending=(True, False, False), maintain_order=True)
-    for (collective, group), group_rows in costliest.group_by("collective", "pg_name", maintain_order=True):
-        cost_ns, in_steps_ns = compute_cost(view, group_rows)
-        size = group_rows.select(pl.median("bytes") / 1024).item()
+    for (collective, group), rows in costliest.group_by("collective", "pg_name", maintain_order=True):
+        lost = Intervals.of(rows["start"], rows["end"]) & exposed
+        cost_ns = min(round(float(rows["cost_ns"].sum())), lost.total)
+        if not cost_ns:
+            continue
+        axis = next(iter(rows["axis"].drop_nulls().cast(pl.String).to_list()), None)
+        costliest_run = rows.filter(pl.col("run") == rows["run"][0])
         yield Finding(
-            f"{group_rows.height:,} consecutive {collective} of {size:,.0f} KiB each",
+            f"{rows.height:,} consecutive {collective} of {_format_bytes(rows['bytes'].median())} each"
+            + (f" in groups of {axis}" if axis else ""),
             cost_ns,
             "medium",
             "combine them: use a bucket (bucket_cap_mb), a flattened tensor, or a coalescing manager",
-            group_rows.height,
-            step=group_rows["step"][0],
+            lost,
+            DEVICE if view.activity.basis == "device" else BOTH,
+            rows.height,
+            step=rows["step"][0],
             name=str(collective),
-            event=group_rows["issuer"][0],
-            in_steps_ns=in_steps_ns,
-            place=f"{collective} {group}",
+            event=rows["issuer"][0],
+            start_ns=int(costliest_run["start"].min()),  # type: ignore[arg-type]
+            end_ns=int(costliest_run["end"].max()),  # type: ignore[arg-type]
+            in_steps_ns=round(cost_ns * (lost & view.step_intervals).total / lost.total),
+            kind=f"{collective} {group}",
         )
+
+
+def _format_bytes(size: Any) -> str:
+    """Return 4 bytes, 12 KiB; the size is below `SMALL_BYTES`."""
+    return f"{size / 1024:,.0f} KiB" if size >= 1024 else f"{size:,.0f} bytes"
 
 
 def _with_steps(view: RankView, participations: pl.DataFrame) -> pl.DataFrame:

@@ -6,22 +6,23 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, format_times
+from etloom.analyses.findings.finding import BOTH, Finding, format_times
 from etloom.analyses.findings.job_view import JobView
-from etloom.collectives import match_collectives
-from etloom.collectives.lateness import CAUSES, compute_delays, largest_cause
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
 from etloom.timeline.activity import has_device_events
 
 SCOPE = "job"
+SPLIT_BY_RANK = True
 _REASONS = {
-    "longer compute": "longer compute",
-    "other work": "more time in other work",
-    "late launch": "its host launches late",
-    "inherited delay": "it was already late, before the trace or when it left the previous communication",
+    "longer_compute": "longer compute",
+    "other_work": "more time in other work",
+    "late_launch": "its host launches late",
+    "late_first": "late before its first recorded communication with them",
+    "later_recording": "its recording begins later, so that it may be late in the recording only",
 }
 _REASONS_WITHOUT_DEVICE = _REASONS | {
-    "late launch": "late start, after more time outside of operators (Python, input)"
+    "late_launch": "late start, after more time outside of operators (Python, input)"
 }
 _DEVICE_ADVICE = "its device's clock and temperature, "
 """Part of the advice that does not apply to a run without GPU activity."""
@@ -43,37 +44,43 @@ _TEXTS = {
 
 
 def find(views: JobView) -> Iterator[tuple[int, Finding]]:
-    job = views.job
-    if len(job) < 2:
+    """Yield a finding per rank that is late without inheriting it from another rank."""
+    if len(views) < 2:
         return
-    parts = match_collectives(job).comparable.filter(pl.col("instance").is_not_null())
-    # A delay below the clock uncertainty is not significant.
-    late = compute_delays(parts, job).filter(
-        (pl.col("delay_ns") > 0) & (pl.col("delay_ns") > pl.col("error"))
+    late = views.late_arrivals.filter(pl.col("own_late_ns") > pl.col("error"))
+    for (is_message,), rows in sorted(late.group_by(pl.col("collective") == "message")):
+        ranks = rows.partition_by("rank", as_dict=True)
+        for (rank,), rank_rows in sorted(ranks.items()):
+            yield rank, _describe_rank(views[rank], rank_rows, is_message, len(ranks))
+
+
+def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, rank_count: int) -> Finding:
+    rank = view.trace.rank
+    confidence, effect, advice = _TEXTS[is_message]
+    reasons = _REASONS
+    if not has_device_events(view.trace):
+        reasons, advice = _REASONS_WITHOUT_DEVICE, advice.replace(_DEVICE_ADVICE, "")
+    totals = rows.group_by("reason").agg(pl.col("own_late_ns").sum())
+    reason = reasons[totals.sort("own_late_ns", "reason", descending=(True, False))["reason"][0]]
+    title = f"rank {rank} {effect} {format_times(rows.height)}: {reason}"
+    if rank_count > 1:
+        title = f"{rank_count} ranks delay others; the job loses most as {title}"
+    worst = rows.sort("own_late_ns", "start", descending=(True, False)).row(0, named=True)
+    # Several ranks may wait at once: count that time once.
+    lost = Intervals.of(rows["own_start"] - rows["own_late_ns"], rows["own_start"])
+    return Finding(
+        title,
+        lost.total,
+        confidence,
+        advice,
+        lost,
+        BOTH,
+        rows.height,
+        step=view.step_at(worst["own_start"]),
+        name=f"rank {rank}",
+        event=worst["issuer"],
+        start_ns=worst["own_start"] - worst["own_late_ns"],
+        end_ns=worst["own_start"],
+        in_steps_ns=(lost & view.step_intervals).total,
+        kind="message" if is_message else "collective",
     )
-    late = late.with_columns(is_message=pl.col("collective") == "message")
-    groups = late.partition_by("rank", "is_message", as_dict=True)
-    for (rank, is_message), delays in sorted(groups.items()):
-        confidence, effect, advice = _TEXTS[is_message]
-        main_cause = delays.select(pl.col(*CAUSES).sum(), delay_ns=1).select(largest_cause()).item()
-        reasons = _REASONS
-        if not has_device_events(job[rank]):
-            reasons, advice = _REASONS_WITHOUT_DEVICE, advice.replace(_DEVICE_ADVICE, "")
-        worst = delays.sort("delay_ns", "start", descending=(True, False)).row(0, named=True)
-        # Several ranks may wait at once: count that time once.
-        lost = Intervals.of(delays["own_start"] - delays["delay_ns"], delays["own_start"])
-        yield (
-            rank,
-            Finding(
-                f"rank {rank} {effect} {format_times(delays.height)}: {reasons[main_cause]}",
-                lost.total,
-                confidence,
-                advice,
-                delays.height,
-                step=views[rank].step_at(worst["own_start"]),
-                name=f"rank {rank}",
-                event=worst["issuer"],
-                in_steps_ns=(lost & views[rank].step_intervals).total,
-                place=f"{rank} {is_message}",
-            ),
-        )

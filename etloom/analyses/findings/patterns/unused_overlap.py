@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding
+from etloom.analyses.findings.finding import DEVICE, Finding
 from etloom.analyses.findings.rank_view import RankView
 from etloom.timeline.activity import to_intervals
 
@@ -38,10 +38,14 @@ def find(view: RankView) -> Iterator[Finding]:
         "low",
         "where the next computation does not need the result, use asynchronous collectives (async_op=True, wait "
         "later), which PyTorch runs on a separate stream; exposed-communication covers the same time",
+        lost,
+        DEVICE,
         shared.height,
         step=worst["step"],
         stream=worst["stream"],
         name=worst["name"],
         event=worst["launch"],
+        start_ns=worst["ts"],
+        end_ns=worst["end"],
         in_steps_ns=(lost & view.step_intervals).total,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, format_times, group_by_place
+from etloom.analyses.findings.finding import DEVICE, HOST, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays, categories, nesting
 
@@ -15,6 +16,8 @@ ZEROS = r"^aten::(?:zero_|_foreach_zero_)$"
 FILLS = r"^aten::fill_$"
 IS_ZERO = r'^\["", ?"?(?:0|0\.|0\.0|False)"?[,\]]'
 """Arguments of fill_, as recorded."""
+BACKWARDS = r"_backward$|Backward\d*$"
+"""Operators that compute the gradient of indexing or slicing."""
 KERNELS = r"FillFunctor|(?i)^memset|FillBuffer"
 MIN_FILLS = 2
 
@@ -37,15 +40,27 @@ def find(view: RankView) -> Iterator[Finding]:
             pl.col("id").is_in(outermost.implode())
         )
         fills = inner.select("step", "name", "end", start="ts", cost_ns="dur", event="id")
-    yield from group_by_place(
+    yield from sum_places(
         view,
         fills,
         lambda row: f"memory is filled with zeros {format_times(row['count'])}{describe_place(row)}",
         confidence="medium",
-        advice="zero_grad(set_to_none=True); torch.empty for memory that is overwritten next; reuse buffers "
-        "instead of allocating zeros in each step",
+        advice=lambda row: _advise(row["operator"] or ""),
+        tracks=DEVICE if view.activity.basis == "device" else HOST,
         min_rows=MIN_FILLS,
     )
+
+
+def _advise(operator: str) -> str:
+    """Return the advice for zeros that this operator writes."""
+    if re.search(BACKWARDS, operator):
+        return (
+            f"{operator} writes its gradient into zeros of the whole input: index once instead of in a loop (unbind, "
+            "split, gather); sparse=True for embeddings whose optimizer supports it"
+        )
+    if re.search(ZEROS, operator):
+        return "if these are gradients, zero_grad(set_to_none=True); else overwrite the buffer instead of clearing it"
+    return "torch.empty for memory that is overwritten next; reuse buffers instead of allocating zeros in each step"
 
 
 def _find_zero_fills(view: RankView) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding, describe_place, group_by_place
+from etloom.analyses.findings.finding import DEVICE, HOST, Finding, describe_place, sum_places
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 from etloom.core.text import count_noun
@@ -16,8 +16,6 @@ COPYING = ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::_reshape_copy"
 OPERATORS = r"^aten::(?:contiguous|clone|_to_copy|to|type_as|copy_|_reshape_copy)$"
 COPIES = r"direct_copy_kernel|(?:bfloat16|float16|half)_copy_kernel"
 KERNELS = rf"{COPIES}|nchwToNhwc|nhwcToNchw|(?i:transpose)|permute|convertTensor"
-
-SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
@@ -43,7 +41,7 @@ def find(view: RankView) -> Iterator[Finding]:
             & ~pl.col("id").is_in(scalar["event"].implode())
             & ((pl.col("name") != "aten::copy_") | pl.col("parent").is_in(inner["id"].implode()))
         ).select("step", "name", "end", start="ts", cost_ns="dur", event="id")
-    yield from group_by_place(
+    yield from sum_places(
         view,
         copies,
         lambda row: (
@@ -52,5 +50,7 @@ def find(view: RankView) -> Iterator[Finding]:
         ),
         confidence="medium",
         advice=advice,
+        tracks=DEVICE if view.activity.basis == "device" else HOST,
         by="block",
+        kind="layout or type",
     )

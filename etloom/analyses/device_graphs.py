@@ -1,0 +1,67 @@
+"""Device graphs (CUDA, HIP): replays of each captured graph, and the share of their time that has an operator.
+
+One row per captured graph, and one (graph null) for replays, or kernels of replays, without a matching capture. graph
+is the annotation around the capture; replays the number of launches; kernels and device_ns count the GPU activity.
+operators: different operators that the capture recorded around its calls. attributed_pct: share of the time of all
+replays that belongs to the graph.
+
+step: only replays launched in this step.
+
+Units: ns, percent. The rows of stats ``link.graph_activity_*`` say why activity could not be attributed.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses.helpers import conform_columns, filter_step, percent_of_total, require_linked
+from etloom.core import arrays, categories, nesting
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Trace
+from etloom.timeline.activity import describe_rank
+
+SCOPE = "rank"
+COLUMNS = {
+    "graph": pl.String,
+    "replays": pl.Int64,
+    "kernels": pl.Int64,
+    "device_ns": pl.Int64,
+    "attributed_pct": pl.Float64,
+    "operators": pl.Int64,
+}
+_GRAPH_LAUNCH = r"GraphLaunch"
+
+
+def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    require_linked(trace)
+    events, launches = trace.events, trace.launches
+    calls = take_rows(events["name"], rows_of_ids(events, launches["launch"]))
+    is_replay = arrays.match_text(calls, lambda name: name.str.contains(_GRAPH_LAUNCH))
+    if not is_replay.any():
+        raise AnalysisError(
+            "the trace contains no replays of device graphs",
+            where=describe_rank(trace),
+            remedy="see launch-stats for the calls that launched its GPU activity",
+        )
+    work = events.select("dur", "step", device_event="id")
+    replays = launches.filter(pl.Series(is_replay)).join(work, on="device_event", maintain_order="left")
+    parent = rows_of_ids(events, events["parent"])
+    graphs = arrays.is_in(events["cat"], (categories.CAPTURED_GRAPH,))
+    graph = nesting.find_nearest_ancestor(parent, graphs, rows_of_ids(events, replays["captured"]))
+    replays = filter_step(trace, replays.with_columns(pl.Series("row", graph)), step)
+    table = (
+        replays.group_by("row")
+        .agg(
+            pl.col("launch").n_unique().alias("replays"),
+            pl.len().alias("kernels"),
+            pl.col("dur").sum().alias("device_ns"),
+            pl.col("operator").filter(pl.col("row") >= 0).n_unique().alias("operators"),
+        )
+        .with_columns(percent_of_total("device_ns").alias("attributed_pct"))
+    )
+    names = take_rows(events["name"], table["row"].to_numpy())
+    table = table.with_columns(names.alias("graph"))
+    return conform_columns(table, COLUMNS).sort(
+        "device_ns", "graph", descending=(True, False), nulls_last=True
+    )

@@ -1,0 +1,126 @@
+"""Times without activity on any stream of a rank, and their causes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core.arrays import to_array
+
+if TYPE_CHECKING:
+    from etloom.analyses.findings.rank_view import RankView
+
+CAUSES = ("data", "save", "sync", "allocator", "launch", "device")
+"""Causes of a gap between activities.
+
+The host was loading data, was saving a checkpoint, returned from a synchronization after the device had become idle,
+allocated device memory, or launched late (or nothing more) for another reason; or the work was launched in time and the
+device started it late (the stream waited, or launch delay).
+
+A late launch explains a gap only until its call returned, and the usual launch latency thereafter: a longer rest is a
+gap of its own, of the device.
+"""
+_LAUNCH_LATENCY_NS = 50_000
+"""Longest time from the return of a launch to the start of the activity that counts as part of launching, in ns: about
+5 us on an idle device, several times that for large graphs and with a profiler."""
+_SYNC_RETURN_NS = 5_000
+"""A synchronizing call returns slightly later than the work it waited for, in ns."""
+_GAP_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "gap_ns": pl.Int64,
+    "cause": pl.Enum(CAUSES),
+    "event": pl.Int64,
+    "step": pl.Int64,
+    "stream": pl.Int64,
+    "name": pl.Categorical,
+}
+
+
+def find_gaps(view: RankView) -> pl.DataFrame:
+    """Return the times without activity on any stream within the window of a rank.
+
+    Returns:
+        start, end, gap_ns, cause (`CAUSES`), event (the responsible host call: the one that waited, or that launched
+        the activity after the gap), and the step, stream and name of that activity; null after the last activity.
+    """
+    if view.activity.basis != "device" or view.window is None:
+        return pl.DataFrame(schema=_GAP_SCHEMA)
+    idle = view.busy.gaps(*view.window)
+    starts, ends = idle.starts, idle.ends
+    after = _find_next_activities(view, ends)
+    called = to_array(after["launch_ts"], 0)
+    has_launch = after["launch"].is_not_null().to_numpy()
+    # The host is late if its call began after the device had become idle, or if no activity follows.
+    is_last = ends > view.busy.starts[-1]
+    late = (has_launch & (called > starts)) | is_last
+    until = np.where(is_last, ends, np.where(late, called, starts))
+    half = np.maximum(until - starts, 1)
+    is_loading, is_saving = (
+        times.covered(starts, until) * 2 > half for times in (view.data_loading, view.saving)
+    )
+    wait = _find_last_before(view.sync_calls, until)
+    released = _take(view.sync_calls["end"], wait)
+    is_synced = late & (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
+    # Before the first activity there is nothing to wait for; after the last one, the host launches nothing more.
+    is_synced &= (starts >= view.busy.starts[0]) & ~is_last
+    allocation = _find_last_before(view.allocations, until)
+    is_allocating = late & (allocation >= 0) & (_take(view.allocations["dur"], allocation) * 2 > half)
+    is_allocating &= _take(view.allocations["end"], allocation) > starts
+    cause = np.select([late & is_loading, late & is_saving, is_synced, is_allocating, late], range(5), 5)
+    responsible = to_array(after["launch"], -1).astype(np.int64)
+    for name, calls, rows in (("sync", view.sync_calls, wait), ("allocator", view.allocations, allocation)):
+        is_cause = cause == CAUSES.index(name)
+        responsible[is_cause] = _take(calls["id"], rows)[is_cause]
+    columns = {
+        "start": starts,
+        "end": ends,
+        "cause": pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[cause],
+        "event": pl.Series(responsible).replace(-1, None),
+        **{name: after[name] for name in ("launch", "launch_end", "step", "stream", "name")},
+    }
+    explained = pl.Series(late & ~is_last)
+    gaps = _split_after_launch(pl.DataFrame(columns), explained)
+    gaps = gaps.with_columns(gap_ns=pl.col("end") - pl.col("start"))
+    return gaps.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
+
+
+def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFrame:
+    """Return gaps whose late launch does not explain them to their end as two, ordered by start.
+
+    Args:
+        gaps: start, end, cause, event; launch, the call of the activity after the gap, and launch_end, its return.
+        explained: The gaps that a late launch ends.
+    """
+    launched = pl.col("launch_end")
+    is_split = explained & gaps.select(pl.col("end") - launched > _LAUNCH_LATENCY_NS).to_series().fill_null(
+        False
+    )
+    rest = gaps.filter(is_split).with_columns(
+        start=launched, event="launch", cause=pl.lit("device", gaps.schema["cause"])
+    )
+    before = gaps.with_columns(end=pl.when(is_split).then(launched).otherwise("end"))
+    return pl.concat([before, rest], how="vertical_relaxed").sort("start", maintain_order=True)
+
+
+def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> pl.DataFrame:
+    """Return the first activity at or after each time, null for none.
+
+    Columns: launch, launch_ts, launch_end, step, stream, name.
+    """
+    work = view.activities.select("launch", "launch_ts", "launch_end", "step", "stream", "name")
+    following = np.searchsorted(view.activities["ts"].to_numpy(), times)
+    return work.select(pl.all().gather(pl.Series(following).replace(work.height, None)))
+
+
+def _find_last_before(calls: pl.DataFrame, until: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the call (by end) that ended last before each time, -1 for none."""
+    return np.searchsorted(calls["end"].to_numpy(), until, side="right") - 1
+
+
+def _take(column: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return the values of these rows, any value for row -1."""
+    return column.to_numpy().astype(np.int64)[rows] if len(column) else np.zeros(len(rows), np.int64)

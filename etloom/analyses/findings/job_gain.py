@@ -1,0 +1,143 @@
+"""The time that a job would save without losses of its ranks, simulated on its dependency graph.
+
+A loss is time that disappears from tracks of a rank: each edge of the graph becomes shorter by the part of it that lies
+in that time. What other ranks, streams or threads do at the same time then limits what the job gains: a rank that only
+waits less for a late one gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etloom.analyses.findings.finding import BOTH, DEVICE, HOST, Finding
+from etloom.analyses.helpers.dependency_graph import build_dependencies
+from etloom.core.errors import AnalysisError
+from etloom.core.intervals import Intervals, union
+from etloom.core.trace import Job
+from etloom.graphs import algorithms, quality
+from etloom.graphs.graph import EdgeKind, Graph, Int64Array
+from etloom.graphs.transfers import edges_by_rank, mask_transfers
+from etloom.timeline.activity import find_steps, find_window
+
+MAX_EVENTS = 8_000_000
+"""The gain in a larger job is not simulated: its graph takes too much memory."""
+DEVICE_KINDS = (
+    EdgeKind.KERNEL,
+    EdgeKind.COMPLETE,
+    EdgeKind.TRANSFER,
+    EdgeKind.MESSAGE,
+    EdgeKind.STREAM,
+    EdgeKind.OVERLAP,
+)
+"""Edges of device tracks and of communication."""
+
+
+class JobGains:
+    """Simulates what a job gains per finding.
+
+    ``duration_ns``: the time that counts, from the start of the first annotated step (else of the recording) to the
+    end of the last activity or step; null if the graph does not explain the recording, and then all gains are null.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @cached_property
+    def _graph(self) -> Graph | None:
+        job = self._job
+        if sum(trace.rows("events") for trace in job.values()) > MAX_EVENTS:
+            return None
+        try:
+            graph = build_dependencies(job).graph
+        except AnalysisError:
+            return None
+        return None if quality.find_unexplained_ranks(graph, job) else graph
+
+    @cached_property
+    def _begin(self) -> int:
+        starts = [find_steps(trace)["start"] for trace in self._job.values()]
+        assert self._graph is not None
+        return min((int(start[0]) for start in starts if len(start)), default=int(self._graph.time.min()))
+
+    @cached_property
+    def _end(self) -> int:
+        assert self._graph is not None
+        ends = [window[1] for trace in self._job.values() if (window := find_window(trace))]
+        return min(int(self._graph.time.max()), max(ends, default=int(self._graph.time.max())))
+
+    @cached_property
+    def duration_ns(self) -> int | None:
+        return None if self._graph is None else self._end - self._begin
+
+    def compute_gain(self, findings: Iterable[tuple[int, Finding]]) -> int | None:
+        """Return the ns that the job gains if nothing is lost by these findings of ranks; None if unknown."""
+        graph = self._graph
+        if graph is None:
+            return None
+        lag = graph.lag
+        for rank, tracks, lost, share in _merge_losses(findings):
+            edges = self._edges[rank][tracks]
+            shorter = lost.clip(self._begin, self._end).covered(
+                graph.time[graph.source[edges]], graph.time[self._target[edges]]
+            )
+            lag[edges] -= np.minimum(np.round(share * shorter).astype(np.int64), lag[edges])
+        return self._compare_end(lag)
+
+    @cached_property
+    def transfer_gain(self) -> int | None:
+        """The ns that the job gains if the transfer of data takes no time, as `simulate --set "comm x0"`."""
+        graph = self._graph
+        if graph is None:
+            return None
+        lag = graph.lag
+        lag[mask_transfers(graph, self._job)] = 0
+        return self._compare_end(lag)
+
+    def _compare_end(self, lag: Int64Array) -> int:
+        """Return how much earlier the job ends with these lags, ns."""
+        graph = self._graph
+        assert graph is not None
+        return int(graph.time[self._counts].max() - algorithms.compute_times(graph, lag)[self._counts].max())
+
+    @cached_property
+    def _counts(self) -> NDArray[np.bool_] | slice:
+        """The points up to the end of the time that counts, as an index."""
+        assert self._graph is not None
+        counts: NDArray[np.bool_] = self._graph.time <= self._end
+        return slice(None) if counts.all() else counts
+
+    @cached_property
+    def _target(self) -> NDArray[np.int32]:
+        assert self._graph is not None
+        return self._graph.target
+
+    @cached_property
+    def _edges(self) -> dict[int, dict[str, Int64Array]]:
+        """The indices of the edges of each rank that can be shorter, by the tracks that they are on."""
+        graph = self._graph
+        assert graph is not None
+        has_lag = (graph.lag > 0) & (graph.time[graph.source] < graph.time[self._target])
+        is_device = np.isin(graph.kind, DEVICE_KINDS)
+        return {
+            rank: {BOTH: edges, DEVICE: edges[is_device[edges]], HOST: edges[~is_device[edges]]}
+            for rank, rank_edges in edges_by_rank(graph, self._job)
+            for edges in (rank_edges[has_lag[rank_edges]],)
+        }
+
+
+def _merge_losses(findings: Iterable[tuple[int, Finding]]) -> Iterator[tuple[int, str, Intervals, float]]:
+    """Yield rank, tracks, times and the share of them that is lost; losses of all of a time are merged first."""
+    whole: dict[tuple[int, str], list[Intervals]] = {}
+    components = ((rank, part) for rank, finding in findings for part in finding.components or (finding,))
+    for rank, finding in components:
+        total = finding.lost.total
+        if finding.cost_ns >= total:
+            whole.setdefault((rank, finding.tracks), []).append(finding.lost)
+        else:
+            yield rank, finding.tracks, finding.lost, finding.cost_ns / total
+    for (rank, tracks), losses in whole.items():
+        yield rank, tracks, union(losses), 1.0

@@ -1,0 +1,129 @@
+"""Late arrivals at communications: by how much behind the median rank, how much of it the rank caused itself, and why.
+
+A rank that waited for others since its last communication with the same ranks only passes their lateness on: that part
+is inherited, and is not counted as its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from etloom.core.intervals import EMPTY, Intervals
+from etloom.core.trace import Job
+from etloom.timeline.activity import compute_activity
+
+REASONS = ("longer_compute", "other_work", "late_launch", "late_first", "later_recording")
+"""Reasons of a rank's own lateness. late_first: no earlier communication with these ranks was recorded, and the rank
+did not compute longer before it; later_recording: its recording began later than that of the median rank, too."""
+
+
+def find_late_arrivals(parts: pl.DataFrame, waits: Mapping[int, Intervals], job: Job) -> pl.DataFrame:
+    """Return the participations that others waited for, later than the median participant and the clock uncertainty.
+
+    Of an even number of ranks, the median is the earlier one: of two ranks, the later one is late by the whole time
+    that the other waited.
+
+    Args:
+        parts: Matched rows of `MatchedCollectives.comparable`.
+        waits: When each rank was blocked in communications waiting for others, on its own clock.
+        job: The traces by rank.
+
+    Returns:
+        The columns of ``parts``, and late_ns, which is at most the time for which any rank waited and the time since
+        the rank's recording began; own_late_ns, the part of it that is not inherited; reason, one of `REASONS`.
+    """
+    start, awaited = pl.col("start"), pl.col("awaited")
+    until = (start + pl.col("wait")).filter(awaited.is_not_null()).max().over("instance")
+    usual_start = start.sort().get((pl.len() - 1) // 2).over("instance")
+    is_awaited = start <= awaited.max().over("instance")
+    late = parts.with_columns(
+        late_ns=pl.min_horizontal(start, until) - usual_start, usual_start=usual_start, is_awaited=is_awaited
+    )
+    is_late = pl.col("is_awaited") & (pl.col("late_ns") > 0) & (pl.col("late_ns") > pl.col("error"))
+    instances = late.filter(is_late)["instance"].unique()
+    if instances.is_empty():
+        return late.filter(is_late).with_columns(
+            own_late_ns=pl.col("late_ns"), reason=pl.lit(None, pl.String)
+        )
+    compared = _add_previous(late).filter(pl.col("instance").is_in(instances.implode()))
+    usual = (
+        compared.filter(start == pl.col("usual_start"))
+        .sort("instance", "rank")
+        .group_by("instance", maintain_order=True)
+        .agg(pl.col("rank", "start", "own_start", "left").first())
+    )
+    pairs = compared.filter(is_late).join(usual, on="instance", suffix="_usual", maintain_order="left")
+    # Both are compared since the earlier of the two left; without a time of one, since their recordings began.
+    both = pl.all_horizontal(pl.col("left", "left_usual").is_not_null())
+    pairs = pairs.with_columns(since=pl.when(both).then(pl.min_horizontal("left", "left_usual")))
+    for suffix in ("", "_usual"):
+        pairs = _add_work(pairs, suffix, waits, job)
+    return _split_lateness(pairs).select(*parts.columns, "late_ns", "own_late_ns", "reason")
+
+
+def _add_previous(parts: pl.DataFrame) -> pl.DataFrame:
+    """Add left: the end of the rank's last completed communication with the same ranks; null if there is none."""
+    ends = pl.col("rank").min().over("instance"), pl.col("rank").max().over("instance")
+    pair = pl.when(pl.col("collective") == "message").then(pl.concat_str(*ends, separator="-"))
+    same = ("rank", "where", "peers")
+    parts = parts.with_columns(peers=pl.concat_str("group", pair, separator=" ", ignore_nulls=True))
+    completed = parts.select(*same, left="end").sort("left")
+    return parts.sort("start").join_asof(
+        completed, left_on="start", right_on="left", by=same, coalesce=False, check_sortedness=False
+    )
+
+
+def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], job: Job) -> pl.DataFrame:
+    """Add the work of the late rank, or that of the median rank (suffix _usual): begin, compute, busy, waited.
+
+    The work is that since ``since``, or the start of the recording, until the arrival.
+    """
+    ranks = []
+    for (rank,), rows in pairs.group_by(f"rank{suffix}", maintain_order=True):
+        work = compute_activity(job[rank])  # type: ignore[index]
+        begin = job[rank].events["ts"].min()  # type: ignore[index]
+        to_own = rows[f"own_start{suffix}"] - rows[f"start{suffix}"]
+        until = rows[f"own_start{suffix}"].to_numpy()
+        since = np.minimum((rows["since"] + to_own).fill_null(begin).to_numpy(), until)
+        blocked = waits.get(rank, EMPTY) - work.times["computation"]  # type: ignore[call-overload]
+        ranks.append(
+            rows.with_columns(
+                pl.Series(f"begin{suffix}", begin - to_own),
+                pl.Series(f"compute{suffix}", work.times["computation"].covered(since, until), pl.Int64),
+                pl.Series(f"busy{suffix}", work.busy.covered(since, until), pl.Int64),
+                pl.Series(f"waited{suffix}", blocked.covered(since, until), pl.Int64),
+            )
+        )
+    return pl.concat(ranks)
+
+
+def _split_lateness(compared: pl.DataFrame) -> pl.DataFrame:
+    """Add own_late_ns and reason, from the columns of the late rank and, with suffix _usual, of the median rank."""
+
+    def more(name: str) -> pl.Expr:
+        return pl.col(name) - pl.col(f"{name}_usual")
+
+    late = pl.min_horizontal("late_ns", pl.col("start") - pl.col("begin"))
+    own_late = (late - more("waited").clip(0)).clip(0)
+    computed = more("compute").clip(0)
+    other = (more("busy") - more("compute") - more("waited")).clip(0)
+    idle = own_late - computed - other
+    began_later = 2 * more("begin") > own_late
+    idle_reason = (
+        pl.when(pl.col("since").is_not_null())
+        .then(pl.lit("late_launch"))
+        .when(began_later)
+        .then(pl.lit("later_recording"))
+        .otherwise(pl.lit("late_first"))
+    )
+    reason = (
+        pl.when((computed >= other) & (computed >= idle))
+        .then(pl.lit("longer_compute"))
+        .when(other >= idle)
+        .then(pl.lit("other_work"))
+        .otherwise(idle_reason)
+    )
+    return compared.with_columns(own_late_ns=own_late, reason=reason).with_columns(late_ns=late)

@@ -1,0 +1,63 @@
+"""Runs of tiny operators on a host thread, as a loop over elements or parameters produces them."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.core import categories
+
+TINY_NS = 50_000
+"""An operator that usually takes less computes little: most of its time is overhead."""
+MAX_PAUSE_NS = 5_000_000
+"""A longer time between two operators ends a run."""
+MIN_RUN_LENGTH = 64
+MIN_REPETITIONS = 12
+"""Number of operators per name from which a run counts as a loop, not as the layers of a small model."""
+_SCHEMA = dict.fromkeys(
+    ("step", "event", "read_event", "start", "end", "count", "reads", "cost_ns"), pl.Int64
+) | {
+    "name": pl.String,
+    "read_name": pl.String,
+}
+READS_VALUE = r"^aten::(?:item|_local_scalar_dense|is_nonzero)$"
+
+
+def find_operator_runs(view: RankView) -> pl.DataFrame:
+    """Return the runs of tiny operators, for a rank without GPU activity.
+
+    Returns:
+        One row per run: step, name (of its most frequent operator), event (its first), start, end, cost_ns (all but
+        one operator's share of its time), count (operators), reads (operators that read a value of a tensor),
+        read_name and read_event (the most frequent of these, and the first).
+    """
+    if view.activity.basis == "device":
+        return pl.DataFrame(schema=_SCHEMA)
+    calls = select_outermost(view.find_host_events("", categories.OPERATOR_CATEGORIES))
+    is_tiny = (pl.col("dur").median().over("name") < TINY_NS) & ~categories.is_communication()
+    thread = ("pid", "tid")
+    ordered = calls.sort(*thread, "ts").with_columns(tiny=is_tiny)
+    pause = pl.col("ts") - pl.col("end").shift(1).over(thread)
+    ordered = ordered.with_columns(
+        run=pl.struct(*thread, "step", "tiny").rle_id() + (pause > MAX_PAUSE_NS).fill_null(False).cum_sum()
+    )
+    reads_value = pl.col("name").str.contains(READS_VALUE)
+    runs = (
+        ordered.filter("tiny")
+        .group_by("run", maintain_order=True)
+        .agg(
+            pl.col("step").first(),
+            pl.col("name").mode().sort().first(),
+            pl.col("id").first().alias("event"),
+            pl.col("ts").min().alias("start"),
+            pl.col("end").max(),
+            pl.len().alias("count"),
+            pl.col("name").n_unique().alias("names"),
+            reads_value.sum().alias("reads"),
+            pl.col("name").filter(reads_value).mode().sort().first().alias("read_name"),
+            pl.col("id").filter(reads_value).first().alias("read_event"),
+        )
+        .filter((pl.col("count") >= MIN_RUN_LENGTH) & (pl.col("count") >= MIN_REPETITIONS * pl.col("names")))
+    )
+    cost = (pl.col("end") - pl.col("start")) * (1 - 1 / pl.col("count"))
+    return runs.with_columns(cost_ns=cost.round().cast(pl.Int64)).drop("run", "names")

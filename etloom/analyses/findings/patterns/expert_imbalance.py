@@ -1,0 +1,53 @@
+"""Mixture of experts: the experts of one rank compute longer than those of the others in the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.analyses.findings.finding import DEVICE, Finding, format_times
+from etloom.analyses.findings.job_view import JobView
+from etloom.core.intervals import Intervals
+
+SCOPE = "job"
+_EXPERTS = r"(?i)moe|expert|grouped_?gemm|group_gemm|_matmul_ogs"
+_NO_EXPERTS = r"(?i)rout|align|dispatch|combine|topk"
+MIN_EXCESS = 0.1
+"""Least share by which a rank's experts take longer than the mean of the ranks."""
+
+
+def find(views: JobView) -> Iterator[tuple[int, Finding]]:
+    """Yield a finding for the rank whose experts take longest, by the steps in which they do."""
+    if len(views) < 2:
+        return
+    sums = []
+    for rank in views:
+        kernels = views[rank].kernels.drop_nulls("step")
+        name = pl.col("name").cast(pl.String)
+        experts = kernels.filter(name.str.contains(_EXPERTS) & ~name.str.contains(_NO_EXPERTS))
+        by_step = experts.group_by("step").agg(pl.col("dur").sum(), pl.col("ts").min(), pl.col("end").max())
+        sums.append(by_step.with_columns(rank=pl.lit(rank)))
+    table = pl.concat(sums).filter(pl.len().over("step") == len(views))
+    mean = pl.col("dur").mean().over("step")
+    late = table.with_columns(excess=(pl.col("dur") - mean).round().cast(pl.Int64)).filter(
+        pl.col("excess") > MIN_EXCESS * mean, pl.col("dur") == pl.col("dur").max().over("step")
+    )
+    for (rank,), rows in sorted(late.group_by("rank")):
+        worst = rows.row(rows["excess"].arg_max() or 0, named=True)
+        yield (
+            rank,
+            Finding(  # type: ignore[misc]
+                f"the experts of rank {rank} take longest {format_times(rows.height)}, up to "
+                f"{worst['excess'] / 1e6:,.2f} ms longer than the mean of {len(views)} ranks",
+                int(rows["excess"].sum()),
+                "medium",
+                "balance tokens over experts (auxiliary loss) or experts over ranks (redundant experts, EPLB)",
+                Intervals.of(rows["end"] - rows["excess"], rows["end"]),
+                DEVICE,
+                rows.height,
+                step=worst["step"],
+                start_ns=worst["ts"],
+                end_ns=worst["end"],
+            ),
+        )

@@ -1,0 +1,58 @@
+"""No operator runs for long, in each step at the same place: Python, files, waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.findings.finding import BOTH, Finding, format_times, sum_places
+from etloom.analyses.findings.rank_view import RankView
+from etloom.core import categories
+from etloom.core.arrays import take_rows
+from etloom.core.intervals import union
+
+LONG_NS = 1_000_000
+"""Python needs less between two operators of a loop."""
+MIN_STEP_SHARE = 0.5
+"""Share of the steps in which a pause must follow the same operator; in fewer steps it may be the scheduler's."""
+
+SCOPE = "rank"
+
+
+def find(view: RankView) -> Iterator[Finding]:
+    if view.activity.basis == "device" or view.window is None:
+        return
+    pauses = _list_pauses(view)
+    if view.steps.height > 1:
+        in_steps = pl.col("step").drop_nulls().n_unique().over("name")
+        pauses = pauses.filter(in_steps >= MIN_STEP_SHARE * view.steps.height)
+    # Others wait for this rank for at least half of that time: it is a straggler, and reported as such.
+    if 2 * view.delaying_ranks.total >= pauses["cost_ns"].sum() > 0:
+        return
+    yield from sum_places(
+        view,
+        pauses,
+        lambda row: (
+            f"no operator runs {format_times(row['count'])} for 1 ms or more, up to {row['longest'][0] / 1e6:,.0f} ms, "
+            f"most after {row['name'] or 'the start of a step'}: Python, files or waiting"
+        ),
+        confidence="low",
+        advice="record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines",
+        tracks=BOTH,
+        by="name",
+    )
+
+
+def _list_pauses(view: RankView) -> pl.DataFrame:
+    """Return the pauses, with the operator before each (event, name), which no other pattern reports."""
+    other = (view.busy, view.data_loading, view.saving, view.delaying_ranks, view.waiting_for_ranks)
+    assert view.window is not None
+    idle = union(other).gaps(*view.window)
+    calls = view.find_host_events("", categories.OPERATOR_CATEGORIES).sort("end")
+    before = np.searchsorted(calls["end"].to_numpy(), idle.starts, side="right") - 1
+    pauses = pl.DataFrame(
+        {"start": idle.starts, "end": idle.ends, "cost_ns": idle.ends - idle.starts}
+    ).with_columns(take_rows(calls["name"], before), take_rows(calls["id"], before).alias("event"))
+    return pauses.with_columns(step=view.steps_at(pauses["start"])).filter(pl.col("cost_ns") >= LONG_NS)

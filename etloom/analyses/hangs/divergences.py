@@ -1,0 +1,122 @@
+"""Divergences between the ranks of a group: calls that are missing, differ or are unfinished, one row each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses.hangs.finding_rows import (
+    Calls,
+    find_differences,
+    is_unfinished,
+    make_finding,
+    make_unfinished,
+)
+from etloom.analyses.hangs.job_calls import JobCalls
+from etloom.analyses.hangs.messages import compare_messages
+from etloom.analyses.helpers import conform_columns
+from etloom.core.parallel_axes import parse_axis
+from etloom.core.text import format_ranks
+
+COLUMNS: dict[str, Any] = {
+    "group": pl.String,
+    "axis": pl.String,
+    "seq": pl.Int64,
+    "finding": pl.String,
+    "collective": pl.String,
+    "ranks": pl.List(pl.Int64),
+    "others": pl.List(pl.Int64),
+    "detail": pl.String,
+    "called_ns": pl.Int64,
+    "called_at": pl.String,
+}
+_UNEVEN_COLLECTIVES = frozenset({"all_to_all", "gather", "scatter", "send", "recv"})
+_SEVERITY_ORDER = ("collective mismatch", "size mismatch", "dtype mismatch", "missing", "not finished")
+_COMPARED = ("collective", "dtype", "in_nelems", "out_nelems")
+
+
+def compare_calls(calls: JobCalls) -> pl.DataFrame:
+    """Return the divergences of a job, columns of `COLUMNS`; in each group by sequence number."""
+    collectives = calls.table.filter(~pl.col("is_p2p"))
+    rows = [
+        {"group": group, **finding}
+        for (group,), table in collectives.group_by("group", maintain_order=True)
+        for finding in _compare_group(table, calls.members.get(group) or sorted(calls.dumped), calls.dumped)
+    ]
+    rows += compare_messages(calls)
+    axes = {group: parse_axis(group) for group in {row["group"] for row in rows}}
+    complete = [dict.fromkeys(COLUMNS) | row | {"axis": axes[row["group"]]} for row in rows]
+    table = pl.DataFrame(complete, schema=COLUMNS, orient="row")
+    severity = pl.col("finding").replace_strict({name: at for at, name in enumerate(_SEVERITY_ORDER)})
+    first = pl.col("seq").fill_null(-1)
+    return conform_columns(table.sort(first.min().over("group"), "group", first, severity), COLUMNS)
+
+
+def _compare_group(
+    table: pl.DataFrame, members: tuple[int, ...] | list[int], dumped: frozenset[int]
+) -> Iterator[dict[str, Any]]:
+    if absent := [rank for rank in members if rank not in dumped]:
+        detail = "no dump of these ranks: a crash, or another file name"
+        waiting = table.filter(_is_unfinished())["rank"].unique().to_list()
+        others = waiting or table["rank"].unique().to_list()
+        yield {
+            "seq": None,
+            "finding": "missing",
+            "ranks": sorted(absent),
+            "others": sorted(others),
+            "detail": detail,
+        }
+    present = [rank for rank in members if rank in dumped]
+    first_seq = dict(table.group_by("rank").agg(pl.col("seq").min()).iter_rows())
+    # A dump is a ring buffer: a record that may have been overwritten is not missing.
+    reach_start = max(first_seq.values())
+    for (seq,), rows in _select_suspicious(table, len(present)).group_by("seq", maintain_order=True):
+        calls: Calls = {row["rank"]: row for row in rows.iter_rows(named=True)}
+        reach = [rank for rank in present if first_seq.get(rank, reach_start) <= seq]
+        for finding in _compare_records(calls, reach):
+            overwritten = sorted(set(present) - set(reach))
+            if overwritten:
+                finding["detail"] += f"; the dump of {format_ranks(overwritten)} no longer reaches back to it"
+            yield {"seq": seq, **finding}
+
+
+def _is_unfinished() -> pl.Expr:
+    return pl.col("state").is_not_null() & (pl.col("state") != "completed")
+
+
+def _select_suspicious(table: pl.DataFrame, member_count: int) -> pl.DataFrame:
+    """Return the calls of the numbers that not all members called alike and finished: few, except in a broken job."""
+    is_alike = [(pl.col(name).n_unique() == 1).alias(name) for name in _COMPARED]
+    numbers = table.group_by("seq").agg(
+        *is_alike, callers=pl.col("rank").n_unique(), unfinished=_is_unfinished().any()
+    )
+    is_plain = pl.all_horizontal(*_COMPARED, pl.col("callers") >= member_count, ~pl.col("unfinished"))
+    suspicious = numbers.filter(~is_plain)["seq"]
+    return table.filter(pl.col("seq").is_in(suspicious.implode()))
+
+
+def _compare_records(calls: Calls, members: list[int]) -> Iterator[dict[str, Any]]:
+    missing = [rank for rank in members if rank not in calls]
+    waiting = [rank for rank, row in calls.items() if is_unfinished(row)]
+    has_states = any(row["state"] is not None for row in calls.values())
+    # A collective that is finished on its callers did not wait: the other dump is merely older.
+    if missing and (waiting or not has_states):
+        collective = next(iter(calls.values()))["collective"]
+        finding = make_finding(
+            "missing", missing, calls, collective, f"{collective} was called by the others only"
+        )
+        yield finding | ({"others": sorted(waiting)} if waiting else {})
+    yield from find_differences(calls, "collective mismatch", lambda row: row["collective"])
+    # Different collectives have different sizes: compare those of the most common one.
+    most_common = Counter(row["collective"] for row in calls.values()).most_common(1)[0][0]
+    comparable = {rank: row for rank, row in calls.items() if row["collective"] == most_common}
+    yield from find_differences(comparable, "dtype mismatch", lambda row: row["dtype"])
+    if most_common not in _UNEVEN_COLLECTIVES:
+        yield from find_differences(
+            comparable, "size mismatch", lambda row: (row["in_nelems"], row["out_nelems"])
+        )
+    if waiting:
+        yield make_unfinished(calls)

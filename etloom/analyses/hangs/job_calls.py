@@ -1,0 +1,94 @@
+"""Calls of all ranks of a job in one table, from the dumps themselves or from an opened run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from etloom.core.calls import CALL_COLUMNS, DumpedCalls, find_call_site, get_state, name_group
+from etloom.core.text import format_ranges
+from etloom.core.trace import Job, Trace
+
+
+@dataclass(frozen=True)
+class JobCalls:
+    """The recorded calls of a job.
+
+    Attributes:
+        table: columns of `etloom.core.calls.CALL_COLUMNS` and rank; a row per numbered call.
+        members: group -> its ranks, where known.
+        dumped: ranks with a dump.
+        processes: rank -> facts about its process, in dumps of `etloom collect --watch`.
+    """
+
+    table: pl.DataFrame
+    members: dict[str, tuple[int, ...]]
+    dumped: frozenset[int]
+    processes: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+def combine_calls(dumps: Mapping[int, DumpedCalls]) -> JobCalls:
+    """Combine the calls of the ranks; groups of one name with other members are different groups."""
+    members: dict[str, tuple[int, ...]] = {}
+    frames = []
+    for rank, dump in dumps.items():
+        renamed = {}
+        for group, ranks in dump.members.items():
+            if members.setdefault(group, ranks) is not ranks and members[group] != ranks:
+                renamed[group] = f"{group} ({format_ranges(ranks)})"
+                members[renamed[group]] = ranks
+        frame = dump.table.with_columns(pl.lit(rank, pl.Int64).alias("rank"))
+        frames.append(frame.with_columns(pl.col("group").replace(renamed)) if renamed else frame)
+    schema = {**CALL_COLUMNS, "rank": pl.Int64}
+    table = pl.concat(frames) if frames else pl.DataFrame(schema=schema)
+    processes = {rank: dump.process for rank, dump in dumps.items() if dump.process}
+    return JobCalls(table.filter(pl.col("seq").is_not_null()), members, frozenset(dumps), processes)
+
+
+def calls_of_job(job: Job) -> JobCalls:
+    """Return the calls of the ranks that were read from dumps."""
+    return combine_calls(
+        {
+            rank: _read_trace(trace)
+            for rank, trace in job.items()
+            if "flight_recorder" in trace.meta.get("formats", ())
+        }
+    )
+
+
+def _read_trace(trace: Trace) -> DumpedCalls:
+    text = ("collective", "pg_name", "pg_desc", "ranks", "dtype")
+    comms = trace.comms.select(
+        *(pl.col(name).cast(pl.String) for name in text),
+        "seq",
+        "in_nelems",
+        "out_nelems",
+        "event",
+        "peer",
+        "is_p2p",
+    )
+    events = trace.events.select(
+        "id", "ts", args=pl.col("args").cast(pl.String), name=pl.col("name").cast(pl.String)
+    )
+    members: dict[str, tuple[int, ...]] = {}
+    rows = []
+    for row in comms.join(events, left_on="event", right_on="id", how="left").iter_rows(named=True):
+        args = json.loads(row["args"]) if row["args"] else {}
+        group = name_group(row["pg_name"], row["pg_desc"])
+        if row["ranks"] and group not in members:
+            members[group] = tuple(json.loads(row["ranks"]))
+        rows.append(
+            {
+                **{name: row.get(name) for name in CALL_COLUMNS},
+                "group": group,
+                "is_p2p": bool(row["is_p2p"]),
+                "state": get_state(row["name"] or "", args.get("state"), args.get("retired")),
+                "created_ns": args.get("created_ns", row["ts"]),
+                "called_at": find_call_site(args.get("frames") or []),
+            }
+        )
+    return DumpedCalls(pl.DataFrame(rows, schema=CALL_COLUMNS, orient="row"), members)

@@ -1,0 +1,137 @@
+"""Progress of a running job: step times, stalls, crashes and slow ranks, from successive dumps of its ranks."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses.hangs.causes import HangCause, find_cause
+from etloom.analyses.hangs.divergences import compare_calls
+from etloom.analyses.hangs.job_calls import JobCalls, combine_calls
+from etloom.analyses.hangs.processes import describe_processes, read_system_state
+from etloom.analyses.hangs.slow_ranks import find_slow_rank
+from etloom.core.calls import DumpedCalls
+
+MIN_STALL_S = 2.0
+STARTUP_STALL_S = 60.0
+"""Seconds without progress that are usual before there are step times, as for compilation."""
+_STALL_STEPS = 3
+_RECENT_STEPS = 5
+_CHANGE = 1.3
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The state of a job at one time.
+
+    Attributes:
+        steps: steps that all ranks have ended.
+        step_ns: median time of the recent steps over all ranks, ns; None before there are two.
+        lateness_ns: rank -> mean lateness in the recent collectives, ns.
+        step_change: recent step time as a multiple of the earlier one, if it changed; else None.
+        cause: of a stall, crash or slowdown, None in a healthy job.
+        has_stalled: no rank makes progress.
+        has_ended: all ranks ended normally.
+        stalled_s: seconds since the last progress.
+    """
+
+    steps: int
+    step_ns: float | None
+    lateness_ns: Mapping[int, float]
+    step_change: float | None
+    cause: HangCause | None
+    has_stalled: bool
+    has_ended: bool
+    stalled_s: float
+
+
+class JobProgress:
+    """Follows a job through successive dumps of its ranks.
+
+    Args:
+        stall_s: seconds without progress after which the job has stalled; default: three steps, at least `MIN_STALL_S`,
+            and `STARTUP_STALL_S` while step times are unknown.
+        settle_s: seconds after a crash in which the other ranks may write their last states.
+        now_ns: the present time.
+    """
+
+    def __init__(self, stall_s: float | None, settle_s: float, now_ns: int) -> None:
+        self.settle_s = settle_s
+        self._stall_s = stall_s
+        self._progress: Any = None
+        self._last_progress_ns = now_ns
+        self._crash_seen_ns: int | None = None
+
+    def observe(self, dumps: Mapping[int, DumpedCalls], now_ns: int) -> Observation:
+        """Return the state of the job in these dumps."""
+        calls = combine_calls(dumps)
+        processes = describe_processes(calls.processes, now_ns, read_system_state)
+        step_ns, change = measure_steps(calls.processes)
+        stalled_s = self._measure_pause(calls, now_ns)
+        conditions = {state.condition for state in processes.values()}
+        has_ended = conditions == {"finished"}
+        usual_s = STARTUP_STALL_S if step_ns is None else max(MIN_STALL_S, _STALL_STEPS * step_ns / 1e9)
+        limit_s = self._stall_s or usual_s
+        is_broken = bool(conditions & {"ended", "failed"})
+        has_crashed = self._has_crashed(is_broken, now_ns)
+        has_stalled = not has_ended and (stalled_s >= limit_s or has_crashed)
+        cause = find_cause(compare_calls(calls), processes, has_stalled=True) if has_stalled else None
+        if not (has_stalled or is_broken):
+            cause = find_slow_rank(calls)
+        steps = min((int(facts.get("steps") or 0) for facts in calls.processes.values()), default=0)
+        lateness = measure_mean_lateness(calls)
+        return Observation(steps, step_ns, lateness, change, cause, has_stalled, has_ended, stalled_s)
+
+    def _has_crashed(self, is_broken: bool, now_ns: int) -> bool:
+        """Return whether a process crashed, some time ago: the others write their last states after it."""
+        if not is_broken:
+            self._crash_seen_ns = None
+        elif self._crash_seen_ns is None:
+            self._crash_seen_ns = now_ns
+        return self._crash_seen_ns is not None and now_ns - self._crash_seen_ns >= self.settle_s * 1e9
+
+    def _measure_pause(self, calls: JobCalls, now_ns: int) -> float:
+        """Return seconds since any rank called or finished a collective or ended a step."""
+        is_finished = pl.col("state").fill_null("completed") == "completed"
+        newest = calls.table.group_by("rank", "group").agg(
+            pl.col("created_ns").max(), pl.col("seq").filter(is_finished).max().alias("finished")
+        )
+        steps = sorted((rank, facts.get("steps")) for rank, facts in calls.processes.items())
+        progress = (steps, newest.sort("rank", "group").rows())
+        if progress != self._progress:
+            self._progress, self._last_progress_ns = progress, now_ns
+        return (now_ns - self._last_progress_ns) / 1e9
+
+
+def measure_steps(processes: Mapping[int, Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Return the median time of the recent steps in ns, and its ratio to the earlier ones if that changed.
+
+    Args:
+        processes: rank -> facts about its process, with the ends of its last steps.
+    """
+    ends = [list(facts.get("step_ends_ns") or ()) for facts in processes.values()]
+    durations = [[after - before for before, after in itertools.pairwise(times)] for times in ends]
+    recent = [duration for rank in durations for duration in rank[-_RECENT_STEPS:]]
+    earlier = [duration for rank in durations for duration in rank[: -2 * _RECENT_STEPS]]
+    if not recent:
+        return None, None
+    step_ns = float(statistics.median(recent))
+    if len(earlier) < 2 * _RECENT_STEPS:
+        return step_ns, None
+    ratio = step_ns / max(statistics.median(earlier), 1)
+    return step_ns, ratio if ratio > _CHANGE or ratio < 1 / _CHANGE else None
+
+
+def measure_mean_lateness(calls: JobCalls) -> dict[int, float]:
+    """Return for each rank the mean time in ns by which it called collectives after the first rank."""
+    called = calls.table.filter(~pl.col("is_p2p")).with_columns(
+        (pl.col("created_ns") - pl.col("created_ns").min().over("group", "seq")).alias("late_ns"),
+        pl.col("rank").n_unique().over("group", "seq").alias("callers"),
+    )
+    complete = called.filter(pl.col("callers") == len(calls.dumped))
+    return dict(complete.group_by("rank").agg(pl.col("late_ns").mean()).sort("rank").iter_rows())

@@ -1,0 +1,209 @@
+"""Iterations of inference engines (vLLM, SGLang, TensorRT-LLM, xDiT, diffusers): phase, batch, times, gaps.
+
+One row per iteration and rank, in order of time; a training step (ProfilerStep#N) counts as one without a phase.
+
+- phase: prefill, decode, mixed or denoise; requests and tokens of the batch. They come from the name of the iteration,
+  else phase from the functions in it and tokens from the indices of its first embedding; null if unknown.
+- launch: graph (device graphs ran at least 90 % of its GPU time), eager (none), or partial. graph_pct: that share.
+- host_ns: duration on the host. scheduler_ns: time on the host between the end of the iteration before and its start.
+- device_ns: time in which GPU activity that it launched ran. idle_ns: from the end of the iteration's GPU activity to
+  the first one of the next iteration, 0 if they overlap.
+- first_token_ns (prefill and mixed): from the start on the host to the end of the GPU activity. It excludes waiting in
+  a queue, so it is a lower bound of TTFT. per_token_ns (decode and mixed): from the end of the GPU activity of the
+  iteration before; TPOT of the requests that both computed.
+- skew_ns: delay of the rank's first GPU activity after that of the earliest rank in the same iteration; null for one
+  rank, or if the clocks of the ranks are not comparable.
+
+Units: ns, percent. docs/serving.md describes the names; --names adds others, --step-name selects events.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.helpers import conform_columns, require_linked
+from etloom.core import arrays, categories
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.errors import AnalysisError
+from etloom.core.intervals import Intervals
+from etloom.core.iterations import Iteration, find_iterations, find_step_events
+from etloom.core.nesting import find_innermost
+from etloom.core.schema import parse_distinct
+from etloom.core.trace import Job, Trace
+from etloom.timeline.activity import select_launched_events
+
+SCOPE = "job"
+COLUMNS = {
+    "rank": pl.Int64,
+    "step": pl.Int64,
+    "engine": pl.String,
+    "phase": pl.String,
+    "requests": pl.Int64,
+    "tokens": pl.Int64,
+    "launch": pl.String,
+    "graph_pct": pl.Float64,
+    "start_ns": pl.Int64,
+    "host_ns": pl.Int64,
+    "scheduler_ns": pl.Int64,
+    "device_ns": pl.Int64,
+    "idle_ns": pl.Int64,
+    "first_token_ns": pl.Int64,
+    "per_token_ns": pl.Int64,
+    "kernels": pl.Int64,
+    "skew_ns": pl.Int64,
+}
+GRAPH_PCT = 90.0
+_GRAPH_LAUNCH = r"GraphLaunch"
+_PHASE_FUNCTIONS = {
+    "prefill": r"(?:^|[ ._])(?:forward_extend|forward_prefill|_forward_prefill|run_batch_prefill)$",
+    "decode": r"(?:^|[ ._])(?:forward_decode|_forward_decode)$",
+}
+
+
+def analyze(job: Job) -> pl.DataFrame:
+    tables = [
+        measure_iterations(trace).with_columns(rank=pl.lit(rank, pl.Int64)) for rank, trace in job.items()
+    ]
+    table = pl.concat(tables)
+    if not table.height:
+        raise AnalysisError(
+            "the run contains no iterations of a known engine, and no steps",
+            remedy="say which events are the iterations: --step-name REGEX, or --names FILE.yaml (docs/serving.md)",
+        )
+    comparable = len(job) > 1 and all(trace.meta.get("clock") == "epoch" for trace in job.values())
+    start = pl.col("device_start")
+    skew = pl.when(pl.len().over("step") > 1).then(start - start.min().over("step")) if comparable else None
+    return conform_columns(table.with_columns(skew_ns=skew), COLUMNS)
+
+
+def measure_iterations(trace: Trace) -> pl.DataFrame:
+    """Return the iterations of a rank: `COLUMNS` without rank and skew, and device_start and device_end (ns)."""
+    require_linked(trace)
+    steps = find_step_events(trace.events, trace.meta.get("step_name")).drop_nulls("step")
+    steps = steps.sort("ts").unique("step", keep="first", maintain_order=True)
+    table = _describe(trace, steps).join(_measure_device(trace), on="step", how="left", maintain_order="left")
+    since_previous = pl.col("device_end") - pl.col("device_end").shift(1)
+    gap = pl.col("device_start").shift(-1) - pl.col("device_end")
+    is_prefill, is_decode = (
+        pl.col("phase").is_in(["prefill", "mixed"]),
+        pl.col("phase").is_in(["decode", "mixed"]),
+    )
+    return table.with_columns(
+        start_ns="ts",
+        host_ns=pl.col("end") - pl.col("ts"),
+        scheduler_ns=(pl.col("ts") - pl.col("end").shift(1)).clip(0),
+        idle_ns=gap.clip(0),
+        first_token_ns=pl.when(is_prefill).then(pl.col("device_end") - pl.col("ts")),
+        per_token_ns=pl.when(is_decode & (since_previous >= 0)).then(since_previous),
+        launch=pl.when(pl.col("device_ns") > 0).then(
+            pl.when(pl.col("graph_pct") >= GRAPH_PCT)
+            .then(pl.lit("graph"))
+            .when(pl.col("graph_pct") > 0)
+            .then(pl.lit("partial"))
+            .otherwise(pl.lit("eager"))
+        ),
+    )
+
+
+def _describe(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Add engine, phase, requests and tokens to the steps."""
+    rows, iterations = find_iterations(trace.events)
+    by_row = dict(zip(rows.tolist(), iterations, strict=True))
+    parsed = [by_row.get(row) or Iteration("") for row in steps["row"]]
+    phases = _infer_phases(trace, steps)
+    tokens = _infer_tokens(trace, steps)
+    return steps.with_columns(
+        pl.Series("engine", [iteration.engine or None for iteration in parsed], dtype=pl.String),
+        pl.Series(
+            "phase",
+            [item.phase or phase for item, phase in zip(parsed, phases, strict=True)],
+            dtype=pl.String,
+        ),
+        pl.Series("requests", [iteration.requests for iteration in parsed], dtype=pl.Int64),
+        pl.Series(
+            "tokens",
+            [
+                inferred if item.tokens is None else item.tokens
+                for item, inferred in zip(parsed, tokens, strict=True)
+            ],
+            dtype=pl.Int64,
+        ),
+    )
+
+
+def _infer_phases(trace: Trace, steps: pl.DataFrame) -> list[str | None]:
+    """Return the phase of each step by the functions that ran in it."""
+    events = trace.events
+    ran = {phase: np.zeros(steps.height, np.bool_) for phase in _PHASE_FUNCTIONS}
+    python = arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
+    for phase, pattern in _PHASE_FUNCTIONS.items():
+        is_function = arrays.match_text(events["name"], partial(_contains, pattern=pattern), python)
+        rows = np.flatnonzero(is_function)
+        at = find_innermost(steps["ts"], steps["end"], events["ts"].to_numpy()[rows])
+        ran[phase][at[at >= 0]] = True
+    both = ran["prefill"] & ran["decode"]
+    return [
+        "mixed" if mixed else "prefill" if prefill else "decode" if decode else None
+        for mixed, prefill, decode in zip(both, ran["prefill"], ran["decode"], strict=True)
+    ]
+
+
+def _contains(name: pl.Expr, pattern: str) -> pl.Expr:
+    return name.str.contains(pattern)
+
+
+def _infer_tokens(trace: Trace, steps: pl.DataFrame) -> list[int | None]:
+    """Return the number of indices of the first embedding in each step, also of one that a device graph replays."""
+    events = trace.events
+    embeddings = events.select("id", "ts", "step").filter(
+        pl.Series(arrays.is_in(events["name"], ("aten::embedding",)))
+    )
+    arguments = trace.arguments.select("dims", id="event").join(embeddings, on="id", how="semi")
+    sizes = parse_distinct(arguments, "dims", _count_indices, pl.Int64, alias="tokens")
+    of_id = sizes.select("id", "tokens").drop_nulls()
+    eager = embeddings.join(of_id, on="id").select("step", "ts", "tokens")
+    launched = trace.launches.filter(pl.col("captured").is_not_null()).join(
+        of_id, left_on="operator", right_on="id"
+    )
+    work = events.select("step", "ts", device_event="id")
+    replayed = launched.join(work, on="device_event").select("step", "ts", "tokens")
+    first = pl.concat([eager, replayed]).drop_nulls("step").sort("ts").unique("step", keep="first")
+    return steps.join(first.select("step", "tokens"), on="step", how="left", maintain_order="left")[
+        "tokens"
+    ].to_list()
+
+
+def _count_indices(dims: list[list[int]]) -> int:
+    """Return the number of elements of the second argument. Raises ValueError or TypeError if there is none."""
+    if len(dims) < 2 or not isinstance(dims[1], list):
+        raise ValueError("an embedding without indices")
+    return math.prod(dims[1])
+
+
+def _measure_device(trace: Trace) -> pl.DataFrame:
+    """Return step, device_start, device_end, device_ns, graph_pct and kernels of the GPU activity of each step."""
+    work = select_launched_events(trace, "step", "ts", "end", "dur", "launch").drop_nulls("step")
+    calls = take_rows(trace.events["name"], rows_of_ids(trace.events, work["launch"]))
+    in_graph = arrays.match_text(calls, lambda name: name.str.contains(_GRAPH_LAUNCH))
+    graph_ns = pl.col("dur").filter(pl.col("in_graph")).sum()
+    sums = (
+        work.with_columns(pl.Series("in_graph", in_graph))
+        .group_by("step")
+        .agg(
+            pl.col("ts").min().alias("device_start"),
+            pl.col("end").max().alias("device_end"),
+            pl.when(pl.col("dur").sum() > 0).then(100 * graph_ns / pl.col("dur").sum()).alias("graph_pct"),
+            pl.len().cast(pl.Int64).alias("kernels"),
+            "ts",
+            "end",
+        )
+    )
+    busy = [
+        Intervals.of(np.array(starts), np.array(ends)).total
+        for starts, ends in sums.select("ts", "end").iter_rows()
+    ]
+    return sums.drop("ts", "end").with_columns(pl.Series("device_ns", busy, dtype=pl.Int64))

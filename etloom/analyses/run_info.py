@@ -1,0 +1,196 @@
+"""Facts of a run for `etloom.info`, under stable keys, and a table with one row per rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from etloom.core.trace import Job, Trace
+
+SCHEMA = 1
+"""Version of the keys of `describe_run`: it changes when a key is removed or gets another meaning."""
+_RING = ("overwritten_operators", "overwritten_ns", "whole_since_ns")
+
+
+def describe_run(job: Job) -> dict[str, Any]:
+    """Return the facts of `etloom.info` under stable keys; times in ns, unknown facts are None."""
+    import polars as pl
+
+    from etloom.core.schema import TABLES
+
+    traces = list(job.values())
+    ranks = describe_ranks(job)
+    first, last = ranks["start_ns"].min(), ranks["end_ns"].max()
+    has_one_clock = first is not None and len({trace.meta.get("clock") for trace in traces}) == 1
+    return {
+        "schema": SCHEMA,
+        "path": job.meta.get("path"),
+        "ranks": job.ranks,
+        "world_size": _agreed_value(trace.meta.get("world_size") for trace in traces),
+        "formats": sorted({name for trace in traces for name in trace.meta.get("formats", ())}),
+        "schema_versions": _list_versions(traces),
+        "devices": dict(Counter(device for trace in traces for device in _list_devices(trace))),
+        "hosts": sorted({str(trace.meta["host"]) for trace in traces if trace.meta.get("host")}),
+        "clock": _agreed_value(trace.meta.get("clock") for trace in traces),
+        "start_ns": first if has_one_clock else None,
+        "span_ns": last - first if has_one_clock else None,  # type: ignore[operator]
+        "steps": sorted({step for trace in traces for step in trace.compute_once(_find_steps)["step"]}),
+        "mean_step_ns": ranks["mean_step_ns"].mean(),
+        "rings": _list_rings(job),
+        "tables": {name: count for name in TABLES if (count := sum(trace.rows(name) for trace in traces))},
+        "categories": dict(
+            job.query("select cat, count(*) as n from events group by cat")
+            .with_columns(pl.col("cat").fill_null("(none)"))
+            .sort("n", "cat", descending=[True, False])
+            .rows()
+        ),
+        "by_rank": ranks.to_dicts(),
+        "stats": job.stats.with_columns(pl.col("rank").cast(pl.Int64)).to_dicts(),
+    }
+
+
+def describe_ranks(job: Job) -> pl.DataFrame:
+    """Return a table with one row per rank, columns of `get_rank_schema`."""
+    import polars as pl
+
+    from etloom.core import categories
+
+    rows = []
+    for rank, trace in job.items():
+        link, steps = trace.meta.get("link", {}), trace.compute_once(_find_steps)["dur"]
+        device = pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)).sum()
+        first, last, on_device = _compute(trace, "events", *categories.recorded_extent(), device)
+        rows.append(
+            {
+                "rank": rank,
+                "events": trace.rows("events"),
+                "nodes": trace.rows("nodes"),
+                "device_events": on_device,
+                "start_ns": first,
+                "end_ns": last,
+                "steps": steps.len(),
+                "mean_step_ns": steps.mean(),
+                "linked_by": link.get("how"),
+                "linked_pct": None if (coverage := link.get("coverage")) is None else 100 * coverage,
+                "launched_pct": 100 * link["launched"] / link["device_work"]
+                if link.get("device_work")
+                else None,
+                "lost": trace.stats.filter(pl.col("severity") != "info")["count"].sum(),
+            }
+        )
+    return pl.DataFrame(rows, schema=get_rank_schema())
+
+
+def _list_rings(job: Job) -> list[dict[str, Any]]:
+    """List the ring buffers of the collector, one per rank: what they overwrote, and since when they are complete."""
+    rings = []
+    for rank, trace in job.items():
+        # The header of other formats is defined by their writers.
+        header: Any = trace.meta.get("header") if "observer" in trace.meta.get("formats", ()) else None
+        for name in ("observer", "overwritten"):
+            header = header.get(name) if isinstance(header, dict) else None
+        if isinstance(header, dict) and _is_ring(header):
+            rings.append({**header, "rank": rank})
+    return rings
+
+
+def _is_ring(header: dict[str, Any]) -> bool:
+    """Return whether this describes a ring buffer; headers of Kineto traces or saved tables may be anything."""
+    steps = header.get("whole_steps")
+    has_steps = isinstance(steps, list) and all(type(step) is int for step in steps)
+    return has_steps and all(type(header.get(name)) is int for name in _RING)
+
+
+def get_rank_schema() -> dict[str, Any]:
+    """Return the schema of the table of `describe_ranks`."""
+    import polars as pl
+
+    numbers = dict.fromkeys(
+        ("rank", "events", "nodes", "device_events", "start_ns", "end_ns", "steps"), pl.Int64
+    )
+    links = {"linked_by": pl.String, "linked_pct": pl.Float64, "launched_pct": pl.Float64}
+    return {**numbers, "mean_step_ns": pl.Float64, **links, "lost": pl.Int64}
+
+
+def _compute(trace: Trace, table: str, *aggregates: pl.Expr) -> tuple[Any, ...]:
+    """Compute aggregates of a table, reading only the columns that they need."""
+    columns = [aggregate.alias(str(number)) for number, aggregate in enumerate(aggregates)]
+    return trace.scan(table).select(columns).collect(engine=trace.engine).row(0)
+
+
+def _find_steps(trace: Trace) -> pl.DataFrame:
+    """Return number, start and duration in ns of annotated steps, also if the trace is not linked.
+
+    An execution trace alone has no times, so these are null.
+    """
+    import polars as pl
+
+    from etloom.core import categories
+    from etloom.core.steps import parse_step
+    from etloom.linker import is_linked
+    from etloom.timeline.activity import find_step_nodes, find_steps
+
+    if not trace.rows("events"):
+        dur = pl.lit(None, pl.Int64)
+        return (
+            find_step_nodes(trace.nodes).select("step", ts=dur, dur=dur).unique("step", maintain_order=True)
+        )
+    annotations = trace.scan("events").filter(pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
+    annotated = (
+        annotations.select(parse_step().alias("step"), "ts", "dur")
+        .filter(pl.col("step").is_not_null())
+        .collect(engine=trace.engine)
+        .unique("step", keep="first", maintain_order=True)
+    )
+    if annotated.height or not is_linked(trace):
+        return annotated
+    return find_steps(trace).select("step", ts="start", dur=pl.col("end") - pl.col("start"))
+
+
+def _list_devices(trace: Trace) -> list[str]:
+    """List the devices with activity; the CPU if there is no GPU activity, nothing if the trace cannot say.
+
+    For an execution trace alone these are the devices of its tensors. Flight Recorder dumps list calls, not devices.
+    """
+    import polars as pl
+
+    from etloom.core import categories
+    from etloom.linker.merging import GPU_CUT_OFF, list_device_names
+
+    if list(trace.meta.get("formats", ())) == ["flight_recorder"]:
+        return []
+    if not trace.rows("events"):
+        devices = {str(name) for name in trace.tensors["device"].unique() if name}
+        return sorted(devices - {"cpu"}) or sorted(devices)
+    on_device = trace.scan("events").filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)))
+    used = on_device.select(pl.col("device").unique()).collect(engine=trace.engine)["device"]
+    if not used.len():
+        calls = trace.scan("events").filter(pl.col("cat").is_in(list(categories.RUNTIME_CATEGORIES))).head(1)
+        called = calls.select(pl.len()).collect(engine=trace.engine).item()
+        if trace.table("stats")["name"].is_in([GPU_CUT_OFF]).any():
+            return [f"{' or '.join(list_device_names(trace))} (the file ends before its work)"]
+        return ["cpu (calls to a device, but none of its work was recorded)" if called else "cpu"]
+    properties = [entry for entry in trace.meta.get("device_properties", ()) if isinstance(entry, dict)]
+    names = {entry.get("id"): entry.get("name") for entry in properties}
+    return [str(names.get(device) or f"device {device}") for device in used.drop_nulls().sort()]
+
+
+def _list_versions(traces: Iterable[Trace]) -> dict[str, list[str]]:
+    """Return format -> the schema versions that its files state."""
+    versions_by_format: dict[str, set[str]] = {}
+    for trace in traces:
+        for format in trace.meta.get("formats", ()):
+            version = trace.meta.get("kineto_schema_version" if format == "kineto" else "schema_version")
+            if version is not None:
+                versions_by_format.setdefault(format, set()).add(str(version))
+    return {format: sorted(versions) for format, versions in sorted(versions_by_format.items())}
+
+
+def _agreed_value(values: Iterable[Any]) -> Any:
+    """Return the common value; None if values differ or all are None."""
+    distinct = {value for value in values if value is not None}
+    return distinct.pop() if len(distinct) == 1 else None

@@ -1,0 +1,111 @@
+"""Slowdown of a job by stragglers: its step time against that of the same job without slow operations.
+
+Every operation is given the time of its peers; the ideal step time follows from what waits for what. slowdown is the
+step time divided by the ideal one: 1.25 means that a quarter is added by operations slower than their peers. A row per:
+
+- job: all operations as recorded.
+- type: only operations of the type as recorded, all others ideal.
+- worker: only operations of the rank as recorded. stage, data rank: only those of the pipeline stage (of the ranks that
+  run the same program), or of the data-parallel rank.
+- step: the step as recorded.
+
+by: show only these rows: job, type, worker, stage, data rank or step (default: all).
+
+- time_ns, ideal_ns: step time (mean over steps) with the item as recorded, and ideal.
+- recorded_ns: the recorded step time. Its difference from time_ns of the job is what the dependencies do not explain.
+- explained_pct: part of the job's slowdown that disappears if the item alone becomes ideal. Items overlap, so the sum
+  may exceed 100. Negative if the job becomes slower, because the item is faster than its peers. Null if the job is not
+  slower than ideal.
+
+For a pipeline operation trace, the peers are all operations of the type in all ranks and steps, and the ideal is the
+mean of computation and the median of the transfer times of communication. This is the definition of "Understanding
+Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025).
+
+For linked traces, the peers are the same operation, call or kernel in the same place of every step, on the ranks that
+run the same program, and the same collective with the same size; the ideal is the lower median. Unlike above, stages
+are not compared with each other. The type of a communication is its collective; other work of a GPU is computation,
+memory, or waits, and that of the host is host.
+
+Units: ns, percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.pipeline_schedule import has_operations
+from etloom.analyses.helpers.what_if_model import OperationModel, WhatIfModel
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.trace import Job
+
+SCOPE = "job"
+COLUMNS = {
+    "by": pl.String,
+    "item": pl.String,
+    "slowdown": pl.Float64,
+    "explained_pct": pl.Float64,
+    "time_ns": pl.Int64,
+    "ideal_ns": pl.Int64,
+    "recorded_ns": pl.Int64,
+}
+ITEMS = ("job", "type", "worker", "stage", "data rank", "step")
+_JOB = "all"
+
+
+def analyze(job: Job, *, by: str | None = None) -> pl.DataFrame:
+    if by is not None and by not in ITEMS:
+        raise UnknownName("kind of item", by, ITEMS, option="by")
+    model = _build_model(job)
+    ideal, times = model.simulate([np.zeros(model.size, bool), np.ones(model.size, bool)])
+    recorded = float(model.span_ns.mean())
+    rows: list[tuple[str, str, float, float | None]] = [("job", _JOB, float(times.mean()), 100.0)]
+    for kind in ITEMS[1:-1]:
+        if by in (None, kind):
+            rows += sorted(_compare_items(model, kind, ideal, times), key=lambda row: -row[2])
+    table = pl.DataFrame(rows, schema=["by", "item", "time_ns", "explained_pct"], orient="row").with_columns(
+        ideal_ns=ideal.mean(), recorded_ns=recorded
+    )
+    steps = pl.DataFrame(
+        {
+            "by": "step",
+            "item": [str(step) for step in model.steps],
+            "time_ns": times,
+            "explained_pct": None,
+            "ideal_ns": ideal,
+            "recorded_ns": model.span_ns,
+        },
+        schema_overrides={"explained_pct": pl.Float64},
+    )
+    both = pl.concat([table, steps], how="vertical_relaxed").with_columns(
+        slowdown=pl.when(pl.col("ideal_ns") > 0).then(pl.col("time_ns") / pl.col("ideal_ns"))
+    )
+    if by is not None:
+        both = both.filter(pl.col("by") == by)
+    return conform_columns(both.with_columns(pl.col("^.*_ns$").round()), COLUMNS)
+
+
+def _build_model(job: Job) -> WhatIfModel:
+    if has_operations(job):
+        return OperationModel(job)
+    from etloom.analyses.helpers.graph_model import GraphModel
+
+    if len(job) < 2:
+        raise AnalysisError("a slowdown needs at least two ranks", remedy="open the folder with all ranks")
+    return GraphModel(job)
+
+
+def _compare_items(
+    model: WhatIfModel, kind: str, ideal: np.ndarray, times: np.ndarray
+) -> Iterator[tuple[str, str, float, float | None]]:
+    """Yield by, item, time_ns and explained_pct of each item of a kind."""
+    items: Mapping[str, np.ndarray] = model.list_items(kind)
+    masks = list(items.values())
+    only = model.simulate(masks).mean(axis=1)
+    without = model.simulate([~mask for mask in masks]).mean(axis=1)
+    excess = times.mean() - ideal.mean()
+    for item, time, rest in zip(items, only, without, strict=True):
+        yield kind, item, float(time), float(100 * (times.mean() - rest) / excess) if excess > 0 else None
