@@ -22,11 +22,10 @@ from etloom.comparison.difference_tables import (
     common_operator_shares,
     describe_largest_changes,
     format_signed_time,
-    has_steps,
     join_sides,
     unattributed_gpu_ns,
 )
-from etloom.comparison.measures import compare_measures, step_values
+from etloom.comparison.measures import compare_measures, has_steps, step_values
 from etloom.comparison.shift_estimate import Shift as Shift
 from etloom.comparison.shift_estimate import estimate_shift as shift
 from etloom.core.errors import UnknownName
@@ -44,7 +43,13 @@ class Difference:
     @cached_property
     def step_time(self) -> Shift | None:
         """The shift of the step time, with its interval over steps; None if a run is empty."""
-        return shift(*(step_values(job, "step-time") for job in (self.before, self.after)))
+        return shift(*self.step_times)
+
+    @cached_property
+    def step_times(self) -> tuple[list[float], list[float]]:
+        """The step times before and after in ns, mean over ranks; if a run has no steps, the time of each run."""
+        before, after = (step_values(job, "step-time", self.stepped) for job in (self.before, self.after))
+        return before, after
 
     @cached_property
     def best_case(self) -> BestCaseShift | None:
@@ -66,9 +71,11 @@ class Difference:
         if estimate.percent == estimate.low == estimate.high == 0:
             return f"no change: the {noun}s take the same time"
         if not estimate.is_known:
-            first, second = (fmean(step_values(job, "step-time")) for job in (self.before, self.after))
+            first, second = map(fmean, self.step_times)
             percent = 100 * (second / first - 1)
             few = "but there are too few steps to distinguish that from noise (at least 4 on each side)"
+            if not self.stepped:
+                few = "but two runs without steps do not show how much of that is noise"
             return f"a {noun} is {_format_size(percent)} {'longer' if percent > 0 else 'shorter'} on average, {few}"
         size = _format_size(estimate.percent)
         low, high = sorted((estimate.low, estimate.high))
@@ -100,6 +107,11 @@ class Difference:
         )
         if not change or not parts_text:
             return None
+        if estimate.is_known and change * estimate.percent < 0:
+            return (
+                f"the mean changes by {format_signed_time(change)} per {'step' if self.stepped else 'run'}, the other "
+                "way, because of a few steps: see --by step; the categories are means"
+            )
         line = f"of {format_signed_time(change)} per {'step' if self.stepped else 'run'}: {', '.join(parts_text)}"
         return f"{line}; {subject} that changed most: {', '.join(operators_text)}" if operators_text else line
 
@@ -178,7 +190,7 @@ class Difference:
             top: maximum number of rows.
 
         Raises:
-            UnknownName: there is no such grouping.
+            UnknownName: The grouping does not exist.
         """
         if by == "step":
             return compare_measures([self.before], [self.after])

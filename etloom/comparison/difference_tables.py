@@ -11,7 +11,8 @@ from etloom.analyses.collectives import number_instances, summarize_instances
 from etloom.analyses.helpers.operator_times import measure_operators
 from etloom.collectives import match_collectives
 from etloom.core.arrays import rows_of_ids, take_rows
-from etloom.core.intervals import Intervals, find_innermost
+from etloom.core.intervals import Intervals
+from etloom.core.nesting import find_innermost
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import find_steps, select_device_events, to_intervals
 
@@ -24,11 +25,6 @@ MIN_MENTIONED_SHARE = 0.03
 MIN_COMMON_SHARE = 1 / 3
 """Share of the time in operators of both runs below which they may be different programs."""
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
-
-
-def has_steps(job: Job) -> bool:
-    """Return whether every rank has step annotations; if not, the run is compared as a whole."""
-    return all(find_steps(trace).height for trace in job.values())
 
 
 def by_category(job: Job, stepped: bool) -> pl.DataFrame:
@@ -244,5 +240,5 @@ def describe_largest_changes(table: pl.DataFrame, name: str, change: str, most: 
 
 
 def format_signed_time(ns: float) -> str:
-    """+1.25 ms, -30.1 us."""
-    return f"{ns / 1e6:+,.2f} ms" if abs(ns) >= 1e6 else f"{ns / 1e3:+.1f} us"
+    """+1.25 ms, -30.1 µs."""
+    return f"{ns / 1e6:+,.2f} ms" if abs(ns) >= 1e6 else f"{ns / 1e3:+.1f} µs"

@@ -21,8 +21,7 @@ from typing import Any
 import polars as pl
 
 from etloom.comparison.best_case import CONFIDENCE, MIN_STEPS, estimate_best_case_shift
-from etloom.comparison.difference_tables import has_steps
-from etloom.comparison.measures import MEASURES, compare_measure
+from etloom.comparison.measures import MEASURES, compare_measure, has_steps
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Job
 
@@ -71,7 +70,7 @@ def judge_regression(
         side to decide an undecided measure; null if that would not help.
 
     Raises:
-        UnknownName: there is no such metric.
+        UnknownName: The metric does not exist.
         AnalysisError: a side lacks the measure.
     """
     rows: list[dict[str, Any]] = []
@@ -79,8 +78,9 @@ def judge_regression(
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS, option="metric")
         if name in (STEP_TIME, WALL_STEP_TIME) and not all(map(has_steps, (*baselines, *runs))):
+            side = "the baseline" if all(map(has_steps, runs)) else "the judged run"
             raise AnalysisError(
-                "a run has no step annotations, so there is no step time to judge",
+                f"{side} has no step annotations: its step time is unknown",
                 remedy="record it with etloom collect or torch.profiler's schedule, or judge another --metric",
             )
         if name == STEP_TIME and (estimate := estimate_best_case_shift(baselines, runs)):

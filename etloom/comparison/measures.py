@@ -16,29 +16,34 @@ from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import find_steps, select_device_events
 
 
-def _step_rows(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of steps if there are any, else the row of the whole run."""
-    step_rows = table.filter(pl.col("step").is_not_null())
-    return step_rows if step_rows.height else table
+def has_steps(job: Job) -> bool:
+    """Return whether every rank has step annotations; if not, the run is compared as a whole."""
+    return all(find_steps(trace).height for trace in job.values())
 
 
-def _breakdown_column(column: str) -> Callable[[Trace], pl.DataFrame | None]:
-    return lambda trace: _step_rows(temporal_breakdown.analyze(trace)).select("step", value=column)
+def _breakdown_column(column: str) -> Callable[[Trace, bool], pl.DataFrame | None]:
+    def measure(trace: Trace, stepped: bool) -> pl.DataFrame:
+        table = temporal_breakdown.analyze(trace).select("step", value=column)
+        return table.filter(pl.col("step").is_not_null() == stepped)
+
+    return measure
 
 
-def _device_busy(trace: Trace) -> pl.DataFrame | None:
-    return _breakdown_column("busy_ns")(trace) if select_device_events(trace).height else None
+def _device_busy(trace: Trace, stepped: bool) -> pl.DataFrame | None:
+    return _breakdown_column("busy_ns")(trace, stepped) if select_device_events(trace).height else None
 
 
-def _peak_memory(trace: Trace) -> pl.DataFrame | None:
-    """Return the peak allocation per step on one device, or on the host if no device is recorded; as memory-timeline,
-    including memory that was allocated when the step began."""
+def _peak_memory(trace: Trace, stepped: bool) -> pl.DataFrame | None:
+    """Return the peak allocation per step, or of the run, on one device, or on the host if no device is recorded.
+
+    As in memory-timeline, it includes memory that was allocated when the step began.
+    """
     allocations = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
     on_devices = allocations.filter(pl.col("device_type") != 0)
     allocations = on_devices if on_devices.height else allocations
     if not allocations.height:
         return None
-    marks = find_steps(trace)
+    marks = find_steps(trace) if stepped else find_steps(trace).clear()
     peaks = [
         _peaks(rows, marks["start"].to_numpy(), marks["end"].to_numpy())
         for _, rows in allocations.group_by("device_type", "device")
@@ -57,7 +62,7 @@ def _peaks(rows: pl.DataFrame, starts: NDArray[np.int64], ends: NDArray[np.int64
     return np.array([level[low : high + 1].max() for low, high in zip(first, last, strict=True)])
 
 
-MEASURES: Mapping[str, tuple[str, str, Callable[[Trace], pl.DataFrame | None]]] = {
+MEASURES: Mapping[str, tuple[str, str, Callable[[Trace, bool], pl.DataFrame | None]]] = {
     "step-time": ("step time", "ns", _breakdown_column("span_ns")),
     "device-busy": ("device busy", "ns", _device_busy),
     "exposed-communication": (
@@ -67,22 +72,32 @@ MEASURES: Mapping[str, tuple[str, str, Callable[[Trace], pl.DataFrame | None]]] 
     ),
     "peak-memory": ("peak memory", "B", _peak_memory),
 }
-"""Name -> label, unit, and function that returns (step, value) of a rank, or None if the rank lacks it."""
+"""Name -> label, unit, and function that returns (step, value) of a rank, or None if the rank lacks it; per step, or
+with False one value for the run."""
 
 
-def step_values(job: Job, measure: str) -> list[float]:
+def step_values(job: Job, measure: str, stepped: bool | None = None) -> list[float]:
     """Return one value per step, the mean over the ranks; for a run without steps, one value.
 
-    Empty if no rank has the measure. Raises UnknownName.
+    Args:
+        job: linked traces.
+        measure: one of `MEASURES`.
+        stepped: False for one value although the run has steps, as a comparison with a run without steps needs it.
+
+    Returns:
+        The values; empty if no rank has the measure.
+
+    Raises:
+        UnknownName: there is no such measure.
     """
     if measure not in MEASURES:
         raise UnknownName("measure", measure, MEASURES)
-    shift_estimate = [table for trace in job.values() if (table := MEASURES[measure][2](trace)) is not None]
-    if not shift_estimate:
+    _, _, measure_rank = MEASURES[measure]
+    by_step = has_steps(job) if stepped is None else stepped
+    tables = [table for trace in job.values() if (table := measure_rank(trace, by_step)) is not None]
+    if not tables:
         return []
-    means = (
-        pl.concat(shift_estimate).group_by("step").agg(pl.col("value").mean().cast(pl.Float64)).sort("step")
-    )
+    means = pl.concat(tables).group_by("step").agg(pl.col("value").mean().cast(pl.Float64)).sort("step")
     return means["value"].to_list()
 
 
@@ -116,11 +131,14 @@ def compare_measures(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFram
 def compare_measure(before: Sequence[Job], after: Sequence[Job], name: str) -> dict[str, Any]:
     """Compare one measure: `MEASURE_SCHEMA`, and ``negligible`` if it is on both sides; steps of runs are concatenated.
 
-    before and after are medians over the steps. change_pct and its interval are those of `estimate_shift`, on which a
-    verdict is based, and change is that share of before: the difference of the medians may differ. If before is
-    negligible, percentages are null and change is the difference.
+    before and after are medians over the steps; without step annotations in a run, each run counts as one. change_pct
+    and its interval are those of `estimate_shift`, on which a verdict is based, and change is that share of before: the
+    difference of the medians may differ. If before is negligible, percentages are null and change is the difference.
     """
-    first, second = ([value for job in jobs for value in step_values(job, name)] for jobs in (before, after))
+    stepped = all(map(has_steps, (*before, *after)))
+    first, second = (
+        [value for job in jobs for value in step_values(job, name, stepped)] for jobs in (before, after)
+    )
     row: dict[str, Any] = dict.fromkeys(MEASURE_SCHEMA)
     row |= {"measure": MEASURES[name][0], "unit": MEASURES[name][1], "negligible": False}
     row |= {"values_before": len(first), "values_after": len(second)}
@@ -130,7 +148,7 @@ def compare_measure(before: Sequence[Job], after: Sequence[Job], name: str) -> d
     row["change"] = row["after"] - row["before"]
     if MEASURES[name][1] == "ns":
         step_time_values = pl.Series(
-            [value for job in before for value in step_values(job, "step-time")], dtype=pl.Float64
+            [value for job in before for value in step_values(job, "step-time", stepped)], dtype=pl.Float64
         )
         negligible = NEGLIGIBLE * float(step_time_values.median() or 0)  # type: ignore[arg-type]
     else:

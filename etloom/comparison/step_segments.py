@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from etloom.core import categories
 from etloom.core.arrays import is_in, match_text
-from etloom.core.steps import STEP_PATTERN, match_steps
+from etloom.core.iterations import find_step_events
+from etloom.core.steps import STEP_PATTERN
 from etloom.core.trace import Trace
 from etloom.timeline.activity import find_steps
 
@@ -34,11 +35,12 @@ def split_steps(trace: Trace) -> StepSegments | None:
     if windows.height < MIN_STEPS:
         return None
     events = trace.events.filter(pl.col("depth").is_not_null() & pl.col("dur").is_not_null())
-    annotations = events.filter(pl.Series(match_steps(events["name"])))
+    steps = trace.events["id"][find_step_events(trace.events, trace.meta.get("step_name"))["row"]]
+    annotations = events.filter(pl.col("id").is_in(steps.implode()))
     if annotations.is_empty():
         return None  # the annotations are not on a call stack
     pid, tid = annotations.select("pid", "tid").row(0)
-    events = events.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
+    events = events.filter(pl.col("pid").eq_missing(pid) & pl.col("tid").eq_missing(tid))
     waits = is_in(events["cat"], categories.RUNTIME_CATEGORIES) | match_text(
         events["name"], categories.is_communication
     )
