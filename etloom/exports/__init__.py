@@ -1,2 +1,2 @@
-HELPERS = frozenset({"chakra_lint"})
+HELPERS = frozenset({"chakra_lint", "store"})
 """Modules of this package that are not plugins."""

@@ -1,7 +1,7 @@
 """Chakra execution trace as JSON, for people to read: the same nodes as in a .et file.
 
-The file is one object; `etloom.formats.chakra.json_layout` describes it. ``etloom convert x.et x.chakra.json`` converts
-a .et file message by message.
+The file is one object; `etloom.formats.chakra.json_layout` describes it. ``etloom convert x.et x.json`` converts a .et
+file message by message.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from etloom.formats.etplus import device_nodes
 from etloom.formats.execution_trace.node_json import NodeTexts, allocate_ids, select_host_nodes
 from etloom.formats.execution_trace.writer import write_document
 from etloom.formats.io.json_text import format_microseconds, quote_texts
-from etloom.linker.recorded_scope import find_enclosing_nodes, find_launching_nodes, is_in_scope
+from etloom.linker.quality import find_enclosing_nodes, find_launching_nodes, is_in_scope
 
 SUFFIX = (".etplus.json", ".etplus.json.gz")
 
@@ -85,7 +85,7 @@ def _number_device_nodes(trace: Trace) -> pl.DataFrame:
     """Return GPU events in time order with the columns of `device_nodes.format_device_nodes`.
 
     The node above is that of the operator around the launch, or of the nearest linked event around that; null if there
-    is none. Events of other iterations than the execution trace covers are left out (`etloom.linker.recorded_scope`).
+    is none. Events of other iterations than the execution trace covers are left out (`etloom.linker.quality`).
     """
     node = find_launching_nodes(trace)
     work = trace.launches.select(pl.col("device_event").alias("id"), node, in_scope=is_in_scope(trace, node))

@@ -61,8 +61,8 @@ def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterat
     columns = ("pid", "tid", "depth", "name", _TIME_COLUMNS[time])
     for pid, tid, depth, name, duration in tree.select(columns).iter_rows():
         if not depth:
-            thread = names.get((pid, tid)) or f"thread {tid}"
-            stack = [prefix + ("" if pid is None else f"{_format_frame(thread)};")]
+            thread = names.get((pid, tid)) or (None if tid is None or tid < 0 else f"thread {tid}")
+            stack = [prefix + ("" if thread is None else f"{_format_frame(thread)};")]
         del stack[depth + 1 :]
         stack.append(f"{stack[-1]}{_format_frame(name)}")
         if duration:

@@ -14,8 +14,8 @@ __all__ = ["SUFFIX", "find_converter", "write"]
 
 def find_converter(source: Path, reader: str | None) -> Callable[..., Any] | None:
     """Return a function (target, progress) for a large Kineto file, which works in bounded memory; else None."""
-    from etloom.loading import large_files
+    from etloom.loading import file_reading
 
-    if reader or not large_files.is_large(source):
+    if reader or not file_reading.is_large(source):
         return None
-    return partial(large_files.spill_to_parquet, source)
+    return partial(file_reading.spill_to_parquet, source)

@@ -7,9 +7,12 @@ GPU work the part of an operator that launched it. Ids count from 1 in order of 
 have lower ids; every node that a dependency names exists.
 
 Durations are differences of times rounded down to whole microseconds, so they add up; ``start_ns`` and ``duration_ns``
-are exact. Types, sizes and groups of communications follow ASTRA-sim: a size is what one rank contributes; groups are
-numbered, 0 is all ranks, and the others are written to NAME.comm_groups.json next to the files (ASTRA-sim's
---comm-group-configuration).
+are exact. Work that overlaps on one resource of a simulator counts once (``-O serialize=no`` keeps recorded durations).
+A rank that starts later than the first one begins with a node ``start``.
+
+Types, sizes and groups of communications follow ASTRA-sim: a size is what one rank contributes, the same on all ranks;
+groups are numbered, and their ranks are written to NAME.comm_groups.json next to the files (ASTRA-sim's
+--comm-group-configuration). In a job with a single group it is 0, all ranks, and there is no such file.
 
 Format: mlcommons/chakra schema/protobuf/et_def.proto.
 """
@@ -17,47 +20,120 @@ Format: mlcommons/chakra schema/protobuf/et_def.proto.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
-from etloom.core.errors import EtloomError
+import polars as pl
+
+from etloom.collectives import correct_clocks, match_collectives
+from etloom.core.errors import EtloomError, warn
 from etloom.core.trace import Job, Trace
 from etloom.core.version import __version__
-from etloom.exports.chakra.group_numbering import GroupNumbers, add_matched_groups, number_groups
+from etloom.exports.chakra.group_numbering import (
+    GroupNumbers,
+    add_matched_groups,
+    number_groups,
+    number_world,
+)
 from etloom.exports.chakra.node_table import build_nodes
-from etloom.formats.chakra.et_files import rank_path, strip_suffix
-from etloom.formats.chakra.protobuf import TYPE_NUMBERS
-from etloom.formats.chakra.writing import encode_file
+from etloom.exports.chakra.rank_agreement import apply_changes, find_changes, list_communications
+from etloom.exports.chakra.rank_timing import find_start_ns
+from etloom.formats.chakra.et_files import job_name, rank_path
+from etloom.formats.chakra.writing import NodeTable, encode_file
 from etloom.formats.io.atomic_file import open_atomic
 from etloom.linker import linked
 
 SUFFIX = (".et", ".et.gz")
 
 
-def write(trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True) -> None:
-    """Write a Trace to NAME.et, or each rank of a Job to NAME.RANK.et; compressed if the name ends in .gz.
+def write(
+    trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True, serialize: bool = True
+) -> None:
+    """Write each rank to NAME.RANK.et; compressed if the name ends in .gz.
 
     A trace that is not linked is linked first.
 
     delays: write the time from launch to start of GPU work, and between two works of a stream, as nodes that run on the
     device; without them the nodes add up to less than the recorded time.
+    serialize: count time once during which several operators, computations or communications overlap, since simulators
+    run them one after the other.
 
     Raises:
         EtloomError: A rank has no timed events.
     """
     path = Path(path)
     ranks = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
+    write_ranks(ranks, {rank: rank_path(path, rank) for rank in ranks}, delays=delays, serialize=serialize)
+
+
+def list_files(trace: Trace | Job, path: Path) -> list[Path]:
+    """Return the files that `write` writes for the ranks, the lowest rank first."""
+    ranks = trace.ranks if isinstance(trace, Job) else [trace.rank or 0]
+    return [rank_path(path, rank) for rank in ranks]
+
+
+def write_ranks(
+    ranks: Mapping[int, Trace], paths: Mapping[int, Path], *, delays: bool = True, serialize: bool = True
+) -> None:
+    """Write each rank to its path, in one folder; see `write`."""
     for rank, rank_trace in ranks.items():
-        check_exportable(rank_trace, path)
-        ranks[rank] = linked(rank_trace)
-    groups = add_matched_groups(Job(ranks), number_groups(ranks.values()))
-    for rank, rank_trace in ranks.items():
-        with open_atomic(path if len(ranks) == 1 else rank_path(path, rank)) as file:
-            file.write(encode_trace(rank_trace, groups, delays=delays))
+        check_exportable(rank_trace, paths[rank])
+    ranks = {rank: linked(rank_trace) for rank, rank_trace in ranks.items()}
+    groups, starts = _number_job_groups(ranks), _find_starts(ranks)
+    first = min(starts.values())
+
+    def build(rank: int) -> NodeTable:
+        offset_ns = starts[rank] - first
+        return build_nodes(ranks[rank], groups, delays=delays, serialize=serialize, offset_ns=offset_ns)
+
+    communications, replayed = [], 0
+    for rank in ranks:
+        nodes = build(rank)
+        _write_file(paths[rank], ranks[rank], nodes)
+        communications.append(list_communications(rank, nodes))
+        replayed += nodes.table.filter(pl.col("replayed") & pl.col("name").ne("delay")).height
+    if replayed:
+        message = (
+            f"communications that take their recorded time: {replayed:,} (size or ends unknown, or a type that "
+            "ASTRA-sim does not have)"
+        )
+        simulated = sum(table.height for table in communications)
+        consequence = "" if simulated else "; a simulation does not depend on the network"
+        warn(message + consequence)
+    # Ranks that agree, which most do, are written once; so only one rank is in memory at a time.
+    changes = find_changes(pl.concat(communications), list(ranks))
+    for (rank,), rank_changes in changes.group_by("rank", maintain_order=True):
+        _write_file(paths[rank], ranks[rank], apply_changes(build(rank), rank_changes))  # type: ignore[index,arg-type]
     if groups.ranks:
-        group_file = path.with_name(f"{strip_suffix(path)}.comm_groups.json")
+        path = next(iter(paths.values()))
+        group_file = path.with_name(f"{job_name(path)}.comm_groups.json")
         content = {str(number): members for number, members in groups.ranks.items()}
         group_file.write_text(json.dumps(content) + "\n")
+
+
+def _number_job_groups(ranks: Mapping[int, Trace]) -> GroupNumbers:
+    groups = number_groups(ranks.values())
+    if len(ranks) > 1:
+        job = Job(ranks)
+        groups = add_matched_groups(job, groups, match_collectives(job).parts)
+    world_sizes = [int(trace.meta.get("world_size") or 0) for trace in ranks.values()]
+    return number_world(groups, max(*world_sizes, max(ranks) + 1))
+
+
+def _find_starts(ranks: Mapping[int, Trace]) -> dict[int, int]:
+    """Return the start of each rank on one clock, ns; the same for all if their clocks cannot be compared."""
+    if any(trace.meta.get("clock") != "epoch" for trace in ranks.values()) or len(ranks) < 2:
+        return dict.fromkeys(ranks, 0)
+    starts = pl.DataFrame({"rank": list(ranks), "start": [find_start_ns(trace) for trace in ranks.values()]})
+    table = starts.with_columns(end="start").cast(pl.Int64)
+    corrected = correct_clocks(table, match_collectives(Job(ranks)).clocks)
+    return dict(corrected.select("rank", "start").iter_rows())
+
+
+def _write_file(path: Path, trace: Trace, nodes: NodeTable) -> None:
+    with open_atomic(path) as file:
+        file.write(encode_nodes(trace, nodes))
 
 
 def check_exportable(trace: Trace, path: str | PathLike[str]) -> None:
@@ -76,20 +152,28 @@ def check_exportable(trace: Trace, path: str | PathLike[str]) -> None:
         )
 
 
-def encode_trace(trace: Trace, groups: GroupNumbers, *, delays: bool = True) -> bytes:
+def encode_trace(trace: Trace, groups: GroupNumbers) -> bytes:
     """Encode the file of a linked trace of one rank, uncompressed; see `write`.
 
     Raises:
         EtloomError: The trace has neither timed operators nor GPU work.
     """
-    nodes = build_nodes(trace, groups, delays=delays)
-    if not (nodes.table["type"] != TYPE_NUMBERS["METADATA_NODE"]).any():
+    return encode_nodes(trace, build_nodes(trace, groups, delays=True))
+
+
+def encode_nodes(trace: Trace, nodes: NodeTable) -> bytes:
+    """Encode the nodes of a trace as a file, uncompressed.
+
+    Raises:
+        EtloomError: There are no nodes.
+    """
+    if not nodes.table.height:
         raise EtloomError(
             f"rank {trace.rank or 0} has no timed operators and no GPU work",
             remedy="record it with torch.profiler and its CPU activity",
         )
     metadata = {
-        "schema": trace.meta.get("schema_version"),
+        "schema": None if (schema := trace.meta.get("schema_version")) is None else str(schema),
         "producer": f"etloom {__version__}",
         "clock": trace.meta.get("clock"),
         "rank": trace.rank,

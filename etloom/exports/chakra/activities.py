@@ -35,7 +35,7 @@ class ActivityKind(IntEnum):
 
     HOST = 0  # a part of an operator, or idle time
     WAIT = 1  # the rest of a wait on a thread, after everything it waited for has ended
-    DELAY = 2  # from the launch (and the end of all dependencies) to the start of GPU work or of a range
+    DELAY = 2  # from the launch (and the end of all dependencies) to the start of GPU work
     DEVICE = 3  # GPU work
     RANGE = 4  # a range that ends on another thread
 
@@ -86,7 +86,7 @@ def build_activities(graph: Graph, row: Int64Array, edge_owner: Int64Array, *, d
         row: Row of the event of each point.
         edge_owner: For each edge, the row of the event that its time belongs to, or `NO_OWNER`.
         delays: Whether the time from a launch, or from the preceding work of the stream, to the start of GPU work
-            becomes an activity (and likewise from the start of an operator to that of the range it issues). Otherwise
+            becomes an activity, and a range takes the time from the start of the operator that issued it. Otherwise
             the work starts immediately.
     """
     points = _analyze_points(graph)
@@ -96,15 +96,15 @@ def build_activities(graph: Graph, row: Int64Array, edge_owner: Int64Array, *, d
     index = _index_activities(len(graph), host, device, table)
     first, dependencies = _collect_dependencies(points, host, device, index, len(table))
     cause, issuer = _find_causes(graph, points, row, device, index, len(table))
-    start_ns, end_ns = _exact_times(graph, table)
+    start_us, end_ns = np.floor_divide(table.start_ns, 1000), graph.time[table.end]
     on_host = np.isin(table.kind, (ActivityKind.HOST, ActivityKind.WAIT))
     return Activities(
         kind=table.kind,
         owner=table.owner,
         part=table.part,
-        start=table.start_us,
-        duration=points.us[table.end] - table.start_us,
-        start_ns=start_ns,
+        start=start_us,
+        duration=points.us[table.end] - start_us,
+        start_ns=table.start_ns,
         end_ns=end_ns,
         thread=np.where(on_host, row[table.end], -1),
         cause=cause,
@@ -118,14 +118,15 @@ def build_activities(graph: Graph, row: Int64Array, edge_owner: Int64Array, *, d
 class _Points:
     """The points of a graph, and the links between threads and streams: the edges that are neither chain nor work.
 
-    us: time in whole microseconds. linked: whether a link ends at the point. latest_us: latest start of the links
-    that end there. work_end: end point of the GPU work that starts there, else -1. edges, source, target: index, start
-    point and end point of each link. chain, work: masks of the edges of threads, and of GPU work and ranges.
+    ns: time. us: time in whole microseconds. linked: whether a link ends at the point. latest_ns: latest start of the
+    links that end there. work_end: end point of the GPU work that starts there, else -1. edges, source, target: index,
+    start point and end point of each link. chain, work: masks of the edges of threads, and of GPU work and ranges.
     """
 
+    ns: Int64Array
     us: Int64Array
     linked: Mask
-    latest_us: Int64Array
+    latest_ns: Int64Array
     work_end: Int64Array
     edges: Int64Array
     source: Int32Array
@@ -148,24 +149,24 @@ def _analyze_points(graph: Graph) -> _Points:
     # GPU work that seems to end after the return of the call that waited for it: host and device clocks differ.
     skewed = (kind[edges] == EdgeKind.SYNC) & (work_end[source] >= 0)
     source[skewed] = work_end[source[skewed]]
-    latest_us = np.full(len(graph), np.iinfo(np.int64).min)
-    np.maximum.at(latest_us, link_target, us[source])
+    latest_ns = np.full(len(graph), np.iinfo(np.int64).min)
+    np.maximum.at(latest_ns, link_target, graph.time[source])
     linked = np.zeros(len(graph), bool)
     linked[link_target] = True
-    return _Points(us, linked, latest_us, work_end, edges, source, link_target, chain, work)
+    return _Points(graph.time, us, linked, latest_ns, work_end, edges, source, link_target, chain, work)
 
 
 @dataclass(frozen=True, eq=False)
 class _HostActivities:
     """Candidates for activities of threads: start and end points, owners.
 
-    start: -1 where another thread started this one. waited: whether a link ends at the end. keep: whether the activity
-    is written.
+    start: -1 where another thread started this one. start_ns: of a wait, the end of the last that it waits for.
+    waited: whether a link ends at the end. keep: whether the activity is written.
     """
 
     start: Int64Array
     end: Int64Array
-    start_us: Int64Array
+    start_ns: Int64Array
     owner: Int64Array
     part: Int64Array
     waited: Mask
@@ -174,7 +175,7 @@ class _HostActivities:
 
 def _cut_threads(graph: Graph, points: _Points, edge_owner: Int64Array) -> _HostActivities:
     """Stage 2: cut the threads into runs of edges with one owner, without a link in between."""
-    target, us = graph.target, points.us
+    target, ns, us = graph.target, points.ns, points.us
     departs = np.zeros(len(graph), bool)
     departs[graph.source[~points.chain]] = True
     pieces = np.flatnonzero(points.chain)
@@ -197,30 +198,32 @@ def _cut_threads(graph: Graph, points: _Points, edge_owner: Int64Array) -> _Host
     start = np.append(graph.source[runs].astype(np.int64), np.full(len(starts), -1))
     owner = np.append(edge_owner[runs], np.full(len(starts), NO_OWNER))
     waited = points.linked[end]
-    latest_us = points.latest_us[end]
-    start_us = np.maximum(np.where(start >= 0, us[start], latest_us), latest_us)
-    start_us = np.minimum(np.where(waited, start_us, us[start]), us[end])
+    latest_ns = points.latest_ns[end]
+    start_ns = np.maximum(np.where(start >= 0, ns[start], latest_ns), latest_ns)
+    start_ns = np.minimum(np.where(waited, start_ns, ns[start]), ns[end])
     part = _number_within_owner(owner, end)
-    keep = (us[end] > start_us) | waited | ((owner != NO_OWNER) & (part == 0))
-    return _HostActivities(start, end, start_us, owner, part, waited, keep)
+    keep = (us[end] > np.floor_divide(start_ns, 1000)) | waited | ((owner != NO_OWNER) & (part == 0))
+    return _HostActivities(start, end, start_ns, owner, part, waited, keep)
 
 
 @dataclass(frozen=True, eq=False)
 class _DeviceWork:
     """GPU work and ranges: start and end points.
 
-    A range starts at the point where the operator that issued it starts. is_range: whether it is a range. issued: for
-    each range, the point at which it was issued. work_end: as in `_Points`, of ranges too. delayed: whether a delay is
-    written before the work. delay_us: microseconds of each of these delays.
+    start_ns: start of the work in ns; a range starts when it was issued, since waiting for its backend is part of the
+    communication, as in the graph. is_range: whether it is a range. issued: for each range, the point at which it was
+    issued. work_end: as in `_Points`, of ranges too. delayed: whether a delay is written before the work. delay_ns:
+    start of each of these delays in ns.
     """
 
     start: Int64Array
+    start_ns: Int64Array
     end: Int64Array
     is_range: Mask
     issued: Int64Array
     work_end: Int64Array
     delayed: Mask
-    delay_us: Int64Array
+    delay_ns: Int64Array
 
 
 def _collect_device_work(graph: Graph, points: _Points, row: Int64Array, *, delays: bool) -> _DeviceWork:
@@ -235,28 +238,31 @@ def _collect_device_work(graph: Graph, points: _Points, row: Int64Array, *, dela
     event_start[row[event_starts]] = event_starts
     start = np.where(is_range, event_start[row[end]], start)
 
-    work_end, linked, latest_us = points.work_end.copy(), points.linked.copy(), points.latest_us.copy()
+    work_end = points.work_end.copy()
     work_end[start] = end
-    linked[start] |= is_range
-    latest_us[start[is_range]] = points.us[issued]
-    delay_us = np.where(linked[start], points.us[start] - latest_us[start], 0)
+    start_ns = points.ns[start]
+    if delays:
+        start_ns[is_range] = points.ns[issued]
+    is_late = points.linked[start] & ~is_range
+    delay_ns = np.where(is_late, np.minimum(points.latest_ns[start], points.ns[start]), points.ns[start])
+    delay_us = points.us[start] - np.floor_divide(delay_ns, 1000)
     shared = np.zeros(len(graph), bool)  # starts on which other starts depend
     shared[points.source[graph.kind[points.edges] == EdgeKind.OVERLAP]] = True
     delayed = (delays & (delay_us > 0)) | shared[start]
-    written_delay_us = np.where(delays, delay_us[delayed], 0)
-    return _DeviceWork(start, end, is_range, issued, work_end, delayed, written_delay_us)
+    delay_ns = (delay_ns if delays else points.ns[start])[delayed]
+    return _DeviceWork(start, start_ns, end, is_range, issued, work_end, delayed, delay_ns)
 
 
 @dataclass(frozen=True, eq=False)
 class _ActivityTable:
-    """Kind, owner, part, start and end (points) and start in microseconds of all activities."""
+    """Kind, owner, part, start and end (points) and start in ns of all activities."""
 
     kind: UInt8Array
     owner: Int64Array
     part: Int64Array
     start: Int64Array
     end: Int64Array
-    start_us: Int64Array
+    start_ns: Int64Array
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -277,14 +283,13 @@ def _order_activities(
         np.where(device.is_range, ActivityKind.RANGE, ActivityKind.DEVICE),
     )
     host_start = np.where(host.start >= 0, host.start, host.end)[keep]
-    late_us, device_us = points.us[late] - device.delay_us, points.us[device.start]
     table = _ActivityTable(
         kind=np.concatenate(kinds).astype(np.uint8),
         owner=np.concatenate([host.owner[keep], row[late], row[device.end]]),
         part=np.concatenate([host.part[keep], np.zeros(len(late) + len(device.end), np.int64)]),
         start=np.concatenate([host_start, late, device.start]),
         end=np.concatenate([host.end[keep], late, device.end]),
-        start_us=np.concatenate([host.start_us[keep], late_us, device_us]),
+        start_ns=np.concatenate([host.start_ns[keep], device.delay_ns, device.start_ns]),
     )
     # Sorted by start, a range by the start of the operator that issued it: whatever an activity depends on starts
     # earlier. Waits and delays are sorted by their end.
@@ -361,15 +366,6 @@ def _find_causes(
     for caused in (index.starting[started], index.ending[device.work_end[started]]):
         cause[caused], issuer[caused] = index.completed[launched_at], row[launched_at]
     return cause, issuer
-
-
-def _exact_times(graph: Graph, table: _ActivityTable) -> tuple[Int64Array, Int64Array]:
-    """Return start and end in ns; a wait starts when its last dependency ends, a delay at its rounded start."""
-    start_ns, end_ns = graph.time[table.start], graph.time[table.end]
-    waits, delays = table.kind == ActivityKind.WAIT, table.kind == ActivityKind.DELAY
-    start_ns[waits] = np.maximum(start_ns[waits], 1000 * table.start_us[waits])
-    start_ns[delays] = 1000 * table.start_us[delays]
-    return np.minimum(start_ns, end_ns), end_ns
 
 
 def _resolve_pointers(pointer: NDArray[np.int64]) -> NDArray[np.int64]:

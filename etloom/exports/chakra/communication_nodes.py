@@ -1,4 +1,11 @@
-"""Columns that describe communications in Chakra nodes: type, size, process group, source and destination."""
+"""Columns that describe communications in Chakra nodes: type, size, process group, source and destination.
+
+A communication whose size or ends are unknown, or that ASTRA-sim does not implement, is replayed: it takes its recorded
+time. ASTRA-sim does so for a broadcast, on the communication resource and without waiting for other ranks
+(Workload.cc): such a node is a broadcast with the attribute ``replayed``. The delays of streams before communications
+are written in the same way: as computations they would keep the device busy. A collective of a single rank moves
+nothing, and ASTRA-sim never ends it: it is a computation.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +26,23 @@ _COLUMNS = {
     "type": pl.Int64, "comm_type": pl.Int64, "comm_size": pl.Int64, "comm_src": pl.Int64, "comm_dst": pl.Int64,
     "comm_tag": pl.Int64, "pg_name": pl.String, "root": pl.Int64, "collective": pl.String, "dtype": pl.String,
     "in_msg_nelems": pl.Int64, "out_msg_nelems": pl.Int64, "pg_size": pl.Int64, "comm_seq": pl.Int64,
-    "group": pl.String,
+    "group": pl.String, "replayed": pl.Boolean,
 }  # fmt: skip
 _IN_PLACE_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "send", "recv", "barrier")
+_NOT_IMPLEMENTED = ("reduce", "gather", "scatter", "barrier")
+"""Collectives at which ASTRA-sim stops."""
 _UNSUBSTITUTED = {"send", "recv", "barrier"}
+REPLAYED: dict[str, Any] = {
+    "type": TYPE_NUMBERS["COMM_COLL_NODE"],
+    "comm_type": _COMM_TYPE_NUMBERS["broadcast"],
+    "comm_size": 0,
+    "comm_src": None,
+    "comm_dst": None,
+    "comm_tag": None,
+    "pg_name": None,
+    "replayed": True,
+}
+"""Columns of a node that takes its recorded time on the communication resource."""
 
 Comm = dict[str, Any]
 """A row of the comms table."""
@@ -48,9 +68,27 @@ def build_communication_columns(trace: Trace, activities: Activities, groups: Gr
         event = int(event_ids[i])
         comm = {**comms.find(i, event, names[i]), "event": event}
         row = _describe_communication(names[i], comm, int(trace.rank or 0), groups, counts)
-        for column, value in row.items():
-            columns[column][int(work[i])] = value
+        _set_columns(columns, int(work[i]), row)
+    _replay_delays(columns, activities)
     return pl.DataFrame(columns, schema=_COLUMNS)
+
+
+def _set_columns(columns: dict[str, list[Any]], index: int, row: dict[str, Any]) -> None:
+    for column, value in row.items():
+        columns[column][index] = value
+
+
+def _replay_delays(columns: dict[str, list[Any]], activities: Activities) -> None:
+    """Move the delays of streams before communications from the computation resource to that of communications.
+
+    Delays before ranges of a host backend stay: its computations are on the host, and the delay of a receive, which
+    occupies nothing, must not wait for the end of a send.
+    """
+    is_delay = activities.kind == ActivityKind.DELAY
+    is_communication = np.array(columns["type"], np.int64) != TYPE_NUMBERS["COMP_NODE"]
+    communications = activities.owner[is_communication & (activities.kind == ActivityKind.DEVICE)]
+    for i in np.flatnonzero(is_delay & np.isin(activities.owner, communications)).tolist():
+        _set_columns(columns, i, REPLAYED)
 
 
 class _CommLookup:
@@ -86,8 +124,8 @@ def _describe_communication(
 ) -> dict[str, Any]:
     """Build the columns of one communication.
 
-    Without a known collective and size, or source and destination, it remains a computation with the recorded duration:
-    simulators would read an unset type as an all-reduce.
+    Without a known collective and size, or source and destination, it is replayed: simulators would read an unset type
+    as an all-reduce.
     """
     collective = comm.get("collective") or categories.parse_collective(name)
     if collective == "send_recv":  # the kernel of sends, receives and all-to-alls
@@ -104,10 +142,14 @@ def _describe_communication(
     }
     group = groups.number.get((comm.get("pg_name"), comm.get("ranks")))
     if group is None:
-        group = groups.event_numbers.get((rank, comm.get("event", -1)))
+        group = groups.event_numbers.get((rank, comm.get("event", -1)), groups.default)
     columns["pg_name"] = None if group is None else str(group)
     size = 0 if collective == "barrier" else _size_in_bytes(comm, "in_nelems")
-    if collective in _COMM_TYPE_NUMBERS and size is not None:
+    if 1 in (comm.get("group_size"), len(groups.ranks.get(group, ()) if group is not None else ())):
+        columns["type"] = TYPE_NUMBERS["COMP_NODE"]
+    elif collective in _NOT_IMPLEMENTED:
+        columns |= {**REPLAYED, "comm_size": size or 0}
+    elif collective in _COMM_TYPE_NUMBERS and size is not None:
         columns["type"] = TYPE_NUMBERS["COMM_COLL_NODE"]
         columns["comm_type"] = _COMM_TYPE_NUMBERS[collective]
         columns["comm_size"] = size
@@ -118,6 +160,8 @@ def _describe_communication(
         columns["type"] = TYPE_NUMBERS[f"COMM_{collective.upper()}_NODE"]
         columns |= {"comm_src": source, "comm_dst": destination, "comm_tag": counts[key]}
         columns["comm_size"] = _message_size_in_bytes(comm)
+    else:
+        columns |= REPLAYED
     return columns
 
 

@@ -1,4 +1,9 @@
-"""Numbers process groups like ASTRA-sim: 0 is all ranks; other groups have a number and a list of ranks."""
+"""Numbers process groups like ASTRA-sim: each has a number and a list of ranks.
+
+All ranks are 0, but only in a job without other groups. ASTRA-sim counts the streams of group 0 together with those of
+all other groups, so that after a collective of some ranks the tags of the next one of all ranks differ, and it never
+ends (Sys.cc, stream_id = num_streams++). Next to other groups, all ranks are therefore a group with a number, too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from etloom.collectives import match_collectives
 from etloom.core.trace import Job, Trace
 
 WORLD = 0
@@ -26,11 +30,13 @@ class GroupNumbers:
         number: Key of a group -> its number.
         ranks: Number -> ranks, for all numbers but 0.
         event_numbers: (rank, event id) -> number, for communications without a group.
+        default: Number of all ranks, for collectives of an unknown group; None where there are no other groups.
     """
 
     number: dict[GroupKey, int]
     ranks: dict[int, list[int]]
     event_numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+    default: int | None = None
 
 
 def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
@@ -80,18 +86,16 @@ def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[G
             world.add(key)
 
 
-def add_matched_groups(job: Job, groups: GroupNumbers) -> GroupNumbers:
+def add_matched_groups(job: Job, groups: GroupNumbers, parts: pl.DataFrame) -> GroupNumbers:
     """Add the groups of communications that record none (gloo's): the ranks that took part.
 
     Requires the traces of all ranks, because a missing one might have taken part.
+
+    parts: `MatchedCollectives.parts` of the job.
     """
-    if len(job) < 2 or any(
-        int(trace.meta.get("world_size") or len(job)) > len(job) for trace in job.values()
-    ):
+    if any(int(trace.meta.get("world_size") or len(job)) > len(job) for trace in job.values()):
         return groups
-    parts = match_collectives(job).parts.filter(
-        pl.col("group").is_null() & (pl.col("collective") != "message")
-    )
+    parts = parts.filter(pl.col("group").is_null() & (pl.col("collective") != "message"))
     numbers = {tuple(ranks): number for number, ranks in groups.ranks.items()}
     numbers[tuple(sorted(job))] = WORLD
     event_numbers: dict[tuple[int, int], int] = {}
@@ -101,6 +105,19 @@ def add_matched_groups(job: Job, groups: GroupNumbers) -> GroupNumbers:
         event_numbers |= dict.fromkeys(instance.select("rank", "event").iter_rows(), number)
     added = {number: list(ranks) for ranks, number in numbers.items() if number != WORLD}
     return replace(groups, ranks=groups.ranks | added, event_numbers=event_numbers)
+
+
+def number_world(groups: GroupNumbers, world_size: int) -> GroupNumbers:
+    """Give the group of all ranks a number of its own, the next free one, if there are other groups."""
+    if not groups.ranks:
+        return groups
+    world = max(groups.ranks) + 1
+    return GroupNumbers(
+        {key: number or world for key, number in groups.number.items()},
+        {**groups.ranks, world: list(range(world_size))},
+        {key: number or world for key, number in groups.event_numbers.items()},
+        default=world,
+    )
 
 
 def _parse_ranks(text: str | None) -> list[int]:

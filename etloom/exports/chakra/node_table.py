@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -13,13 +12,14 @@ from etloom.core.trace import Trace
 from etloom.exports.chakra.activities import NO_OWNER, Activities, ActivityKind, build_activities
 from etloom.exports.chakra.communication_nodes import build_communication_columns
 from etloom.exports.chakra.group_numbering import GroupNumbers
+from etloom.exports.chakra.rank_timing import add_start_node, count_overlaps_once
+from etloom.exports.chakra.roofline_columns import build_roofline_columns
 from etloom.formats.chakra.protobuf import TYPE_NUMBERS
 from etloom.formats.chakra.writing import NodeTable
 from etloom.formats.execution_trace.node_json import NodeTexts
 from etloom.graphs import build_graph
 from etloom.graphs.event_arrays import rows_of_ids
 
-GROUP_INIT_NAME = "## process_group:init ##"
 _NODE_COLUMNS = (
     *("et_id", "rf_id", "fw_parent", "seq_id", "scope", "fw_tid", "op_schema", "kernel_backend"),
     "kernel_file",
@@ -27,21 +27,23 @@ _NODE_COLUMNS = (
 """Columns of the nodes table that become attributes."""
 
 
-def build_nodes(trace: Trace, groups: GroupNumbers, *, delays: bool) -> NodeTable:
+def build_nodes(
+    trace: Trace, groups: GroupNumbers, *, delays: bool, serialize: bool = True, offset_ns: int = 0
+) -> NodeTable:
     """Build the nodes of a linked trace of one rank.
 
     Args:
         trace: A linked trace.
         groups: Numbers of the process groups.
         delays: Whether delays before GPU work are nodes.
+        serialize: Whether overlapping work of one resource counts once, see `count_overlaps_once`.
+        offset_ns: Time by which the rank starts later than the first one of its job.
     """
     activities = _build_activities(trace, delays=delays)
-    group_text = _format_groups(trace, groups)
-    first_id = 1 if group_text is None else 2  # id of the first activity
     table = pl.DataFrame(
         {
-            "id": np.arange(first_id, first_id + len(activities)),
-            "ctrl": _control_dependencies(trace, activities, first_id),
+            "id": np.arange(1, 1 + len(activities)),
+            "ctrl": _control_dependencies(trace, activities),
             "start_time_micros": activities.start - min(0, int(activities.start.min(initial=0))),
             "duration_micros": activities.duration,
             "is_cpu_op": np.isin(activities.kind, (ActivityKind.HOST, ActivityKind.WAIT)),
@@ -52,27 +54,15 @@ def build_nodes(trace: Trace, groups: GroupNumbers, *, delays: bool) -> NodeTabl
     )
     table = table.hstack(_describe_activities(trace, activities))
     table = table.hstack(build_communication_columns(trace, activities, groups))
-    first, dependencies = activities.first, activities.dependencies + first_id
-    if group_text is not None:
-        table = pl.concat([_group_row(group_text), table], how="diagonal_relaxed")
-        first = np.append(0, first)
-    return NodeTable(table, first, dependencies)
-
-
-def _group_row(group_text: str) -> pl.DataFrame:
-    """Build the node that describes the process groups."""
-    return pl.DataFrame(
-        {
-            "id": [1],
-            "name": [GROUP_INIT_NAME],
-            "type": [TYPE_NUMBERS["METADATA_NODE"]],
-            "is_cpu_op": [True],
-            "start_time_micros": [0],
-            "duration_micros": [0],
-            "values_in": [group_text],
-            "types_in": ["['String']"],
-        }
+    is_computation = (table["type"] == TYPE_NUMBERS["COMP_NODE"]) & pl.Series(
+        activities.kind == ActivityKind.DEVICE
     )
+    work = pl.DataFrame({"owner": np.where(is_computation.to_numpy(), activities.owner, NO_OWNER)})
+    table = table.hstack(build_roofline_columns(trace, _ids_of_rows(trace, work["owner"])))
+    nodes = NodeTable(
+        count_overlaps_once(table) if serialize else table, activities.first, activities.dependencies + 1
+    )
+    return add_start_node(nodes, offset_ns) if offset_ns >= 1000 and table.height else nodes
 
 
 def _build_activities(trace: Trace, *, delays: bool) -> Activities:
@@ -90,11 +80,16 @@ def _build_activities(trace: Trace, *, delays: bool) -> Activities:
     return build_activities(graph, row, np.where(is_outside_call, owner, operator), delays=delays)
 
 
+def _ids_of_rows(trace: Trace, rows: pl.Series) -> pl.Series:
+    """Return the ids of the events in these rows, null for NO_OWNER."""
+    return arrays.take_rows(trace.events["id"], rows.to_numpy())
+
+
 def _nullable_ids(ids: np.ndarray) -> pl.Series:
     return pl.Series(ids).replace(-1, None)
 
 
-def _control_dependencies(trace: Trace, activities: Activities, first_id: int) -> pl.Series:
+def _control_dependencies(trace: Trace, activities: Activities) -> pl.Series:
     """Return the id of the control dependency of each node, null where there is none.
 
     The first part of an operator depends on the enclosing operator, its other parts on the first one, GPU work and
@@ -110,7 +105,7 @@ def _control_dependencies(trace: Trace, activities: Activities, first_id: int) -
     enclosing = nesting.find_nearest_ancestor(parent[:-1], has_activity, parent[activities.owner])
     ctrl = np.where(activities.part > 0, first_part[activities.owner], first_part[enclosing])
     ctrl = np.where(on_host, ctrl, activities.cause)
-    return pl.Series(np.where(ctrl >= 0, ctrl + first_id, 0)).replace(0, None)
+    return pl.Series(np.where(ctrl >= 0, ctrl + 1, 0)).replace(0, None)
 
 
 def _describe_activities(trace: Trace, activities: Activities) -> pl.DataFrame:
@@ -192,16 +187,3 @@ _TOKEN_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:null|true|false)\b')
 
 def _to_python_literal(text: str) -> str:
     return _TOKEN_PATTERN.sub(lambda match: _PYTHON_WORDS.get(match[0], match[0]), text)
-
-
-def _format_groups(trace: Trace, groups: GroupNumbers) -> str | None:
-    """Format the process groups like PyTorch's recorder in its first node; None where no group has a number."""
-    described = []
-    columns = pl.col("pg_name", "pg_desc", "ranks").cast(pl.String)
-    for name, description, ranks, size in trace.groups.select(columns, "size").iter_rows():
-        if (number := groups.number.get((name, ranks))) is not None:
-            members = json.loads(ranks) if ranks else []
-            described.append(
-                {"pg_name": str(number), "pg_desc": description, "ranks": members, "group_size": size}
-            )
-    return "['" + json.dumps(described).replace("'", "\\u0027") + "']" if described else None

@@ -2,8 +2,10 @@
 
 file_rules        rules for one file
 cross_rank_rules  rules between the files of several ranks
+message_ends      by what sends and receives match
 lint_codes        severity, meaning and remedy of each finding
-list_schedule     runs the nodes of a file the way ASTRA-sim does
+list_schedule     runs the nodes of a file with their recorded durations
+joint_run         runs the files of all ranks together, to find what never ends
 """
 
 from __future__ import annotations
@@ -15,10 +17,18 @@ from pathlib import Path
 
 import polars as pl
 
-from etloom.exports.chakra_lint.cross_rank_rules import check_across_ranks
+from etloom.exports.chakra_lint.cross_rank_rules import check_across_ranks, check_joint_run, check_members
 from etloom.exports.chakra_lint.file_rules import check_file, read_groups
-from etloom.exports.chakra_lint.lint_codes import ERROR, FindingCollector, LintFinding
-from etloom.formats.chakra.et_files import find_rank_files, load_file
+from etloom.exports.chakra_lint.joint_run import run_together
+from etloom.exports.chakra_lint.lint_codes import (
+    ABORT_CODES,
+    ERROR,
+    HANG_CODES,
+    FindingCollector,
+    LintFinding,
+)
+from etloom.exports.chakra_lint.list_schedule import schedule_nodes
+from etloom.formats.chakra.et_files import ChakraFile, combine_rank_files, load_file
 
 _COLUMNS = {
     "severity": pl.String,
@@ -39,10 +49,18 @@ class LintResult:
     Attributes:
         files: The file of each rank.
         findings: Errors first; one for each rank and code.
+        verdict: What ASTRA-sim does with the files: ``finish``, ``hang`` or ``abort``.
+        simulated_ns: Time that it takes with the recorded durations (its replay-only mode); of the longest rank.
+        recorded_ns: Time that the recording took; None if the files do not state ``start_ns``.
+        ideal_ns: Time on a network that takes no time, where communications of unknown size take their recorded time.
     """
 
     files: Mapping[int, Path]
     findings: list[LintFinding]
+    verdict: str
+    simulated_ns: int
+    recorded_ns: int | None
+    ideal_ns: int
 
     @property
     def has_errors(self) -> bool:
@@ -56,13 +74,15 @@ class LintResult:
         return pl.DataFrame(rows, schema=_COLUMNS)
 
 
-def lint(path: str | PathLike[str]) -> LintResult:
-    """Check a Chakra file, or the files NAME.RANK.et of a job in a folder.
+def lint(*paths: str | PathLike[str], groups: str | PathLike[str] | None = None) -> LintResult:
+    """Check Chakra files NAME.RANK.et of a job, by name or in a folder.
 
-    Process groups are read from NAME.comm_groups.json next to the files, and from the nodes that describe them.
+    The files of a job are also run together, by ASTRA-sim's rules.
 
     Args:
-        path: A file, or a folder with the files of one job.
+        paths: Files, or a folder with the files of one job.
+        groups: File with the ranks of process groups; default: NAME.comm_groups.json next to the files, and the nodes
+            that describe groups.
 
     Returns:
         The findings; none where a simulator can run the files.
@@ -74,10 +94,36 @@ def lint(path: str | PathLike[str]) -> LintResult:
         >>> lint("sim/").table  # doctest: +SKIP
     """
     findings = FindingCollector()
-    paths = find_rank_files(Path(path))
-    files = {rank: load_file(file) for rank, file in paths.items()}
-    groups = {rank: read_groups(file) for rank, file in files.items()}
+    path_by_rank = combine_rank_files([Path(path) for path in paths])
+    files = {rank: load_file(file) for rank, file in path_by_rank.items()}
+    group_file = None if groups is None else Path(groups)
+    rank_groups = {rank: read_groups(file, group_file) for rank, file in files.items()}
     for rank, file in files.items():
-        check_file(findings, rank, file, groups[rank])
-    check_across_ranks(findings, files, groups)
-    return LintResult(paths, findings.sorted_findings())
+        check_file(findings, rank, file, rank_groups[rank])
+    check_across_ranks(findings, files, rank_groups)
+    if len(files) > 1:
+        check_members(findings, files, rank_groups)
+    run = run_together({rank: file.nodes for rank, file in files.items()}, rank_groups)
+    if not findings.has_errors():  # otherwise it only shows their consequences
+        check_joint_run(findings, files, run)
+    listed = findings.sorted_findings()
+    codes = {finding.code for finding in listed}
+    hangs = bool(run.unfinished or codes & HANG_CODES)
+    return LintResult(
+        path_by_rank,
+        listed,
+        verdict="abort" if codes & ABORT_CODES else "hang" if hangs else "finish",
+        simulated_ns=max(schedule_nodes(file.nodes).makespan_ns for file in files.values()),
+        recorded_ns=max(filter(None, map(_measure_recorded_time, files.values())), default=None),
+        ideal_ns=max(run.end_ns.values(), default=0),
+    )
+
+
+def _measure_recorded_time(file: ChakraFile) -> int | None:
+    """Return the time from the first start to the last end that the nodes state, ns."""
+    spans: list[tuple[int, int]] = []
+    for node in file.nodes:
+        start, duration = node.attributes.get("start_ns"), node.attributes.get("duration_ns")
+        if isinstance(start, int) and isinstance(duration, int):
+            spans.append((start, start + duration))
+    return max(end for _, end in spans) - min(start for start, _ in spans) if spans else None

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from itertools import islice
 
 from etloom.core.text import format_ranks
+from etloom.exports.chakra_lint.joint_run import JointRun
 from etloom.exports.chakra_lint.lint_codes import FindingCollector
+from etloom.exports.chakra_lint.message_ends import get_message_ends
 from etloom.formats.chakra.et_files import ChakraFile, ChakraNode
 from etloom.formats.chakra.protobuf import COLLECTIVES, TYPE_NUMBERS
 
 _SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
-_UNEQUAL_SIZES_ALLOWED = ("all_to_all", "broadcast", "scatter", "gather")
-"""Collectives whose ranks may contribute different sizes."""
+_UNEQUAL_SIZES_ALLOWED = ("broadcast", "scatter", "gather")
+"""Collectives without messages in ASTRA-sim."""
 _MAX_EXAMPLE_RANKS = 8
 
 GroupsByRank = Mapping[int, Mapping[str, list[int]]]
@@ -34,7 +36,7 @@ def check_across_ranks(
     nodes_by_group: dict[str, dict[int, list[ChakraNode]]] = defaultdict(dict)
     for rank, file in files.items():
         for node in sorted(file.nodes, key=lambda node: node.id):
-            if node.type == _COLL:
+            if node.type == _COLL and not node.attributes.get("replayed"):
                 name = str(node.attributes.get("pg_name") or "0")
                 nodes_by_group[name].setdefault(rank, []).append(node)
     for name, by_rank in nodes_by_group.items():
@@ -46,14 +48,43 @@ def check_across_ranks(
     _check_messages(findings, files)
 
 
-def _check_missing_ranks(findings: FindingCollector, files: Mapping[int, ChakraFile]) -> None:
+def check_joint_run(findings: FindingCollector, files: Mapping[int, ChakraFile], run: JointRun) -> None:
+    """Report communications that never end, and ranks that end with a message."""
+    for blocked in run.blocked:
+        findings.add(blocked.rank, "never-ends", blocked.node.id, f"{blocked.node.name}: {blocked.reason}")
+    for rank, node in run.last.items():
+        if node.type in (_SEND, _RECV) and any(other.runs_on_host for other in files[rank].nodes):
+            findings.add(rank, "message-last", node.id, node.name)
+
+
+def check_members(findings: FindingCollector, files: Mapping[int, ChakraFile], groups: GroupsByRank) -> None:
+    """Check that the job has all ranks that its collectives' groups and its messages name."""
+    world_size = _get_world_size(files)
+    for rank, file in files.items():
+        names = {str(node.attributes.get("pg_name")) for node in file.nodes if node.type == _COLL}
+        for name in sorted(names & groups[rank].keys()):
+            if absent := sorted(member for member in groups[rank][name] if member >= world_size):
+                example = f"group {name}: {format_ranks(absent)} of {world_size}"
+                findings.add(rank, "missing-member", None, example)
+        for node in file.nodes:
+            if node.type in (_SEND, _RECV):
+                peer = get_message_ends(rank, node)[node.type == _SEND]
+                if peer is not None and peer >= world_size:
+                    findings.add(rank, "missing-member", node.id, f"{node.name}: rank {peer} of {world_size}")
+
+
+def _get_world_size(files: Mapping[int, ChakraFile]) -> int:
     world_sizes = [
-        attribute.int64_val
+        int(attribute.int64_val)
         for file in files.values()
         for attribute in (file.metadata.attr if file.metadata is not None else ())
         if attribute.name == "world_size"
     ]
-    world_size = max([*world_sizes, max(files) + 1])
+    return max([*world_sizes, max(files) + 1])
+
+
+def _check_missing_ranks(findings: FindingCollector, files: Mapping[int, ChakraFile]) -> None:
+    world_size = _get_world_size(files)
     # Only the first few are listed: a damaged file may contain any world size.
     missing = list(islice((rank for rank in range(world_size) if rank not in files), _MAX_EXAMPLE_RANKS + 1))
     if missing:
@@ -140,7 +171,7 @@ def _messages_by_key(
     messages: dict[MessageKey, list[tuple[int, ChakraNode]]] = {}
     nodes = ((rank, node) for rank, file in files.items() for node in file.nodes if node.type == node_type)
     for rank, node in nodes:
-        source, destination, tag = (node.attributes.get(f"comm_{part}") for part in ("src", "dst", "tag"))
+        source, destination, tag = get_message_ends(rank, node)
         if isinstance(source, int) and isinstance(destination, int) and isinstance(tag, int):
             messages.setdefault((source, destination, tag), []).append((rank, node))
     return messages

@@ -13,6 +13,7 @@ from typing import Any
 
 from etloom.core.errors import ReadError
 from etloom.exports.chakra_lint.lint_codes import FindingCollector
+from etloom.exports.chakra_lint.message_ends import get_message_ends
 from etloom.formats.chakra.et_files import ChakraFile, ChakraNode, strip_suffix
 from etloom.formats.chakra.protobuf import COLLECTIVES, NODE_TYPES, TYPE_NUMBERS
 from etloom.formats.tables.node_table import is_int
@@ -23,10 +24,11 @@ _INTEGER_ATTRIBUTES = (
     *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "num_ops", "tensor_size"),
     "comm_priority",
 )
-_VALUE_FIELDS = {"is_cpu_op": ("bool_val",), "pg_name": ("string_val",)} | {
+_VALUE_FIELDS = {"pg_name": ("string_val",)} | {
     name: tuple(f"{sign}int{bits}_val" for sign in ("", "u", "s") for bits in (32, 64))
     for name in _INTEGER_ATTRIBUTES
 }
+_VALUE_FIELDS["is_cpu_op"] = ("bool_val", *_VALUE_FIELDS["comm_type"])
 """Attributes that simulators read as a certain type, and the fields of AttributeProto that hold this type."""
 _MAX_EXAMPLE_NODES = 8
 
@@ -68,11 +70,22 @@ def _check_work(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) 
         example = f"{len(computations):,} of {len(computations):,} computations"
         findings.add(rank, "no-durations", computations[0].id, example)
     metadata_type = TYPE_NUMBERS["METADATA_NODE"]
+    _check_replays(findings, rank, nodes)
     gpu_ids = {node.id for node in nodes if not node.runs_on_host and node.type != metadata_type}
     required_ids = {dependency for node in nodes for dependency in node.message.data_deps}
     streams = {str(node.attributes.get("stream")) for node in nodes if node.id in gpu_ids}
     if len(streams) < len(gpu_ids) < len(nodes) and not gpu_ids & required_ids:
         findings.add(rank, "device-leads-nowhere", min(gpu_ids), f"{len(gpu_ids):,} GPU nodes")
+
+
+def _check_replays(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
+    """Report the communications that take their recorded time, but not the delays."""
+    communications = [node for node in nodes if node.type in (_SEND, _RECV, _COLL)]
+    replayed = [node for node in communications if node.attributes.get("replayed")]
+    code = "nothing-simulated" if len(replayed) == len(communications) else "replayed"
+    for node in replayed:
+        if "collective" in node.attributes or node.name != "delay":
+            findings.add(rank, code, node.id, node.name)
 
 
 def _check_node(findings: FindingCollector, rank: int, node: ChakraNode) -> None:
@@ -83,6 +96,8 @@ def _check_node(findings: FindingCollector, rank: int, node: ChakraNode) -> None
         if field not in _VALUE_FIELDS.get(attribute.name, (field,)):
             example = f"{node.name}: {attribute.name} is stored as {field or 'no value'}"
             findings.add(rank, "attribute-type", node.id, example)
+    if node.type == TYPE_NUMBERS["METADATA_NODE"]:
+        findings.add(rank, "metadata-node", node.id, node.name)
     if "is_cpu_op" not in node.attributes and node.type != TYPE_NUMBERS["METADATA_NODE"]:
         findings.add(rank, "missing-is-cpu-op", node.id, node.name)
 
@@ -101,8 +116,13 @@ def _check_communication(
     collective = COLLECTIVES.get(comm_type) if is_int(comm_type) else None
     if size is None:
         findings.add(rank, "missing-comm-size", node.id, node.name)
-    elif not size and collective != "barrier":
-        findings.add(rank, "no-bytes", node.id, node.name)
+    elif not size and not attributes.get("replayed"):
+        if node.type != _COLL:
+            findings.add(rank, "empty-message", node.id, node.name)
+        elif collective == "all_gather":
+            findings.add(rank, "empty-all-gather", node.id, node.name)
+        elif collective != "barrier":
+            findings.add(rank, "no-bytes", node.id, node.name)
     if node.type != _COLL:
         _check_message(findings, rank, node, rank_in_name=rank_in_name)
         return
@@ -118,10 +138,12 @@ def _check_communication(
 
 
 def _check_message(findings: FindingCollector, rank: int, node: ChakraNode, *, rank_in_name: bool) -> None:
-    source, destination, tag = (node.attributes.get(f"comm_{part}") for part in ("src", "dst", "tag"))
+    source, destination, _ = get_message_ends(rank, node)
     local_end = source if node.type == _SEND else destination
-    if None in (source, destination, tag):
+    if None in (source, destination):
         findings.add(rank, "missing-ends", node.id, node.name)
+    elif source == destination:
+        findings.add(rank, "self-message", node.id, node.name)
     elif rank_in_name and local_end != rank:
         findings.add(rank, "foreign-end", node.id, f"{node.name}: of rank {local_end}")
 
@@ -141,6 +163,8 @@ def _check_group(
         findings.add(rank, "unknown-group", node.id, f"{node.name}: group {group}")
     elif rank_in_name and group in groups and rank not in groups[group]:
         findings.add(rank, "not-a-member", node.id, f"{node.name}: group {group} is {groups[group]}")
+    elif len(groups.get(group, (0, 1))) == 1:
+        findings.add(rank, "single-rank-group", node.id, f"{node.name}: group {group}")
     root = node.attributes.get("root")
     if root is not None and group in groups and root not in groups[group]:
         findings.add(rank, "root-outside", node.id, f"{node.name}: root {root} of group {groups[group]}")
@@ -190,23 +214,33 @@ def _find_cycle(dependency_map: dict[int, set[int]]) -> list[int]:
     return [*path[position[following] :], following]
 
 
-def read_groups(file: ChakraFile) -> dict[str, list[int]]:
-    """Return number -> ranks of the process groups, from NAME.comm_groups.json or the nodes of the file.
+def read_groups(file: ChakraFile, group_file: Path | None = None) -> dict[str, list[int]]:
+    """Return number -> ranks of the process groups, from a file or the nodes.
+
+    Args:
+        file: The file of one rank.
+        group_file: File of the groups; default: NAME.comm_groups.json next to the file, if there is one.
 
     Raises:
-        ReadError: NAME.comm_groups.json is not an object of lists of ranks.
+        ReadError: The file of groups is not an object of lists of ranks.
     """
     groups = {number: ranks for node in file.nodes for number, ranks in _list_node_groups(node)}
-    for candidate in _group_file_candidates(file.path):
-        if candidate.is_file():
-            try:
-                content = json.loads(candidate.read_text("utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise ReadError(f"not valid JSON: {error}", where=candidate) from None
-            if not isinstance(content, dict) or not all(map(_is_rank_list, content.values())):
-                raise ReadError('expected an object {"NUMBER": [RANKS]}', where=candidate)
-            return groups | content
+    for candidate in _group_file_candidates(file.path) if group_file is None else [group_file]:
+        if group_file is not None or candidate.is_file():
+            return groups | _load_groups(candidate)
     return groups
+
+
+def _load_groups(path: Path) -> dict[str, list[int]]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ReadError(f"cannot be opened: {error.strerror}", where=path) from None
+    except (ValueError, RecursionError) as error:
+        raise ReadError(f"not valid JSON: {error}", where=path) from None
+    if not isinstance(content, dict) or not all(map(_is_rank_list, content.values())):
+        raise ReadError('expected an object {"NUMBER": [RANKS]}', where=path)
+    return content
 
 
 def _group_file_candidates(path: Path) -> Iterator[Path]:

@@ -71,6 +71,11 @@ _NODE_CODES = {
         "an attribute has a different type than simulators expect, and they stop at it",
         "write is_cpu_op as bool, pg_name as string, numbers as integers",
     ),
+    "metadata-node": LintCode(
+        ERROR,
+        "ASTRA-sim aborts at a METADATA_NODE",
+        "remove it; process groups belong in the file of --comm-group-configuration",
+    ),
     "missing-is-cpu-op": LintCode(
         WARNING,
         "is_cpu_op is missing, so simulators run the node on the device",
@@ -108,10 +113,23 @@ _COMMUNICATION_CODES = {
     "no-bytes": LintCode(
         WARNING, "a communication moves 0 bytes and takes no time", "set comm_size, or remove the node"
     ),
+    "empty-message": LintCode(
+        ERROR,
+        "ASTRA-sim aborts at a message of 0 bytes",
+        "set comm_size, or remove the node",
+    ),
+    "empty-all-gather": LintCode(
+        ERROR,
+        "ASTRA-sim never ends an all-gather of 0 bytes",
+        "set comm_size, or remove the node",
+    ),
     "missing-ends": LintCode(
         ERROR,
-        "a send or receive lacks its source, destination or tag, so it cannot be matched",
+        "a send lacks its destination, or a receive its source, so it cannot be matched",
         "set comm_src, comm_dst and comm_tag",
+    ),
+    "self-message": LintCode(
+        ERROR, "ASTRA-sim aborts at a message from a rank to itself", "remove the send and the receive"
     ),
     "foreign-end": LintCode(
         ERROR,
@@ -125,6 +143,16 @@ _COMMUNICATION_CODES = {
         ERROR,
         "NAME.comm_groups.json next to the file, where simulators look up the ranks, lacks the group",
         'add {"NUMBER": [RANKS]} there, or omit pg_name for all ranks',
+    ),
+    "missing-member": LintCode(
+        ERROR,
+        "a group or a message names a rank that the job does not have, at which ASTRA-sim aborts",
+        "convert all ranks, or remove the rank from the group, or the message",
+    ),
+    "single-rank-group": LintCode(
+        ERROR,
+        "a collective of a group of one rank never ends in ASTRA-sim",
+        "make it a COMP_NODE, or remove it",
     ),
     "not-a-member": LintCode(
         ERROR,
@@ -147,20 +175,42 @@ _CROSS_RANK_CODES = {
         "convert the same steps of all ranks, and give each group its number",
     ),
     "sizes-differ": LintCode(
-        WARNING,
-        "ranks specify different sizes for the same collective, and simulators use one of them",
-        "check comm_size; for an all-to-all this may be intended",
+        ERROR,
+        "ranks specify different sizes for the same collective, whose messages never match in ASTRA-sim",
+        "set comm_size to one value on all ranks, for an uneven all-to-all to the largest",
     ),
     "roots-differ": LintCode(
         ERROR, "ranks specify different roots for the same collective", "set root to the same rank"
     ),
     "unmatched-message": LintCode(
         ERROR,
-        "a send has no matching receive on the other rank (or the reverse) and waits forever",
+        "a receive has no matching send on the other rank and waits forever, or a send no receive",
         "convert the same steps of both ranks",
     ),
     "message-sizes-differ": LintCode(
-        WARNING, "a send and its receive have different sizes", "check comm_size"
+        ERROR,
+        "a send and its receive have different sizes and never match",
+        "set comm_size to that of the send",
+    ),
+    "never-ends": LintCode(
+        ERROR,
+        "run together with the other ranks, a communication starts and never ends",
+        "let all ranks run the communications of all groups in one order, with equal types and sizes",
+    ),
+    "message-last": LintCode(
+        ERROR,
+        "a rank with host nodes ends with a message, at which ASTRA-sim stops with an exception",
+        "let a host node depend on the message",
+    ),
+    "replayed": LintCode(
+        WARNING,
+        "a communication of unknown size or ends, or of no type of ASTRA-sim, takes its recorded time",
+        "record sizes: collect an execution trace, or use a profiler that describes NCCL kernels",
+    ),
+    "nothing-simulated": LintCode(
+        ERROR,
+        "all communications take their recorded time, so the simulation does not depend on the network",
+        "record sizes: collect an execution trace, or use a profiler that describes NCCL kernels",
     ),
     "missing-rank": LintCode(
         WARNING,
@@ -168,6 +218,22 @@ _CROSS_RANK_CODES = {
         "convert all ranks",
     ),
 }
+ABORT_CODES = frozenset(
+    {
+        *("metadata-node", "attribute-type", "damaged-node", "no-metadata", "dangling-control-dependency"),
+        *("collective-on-cpu", "unknown-comm-type", "unsupported-collective", "missing-comm-size"),
+        *("empty-message", "missing-ends", "self-message", "missing-member", "group-name", "unknown-group"),
+        *("not-a-member", "message-last"),
+    }
+)
+"""Findings at which ASTRA-sim stops."""
+HANG_CODES = frozenset(
+    {
+        *("never-ends", "single-rank-group", "empty-all-gather", "sizes-differ", "message-sizes-differ"),
+        *("cycle", "dangling-data-dependency", "duplicate-id", "truncated"),
+    }
+)
+"""Findings with which it waits forever."""
 LINT_CODES = _FILE_CODES | _NODE_CODES | _COMMUNICATION_CODES | _CROSS_RANK_CODES
 
 
@@ -214,6 +280,10 @@ class FindingCollector:
     def add(self, rank: int, code: str, node: int | None, example: str) -> None:
         """Add one occurrence; the first one of a code becomes its example."""
         self._occurrences.setdefault((rank, code), []).append((node, example))
+
+    def has_errors(self) -> bool:
+        """Return whether an error was added."""
+        return any(LINT_CODES[code].severity == ERROR for _, code in self._occurrences)
 
     def sorted_findings(self) -> list[LintFinding]:
         """Return the findings: errors first, then in the order of ranks and of `LINT_CODES`."""

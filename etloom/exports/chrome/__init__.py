@@ -21,6 +21,8 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core import arrays
+from etloom.core.categories import HOST_CATEGORIES
 from etloom.core.errors import EtloomError, UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.atomic_file import open_atomic
@@ -33,6 +35,7 @@ from etloom.formats.kineto.event_json import (
     format_objects,
     split_extra_args,
 )
+from etloom.linker.selection import drop_captured_events
 
 SUFFIX = (".json", ".json.gz")
 _CHUNK_EVENTS = 1 << 16
@@ -50,6 +53,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None 
     if overlay is not None and overlay not in _OVERLAYS:
         raise UnknownName("overlay", overlay, list(_OVERLAYS), option="overlay")
     traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
+    traces = {rank: drop_captured_events(rank_trace) for rank, rank_trace in traces.items()}
     if not any(rank_trace.events.height for rank_trace in traces.values()):
         raise EtloomError("the trace has no timed events to draw", where=path, remedy="export it as Parquet")
     base = _base_time(traces.values())
@@ -185,11 +189,13 @@ class _RankFormatter:
 
         process_rows = self.trace.threads.filter(pl.col("tid").is_null()).iter_rows(named=True)
         processes = {row["pid"]: row for row in process_rows}
+        devices = self._list_device_processes() if self.rank is not None else {}
         for pid in pids:
             row = processes.get(pid, {})
             name = row.get("name")
             if self.rank is not None:
-                label = name or row.get("labels") or pid
+                label = name or row.get("labels") or devices.get(pid)
+                label = label or ("other events" if pid is None or pid < 0 else f"process {pid}")
                 add("process_name", pid, 0, {"name": f"rank {self.rank}: {label}"})
                 add("process_sort_index", pid, 0, {"sort_index": pids[pid]})
             else:
@@ -206,6 +212,14 @@ class _RankFormatter:
             if order.get((pid, tid)) is not None:
                 add("thread_sort_index", pid, json.loads(tid_text), {"sort_index": order[pid, tid]})
         return pl.Series([json.dumps(line) for line in lines], dtype=pl.String)
+
+    def _list_device_processes(self) -> dict[int, str]:
+        """Return the name of the device of each process id under which there is GPU activity and no host event."""
+        is_host = pl.Series(arrays.is_in(self.trace.events["cat"], HOST_CATEGORIES))
+        events = self.trace.events.select("pid", "device", is_host=is_host).drop_nulls("pid")
+        by_process = events.group_by("pid").agg(pl.col("device").min(), pl.col("is_host").any())
+        devices = by_process.filter(~pl.col("is_host")).drop_nulls("device")
+        return {pid: f"GPU {device}" for pid, device in devices.select("pid", "device").rows()}
 
     def format_slices(self, events: pl.DataFrame) -> pl.Series:
         """Format rows of the events table, with their rows of other tables as arguments."""
@@ -242,7 +256,9 @@ class _RankFormatter:
         series = quote_texts(counters["series"].cast(pl.String).fill_null("value"))
         value = counters["value"].cast(pl.String)
         args = pl.select(pl.concat_str(pl.lit(","), series, pl.lit(":"), value)).to_series()
-        frame = counters.with_columns(args=args).join(processes, on="pid", how="left", maintain_order="left")
+        frame = counters.with_columns(args=args).join(
+            processes, on="pid", how="left", nulls_equal=True, maintain_order="left"
+        )
         return format_objects(frame.with_columns(ph=pl.lit("C"), tid_text=pl.lit("0")), self.base)
 
     def format_flows(self) -> pl.Series:

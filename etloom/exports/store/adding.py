@@ -1,0 +1,206 @@
+"""Adding of a run to a store.
+
+The ranks are read and linked in batches, each in its own process; then the questions to all ranks are answered from the
+saved tables, with those of a few ranks in memory at a time; then the run gets its name. Killed at any point, the next
+addition goes on where this one stopped.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etloom.analyses.run_info import describe_run
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job
+from etloom.core.version import __version__, compute_code_digest
+from etloom.exports.store import batches, staging, summaries
+from etloom.formats.parquet import sniff_folder, writer
+from etloom.formats.parquet.store_layout import (
+    STORE_VERSION,
+    SUMMARIES,
+    check_name,
+    is_store,
+    is_stored_run,
+    open_store,
+    read_json,
+    select_run,
+    write_json,
+)
+from etloom.formats.parquet.stored_runs import build_rank_table
+from etloom.loading import LoadOptions, Progress, load_path
+
+
+@dataclass(frozen=True)
+class AddOptions:
+    """Options of adding a run.
+
+    Attributes:
+        name: name of the run; default: that of its folder or file.
+        jobs: processes; default: number of CPUs.
+        rank_pattern: regular expression for the file names with one group, the rank.
+        progress: see `etloom.loading.Progress`.
+    """
+
+    name: str | None = None
+    jobs: int | None = None
+    rank_pattern: str | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class AddedRun:
+    """A run of a store.
+
+    Attributes:
+        name: its name.
+        path: its folder, which every verb opens.
+        ranks: its ranks.
+        is_new: False if the store held it already, unchanged.
+    """
+
+    name: str
+    path: Path
+    ranks: tuple[int, ...]
+    is_new: bool
+
+
+def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
+    """Add a run to a store, which is created if it does not exist.
+
+    A run that the store holds already is not read again, unless its files changed.
+
+    Raises:
+        ReadError, LimitError, LinkError: the run cannot be read.
+        EtloomError: the store cannot be written, or holds another run of this name.
+    """
+    if is_store(run):
+        run = select_run(run)
+    name = check_name(options.name or _default_name(run))
+    source = staging.describe_source(run, options.rank_pattern)
+    open_store(store, create=True)
+    stage = staging.Staging(store, name, source.key)
+    with stage.locked() as lock:
+        published = stage.read_published()
+        if published is not None:
+            if published.get("key") == source.key:
+                return AddedRun(name, stage.target, tuple(published.get("ranks", ())), False)
+            _check_same_source(published, run, stage)
+        try:
+            if not is_stored_run(stage.folder):
+                _prepare(source, stage, options, lock)
+            ranks = tuple(read_json(stage.folder / "meta.json").get("ranks", ()))
+            stage.publish()
+        except OSError as error:
+            raise EtloomError(
+                f"cannot be written: {error.strerror or error}",
+                where=store,
+                remedy="free space there and add the run again; it goes on where it stopped",
+            ) from error
+    return AddedRun(name, stage.target, ranks, True)
+
+
+def _default_name(run: Path) -> str:
+    name = run.resolve().name
+    return name.removeprefix("run=") if is_stored_run(run) else name
+
+
+def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Staging) -> None:
+    """Raise EtloomError if the published run of this name is another run than the one to add."""
+    path = published.get("source")
+    if path != str(run.resolve()) and run.resolve() != stage.target.resolve():
+        raise EtloomError(
+            f"exists, of {path}", where=stage.target, remedy="specify another --name for this run"
+        )
+
+
+def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions, lock: int) -> None:
+    """Write everything of a run to its staging folder, the manifest last."""
+    jobs = options.jobs or os.cpu_count() or 1
+    stage.parts.mkdir(parents=True, exist_ok=True)
+    progress = options.progress
+    if source.discovered is not None and jobs > 1 and len(source.discovered.ranks) > batches.MIN_RANKS:
+        pending = batches.list_batches(source.discovered, stage.folder, stage.parts, jobs)
+        _report_files(
+            (file for batch in pending for files in batch.files.values() for file in files), progress
+        )
+        batches.prepare_locally(pending, jobs, lock, lambda batch: _report_batch(batch, progress))
+        progress = None
+    job = _open_staged(source, stage, options, jobs, progress)
+    parts = _complete_parts(job, stage)
+    folder = stage.folder / SUMMARIES
+    folder.mkdir(exist_ok=True)
+    entries = summaries.write_rank_answers(parts, stage.folder)
+    job_entries, skipped = summaries.write_job_answers(job, stage.folder)
+    job = job.with_stats(skipped)
+    write_json(folder / "facts.json", describe_run(job))
+    job.stats.write_parquet(folder / "stats.parquet")
+    content = {
+        "etloom": __version__,
+        "code": compute_code_digest(),
+        "store": STORE_VERSION,
+        "kind": "stored-run",
+        "key": source.key,
+        "source": _original_path(source.path),
+        "added": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+        "ranks": job.ranks,
+        "meta": dict(job.meta),
+        "answers": [*entries, *job_entries],
+    }
+    build_rank_table(job).write_parquet(folder / "ranks.parquet")
+    write_json(stage.folder / "meta.json", content)
+
+
+def _original_path(run: Path) -> str:
+    """Return where a run came from, also if it is that of a store."""
+    stored = read_json(run / "meta.json").get("source") if is_stored_run(run) else None
+    return str(run.resolve() if stored is None else stored)
+
+
+def _open_staged(
+    source: staging.Source, stage: staging.Staging, options: AddOptions, jobs: int, progress: Progress | None
+) -> Job:
+    """Open the run with the tables of each rank in the staging folder; what is not there yet is read and written."""
+    load = LoadOptions(
+        progress, jobs, use_cache=False, max_table_bytes=batches.MAX_TABLE_BYTES, keep=stage.folder
+    )
+    job = load_path(source.path, load, options.rank_pattern)
+    for rank, trace in job.items():  # of a file of several ranks, or a folder of Parquet
+        folder = stage.folder / f"rank={rank}"
+        if not sniff_folder(folder):
+            writer.write(trace, folder)
+    return Job(job, job.meta, job.run_stats)  # without the answers of a store, which are to be computed
+
+
+def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
+    """Return the parts of all ranks; ranks whose batch left none are answered here."""
+    parts, ranks = [], set(job.ranks)
+    for part in sorted(stage.parts.iterdir()):
+        members = set(read_json(part / "part.json")["ranks"]) if (part / "part.json").is_file() else set()
+        if members and members <= ranks:
+            parts.append(part)
+            ranks -= members
+    remaining = sorted(ranks)
+    for start in range(0, len(remaining), batches.MAX_RANKS):
+        members_left = remaining[start : start + batches.MAX_RANKS]
+        part = stage.parts / f"rest-{members_left[0]}-{members_left[-1]}"
+        summaries.summarize_ranks(Job({rank: job[rank] for rank in members_left}), part)
+        parts.append(part)
+    return parts
+
+
+def _report_files(files: Iterable[str], progress: Progress | None) -> None:
+    if progress is not None:
+        for file in files:
+            progress(Path(file), 0)
+
+
+def _report_batch(batch: batches.Batch, progress: Progress | None) -> None:
+    if progress is not None:
+        for files in batch.files.values():
+            for file in map(Path, files):
+                progress(file, file.stat().st_size)

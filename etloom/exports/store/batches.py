@@ -1,0 +1,132 @@
+"""Batches of ranks: each is prepared by one process, whose memory is bounded by one rank at a time.
+
+A batch is JSON text, so that a process, on this host or another, can prepare it: it writes the tables of each rank to
+``rank=N``, and the answers of its ranks to one part. Both appear when they are complete; a batch that was killed is
+prepared again, without the ranks that it had finished.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from etloom.core.errors import EtloomError
+from etloom.core.names import add_names, list_user_paths
+from etloom.exports.store.summaries import summarize_ranks
+from etloom.loading import LoadOptions
+from etloom.loading.executor import execute_plan, run_in_parallel
+from etloom.loading.plan import plan_ranks
+from etloom.loading.rank_discovery import DiscoveredRun
+
+MAX_RANKS = 128
+"""Ranks of a batch: starting a process takes about as long as ten small ranks."""
+MIN_RANKS = 8
+MAX_TABLE_BYTES = 256_000_000
+"""Memory for the tables of ranks, of which the most recently used ones stay loaded."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ranks that one process prepares.
+
+    Attributes:
+        folder: of the run that is being added.
+        part: the folder for the answers of these ranks.
+        files: rank -> its files.
+        captures: rank -> traces of the capture of its device graphs.
+        names: the user's files of names.
+    """
+
+    folder: str
+    part: str
+    files: dict[int, list[str]]
+    captures: dict[int, list[str]]
+    names: list[str]
+
+    def to_json(self) -> str:
+        """Return the batch as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Batch:
+        """Return the batch of a JSON text."""
+        content = json.loads(text)
+        for name in ("files", "captures"):
+            content[name] = {int(rank): files for rank, files in content[name].items()}
+        return cls(**content)
+
+
+def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int) -> list[Batch]:
+    """Divide the ranks of a folder into batches; those whose part exists are left out."""
+    ranks = sorted(discovered.ranks)
+    size = min(MAX_RANKS, max(MIN_RANKS, math.ceil(len(ranks) / jobs)))
+    batches = []
+    for start in range(0, len(ranks), size):
+        members = ranks[start : start + size]
+        part = parts / f"ranks-{members[0]}-{members[-1]}"
+        if part.exists():
+            continue
+        files = {rank: [str(file.resolve()) for file in discovered.ranks[rank]] for rank in members}
+        captures = {
+            rank: [str(file.resolve()) for file in discovered.captures[rank]]
+            for rank in members
+            if rank in discovered.captures
+        }
+        names = list(map(str, list_user_paths()))
+        batches.append(Batch(str(folder.resolve()), str(part.resolve()), files, captures, names))
+    return batches
+
+
+def prepare_batch(text: str) -> None:
+    """Prepare a batch, given as JSON text.
+
+    Files that cannot be read are left to the process that adds the run, which reports them.
+    """
+    batch = Batch.from_json(text)
+    add_names(*map(Path, batch.names))
+    options = LoadOptions(jobs=1, use_cache=False, max_table_bytes=MAX_TABLE_BYTES, keep=Path(batch.folder))
+    files, captures = (
+        {rank: [Path(file) for file in paths] for rank, paths in by_rank.items()}
+        for by_rank in (batch.files, batch.captures)
+    )
+    try:
+        job = execute_plan(plan_ranks(files, options, captures), skip_unreadable=True)
+    except EtloomError:
+        return
+    summarize_ranks(job, Path(batch.part))
+
+
+def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Callable[[Batch], None]) -> None:
+    """Prepare batches in processes of this host.
+
+    A batch whose process fails is left to the process that adds the run, which reports the reason.
+
+    Args:
+        batches: the batches.
+        jobs: number of processes.
+        lock: the file that locks the run. The processes keep it open, so that the run stays locked as long as one of
+            them works, also if this process was killed.
+        on_done: called with each batch at its end, in any thread.
+    """
+
+    def prepare(index: int) -> None:
+        environment = {**os.environ, "POLARS_MAX_THREADS": "1"}
+        command = [sys.executable, "-m", "etloom.exports.store.worker"]
+        subprocess.run(
+            command,
+            input=batches[index].to_json(),
+            text=True,
+            env=environment,
+            pass_fds=(lock,),
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        on_done(batches[index])
+
+    run_in_parallel(prepare, range(len(batches)), jobs)

@@ -1,0 +1,64 @@
+"""The runs of a store, and their renewal after an update of etloom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from etloom.core.version import compute_code_digest
+from etloom.exports.store.adding import AddedRun, AddOptions, add_run
+from etloom.formats.parquet.store_layout import STORE_VERSION, SUMMARIES, list_runs, read_json, run_folder
+
+COLUMNS = {
+    "run": pl.String,
+    "ranks": pl.Int64,
+    "hosts": pl.Int64,
+    "events": pl.Int64,
+    "added": pl.String,
+    "etloom": pl.String,
+    "is_current": pl.Boolean,
+    "source": pl.String,
+}
+
+
+def describe_runs(store: Path) -> pl.DataFrame:
+    """Return a table of the runs of a store (COLUMNS), the oldest first.
+
+    is_current is False if another version of etloom stored the run: its answers are computed from the tables until it
+    is refreshed. Raises ReadError.
+    """
+    rows = []
+    for name in list_runs(store):
+        folder = run_folder(store, name)
+        content = read_json(folder / "meta.json")
+        ranks = pl.read_parquet(folder / SUMMARIES / "ranks.parquet", columns=["rank", "host", "events"])
+        rows.append(
+            {
+                "run": name,
+                "ranks": ranks.height,
+                "hosts": ranks["host"].drop_nulls().n_unique(),
+                "events": ranks["events"].sum(),
+                "added": content.get("added"),
+                "etloom": content.get("etloom"),
+                "is_current": _is_current(folder),
+                "source": content.get("source"),
+            }
+        )
+    return pl.DataFrame(rows, schema=COLUMNS)
+
+
+def refresh_runs(store: Path, options: AddOptions) -> list[AddedRun]:
+    """Write the runs again that another version of etloom stored, from their tables.
+
+    Raises:
+        ReadError: the store or a run cannot be read.
+        EtloomError: the store cannot be written.
+    """
+    folders = [run_folder(store, name) for name in list_runs(store)]
+    return [add_run(folder, store, options) for folder in folders if not _is_current(folder)]
+
+
+def _is_current(folder: Path) -> bool:
+    content = read_json(folder / "meta.json")
+    return content.get("code") == compute_code_digest() and content.get("store") == STORE_VERSION

@@ -1,0 +1,124 @@
+"""The folder of a run that is being added to a store: its key, its lock, and its publication.
+
+A run is prepared in ``STORE/.adding/NAME-KEY``. The key depends on the files of the run, so that an addition that was
+killed goes on where it stopped, and one of changed files starts again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etloom import formats
+from etloom.core.errors import EtloomError
+from etloom.core.names import list_user_files
+from etloom.formats.parquet.store_layout import ADDING, STORE_VERSION, is_stored_run, read_json, run_folder
+from etloom.loading import cache
+from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run to add.
+
+    Attributes:
+        path: the folder or file.
+        key: changes with the files, the version of etloom, and the layout of stores.
+        discovered: the traces of a folder; None for a file or a folder that is one trace.
+    """
+
+    path: Path
+    key: str
+    discovered: DiscoveredRun | None
+
+
+def describe_source(path: Path, rank_pattern: str | None) -> Source:
+    """Find the files of a run. Raises ReadError."""
+    discovered = None
+    facts: dict[str, Any] = {"store": STORE_VERSION, "names": list_user_files()}
+    if formats.detect_format(path) is not None:
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    else:
+        discovered = discover_ranks(path, rank_pattern)
+        by_rank = (*discovered.ranks.values(), *discovered.captures.values())
+        files = [file for rank_files in by_rank for file in rank_files]
+        facts |= {"pattern": rank_pattern, "card": discovered.card, "run": discovered.run}
+    key = cache.entry_key(files, **facts)
+    if key is None:
+        raise EtloomError(
+            "holds files that cannot be opened", where=path, remedy="add a folder of regular files"
+        )
+    return Source(path, key, discovered)
+
+
+class Staging:
+    """The folder in which a run is prepared.
+
+    Args:
+        store: the store.
+        name: name of the run.
+        key: key of its source.
+    """
+
+    def __init__(self, store: Path, name: str, key: str) -> None:
+        self.target = run_folder(store, name)
+        self.folder = store / ADDING / f"{name}-{key}"
+        self._lock = store / ADDING / f"{name}.lock"
+        self._name = name
+
+    @property
+    def parts(self) -> Path:
+        """The folder of the answers of batches of ranks."""
+        return self.folder / "parts"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the lock of the run's name, and yield its file.
+
+        Raises:
+            EtloomError: another process adds a run of this name.
+        """
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("w") as file:
+            if not _lock_file(file.fileno()):
+                raise EtloomError(
+                    f"run {self._name!r} is being added by another process",
+                    where=self.target.parent,
+                    remedy="wait for it, or choose another --name",
+                )
+            yield file.fileno()
+
+    def read_published(self) -> dict[str, Any] | None:
+        """Return the manifest of the published run of this name; None if there is none."""
+        return read_json(self.target / "meta.json") if is_stored_run(self.target) else None
+
+    def publish(self) -> None:
+        """Give the complete run its name, and remove what earlier additions of it left behind."""
+        shutil.rmtree(self.parts, ignore_errors=True)
+        old = self.folder.with_name(f"{self._name}-replaced")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.target.exists():
+            self.target.rename(old)
+        self.folder.rename(self.target)
+        for rest in self.folder.parent.glob(f"{self._name}-*"):
+            if len(rest.name) == len(self.folder.name) or rest == old:
+                shutil.rmtree(rest, ignore_errors=True)
+
+
+def _lock_file(descriptor: int) -> bool:
+    """Lock a file as long as it is open; return whether no other process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # a system without locks
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

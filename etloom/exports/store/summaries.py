@@ -1,0 +1,134 @@
+"""The answers that a store keeps of each run, computed by the same functions as without a store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses.answers import answer, answer_by_rank
+from etloom.core.errors import AnalysisError
+from etloom.core.schema import Stat
+from etloom.core.trace import Job, Trace
+from etloom.formats.parquet import writer
+from etloom.formats.parquet.store_layout import SUMMARIES
+
+MAX_GRAPH_EVENTS = 2_000_000
+"""Analyses of the dependency graph are not stored for larger runs: it takes about 1 KB of memory per event."""
+
+
+@dataclass(frozen=True)
+class StoredQuestion:
+    """An analysis with the options that differ from their defaults."""
+
+    analysis: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """The name of the file of its answer, without the ending."""
+        return "-".join([self.analysis, *(f"{name}-{value}" for name, value in self.options.items())])
+
+
+RANK_QUESTIONS = (
+    StoredQuestion("steps"),
+    StoredQuestion("temporal-breakdown"),
+    StoredQuestion("comm-overlap"),
+    StoredQuestion("top-ops"),
+    StoredQuestion("top-ops", {"top": 10**9}),
+    StoredQuestion("kernel-breakdown"),
+    StoredQuestion("link-quality"),
+)
+"""Questions to each rank; the report needs all of them."""
+JOB_QUESTIONS = tuple(
+    map(
+        StoredQuestion,
+        (
+            "clocks",
+            "collectives",
+            "collective-summary",
+            "arrivals",
+            "stragglers",
+            "imbalance",
+            "findings",
+        ),
+    )
+)
+"""Questions to all ranks together."""
+GRAPH_QUESTIONS = (StoredQuestion("critical-path", {"by": "edge"}), StoredQuestion("slowdown"))
+"""Questions to the dependency graph of all ranks."""
+
+
+def summarize_ranks(job: Job, folder: Path) -> None:
+    """Write the answers of ranks to a folder of parts, which appears under its name when it is complete.
+
+    Args:
+        job: the ranks.
+        folder: the new folder: FILE.parquet for each question that a rank can answer, and part.json.
+    """
+    answers = answer_by_rank(job, {question.file: partial(_ask, question) for question in RANK_QUESTIONS})
+    refusals = {}
+    with writer.create_atomically(folder) as new:
+        for file, result in answers.items():
+            if result.table.columns:
+                result.table.write_parquet(new / f"{file}.parquet", compression="zstd", compression_level=1)
+            refusals[file] = [[rank, error.what, error.remedy] for rank, error in result.refused.items()]
+        content = {"ranks": job.ranks, "refusals": refusals}
+        Path(new, "part.json").write_text(json.dumps(content), encoding="ascii")
+
+
+def _ask(question: StoredQuestion, trace: Trace) -> pl.DataFrame:
+    return answer(trace, question.analysis, **question.options).table
+
+
+def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
+    """Join the parts of all ranks, and return the entries of the manifest.
+
+    Args:
+        parts: folders of `summarize_ranks`.
+        folder: the run.
+    """
+    refusals = [json.loads((part / "part.json").read_text(encoding="ascii"))["refusals"] for part in parts]
+    entries = []
+    for question in RANK_QUESTIONS:
+        frames = [
+            pl.read_parquet(file) for part in parts if (file := part / f"{question.file}.parquet").exists()
+        ]
+        if frames:
+            _write_answer(folder, question, pl.concat(frames).sort("rank", maintain_order=True))
+        refused = sorted(row for by_file in refusals for row in by_file[question.file])
+        entries.append(_describe(question, refused, has_table=bool(frames)))
+    return entries
+
+
+def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], list[Stat]]:
+    """Answer the questions to all ranks, and return the entries of the manifest and what was left out."""
+    is_small = sum(trace.rows("events") for trace in job.values()) <= MAX_GRAPH_EVENTS
+    entries = []
+    for question in (*JOB_QUESTIONS, *(GRAPH_QUESTIONS if is_small else ())):
+        try:
+            table = answer(job, question.analysis, **question.options).table
+        except AnalysisError as error:
+            entries.append(_describe(question, [[None, error.what, error.remedy]], has_table=False))
+            continue
+        _write_answer(folder, question, table)
+        entries.append(_describe(question, [], has_table=True))
+    names = ", ".join(question.analysis for question in GRAPH_QUESTIONS)
+    example = f"{names}: more than {MAX_GRAPH_EVENTS:,} events"
+    return entries, [Stat("store.not_summarized", "info", 0 if is_small else len(GRAPH_QUESTIONS), example)]
+
+
+def _write_answer(folder: Path, question: StoredQuestion, table: pl.DataFrame) -> None:
+    file = folder / SUMMARIES / f"{question.file}.parquet"
+    table.write_parquet(file, compression="zstd", compression_level=1)
+
+
+def _describe(question: StoredQuestion, refusals: list[list[Any]], *, has_table: bool) -> dict[str, Any]:
+    """Return the entry of the manifest that `stored_runs` looks up."""
+    entry: dict[str, Any] = {"analysis": question.analysis, "options": dict(question.options)}
+    return {**entry, "file": question.file if has_table else None, "refusals": refusals}

@@ -1,0 +1,10 @@
+"""The process that prepares one batch of ranks, which it reads from stdin as JSON text."""
+
+from __future__ import annotations
+
+import sys
+
+from etloom.exports.store.batches import prepare_batch
+
+if __name__ == "__main__":
+    prepare_batch(sys.stdin.read())
