@@ -22,7 +22,7 @@ _CODE = {name: code for code, (name, _) in enumerate(COLORS)}
 
 
 def add_color_code(events: pl.DataFrame) -> pl.DataFrame:
-    """Add the column ``colour`` to events (cat, name, ...): an index into `COLORS`. Keeps the order."""
+    """Add the column ``color`` to events (cat, name, ...): an index into `COLORS`. Keeps the order."""
     cat = pl.col("cat").cast(pl.String)
 
     def category_in(*categories: frozenset[str]) -> pl.Expr:
@@ -45,7 +45,7 @@ def add_color_code(events: pl.DataFrame) -> pl.DataFrame:
         )
     )
     annotations = categories.ANNOTATION_CATEGORIES | {"gpu_user_annotation"}
-    colour = (
+    color = (
         pl.when(pl.col("kind").is_not_null())
         .then(device)
         .when(category_in(categories.OPERATOR_CATEGORIES, annotations) & categories.is_communication())
@@ -61,6 +61,6 @@ def add_color_code(events: pl.DataFrame) -> pl.DataFrame:
         .otherwise(code("other"))
     )
     codes = categories.add_kernel_type(events.select("cat", "name").unique()).select(
-        "cat", "name", colour.alias("colour")
+        "cat", "name", color.alias("color")
     )
     return events.join(codes, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")

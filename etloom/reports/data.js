@@ -1,4 +1,4 @@
-// Unpacks a rank's events (the format is told in timeline.py) and says numbers as people do.
+// Unpacks a rank's events (timeline_data.py describes the format) and formats numbers.
 
 const NULL_WORD = 0xffffffff;
 
@@ -14,8 +14,7 @@ function decode(buffer) {
   const headerLength = new DataView(buffer).getUint32(0, true);
   const rank = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headerLength)));
   let at = 4 + headerLength;
-  for (const [name, form] of rank.columns) {
-    const n = rank.events;
+  for (const [name, form, n] of rank.columns) {
     if (form === "u8") {
       rank[name] = new Uint8Array(buffer, at, n);
       at += Math.ceil(n / 4) * 4;
@@ -27,7 +26,8 @@ function decode(buffer) {
       at += n * 8;
     }
   }
-  place(rank);
+  restoreTimes(rank);
+  indexPieces(rank);
   return rank;
 }
 
@@ -42,14 +42,14 @@ function widen(low, high) {
 
 // Starts become times of the page, negative before its zero; `end` is the latest end so far in the row, so that it can
 // be searched.
-function place(rank) {
+function restoreTimes(rank) {
   const { start, dur } = rank;
   const end = (rank.end = new Float64Array(rank.events));
-  for (const lane of rank.tracks) {
-    for (let row = 0; row + 1 < lane.rows.length; row++) {
+  for (const track of rank.tracks) {
+    for (let row = 0; row + 1 < track.rows.length; row++) {
       let time = -rank.zero;
       let latest = -Infinity;
-      for (let i = lane.rows[row]; i < lane.rows[row + 1]; i++) {
+      for (let i = track.rows[row]; i < track.rows[row + 1]; i++) {
         time += start[i];
         start[i] = time;
         latest = Math.max(latest, time + (dur[i] || 0));
@@ -58,10 +58,11 @@ function place(rank) {
     }
   }
   for (const step of rank.steps) step[1] -= rank.zero;
+  for (let i = 0; i < rank.path_start.length; i++) rank.path_start[i] -= rank.zero;
   rank.caused = reverse(rank);
 }
 
-// launch call or operator -> the device events it caused
+// Launch call or operator -> the device events it caused.
 function reverse(rank) {
   const caused = new Map();
   for (let i = 0; i < rank.events; i++) {
@@ -102,6 +103,23 @@ function formatTick(ns, step) {
   const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
   return `${(ns / factor).toFixed(Math.min(decimals, 9))} ${unit}`;
 }
+
+// Names that fit into this number of characters and stay distinct: abbreviated, else without their middle, else numbered.
+function fitNames(names, room) {
+  const short = names.map((name) => (name.length <= room ? name : abbreviate(name))).map((name) => {
+    const half = (room - 1) / 2;
+    return name.length <= room ? name : `${name.slice(0, Math.ceil(half))}…${name.slice(name.length - Math.floor(half))}`;
+  });
+  const seen = new Map();
+  return short.map((name) => {
+    const count = (seen.get(name) ?? 0) + 1;
+    seen.set(name, count);
+    return count === 1 ? name : `${name.slice(0, room - 3)} ${count}`;
+  });
+}
+
+const ABBREVIATIONS = [[/ \([^)]*\)$/, ""], [/, annotations$/, " ann."], [/, off the stack$/, " off"], [/\bstream\b/, "str"], [/\bthread\b/, "thr"]];
+const abbreviate = (name) => ABBREVIATIONS.reduce((text, [word, short]) => text.replace(word, short), name);
 
 const formatCount = (n) => n.toLocaleString("en-US");
 

@@ -17,7 +17,7 @@ from etloom.reports.difference_sections import has_gpu_time, label_sides, render
 from etloom.reports.formatting import count_noun, format_duration
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import Page, Section, titled_section
-from etloom.reports.summary import PART_LABELS
+from etloom.reports.time_shares import PART_LABELS
 
 SCRIPTS = ("tables.js", "difference.js")
 MAX_ROWS = 300

@@ -9,12 +9,11 @@ from typing import Any
 import polars as pl
 
 from etloom.comparison import Difference
-from etloom.comparison.measures import step_values
 from etloom.core.trace import Job
 from etloom.reports.formatting import count_noun, format_duration
+from etloom.reports.html_charts import render_bars, render_legend
 from etloom.reports.html_report import PART_COLORS
-from etloom.reports.html_tables import render_bars
-from etloom.reports.summary import PART_LABELS
+from etloom.reports.time_shares import PART_LABELS
 
 MAX_STEPS = 500
 """Steps charts per run, the first ones."""
@@ -60,12 +59,7 @@ def _render_category_bars(table: pl.DataFrame) -> str:
         for side in ("before", "after")
         for part in ordered
     }
-    legend = "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true">'
-        f'<rect class="{PART_COLORS[part]}" width="10" height="10"/></svg>'
-        f"{escape(PART_LABELS[part])}</li>"
-        for part in ordered
-    )
+    legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in ordered})
     head = f'<div class="bars-head"><p class="soft">One scale, the mean step.</p><ul class="legend">{legend}</ul></div>'
     return head + render_bars(rows, PART_COLORS, PART_LABELS, texts)
 
@@ -119,7 +113,7 @@ def _render_change(
 
 def render_steps(difference: Difference) -> str:
     """Draw the step times of both runs as bars on one scale."""
-    step_times = [step_values(job, "step-time") for job, _ in label_sides(difference)]
+    step_times = difference.step_times
     if max(map(len, step_times)) < 2:
         return '<p class="soft">Each run has at most one step: nothing to draw.</p>'
     times = pl.Series([value for side in step_times for value in side[:MAX_STEPS]], dtype=pl.Float64)
@@ -161,6 +155,6 @@ def _render_step_bars(side: Sequence[float], name: str, top: float) -> str:
         f'<text class="quiet" x="0" y="{height - 6}">{escape(format_duration(float(median)))}</text>'
     )
     return (
-        f'<div class="bars-wrap"><svg class="bars" viewBox="0 0 {width} {height}" role="img" '
+        f'<div class="bars-wrap"><svg class="step-bars" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="Steps {escape(name)}">{label}{bars}{line}</svg></div>'
     )

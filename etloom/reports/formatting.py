@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import polars as pl
 
 from etloom.core.schema import find_unit
+from etloom.core.text import SIZE_UNITS, TIME_UNITS
 
-TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
-SIZE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 EPOCH_NS = 10**18
 """A time in 2001: no duration and no clock relative to a session reaches it."""
 _COMPARED_SUFFIXES = ("before_ns", "after_ns", "change_ns")
@@ -49,6 +49,20 @@ class ColumnFormat:
         if self.factor == 1 and isinstance(value, int):
             return f"{value:,}" if self.grouped else str(value)
         return format_number(value / self.factor)
+
+
+@dataclass(frozen=True)
+class RawFormat:
+    """The format of a column that shows values as they are, in no other unit: a result of SQL."""
+
+    header: str
+    number: bool
+
+    def text(self, value: Any) -> str:
+        """Return the text of a value; empty for null and NaN."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        return f"{float(value):.12g}" if isinstance(value, (float, Decimal)) else str(value)
 
 
 def choose_column_format(frame: pl.DataFrame, name: str) -> ColumnFormat:

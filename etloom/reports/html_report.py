@@ -21,13 +21,16 @@ import polars as pl
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 from etloom.reports.colors import COLORS
+from etloom.reports.finding_text import PERCENT_BASES
+from etloom.reports.finding_views import FindingView, find_views, list_named_ranks
+from etloom.reports.html_charts import render_bars, render_columns, render_legend
 from etloom.reports.html_sections import render_critical_path, render_findings, render_rank_tables
-from etloom.reports.html_tables import render_bars, render_table
+from etloom.reports.html_tables import render_table
 from etloom.reports.page import Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
-from etloom.reports.summary import MAX_OPERATORS, PART_LABELS, RunSummary, is_untimed, summarize_run
-from etloom.reports.timeline_data import PackedTimeline
-from etloom.reports.timeline_selection import pack_timelines
+from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
+from etloom.reports.time_shares import PART_LABELS
+from etloom.reports.timeline_selection import OPEN_RANKS, Timelines, pack_timelines
 
 MAX_EVENTS = 200_000
 """Events drawn per rank; about 8 bytes each in the file."""
@@ -35,12 +38,14 @@ MAX_RANKS = 64
 """Ranks whose timelines are drawn; the tables cover all ranks."""
 MAX_FINDINGS = 20
 MAX_BARS = 32
-"""Ranks with a bar."""
-SCRIPTS = ("data.js", "paint.js", "timeline.js", "hands.js", "tables.js", "page.js")
+"""Ranks with a bar each; more ranks have a column each."""
+MAX_COLUMNS = 2000
+"""Columns of a chart."""
+SCRIPTS = ("data.js", "path.js", "paint.js", "timeline.js", "views.js", "input.js", "tables.js", "page.js")
 MAX_RANK_ROWS = 50_000
 """Rows of the table with one row per rank."""
 PART_COLORS = dict(zip(PART_LABELS, ("compute", "communication", "memory", "other", "idle"), strict=True))
-"""Part of the breakdown -> its colour in report.css."""
+"""Part of the breakdown -> its color in report.css."""
 MAX_COST_ROWS = 600
 """Rows of a table with several rows per rank."""
 _COST_COLUMNS = {"top-ops": "exclusive_ns", "kernel-breakdown": "total_ns"}
@@ -74,22 +79,48 @@ def write_page(
 def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS) -> str:
     """Return the report as HTML; see `write_page`."""
     summary = summarize_run(job)
-    packed, notes = pack_timelines(job, max_events, max_ranks, summary.tables["critical-path"])
+    views = find_views(summary.tables["findings"].head(MAX_FINDINGS), job)
+    timelines = pack_timelines(
+        job, max_events, max_ranks, summary.tables["critical-path"], list_named_ranks(views)
+    )
+    findings = render_findings(
+        summary.tables["findings"], len(job), MAX_FINDINGS, [_encode_view(view, timelines) for view in views]
+    )
     name = _run_name(job)
-    facts = json.dumps({"colors": COLORS})
-    timelines = (
+    facts = json.dumps({"colors": COLORS, "open_ranks": OPEN_RANKS, "common_clock": timelines.common_clock})
+    data = (
         f'<script type="text/plain" data-rank="{timeline.rank}">{base64.b64encode(timeline.data).decode()}</script>'
-        for timeline in packed
+        for timeline in timelines.packed
     )
     return Page(
         title=f"{name} - etloom report" if name else "etloom report",
         heading=name or "Execution trace report",
         subtitle=_render_subtitle(job),
         summary=_render_summary(summary),
-        sections=_render_sections(summary, len(job), _render_timeline(packed, notes)),
+        sections=_render_sections(summary, len(job), findings, _render_timeline(timelines)),
         scripts=SCRIPTS,
-        data="\n".join((f'<script type="application/json" id="facts">{facts}</script>', *timelines)),
+        data="\n".join((f'<script type="application/json" id="facts">{facts}</script>', *data)),
     ).render()
+
+
+def _encode_view(view: FindingView | None, timelines: Timelines) -> str:
+    """Return the part of the timeline that a finding is about as JSON, times as the page shows them; empty if its rank
+    is not drawn."""
+    if view is None or view.rank not in timelines.zeros:
+        return ""
+    zero = timelines.zeros[view.rank]
+    return json.dumps(
+        {
+            "rank": view.rank,
+            "event": view.event,
+            "start": view.start_ns - zero,
+            "end": view.end_ns - zero,
+            "peer": view.peer,
+            "peer_event": view.peer_event,
+            "late": view.late,
+            "caption": view.caption,
+        }
+    )
 
 
 def _run_name(job: Job) -> str:
@@ -98,7 +129,7 @@ def _run_name(job: Job) -> str:
     return Path(str(job.meta.get("path") or first[0])).name
 
 
-def _render_sections(summary: RunSummary, rank_count: int, timeline: str) -> list[Section]:
+def _render_sections(summary: RunSummary, rank_count: int, findings: str, timeline: str) -> list[Section]:
     """Return the sections with contents."""
     tables = summary.tables
     if "recorded" in tables:
@@ -111,13 +142,14 @@ def _render_sections(summary: RunSummary, rank_count: int, timeline: str) -> lis
             ),
             _render_data_quality(summary),
         ]
+    bases = _render_note(PERCENT_BASES) if tables["findings"].height else ""
+    first = (
+        titled_section("hangs-section", "Hang", _render_hangs(tables["hangs"]), "Calls that ranks wait in")
+        if "hangs" in tables
+        else titled_section("findings", "Findings", findings + bases, "Findings by cost, and what to do")
+    )
     sections = [
-        titled_section(
-            "findings",
-            "Findings",
-            render_findings(tables["findings"], rank_count, MAX_FINDINGS),
-            "Findings by cost, and what to do",
-        ),
+        first,
         titled_section("timeline", "Timeline", timeline),
         titled_section("breakdown", "Breakdown", _render_breakdown(summary), "Where the time went"),
         Section("critical-path-section", "Critical path", render_critical_path(tables["critical-path"])),
@@ -133,6 +165,11 @@ def _render_sections(summary: RunSummary, rank_count: int, timeline: str) -> lis
         _render_data_quality(summary),
     ]
     return [section for section in sections if section.html]
+
+
+def _render_hangs(table: pl.DataFrame) -> str:
+    note = "The first divergence of each group; later ones are consequences."
+    return render_table(_drop_empty_columns(table), "hangs", "By group and number of the call", note)
 
 
 def _render_subtitle(job: Job) -> str:
@@ -177,11 +214,12 @@ def _render_note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _render_timeline(packed: list[PackedTimeline], notes: list[str]) -> str:
+def _render_timeline(timelines: Timelines) -> str:
+    packed, notes = timelines.packed, timelines.notes
     if not packed:
         return "".join(map(_render_note, notes))
-    occurring = frozenset().union(*(timeline.colours for timeline in packed))
-    legend = _render_legend({name: label for code, (name, label) in enumerate(COLORS) if code in occurring})
+    occurring = frozenset().union(*(timeline.colors for timeline in packed))
+    legend = render_legend({name: label for code, (name, label) in enumerate(COLORS) if code in occurring})
     return fill_template(
         read_asset("timeline.html"),
         legend=legend,
@@ -190,22 +228,23 @@ def _render_timeline(packed: list[PackedTimeline], notes: list[str]) -> str:
     )
 
 
-def _render_legend(labels: Mapping[str, str]) -> str:
-    return "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
-        f"{escape(label)}</li>"
-        for name, label in labels.items()
-    )
-
-
 def _render_breakdown(summary: RunSummary) -> str:
     overview = summary.tables["overview"]
     timed = overview.drop_nulls("span_ns")
     parts = [part for part in PART_LABELS if (timed[f"{part}_pct"].max() or 0) > 0]  # type: ignore[operator]
-    rows: list[tuple[str, Mapping[str, float]]] = [
+    shares: list[tuple[str, Mapping[str, float]]] = [
         (f"rank {row['rank']}", {part: (row[f"{part}_pct"] or 0.0) / 100 for part in parts})
-        for row in timed.head(MAX_BARS).iter_rows(named=True)
+        for row in timed.head(MAX_COLUMNS).iter_rows(named=True)
     ]
+    if timed.height <= MAX_BARS:
+        chart = render_bars(shares, PART_COLORS, PART_LABELS)
+    else:
+        spans = timed["span_ns"].to_list()
+        times = [
+            (rank, {part: share * span for part, share in parts_of_rank.items()})
+            for (rank, parts_of_rank), span in zip(shares, spans, strict=False)
+        ]
+        chart = render_columns(times, PART_COLORS, PART_LABELS, "Time of each rank by part")
     basis = {
         "device": "GPU time, from the first kernel to the last.",
         "host": "Host time, since the traces contain no GPU activities: communication is time in a "
@@ -214,8 +253,10 @@ def _render_breakdown(summary: RunSummary) -> str:
         "none": "Unknown: no GPU activities and no operators.",
     }[summary.basis]
     if timed.height > MAX_BARS:
-        basis += f" The first {MAX_BARS} of {timed.height:,} ranks; the table lists all."
-    legend = _render_legend({PART_COLORS[part]: PART_LABELS[part] for part in parts})
+        basis += " One column per rank."
+    if timed.height > MAX_COLUMNS:
+        basis += f" The first {MAX_COLUMNS:,} of {timed.height:,} ranks; the table lists all."
+    legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in parts})
     table = render_table(
         _drop_empty_columns(overview.drop(f"{part}_pct" for part in PART_LABELS if part not in parts)),
         "overview",
@@ -225,7 +266,7 @@ def _render_breakdown(summary: RunSummary) -> str:
     )
     return (
         f'<div class="bars-head"><p class="soft">{basis}</p><ul class="legend">{legend}</ul></div>'
-        f"{render_bars(rows, PART_COLORS, PART_LABELS)}{table}"
+        f"{chart}{table}"
     )
 
 
@@ -243,10 +284,48 @@ def _render_table_section(summary: RunSummary, name: str, title: str, note: str)
         # With many ranks, the first ones would fill the table.
         frame = frame.sort(_COST_COLUMNS[name], "rank", descending=(True, False), maintain_order=True)
         note = f"{note} The costliest of all ranks first."
+    heading = "By rank and step" if name == "steps" else title
     table = render_table(
-        _drop_empty_columns(frame), name, title, note, absent={"step": "all"}, limit=MAX_COST_ROWS
+        _drop_empty_columns(frame), name, heading, note, absent={"step": "all"}, limit=MAX_COST_ROWS
     )
+    if name == "steps":
+        table = f"<h2>Steps</h2>{_render_step_chart(summary.tables['temporal-breakdown'])}{table}"
+    if name in _COST_COLUMNS and len(summary.ranks) > 1:
+        table = (
+            f"{_render_sum_over_ranks(summary, name, title)}<details><summary>{title} by rank</summary>"
+            f"{table}</details>"
+        )
     return f'<section id="{name}-section" aria-label="{title}">{table}</section>'
+
+
+def _render_step_chart(times: pl.DataFrame) -> str:
+    """Render a column per step, by part of the breakdown, mean over the ranks; empty for fewer than two steps."""
+    steps = (
+        times.drop_nulls("step").group_by("step").agg(pl.col(f"{part}_ns").mean() for part in PART_LABELS)
+    ).sort("step")
+    if steps.height < 2:
+        return ""
+    parts = [part for part in PART_LABELS if steps[f"{part}_ns"].sum()]
+    columns: list[tuple[str, Mapping[str, float]]] = [
+        (f"step {row['step']}", {part: row[f"{part}_ns"] for part in parts})
+        for row in steps.head(MAX_COLUMNS).iter_rows(named=True)
+    ]
+    legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in parts})
+    note = "One column per step, mean over the ranks."
+    if steps.height > MAX_COLUMNS:
+        note += f" The first {MAX_COLUMNS:,} of {steps.height:,} steps."
+    return (
+        f'<div class="bars-head"><p class="soft">{note}</p><ul class="legend">{legend}</ul></div>'
+        f"{render_columns(columns, PART_COLORS, PART_LABELS, 'Time of each step by part')}"
+    )
+
+
+def _render_sum_over_ranks(summary: RunSummary, name: str, title: str) -> str:
+    table = summary.tables[f"{name}-sum"]
+    note = "Sum over all ranks, and the rank with the largest time."
+    return render_table(
+        _drop_empty_columns(table), f"{name}-sum", f"{title}, all ranks", note, limit=MAX_COST_ROWS
+    )
 
 
 def _drop_empty_columns(frame: pl.DataFrame) -> pl.DataFrame:
@@ -270,7 +349,7 @@ def _render_data_quality(summary: RunSummary) -> Section:
         absent={"rank": "run"},
     )
     links = summary.tables["link-quality"].filter(pl.col("total") > 0)
-    linked = render_table(_drop_empty_columns(links), "link-quality", "Links") if links.height else ""
+    linked = render_table(_drop_empty_columns(links), "link-quality", "Link quality") if links.height else ""
     return titled_section("quality", "Data quality", linked + rows, "Link quality and data quality")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import polars as pl
 
-from etloom.reports.formatting import count_noun, format_duration
+from etloom.reports.finding_text import format_cost, format_gain, format_parts
+from etloom.reports.formatting import count_noun
 from etloom.reports.html_tables import render_table
 
 _LOCATION_COLUMNS = ("operator", "module", "frame", "step", "stream")
@@ -34,13 +35,21 @@ _LEADING_COLUMNS = ("start_ns", "collective", "bytes", "wait_ns", "transfer_ns",
 """Columns of a collective that are visible on a narrow page, too."""
 
 
-def render_findings(table: pl.DataFrame, rank_count: int, limit: int) -> str:
-    """Render the costliest findings as a list, each with its location and advice."""
+def render_findings(table: pl.DataFrame, rank_count: int, limit: int, views: Sequence[str] = ()) -> str:
+    """Render the first findings as a list, each with its gain, cost, parts, location and advice.
+
+    Args:
+        views: for each finding, the part of the timeline that it is about, as JSON; empty for none.
+    """
     if table.is_empty():
-        return '<p class="soft">No finding costs half a percent of the run or more.</p>'
-    largest_cost = float(table["cost_ns"].max() or 1)  # type: ignore[arg-type]
+        return '<p class="soft">No finding costs the job or a rank half a percent of its time or more.</p>'
+    share = table["pct" if table["job_gain_pct"].null_count() else "job_gain_pct"]
+    largest_share = float(share.max() or 100)  # type: ignore[arg-type]
     items = [
-        _render_finding(row, largest_cost, rank_count) for row in table.head(limit).iter_rows(named=True)
+        _render_finding(
+            row, (row[share.name] or 0) / largest_share, rank_count, views[i] if i < len(views) else ""
+        )
+        for i, row in enumerate(table.head(limit).iter_rows(named=True))
     ]
     visible, folded = items[:OPEN_FINDINGS], items[OPEN_FINDINGS:]
     if len(folded) == 1:
@@ -52,12 +61,12 @@ def render_findings(table: pl.DataFrame, rank_count: int, limit: int) -> str:
         else ""
     )
     note = (
-        '<p class="soft">Cost: upper bound of the time that the rank would save. Costs of different patterns can '
-        "overlap, so they do not add up.</p>"
+        '<p class="soft">In front: upper bound of what the job would gain, simulated on the dependencies of all ranks. '
+        "Lost: time of a rank. Figures of different findings can cover the same time, so they do not add up.</p>"
     )
     html = f'<ol class="findings">{"".join(visible)}</ol>'
     if folded:
-        largest_folded = format_duration(table["cost_ns"][OPEN_FINDINGS])
+        largest_folded = ", ".join(format_gain(table.row(OPEN_FINDINGS, named=True)))
         html += (
             f"<details><summary>{len(folded)} more, up to {escape(largest_folded)}</summary>"
             f'<ol class="findings">{"".join(folded)}</ol></details>'
@@ -65,27 +74,25 @@ def render_findings(table: pl.DataFrame, rank_count: int, limit: int) -> str:
     return f"{note}{html}{rest}"
 
 
-def _render_finding(row: Mapping[str, Any], largest_cost: float, rank_count: int) -> str:
+def _render_finding(row: Mapping[str, Any], bar_length: float, rank_count: int, view: str) -> str:
     location = [f"{name} {row[name]}" for name in _LOCATION_COLUMNS if row[name] is not None]
-    if rank_count > 1:
-        location.insert(
-            0, f"rank {row['rank']}" + (f" and {row['ranks'] - 1:,} more" if row["ranks"] > 1 else "")
-        )
-    show = ""
-    if row["event"] is not None:
-        show = (
-            f'<button type="button" class="show" data-at-rank="{row["rank"]}" data-at-event="{row["event"]}">'
-            "show</button>"
-        )
-    share = f"{row['pct']:.1f} %" if row["pct"] is not None else ""
+    label = escape(f"Show on the timeline: {row['title']}")
+    show = (
+        f'<button type="button" class="show" data-view="{escape(view)}" aria-label="{label}">show</button>'
+        if view
+        else ""
+    )
+    gain, share = format_gain(row)
+    parts = format_parts(row)
+    parts_html = f'<p class="soft">{escape(parts[:1].upper() + parts[1:])}</p>' if parts else ""
+    facts = [format_cost(row, rank_count), *location, f"{row['confidence']} confidence"]
     return (
-        f'<li><div class="cost"><b>{escape(format_duration(row["cost_ns"]))}</b><span>{share}</span>'
+        f'<li><div class="cost"><b>{escape(gain)}</b><span>{escape(share)}</span>'
         f'<svg viewBox="0 0 100 5" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="bar" width="{max(1, 100 * row["cost_ns"] / largest_cost):.1f}" height="5"/></svg></div>'
-        f'<div><p class="what">{_escape_with_code(row["title"])}</p><p>{_escape_with_code(row["advice"])}</p>'
-        f'<p class="soft">{escape(" · ".join(location))}{" · " if location else ""}'
-        f"{escape(row['confidence'])} confidence · "
-        f"<code>{escape(row['pattern'])}</code> {show}</p></div></li>"
+        f'<rect class="bar" width="{max(1, 100 * bar_length):.1f}" height="5"/></svg></div>'
+        f'<div><p class="what">{_escape_with_code(row["title"])}</p>'
+        f"<p>{_escape_with_code(row['advice'])}</p>{parts_html}"
+        f'<p class="soft">{escape(" · ".join(facts))} · <code>{escape(row["pattern"])}</code> {show}</p></div></li>'
     )
 
 

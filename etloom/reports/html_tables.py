@@ -1,4 +1,4 @@
-"""Renders tables and bars as HTML and SVG. All text in them is escaped here."""
+"""Renders tables as HTML. All text in them is escaped here."""
 
 from __future__ import annotations
 
@@ -110,47 +110,4 @@ def _render_change_bar(share: float) -> str:
     return (
         '<svg class="change" viewBox="0 0 80 8" aria-hidden="true"><rect class="axis" x="39.5" width="1" height="8"/>'
         f'<rect class="{side}" x="{x:.1f}" width="{size:.1f}" height="8"/></svg>'
-    )
-
-
-def render_bars(
-    rows: list[tuple[str, Mapping[str, float]]],
-    colors: Mapping[str, str],
-    labels: Mapping[str, str],
-    texts: Mapping[tuple[str, str], str] | None = None,
-) -> str:
-    """Render stacked bars as SVG: per row a label and the share (0 to 1) of each part.
-
-    Sizes are attributes, since the policy of the page does not allow inline styles.
-
-    Args:
-        colors: class of each part in report.css.
-        labels: label of each part.
-        texts: text of a bar by row and part; default: its share.
-    """
-    width, height, label_width = 1000, 24, 90
-    bar_width = width - label_width
-    parts = []
-    for i, (label, shares) in enumerate(rows):
-        y, x = i * (height + 6), float(label_width)
-        parts.append(f'<text x="0" y="{y + 16}">{escape(label)}</text>')
-        for part, share in shares.items():
-            size = max(0.0, share) * bar_width
-            text = texts[label, part] if texts else f"{100 * share:.1f} %"
-            title = f"{label}, {labels[part]}: {text}"
-            parts.append(
-                f'<g><title>{escape(title)}</title><rect class="{colors[part]}" x="{x:.2f}" y="{y}" '
-                f'width="{size:.2f}" height="{height}"/>'
-            )
-            if size > 44:
-                parts.append(
-                    f'<text class="inside on-{colors[part]}" x="{x + 6:.2f}" y="{y + 16}">'
-                    f"{escape(text)}</text>"
-                )
-            parts.append("</g>")
-            x += size
-    bottom = max(1, len(rows) * (height + 6))
-    return (
-        f'<div class="bars-wrap"><svg class="bars" viewBox="0 0 {width} {bottom}" role="img" aria-label="Stacked bars">'
-        f"{''.join(parts)}</svg></div>"
     )

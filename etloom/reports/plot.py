@@ -1,4 +1,4 @@
-"""Draws charts of a run with Altair, for notebooks; needs ``pip install "etloom[plot]"``."""
+"""Draws charts of a run with Altair, for notebooks; needs ``pip install altair``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 from etloom.analyses.answers import answer
 from etloom.core.errors import AnalysisError, EtloomError, UnknownName
 from etloom.core.trace import Job
-from etloom.reports.summary import PART_LABELS
+from etloom.reports.time_shares import PART_LABELS
 
 if TYPE_CHECKING:
     import altair
@@ -37,7 +37,7 @@ def plot(run: Job, what: str, **options: Any) -> altair.Chart:
         An `altair.Chart`, which notebooks display, with the plotted values as its data.
 
     Raises:
-        UnknownName: there is no such chart.
+        UnknownName: The chart does not exist.
         EtloomError: Altair is not installed.
         AnalysisError: the traces have no data for it.
     """
@@ -46,7 +46,7 @@ def plot(run: Job, what: str, **options: Any) -> altair.Chart:
     try:
         import altair
     except ImportError:
-        raise EtloomError("Altair is not installed", remedy='pip install "etloom[plot]"') from None
+        raise EtloomError("Altair is not installed", remedy="pip install altair") from None
     return CHARTS[what](altair, run, options)
 
 

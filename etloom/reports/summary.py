@@ -14,13 +14,17 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.answers import answer, answer_by_rank
+from etloom.analyses.answers import answer, answer_by_rank, find_stored_answer
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
-from etloom.core.text import format_ranks
+from etloom.core.text import SIZE_UNITS, format_ranks
 from etloom.core.trace import Job, Trace
 from etloom.graphs import critical_paths
-from etloom.reports.formatting import SIZE_UNITS, choose_unit, count_noun, format_duration, format_number
+from etloom.reports.finding_text import format_gain
+from etloom.reports.formatting import choose_unit, count_noun, format_duration, format_number
+from etloom.reports.hang_summary import is_hang_dump, summarize_hang
+from etloom.reports.rank_sums import sum_over_ranks
+from etloom.reports.time_shares import PART_LABELS, SummaryLine, add_step_margins, summarize_time_shares
 
 RANK_ANALYSES = (
     "steps",
@@ -52,27 +56,6 @@ MAX_GRAPH_EVENTS = 8_000_000
 """The critical path of a larger run is left to `etloom analyze critical-path`: its graph takes too much memory."""
 MIN_LINKED_PCT = 95.0
 """Percentage of linked host operators below which the summary warns."""
-PART_LABELS = {
-    "compute": "compute",
-    "exposed_communication": "exposed communication",
-    "exposed_memory": "exposed memory",
-    "exposed_other": "exposed other",
-    "idle": "idle",
-}
-"""Parts of temporal-breakdown, which sum to the span, and their labels."""
-
-
-@dataclass(frozen=True)
-class SummaryLine:
-    """One line of the summary: a tile of the page, a line in the terminal.
-
-    ``figure`` is the number that matters, ``text`` explains it; tone is "plain", "warn" or "bad".
-    """
-
-    topic: str
-    figure: str
-    text: str
-    tone: str = "plain"
 
 
 @dataclass(frozen=True)
@@ -80,8 +63,9 @@ class RunSummary:
     """The summary of a run.
 
     ``tables``: by analysis, ``rank`` first; ``overview``, one row per rank (see `_build_overview`); for a run without
-    times also ``recorded``, its operators. ``basis``: what the breakdown refers to: "device", "host", "mixed" or
-    "none". ``unanswered``: analysis -> reason why some rank cannot answer it.
+    times also ``recorded``, its operators; for dumps of the Flight Recorder also ``hangs``. ``basis``: what the
+    breakdown refers to: "device", "host", "mixed" or "none". ``unanswered``: analysis -> reason why some rank cannot
+    answer it.
     """
 
     ranks: tuple[int, ...]
@@ -107,6 +91,8 @@ def is_untimed(job: Job) -> bool:
 def _compute_summary(job: Job) -> RunSummary:
     tables, unanswered = _analyze_ranks(job)
     operators = tables["top-ops"]
+    tables["top-ops-sum"] = sum_over_ranks(operators, "exclusive_ns")
+    tables["kernel-breakdown-sum"] = sum_over_ranks(tables["kernel-breakdown"], "total_ns")
     tables["top-ops"] = operators.group_by("rank", maintain_order=True).head(MAX_OPERATORS)
     for name in JOB_ANALYSES:
         tables[name], reason = _analyze_job(job, name)
@@ -126,11 +112,22 @@ def _compute_summary(job: Job) -> RunSummary:
             _summarize_size(job),
         )
         return RunSummary(tuple(job.ranks), lines, tables, stats, basis)
+    if is_hang_dump(job):
+        line, tables["hangs"] = summarize_hang(job)
+        lines = (
+            line,
+            _summarize_recorded_communication(job),
+            _summarize_data_loss(stats),
+            _summarize_size(job),
+        )
+        return RunSummary(tuple(job.ranks), lines, tables, stats, basis)
     devices = dict(stats.filter(pl.col("name") == SEVERAL_DEVICES).select("rank", "count").iter_rows())
     lines = (
         _summarize_top_finding(tables["findings"]),
         _summarize_step_time(tables["steps"]),
-        *_summarize_time_shares(tables["temporal-breakdown"], tables["comm-overlap"], basis, devices),
+        *summarize_time_shares(
+            add_step_margins(job, tables["temporal-breakdown"]), tables["comm-overlap"], basis, devices
+        ),
         _summarize_critical_path(tables["critical-path"], unanswered.get("critical-path")),
         _summarize_top_operator(operators),
         _summarize_links(tables["link-quality"]),
@@ -143,9 +140,15 @@ def _compute_summary(job: Job) -> RunSummary:
 def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
     """Return the tables of the analyses of single ranks, and why some ranks cannot answer."""
     tables, unanswered = {}, {}
-    for name, result in answer_by_rank(
-        job, {name: partial(_analyze_rank, name) for name in RANK_ANALYSES}
-    ).items():
+    answers = {
+        name: stored
+        for name in RANK_ANALYSES
+        if (stored := find_stored_answer(job, name, ANALYSIS_OPTIONS.get(name, {}))) is not None
+    }
+    missing = {name: partial(_analyze_rank, name) for name in RANK_ANALYSES if name not in answers}
+    if missing:
+        answers |= answer_by_rank(job, missing)
+    for name, result in ((name, answers[name]) for name in RANK_ANALYSES):
         tables[name] = result.table
         if result.table.is_empty() and not result.table.columns:
             columns = registry.get("analyses", name).COLUMNS
@@ -175,8 +178,8 @@ def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
 
 
 def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """Return one row per rank: rank, basis, steps, step_mean_ns, step_std_ns, span_ns, <part>_pct of the span,
-    overlap_pct."""
+    """Return one row per rank: rank, basis, steps, step_mean_ns, step_std_ns, span_ns (see `add_step_margins`),
+    <part>_pct of the span, overlap_pct."""
     dur = pl.col("dur_ns")
     steps = (
         tables["steps"]
@@ -184,7 +187,7 @@ def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFram
         .agg(pl.len().alias("steps"), dur.mean().alias("step_mean_ns"), dur.std().alias("step_std_ns"))
     )
     is_total = pl.col("step").is_null()
-    time = tables["temporal-breakdown"].filter(is_total)
+    time = add_step_margins(job, tables["temporal-breakdown"]).filter(is_total)
     overlap = tables["comm-overlap"].filter(is_total).select("rank", "overlap_pct")
     return (
         pl.DataFrame({"rank": list(job)}, schema={"rank": pl.Int64})
@@ -205,14 +208,14 @@ def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFram
 
 
 def _summarize_top_finding(findings: pl.DataFrame) -> SummaryLine:
-    """Describe the costliest finding."""
+    """Describe the finding from which the job would gain most."""
     if findings.is_empty():
-        return SummaryLine("Top finding", "nothing found", "no pattern costs half a percent of the run")
+        text = "no pattern costs the job or a rank half a percent of its time"
+        return SummaryLine("Top finding", "nothing found", text)
     first = findings.row(0, named=True)
-    text = (
-        f"{first['title']} ({first['pct']:.1f} % of rank {first['rank']}, {first['confidence']} confidence)"
-    )
-    return SummaryLine("Top finding", format_duration(first["cost_ns"]), text)
+    gain, share = format_gain(first)
+    text = f"{first['title']} (up to {share}, {first['confidence']} confidence)"
+    return SummaryLine("Top finding", gain, text)
 
 
 def _summarize_critical_path(path: pl.DataFrame, reason: str | None) -> SummaryLine:
@@ -220,7 +223,7 @@ def _summarize_critical_path(path: pl.DataFrame, reason: str | None) -> SummaryL
     total = int(path["time_ns"].sum()) if path.height else 0
     if not total:
         return SummaryLine("Critical path", "unknown", reason or "no timed operators and no GPU activities")
-    first, *rest = critical_paths.format_path_shares(path, digits=1, most=4)
+    first, *rest = critical_paths.format_path_shares(path, digits=1, most=4, least_pct=0.05)
     text = f"of {format_duration(total)}; then {', '.join(rest)}" if rest else "of all"
     if not path["explainable"].all():
         text += "; not reliable: the graph does not explain the recording"
@@ -250,58 +253,6 @@ def _summarize_step_time(steps: pl.DataFrame) -> SummaryLine:
     )
 
 
-def _summarize_time_shares(
-    time: pl.DataFrame, overlap: pl.DataFrame, basis: str, devices: Mapping[int, int]
-) -> list[SummaryLine]:
-    """Describe compute, exposed communication and idle time as shares of the summed spans of all ranks.
-
-    devices: rank -> number of devices, for ranks with several.
-    """
-    is_total = pl.col("step").is_null()
-    total = time.filter(is_total).select(pl.exclude("rank", "step", "basis").sum()).row(0, named=True)
-    span = total["span_ns"] if time.height else 0
-    if not span:
-        reason = "the traces contain no GPU activities and no operators with a duration"
-        return [SummaryLine("Compute", "unknown", reason)]
-    basis_time = "device time" if basis == "device" else "host time" if basis == "host" else "time"
-    comm = (
-        overlap.filter(is_total).select(pl.col("communication_ns", "overlapped_ns").sum()).row(0, named=True)
-    )
-
-    def share(name: str) -> str:
-        return f"{100 * total[name] / span:.1f} %"
-
-    if comm["communication_ns"]:
-        hidden = 100 * comm["overlapped_ns"] / comm["communication_ns"]
-        communication = (
-            f"communication takes {100 * comm['communication_ns'] / span:.1f} % of the {basis_time}; "
-            f"{hidden:.1f} % of it overlaps computation"
-        )
-    else:
-        communication = "no communication in these traces"
-    copies = total["exposed_memory_ns"] + total["exposed_other_ns"]
-    busy = (
-        f"of the {basis_time} between the first and the last {'kernel' if basis == 'device' else 'operator'}, "
-        f"{format_duration(span / time['rank'].n_unique())} per rank"
-    )
-    if stepped_ns := int(time.filter(~is_total)["span_ns"].sum()):
-        busy += f"; its steps take {format_duration(stepped_ns / time['rank'].n_unique())}"
-    idle = "no GPU activity runs" if basis == "device" else "outside operators: Python, input, waiting"
-    if devices:
-        have = "has" if len(devices) == 1 else "have up to"
-        are = "is" if len(devices) == 1 else "are"
-        idle += (
-            f"; {format_ranks(devices)} {have} {max(devices.values())}, and {are} idle when all of them are"
-        )
-    if copies:
-        idle += f"; memcpy and memset alone take {100 * copies / span:.1f} %"
-    return [
-        SummaryLine("Compute", share("compute_ns"), busy),
-        SummaryLine("Exposed communication", share("exposed_communication_ns"), communication),
-        SummaryLine("Idle", share("idle_ns"), idle),
-    ]
-
-
 def _summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:
     """Describe the operator with the largest exclusive time over all ranks. operators: all operators of each rank."""
     if operators.is_empty():
@@ -329,15 +280,19 @@ def _summarize_links(quality: pl.DataFrame) -> SummaryLine:
         row["subject"]: row
         for row in quality.group_by("subject").agg(pl.col("total", "linked").sum()).iter_rows(named=True)
     }
-    for subject, to in (("host operators", "profiler events"), ("device work", "the calls that launched it")):
+    targets = {
+        "host operators": ("Linked operators", "host operators", "profiler events"),
+        "device work": ("Linked kernels", "GPU activities", "the calls that launched them"),
+    }
+    for subject, (topic, label, to) in targets.items():
         counts: dict[str, Any] | None = sums.get(subject)
         if counts and counts["total"]:
             share = 100 * counts["linked"] / counts["total"]
             # Rounded down: 100 % means all.
             figure = f"{int(share * 100) / 100:g} % linked"
-            text = f"{counts['linked']:,} of {counts['total']:,} {subject} to {to}"
-            return SummaryLine("Links", figure, text, "plain" if share >= MIN_LINKED_PCT else "warn")
-    return SummaryLine("Links", "none", "one trace per rank without GPU activities: nothing to link")
+            text = f"{counts['linked']:,} of {counts['total']:,} {label} to {to}"
+            return SummaryLine(topic, figure, text, "plain" if share >= MIN_LINKED_PCT else "warn")
+    return SummaryLine("Linked", "none", "one trace per rank without GPU activities: nothing to link")
 
 
 def _summarize_data_loss(stats: pl.DataFrame) -> SummaryLine:

@@ -1,4 +1,4 @@
-// What pages share: tables that sort and filter, and the theme.
+// Shared by all pages: tables that sort and filter, and the theme.
 
 function sortTable(table, column, direction) {
   const body = table.tBodies[0];
@@ -10,7 +10,7 @@ function sortTable(table, column, direction) {
   const compare = (a, b) =>
     Number.isNaN(a.number) || Number.isNaN(b.number)
       ? a.text.localeCompare(b.text, "en", { numeric: true }) : a.number - b.number;
-  // What is absent stays at the end either way.
+  // Absent values stay at the end either way.
   keyed.sort((a, b) => a.empty - b.empty || direction * compare(a, b) || a.i - b.i);
   body.append(...keyed.map(({ row }) => row));
   [...table.tHead.rows[0].cells].forEach((cell, i) => {
@@ -32,11 +32,11 @@ function sortable(table) {
 function filterable(input) {
   const table = document.getElementById(input.dataset.table);
   input.addEventListener("input", () => {
-    const wanted = input.value.trim().toLowerCase();
+    const text = input.value.trim().toLowerCase();
     for (const row of table.tBodies[0].rows) {
       // A name that is made short is whole in its title.
       const texts = [row.textContent, ...[...row.cells].map((cell) => cell.title)];
-      row.hidden = !texts.some((text) => text.toLowerCase().includes(wanted));
+      row.hidden = !texts.some((content) => content.toLowerCase().includes(text));
     }
   });
 }
@@ -47,7 +47,9 @@ function themes(redraw) {
   const button = document.getElementById("theme");
   const apply = (theme) => {
     root.dataset.theme = theme;
-    button.setAttribute("aria-pressed", String(theme === "dark"));
+    const other = theme === "dark" ? "Light" : "Dark"; // what a click does
+    button.textContent = other;
+    button.setAttribute("aria-label", `${other} theme`);
     redraw();
   };
   button.addEventListener("click", () => apply(root.dataset.theme === "dark" ? "light" : "dark"));

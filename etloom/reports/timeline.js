@@ -1,6 +1,6 @@
-// The timeline: what is where, what is in view, what is chosen and what lies under the pointer.
+// The timeline: its layout, the view, the selection, search, and the event under the pointer.
 
-class Timeline extends Picture {
+class Timeline extends Painter {
   constructor(root) {
     super();
     this.root = root;
@@ -12,68 +12,38 @@ class Timeline extends Picture {
     this.ranks = [];
     this.items = [];
     this.extent = [0, 1]; // of all events
-    this.home = [0, 1]; // of the work: without the profiler's own spans and marks
+    this.home = [0, 1]; // of the work: without the profiler's own events
     this.view = [0, 1];
     this.selected = null;
     this.hovered = null;
     this.measured = null;
     this.query = "";
     this.path = false; // whether the critical path is marked
-    this.coming = false; // whether more ranks are on their way
+    this.pathLinks = null;
+    this.loading = false; // whether more ranks follow
     this.frames = [];
     this.onselect = () => {};
-    this.readColours();
+    this.readColors();
     listen(this);
   }
 
   add(rank, fit = true) {
     rank.open = fit;
     rank.match = null;
-    for (const lane of rank.tracks) {
-      lane.open = true;
-      lane.onPath = timeOnPath(rank, lane);
+    for (const track of rank.tracks) {
+      track.open = true;
+      track.pathTime = sumPath(rank, track);
     }
+    this.labelTracks(rank);
     this.ranks.push(rank);
-    const lanes = this.ranks.flatMap((rank) => rank.tracks.map((lane) => [rank, lane]));
-    const work = lanes.filter(([, lane]) => lane.work);
-    this.extent = bounds(lanes);
-    this.home = bounds(work.length ? work : lanes);
+    this.pathLinks = null;
+    const tracks = this.ranks.flatMap((rank) => rank.tracks.map((track) => [rank, track]));
+    const work = tracks.filter(([, track]) => track.work);
+    this.extent = bounds(tracks);
+    this.home = bounds(work.length ? work : tracks);
     this.search(this.query);
     this.layout();
     if (fit) this.fit();
-  }
-
-  // The event with this id of a rank, shown and selected; false where it is not drawn.
-  go(number, id) {
-    const rank = this.ranks.find((rank) => rank.rank === number);
-    const index = rank ? rank.id.indexOf(id) : -1;
-    if (index < 0) return false;
-    this.select(rank, index);
-    this.show(rank, index);
-    return true;
-  }
-
-  // Marks the critical path or not, and brings the lane that most of it is on into sight.
-  mark(path) {
-    this.path = path;
-    this.overview = null;
-    const lanes = path ? this.ranks.flatMap((rank) => rank.tracks.map((lane) => ({ rank, lane, time: lane.onPath }))) : [];
-    const most = lanes.reduce((best, one) => (one.time > best.time ? one : best), { time: 0 });
-    if (most.rank) {
-      most.rank.open = most.lane.open = true;
-      this.layout();
-      const item = this.items.find(({ lane }) => lane === most.lane);
-      const height = this.visible - AXIS - MINIMAP;
-      const { scrollTop } = this.scroller;
-      const inSight = item.y < scrollTop + height - 2 * ROW && item.y + item.height > scrollTop + 2 * ROW;
-      if (!inSight) this.scroller.scrollTop = item.y + Math.min(item.height, height / 2) - height / 2;
-    }
-    this.schedule();
-  }
-
-  // How many events are on the critical path.
-  onPath() {
-    return this.ranks.reduce((sum, rank) => sum + rank.critical.reduce((a, b) => a + b, 0), 0);
   }
 
   // ---- layout
@@ -82,19 +52,19 @@ class Timeline extends Picture {
     this.items = [];
     let y = 0;
     for (const rank of this.ranks) {
-      this.items.push({ rank, lane: null, y, height: HEAD });
+      this.items.push({ rank, track: null, y, height: HEAD });
       y += HEAD;
       if (!rank.open) continue;
-      for (const lane of rank.tracks) {
-        const rows = lane.open ? lane.rows.length - 1 : 1;
-        this.items.push({ rank, lane, y, rows, height: rows * ROW + LANE_GAP });
-        y += rows * ROW + LANE_GAP;
+      for (const track of rank.tracks) {
+        const rows = track.open ? track.rows.length - 1 : 1;
+        this.items.push({ rank, track, y, rows, height: rows * ROW + TRACK_GAP });
+        y += rows * ROW + TRACK_GAP;
       }
     }
     this.height = y;
     this.spacer.style.height = `${Math.max(0, y + AXIS + MINIMAP - this.scroller.clientHeight)}px`;
     // While ranks come in one after the other, the overview waits for the last.
-    if (!this.coming) this.overview = null;
+    if (!this.loading) this.overview = null;
     this.schedule();
   }
 
@@ -102,13 +72,20 @@ class Timeline extends Picture {
     const { clientWidth: width, clientHeight: height } = this.scroller;
     const ratio = window.devicePixelRatio || 1;
     this.width = width;
-    this.gutter = width < 640 ? 92 : 210;
+    this.gutter = width < 640 ? 124 : 210;
     this.visible = height;
+    for (const rank of this.ranks) this.labelTracks(rank);
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
     this.layout();
+  }
+
+  // The names of tracks, as they fit beside them.
+  labelTracks(rank) {
+    const labels = fitNames(rank.tracks.map(({ name }) => name), roomFor(this.gutter - 30));
+    rank.tracks.forEach((track, i) => { track.label = labels[i]; });
   }
 
   get top() { return MINIMAP + AXIS - this.scroller.scrollTop; }
@@ -118,9 +95,9 @@ class Timeline extends Picture {
 
   // Where an event lies: its item and row.
   find(rank, index) {
-    const lane = rank.tracks.find((lane) => index < lane.rows[lane.rows.length - 1]);
-    const item = this.items.find((item) => item.lane === lane);
-    return item && { item, row: firstAbove(lane.rows, index, 0, lane.rows.length) - 1 };
+    const track = trackOf(rank, index);
+    const item = this.items.find((item) => item.track === track);
+    return item && { item, row: firstAbove(track.rows, index, 0, track.rows.length) - 1 };
   }
 
   // ---- view
@@ -151,28 +128,45 @@ class Timeline extends Picture {
     this.setView(this.view[0] + shift, this.view[1] + shift);
   }
 
-  show(rank, index) {
+  zoomTo(rank, index) {
     const start = rank.start[index];
     const span = Math.max((rank.dur[index] || 0) * 4, MIN_SPAN * 4);
     this.setView(start + (rank.dur[index] || 0) / 2 - span / 2, start + (rank.dur[index] || 0) / 2 + span / 2);
     this.reveal(rank, index);
   }
 
-  // Scrolls to the event's row, and moves the view to its time where it is outside.
-  reveal(rank, index) {
-    rank.open = true;
-    rank.tracks.find((lane) => index < lane.rows[lane.rows.length - 1]).open = true;
+  // Scrolls to the event's row and, unless told not to, moves the view to its time where it is outside.
+  reveal(rank, index, move = true) {
+    rank.open = trackOf(rank, index).open = true;
     this.layout();
     const { item, row } = this.find(rank, index);
     const y = item.y + row * ROW;
     const height = this.visible - AXIS - MINIMAP;
     if (y < this.scroller.scrollTop || y + ROW > this.scroller.scrollTop + height) this.scroller.scrollTop = y - height / 3;
     const start = rank.start[index];
-    if (start + (rank.dur[index] || 0) < this.view[0] || start > this.view[1]) {
+    if (move && (start + (rank.dur[index] || 0) < this.view[0] || start > this.view[1])) {
       const half = (this.view[1] - this.view[0]) / 2;
       this.setView(start - half, start + half);
     }
     this.schedule();
+  }
+
+  // Whether the row of an event is in sight.
+  isInSight(rank, index) {
+    const place = this.find(rank, index);
+    if (!place) return false;
+    const y = place.item.y + Math.min(place.row, place.item.rows - 1) * ROW - this.scroller.scrollTop;
+    return y >= 0 && y + ROW <= this.visible - AXIS - MINIMAP;
+  }
+
+  // Folds a rank or a track, or unfolds it.
+  fold(part) {
+    part.open = !part.open;
+    this.layout();
+  }
+
+  scrollTo(rank) {
+    this.scroller.scrollTop = this.items.find((item) => item.rank === rank).y;
   }
 
   select(rank, index) {
@@ -185,40 +179,40 @@ class Timeline extends Picture {
 
   search(query) {
     this.query = query;
-    const wanted = query.trim().toLowerCase();
-    this.found = { events: 0, names: 0, time: 0, list: [] };
+    const text = query.trim().toLowerCase();
+    this.matches = { events: 0, names: 0, time: 0, list: [] };
     for (const rank of this.ranks) {
       rank.match = null;
-      if (!wanted) continue;
-      const names = rank.strings.map((text) => text.toLowerCase().includes(wanted));
+      if (!text) continue;
+      const names = rank.strings.map((string) => string.toLowerCase().includes(text));
       const seen = new Set();
       rank.match = new Uint8Array(rank.events);
       for (let i = 0; i < rank.events; i++) {
         if (!names[rank.name[i] - 1]) continue;
         rank.match[i] = 1;
         seen.add(rank.name[i]);
-        this.found.events++;
-        this.found.time += rank.dur[i] || 0;
-        if (this.found.list.length < 100000) this.found.list.push([rank, i]);
+        this.matches.events++;
+        this.matches.time += rank.dur[i] || 0;
+        if (this.matches.list.length < 100000) this.matches.list.push([rank, i]);
       }
-      this.found.names += seen.size;
+      this.matches.names += seen.size;
     }
-    this.found.list.sort(([a, i], [b, j]) => a.rank - b.rank || a.start[i] - b.start[j]);
-    this.found.at = -1;
+    this.matches.list.sort(([a, i], [b, j]) => a.rank - b.rank || a.start[i] - b.start[j]);
+    this.matches.at = -1;
     this.schedule();
-    return this.found;
+    return this.matches;
   }
 
   next(direction) {
-    const { list } = this.found;
+    const { list } = this.matches;
     if (!list.length) return;
-    this.found.at = (this.found.at + direction + list.length) % list.length;
-    const [rank, index] = list[this.found.at];
+    this.matches.at = (this.matches.at + direction + list.length) % list.length;
+    const [rank, index] = list[this.matches.at];
     this.select(rank, index);
     this.reveal(rank, index);
   }
 
-  centre(x) {
+  center(x) {
     const [low, high] = this.home;
     const middle = low + ((x - this.gutter) / (this.width - this.gutter)) * (high - low);
     const half = (this.view[1] - this.view[0]) / 2;
@@ -231,20 +225,20 @@ class Timeline extends Picture {
   }
 
   // The event before or after the selected one in its row; without one, the first of all.
-  beside(direction) {
+  selectNeighbor(direction) {
     if (!this.selected) {
-      const item = this.items.find(({ lane }) => lane);
-      return item && this.select(item.rank, item.lane.rows[0]);
+      const item = this.items.find(({ track }) => track);
+      return item && this.select(item.rank, item.track.rows[0]);
     }
     const { rank, index } = this.selected;
     const { item, row } = this.find(rank, index);
     const next = index + direction;
-    if (next < item.lane.rows[row] || next >= item.lane.rows[row + 1]) return;
+    if (next < item.track.rows[row] || next >= item.track.rows[row + 1]) return;
     this.select(rank, next);
     this.reveal(rank, next);
   }
 
-  // ---- what is under the pointer
+  // ---- the pointer
 
   item(y) {
     const inside = y - this.top;
@@ -253,11 +247,11 @@ class Timeline extends Picture {
 
   hit(x, y) {
     const item = this.item(y);
-    if (!item || !item.lane || x < this.gutter) return null;
+    if (!item || !item.track || x < this.gutter) return null;
     const row = Math.floor((y - this.top - item.y) / ROW);
     if (row >= item.rows) return null;
-    const { rank, lane } = item;
-    const [from, to] = [lane.rows[row], lane.rows[row + 1]];
+    const { rank, track } = item;
+    const [from, to] = [track.rows[row], track.rows[row + 1]];
     const slack = 2 / this.scale;
     const time = this.time(x);
     let best = null;
@@ -281,10 +275,10 @@ class Timeline extends Picture {
       this.hovered = hit;
       this.schedule();
     }
-    this.tip.hidden = !hit && !item?.lane;
+    this.tip.hidden = !hit && !item?.track;
     if (this.tip.hidden) return;
-    this.tip.replaceChildren(...(hit ? tipLines(hit) : [element("strong", { textContent: item.lane.name })]));
-    if (!hit && item.lane.omitted) this.tip.append(element("div", { textContent: `${formatCount(item.lane.omitted)} events left out` }));
+    this.tip.replaceChildren(...(hit ? tipLines(hit) : [element("strong", { textContent: item.track.name })]));
+    if (!hit && item.track.omitted) this.tip.append(element("div", { textContent: `${formatCount(item.track.omitted)} events omitted` }));
     const { width, height } = this.tip.getBoundingClientRect();
     const left = event.clientX + 14 + width > innerWidth ? event.clientX - width - 10 : event.clientX + 14;
     const top = event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18;
@@ -295,8 +289,7 @@ class Timeline extends Picture {
   click(x, y) {
     const item = this.item(y);
     if (item && x < this.gutter) {
-      (item.lane || item.rank).open = !(item.lane || item.rank).open;
-      return this.layout();
+      return this.fold(item.track || item.rank);
     }
     const hit = this.hit(x, y);
     return hit ? this.select(hit.rank, hit.index) : this.select(null);
@@ -304,39 +297,33 @@ class Timeline extends Picture {
 }
 
 function tipLines({ rank, index }) {
-  const lines = details(rank, index).filter(([label]) => !["rank", "lane", "event"].includes(label));
+  const lines = details(rank, index).filter(([label]) => !["rank", "track", "event"].includes(label));
   return lines.map(([label, text]) =>
     label === "name" ? element("strong", { textContent: shorten(text, 700) })
       : element("div", {}, element("span", { textContent: label }), ` ${shorten(text, 600)}`));
 }
 
-// [label, text] of all that is known of an event.
+// [label, text] for each known attribute of an event.
 function details(rank, index) {
   const text = (column) => (rank[column][index] ? rank.strings[rank[column][index] - 1] : null);
   const step = rank.step[index] ? rank.steps[rank.step[index] - 1][0] : null;
-  const lane = rank.tracks.find((lane) => index < lane.rows[lane.rows.length - 1]);
   const correlation = rank.correlation[index];
   const named = (reference) => (reference ? rank.strings[rank.name[reference - 1] - 1] : null);
   return [
-    ["name", text("name") ?? "(no name)"], ["category", LABELS[rank.colour[index]]],
+    ["name", text("name") ?? "(no name)"], ["category", LABELS[rank.color[index]]],
     ["start", formatTime(rank.start[index], 9)],
     ["duration", Number.isNaN(rank.dur[index]) ? "none (an instant, or never closed)" : formatTime(rank.dur[index])],
+    ["critical path", formatShareOnPath(rank, index)],
     ["step", step], ["correlation", Number.isNaN(correlation) ? null : correlation],
     ["shapes", text("shapes")], ["launch", text("geometry")], ["communication", text("communication")],
     ["launched by", named(rank.launch[index])], ["operator", named(rank.operator[index])],
-    ["rank", rank.rank], ["lane", lane.name], ["event", rank.id[index]],
+    ["rank", rank.rank], ["track", trackOf(rank, index).name], ["event", rank.id[index]],
   ].filter(([, value]) => value !== null).map(([label, value]) => [label, String(value)]);
 }
 
-function timeOnPath({ critical, dur }, { rows }) {
-  let time = 0;
-  for (let i = rows[0]; i < rows[rows.length - 1]; i++) if (critical[i]) time += dur[i] || 0;
-  return time;
-}
-
-function bounds(lanes) {
+function bounds(tracks) {
   let [low, high] = [Infinity, -Infinity];
-  for (const [rank, { rows }] of lanes) {
+  for (const [rank, { rows }] of tracks) {
     for (let row = 0; row + 1 < rows.length; row++) {
       if (rows[row] === rows[row + 1]) continue;
       low = Math.min(low, rank.start[rows[row]]);

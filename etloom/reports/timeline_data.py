@@ -6,22 +6,24 @@
 
 A column is ``u8``, ``u32`` or ``wide``: all low words of 64-bit numbers, then all high ones, null as all ones. Rows
 are stored one after the other, each by start; starts are differences within their row. Text is an index into
-``strings``, and a reference to a text, a step or another event is 0 where there is none, else 1 + index.
+``strings``, and a reference to a text, a step or another event is 0 where there is none, else 1 + index. The columns
+``path_*`` are the pieces of the critical path, by event.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from etloom.core.steps import parse_step
 from etloom.core.trace import Trace
 from etloom.reports.colors import add_color_code
+from etloom.reports.timeline_path import place_pieces
 from etloom.reports.timeline_tracks import (
     add_track_key,
     assign_rows,
@@ -29,6 +31,7 @@ from etloom.reports.timeline_tracks import (
     list_tracks,
     track_headers,
 )
+from etloom.timeline.activity import find_steps
 
 MAX_TEXT = 2000
 NULL_WORD = 0xFFFFFFFF
@@ -42,7 +45,7 @@ class PackedTimeline:
     data: bytes
     total: int
     plotted: int
-    colours: frozenset[int]  # occurring colors, as indices into colors.COLORS
+    colors: frozenset[int]  # occurring colors, as indices into colors.COLORS
     sharing_last_row: int  # events that share the last row of their track with an overlapping event
 
     @property
@@ -57,14 +60,14 @@ def pack_timeline(
     origin: int,
     max_events: int,
     zero: int | None = None,
-    critical: pl.Series | None = None,
+    pieces: pl.DataFrame | None = None,
 ) -> PackedTimeline:
     """Pack the timeline of a rank.
 
     Args:
         origin: time from which starts are counted, ns; no event starts earlier.
         zero: time that the page shows as zero, ns; default: origin.
-        critical: ids of the events on the critical path.
+        pieces: the pieces of the critical path, as `select_pieces` returns them.
         max_events: with more events, those on the critical path are kept, then the longest of their track and time
             bucket.
     """
@@ -74,29 +77,34 @@ def pack_timeline(
     on_tracks = add_track_key(events.drop_nulls("ts")).join(
         tracks.select(*key, "_track"), on=key, how="left", nulls_equal=True
     )
-    on_path = pl.lit(False) if critical is None else pl.col("id").is_in(critical.cast(pl.UInt32).implode())
+    if pieces is None:
+        pieces = pl.DataFrame(schema={"event": pl.Int64, "start": pl.Int64, "end": pl.Int64})
+    on_path = pl.col("id").cast(pl.Int64).is_in(pieces["event"].drop_nulls().implode())
     plotted = keep_longest(on_tracks.with_columns(on_path.alias("_critical")), max_events)
     rows, crowded = assign_rows(plotted)
     plotted = plotted.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_track", "_row", "ts", "id")
     tracks = tracks.join(plotted.group_by("_track").agg(pl.len().alias("_drawn")), on="_track", how="left")
     strings, texts = _encode_texts(trace, plotted)
-    steps, step = _encode_steps(events, plotted, origin)
+    steps, step = _encode_steps(trace, plotted, origin)
     edges = _encode_launches(trace, plotted)
-    colours = add_color_code(plotted)["colour"]
+    path = place_pieces(pieces, plotted)
+    colors = add_color_code(plotted)["color"]
     group = plotted.select(pl.struct("_track", "_row").rle_id()).to_series()
     ends = plotted.select((pl.col("ts") - origin).alias("start"), group.alias("group"))
     starts = ends.select(
         (pl.col("start") - pl.col("start").shift(1).over("group").fill_null(0)).clip(0)
     ).to_series()
-    columns: list[tuple[str, str, bytes]] = [
-        ("start", "wide", _encode_wide(starts)),
-        ("dur", "wide", _encode_wide(plotted["dur"])),
-        ("correlation", "wide", _encode_wide(plotted["correlation"])),
-        ("id", "u32", _encode_words(plotted["id"])),
-        ("colour", "u8", _encode_bytes(colours)),
-        ("critical", "u8", _encode_bytes(plotted["_critical"].cast(pl.UInt8))),
-        ("step", "u32", _encode_words(step)),
-        *((name, "u32", _encode_words(values)) for name, values in {**texts, **edges}.items()),
+    columns = [
+        _encode("start", "wide", starts),
+        _encode("dur", "wide", plotted["dur"]),
+        _encode("correlation", "wide", plotted["correlation"]),
+        _encode("id", "u32", plotted["id"]),
+        _encode("color", "u8", colors),
+        _encode("step", "u32", step),
+        *(_encode(name, "u32", values) for name, values in {**texts, **edges}.items()),
+        _encode("path_event", "u32", path["place"]),
+        _encode("path_start", "wide", path["start"] - origin),
+        _encode("path_dur", "wide", path["dur"]),
     ]
     header = {
         "rank": rank,
@@ -106,7 +114,7 @@ def pack_timeline(
         "steps": steps,
         "tracks": track_headers(tracks, plotted),
     }
-    used = frozenset(colours.unique().to_list())
+    used = frozenset(colors.unique().to_list())
     return PackedTimeline(rank, _frame_file(header, columns), events.height, plotted.height, used, crowded)
 
 
@@ -173,17 +181,10 @@ def _format_communication() -> pl.Expr:
     return pl.concat_str(parts, separator=", ", ignore_nulls=True)
 
 
-def _encode_steps(
-    events: pl.DataFrame, plotted: pl.DataFrame, origin: int
-) -> tuple[list[list[int]], pl.Series]:
+def _encode_steps(trace: Trace, plotted: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
     """Return [step, start, duration] of each step, and 1 + the index of each plotted event's step."""
-    steps = (
-        events.filter((pl.col("cat") == "user_annotation") & pl.col("dur").is_not_null())
-        .with_columns(parse_step().alias("step"))
-        .drop_nulls("step")
-        .unique("step", keep="first", maintain_order=True)
-        .select("step", pl.col("ts") - origin, "dur")
-    )
+    start, end = pl.col("start"), pl.col("end")
+    steps = find_steps(trace).sort("start").select("step", ts=start - origin, dur=end - start)
     step_index = steps.select("step", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("_step"))
     step = plotted.select("step").join(step_index, on="step", how="left", maintain_order="left")["_step"]
     return [list(row) for row in steps.iter_rows()], step.fill_null(0)
@@ -205,22 +206,26 @@ def _encode_launches(trace: Trace, plotted: pl.DataFrame) -> dict[str, pl.Series
     return {"launch": packed_index("launch"), "operator": packed_index("operator")}
 
 
-def _encode_wide(values: pl.Series) -> bytes:
-    numbers = values.clip(0).fill_null(-1).to_numpy().astype(np.int64).view(np.uint64)
-    return (numbers & NULL_WORD).astype("<u4").tobytes() + (numbers >> 32).astype("<u4").tobytes()
+class _Column(NamedTuple):
+    name: str
+    form: str
+    size: int
+    data: bytes
 
 
-def _encode_words(values: pl.Series) -> bytes:
-    return values.fill_null(0).to_numpy().astype("<u4").tobytes()
+def _encode(name: str, form: str, values: pl.Series) -> _Column:
+    """Encode a column as ``wide`` (null as all ones), ``u32`` or ``u8`` (null as 0)."""
+    if form == "wide":
+        numbers = values.clip(0).fill_null(-1).to_numpy().astype(np.int64).view(np.uint64)
+        data = (numbers & NULL_WORD).astype("<u4").tobytes() + (numbers >> 32).astype("<u4").tobytes()
+    else:
+        data = values.fill_null(0).to_numpy().astype({"u32": "<u4", "u8": "u1"}[form]).tobytes()
+    return _Column(name, form, len(values), data)
 
 
-def _encode_bytes(values: pl.Series) -> bytes:
-    return values.to_numpy().astype(np.uint8).tobytes()
-
-
-def _frame_file(header: dict[str, Any], columns: list[tuple[str, str, bytes]]) -> bytes:
-    header["columns"] = [[name, form] for name, form, _ in columns]
+def _frame_file(header: dict[str, Any], columns: Sequence[_Column]) -> bytes:
+    header["columns"] = [[column.name, column.form, column.size] for column in columns]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
-    body = b"".join(data + b"\0" * (-len(data) % 4) for _, _, data in columns)
+    body = b"".join(column.data + b"\0" * (-len(column.data) % 4) for column in columns)
     return gzip.compress(len(text).to_bytes(4, "little") + text + body, compresslevel=6, mtime=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -11,23 +12,55 @@ from etloom.core.text import format_ranges, format_ranks
 from etloom.core.trace import Job, Trace
 from etloom.reports.formatting import count_noun
 from etloom.reports.timeline_data import PackedTimeline, pack_timeline
+from etloom.reports.timeline_path import select_pieces
 
 MAX_TOTAL_EVENTS = 1_200_000
 """Events drawn for all ranks together: a browser still opens the file quickly, and it fits into a mail."""
+OPEN_RANKS = 8
+"""Ranks that are unfolded when the page opens, the first ones; with more ranks, those that findings name come first."""
 MAX_RANK_NOTES = 4
 """Up to this number of ranks, each has its own note."""
 
 
+@dataclass(frozen=True)
+class Timelines:
+    """The timelines that are drawn.
+
+    Attributes:
+        packed: One per rank, from the top.
+        zeros: The time that the page shows as zero, by rank.
+        common_clock: Whether times of different ranks can be compared.
+        notes: What the timelines omit.
+    """
+
+    packed: list[PackedTimeline]
+    zeros: Mapping[int, int]
+    common_clock: bool
+    notes: list[str]
+
+
 def pack_timelines(
-    job: Job, max_events: int, max_ranks: int, critical: pl.DataFrame
-) -> tuple[list[PackedTimeline], list[str]]:
-    """Return the packed ranks, and notes on what they omit."""
+    job: Job, max_events: int, max_ranks: int, path: pl.DataFrame, named_ranks: Sequence[int] = ()
+) -> Timelines:
+    """Pack the timelines of a job.
+
+    Args:
+        max_events: events drawn per rank.
+        max_ranks: ranks drawn.
+        path: the critical path by edge.
+        named_ranks: ranks that findings name; of many ranks they are drawn first.
+    """
     timed = {rank: trace for rank, trace in job.items() if trace.rows("events")}
     notes = []
     if empty := [rank for rank in job if rank not in timed]:
         notes.append(f"No profiler events were read for {format_ranks(empty)}: there is no timeline.")
+    if len(timed) > OPEN_RANKS:
+        first = [rank for rank in named_ranks if rank in timed]
+        timed = {rank: timed[rank] for rank in dict.fromkeys((*first, *timed))}
+        if first:
+            notes.append(f"The ranks that the findings name are at the top: {format_ranges(first)}.")
     if len(timed) > max_ranks:
-        rest = list(timed)[max_ranks:]
+        rest = sorted(list(timed)[max_ranks:])
         notes.append(
             f"The timelines of {count_noun(len(rest), 'rank')} ({format_ranges(rest)}) are omitted; "
             "the tables cover them."
@@ -35,7 +68,8 @@ def pack_timelines(
         timed = dict(list(timed.items())[:max_ranks])
     starts = find_origins(timed)
     zeros = find_first_work(timed, starts)
-    if len(set(starts.values())) > 1:
+    common_clock = len(set(starts.values())) <= 1
+    if not common_clock:
         notes.append("The ranks have no common clock: each timeline starts at its own zero.")
     max_per_rank = min(max_events, MAX_TOTAL_EVENTS // max(1, len(timed)))
     packed = [
@@ -45,19 +79,22 @@ def pack_timelines(
             origin=starts[rank],
             zero=zeros[rank],
             max_events=max_per_rank,
-            critical=critical.filter(pl.col("rank") == rank)["event"].drop_nulls(),
+            pieces=select_pieces(path, rank),
         )
         for rank, trace in timed.items()
     ]
+    return Timelines(packed, zeros, common_clock, [*notes, *_describe_omissions(packed)])
+
+
+def _describe_omissions(packed: list[PackedTimeline]) -> Iterator[str]:
     for total, omitted, crowded, subject in _summarize_omissions(packed):
         if omitted:
-            notes.append(
+            yield (
                 f"{subject}: {omitted:,} of {total:,} events are omitted from the timeline; "
                 "the longest of each track and time are drawn. The tables include all."
             )
         if crowded:
-            notes.append(f"{subject}: {crowded:,} events overlap so many others that they share a row.")
-    return packed, notes
+            yield f"{subject}: {crowded:,} events overlap so many others that they share a row."
 
 
 def _summarize_omissions(packed: list[PackedTimeline]) -> list[tuple[int, int, int, str]]:
@@ -88,11 +125,11 @@ def find_origins(traces: Mapping[int, Trace]) -> dict[int, int]:
         rank: trace.scan("events").select(bounds).collect(engine=trace.engine).row(0)
         for rank, trace in traces.items()
     }
-    starts = {rank: start for rank, (start, _) in spans.items()}
+    starts = {rank: start or 0 for rank, (start, _) in spans.items()}
     if not spans:
         return {}
     is_absolute = all(trace.meta.get("clock") == "epoch" for trace in traces.values())
-    is_concurrent = max(starts.values()) <= min(end for _, end in spans.values())
+    is_concurrent = max(starts.values()) <= min(end or 0 for _, end in spans.values())
     if is_absolute and is_concurrent:
         return dict.fromkeys(spans, min(starts.values()))
     return starts

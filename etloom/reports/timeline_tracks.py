@@ -67,8 +67,8 @@ def list_tracks(trace: Trace) -> pl.DataFrame:
         .agg(last("name").alias("_thread"), last("sort_index").alias("_tsort"))
     )
     tracks = (
-        tracks.join(process, on="_pid", how="left")
-        .join(thread, on=["_pid", "_tid"], how="left")
+        tracks.join(process, on="_pid", how="left", nulls_equal=True)
+        .join(thread, on=["_pid", "_tid"], how="left", nulls_equal=True)
         .sort(
             pl.col("_class") == RECORDER,
             "_psort",
@@ -168,6 +168,7 @@ def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str,
             {
                 "name": track["_name"],
                 "work": track["_class"] not in (HOST_OFF_STACK, RECORDER),
+                "host": track["_class"] == HOST_STACK,
                 "rows": bounds,
                 "omitted": omitted,
             }

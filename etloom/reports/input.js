@@ -1,4 +1,4 @@
-// The hands on the timeline: wheel, mouse, fingers and keyboard.
+// Input on the timeline: wheel, mouse, touch and keyboard.
 
 function listen(timeline) {
   const { canvas, scroller } = timeline;
@@ -23,14 +23,14 @@ function listen(timeline) {
 
 function listenToWheel(timeline) {
   const { canvas } = timeline;
-  let elsewhere = -Infinity;
+  let lastPageScroll = -Infinity;
   // A page scroll that happens to reach the timeline goes on; a new turn of the wheel zooms.
   window.addEventListener("wheel", (event) => {
-    if (event.target !== canvas) elsewhere = event.timeStamp;
+    if (event.target !== canvas) lastPageScroll = event.timeStamp;
   }, { passive: true });
   canvas.addEventListener("wheel", (event) => {
-    if (event.timeStamp - elsewhere < 200) {
-      elsewhere = event.timeStamp;
+    if (event.timeStamp - lastPageScroll < 200) {
+      lastPageScroll = event.timeStamp;
       return;
     }
     event.preventDefault();
@@ -59,7 +59,7 @@ function listenToPointers(timeline) {
       measure: event.shiftKey ? timeline.time(event.offsetX) : null,
       pinch: pointers.size === 2 ? spread(pointers) : null,
     };
-    if (drag.overview) timeline.centre(event.offsetX);
+    if (drag.overview) timeline.center(event.offsetX);
   });
   canvas.addEventListener("pointermove", (event) => {
     if (!pointers.has(event.pointerId)) return timeline.hover(event);
@@ -67,7 +67,7 @@ function listenToPointers(timeline) {
     if (Math.hypot(event.offsetX - drag.x, event.offsetY - drag.y) > 3) drag.moved = true;
     if (!drag.moved) return;
     timeline.tip.hidden = true;
-    if (drag.overview) timeline.centre(event.offsetX);
+    if (drag.overview) timeline.center(event.offsetX);
     else if (drag.measure !== null) timeline.measure(drag.measure, timeline.time(event.offsetX));
     else if (drag.pinch && pointers.size === 2) {
       timeline.view = [...drag.view];
@@ -105,9 +105,11 @@ function keys(timeline) {
     a: pan(-0.15), ArrowLeft: pan(-0.15), d: pan(0.15), ArrowRight: pan(0.15),
     ArrowUp: scroll(-3), ArrowDown: scroll(3), PageUp: scroll(-15), PageDown: scroll(15),
     f: fit, 0: fit, Home: fit,
-    z: () => selected && timeline.show(selected.rank, selected.index),
+    z: () => selected && timeline.zoomTo(selected.rank, selected.index),
     n: () => timeline.next(1), p: () => timeline.next(-1),
-    ".": () => timeline.beside(1), ",": () => timeline.beside(-1),
+    ".": () => timeline.selectNeighbor(1), ",": () => timeline.selectNeighbor(-1),
+    t: () => selected && timeline.fold(trackOf(selected.rank, selected.index)),
+    r: () => selected && timeline.fold(selected.rank),
     Escape: () => { timeline.measure(null); timeline.select(null); },
   };
 }

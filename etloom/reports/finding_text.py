@@ -1,0 +1,75 @@
+"""The figures of a finding as text, for the terminal and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from etloom.core.text import count_noun
+from etloom.reports.formatting import format_duration
+from etloom.reports.kernel_labels import shorten_labels
+
+PERCENT_BASES = (
+    "Percent of the job: of the time from the first to the last event of all ranks, from which the job's gain is "
+    "simulated. Percent of a rank's recording or steps: of that rank alone, which others may wait for or hide."
+)
+"""The bases of the percentages of findings, for readers of the page and the terminal."""
+
+
+def format_gain(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what the job would gain without the problem, as a time (per step, if steps are annotated) and a share.
+
+    If the gain is unknown, what the rank loses. row: of the analysis findings.
+    """
+    if row["job_gain_ns"] is None:
+        return _format_time(
+            row["cost_ns"], row["step_cost_ns"]
+        ), f"{row['pct'] or 0:.1f} % of rank {row['rank']}"
+    return _format_time(
+        row["job_gain_ns"], row["step_gain_ns"]
+    ), f"{row['job_gain_pct'] or 0:.1f} % of the job"
+
+
+def format_cost(row: Mapping[str, Any], rank_count: int | None) -> str:
+    """Return which ranks lose time (of stragglers: cause it), and how much the one that loses most does.
+
+    row: of the analysis findings. rank_count: number of ranks of the job, if known.
+    """
+    time = f"{_format_time(row['cost_ns'], row['step_cost_ns'])}, {_choose_share(row)}"
+    if row["pattern"] == "stragglers":
+        several = f"{row['ranks']:,} ranks, of which " if row["ranks"] > 1 else ""
+        return f"caused by {several}rank {row['rank']}: {time}"
+    if rank_count == 1:
+        return f"lost: {time}"
+    if row["ranks"] == 1:
+        return f"lost on rank {row['rank']}: {time}"
+    ranks = f"all {rank_count:,} ranks" if row["ranks"] == rank_count else f"{row['ranks']:,} ranks"
+    return f"lost on {ranks}, most on rank {row['rank']}: {time}"
+
+
+def format_parts(row: Mapping[str, Any]) -> str:
+    """Return the cost by place, "by place, in total: Attention 7.2 ms (48 times); ..."; empty if there is one place."""
+    parts = json.loads(row["parts"]) if row["parts"] else []
+    names = shorten_labels([part["place"] or "elsewhere" for part in parts]) if parts else []
+    texts = [
+        f"{name} {format_duration(part['cost_ns'])} ({count_noun(part['count'], 'time')}{_format_part_gain(part)})"
+        for name, part in zip(names, parts, strict=True)
+    ]
+    scope = "over the whole recording, not per step" if row["step_cost_ns"] else "in total"
+    return f"by place, {scope}: {'; '.join(texts)}" if texts else ""
+
+
+def _format_part_gain(part: Mapping[str, Any]) -> str:
+    gain = part.get("job_gain_ns")
+    return "" if gain is None else f"; the job gains {format_duration(gain)} without this alone"
+
+
+def _format_time(total_ns: int, step_ns: int | None) -> str:
+    return f"{format_duration(step_ns)} per step" if step_ns else f"{format_duration(total_ns)} in total"
+
+
+def _choose_share(row: Mapping[str, Any]) -> str:
+    if row["step_pct"]:
+        return f"{row['step_pct']:.1f} % of its steps"
+    return f"{row['pct'] or 0:.1f} % of its recording"

@@ -1,0 +1,111 @@
+"""Shares of the time of a run: compute, exposed communication, idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from etloom.core.text import format_ranks
+from etloom.core.trace import Job
+from etloom.reports.formatting import format_duration
+from etloom.timeline.activity import find_window
+
+PART_LABELS = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "exposed_memory": "exposed memory",
+    "exposed_other": "exposed other",
+    "idle": "idle",
+}
+"""Parts of temporal-breakdown, which sum to the span, and their labels."""
+
+
+@dataclass(frozen=True)
+class SummaryLine:
+    """One line of the summary: a tile of the page, a line in the terminal.
+
+    ``figure`` is the number that matters, ``text`` explains it; tone is "plain", "warn" or "bad".
+    """
+
+    topic: str
+    figure: str
+    text: str
+    tone: str = "plain"
+
+
+def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
+    """Extend the rows for whole ranks of temporal-breakdown to the annotated steps.
+
+    That analysis counts from the first to the last activity, as its peers do. A step that prepares its input for long
+    before its first kernel is idle in that time, too, and so is a device between a launch and its first kernel. Adds
+    this time to span_ns and idle_ns, and recomputes the percentages.
+    """
+    windows = {rank: find_window(trace) for rank, trace in job.items() if rank in set(time["rank"])}
+    lengths = {rank: window[1] - window[0] for rank, window in windows.items() if window is not None}
+    length = pl.col("rank").replace_strict(lengths, default=None, return_dtype=pl.Int64)
+    margin = (length - pl.col("span_ns")).clip(0).fill_null(0)
+    is_total = pl.col("step").is_null()
+    extended = time.filter(is_total).with_columns(pl.col("span_ns", "idle_ns") + margin)
+    shares = (
+        pl.when(pl.col("span_ns") > 0)
+        .then(100 * pl.col(f"{part}_ns") / pl.col("span_ns"))
+        .alias(f"{part}_pct")
+        for part in PART_LABELS
+    )
+    return pl.concat((extended.with_columns(*shares), time.filter(~is_total)))
+
+
+def summarize_time_shares(
+    time: pl.DataFrame, overlap: pl.DataFrame, basis: str, devices: Mapping[int, int]
+) -> list[SummaryLine]:
+    """Describe compute, exposed communication and idle time as shares of the summed spans of all ranks.
+
+    devices: rank -> number of devices, for ranks with several.
+    """
+    is_total = pl.col("step").is_null()
+    total = time.filter(is_total).select(pl.exclude("rank", "step", "basis").sum()).row(0, named=True)
+    span = total["span_ns"] if time.height else 0
+    if not span:
+        reason = "the traces contain no GPU activities and no operators with a duration"
+        return [SummaryLine("Compute", "unknown", reason)]
+    basis_time = "device time" if basis == "device" else "host time" if basis == "host" else "time"
+    comm = (
+        overlap.filter(is_total).select(pl.col("communication_ns", "overlapped_ns").sum()).row(0, named=True)
+    )
+
+    def share(name: str) -> str:
+        return f"{100 * total[name] / span:.1f} %"
+
+    if comm["communication_ns"]:
+        hidden = 100 * comm["overlapped_ns"] / comm["communication_ns"]
+        communication = (
+            f"communication takes {100 * comm['communication_ns'] / span:.1f} % of the {basis_time}; "
+            f"{hidden:.1f} % of it overlaps computation"
+        )
+        if time["rank"].n_unique() > 1:
+            communication += "; waiting for late ranks counts as communication"
+    else:
+        communication = "no communication in these traces"
+    copies = total["exposed_memory_ns"] + total["exposed_other_ns"]
+    edge = "kernel" if basis == "device" else "operator"
+    begin = f"the start of the first step or {edge}" if time.filter(~is_total).height else f"the first {edge}"
+    busy = (
+        f"of the {basis_time} from {begin} to the end: {format_duration(span / time['rank'].n_unique())} "
+        "per rank in total"
+    )
+    idle = "no GPU activity runs" if basis == "device" else "outside operators: Python, input, waiting"
+    if devices:
+        have = "has" if len(devices) == 1 else "have up to"
+        are = "is" if len(devices) == 1 else "are"
+        idle += (
+            f"; {format_ranks(devices)} {have} {max(devices.values())}, and {are} idle when all of them are"
+        )
+    if copies:
+        idle += f"; memcpy and memset alone take {100 * copies / span:.1f} %"
+    return [
+        SummaryLine("Compute", share("compute_ns"), busy),
+        SummaryLine("Exposed communication", share("exposed_communication_ns"), communication),
+        SummaryLine("Idle", share("idle_ns"), idle),
+    ]
