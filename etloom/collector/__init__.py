@@ -28,7 +28,7 @@ step is named `etloom:unfinished step N`, so that it is not read as a step.
 
 Files are written on a background thread after the window, without the GIL where that takes long, one window at a
 time: if the disk is slow, the next window is skipped; if it is full, this one is; either is reported in one line. The
-training waits only while torch's profiler stops, 5 to 10 us per operator: that must happen on the training thread,
+training waits only while torch's profiler stops, 5 to 10 µs per operator: that must happen on the training thread,
 because the device is recorded until its end. A window that is open when the job raises or exits is closed and kept,
 with its complete steps. A process that is killed in its window (SIGKILL, SIGTERM, os._exit) leaves the native
 observer's trace up to then, which `collect` keeps; of torch's own traces nothing remains. torch 2.13 crashes the

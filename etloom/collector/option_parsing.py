@@ -5,6 +5,7 @@ Each function raises CollectError, naming the option and the expected form, for 
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from datetime import datetime, timezone
@@ -127,7 +128,10 @@ def parse_step_by(step_by: str | None) -> dict[str, Any]:
 
 
 def expand_folder_name(out: str) -> str:
-    """Replace {host}, {rank} and {time} in a folder name, so that several hosts can write to different folders."""
+    """Replace {host}, {rank} and {time} in a folder name, so that several hosts can write to different folders.
+
+    A leading ~ is the home folder.
+    """
     rank = rank_from_environment()
     values = {
         "host": socket.gethostname(),
@@ -146,11 +150,11 @@ def expand_folder_name(out: str) -> str:
             )
         return str(values[name])
 
-    return re.sub(r"\{(\w*)\}", expand, out)
+    return os.path.expanduser(re.sub(r"\{(\w*)\}", expand, out))  # noqa: PTH111
 
 
 def option_error(message: str, option: str, remedy: str | None = None) -> Exception:
-    """Return the CollectError for a wrong value of a parameter of `collect` or `record`."""
-    from etloom.core.errors import CollectError
+    """Return the error for a wrong value of a parameter of `collect` or `record`."""
+    from etloom.core.errors import InvalidOption
 
-    return CollectError(message, option=option, remedy=remedy)
+    return InvalidOption(message, option=option, remedy=remedy)

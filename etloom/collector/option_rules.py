@@ -19,13 +19,13 @@ _MIN_BYTES = 1 << 20
 
 def check_keywords(function: str, keywords: Iterable[str], known: Collection[str]) -> None:
     """Check that a function has all these keyword arguments; the error suggests the nearest one."""
-    from etloom.core.errors import CollectError
+    from etloom.core.errors import InvalidOption
 
     for keyword in keywords:
         if keyword not in known:
             near = difflib.get_close_matches(keyword, known, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else f"its options: {', '.join(known)}"
-            raise CollectError(f"etloom.{function} has no option {keyword!r}", remedy=remedy)
+            raise InvalidOption(f"etloom.{function} has no option {keyword!r}", remedy=remedy)
 
 
 def resolve_sources(options: CollectOptions) -> dict[str, Any]:

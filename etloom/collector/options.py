@@ -44,6 +44,9 @@ class CollectOptions:
         observer: "native" (etloom's own, with times) or "stock" (torch's).
         max_bytes: Size limit of the native observer's file of one window, in bytes (default: 4 GiB).
         ring: At `max_bytes`, overwrite the oldest operators instead of stopping. Excludes the Kineto trace.
+        watch: Keep the state of each rank (last collectives, steps, main thread) in `out`/.watch, for `etloom watch`.
+        fake_world: Number of ranks of a job that does not run: the chosen ranks run on fake tensors, one at a time,
+            without GPUs and communication, and record an execution trace of step 1 (default) with the shapes.
     """
 
     steps: str | None = None
@@ -62,6 +65,8 @@ class CollectOptions:
     observer: str = "native"
     max_bytes: int | None = None
     ring: bool = False
+    watch: bool = False
+    fake_world: int | None = None
 
 
 class RecordKeywords(TypedDict, total=False):
@@ -99,6 +104,7 @@ class RecordingOptions:
     observer: str = "native"
     max_bytes: int | None = None
     ring: bool = False
+    watch: bool = False
     ranks: tuple[int, ...] | None = None
     every: int | None = None  # steps from the begin of one window to the begin of the next
     max_windows: int = 50  # of several windows, keep the newest ones

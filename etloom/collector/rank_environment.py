@@ -22,11 +22,17 @@ def rank_from_environment() -> int | None:
 
 def current_rank() -> tuple[int, int]:
     """Return rank and world size from torch.distributed, else from the environment, else (0, 1)."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if is_distributed():
+        distributed = sys.modules["torch.distributed"]
         return int(distributed.get_rank()), int(distributed.get_world_size())
     rank, world_size = _rank_and_world_size()
     return rank or 0, world_size or 1
+
+
+def is_distributed() -> bool:
+    """Return whether this process has joined a process group of torch.distributed."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def read_int_variable(*names: str) -> int | None:

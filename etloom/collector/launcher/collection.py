@@ -15,11 +15,15 @@ from ..option_rules import RING_WITHOUT_KINETO, check_observer, check_windows, r
 from ..options import VARIABLE, CollectOptions, RecordingOptions, loaded_version, new_scratch_name
 from ..run_folder import claim_folder
 from ..session import on_demand
+from ..session.live_state import WATCH_FOLDER
 from .child_process import run_command
+from .fake_world_run import record_fake_ranks
 from .finalization import finalize_run
 from .nsys_command import wrap_command
 
 _FLIGHT_RECORDER_ENTRIES = "2000"
+_WATCHED_ENTRIES = "256"
+"""Collectives of the ring that --watch writes twice a second: few, to cost the job less than 0.5 %."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def collect(
     """
     from etloom.core.errors import CollectError
 
+    if options is not None and options.fake_world is not None:
+        return CollectResult(*record_fake_ranks(command, out, options, job_environment, overwrite))
     job = prepare_command(command, out, options or CollectOptions(), on_build=on_build)
     recording = replace(job.options, supervised=True)
     if recording.nsys and shutil.which("nsys") is None:
@@ -119,6 +125,7 @@ def _run_job(words: Sequence[str], options: RecordingOptions) -> int:
     try:
         scratch.mkdir()
         on_demand.clear_requests(folder)
+        shutil.rmtree(folder / WATCH_FOLDER, ignore_errors=True)  # the state of an earlier run
         request = partial(on_demand.request_window, folder) if options.on_demand is not None else None
         return run_command(words, {**os.environ, **job_environment(options)}, request)
     except OSError as error:
@@ -152,7 +159,12 @@ def prepare_command(
         raise option_error(
             "nsys records one window: --every and --on-demand are not possible", "sources", "use --steps"
         )
-    observer, warnings = choose_observer(options, records_et=sources["et"], on_build=on_build)
+    observer, warnings = choose_observer(
+        options,
+        records_et=sources["et"],
+        needs_gate=sources["kineto"] and "step_ns" in step_fields,
+        on_build=on_build,
+    )
     if options.ring and options.sources is None:
         warnings.append(RING_WITHOUT_KINETO)
     folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
@@ -164,6 +176,7 @@ def prepare_command(
         observer=observer,
         max_bytes=options.max_bytes,
         ring=options.ring,
+        watch=options.watch,
         ranks=ranks,
         on_demand=options.on_demand,
         every=options.every,
@@ -199,6 +212,8 @@ def job_environment(options: RecordingOptions) -> dict[str, str]:
     previous = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([bootstrap, previous] if previous else [bootstrap])
     variables = {"PYTHONPATH": path, VARIABLE: options.to_environment()}
+    if options.watch:
+        variables["TORCH_FR_BUFFER_SIZE"] = os.environ.get("TORCH_FR_BUFFER_SIZE", _WATCHED_ENTRIES)
     if options.flight_recorder:
         variables["TORCH_FR_BUFFER_SIZE"] = os.environ.get("TORCH_FR_BUFFER_SIZE", _FLIGHT_RECORDER_ENTRIES)
     return variables

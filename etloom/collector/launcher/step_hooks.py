@@ -18,8 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import fork_hold
+from ..observer.native_build import BuildError
+from ..observer.profiler_gate import open_gate
 from ..options import RecordingOptions
-from ..session import on_demand
+from ..session import active_recorders, on_demand
+from ..session.live_state import start_live_state
+from ..session.profiler_guard import ProfilerGuard
 from ..session.recorder import Recorder
 from ..text import describe_error
 
@@ -34,6 +39,8 @@ def attach(module: ModuleType) -> None:
     recorder = Recorder(options)
     recorder.report_status()  # lets the launcher distinguish a job without torch from one without steps
     atexit.register(_report_end_without_steps, recorder)
+    if options.watch:
+        start_live_state(Path(options.out), module)
     if options.step_name is not None:
         _count_scopes(recorder, re.compile(options.step_name), options.job_marks_steps)
     elif options.step_ns is not None:
@@ -78,12 +85,12 @@ class _StepCounter:
 def _count_optimizer_steps(recorder: Recorder, module: ModuleType) -> None:
     counter = _StepCounter(recorder)
     original = module.Optimizer.profile_hook_step
-    begun = False
+    first = threading.Lock()  # held forever by the first caller
 
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-        nonlocal begun
-        if not begun:  # the first optimizer of the process is being created: training begins
-            begun = True
+        if first.acquire(
+            blocking=False
+        ):  # the first optimizer of the process is being created: training begins
             recorder.report_status(optimizer=step.__qualname__.partition(".")[0])
             _watch_scaler(counter, module.torch.amp.GradScaler)
             recorder.begin()
@@ -170,8 +177,13 @@ def _count_intervals(recorder: Recorder, torch: Any, step_ns: int) -> None:
             module.__init__ = initialize
             try:
                 if recorder.options.kineto:
+                    if open_gate() is None:
+                        raise BuildError("the native observer is not built for the torch of this process")
                     _warm_up(recorder, torch)
-                threading.Thread(target=_run_clock, args=(recorder, step_ns), daemon=True).start()
+                clock = threading.Thread(
+                    target=_run_clock, args=(recorder, step_ns), name="etloom-clock", daemon=True
+                )
+                clock.start()
             except Exception as error:
                 recorder.messages.warn(f"nothing is recorded, the job continues: {describe_error(error)}")
         initialize(self, *args, **kwargs)
@@ -184,16 +196,16 @@ def _warm_up(recorder: Recorder, torch: Any) -> None:
 
     Skipped while the job has a session: a second one would take its events and crash the process.
     """
-    from ..session.profiler_guard import ProfilerGuard
-
-    guard = ProfilerGuard(lambda _profiler: None, recorder.options)
-    try:
-        if guard.active_profiler() or torch.autograd._profiler_enabled():
-            return
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-            pass
-    finally:
-        guard.remove()
+    with fork_hold.profiler_lock:
+        guard = ProfilerGuard(lambda _profiler: None, recorder.options)
+        try:
+            if guard.active_profiler() or torch.autograd._profiler_enabled():
+                return
+            active_recorders.mark_profiled()
+            with torch.autograd.profiler.profile(use_kineto=True):
+                pass
+        finally:
+            guard.remove()
 
 
 def _run_clock(recorder: Recorder, step_ns: int) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .execution_trace_observer import COUNTERS, ExecutionTraceObserver
-    from .library_build import BuildError, build_library, find_library
+    from .native_build import BuildError, build_library, find_library
 
 __all__ = ["BuildError", "COUNTERS", "ExecutionTraceObserver", "build_library", "find_library"]
 
 _MODULES = {
-    "BuildError": "library_build",
-    "build_library": "library_build",
-    "find_library": "library_build",
+    "BuildError": "native_build",
+    "build_library": "native_build",
+    "find_library": "native_build",
     "COUNTERS": "execution_trace_observer",
     "ExecutionTraceObserver": "execution_trace_observer",
 }

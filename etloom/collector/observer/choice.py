@@ -8,23 +8,35 @@ from ..options import CollectOptions
 
 
 def choose_observer(
-    options: CollectOptions, *, records_et: bool, on_build: Callable[[], None] | None = None
+    options: CollectOptions,
+    *,
+    records_et: bool,
+    needs_gate: bool = False,
+    on_build: Callable[[], None] | None = None,
 ) -> tuple[str, list[str]]:
     """Return the observer to use, "native" or "stock", and messages about what it cannot do.
 
     Args:
         options: The requested observer, and its limits.
-        records_et: Whether an execution trace is recorded; without one nothing is built.
+        records_et: Whether an execution trace is recorded; without one nothing is built, unless:
+        needs_gate: Whether torch's profiler starts and stops in the middle of operators, which only the native
+            library makes safe (profiler_gate.py).
         on_build: Called before the native observer is compiled.
 
     Raises:
-        CollectError: A ring is requested, and the native observer cannot be built.
+        CollectError: A ring or the gate is needed, and the native observer cannot be built.
     """
     from etloom.core.errors import CollectError
 
-    if not records_et:
+    if not (records_et or needs_gate):
         return options.observer, []
     observer, warnings = build_if_native(options.observer, on_build)
+    if needs_gate and observer != "native":
+        reason = f": {warnings[0]}" if warnings else ", not --observer stock"
+        raise CollectError(
+            f"--step-by TIME requires the native observer{reason}",
+            remedy="count steps in another way, for example with --step-name, or leave out Kineto (--with et)",
+        )
     if options.ring and observer != "native":
         raise CollectError(
             f"--ring requires the native observer: {warnings[0]}", remedy="leave out --ring (ring=True)"

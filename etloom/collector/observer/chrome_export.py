@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .execution_trace_observer import load_library
-from .library_build import BuildError, find_library
+from .native_build import BuildError, find_library
 
 # pybind11's name of the ABI of torch's wheels (pybind11_platform_abi_id.h); it refuses any other name.
 _ABI = b"system_libstdcpp_gxx_abi_1xxx_use_cxx11_abi_1"

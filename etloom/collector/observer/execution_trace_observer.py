@@ -6,12 +6,12 @@ import ctypes
 import functools
 import json
 import os
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
-from .library_build import BuildError, build_library
+from .. import fork_hold
+from .native_build import BuildError, build_library
 
 COUNTERS = (
     "no_space",
@@ -34,7 +34,8 @@ COUNTERS = (
 
 _DEFAULT_MAX_BYTES = 4 << 30
 _MIN_BYTES = 1 << 20
-_lock = threading.RLock()
+_lock = fork_hold.profiler_lock
+_sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
 
 
 class ExecutionTraceObserver:
@@ -170,6 +171,8 @@ class _Session:
         )
         if not self._handle:
             raise OSError(f"{path} {library.etloom_error().decode()}")
+        _watch_forks()
+        _sessions.add(self)
         self._close = weakref.finalize(self, _close_session, library, self._handle, self._pid)
 
     def start(self) -> None:
@@ -185,13 +188,30 @@ class _Session:
             self._library.etloom_note(self._handle, text.encode())
 
     def close(self) -> None:
+        _sessions.discard(self)
         self._close()
+
+    def release(self) -> None:
+        self._library.etloom_release(self._handle)
 
     def overwritten_ns(self) -> int:
         return int(self._library.etloom_overwritten_ns(self._handle))
 
     def counters(self) -> dict[str, int]:
         return {name: self._library.etloom_counter(self._handle, i) for i, name in enumerate(COUNTERS)}
+
+
+@functools.cache
+def _watch_forks() -> None:
+    fork_hold.register()
+    fork_hold.call_in_child(_release_sessions)
+
+
+def _release_sessions() -> None:
+    """Give up the files of the parent in a child of fork."""
+    for session in list(_sessions):
+        session.release()
+    _sessions.clear()
 
 
 def _close_session(library: ctypes.CDLL, handle: int, pid: int) -> None:
@@ -229,13 +249,15 @@ def _load(path: Path) -> ctypes.CDLL:
     library.etloom_overwritten_ns.argtypes = (ctypes.c_void_p,)
     library.etloom_counter.restype = ctypes.c_uint64
     library.etloom_counter.argtypes = (ctypes.c_void_p, ctypes.c_int)
-    for name in ("etloom_start", "etloom_stop"):
+    for name in ("etloom_start", "etloom_stop", "etloom_release"):
         getattr(library, name).argtypes = (ctypes.c_void_p,)
     library.etloom_note.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
     library.etloom_close.argtypes = (ctypes.c_void_p, ctypes.c_int)
     for name in ("etloom_result_type", "etloom_result_name", "etloom_type_name"):
         getattr(library, name).restype = ctypes.c_void_p
     library.etloom_export.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+    for name in ("etloom_gate_is_clear", "etloom_gate_close"):
+        getattr(library, name).argtypes = (ctypes.c_int64,)
     return library
 
 

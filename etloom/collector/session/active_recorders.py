@@ -10,26 +10,22 @@ import atexit
 import os
 from typing import TYPE_CHECKING
 
+from .. import fork_hold
 from . import fork_safety
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 _recorders: dict[Recorder, None] = {}  # in the order of their begin
+_is_registered = False
 _registered_pid: int | None = None
-_profiled = False
+_is_profiled = False
 
 
 def add_recorder(recorder: Recorder) -> None:
     """Notify the recorder of the end of the process and of a fork."""
-    global _registered_pid
     _recorders[recorder] = None
-    if _registered_pid != os.getpid():
-        _registered_pid = os.getpid()
-        atexit.register(_finish_all)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_after_fork)
-        fork_safety.register_worker_exit(_finish_all)
+    _register()
 
 
 def remove_recorder(recorder: Recorder) -> None:
@@ -39,8 +35,21 @@ def remove_recorder(recorder: Recorder) -> None:
 
 def mark_profiled() -> None:
     """Note that this process creates a session of torch's profiler, at least a prepared one."""
-    global _profiled
-    _profiled = True
+    global _is_profiled
+    _is_profiled = True
+    _register()
+
+
+def _register() -> None:
+    global _is_registered, _registered_pid
+    if not _is_registered:
+        _is_registered = True
+        fork_hold.register()
+        fork_hold.call_in_child(_continue_in_child)
+        atexit.register(_finish_all)
+    if _registered_pid != os.getpid():
+        _registered_pid = os.getpid()
+        fork_safety.register_worker_exit(_finish_all)
 
 
 def _finish_all() -> None:
@@ -48,8 +57,10 @@ def _finish_all() -> None:
         recorder.finish_process()
 
 
-def _after_fork() -> None:
+def _continue_in_child() -> None:
+    """Forget the recorders that stay with the parent, and what of its profilers the child inherits."""
     for recorder in list(_recorders):
-        recorder.reset_after_fork()
-    if _profiled:
+        if not recorder.continue_in_child():
+            remove_recorder(recorder)
+    if _is_profiled:
         fork_safety.skip_static_destructors()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from ..fork_hold import output_lock
 from ..rank_environment import rank_from_environment
 from ..text import count_noun
 
@@ -29,8 +30,9 @@ class MessageLog:
         line = " ".join(f"{prefix}{message}".split())
         self.messages.append(line)
         try:
-            sys.stderr.write(f"etloom: {line}\n")
-            sys.stderr.flush()
+            with output_lock:
+                sys.stderr.write(f"etloom: {line}\n")
+                sys.stderr.flush()
         except (OSError, ValueError, AttributeError):
             self.messages.append("stderr could not be written")
 

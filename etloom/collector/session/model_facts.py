@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 from typing import Any
 
 from ..workload_card import PARALLELISM_NAMES
+from .live_instances import list_instances, list_subclasses
 
 _PARALLELISM_BY_NAME = {name: kind for kind, names in PARALLELISM_NAMES.items() for name in names}
 _INSPECTED_CLASSES = {
@@ -33,7 +33,7 @@ def collect_model_facts() -> dict[str, Any]:
     meshes: list[Any] = []
     parallelism: dict[str, int] = {}
     classes = _inspected_subclasses()
-    for instance in [instance for instance in gc.get_objects() if type(instance) in classes]:
+    for instance in list_instances(classes):
         base = classes[type(instance)]
         if base == "DataLoader":
             batch_size = _instance_attribute(instance, "batch_size")
@@ -99,11 +99,8 @@ def _inspected_subclasses() -> dict[type, str]:
     bases: dict[type, str] = {}
     for name, module in _INSPECTED_CLASSES.items():
         base = getattr(sys.modules.get(module), name, None)
-        pending = [] if base is None else [base]
-        while pending:
-            cls = pending.pop()
-            bases[cls] = name
-            pending += type.__subclasses__(cls)
+        if base is not None:
+            bases |= dict.fromkeys(list_subclasses(base), name)
     return bases
 
 

@@ -37,9 +37,10 @@ def request_recording(out: str | os.PathLike[str], timeout_s: float = 5.0) -> bo
     Raises:
         CollectError: There is no such folder, or it cannot be written.
     """
-    request = Path(out) / REQUEST_FILE
+    folder = Path(os.path.expanduser(out))  # noqa: PTH111
+    request = folder / REQUEST_FILE
     try:
-        request_window(Path(out))
+        request_window(folder)
     except OSError as error:
         from etloom.core.errors import CollectError
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from ..atomic_file import write_atomically
+from ..fork_hold import output_lock
 from ..run_folder import read_json
 
 _FILE_PREFIX = "status-"
@@ -43,11 +43,6 @@ class ProcessStatus:
         self.facts: dict[str, Any] = {}
         self.names: Counter[str] = Counter()
         self._random_id = os.urandom(6).hex()
-        self._lock = threading.Lock()
-
-    def reset_after_fork(self) -> None:
-        """Replace the lock, which the parent may have held during the fork."""
-        self._lock = threading.Lock()
 
     def count_name(self, name: str) -> None:
         """Count a record_function. Only the first thousand names count: a job may create new ones without limit."""
@@ -58,7 +53,7 @@ class ProcessStatus:
         """Write the status file; return False if the folder does not exist, as on a host that does not share it."""
         # The pid: a child of fork has its own status. The random id: in containers each rank may be process 1.
         path = self._scratch / f"{_FILE_PREFIX}{socket.gethostname()}-{os.getpid()}-{self._random_id}"
-        with self._lock:  # keeps the order of writes by the collector's thread and the job's
+        with output_lock:  # also keeps the order of writes by the collector's thread and the job's
             if self.names:
                 self.facts["names"] = self.names.most_common(_REPORTED_NAMES)
             try:

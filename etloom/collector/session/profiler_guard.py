@@ -8,13 +8,14 @@ starts one.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..observer.native_build import BuildError, find_library
 from ..options import RecordingOptions
+from .live_instances import list_instances, list_subclasses
 
 _KINETO = "torch.profiler"
 _OBSERVER = "ExecutionTraceObserver"
@@ -41,13 +42,14 @@ class ProfilerGuard:
             _KINETO: weakref.WeakSet(),
             _OBSERVER: weakref.WeakSet(),
         }
-        for candidate in gc.get_objects():
-            bases = type(candidate).__mro__
-            if self._watch_kineto and profile in bases:
+        if self._watch_kineto:
+            for candidate in list_instances(list_subclasses(profile)):
                 if candidate.entered and candidate.kineto_results is None:
                     self._foreign[_KINETO].add(candidate)
-            elif self._watch_observer and ExecutionTraceObserver in bases and candidate.is_registered:
-                self._foreign[_OBSERVER].add(candidate)
+        if self._watch_observer:
+            for candidate in list_instances(list_subclasses(ExecutionTraceObserver)):
+                if candidate.is_registered:
+                    self._foreign[_OBSERVER].add(candidate)
         self._patches: list[tuple[Any, str, Any, Any]] = []
         if self._watch_kineto:
             self._patch(profile, "_prepare_trace", _KINETO, starts=True)
@@ -98,8 +100,6 @@ class ProfilerGuard:
 
 
 def _is_observer_built() -> bool:
-    from ..observer import BuildError, find_library
-
     try:
         return find_library() is not None
     except BuildError:

@@ -5,9 +5,13 @@ Limitations of what can be recorded are appended to the list `warnings`.
 
 from __future__ import annotations
 
+import functools
+import sys
 from pathlib import Path
 from typing import Any
 
+from ..observer.execution_trace_observer import ExecutionTraceObserver
+from ..observer.native_build import BuildError, find_library
 from ..options import RecordingOptions
 
 
@@ -24,8 +28,6 @@ def open_observer(options: RecordingOptions, folder: Path, warnings: list[str]) 
 
 
 def _open_native_observer(options: RecordingOptions, folder: Path, warnings: list[str]) -> Any | None:
-    from ..observer import BuildError, ExecutionTraceObserver, find_library
-
     try:
         if find_library() is not None:
             limits: dict[str, Any] = {"ring": options.ring}
@@ -60,15 +62,40 @@ def _open_stock_observer(folder: Path) -> Any:
 
 def create_profiler(options: RecordingOptions, observer: Any, warnings: list[str]) -> Any:
     """Return torch's profiler, which also starts and stops the observer."""
-    from torch.profiler import profile
-
-    return profile(
+    return _profiler_class()(
         record_shapes=options.shapes,
         with_stack=options.stack,
         profile_memory=options.memory,
         experimental_config=_all_threads_config(warnings) if options.all_threads else None,
         execution_trace_observer=observer,
     )
+
+
+@functools.cache
+def _profiler_class() -> Any:
+    """Return torch.profiler.profile without its import of torch._inductor.
+
+    That import takes seconds, and if threads of the job import torch._dynamo at the same time, Python ends one of them
+    with a deadlock of the two modules' locks.
+    """
+    from torch.autograd import profiler as autograd_profiler
+    from torch.profiler import profile
+
+    class WindowProfiler(profile):
+        def prepare_trace(self) -> None:
+            triton = getattr(sys.modules.get("torch._inductor.config"), "triton", None)
+            self.has_cudagraphs = bool(getattr(triton, "cudagraphs", False))
+            self.profiler = autograd_profiler.profile(  # type: ignore[no-untyped-call]
+                use_device=self.use_device,
+                record_shapes=self.record_shapes,
+                profile_memory=self.profile_memory,
+                with_stack=self.with_stack,
+                use_kineto=True,
+                experimental_config=self.experimental_config,
+            )
+            self.profiler._prepare_trace()  # type: ignore[no-untyped-call]
+
+    return WindowProfiler
 
 
 def _all_threads_config(warnings: list[str]) -> Any:
@@ -85,14 +112,22 @@ def _all_threads_config(warnings: list[str]) -> Any:
 
 def dump_flight_recorder(path: Path, warnings: list[str]) -> None:
     """Write the contents of torch's Flight Recorder: the job's last collectives, before and in the window."""
+    contents = read_flight_recorder()
+    if contents is None:
+        warnings.append("this torch cannot dump its Flight Recorder")
+    else:
+        path.write_text(contents)
+
+
+def read_flight_recorder() -> str | None:
+    """Return the contents of torch's Flight Recorder as JSON, or None if this torch cannot dump it."""
     from torch._C import _distributed_c10d as c10d
 
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:
-        warnings.append("this torch cannot dump its Flight Recorder")
-        return
+        return None
     contents = dump()
-    path.write_text(contents.decode() if isinstance(contents, bytes) else contents)
+    return str(contents.decode() if isinstance(contents, bytes) else contents)
 
 
 def count_process_groups() -> int:

@@ -60,7 +60,7 @@ def collect_rank_facts(options: RecordingOptions, rank: int, world_size: int) ->
             "cuda": torch.version.cuda,
             "nccl": _nccl_version() if uses_cuda else None,
             "driver": _driver_version(),
-            "platform": platform.platform(),
+            "platform": _platform(),
         },
     }
 
@@ -84,6 +84,12 @@ def _nccl_version() -> str | None:
         return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
         return None
+
+
+def _platform() -> str:
+    """Return what platform.platform() does; that starts a process, which the job could wait for or inherit from."""
+    system = os.uname()
+    return "-".join([system.sysname, system.release, system.machine, "with", "".join(platform.libc_ver())])
 
 
 def _driver_version() -> str | None:

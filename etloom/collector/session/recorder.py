@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from .. import fork_hold
 from ..diagnosis import explain_unrecorded_process
 from ..options import RecordingOptions
 from ..rank_environment import current_rank
@@ -19,11 +19,9 @@ from . import active_recorders
 from .background_writer import BackgroundWriter
 from .messages import MessageLog
 from .process_status import ProcessStatus
+from .profiler_guard import ProfilerGuard
 from .schedule import WindowSchedule
-
-if TYPE_CHECKING:
-    from .profiler_guard import ProfilerGuard
-    from .window import Window
+from .window import Window
 
 _LATER_STEPS = "choose later steps"
 _OTHER_STEPS = "choose other steps or turn it off"
@@ -36,7 +34,7 @@ def _never_raises(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: Any) -> None:
-        with self._lock:
+        with fork_hold.profiler_lock:  # steps by time end on a thread of the collector
             if self.finished:
                 return
             try:
@@ -65,7 +63,6 @@ class Recorder:
         self.status = ProcessStatus(options.scratch)
         self._schedule = WindowSchedule(options)
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # steps by time end on a thread of the collector
         self._ending = False
         self._window: Window | None = None
         self._guard: ProfilerGuard | None = None
@@ -84,8 +81,6 @@ class Recorder:
     @_never_raises
     def begin(self) -> None:
         """Start with the current step, at the first sign of training."""
-        from .profiler_guard import ProfilerGuard
-
         self.report_status(began=True, rank=current_rank()[0])
         self._guard = ProfilerGuard(self._yield_to_job, self.options)
         active_recorders.add_recorder(self)
@@ -176,16 +171,25 @@ class Recorder:
         if not self._writer.wait():
             self.messages.warn("the disk is too slow: the traces of the previous window are dropped")
 
-    def reset_after_fork(self) -> None:
-        """Adapt to a child of fork: a DataLoader worker must not write, a rank that trains must count for itself."""
-        self._lock = threading.RLock()
-        self.status.reset_after_fork()
+    def continue_in_child(self) -> bool:
+        """Adapt to a child of fork; return whether the recorder still has work there.
+
+        A rank that trains counts for itself if no step was counted before the fork. Everything else, such as a
+        DataLoader worker, records nothing and writes nothing.
+        """
         self.messages = MessageLog()
         self._writer.reset_after_fork()
-        if self.count or self._window is not None:
-            self.finished = True
+        if not (self.count or self._window is not None or self.options.step_ns is not None):
+            return True
+        self.finished = True
         if self._window is not None:
-            self._window.release_after_fork()
+            with suppress(
+                Exception
+            ):  # of another version of torch; the child goes on with a profiler that runs
+                self._window.release_in_child()
+        if self._guard is not None:
+            self._guard.remove()
+        return False
 
     def _is_excluded(self) -> bool:
         ranks = self.options.ranks
@@ -226,8 +230,6 @@ class Recorder:
         return self._prepare_window()
 
     def _prepare_window(self) -> bool:
-        from .window import Window
-
         guard = self._guard
         assert guard is not None
         active = guard.active_profiler()
@@ -239,7 +241,11 @@ class Recorder:
                 None if self._schedule.uses_ring else "the previous window is still being written"
             )
             return False
-        self._window = Window(self.options.for_window(self._schedule.first, self._schedule.last))
+        window = Window(self.options.for_window(self._schedule.first, self._schedule.last))
+        if not window.can_start():
+            self._skip_window("an operator or a record_function of the previous window has not ended")
+            return False
+        self._window = window
         active_recorders.mark_profiled()
         with guard.allow_profilers():
             self._window.prepare()
@@ -303,7 +309,7 @@ class Recorder:
 
     def _yield_to_job(self, profiler: str) -> None:
         """End a window that is prepared, open or being written, because the job starts a profiler of its own."""
-        with self._lock:
+        with fork_hold.profiler_lock:
             self.wait()
             if self.finished or self._window is None:
                 return

@@ -15,6 +15,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+try:
+    from isal import igzip as _igzip
+except ImportError:
+    _igzip = None  # type: ignore[assignment]
+
 _NODE_LINE = re.compile(rb'^(\s*"id": \d+, "name": )"(.*)"(, "ctrl_deps": \d+,\s*)$', re.DOTALL)
 _NAME_START = re.compile(rb'^\s*"id": \d+, "name": "')
 _VALID_NAME_LINE = re.compile(rb'^\s*"id": \d+, "name": "[ !#-\[\]-~]*", "ctrl_deps": \d+,\s*$', re.MULTILINE)
@@ -113,8 +118,6 @@ def _compress(blocks: Iterable[bytes], path: Path) -> None:
 
 
 def _gzip_writer(path: str) -> IO[bytes]:
-    try:
-        from isal import igzip
-    except ImportError:
+    if _igzip is None:
         return cast("IO[bytes]", gzip.open(path, "wb", 3))
-    return cast("IO[bytes]", igzip.open(path, "wb", 2))  # type: ignore[no-untyped-call]
+    return cast("IO[bytes]", _igzip.open(path, "wb", 2))  # type: ignore[no-untyped-call]

@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from ..atomic_file import write_atomically
 from ..diagnosis import describe_ring
+from ..observer.chrome_export import export_chrome_trace
+from ..observer.profiler_gate import GateError, open_gate
 from ..options import RecordingOptions
 from ..process_endings import KILLED_NOTE, STARTED_FILE
 from ..rank_environment import current_rank
@@ -57,6 +60,7 @@ class Window:
         self._open_step: int | None = None
         self._observer: Any = None
         self._profile: Any = None
+        self._gate = open_gate() if options.kineto and options.all_threads else None
         self._nsys: NsysCapture | None = None
         self._running = self._is_native = False
         self._rank = (0, 1)
@@ -64,6 +68,10 @@ class Window:
         self._group_count = 0
         self._marker_records = 0  # records of the collector among the operators
         self._facts: dict[str, Any] = {}
+
+    def can_start(self) -> bool:
+        """Return False if an operator of an earlier window has not ended: torch would write its end to freed memory."""
+        return self._gate is None or self._gate.is_clear()
 
     def prepare(self) -> None:
         """Do the slow part (about a second, the first time), so that the window itself opens at once."""
@@ -88,13 +96,29 @@ class Window:
             self._write_killed_note(facts | {"observer": "native", "start_ns": time.time_ns()})
         # Not earlier: a window that is prepared and not started ends in another way.
         self.started = self._running = True
-        if self._profile is not None:
-            self._profile.start_trace()
-        elif self._observer is not None:
-            self._observer.start()
+        self._start_profilers()
         if self._nsys is not None:
             self._nsys.start()
         self.start_ns = time.time_ns()
+
+    def _start_profilers(self) -> None:
+        if self._profile is not None:
+            with nullcontext() if self._gate is None else self._gate.starting():
+                self._profile.start_trace()
+        elif self._observer is not None:
+            self._observer.start()
+
+    def _stop_profilers(self) -> None:
+        if self._profile is not None:
+            try:
+                with nullcontext() if self._gate is None else self._gate.stopping():
+                    self._profile.stop_trace()
+            except GateError:
+                fork_safety.remove_callbacks(kineto=True, stock_observer=False)
+                self._profile = None  # its session stays open
+                raise
+        elif self._observer is not None:
+            self._observer.stop()
 
     def _write_killed_note(self, facts: dict[str, Any]) -> None:
         """Write the facts that the launcher needs if this process is killed."""
@@ -103,7 +127,7 @@ class Window:
         write_atomically(self._folder / KILLED_NOTE, json.dumps(note), self._folder)
 
     def begin_step(self, number: int) -> None:
-        """Mark the begin of a step."""
+        """Mark the beginning of a step."""
         self._open_step = number
         self._step_begins_ns.append(time.monotonic_ns())
         if self._options.job_marks_steps:
@@ -147,10 +171,7 @@ class Window:
             self._marker_records += 1
         if not self._group_count:  # otherwise the job may have left its process group, and with it its rank
             self._rank = current_rank()
-        if self._profile is not None:
-            self._profile.stop_trace()
-        elif self._observer is not None:
-            self._observer.stop()
+        self._stop_profilers()
         self._running = False
         contents = self._observer_contents() if self._is_native else {}
         if self._observer is not None:
@@ -225,8 +246,6 @@ class Window:
     def _pack_traces(self) -> None:
         unfinished_step = None if self._options.job_marks_steps else self._open_step
         if self._profile is not None:
-            from ..observer.chrome_export import export_chrome_trace
-
             export_chrome_trace(self._profile, self._folder / "kineto.json")
             operators = trace_packing.pack_kineto(self._folder / "kineto.json", unfinished_step)
             self._facts.setdefault("operators", operators)
@@ -248,34 +267,41 @@ class Window:
 
     def abandon(self) -> None:
         """Leave the process as it was before, and keep nothing."""
-        profile, observer = self._profile, self._observer
-        self._profile = self._observer = None
+        observer = self._observer
         try:
             self._leave_step_scope()
             if self._nsys is not None:
                 self._nsys.stop()
-            profiler = None if profile is None else profile.profiler
+            profiler = None if self._profile is None else self._profile.profiler
             if profiler is not None and profiler.kineto_results is None:
                 # torch ends a prepared session by starting and stopping it.
                 if not self._running:
                     if observer is not None:
                         observer.unregister_callback()
-                    profile.start_trace()
-                profile.stop_trace()
+                    self._start_profilers()
+                self._stop_profilers()
         finally:
+            self._profile = self._observer = None
             self._running = False
             if observer is not None:
                 observer.unregister_callback()
             self._remove_scratch()
 
-    def release_after_fork(self) -> None:
-        """Release file and profilers in a child of fork without writing: they belong to the parent."""
-        from torch._C._autograd import _enable_record_function
+    def release_in_child(self) -> None:
+        """Release file and profilers in a child of fork without writing: they belong to the parent.
 
-        _enable_record_function(False)
-        if self._observer is not None and not self._is_native:
+        The native observer does the same itself (pthread_atfork), also in children that Python does not know of.
+        """
+        records_stock = self._observer is not None and not self._is_native
+        if records_stock:
             self._observer._registered = self._observer._execution_trace_running = False
             fork_safety.redirect_to_null(self._folder / "et.json")
+        if self._running:
+            fork_safety.remove_callbacks(kineto=self._profile is not None, stock_observer=records_stock)
+            if self._gate is not None:
+                self._gate.remove()
+            if self._options.stack and self._profile is not None:
+                sys.setprofile(None)
 
     def wait_for_device(self, timeout_s: float = 30.0) -> bool:
         """Return False if the device hangs, as in a collective that lost a rank: stopping would hang too."""
@@ -283,7 +309,7 @@ class Window:
 
         if not is_cuda_in_use():
             return True
-        waiter = threading.Thread(target=torch.cuda.synchronize, daemon=True)
+        waiter = threading.Thread(target=torch.cuda.synchronize, name="etloom-device", daemon=True)
         try:
             waiter.start()
         except RuntimeError:  # Python is ending and starts no more threads

@@ -92,6 +92,10 @@ File::File(const std::string& path, const std::string& torch, uint64_t max_bytes
   mapped_ = kHeaderBytes + std::max<uint64_t>(max_bytes / kChunkBytes, 8) * kChunkBytes;
   descriptor_ = create_file(path.c_str());
   if (descriptor_ < 0) fail("cannot be opened");
+  struct stat state;
+  if (fstat(descriptor_, &state) != 0) fail("cannot be opened");
+  device_ = state.st_dev;
+  inode_ = state.st_ino;
   if (!reserve(descriptor_, 0, kHeaderBytes)) fail("cannot be written");
   size_ = kHeaderBytes;
   void* map = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor_, 0);
@@ -115,7 +119,13 @@ File::File(const std::string& path, const std::string& torch, uint64_t max_bytes
 
 File::~File() {
   munmap(map_, mapped_);
-  close(descriptor_);
+  if (owns_descriptor()) close(descriptor_);
+}
+
+// Returns false if the program has closed the descriptor, as daemons close all: it may be that of another file by now.
+bool File::owns_descriptor() const {
+  struct stat state;
+  return fstat(descriptor_, &state) == 0 && state.st_dev == device_ && state.st_ino == inode_;
 }
 
 bool File::grow(uint64_t bytes) {
@@ -137,7 +147,7 @@ OpenChunk File::allocate_chunk(ChunkKind kind, uint32_t stream, uint64_t os_tid,
   // The dictionary is not overwritten, so a ring keeps a quarter of the file for it.
   const bool ring_is_full = kind == kEvents && header_->ring && event_chunks_ >= all - all / 4;
   ChunkHeader* chunk = nullptr;
-  if (!ring_is_full && !full_ && index < all && grow(kHeaderBytes + (index + 1) * kChunkBytes) &&
+  if (!ring_is_full && !full_ && index < all && owns_descriptor() && grow(kHeaderBytes + (index + 1) * kChunkBytes) &&
       populate(descriptor_, map_, kHeaderBytes + index * kChunkBytes)) {
     chunk = at(index);
     event_chunks_ += kind == kEvents;
@@ -180,10 +190,16 @@ void File::close_chunk(const OpenChunk& chunk) {
   }
 }
 
+void File::release() {
+  mmap(map_, mapped_, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (owns_descriptor()) close(descriptor_);
+  descriptor_ = -1;
+}
+
 void File::finish() {
   const uint64_t end = kHeaderBytes + header_->chunks.load() * kChunkBytes;
   header_->closed.store(1, std::memory_order_release);
-  if (end < size_ && ftruncate(descriptor_, static_cast<off_t>(end)) == 0) size_ = end;
+  if (end < size_ && owns_descriptor() && ftruncate(descriptor_, static_cast<off_t>(end)) == 0) size_ = end;
 }
 
 }  // namespace etloom

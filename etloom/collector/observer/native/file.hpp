@@ -54,6 +54,8 @@ class File {
   void close_chunk(const OpenChunk& chunk);
   // Truncates the file to its used part and marks it complete. Nothing may write afterwards.
   void finish();
+  // In a child of fork: gives the file up, which belongs to the parent. Counters then read as zero.
+  void release();
 
   const uint64_t serial;  // unique among the files of a process
 
@@ -75,6 +77,7 @@ class File {
 
  private:
   bool grow(uint64_t bytes);
+  bool owns_descriptor() const;
   uint64_t all_chunks() const { return (mapped_ - kHeaderBytes) / kChunkBytes; }
   uint64_t dictionary_bytes() const { return all_chunks() / 4 * kPayloadWords * 8; }  // of a ring
   ChunkHeader* at(uint64_t index) {
@@ -83,6 +86,7 @@ class File {
 
   std::mutex mutex_;
   int descriptor_ = -1;
+  uint64_t device_ = 0, inode_ = 0;
   char* map_ = nullptr;
   FileHeader* header_ = nullptr;
   uint64_t mapped_ = 0;

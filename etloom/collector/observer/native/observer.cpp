@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "operators.hpp"
 #include "session.hpp"
@@ -18,15 +19,13 @@ at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 // fork does not copy the other threads, and the file belongs to the parent: the child records nothing.
 void before_fork() { registry_mutex.lock(); }
 void in_parent() { registry_mutex.unlock(); }
+// Other threads may have been inside their streams, so these are left as they are, and new ones are made.
 void in_child() {
   running.store(nullptr);
-  for (Stream* stream : registry()) {
-    stream->forget();
-    stream->busy = false;
-    stream->taken = stream == thread_stream;
-  }
-  registry_mutex.unlock();
+  registry().clear();
+  thread_stream = nullptr;
   current_window.fetch_add(1);
+  registry_mutex.unlock();
 }
 
 void write_window_record(Session& session, bool opens) {
@@ -87,10 +86,15 @@ void etloom_stop(void* handle) {
   at::removeCallback(etloom::callback);
   etloom::callback = at::INVALID_CALLBACK_HANDLE;
   etloom::write_window_record(*session, false);
-  const std::lock_guard<std::mutex> lock(etloom::registry_mutex);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  for (etloom::Stream* stream : etloom::registry()) {
-    while (stream->busy.load() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  std::unique_lock<std::mutex> lock(etloom::registry_mutex);
+  const std::vector<etloom::Stream*> streams = etloom::registry();
+  for (etloom::Stream* stream : streams) {
+    while (stream->busy.load() && std::chrono::steady_clock::now() < deadline) {
+      lock.unlock();  // a fork waits for this lock, and the thread perhaps for the one that forks, which has the GIL
+      std::this_thread::yield();
+      lock.lock();
+    }
     if (stream->busy.load()) {
       session->file->count(etloom::kStuck);
       session->stuck = true;
@@ -115,6 +119,9 @@ int64_t etloom_overwritten_ns(void* handle) { return static_cast<Session*>(handl
 uint64_t etloom_counter(void* handle, int counter) {
   return static_cast<Session*>(handle)->file->counter_value(counter);
 }
+
+// Gives up the file of the session in a child of fork. There, only counters may still be read.
+void etloom_release(void* handle) { static_cast<Session*>(handle)->file->release(); }
 
 // Frees the session, which must be stopped.
 void etloom_close(void* handle, int finish) {

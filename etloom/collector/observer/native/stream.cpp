@@ -67,7 +67,7 @@ void Stream::join(File& file, uint64_t new_window, uint64_t os_tid, uint64_t rf_
     operators_.fill({});
     scopes_ = 0;
     exhausted_ = false;
-    forget();
+    events_ = definitions_ = {};  // of a file that is unmapped
   }
   file_ = &file;
   serial_ = file.serial;

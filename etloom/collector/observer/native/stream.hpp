@@ -97,8 +97,6 @@ class Stream {
     apply_remote_pops();
     return stack_.empty() ? 0 : stack_.back();
   }
-  // Drops the open chunks, which now belong to another process or are unmapped.
-  void forget() { events_ = definitions_ = {}; }
   void pop(uint64_t handle);
   // The same, called by another thread.
   void pop_from_other_thread(uint64_t handle);

@@ -32,34 +32,38 @@ def find_library() -> Path | None:
     return path if path.is_file() else None
 
 
-def build_library() -> Path:
+def build_library(sources: Path = _SOURCES, name: str = "observer") -> Path:
     """Return the library for this torch; compile it if necessary.
+
+    Args:
+        sources: Folder of the C++ sources.
+        name: What the name of the library begins with.
 
     Raises:
         BuildError: It cannot be built.
     """
-    path = _library_path()
+    path = _library_path(sources, name)
     if path.is_file():
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _build_lock(path.parent / "lock"):
             if not path.is_file():
-                _compile(path)
+                _compile(path, sources)
     except OSError as error:
         raise BuildError(f"{error.filename or path.parent}: {error.strerror}") from error
     return path
 
 
-def _library_path() -> Path:
+def _library_path(sources: Path = _SOURCES, name: str = "observer") -> Path:
     import torch
 
     if sys.platform not in ("linux", "darwin"):
         raise BuildError(f"the native observer does not support {sys.platform}")
     digest = hashlib.sha256("\0".join([torch.__version__, platform.machine(), *_compiler_flags()]).encode())
-    for source in sorted(_SOURCES.iterdir()):
+    for source in sorted(sources.glob("*.*pp") if sources != _SOURCES else sources.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return _cache_folder() / f"observer-{torch.__version__}-{digest.hexdigest()[:16]}.so"
+    return _cache_folder() / f"{name}-{torch.__version__}-{digest.hexdigest()[:16]}.so"
 
 
 def _cache_folder() -> Path:
@@ -72,7 +76,6 @@ def _cache_folder() -> Path:
 
 def _compiler_flags() -> list[str]:
     import torch
-    from torch.utils import cpp_extension
 
     libraries = Path(torch.__file__).parent / "lib"
     # -DNDEBUG: without it the header declares a member that torch's own build does not have.
@@ -81,14 +84,15 @@ def _compiler_flags() -> list[str]:
     if torch.distributed.is_available():
         flags += ["-DUSE_DISTRIBUTED", "-DUSE_C10D"]
         flags += ["-DUSE_C10D_GLOO"] if torch.distributed.is_gloo_available() else []
-    for folder in cpp_extension.include_paths():
-        flags += ["-isystem", folder]
+    headers = Path(torch.__file__).parent / "include"
+    for folder in (headers, headers / "torch" / "csrc" / "api" / "include"):
+        flags += ["-isystem", str(folder)]
     return [*flags, f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
 
 
-def _compile(path: Path) -> None:
+def _compile(path: Path, folder: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    sources = [str(source) for source in sorted(_SOURCES.glob("*.cpp"))]
+    sources = [str(source) for source in sorted(folder.glob("*.cpp"))]
     flags = _compiler_flags()
     before_sources = flags.index("-Wextra") + 1
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

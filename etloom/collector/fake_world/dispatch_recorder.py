@@ -1,0 +1,143 @@
+"""Records the operators that reach the device, and the memory of their results, while a script runs on fake tensors."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_OMITTED = ("aten::detach", "aten::lift_fresh", "aten::alias")
+"""Operators without work, which autograd calls all the time."""
+_OMITTED_NAMESPACE = "profiler::"
+
+
+@dataclass
+class OperatorRecord:
+    """A call of an operator: its name, schema, flat arguments and results, and the scope that it ran in."""
+
+    name: str
+    schema: str
+    inputs: list[Any]
+    outputs: list[Any]
+    communication: dict[str, Any] | None = None
+
+
+@dataclass
+class MemoryUse:
+    """Bytes of the storages on the device that are alive."""
+
+    live_bytes: int = 0
+    peak_bytes: int = 0
+    storages: dict[int, int] = field(default_factory=dict)
+
+    def add(self, tensor: Any) -> None:
+        """Count the storage of a tensor until it is freed."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.storages:
+            return
+        size = int(storage.nbytes())
+        self.storages[key] = size
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._release, key).atexit = False
+
+    def _release(self, key: int) -> None:
+        self.live_bytes -= self.storages.pop(key, 0)
+
+
+class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the operators while ``recording``, and counts the memory of the device always."""
+
+    def __init__(self, torch: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._torch = torch
+        self.recording = False
+        self.operators: list[OperatorRecord] = []
+        self.memory = MemoryUse()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func._schema.name
+        outputs = tree_leaves(result)
+        for output in outputs:
+            if self._is_on_device(output):
+                self.memory.add(output)
+        if self.recording and name not in _OMITTED and not name.startswith(_OMITTED_NAMESPACE):
+            self._keep(func, name, args, kwargs, outputs)
+        return result
+
+    def _keep(self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[Any]) -> None:
+        values = [*args, *kwargs.values()]
+        communication = None
+        if name.startswith(("c10d::", "_c10d_functional::")):
+            communication = self._describe_communication(name, values, outputs)
+        inputs = [self._describe(value) for value in values]
+        described = [self._describe(value) for value in outputs]
+        self.operators.append(OperatorRecord(name, str(func._schema), inputs, described, communication))
+
+    def _is_on_device(self, value: Any) -> bool:
+        return isinstance(value, self._torch.Tensor) and value.device.type == "cuda"
+
+    def _describe(self, value: Any) -> Any:
+        """Return a description of a value that does not keep a tensor alive."""
+        torch = self._torch
+        if isinstance(value, torch.Tensor):
+            return TensorRecord(
+                id(value),
+                value.untyped_storage()._cdata,
+                int(value.storage_offset()),
+                tuple(int(size) for size in value.shape),
+                tuple(int(stride) for stride in value.stride()) if value.layout is torch.strided else (),
+                str(value.dtype).removeprefix("torch."),
+                int(value.element_size()),
+                str(value.device),
+            )
+        if isinstance(value, (list, tuple)):
+            return [self._describe(item) for item in value]
+        return value if isinstance(value, (bool, int, float, str)) else None if value is None else str(value)
+
+    def _describe_communication(self, name: str, values: list[Any], outputs: list[Any]) -> dict[str, Any]:
+        """Return the facts of a collective or message, as record_param_comms names them."""
+        torch = self._torch
+        dist = torch.distributed
+        group_name, peer = "", -1
+        tensors: list[list[Any]] = []
+        for value in values:
+            leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+            if leaves:
+                tensors.append(leaves)
+            elif isinstance(value, torch.ScriptObject) and not group_name:
+                try:
+                    group_name = dist.ProcessGroup.unbox(value).group_name
+                except (RuntimeError, TypeError):
+                    continue
+            elif isinstance(value, str) and name.startswith("_c10d_functional"):
+                group_name = value
+            elif isinstance(value, int) and not isinstance(value, bool) and peer < 0:
+                peer = value
+        sizes = [sum(leaf.numel() for leaf in leaves) for leaves in tensors] or [0]
+        # c10d states the result first, then the input; one list is both. Functional collectives return the result.
+        into, out = sizes[-1], sizes[0]
+        if name.startswith("_c10d_functional"):
+            into, out = sizes[0], sum(leaf.numel() for leaf in outputs if isinstance(leaf, torch.Tensor))
+        dtype = str(tensors[0][0].dtype).removeprefix("torch.") if tensors else ""
+        return {"group_name": group_name, "peer": peer, "in_nelems": into, "out_nelems": out, "dtype": dtype}
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A tensor argument or result."""
+
+    tensor_id: int
+    storage_id: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    device: str

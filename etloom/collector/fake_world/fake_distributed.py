@@ -1,0 +1,55 @@
+"""torch.distributed with one process: groups have their size, collectives move nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def install(torch: Any, rank: int, world_size: int) -> None:
+    """Make init_process_group create the backend "fake", and object collectives return the objects of this rank."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist = torch.distributed
+    initialize = dist.distributed_c10d.init_process_group
+
+    def init_process_group(*_: Any, **options: Any) -> None:
+        device_id = options.get("device_id")
+        initialize(
+            backend="fake",
+            store=FakeStore(),
+            rank=rank,
+            world_size=world_size,
+            timeout=options.get("timeout"),
+        )
+        if device_id is not None:
+            torch.cuda.set_device(device_id)
+
+    def gather_objects(objects: list[Any], value: Any, *_: Any, **__: Any) -> None:
+        objects[:] = [value] * len(objects)
+
+    def gather_object(value: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if objects is not None:
+            objects[:] = [value] * len(objects)
+
+    def scatter_objects(output: list[Any], values: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        output[0] = values[0] if values else None
+
+    nothing = lambda *_, **__: None  # noqa: E731
+    new_group = dist.distributed_c10d.new_group
+
+    def create_group(*arguments: Any, **options: Any) -> Any:
+        options.pop("backend", None)  # a script may ask for gloo or nccl
+        ranks = arguments[0] if arguments else options.pop("ranks", None)
+        return new_group(ranks, **{key: options[key] for key in ("group_desc",) if key in options})
+
+    replacements = {
+        "init_process_group": init_process_group,
+        "new_group": create_group,
+        "all_gather_object": gather_objects,
+        "gather_object": gather_object,
+        "scatter_object_list": scatter_objects,
+        **dict.fromkeys(("broadcast_object_list", "barrier", "monitored_barrier"), nothing),
+    }
+    for name, replacement in replacements.items():
+        setattr(dist, name, replacement)
+        setattr(dist.distributed_c10d, name, replacement)

@@ -1,0 +1,110 @@
+"""Runs the script of a rank on fake tensors, and records its steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..options import RecordingOptions
+from ..rank_environment import current_rank
+from . import FACTS_NAME, fake_cuda, fake_distributed
+from .dispatch_recorder import DispatchRecorder, OperatorRecord
+from .trace_file import write_trace
+
+
+def start(torch: Any, library: Any) -> None:
+    """Enter the fake world in a process that has just imported torch. It lasts until the process ends.
+
+    Args:
+        torch: The module.
+        library: The library of the fake device, loaded with ctypes before torch.
+    """
+    from torch._subclasses import fake_impls
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    options = RecordingOptions.from_environment()
+    rank, world_size = current_rank()
+    fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)  # imports torch._dynamo, which knows torch.cuda
+    fake_cuda.install(torch, library.etloom_set_device)
+    fake_distributed.install(torch, rank, world_size)
+    torch.utils.swap_tensors = _swap_tensors
+    fake_impls.op_implementations_dict[torch.ops.aten._local_scalar_dense.default] = _read_scalar
+    recorder = DispatchRecorder(torch)
+    fake_tensors.__enter__()
+    recorder.__enter__()  # type: ignore[no-untyped-call]
+    _StepRecording(options, rank, recorder).attach(torch)
+
+
+def _read_scalar(mode: Any, func: Any, tensor: Any) -> Any:
+    """Return the value of a tensor without data: 0.0, so that a GradScaler sees no overflow; of integers 1."""
+    if tensor.dtype.is_floating_point:
+        return 0.0
+    return False if str(tensor.dtype) == "torch.bool" else 1
+
+
+def _swap_tensors(first: Any, second: Any) -> None:
+    """Swap two tensors as torch.utils.swap_tensors does; fake ones have weak references, which that refuses."""
+    import torch
+
+    first.__class__, second.__class__ = second.__class__, first.__class__
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+    torch._C._swap_tensor_impl(first, second)
+
+
+class _StepRecording:
+    """Counts the steps of the first optimizer, and ends the script after the last step to record."""
+
+    def __init__(self, options: RecordingOptions, rank: int, recorder: DispatchRecorder) -> None:
+        self._options = options
+        self._rank = rank
+        self._recorder = recorder
+        self._count = 0
+        self._steps: list[tuple[int, list[OperatorRecord]]] = []
+        self._optimizer: Any = None
+        recorder.recording = options.first == 0
+
+    def attach(self, torch: Any) -> None:
+        """Count the calls of optimizers' step()."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._torch = torch
+        register_optimizer_step_post_hook(self._end_step)
+
+    def _end_step(self, optimizer: Any, *_: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer:
+            return
+        recorder, options = self._recorder, self._options
+        if recorder.recording:
+            self._steps.append((self._count, recorder.operators))
+            recorder.operators = []
+        self._count += 1
+        recorder.recording = self._count >= options.first
+        if options.last is not None and self._count >= options.last:
+            self._finish()
+
+    def _finish(self) -> None:
+        from ..session.rank_facts import process_groups
+
+        recorder = self._recorder
+        recorder.recording = False
+        out = Path(self._options.out)
+        path = out / f"torch_et_{self._rank}.json.gz"
+        write_trace(path, self._steps, process_groups(), self._rank, recorder.memory.peak_bytes)
+        facts = {
+            "rank": self._rank,
+            "world_size": current_rank()[1],
+            "steps": [step for step, _ in self._steps],
+            "operators": sum(len(operators) for _, operators in self._steps),
+            "peak_memory_bytes": recorder.memory.peak_bytes,
+            "torch": self._torch.__version__,
+        }
+        (out / FACTS_NAME.format(rank=self._rank)).write_text(json.dumps(facts), encoding="utf-8")
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        raise SystemExit(0)

@@ -1,0 +1,221 @@
+// Keeps the threads of the job out of the callbacks of torch's profiler while it stops.
+//
+// With profile_all_threads, torch's profiler frees its events when it stops. A thread that is inside one of its
+// callbacks then writes to freed memory; so does an operator that ends in a later window than it began in. Two
+// callbacks of ours enclose those of the profiler: the outer one is registered before it, the inner one after it, and
+// torch runs the callbacks of an operator in the order of their registration, at its begin and at its end.
+#include <ATen/record_function.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace etloom {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kPause = std::chrono::microseconds(20);
+constexpr auto kMaxWait = std::chrono::seconds(10);  // of the job's threads; the profiler needs microseconds
+
+// A thread of the job; never freed, reused by a new thread when its own has ended.
+struct Visitor {
+  std::atomic<bool> inside{false};  // between the outer callback and the inner one
+  bool taken = true;                // guarded by `mutex`
+};
+
+std::mutex mutex;
+std::vector<Visitor*>& visitors() {
+  static auto* all = new std::vector<Visitor*>;
+  return *all;
+}
+constinit thread_local Visitor* thread_visitor = nullptr;
+thread_local bool thread_exiting = false;
+
+std::atomic<bool> closed{false};
+// The profiler is starting: an operator may get the outer callback without the inner one.
+std::atomic<bool> starting{false};
+std::atomic<int64_t> unfinished{0};  // operators that began in a window and have not ended
+std::atomic<uint64_t> process{0};    // counts the forks that lead to this process
+at::CallbackHandle outer = at::INVALID_CALLBACK_HANDLE, inner = at::INVALID_CALLBACK_HANDLE;
+
+struct ThreadExit {
+  ~ThreadExit() {
+    thread_exiting = true;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (thread_visitor == nullptr) return;
+    thread_visitor->inside.store(false);
+    thread_visitor->taken = false;
+    thread_visitor = nullptr;
+  }
+};
+
+// Returns nullptr for a thread that is exiting.
+Visitor* find_visitor() {
+  if (thread_visitor != nullptr || thread_exiting) return thread_visitor;
+  thread_local ThreadExit thread_exit;
+  (void)thread_exit;
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (Visitor* visitor : visitors()) {
+    if (visitor->taken) continue;
+    visitor->taken = true;
+    return thread_visitor = visitor;
+  }
+  visitors().push_back(new Visitor);
+  return thread_visitor = visitors().back();
+}
+
+// Python's C interface, found at run time: the process decides which library has it, if any.
+class Interpreter {
+ public:
+  bool is_locked_by_this_thread() const { return check_ != nullptr && state_() != nullptr && check_() == 1; }
+  void* unlock() const { return save_(); }
+  void lock(void* state) const { restore_(state); }
+
+ private:
+  template <class Function>
+  static Function find(const char* name) {
+    return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  }
+  int (*check_)() = find<int (*)()>("PyGILState_Check");
+  void* (*state_)() = find<void* (*)()>("PyGILState_GetThisThreadState");
+  void* (*save_)() = find<void* (*)()>("PyEval_SaveThread");
+  void (*restore_)(void*) = find<void (*)(void*)>("PyEval_RestoreThread");
+};
+
+// The profiler takes its state away before it touches the events; callbacks that find none do nothing.
+bool profiler_is_gone() { return torch::profiler::impl::ProfilerStateBase::get(/*global=*/true) == nullptr; }
+
+void wait_until_open(Clock::time_point deadline) {
+  static const Interpreter python;
+  // The thread that stops the profiler needs the lock of Python.
+  void* state = python.is_locked_by_this_thread() ? python.unlock() : nullptr;
+  while (closed.load() && !profiler_is_gone() && Clock::now() < deadline) std::this_thread::sleep_for(kPause);
+  if (state != nullptr) python.lock(state);
+}
+
+void enter() {
+  Visitor* const visitor = find_visitor();
+  if (visitor == nullptr) return;
+  visitor->inside.store(true);
+  if (!closed.load()) return;
+  const auto deadline = Clock::now() + kMaxWait;
+  while (closed.load() && !profiler_is_gone() && Clock::now() < deadline) {
+    visitor->inside.store(false);
+    wait_until_open(deadline);
+    visitor->inside.store(true);
+  }
+}
+
+void leave() {
+  if (thread_visitor != nullptr) thread_visitor->inside.store(false);
+}
+
+struct Unfinished : at::ObserverContext {
+  Unfinished(uint64_t process, bool has_inner) : process(process), has_inner(has_inner) {}
+  uint64_t process;
+  bool has_inner;
+};
+
+std::unique_ptr<at::ObserverContext> begin_outer(const at::RecordFunction&) {
+  const bool has_inner = !starting.load();
+  if (has_inner) enter();
+  unfinished.fetch_add(1);
+  return std::make_unique<Unfinished>(process.load(), has_inner);
+}
+
+void end_outer(const at::RecordFunction&, at::ObserverContext* context) {
+  const auto* const operation = static_cast<Unfinished*>(context);
+  if (operation->has_inner) enter();
+  if (operation->process == process.load()) unfinished.fetch_sub(1);
+}
+
+std::unique_ptr<at::ObserverContext> begin_inner(const at::RecordFunction&) {
+  leave();
+  return nullptr;
+}
+
+void end_inner(const at::RecordFunction&, at::ObserverContext*) { leave(); }
+
+bool is_empty() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const Visitor* visitor : visitors()) {
+    if (visitor->inside.load()) return false;
+  }
+  return true;
+}
+
+template <class Condition>
+bool wait_for(const Condition& condition, int64_t timeout_ms) {
+  const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (!condition()) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
+}
+
+void remove(at::CallbackHandle& handle) {
+  if (handle != at::INVALID_CALLBACK_HANDLE) at::removeCallback(handle);
+  handle = at::INVALID_CALLBACK_HANDLE;
+}
+
+// fork copies only the thread that forks.
+void before_fork() { mutex.lock(); }
+void in_parent() { mutex.unlock(); }
+void in_child() {
+  for (Visitor* visitor : visitors()) visitor->inside.store(false);
+  closed.store(false);
+  unfinished.store(0);
+  process.fetch_add(1);
+  mutex.unlock();
+}
+
+}  // namespace
+
+}  // namespace etloom
+
+// Python calls these functions one at a time, under a lock.
+extern "C" {
+
+// Waits until no operator of an earlier window is unfinished; returns 0 if one still is.
+int etloom_gate_is_clear(int64_t timeout_ms) {
+  return etloom::wait_for([] { return etloom::unfinished.load() == 0 && etloom::is_empty(); }, timeout_ms) ? 1 : 0;
+}
+
+// Registers the outer callback: called before the profiler starts.
+void etloom_gate_add_outer() {
+  static const int atfork = pthread_atfork(etloom::before_fork, etloom::in_parent, etloom::in_child);
+  (void)atfork;
+  etloom::starting.store(true);
+  etloom::outer = at::addGlobalCallback(at::RecordFunctionCallback(etloom::begin_outer, etloom::end_outer));
+}
+
+// Registers the inner callback: called when the profiler has started.
+void etloom_gate_add_inner() {
+  etloom::inner = at::addGlobalCallback(at::RecordFunctionCallback(etloom::begin_inner, etloom::end_inner));
+  etloom::starting.store(false);
+}
+
+// Closes the gate and waits until no thread is inside; returns 0, with the gate open, if one still is.
+int etloom_gate_close(int64_t timeout_ms) {
+  etloom::closed.store(true);
+  if (etloom::wait_for(etloom::is_empty, timeout_ms)) return 1;
+  etloom::closed.store(false);
+  return 0;
+}
+
+// Opens the gate and removes the callbacks.
+void etloom_gate_remove() {
+  etloom::closed.store(false);
+  etloom::starting.store(false);
+  etloom::remove(etloom::outer);
+  etloom::remove(etloom::inner);
+}
+}

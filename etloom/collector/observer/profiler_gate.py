@@ -1,0 +1,87 @@
+"""Starts and stops torch's profiler while other threads of the job run operators.
+
+torch 2.13 crashes if a thread is inside one of the profiler's callbacks when a profiler of all threads stops, or if an
+operator ends in a later window than it began in. native/gate.cpp keeps the threads out of the callbacks for the
+microseconds that this takes; docs/decisions/0045-stopping-the-profiler.md has the details.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .execution_trace_observer import load_library
+from .native_build import BuildError, find_library
+
+_MAX_START_MS = 100
+_CLOSE_MS = 100
+_CLOSE_ATTEMPTS = 50
+_PAUSE_S = 0.05
+
+
+class GateError(Exception):
+    """The profiler cannot be stopped without a risk for the job; the message says why."""
+
+
+class ProfilerGate:
+    """The gate of one window, used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._library = load_library()
+
+    def is_clear(self) -> bool:
+        """Wait at most 0.1 s; return whether every operator that began in an earlier window has ended."""
+        return bool(self._library.etloom_gate_is_clear(_MAX_START_MS))
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Watch the threads from now on; the profiler starts in this context."""
+        self._library.etloom_gate_add_outer()
+        try:
+            yield
+        finally:
+            self._library.etloom_gate_add_inner()
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Keep all threads out of the profiler's callbacks where torch stops it, in this context.
+
+        Raises:
+            GateError: A thread did not leave a callback in 7 s; the profiler was not stopped.
+        """
+        from torch.autograd import profiler
+
+        module: Any = profiler
+        disable = module._disable_profiler
+
+        def disable_behind_gate() -> Any:
+            self._close()
+            return disable()
+
+        module._disable_profiler = disable_behind_gate
+        try:
+            yield
+        finally:
+            module._disable_profiler = disable
+            self.remove()
+
+    def remove(self) -> None:
+        """Open the gate and stop watching the threads."""
+        self._library.etloom_gate_remove()
+
+    def _close(self) -> None:
+        for _ in range(_CLOSE_ATTEMPTS):
+            if self._library.etloom_gate_close(_CLOSE_MS):
+                return
+            time.sleep(_PAUSE_S)
+        raise GateError("a thread of the job does not leave a callback of torch's profiler")
+
+
+def open_gate() -> ProfilerGate | None:
+    """Return a gate, or None if the native library is not built for this torch."""
+    try:
+        return ProfilerGate() if find_library() is not None else None
+    except BuildError:
+        return None
