@@ -1,4 +1,8 @@
-"""The communication calls that each rank recorded: sizes, groups, roots and times, with the recorded ranks."""
+"""The communication calls that each rank recorded: sizes, groups, roots and times, with the recorded ranks.
+
+A c10d operator takes its input and output tensors as arguments, which its schema names (output_tensors, input_tensors,
+tensors); PyTorch's record_param_comms records them as inputs and outputs.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from etloom.collectives import match_collectives
 from etloom.core import categories
 from etloom.core.trace import Job, Trace
 from etloom.replayer.plan import COLLECTIVES, MESSAGES
-from etloom.replayer.tensor_sizes import Sizes, tensor_sizes
 
 Group = tuple[int, ...]
+Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 _MAX_RANKS = 1 << 20
 """A larger recorded world size is taken for corrupt."""
 MAX_ELEMENTS = 1 << 50
@@ -261,3 +265,40 @@ def _parse_integers(text: str | None) -> tuple[int, ...]:
     except (ValueError, RecursionError):
         return ()
     return tuple(values) if isinstance(values, list) and all(type(value) is int for value in values) else ()
+
+
+def tensor_sizes(trace: Trace, nodes: pl.Series) -> dict[int, Sizes]:
+    """Return node -> (elements of each input tensor, elements of each output tensor), ordered by argument and place."""
+    tensors = trace.tensors.join(nodes.to_frame("node").unique(), on="node", how="semi").sort(
+        "node", "io", "index", "item"
+    )
+    descriptions = trace.nodes.join(nodes.to_frame("id").unique(), on="id", how="semi").select(
+        "id", pl.col("name", "op_schema").cast(pl.String)
+    )
+    name_and_schema = {node: (name or "", schema or "") for node, name, schema in descriptions.iter_rows()}
+    sizes: dict[int, Sizes] = {}
+    grouped = tensors.group_by("node", maintain_order=True).agg("io", "index", "numel")
+    for node, directions, arguments, elements in grouped.iter_rows():
+        rows = [row for row in zip(directions, arguments, elements, strict=True) if row[2] is not None]
+        name, schema = name_and_schema[node]
+        sizes[node] = _sizes_by_schema(rows, name, schema) if schema else _sizes_as_recorded(rows)
+    return sizes
+
+
+def _sizes_as_recorded(rows: list[tuple[int, int, int]]) -> Sizes:
+    inputs, outputs = (tuple(size for direction, _, size in rows if direction == side) for side in (0, 1))
+    return inputs, outputs
+
+
+def _sizes_by_schema(rows: list[tuple[int, int, int]], name: str, schema: str) -> Sizes:
+    arguments = categories.parse_argument_names(schema)
+    inputs: list[int] = []
+    outputs: list[int] = []
+    for direction, index, size in rows:
+        if direction != 0:
+            continue
+        argument = arguments[index] if index < len(arguments) else ""
+        is_sent, is_received = categories.get_tensor_directions(name, argument)
+        inputs += [size] if is_sent else []
+        outputs += [size] if is_received else []
+    return tuple(inputs), tuple(outputs)

@@ -157,7 +157,7 @@ def _map_sizes(
 
 
 def _split_elements(split: tuple[int, ...], recorded: RecordedCall, size: int) -> tuple[int, ...]:
-    """Convert a split to elements: rows of the tensors are recorded, which have the same width on all ranks."""
+    """Convert the sizes of a split, recorded as rows, to elements; rows have the same width on all ranks."""
     if len(split) != size:
         return ()
     for sizes, row_count in (
@@ -217,7 +217,7 @@ def _waits_before_calls(
 
 
 def _recorded_waits(recorded_calls: list[RecordedCall], position: int) -> set[int]:
-    """Return the calls that were waited for by waits recorded before a call."""
+    """Return the calls that the recorded waits before a call wait for."""
     return {
         waited
         for call in recorded_calls[max(0, position - _MAX_IN_FLIGHT) : position]

@@ -1,17 +1,23 @@
-"""Builds the plan of a job's communication from what each rank recorded."""
+"""Plans a replay of a job's communication: which ranks, calls and sizes, on how many processes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from etloom.core.errors import EtloomError
+import polars as pl
+
+from etloom import formats
+from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 from etloom.replayer.comms.call_mapping import map_calls, scale_call, select_calls
 from etloom.replayer.comms.call_matching import match_calls
 from etloom.replayer.comms.group_inference import infer_groups
 from etloom.replayer.comms.operator_waits import node_starts
-from etloom.replayer.plan import Call, Plan, Skipped
+from etloom.replayer.plan import COLLECTIVES, MESSAGES, Call, Plan, Skipped
 from etloom.replayer.recorded_calls import (
     Instance,
     RecordedCall,
@@ -22,6 +28,72 @@ from etloom.replayer.recorded_calls import (
 )
 
 _Extracted = tuple[list[RecordedCall], list[tuple[str, str]]]
+
+TRACE_TYPES = ("et", "kineto", "basic")
+_MAX_RANKS = 1 << 20
+"""A list with more ranks is taken for a typing error."""
+_MAX_PLANNED_RANKS = 1024
+"""One process alone plans for at most so many copies of one trace."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The part of a job that is replayed.
+
+    Attributes:
+        trace_type: Require this type of trace (TRACE_TYPES).
+        one_for_all: Replay the lowest recorded rank on all processes.
+        ranks: Recorded ranks to replay (default: all).
+        shrink: With fewer processes than ranks, replay the first ranks.
+        only: Collectives to keep (default: all).
+        first: Number of calls to keep per rank.
+        scale: Factor for the sizes.
+        balance: Give every rank of an all-to-all the same share.
+        operators: Operators are replayed too.
+    """
+
+    trace_type: str | None = None
+    one_for_all: bool = False
+    ranks: Sequence[int] | None = None
+    shrink: bool = False
+    only: Collection[str] = ()
+    first: int | None = None
+    scale: float = 1.0
+    balance: bool = False
+    operators: bool = False
+
+
+def plan_replay(job: Job, world_size: int, options: PlanOptions = PlanOptions()) -> Plan:
+    """Plan a replay on ``world_size`` processes; a single process plans for all recorded ranks.
+
+    Raises:
+        EtloomError: The options do not fit the job or the number of processes.
+    """
+    if unknown := sorted(set(options.only) - COLLECTIVES - MESSAGES):
+        raise UnknownName("collective", unknown[0], sorted(COLLECTIVES | MESSAGES), option="only")
+    if options.trace_type is not None:
+        _require_trace_type(job, options.trace_type)
+    resized = False
+    if options.one_for_all:
+        job, resized = _replicate_lowest_rank(job, world_size)
+    rank_count = len(options.ranks) if options.ranks else len(job)
+    if world_size < rank_count and not options.shrink and world_size > 1:
+        raise EtloomError(
+            f"{world_size} processes for {rank_count} recorded ranks",
+            remedy=f"start {rank_count} processes, or add --shrink to replay only the first {world_size} ranks",
+        )
+    plan = build_plan(
+        job,
+        world_size=None if world_size == 1 and rank_count > 1 else world_size,
+        ranks=options.ranks,
+        only=options.only,
+        first=options.first,
+        scale=options.scale,
+        operators=options.operators,
+    )
+    if options.balance:
+        plan = _balance_all_to_alls(plan)
+    return _drop_recorded_times(plan) if resized else plan
 
 
 def build_plan(
@@ -131,3 +203,130 @@ def _count_skipped(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
         key = (entry.rank, entry.name, entry.reason)
         counts[key] = counts.get(key, 0) + 1
     return tuple(Skipped(*key, count) for key, count in counts.items())
+
+
+def plan_early(make_plan: Callable[[int], Plan], world_size: int, path: Path | None) -> Callable[[int], Plan]:
+    """Plan before torch is imported, which takes seconds, so that a wrong input is reported at once.
+
+    A single process plans here. Of several processes none may end alone, so the first one plans once it can report an
+    error to the others; here only the format of ``path`` is checked.
+
+    Returns:
+        A function for `run_session` that takes the number of processes.
+    """
+    if path is not None:
+        formats.detect_format(path)
+    if world_size > 1:
+        return make_plan
+    plan = check_world_size(make_plan(world_size), world_size)
+    return lambda _: plan
+
+
+def check_world_size(plan: Plan, world_size: int) -> Plan:
+    """Return the plan; raise EtloomError if it is for another number of processes."""
+    ranks = plan.world_size
+    if ranks != world_size:
+        raise EtloomError(
+            f"{ranks} ranks to replay, but {world_size} process",
+            remedy=f"start {ranks} (torchrun --nproc-per-node {ranks} -m etloom ..., mpirun -np {ranks} etloom ..., "
+            f"srun -n {ranks} etloom ...), or print the plan only (--dry-run)",
+        )
+    return plan
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Parse a list of ranks such as 0,8-15; return them ascending, without duplicates.
+
+    Raises:
+        EtloomError: The text is not a list of ranks.
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + _MAX_RANKS:
+            raise InvalidValue(
+                f"{text!r} is not a list of ranks", remedy="expected e.g. 0,8-15", option="ranks"
+            )
+        ranks.update(range(first, last + 1))
+    return sorted(ranks)
+
+
+def _require_trace_type(job: Job, trace_type: str) -> None:
+    if trace_type not in TRACE_TYPES:
+        raise UnknownName("trace type", trace_type, TRACE_TYPES, option="trace_type")
+    if trace_type == "basic":
+        exists = any("param-basic" in trace.meta.get("formats", ()) for trace in job.values())
+    else:
+        table = "nodes" if trace_type == "et" else "events"
+        exists = any(trace.table(table).height for trace in job.values())
+    if not exists:
+        raise EtloomError(
+            f"no trace of type {trace_type!r}", where=job.meta.get("path"), remedy="omit --trace-type"
+        )
+
+
+def _replicate_lowest_rank(job: Job, world_size: int) -> tuple[Job, bool]:
+    """Put the trace of the lowest rank on all ranks of the world, which replaces the group of all recorded ranks.
+
+    Splits of an uneven all-to-all belong to one rank and would contradict each other: they become equal.
+
+    Returns:
+        The job, and whether its world has another size than the recorded one.
+    """
+    first = job[min(job)]
+    first = first.replace(
+        comms=first.comms.with_columns(pl.lit(None).alias(name) for name in ("in_split", "out_split"))
+    )
+    recorded = first.meta.get("world_size")
+    sizes = pl.concat([first.groups["size"], first.comms["group_size"]]).drop_nulls()
+    recorded_size = max([recorded if isinstance(recorded, int) else 1, *sizes.unique()])
+    if world_size == 1 and 1 < recorded_size <= _MAX_PLANNED_RANKS:
+        world_size = recorded_size
+    if recorded_size < world_size:
+        is_subgroup = pl.col("ranks").cast(pl.String).str.count_matches(",") + 1 < recorded_size
+        ranks = pl.when(is_subgroup).then("ranks")
+        first = first.replace(groups=first.groups.with_columns(ranks), comms=first.comms.with_columns(ranks))
+    copies = {
+        rank: first.replace(meta={"rank": rank, "world_size": world_size}) for rank in range(world_size)
+    }
+    return Job(copies, job.meta), world_size != recorded_size
+
+
+def _drop_recorded_times(plan: Plan) -> Plan:
+    calls = (tuple(replace(call, recorded_ns=None) for call in calls) for calls in plan.calls)
+    return replace(plan, calls=tuple(calls))
+
+
+def _balance_all_to_alls(plan: Plan) -> Plan:
+    """Give each all-to-all the mean size over its ranks, in equal shares."""
+    totals: dict[tuple[tuple[int, ...], int], int] = {}
+    for calls in plan.calls:
+        for occurrence, call in _all_to_alls(calls):
+            key = (call.group, occurrence)
+            totals[key] = totals.get(key, 0) + sum(call.inputs)
+    balanced = []
+    for calls in plan.calls:
+        sizes = {
+            call.index: max(1, round(totals[call.group, occurrence] / len(call.group) ** 2)) * len(call.group)
+            for occurrence, call in _all_to_alls(calls)
+        }
+        balanced.append(
+            tuple(
+                _with_equal_shares(call, sizes[call.index]) if call.index in sizes else call for call in calls
+            )
+        )
+    return replace(plan, calls=tuple(balanced))
+
+
+def _with_equal_shares(call: Call, size: int) -> Call:
+    return replace(call, inputs=(size,), outputs=(size,), in_split=(), out_split=(), recorded_ns=None)
+
+
+def _all_to_alls(calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
+    """Yield (occurrence within its group, all-to-all call)."""
+    occurrences: dict[tuple[int, ...], int] = {}
+    for call in calls:
+        if call.collective == "all_to_all":
+            occurrences[call.group] = occurrences.get(call.group, -1) + 1
+            yield occurrences[call.group], call

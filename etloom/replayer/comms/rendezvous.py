@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from etloom.core.errors import EtloomError
+from etloom.core.errors import EtloomError, InvalidValue
 from etloom.replayer.launch_environment import Process
 
 FIRST_PORT = 29_501
@@ -45,7 +45,7 @@ def rendezvous_address(
         socket.getaddrinfo(host, None)
     except OSError as error:
         # torch would retry for two minutes.
-        raise EtloomError(
+        raise InvalidValue(
             f"cannot resolve host {host!r}: {error.strerror}",
             remedy="specify one that all processes reach (--master-addr)",
             option="master_addr" if address else None,

@@ -17,10 +17,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from etloom.core.errors import EtloomError
 from etloom.core.text import format_ranks
-from etloom.replayer.comms.backends import check_backend
 from etloom.replayer.comms.buffers import allocate_buffers
 from etloom.replayer.comms.clock import Clock
-from etloom.replayer.comms.comms_options import CommsOptions
+from etloom.replayer.comms.comms_options import CommsOptions, check_backend
 from etloom.replayer.comms.distributed_calls import (
     PreparedCall,
     expected_results,
@@ -262,7 +261,7 @@ def _message_batches(calls: Sequence[Call], waits: Sequence[tuple[int, ...]]) ->
 
 
 def _make_busy_loop(device: torch.device) -> Callable[[], None]:
-    """Return a function that computes for about 10 us on a host core."""
+    """Return a function that computes for about 10 µs on a host core."""
     matrix = torch.randn(64, 64, device=device)
 
     def multiply() -> None:

@@ -17,7 +17,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.replayer.comms.callbacks import Callbacks, Prepare
 from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
-from etloom.replayer.comms.plan_options import check_world_size
+from etloom.replayer.comms.plan_builder import check_world_size
 from etloom.replayer.comms.rendezvous import connect_store, rendezvous_address
 from etloom.replayer.comms.results import build_job, call_table, pass_table, summarize_calls
 from etloom.replayer.comms.runner import CallTimes, Runner, process_group

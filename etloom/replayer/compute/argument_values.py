@@ -33,7 +33,7 @@ DTYPES = {
     "unsigned long": torch.uint64, "c10::Float8_e4m3fn": torch.float8_e4m3fn, "c10::Float8_e5m2": torch.float8_e5m2,
     "c10::Float8_e4m3fnuz": torch.float8_e4m3fnuz, "c10::Float8_e5m2fnuz": torch.float8_e5m2fnuz,
 }  # fmt: skip
-"""By the name of the C++ type, which execution traces record."""
+"""C++ type name, as execution traces record it -> dtype."""
 
 
 def convert_value(recorded: Any, argument: Argument, device: torch.device) -> Any:
@@ -75,4 +75,6 @@ def _convert_number(recorded: Any) -> Any:
         if word.removeprefix("-") in ("inf", "infinity", "nan"):
             return math.nan if word.endswith("nan") else float(word)
         raise ValueError(f"{recorded[:40]!r} is not a number")
+    if not isinstance(recorded, (bool, int, float, type(None))):
+        raise ValueError(f"{str(recorded)[:40]!r} is not a number")
     return recorded

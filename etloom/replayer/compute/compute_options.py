@@ -21,11 +21,13 @@ class ComputeOptions:
         gpu: Index of the GPU, if there are several.
         namespaces: Namespaces of the operators that may run. Operators that open files or trust their sizes never run.
         step: Replay only ProfilerStep#N (default: all).
+        subgraph: Replay only operators and annotations of this name, with what they contain (default: all).
         repeats: Number of timed passes.
         warmup: Number of passes before these.
         threads: Threads of an operator on a CPU, for the rest of the process (default: torch's).
         max_bytes: Memory limit (default: `memory_limits.memory_limit`). Operators that do not fit are skipped.
         deadline: time.monotonic() after which no operator is tried, and no repeat is started that would take longer.
+        operator_timeout_s: Seconds after which `replay_isolated` skips an operator (default: 5).
         trace: Return a trace of the replay, which takes one more pass.
     """
 
@@ -33,11 +35,13 @@ class ComputeOptions:
     gpu: int = 0
     namespaces: frozenset[str] = frozenset({"aten"})
     step: int | None = None
+    subgraph: str | None = None
     repeats: int = 3
     warmup: int = 1
     threads: int | None = None
     max_bytes: int | None = None
     deadline: float | None = None
+    operator_timeout_s: float | None = None
     trace: bool = True
 
 

@@ -151,10 +151,10 @@ class Executor:
 
     @torch.no_grad()
     def advance(self, node: int | None) -> None:
-        """Run the operators before a node that have not run in this pass; None runs the rest and ends the pass.
+        """Run all operators before a node that are still due in this pass; None runs the rest and ends the pass.
 
         Raises:
-            EtloomError: An operator fails that ran in the trial run.
+            EtloomError: An operator fails that succeeded in the trial run.
         """
         slots = self._slots
         self._is_running = True

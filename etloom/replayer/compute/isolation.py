@@ -21,14 +21,17 @@ from pathlib import Path
 from etloom.core.errors import EtloomError
 
 MAX_CRASHES = 50
-OPERATOR_TIMEOUT_S = 60.0
-"""An operator that takes longer is skipped."""
+MAX_TIMEOUTS = 1
+"""Further ones end the replay: an untrusted trace may consist of operators that burn time."""
+OPERATOR_TIMEOUT_S = 5.0
+"""Default; an operator that takes longer is skipped."""
 _POLL_INTERVAL_S = 0.25
 _NODE_FIELD_WIDTH = 20
 _CHANNEL_VARIABLE = "ETLOOM_REPLAY_CHANNEL"
 _PARENT_PID_VARIABLE = "ETLOOM_REPLAY_PARENT"
 _PR_SET_PDEATHSIG = 1
 _REMEDY = "reduce the memory (--max-memory), or use --device meta"
+_PART_REMEDY = "replay a part (--step, --subgraph), or use --device meta, which runs no kernels"
 # python -m would import modules from the user's current folder, and Python 3.10 has no -P.
 _BOOTSTRAP = (
     "import sys; sys.path[:] = filter(None, sys.path); "
@@ -36,31 +39,36 @@ _BOOTSTRAP = (
 )
 
 
-def run_isolated(command: Sequence[str], discard_output: bool = False) -> tuple[int, dict[int, str]]:
-    """Run ``python -m`` and the command until it ends by itself.
+def run_isolated(
+    command: Sequence[str], discard_output: bool = False, operator_timeout_s: float | None = None
+) -> tuple[int, dict[int, str]]:
+    """Run ``python -m`` with the command, again after each crash, until it exits.
 
     Each time a signal ends it, the node that it reported last (`connect_to_parent`) is skipped from then on; so is one
-    that takes longer than OPERATOR_TIMEOUT_S. The child ends with this process. If the user interrupts, it may still
+    that takes longer than the timeout. The child ends with this process. If the user interrupts, it may still
     print its results, until the user interrupts again.
 
     Args:
         command: A module and its arguments.
         discard_output: Discard its output.
+        operator_timeout_s: Seconds after which an operator is skipped; default: OPERATOR_TIMEOUT_S.
 
     Returns:
         Its exit status, and node -> reason for the nodes that it had to skip.
 
     Raises:
-        EtloomError: It reported no node, crashed too often, or was killed from outside, as by the system when memory is
-            exhausted.
+        EtloomError: It reported no node, crashed or timed out too often, or was killed from outside, as by the system
+            when memory is exhausted.
     """
     skipped: dict[int, str] = {}
+    timeout_s = OPERATOR_TIMEOUT_S if operator_timeout_s is None else operator_timeout_s
+    timed_out = f"it did not end within {timeout_s:g} s"
     with _sigterm_as_exception(), tempfile.TemporaryDirectory(prefix="etloom-") as folder:
         while True:
             channel = Path(folder, "node")
             channel.unlink(missing_ok=True)
             Path(folder, "skipped").write_text(json.dumps(skipped))
-            status = _run_once(command, folder, channel, discard_output)
+            status = _run_once(command, folder, channel, discard_output, timeout_s)
             if status is not None and status >= 0:
                 return status, skipped
             if status == -signal.SIGKILL:
@@ -68,26 +76,44 @@ def run_isolated(command: Sequence[str], discard_output: bool = False) -> tuple[
                     "the replay was killed, probably because memory was exhausted", remedy=_REMEDY
                 )
             node = next(iter(_read_progress(channel)), "")
-            if not node or int(node) in skipped or len(skipped) == MAX_CRASHES:
-                raise EtloomError(f"the replay was ended by {_describe_end(status)}", remedy=_REMEDY)
+            if not node or int(node) in skipped:
+                reason = timed_out if status is None else signal.Signals(-status).name
+                raise EtloomError(f"the replay was ended by {reason}", remedy=_PART_REMEDY)
             skipped[int(node)] = (
-                f"it did not end within {OPERATOR_TIMEOUT_S:g} s"
-                if status is None
-                else f"it crashed the process: {signal.Signals(-status).name}"
+                timed_out if status is None else f"it crashed the process: {signal.Signals(-status).name}"
             )
+            if list(skipped.values()).count(timed_out) > MAX_TIMEOUTS:
+                raise EtloomError(
+                    f"operators {_list_nodes(skipped, timed_out)} did not end within {timeout_s:g} s each",
+                    remedy=f"allow them more time (--operator-timeout), or {_PART_REMEDY}",
+                )
+            if len(skipped) > MAX_CRASHES:
+                raise EtloomError(
+                    f"more than {MAX_CRASHES} operators crashed the process", remedy=_PART_REMEDY
+                )
 
 
-def _run_once(command: Sequence[str], folder: str, channel: Path, discard_output: bool) -> int | None:
+def _list_nodes(skipped: Mapping[int, str], reason: str) -> str:
+    return " and ".join(str(node) for node, text in skipped.items() if text == reason)
+
+
+def _run_once(
+    command: Sequence[str], folder: str, channel: Path, discard_output: bool, timeout_s: float
+) -> int | None:
     """Return the exit status of one child; None if an operator took too long."""
     environment = {_CHANNEL_VARIABLE: folder, _PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     child = subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, *command],
-        env={**os.environ, **environment},
+        env={
+            "KINETO_LOG_LEVEL": "5",
+            **os.environ,
+            **environment,
+        },  # its profiler prints when it starts and stops
         stdout=subprocess.DEVNULL if discard_output else None,
         stderr=subprocess.DEVNULL if discard_output else None,
     )
     try:
-        return _wait_for_exit(child, channel)
+        return _wait_for_exit(child, channel, timeout_s)
     except KeyboardInterrupt:
         if discard_output:
             raise
@@ -99,14 +125,8 @@ def _run_once(command: Sequence[str], folder: str, channel: Path, discard_output
         child.wait()
 
 
-def _describe_end(status: int | None) -> str:
-    if status is None:
-        return f"an operator that took more than {OPERATOR_TIMEOUT_S:g} s"
-    return signal.Signals(-status).name
-
-
-def _wait_for_exit(child: subprocess.Popen[bytes], channel: Path) -> int | None:
-    """Return the exit status of the child; None if one operator takes longer than OPERATOR_TIMEOUT_S."""
+def _wait_for_exit(child: subprocess.Popen[bytes], channel: Path, timeout_s: float) -> int | None:
+    """Return the exit status of the child; None if one operator takes longer than the timeout."""
     last_change: int | None = None
     waited = 0.0
     while True:
@@ -119,7 +139,7 @@ def _wait_for_exit(child: subprocess.Popen[bytes], channel: Path) -> int | None:
         change = channel.stat().st_mtime_ns if len(_read_progress(channel)) == 1 else None
         if change is None or change != last_change:
             last_change, waited = change, 0.0
-        elif waited > OPERATOR_TIMEOUT_S:
+        elif waited > timeout_s:
             return None
 
 

@@ -5,20 +5,28 @@ It does not import torch, which takes seconds, so that a missing execution trace
 
 from __future__ import annotations
 
+import difflib
+
 import polars as pl
 
-from etloom.core.errors import EtloomError
+from etloom.core import arrays, nesting
+from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, find_step_nodes
 
 _MAX_ID = 1 << 62
 
 
-def select_nodes(trace: Trace, step: int | None = None) -> pl.DataFrame:
-    """Return the nodes of the execution trace, or of its step N.
+def select_nodes(trace: Trace, step: int | None = None, subgraph: str | None = None) -> pl.DataFrame:
+    """Return the nodes of the execution trace, or of its step N, or of a part of either.
+
+    Args:
+        trace: A linked trace.
+        step: Only step N.
+        subgraph: Only nodes of this name and what they contain, as PARAM's --subgraph.
 
     Raises:
-        EtloomError: There is no execution trace, or no such step.
+        EtloomError: There is no execution trace, no such step, or no node of this name.
     """
     if not trace.nodes.height:
         raise EtloomError(
@@ -27,7 +35,20 @@ def select_nodes(trace: Trace, step: int | None = None) -> pl.DataFrame:
             remedy="record one with etloom collect or ExecutionTraceObserver",
         )
     first, last = _step_node_range(trace.nodes, step)
-    return trace.nodes.filter(pl.col("id").is_between(first, last, closed="left"))
+    nodes = trace.nodes.filter(pl.col("id").is_between(first, last, closed="left"))
+    return nodes if subgraph is None else _select_subgraph(nodes, subgraph)
+
+
+def _select_subgraph(nodes: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return the nodes of a name and their descendants."""
+    roots = arrays.match_text(nodes["name"], lambda text: text == name)
+    if not roots.any():
+        names = nodes["name"].cast(pl.String).drop_nulls().unique().to_list()
+        near = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "specify the name of an operator or annotation"
+        raise InvalidValue(f"the execution trace has no node {name!r}", remedy=remedy, option="subgraph")
+    ancestors = nesting.find_nearest_ancestor(arrays.rows_of_ids(nodes, nodes["parent"]), roots)
+    return nodes.filter(pl.Series(ancestors >= 0))
 
 
 def _step_node_range(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:

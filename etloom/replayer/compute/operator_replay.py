@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.intervals import Intervals
 from etloom.core.text import count_noun
 from etloom.core.trace import Trace
 from etloom.replayer.compute import memory_limits
@@ -127,7 +128,7 @@ def replay_operators(
         replayed = _count_stopped(replayed, executor, passes.stopped)
     return ComputeReplay(
         coverage_table(executor),
-        _recorded_ns(trace, executor.program),
+        _recorded_ns(trace, executor.program, options.subgraph is not None),
         passes.repeats_ns,
         executor.peak_bytes,
         replayed,
@@ -306,15 +307,19 @@ def _create_executor(trace: Trace, options: ComputeOptions, resources: Path | No
             raise EtloomError("torch finds no GPU", remedy="use --device cpu, or meta for shapes only")
         # Slurm may show each process of a host only its own GPU.
         torch.cuda.set_device(options.gpu % torch.cuda.device_count())
-    program = build_program(trace, options.namespaces, options.step)
+    program = build_program(trace, options.namespaces, options.step, options.subgraph)
     return Executor(program, torch.device(options.device), resources)
 
 
-def _recorded_ns(trace: Trace, program: Program) -> int | None:
+def _recorded_ns(trace: Trace, program: Program, is_part: bool) -> int | None:
+    """Return the recorded time of the program: its span, or of a part the time in which its operators ran."""
     replayed = pl.DataFrame({"node": [step.node for step in program.steps]}, schema={"node": pl.UInt32})
     timed = trace.links.join(replayed, on="node", how="semi").join(
         trace.events.select("ts", "dur", event="id"), on="event"
     )
+    if is_part:
+        times = timed.select("ts", end=pl.col("ts") + pl.col("dur")).drop_nulls()
+        return Intervals.of(times["ts"].to_numpy(), times["end"].to_numpy()).total or None
     span = timed.select((pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()).item()
     return span if isinstance(span, int) else None
 

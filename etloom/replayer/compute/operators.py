@@ -32,6 +32,10 @@ _ALLOWED_PRIVATE_OPERATORS = re.compile(
 """Private operators that training and inference call. Others may rely on checks in their callers, and are not run."""
 
 
+_QUALIFIED_NAME = re.compile(r"\w{1,100}::\w{1,200}(\.\w{1,200})?", re.ASCII)
+_SCHEMA_PART = re.compile(r"""\"(?:[^"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\w+|[()\[\],=]""")
+_MAX_ARGUMENTS = 1000  # those of aten have at most 40
+
 _SUBSTITUTES: dict[str, tuple[str, Callable[..., Any]]] = {
     "aten::cudnn_batch_norm_backward": (
         "aten::native_batch_norm_backward",
@@ -98,11 +102,13 @@ class Operator:
 def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"})) -> Operator | str:
     """Return the operator that the schema names in this torch, or the reason why it cannot or must not run.
 
-    Only torch's schema parser and registry are used: no text of the trace is executed.
+    Only torch's registry is used: no text of the trace is executed or parsed by torch.
     """
     qualified = schema.partition("(")[0].strip()
     namespace, _, rest = qualified.partition("::")
     name, _, overload = rest.partition(".")
+    if not _QUALIFIED_NAME.fullmatch(qualified):
+        return f"{qualified[:40]!r} is not the name of an operator"
     if namespace not in namespaces:
         return f"namespace {namespace[:40] or '?'} is not allowed; --allow-namespace adds one"
     plain = name.lstrip("_")
@@ -112,12 +118,14 @@ def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"
     ):
         return "not run for traces of unknown origin"
     try:
-        recorded = [argument.name for argument in torch._C.parse_schema(schema).arguments]
+        recorded = _argument_names(schema)
         # Operators that only TorchScript has, such as aten::save, are not in the dispatcher.
         if not torch._C._dispatch_has_kernel(f"{namespace}::{name}{overload and '.'}{overload}"):
             return "not in this torch"
         call = torch._C._get_operation_overload(f"{namespace}::{name}", overload)
         declared = torch._C._get_schema(f"{namespace}::{name}", overload)
+    except ValueError as error:
+        return str(error)
     except RuntimeError:
         call = None
     if call is None:
@@ -129,6 +137,32 @@ def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"
     run = _reshape_alias if name == "_reshape_alias" else call[0]
     run = with_argument_checks(f"{namespace}::{name}", run, list(by_name))
     return Operator(f"{namespace}::{name}", run, tuple(by_name[argument] for argument in recorded), order)
+
+
+def _argument_names(schema: str) -> list[str]:
+    """Return the names of the arguments of a recorded schema; their types are those that this torch declares.
+
+    torch's own parser would end the process: it recurses as deep as types are nested, and allocates N defaults for [N].
+
+    Raises:
+        ValueError: The text is not a schema.
+    """
+    names: list[str] = []
+    depth, name, is_default = 0, "", False
+    for part in _SCHEMA_PART.findall(schema, schema.find("(")):
+        depth += (part in "([") - (part in ")]")
+        if depth == 0 or (depth == 1 and part == ","):
+            names += [name] if name else []  # the star before keyword-only arguments has none
+            name, is_default = "", False
+        elif depth == 1 and part == "=":
+            is_default = True
+        elif depth == 1 and not is_default and part.isidentifier():
+            name = part
+        if depth == 0 or len(names) > _MAX_ARGUMENTS:
+            break
+    if depth or "(" not in schema:
+        raise ValueError("its schema was not recorded completely")
+    return names
 
 
 def _reshape_alias(tensor: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:

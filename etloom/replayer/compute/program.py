@@ -64,14 +64,17 @@ class Program:
 
 
 def build_program(
-    trace: Trace, namespaces: frozenset[str] = frozenset({"aten"}), step: int | None = None
+    trace: Trace,
+    namespaces: frozenset[str] = frozenset({"aten"}),
+    step: int | None = None,
+    subgraph: str | None = None,
 ) -> Program:
-    """Build the program of a linked trace, or of its step N.
+    """Build the program of a linked trace, or of the part that `select_nodes` selects.
 
     Raises:
         EtloomError: Nothing that can be replayed was recorded.
     """
-    nodes = select_nodes(trace, step).with_columns(pl.col(pl.Categorical).cast(pl.String))
+    nodes = select_nodes(trace, step, subgraph).with_columns(pl.col(pl.Categorical).cast(pl.String))
     timed = trace.links.join(trace.events.select(event="id", dur="dur"), on="event")
     durations: dict[int, int] = dict(timed.select("node", "dur").iter_rows())
     selection = select_operators(nodes, namespaces)
@@ -153,7 +156,10 @@ def _make_step(
     Raises:
         ValueError: With the reason why the recorded data are not sufficient.
     """
-    values = json.loads(node["inputs"] or "[]")
+    try:
+        values = json.loads(node["inputs"] or "[]")
+    except RecursionError:
+        raise ValueError("its inputs are nested too deeply") from None
     if not isinstance(values, list):
         raise ValueError("its inputs were not recorded as a list")
     if len(values) > len(operator.arguments):
@@ -165,6 +171,8 @@ def _make_step(
             continue
         inputs[place] = view = storages.view(row, new=False)
         index, item = row["index"], row["item"]
+        if not 0 <= index < len(values):
+            raise ValueError("a tensor was recorded that is not among its inputs")
         values[index] = view if item is None else _replace_item(values[index], item, view)
     input_ids = {row["storage_id"] for row in input_rows if not _is_null(row)}
     storages.forget(hidden - input_ids)

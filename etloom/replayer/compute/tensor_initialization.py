@@ -124,7 +124,7 @@ class _BoundsInference:
             self._propagate(step)
 
     def _limit_indices(self, name: str, args: dict[str, Any]) -> set[str]:
-        """Limit the indices that an operator reads; return the arguments that are limited."""
+        """Clamp index arguments to the size of what they index; return the names of the changed arguments."""
         argument, get_limit = _INDEX_LIMITS.get(name, ("", None))
         indices = args.get(argument)
         if get_limit is None or not isinstance(indices, TensorView):
