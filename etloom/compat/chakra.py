@@ -12,44 +12,142 @@ intended differences in flags, links and the file are listed in docs/coming-from
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import polars as pl
 
 from etloom import formats
 from etloom.api import export
+from etloom.api.arguments import writing
 from etloom.compat._command import run_command
+from etloom.core.errors import InvalidValue
+from etloom.core.paths import expand_home
+from etloom.core.trace import Trace
+from etloom.formats.execution_trace.writer import write_document
 from etloom.linker import link
 from etloom.linker.merging import select_rank
+
+StrPath = str | PathLike[str]
 
 _log = logging.getLogger("etloom.compat.chakra")
 
 
+class ChakraTraceLoader:
+    """Reads a trace of one rank."""
+
+    def load(self, path: StrPath, rank: int | None = None) -> Trace:
+        """Return the Trace of a file; rank: which one of a file that holds several. Raises ReadError."""
+        return select_rank(formats.read(expand_home(path)), rank, Path(path))
+
+
 class TraceLinker:
-    """Links a host execution trace with a device trace of one rank."""
+    """Links a host execution trace with a device trace of one rank.
 
-    def link(
-        self,
-        chakra_host_trace: str | PathLike[str],
-        chakra_device_trace: str | PathLike[str],
-        output_file: str | PathLike[str],
-        rank: int | None = None,
-    ) -> None:
-        """Write the ET+ of the two traces to ``output_file``. Raises ReadError, LinkError, EtloomError.
+    `link` does everything. The steps have Chakra's names, but take and return etloom's Traces and tables, not lists of
+    operators.
 
-        rank: which of several ranks of a device trace (Nsight), or the rank that both are of.
+    Attributes:
+        chakra_host_trace_loader: Reads the host trace.
+        chakra_device_trace_loader: Reads the device trace.
+    """
+
+    def __init__(self) -> None:
+        self.chakra_host_trace_loader = ChakraTraceLoader()
+        self.chakra_device_trace_loader = ChakraTraceLoader()
+
+    def link(self, *arguments: StrPath | int, **named: StrPath | int | None) -> None:
+        """Write the ET+ of two traces: ``link(rank, host, device, output)``, or ``link(host, device, output)``.
+
+        Args:
+            arguments: The rank and the paths, in Chakra's order.
+            named: The same by name: rank, chakra_host_trace, chakra_device_trace, output_file. The rank is optional:
+                which of several ranks of a device trace (Nsight), or the rank that both are of.
+
+        Raises:
+            ReadError, LinkError, EtloomError: As `etloom.link` and `etloom.export`.
         """
-        host, device = (
-            select_rank(formats.read(path), rank, path) for path in (chakra_host_trace, chakra_device_trace)
-        )
-        linked = link(host, device)
+        rank, host_path, device_path, output_file = _bind_link_arguments(arguments, named)
+        host = self.chakra_host_trace_loader.load(host_path, rank)
+        device = self.chakra_device_trace_loader.load(device_path, rank)
+        linked = self.link_traces(host, device)
         for name, severity, count, example in linked.stats.rows():
             if name.startswith("link.") or severity != "info":
                 level = logging.INFO if severity == "info" else logging.WARNING
                 _log.log(level, "%s: %d (%s)", name, count, example)
         _log.info("linked: %s", linked.meta.get("link"))
         export(linked, output_file, "etplus")
+
+    def link_traces(self, host: Trace, device: Trace, threshold: float = 1000) -> Trace:
+        """Return one linked Trace; threshold: see `enforce_inter_thread_order`. Raises LinkError."""
+        return link(host, device, inter_thread_threshold_us=threshold)
+
+    def enforce_inter_thread_order(self, device: Trace, threshold: float = 1000) -> pl.DataFrame:
+        """Return event, after, kind: the operator of another thread that an operator waited for.
+
+        Args:
+            device: A device trace, or a linked Trace.
+            threshold: Pause of a thread, in us, after which its next operator depends on another thread.
+        """
+        return link(device, inter_thread_threshold_us=threshold).thread_dependencies
+
+    def map_host_to_device_ops(self, linked: Trace) -> dict[int, int]:
+        """Return {id of a host operator in the execution trace: id of its event in ``linked.events``}."""
+        pairs = linked.links.join(linked.nodes.select("id", "et_id"), left_on="node", right_on="id")
+        return dict(pairs.select("et_id", "event").iter_rows())
+
+    def group_gpu_ops_by_cpu_launchers(self, linked: Trace) -> dict[int, list[int]]:
+        """Return {event of an operator: events of the GPU activities it launched}, in order of their ids."""
+        launches = linked.launches.drop_nulls(["operator", "device_event"]).sort("device_event")
+        grouped = launches.group_by("operator", maintain_order=True).agg("device_event")
+        return dict(grouped.iter_rows())
+
+    def construct_et_plus_data(self, linked: Trace) -> dict[str, Any]:
+        """Return the ET+ document of a linked Trace. Raises EtloomError."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rank.etplus.json"
+            export(linked, path, "etplus")
+            document: dict[str, Any] = json.loads(path.read_bytes())
+        return document
+
+    def dump_chakra_execution_trace_plus(self, data: Mapping[str, Any], output_file: StrPath) -> None:
+        """Write an ET+ document to a file, compressed if its name ends in .gz. Raises EtloomError."""
+        header = {name: value for name, value in data.items() if name != "nodes"}
+        nodes = pl.Series([json.dumps(node) for node in data["nodes"]], dtype=pl.String)
+        target = expand_home(output_file)
+        with writing(target):
+            write_document(target, header, iter([nodes]))
+
+
+_LINK_ARGUMENTS = ("chakra_host_trace", "chakra_device_trace", "output_file")
+
+
+def _bind_link_arguments(
+    arguments: Sequence[StrPath | int], named: Mapping[str, StrPath | int | None]
+) -> tuple[int | None, Path, Path, Path]:
+    """Return rank, host, device and output of `TraceLinker.link`; the only integer is the rank."""
+    ranks = [value for value in arguments if isinstance(value, int)]
+    files = [value for value in arguments if not isinstance(value, int)]
+    bound = dict(zip(_LINK_ARGUMENTS, files, strict=False)) | dict(named)
+    rank = bound.pop("rank", ranks[0] if ranks else None)
+    if (
+        set(bound) != set(_LINK_ARGUMENTS)
+        or len(files) > len(_LINK_ARGUMENTS)
+        or len(ranks) + ("rank" in named) > 1
+        or not (rank is None or isinstance(rank, int))
+    ):
+        raise InvalidValue(
+            f"link() got {len(arguments)} arguments and {', '.join(named) or 'no names'}",
+            remedy="expected link(rank, chakra_host_trace, chakra_device_trace, output_file); the rank is optional",
+        )
+    host, device, output = (expand_home(str(bound[name])) for name in _LINK_ARGUMENTS)
+    return rank, host, device, output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,4 +167,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown log level {args.log_level!r}")
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     files = (args.chakra_host_trace, args.chakra_device_trace, args.output_file)
-    return run_command("chakra_trace_link", lambda: TraceLinker().link(*files, args.rank))
+    return run_command("chakra_trace_link", lambda: TraceLinker().link(*files, rank=args.rank))

@@ -17,6 +17,7 @@ from etloom import formats
 from etloom.compat._command import run_command
 from etloom.compat.chakra_text import convert_text
 from etloom.core.errors import EtloomError
+from etloom.core.paths import expand_home
 from etloom.core.trace import Job, Trace
 from etloom.exports import chakra
 from etloom.exports.chakra_lint.list_schedule import schedule_nodes
@@ -32,7 +33,8 @@ def convert(source: str | PathLike[str], target: str | PathLike[str]) -> None:
             f"holds {len(trace)} ranks", where=source, remedy="etloom export writes one file per rank"
         )
     linked = _link_etplus(trace) if "etplus" in trace.meta.get("formats", ()) else link(trace)
-    chakra.write(linked, Path(target))
+    rank = linked.rank or 0
+    chakra.write_ranks({rank: linked}, {rank: expand_home(target)})
 
 
 def _link_etplus(trace: Trace) -> Trace:
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command ``chakra_converter``: exit status 0, 1 for an error reported in one line, 2 for wrong usage."""
     parser = argparse.ArgumentParser(
         prog="chakra_converter",
-        description="Convert traces to Chakra's (etloom in place of mlcommons/chakra).",
+        description="Convert traces to the Chakra format (etloom's replacement for the command of mlcommons/chakra).",
     )
     parser.add_argument("--log-filename", help="accepted and ignored: messages go to stderr")
     kinds = parser.add_subparsers(dest="kind", required=True)
@@ -90,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         if args.kind == "Text":
-            convert_text(Path(args.input), Path(args.output), args.num_npus, args.num_passes)
+            convert_text(expand_home(args.input), expand_home(args.output), args.num_npus, args.num_passes)
             return
         convert(args.input, args.output)
         if args.simulate:
-            print(describe_schedule(Path(args.output)))
+            print(describe_schedule(expand_home(args.output)))
 
     return run_command("chakra_converter", work)

@@ -1,14 +1,41 @@
-"""The command ``chakra_jsonizer`` of mlcommons/chakra: a .et as JSON. Unlike the peer's output, it is one valid
-object and numbers are numbers."""
+"""The command ``chakra_jsonizer`` of mlcommons/chakra: the messages of a .et as JSON objects, one after the other.
+
+Names and values are those of the peer (google.protobuf's MessageToJson): durationMicros, attr as a list of typed
+values, 64-bit numbers as text. ``etloom convert x.et x.json`` writes one valid object instead.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from google.protobuf import json_format
+
 from etloom.compat._command import run_command
-from etloom.exports import chakra_json
+from etloom.core.paths import expand_home
+from etloom.formats.chakra.et_files import load_file
+from etloom.formats.chakra.protobuf import NODE_TYPES
+from etloom.formats.io.atomic_file import open_atomic
+
+
+def write_objects(source: Path, target: Path) -> None:
+    """Write GlobalMetadata and all nodes of a .et file. Raises ReadError if it is not one."""
+    with open_atomic(target) as file:
+        for text in _format_messages(source):
+            file.write(text.encode())
+
+
+def _format_messages(source: Path) -> Iterator[str]:
+    file = load_file(source)
+    if file.metadata is not None:
+        yield json_format.MessageToJson(file.metadata)
+    for node in file.nodes:
+        content = json_format.MessageToDict(node.message)
+        if "type" in content:  # an enumeration in the schema
+            content["type"] = NODE_TYPES.get(content["type"], content["type"])
+        yield json.dumps(content, indent=2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,5 +46,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output_filename", required=True, help="the JSON to write; packed where it ends in .gz"
     )
     args = parser.parse_args(arguments)
-    paths = Path(args.input_filename), Path(args.output_filename)
-    return run_command("chakra_jsonizer", lambda: chakra_json.convert_messages(*paths))
+    paths = expand_home(args.input_filename), expand_home(args.output_filename)
+    return run_command("chakra_jsonizer", lambda: write_objects(*paths))

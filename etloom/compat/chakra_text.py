@@ -136,7 +136,13 @@ def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> lis
             for layer in layers:
                 communicate(layer, "WG_COMM", layer.weight, set())
         return nodes
-    run = _Pass(compute, communicate, sums_activations=kind != "DATA", sums_weights=kind != "MODEL")
+    run = _Pass(
+        compute,
+        communicate,
+        sums_activations=kind != "DATA",
+        sums_weights=kind != "MODEL",
+        inputs_first="MODEL" in kind,
+    )
     synced: list[int | None] = [None] * len(layers)
     last: int | None = None
     for _ in range(passes):
@@ -146,12 +152,17 @@ def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> lis
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward and one backward pass; the flags select which collectives take place."""
+    """One forward and one backward pass, with the nodes and the order of mlcommons/chakra.
+
+    The flags select which collectives take place, and whether the gradient of a layer's input is computed before that
+    of its weights, which then hides the collective of the input.
+    """
 
     compute: Callable[[Layer, str, Step, set[int | None]], int]
     communicate: Callable[[Layer, str, Step, set[int | None]], int | None]
     sums_activations: bool
     sums_weights: bool
+    inputs_first: bool
 
     def through(
         self, layers: list[Layer], bottom: int, last: int | None, synced: list[int | None]
@@ -171,13 +182,13 @@ class _Pass:
                     layer_0_sent = sent
                 else:
                     last = sent
+        if self.inputs_first:
+            return self._back_inputs_first(layers, last, synced)
         for number, layer in reversed(list(enumerate(layers))):
             if bottom and number == 0:
                 last = layer_0_sent  # layer 0 continues when its gradient has arrived
             last = gradient = self.compute(layer, "WG", layer.weight, {last})
-            synced[number] = (
-                self.communicate(layer, "WG_COMM", layer.weight, {gradient}) if self.sums_weights else None
-            )
+            synced[number] = self._sum_weights(layer, gradient)
             if number:
                 last = self.compute(layer, "IG", layer.input, {last})
                 if self.sums_activations:
@@ -185,3 +196,19 @@ class _Pass:
             if bottom and number == bottom:
                 layer_0_sent = self.communicate(layers[0], "IG_COMM", layers[0].input, {last})
         return last
+
+    def _back_inputs_first(
+        self, layers: list[Layer], last: int | None, synced: list[int | None]
+    ) -> int | None:
+        """Run the backward pass; the next layer waits for the gradient of the weights and for the sent one."""
+        on = {last}
+        for number, layer in reversed(list(enumerate(layers))):
+            gradient = self.compute(layer, "IG", layer.input, on)
+            sent = self.communicate(layer, "IG_COMM", layer.input, {gradient}) if number else None
+            last = self.compute(layer, "WG", layer.weight, {gradient})
+            synced[number] = self._sum_weights(layer, last)
+            on = {last, sent}
+        return last
+
+    def _sum_weights(self, layer: Layer, gradient: int) -> int | None:
+        return self.communicate(layer, "WG_COMM", layer.weight, {gradient}) if self.sums_weights else None

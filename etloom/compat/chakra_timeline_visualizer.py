@@ -15,15 +15,16 @@ from pathlib import Path
 from etloom.compat._command import run_command
 from etloom.core import categories
 from etloom.core.errors import EtloomError, ReadError
+from etloom.core.paths import expand_home
 
 _LINE = re.compile(r"(issue|callback),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,20}),[^=,]*=(.*)$")
 _TRACKS = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communication"}
 
 
-def draw(log: Path, target: Path, npus: int, megahertz: int) -> None:
+def draw(log: Path, target: Path, npus: int, megahertz: float) -> None:
     """Write the Chrome trace of the first ``npus`` NPUs, of a clock of ``megahertz``. Raises ReadError,
     EtloomError."""
-    if megahertz < 1:
+    if not megahertz >= 1:
         raise EtloomError("the clock of an NPU has at least 1 MHz", where="--npu_frequency")
     begun: dict[tuple[int, int], int] = {}
     events: list[dict[str, object]] = []
@@ -64,14 +65,24 @@ def _find_track(name: str) -> int:
     return 4 if "COMM_" in name or categories.parse_collective(name) else 3
 
 
+def parse_megahertz(text: str) -> float:
+    """Parse a frequency in MHz, or with the unit Hz, kHz, MHz or GHz. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmg]?hz)?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"expected a frequency such as 1500 or 1.5GHz, got {text!r}")
+    return float(match[1]) * {"hz": 1e-6, "khz": 1e-3, "mhz": 1.0, "ghz": 1e3}[match[2] or "mhz"]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command ``chakra_timeline_visualizer``: exit status 0, 1 for an error in one line, 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="chakra_timeline_visualizer", description="Draw a simulator's log.")
     parser.add_argument("--input_filename", required=True, help="the log")
     parser.add_argument("--output_filename", required=True, help="the Chrome trace to write")
     parser.add_argument("--num_npus", type=int, required=True)
-    parser.add_argument("--npu_frequency", type=int, required=True, help="MHz")
+    parser.add_argument(
+        "--npu_frequency", type=parse_megahertz, required=True, help="MHz, or with a unit: 1.5GHz"
+    )
     parser.add_argument("--log_filename", help="accepted and ignored: messages go to stderr")
     args = parser.parse_args(arguments)
-    paths = Path(args.input_filename), Path(args.output_filename)
+    paths = expand_home(args.input_filename), expand_home(args.output_filename)
     return run_command("chakra_timeline_visualizer", lambda: draw(*paths, args.num_npus, args.npu_frequency))

@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 
 from etloom.compat._command import run_command
 from etloom.core.errors import EtloomError
+from etloom.core.paths import expand_home
 from etloom.formats.chakra.et_files import ChakraNode, load_file
 
 _ARROWS = {"data": "normal", "control": "tee"}
@@ -81,5 +82,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--input_filename", required=True, help="the .et")
     parser.add_argument("--output_filename", required=True, help="what to write: .dot, .graphml or .pdf")
     args = parser.parse_args(arguments)
-    paths = Path(args.input_filename), Path(args.output_filename)
+    paths = expand_home(args.input_filename), expand_home(args.output_filename)
     return run_command("chakra_visualizer", lambda: visualize(*paths))

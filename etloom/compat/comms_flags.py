@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from etloom.core.errors import UnknownName
-from etloom.replayer.comms.backends import check_backend
+from etloom.replayer.comms.comms_options import check_backend
 from etloom.replayer.plan import COLLECTIVES, MESSAGES
 
 _NOT_QUANTIZED = "nothing is quantised"

@@ -21,11 +21,12 @@ import polars as pl
 from etloom.compat import comms_flags
 from etloom.compat._command import run_command
 from etloom.core.errors import EtloomError
+from etloom.core.paths import expand_home
 from etloom.core.trace import Job
 from etloom.loading import LoadOptions, load_path
 from etloom.replayer.comms.callbacks import Callbacks
 from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
-from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
+from etloom.replayer.comms.plan_builder import PlanOptions, plan_replay
 from etloom.replayer.comms.replay import replay_comms
 from etloom.replayer.comms.results import TOTAL_HEADERS
 from etloom.replayer.launch_environment import Process
@@ -81,7 +82,7 @@ def replay(args: argparse.Namespace) -> None:
     if args.colls_per_batch > 0:
         _print_table(summarize_batches(result.calls, args.colls_per_batch))
     if args.output_path:
-        _write_results(result, Path(args.output_path), output_ranks)
+        _write_results(result, expand_home(args.output_path), output_ranks)
 
 
 def _output_ranks(args: argparse.Namespace, world_size: int) -> Iterable[int]:
@@ -90,7 +91,7 @@ def _output_ranks(args: argparse.Namespace, world_size: int) -> Iterable[int]:
     if not args.output_path:
         raise EtloomError("--output-ranks requires --output-path", remedy="add --output-path FOLDER")
     if missing := [rank for rank in args.output_ranks if rank >= world_size]:
-        raise EtloomError(f"--output-ranks: there is no rank {missing[0]} of {world_size}")
+        raise EtloomError(f"--output-ranks: unknown rank {missing[0]} of {world_size}")
     ranks: Iterable[int] = args.output_ranks
     return ranks
 
@@ -117,7 +118,7 @@ def _first_existing_path(text: str) -> Path:
     """
     if "://" in text:
         raise EtloomError("traces are read from files", where=text, remedy="fetch it first")
-    paths = [Path(text), *(Path(path.strip()) for path in text.split(",") if path.strip())]
+    paths = [expand_home(text), *(expand_home(path.strip()) for path in text.split(",") if path.strip())]
     return next((path for path in paths if path.exists()), paths[0])
 
 

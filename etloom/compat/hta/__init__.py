@@ -2,7 +2,7 @@
 
     from etloom.compat.hta import TraceAnalysis, execution_trace
 
-Needs pandas: ``pip install "etloom[pandas]"``. docs/coming-from-hta.md lists every figure that
+Needs pandas: ``pip install pandas``. docs/coming-from-hta.md lists every figure that
 differs from HTA's, and why.
 """
 
@@ -10,14 +10,22 @@ from __future__ import annotations
 
 from etloom.compat.hta import execution_trace
 from etloom.compat.hta.analysis import TraceAnalysis
-from etloom.compat.hta.counters import TimeSeriesTypes
+from etloom.compat.hta.counters import CUDA_SASS_INSTRUCTION_COUNTER_FLOPS, TimeSeriesTypes
+from etloom.compat.hta.critical_path import CPGraph, restore_cpgraph
+from etloom.compat.hta.frames import flatten_column_names
+from etloom.compat.hta.kernel_names import shorten_kernel_name as shorten_name
 from etloom.compat.hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
 
 __all__ = [
+    "CUDA_SASS_INSTRUCTION_COUNTER_FLOPS",
+    "CPGraph",
     "DeviceType",
     "LabeledTrace",
     "TimeSeriesTypes",
     "TraceAnalysis",
     "TraceDiff",
     "execution_trace",
+    "flatten_column_names",
+    "restore_cpgraph",
+    "shorten_name",
 ]

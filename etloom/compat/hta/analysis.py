@@ -1,20 +1,21 @@
 """HTA's TraceAnalysis: the methods that return a table, on top of etloom's analyses.
 
-Times are in us, as in HTA. ``visualize`` is accepted and draws nothing: `etloom report` draws.
+Times are in us, as in HTA. ``visualize`` draws in notebooks, see `charts`; ``image_renderer`` is accepted and ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from etloom import api
+from etloom.compat.hta import charts
 from etloom.compat.hta.critical_path import CriticalPath
 from etloom.compat.hta.frames import US, HtaTrace, drop_last_step, frame_to_pandas
 from etloom.compat.hta.run_access import group_small_names, summarize_durations
+from etloom.compat.hta.trace_files import TraceFiles, resolve_trace_files
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Job
 from etloom.linker.selection import select_part
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class TraceAnalysis(CriticalPath):
-    """``trace_dir``: a folder of traces; ``trace_files``: {rank: file}. ``t`` is the `HtaTrace`, ``job`` etloom's.
+    """``trace_dir``: a folder of traces; ``trace_files``: {rank: file} or files, relative names being of trace_dir.
+
+    ``t`` is the `HtaTrace`, ``job`` etloom's.
 
     As in HTA, host events from the start of the last ProfilerStep on are dropped unless include_last_profiler_step.
     Raises as `etloom.open`.
@@ -33,11 +36,11 @@ class TraceAnalysis(CriticalPath):
 
     def __init__(
         self,
-        trace_files: Mapping[int, str] | None = None,
+        trace_files: TraceFiles | None = None,
         trace_dir: str | PathLike[str] = ".",
         include_last_profiler_step: bool | None = False,
     ) -> None:
-        job = api.open(trace_files if trace_files is not None else trace_dir)
+        job = api.open(resolve_trace_files(trace_files, trace_dir))
         self.full_job = job
         self.job: Job = job if include_last_profiler_step else job.map(drop_last_step)
         self.t = HtaTrace(self.job)
@@ -45,7 +48,11 @@ class TraceAnalysis(CriticalPath):
     def get_comm_comp_overlap(self, visualize: bool = True) -> pd.DataFrame:
         """rank, comp_comm_overlap_pctg: of the communication, in percent; NaN without any."""
         rows = self._over_all_steps("comm-overlap")
-        return frame_to_pandas(rows.select("rank", comp_comm_overlap_pctg=pl.col("overlap_pct").round(2)))
+        frame = frame_to_pandas(rows.select("rank", comp_comm_overlap_pctg=pl.col("overlap_pct").round(2)))
+        if visualize:
+            title = "Communication that computation overlaps, percent"
+            charts.show_bars(frame, title, x="rank", y="comp_comm_overlap_pctg")
+        return frame
 
     def get_profiler_steps(self) -> list[int]:
         """The steps that any rank recorded, in order."""
@@ -63,7 +70,7 @@ class TraceAnalysis(CriticalPath):
             "compute": pl.col("compute_ns"),
             "non_compute": span - pl.col("compute_ns") - pl.col("idle_ns"),
         }
-        return frame_to_pandas(
+        frame = frame_to_pandas(
             rows.select(
                 "rank",
                 *((part / US).alias(f"{name}_time(us)") for name, part in parts.items()),
@@ -71,6 +78,10 @@ class TraceAnalysis(CriticalPath):
                 *((100 * part / span).round(2).alias(f"{name}_time_pctg") for name, part in parts.items()),
             )
         )
+        if visualize:
+            shares = [f"{name}_time_pctg" for name in parts]
+            charts.show_shares(frame, "Time of the device", x="rank", parts=shares, y="percent")
+        return frame
 
     def get_gpu_kernel_breakdown(
         self,
@@ -95,9 +106,14 @@ class TraceAnalysis(CriticalPath):
             sum=pl.col("time_ns") / US,
             percentage=(100 * pl.col("time_ns") / pl.col("time_ns").sum()).round(1),
         ).sort("sum", descending=True)
-        return frame_to_pandas(by_kind), frame_to_pandas(
-            self._kernels(duration_ratio, num_kernels, include_memory_kernels)
-        )
+        types = frame_to_pandas(by_kind)
+        kernels = frame_to_pandas(self._kernels(duration_ratio, num_kernels, include_memory_kernels))
+        if visualize:
+            charts.show_bars(types, "Time by kernel type, us", x="kernel_type", y="sum")
+            charts.show_bars(
+                kernels, "Time by kernel", x="name", y="sum (us)", color="kernel_type", rows="rank"
+            )
+        return types, kernels
 
     def get_potential_stragglers(
         self,
@@ -106,7 +122,7 @@ class TraceAnalysis(CriticalPath):
         visualize: bool = False,
         straggler_identification_impl: Any = None,
     ) -> list[int]:
-        """The ranks that delay the others most, at most num_candidates.
+        """The ranks that delay the others most, at most num_candidates (below 1 means 1, as in HTA).
 
         HTA looks at one kernel of ncclKernel's older names; here each communication counts, on one clock.
         profiler_steps: only communications that began in these steps. Raises UnknownName for another, and
@@ -123,8 +139,12 @@ class TraceAnalysis(CriticalPath):
         )
         late = pl.concat(api.analyze(run, "stragglers").select("rank", "delay_ns") for run in runs)
         summed = late.group_by("rank").agg(pl.col("delay_ns").sum()).filter(pl.col("delay_ns") > 0)
-        worst: list[int] = summed.sort("delay_ns", "rank", descending=(True, False))["rank"].to_list()
-        return worst[:num_candidates]
+        summed = summed.sort("delay_ns", "rank", descending=(True, False))
+        if visualize:
+            frame = frame_to_pandas(summed.select("rank", delay=pl.col("delay_ns") / US))
+            charts.show_bars(frame, "Delay of other ranks, us", x="rank", y="delay")
+        worst: list[int] = summed["rank"].to_list()
+        return worst[: max(num_candidates, 1)]
 
     def _kernels(self, ratio: float, max_names: int, memory: bool) -> pl.DataFrame:
         kinds = ["COMMUNICATION", "COMPUTATION", *(["MEMORY"] if memory else [])]

@@ -9,6 +9,7 @@ import polars as pl
 
 from etloom.analyses.annotations import ON_DEVICE
 from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.compat.hta import charts
 from etloom.compat.hta.frames import frame_to_pandas
 from etloom.compat.hta.kernel_names import shorten_kernel_name
 from etloom.compat.hta.run_access import add_frame_index, group_small_names, summarize_durations
@@ -35,23 +36,24 @@ class Annotations(Sequences):
     ) -> pd.DataFrame | None:
         """name, sum (us), max (us), min (us), stddev, mean (us), rank; None where there are none.
 
-        allowlist_patterns: parts of names. Names beyond num_kernels, and beyond duration_ratio of the rank's time,
-        are "others", whose statistics are of its annotations.
+        Names beyond num_kernels, and beyond duration_ratio of the rank's time, are "others", whose statistics are of
+        its annotations. Names that contain one of the texts allowlist_patterns keep their own row.
         """
         categories = [ON_DEVICE] if use_gpu_annotation else sorted(kinds.ANNOTATION_CATEGORIES)
         parts = []
         for rank, trace in self.job.items():
             marks = trace.events.filter(pl.col("cat").is_in(categories) & pl.col("dur").is_not_null())
             marks = marks.select(pl.col("name").cast(pl.String), "dur")
-            if allowlist_patterns is not None:
-                matches = (pl.col("name").str.contains(part, literal=True) for part in allowlist_patterns)
-                marks = marks.filter(pl.any_horizontal(matches))
-            summary = summarize_durations(group_small_names(marks, duration_ratio, num_kernels), "name").sort(
-                "name"
-            )
+            grouped = group_small_names(marks, duration_ratio, num_kernels, allowlist_patterns or ())
+            summary = summarize_durations(grouped, "name").sort("name")
             parts.append(summary.with_columns(rank=pl.lit(rank, pl.Int64)))
         table = pl.concat(parts)
-        return None if table.is_empty() else frame_to_pandas(table)
+        if table.is_empty():
+            return None
+        frame = frame_to_pandas(table)
+        if visualize:
+            charts.show_bars(frame, "Time by annotation", x="name", y="sum (us)", rows="rank")
+        return frame
 
     def get_gpu_kernels_with_user_annotations(
         self, rank: int, expand_names: bool = True, shorten_names: bool = True
@@ -59,7 +61,7 @@ class Annotations(Sequences):
         """The frame's rows of device work with ``user_annotation``, the innermost annotation around the launch (as a
         number, -1 for none), and with expand_names the texts s_name, s_cat, s_user_annotation.
 
-        None for a trace whose devices show no annotations.
+        Numbered from 0, with ``end`` after ``dur``. None for a trace whose devices show no annotations.
         """
         ((_, trace),) = self._select_ranks([rank])
         if not trace.events.select((pl.col("cat") == ON_DEVICE).any()).item():
@@ -84,4 +86,5 @@ class Annotations(Sequences):
             if shorten_names:
                 rows["s_name"] = [shorten_kernel_name(name) for name in rows["s_name"]]
             rows["s_user_annotation"] = ["" if text is None else text for text in texts]
-        return rows
+        rows.insert(rows.columns.get_loc("dur") + 1, "end", rows.pop("end"))
+        return rows.reset_index(drop=True)

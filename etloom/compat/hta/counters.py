@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 BLOCKS = 1024
 """Launches that may wait on a stream before the next one blocks."""
 SUFFIX = "_with_counters"
+CUDA_SASS_INSTRUCTION_COUNTER_FLOPS = {
+    f"smsp__sass_thread_inst_executed_op_{operation}_pred_on.sum": 2 if operation.endswith("fma") else 1
+    for operation in ("ffma", "fmul", "fadd", "hfma", "hmul", "hadd", "dfma", "dmul", "dadd")
+}
+"""FLOPs of one instruction that each hardware counter counts: a fused multiply-add is two."""
 
 
 class TimeSeriesTypes(Flag):
@@ -176,8 +181,10 @@ def _queue(trace: Trace) -> pl.DataFrame:
 
 
 def _bandwidth(trace: Trace) -> pl.DataFrame | None:
-    """ts, pid (of the device), name, memory_bw_gbps at each change, one memcpy direction after the other; None for a
-    trace without memcpys, or with neither their size nor their bandwidth."""
+    """Return one row per change of the memcpy bandwidth (ts, pid of the device, name, memory_bw_gbps), by direction.
+
+    None if the trace has no memcpys, or neither their sizes nor their bandwidths.
+    """
     try:
         table = api.analyze(trace, "memory-bandwidth").sort("name", "ts_ns", maintain_order=True)
     except AnalysisError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -13,6 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import api
+from etloom.api.arguments import writing
 from etloom.compat.hta import overlays
 from etloom.compat.hta.annotations import Annotations
 from etloom.compat.hta.frames import US, HtaTrace, frame_to_pandas
@@ -20,7 +24,9 @@ from etloom.compat.hta.kernel_names import shorten_kernel_name
 from etloom.compat.hta.run_access import add_frame_index
 from etloom.core import categories
 from etloom.core.arrays import is_in, rows_of_ids
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import AnalysisError, ReadError
+from etloom.core.paths import expand_home
+from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
 from etloom.linker.selection import keep_events
 
@@ -35,6 +41,7 @@ _TYPE = {
 }
 """Kind of a dependency -> HTA's word; any other is critical_path_dependency."""
 _DATA_LOADING = "data_loading"
+_PATH_FILE, _EVENTS_FILE, _FACTS_FILE = "path.parquet", "events.parquet", "facts.json"
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,23 @@ class CPGraph:
         table = self.get_critical_path_breakdown().groupby("bound_by")["duration"].sum()
         return 100 * table / table.sum()
 
+    def save(self, out_dir: str | PathLike[str]) -> str:
+        """Write the path to ``out_dir``.zip, from which `restore_cpgraph` reads it; returns that file.
+
+        Raises:
+            EtloomError: The file cannot be written.
+        """
+        target = Path(f"{expand_home(out_dir)}.zip")
+        ((_, part),) = self.job.items()
+        tables = {_PATH_FILE: self.path, _EVENTS_FILE: part.events.select("id")}
+        with writing(target), zipfile.ZipFile(target, "w") as archive:
+            for name, table in tables.items():
+                content = io.BytesIO()
+                table.write_parquet(content)
+                archive.writestr(name, content.getvalue())
+            archive.writestr(_FACTS_FILE, json.dumps({"data_load_events": list(self.data_load_events)}))
+        return str(target)
+
     def _bound_by(self) -> pl.Expr:
         loads = [pl.col("name").str.contains(part, literal=True) for part in self.data_load_events]
         return (
@@ -99,6 +123,35 @@ class CPGraph:
             .then(pl.lit("cpu_bound"))
             .otherwise(pl.lit(""))
         )
+
+
+def restore_cpgraph(zip_filename: str | PathLike[str], t_full: HtaTrace, rank: int) -> CPGraph:
+    """Read a path that `CPGraph.save` wrote.
+
+    Args:
+        zip_filename: The file.
+        t_full: The run that it was computed on, ``TraceAnalysis(...).t``.
+        rank: Its rank.
+
+    Raises:
+        UnknownRank: The run does not hold the rank.
+        ReadError: The file cannot be read, or is not of `CPGraph.save`.
+    """
+    if rank not in t_full.job:
+        raise unknown_rank_error(rank, t_full.job)
+    trace = t_full.job[rank]
+    try:
+        with zipfile.ZipFile(expand_home(zip_filename)) as archive:
+            path, ids = (
+                pl.read_parquet(io.BytesIO(archive.read(name)), hive_partitioning=False)
+                for name in (_PATH_FILE, _EVENTS_FILE)
+            )
+            loads = json.loads(archive.read(_FACTS_FILE))["data_load_events"]
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError) as error:
+        problem = f"is not a saved critical path: {error}"
+        raise ReadError(problem, where=zip_filename, remedy="name a file that CPGraph.save wrote") from None
+    part = keep_events(trace, trace.events["id"].is_in(ids["id"].implode()).to_numpy())
+    return CPGraph(Job({rank: part}), path, t_full, tuple(loads))
 
 
 class CriticalPath(Annotations):
@@ -136,16 +189,22 @@ class CriticalPath(Annotations):
     ) -> str:
         """Write output_dir/overlaid_critical_path_<name of the trace>; returns the file.
 
-        It holds the part of the trace, the path as arrows, and an argument ``critical`` on what is on the path.
+        It holds the trace, the path as arrows, and an argument ``critical`` on what is on the path.
 
         only_show_critical_events: leave out all else but annotations and Python frames. show_all_edges: draw every
         edge of the graph too, where all events are shown.
         """
         if rank not in critical_path_graph.job:
             raise AnalysisError(f"the path is not of rank {rank}", remedy="ask for the rank it was made of")
-        target = Path(output_dir) / overlays.overlay_path(self._source(rank), "overlaid_critical_path")
-        trace, path = critical_path_graph.job[rank], critical_path_graph.path
-        overlay = overlays.add_critical_path(trace, rank, path, only_show_critical_events, show_all_edges)
+        target = expand_home(output_dir) / overlays.overlay_path(self._source(rank), "overlaid_critical_path")
+        overlay = overlays.add_critical_path(
+            self.full_job[rank],
+            critical_path_graph.job[rank],
+            rank,
+            critical_path_graph.path,
+            only_show_critical_events,
+            show_all_edges,
+        )
         return str(api.export(overlay, target, "chrome"))
 
 

@@ -9,7 +9,8 @@ import polars as pl
 
 from etloom import api
 from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.compat.hta.frames import US, frame_to_pandas
+from etloom.compat.hta import charts
+from etloom.compat.hta.frames import US, frame_to_pandas, import_pandas
 from etloom.compat.hta.run_access import RunAccess
 from etloom.core.trace import Trace
 
@@ -31,7 +32,10 @@ class Device(RunAccess):
         include_memory_events: bool = True,
         visualize: bool = True,
     ) -> dict[int, pd.DataFrame]:
-        """{rank: correlation, cpu_duration, gpu_duration, launch_delay} of every piece of device work, us."""
+        """{rank: correlation, cpu_duration, gpu_duration, launch_delay} of every piece of device work, us.
+
+        The cutoffs, in us, are those of the charts.
+        """
         frames = {}
         for rank, trace in self._select_ranks(ranks):
             work = select_launched_work(trace, "correlation", "launch_ts", "launch_end", "ts", "dur", "kind")
@@ -47,6 +51,13 @@ class Device(RunAccess):
                     launch_delay=delay / US,
                 )
             )
+            if visualize:
+                for column, above in (
+                    ("cpu_duration", runtime_cutoff),
+                    ("launch_delay", launch_delay_cutoff),
+                ):
+                    title = f"Rank {rank}: {column} above {above} us"
+                    charts.show_histogram(frames[rank], title, column=column, above=above)
         return frames
 
     def get_idle_time_breakdown(
@@ -59,16 +70,18 @@ class Device(RunAccess):
         consecutive_kernel_delay: int = 30,
     ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
         """(rank, stream, idle_category, idle_time in us, its share of the stream's; statistics of the gaps, if asked
-        for). consecutive_kernel_delay: us."""
+        for).
+
+        streams: of all streams if empty or None; work that states no stream is left out. consecutive_kernel_delay: us.
+        """
         rows, gaps = [], []
         for rank, trace in self._select_ranks(ranks):
             table = api.analyze(trace, "idle-time", consecutive_kernel_delay=1000 * consecutive_kernel_delay)
+            table = table.drop_nulls("stream")  # HTA leaves out activities that name no stream
             table = table.filter(pl.col("step").is_null())
             rank_gaps = _gaps(trace, 1000 * consecutive_kernel_delay)
-            if streams is not None:
-                table, rank_gaps = (
-                    frame.filter(pl.col("stream").is_in(list(streams))) for frame in (table, rank_gaps)
-                )
+            selected = pl.col("stream").is_in(list(streams)) if streams else pl.col("stream").is_not_null()
+            table, rank_gaps = table.filter(selected), rank_gaps.filter(selected)
             named = pl.lit(rank, pl.Int64).alias("rank")
             rows.append(
                 table.select(
@@ -81,11 +94,18 @@ class Device(RunAccess):
             )
             gaps.append(rank_gaps.with_columns(named))
         breakdown = frame_to_pandas(pl.concat(rows))
+        if visualize:
+            value = "idle_time_ratio" if visualize_pctg else "idle_time"
+            title = "Idle time of streams"
+            charts.show_bars(breakdown, title, x="stream", y=value, color="idle_category", rows="rank")
         if not show_idle_interval_stats:
             return breakdown, None
         every = frame_to_pandas(pl.concat(gaps))
-        stats = every.groupby(["cause", "rank", "stream"])["gap"].describe().reset_index(["rank", "stream"])
-        return breakdown, stats.rename_axis("idle_category").sort_values(["rank", "stream"], kind="stable")
+        stats = every.groupby(["cause", "rank", "stream"])["gap"].describe()
+        if every.empty:  # pandas drops the levels of the index
+            stats.index = import_pandas().MultiIndex.from_frame(every[["cause", "rank", "stream"]])
+        stats = stats.reset_index(["rank", "stream"]).rename_axis("idle_category")
+        return breakdown, stats.sort_values(["rank", "stream"], kind="stable")
 
 
 def _gaps(trace: Trace, delay: int) -> pl.DataFrame:

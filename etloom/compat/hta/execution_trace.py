@@ -11,6 +11,7 @@ import polars as pl
 from etloom import api
 from etloom.compat.hta.frames import HtaTrace, frame_indices
 from etloom.core.errors import EtloomError, ReadError, UnknownName
+from etloom.core.paths import expand_home
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.node_json import NodeTexts
 
@@ -31,7 +32,7 @@ _SIDES = {
 
 def load_execution_trace(et_file: str | PathLike[str]) -> Trace:
     """The Trace of an execution-trace file of any schema. Raises ReadError."""
-    trace = api.read(et_file)
+    trace = api.read(expand_home(et_file))
     if not isinstance(trace, Trace) or not trace.nodes.height:
         raise ReadError(
             "is no execution trace", where=et_file, remedy="name the file with the operators' nodes"
@@ -75,7 +76,8 @@ def _values(et: Trace, nodes: pl.DataFrame, column: str) -> list[Any]:
     if name not in nodes.columns:
         column_names = ["et_node_name", *_SIDES, *nodes.columns]
         raise UnknownName("column of execution-trace nodes", column, column_names)
-    return nodes[name].to_list()
+    values = nodes[name]
+    return (values.fill_null("") if name == "op_schema" else values).to_list()
 
 
 def _unlinked(trace: Trace) -> Trace:

@@ -77,7 +77,7 @@ def import_pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise EtloomError("pandas is not installed", remedy='pip install "etloom[pandas]"') from None
+        raise EtloomError("pandas is not installed", remedy="pip install pandas") from None
     return pandas
 
 
@@ -85,6 +85,12 @@ def frame_to_pandas(table: pl.DataFrame) -> pd.DataFrame:
     """A polars table as a pandas one, with numpy columns and NaN for null, as HTA's are."""
     import_pandas()
     return table.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String)).to_pandas()
+
+
+def flatten_column_names(df: pd.DataFrame) -> None:
+    """Join the levels of a frame's column names with "_", in the frame itself."""
+    if df.columns.nlevels > 1:
+        df.columns = ["_".join(names).rstrip("_") for names in df.columns]
 
 
 class SymbolTable:
@@ -195,7 +201,8 @@ def timed_events(trace: Trace) -> pl.DataFrame:
 
 def frame_indices(trace: Trace) -> pl.DataFrame:
     """id, index: the position of each event in the file, as HTA counts, or its id if positions are not unique."""
-    events = trace.events.select("id", index="position")
+    is_captured = arrays.is_in(trace.events["cat"], categories.CAPTURED)
+    events = trace.events.filter(~pl.Series(is_captured)).select("id", index="position")
     has_positions = not events["index"].null_count() and not events["index"].is_duplicated().any()
     return events if has_positions else events.select("id", index="id")
 

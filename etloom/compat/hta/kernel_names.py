@@ -6,12 +6,14 @@ MEMORY_OPERATIONS = ("Memcpy", "Memset", "hipMemcpy", "hipMemset")
 
 
 def shorten_kernel_name(name: str) -> str:
-    """The bare name of a kernel, without template arguments, parameters and return type; memcpy and memset names are
-    kept."""
-    if name.startswith(MEMORY_OPERATIONS):
+    """Return the bare name of a kernel, without template arguments, parameters and return type.
+
+    Names of memcpys and memsets, and names without "<" and "(" (of annotations and operators), stay as they are.
+    """
+    if name.startswith(MEMORY_OPERATIONS) or not ("<" in name or "(" in name):
         return name
     chars, depth = [], 0
-    for char in name.replace("(anonymous namespace)::", ""):
+    for char in name.replace("(anonymous namespace)::", "").replace("->", ""):
         if char in "<(":
             depth += 1
         elif char in ">)":

@@ -66,18 +66,19 @@ def add_sequences(trace: Trace, calls: pl.DataFrame, numbers: Mapping[str, int] 
 
 
 def add_critical_path(
-    trace: Trace, rank: int, path: pl.DataFrame, only_critical: bool, all_edges: bool
+    trace: Trace, part: Trace, rank: int, path: pl.DataFrame, only_critical: bool, all_edges: bool
 ) -> Trace:
     """The trace with an argument ``critical`` on the events of a path and arrows from one to the next.
 
+    part: The analyzed part of the trace, to which the arrows belong.
     only_critical: without other events but annotations and Python frames. all_edges: with every edge of the graph.
     """
     events = trace.events
     on_path = events["id"].is_in(path["event"].drop_nulls().cast(pl.UInt32).implode())
     arguments = pl.select(pl.when(on_path).then(pl.lit('{"critical": 1}'))).to_series()
-    ends = [trace.flows, _flows(trace, build_critical_path_arrows({rank: trace}, 0)[rank])]
+    ends = [trace.flows, _flows(trace, build_critical_path_arrows({rank: part}, 0)[rank])]
     if all_edges and not only_critical:
-        ends.append(_flows(trace, build_edge_arrows(trace, _FIRST_EDGE)))
+        ends.append(_flows(trace, build_edge_arrows(part, _FIRST_EDGE)))
     overlay = _add_argument(trace, arguments).replace(None, flows=pl.concat(ends))
     if not only_critical:
         return overlay

@@ -57,9 +57,14 @@ def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
     )
 
 
-def group_small_names(times: pl.DataFrame, ratio: float, max_names: int) -> pl.DataFrame:
-    """name, dur with names as "others" where there are more than ``most``: those beyond ``most`` and beyond ``ratio``
-    of the time."""
+def group_small_names(
+    times: pl.DataFrame, ratio: float, max_names: int, always_shown: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Return name, dur, with small names as "others" if there are more than ``max_names`` names.
+
+    Small are those beyond ``max_names`` and those beyond ``ratio`` of the time, unless they contain one of the texts
+    of ``always_shown``.
+    """
     sums = (
         times.group_by("name")
         .agg(pl.col("dur").sum().alias("total"))
@@ -69,5 +74,9 @@ def group_small_names(times: pl.DataFrame, ratio: float, max_names: int) -> pl.D
         return times.select("name", "dur")
     before = pl.col("total").cum_sum() - pl.col("total")
     below_limit = (pl.int_range(pl.len()) < max_names) & (before < ratio * pl.col("total").sum())
-    labels = sums.select("name", shown=pl.when(below_limit).then("name").otherwise(pl.lit("others")))
+    is_shown = (pl.col("name").str.contains(text, literal=True) for text in always_shown)
+    labels = sums.select(
+        "name",
+        shown=pl.when(pl.any_horizontal(below_limit, *is_shown)).then("name").otherwise(pl.lit("others")),
+    )
     return times.join(labels, on="name").select(name="shown", dur="dur")

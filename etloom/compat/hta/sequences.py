@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from etloom import api
 from etloom.analyses.kernel_sequences import find_occurrences
-from etloom.compat.hta import overlays
+from etloom.compat.hta import charts, overlays
 from etloom.compat.hta.counters import Counters
 from etloom.compat.hta.frames import US, frame_to_pandas
+from etloom.core import categories
+from etloom.core.arrays import is_in
+from etloom.core.paths import expand_home
 from etloom.core.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_KERNEL_CATEGORIES = (
+    categories.DEVICE_CATEGORIES - categories.MEMCPY_CATEGORIES - categories.MEMSET_CATEGORIES
+)
+
+_DRAWN_ROWS = 20
 
 
 class Sequences(Counters):
@@ -28,7 +36,8 @@ class Sequences(Counters):
     ) -> dict[int, pd.DataFrame]:
         """{rank: aten_op_name, kernel_sequence, occurrence_count, avg_aten_op_launch_delay, avg_runtime_delay}, us.
 
-        Covers kernels only, not memcpy and memset. sort_by: columns, the greatest first; by default occurrence_count.
+        Covers kernels (of MTIA all device events), not memcpy and memset. sort_by: columns, the greatest first; by
+        default occurrence_count.
         """
         frames = {}
         for rank, trace in self._select_ranks(ranks):
@@ -44,6 +53,8 @@ class Sequences(Counters):
                 )
                 .sort(*(sort_by or ["occurrence_count"]), descending=True, maintain_order=True)
             )
+            title = f"Rank {rank}: operators and their kernels"
+            charts.show_bars(frames[rank].head(_DRAWN_ROWS), title, x="aten_op_name", y="occurrence_count")
         return frames
 
     def get_frequent_cuda_kernel_sequences(
@@ -82,14 +93,20 @@ class Sequences(Counters):
         if output_dir:
             occurrences = calls.join(table.head(top_k).select("pattern", "count"), on="pattern")
             numbers = self.t.symbol_table.sym_index if compress_other_kernels else None
-            target = Path(output_dir) / overlays.overlay_path(self._source(rank), "overlaid")
+            target = expand_home(output_dir) / overlays.overlay_path(self._source(rank), "overlaid")
             api.export(overlays.add_sequences(trace, occurrences, numbers), target, "chrome")
-        return frame_to_pandas(table)
+        frame = frame_to_pandas(table)
+        if visualize:
+            charts.show_bars(
+                frame.head(top_k), "Sequences of kernels", x="pattern", y="GPU kernel duration (us)"
+            )
+        return frame
 
 
 def _kernels_only(trace: Trace) -> Trace:
     """The trace without the launches of memcpys and memsets."""
-    kernels = trace.events.filter(pl.col("cat") == "kernel")["id"]
+    events = trace.events
+    kernels = events.filter(is_in(events["cat"], _KERNEL_CATEGORIES))["id"]
     return trace.replace(
         None, launches=trace.launches.filter(pl.col("device_event").is_in(kernels.implode()))
     )

@@ -8,9 +8,11 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from etloom import api
+from etloom.compat.hta.charts import draw_diff
 from etloom.compat.hta.frames import HtaTrace, import_pandas
 from etloom.compat.hta.kernel_names import shorten_kernel_name
-from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.errors import InvalidValue
+from etloom.core.paths import expand_home
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +36,9 @@ class LabeledTrace:
         trace_dir: str | PathLike[str] | None = None,
     ) -> None:
         if t is None and trace_dir is None:
-            raise EtloomError("neither t nor trace_dir was passed", remedy="pass t or trace_dir")
-        self.t = t if t is not None else HtaTrace(api.open(str(trace_dir)))
-        self.label = label or "Trace"
+            raise InvalidValue("neither t nor trace_dir was passed", remedy="pass t or trace_dir")
+        self.t = t if t is not None else _open_trace(str(trace_dir))
+        self.label = label or "trace"
 
     def ranks(self) -> list[int]:
         return self.t.get_ranks()
@@ -60,7 +62,7 @@ class LabeledTrace:
         return events[events["stream"] != -1] if device_type is DeviceType.GPU else events
 
     def get_ops_summary(self, ops: pd.DataFrame) -> pd.DataFrame:
-        """cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
+        """Return per operator: cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
         summed = ops.groupby(["cat", "name"])["dur"].agg(["count", "sum"]).reset_index()
         texts = self.t.symbol_table.sym_table
         names = [texts[int(number)] for number in summed["name"]]
@@ -144,6 +146,37 @@ class TraceDiff:
         }
         return {kind: both.index[rows].tolist() for kind, rows in kinds.items()}
 
+    @classmethod
+    def visualize_counts_diff(
+        cls, df: pd.DataFrame, show_image: bool = True, export_image_path: str | None = None
+    ) -> None:
+        """Draw the result of compare_traces: counts of both traces and their difference, as bars per name.
+
+        Args:
+            df: The result of `compare_traces`.
+            show_image: Display the chart.
+            export_image_path: File to write: .html, .json, and with vl-convert .png, .svg, .pdf.
+
+        Raises:
+            EtloomError: Altair is not installed, or the file cannot be written.
+        """
+        draw_diff(df, "counts", "Ops Count Comparison", show_image, export_image_path)
+
+    @classmethod
+    def visualize_duration_diff(
+        cls, df: pd.DataFrame, show_image: bool = True, export_image_path: str | None = None
+    ) -> None:
+        """Draw the total durations (us) as `visualize_counts_diff` draws the counts."""
+        draw_diff(df, "duration", "Ops Duration Comparison", show_image, export_image_path)
+
+
+def _open_trace(trace_dir: str) -> HtaTrace:
+    """Open a folder as HTA does: a folder that does not exist is a bad value."""
+    folder = expand_home(trace_dir)
+    if not folder.exists():
+        raise InvalidValue("no such folder", where=folder, remedy="check trace_dir")
+    return HtaTrace(api.open(folder))
+
 
 def _labeled(source: TraceSource, label: str) -> LabeledTrace:
     if isinstance(source, LabeledTrace):
@@ -157,8 +190,10 @@ def _labeled(source: TraceSource, label: str) -> LabeledTrace:
 
 def _select_existing(noun: str, numbers: Numbers, available: list[int], label: str) -> list[int]:
     if not available:
-        raise AnalysisError(f"{label} holds no {noun}", remedy="compare other traces")
-    selected = available[:1] if numbers is None else [numbers] if isinstance(numbers, int) else list(numbers)
+        raise InvalidValue(f"{label} holds no {noun}", remedy="compare other traces")
+    if numbers is None:
+        return available[:1]
+    selected = [numbers] if isinstance(numbers, (int, str)) else list(numbers)
     if missing := [number for number in selected if number not in available]:
-        raise AnalysisError(f"{label} holds no {noun} {missing[0]}", remedy=f"it holds {available}")
+        raise InvalidValue(f"{label} holds no {noun} {missing[0]!r}", remedy=f"it holds {available}")
     return selected

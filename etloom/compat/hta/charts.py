@@ -1,0 +1,123 @@
+"""Charts of HTA's front, drawn with Altair.
+
+What the methods draw by default (``visualize=True``) appears in notebooks that have Altair, and nowhere else: a script
+should neither open a browser nor fail for lack of a display.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from etloom.core.errors import EtloomError, InvalidValue
+from etloom.core.paths import expand_home
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TOTAL = "_total_duration"
+_BINS = 50
+
+
+def show_bars(
+    values: pd.DataFrame, title: str, *, x: str, y: str, color: str | None = None, rows: str | None = None
+) -> None:
+    """Show bars in a notebook, stacked by color, one chart for each value of the column rows."""
+    if (altair := _find_altair()) is None or values.empty:
+        return
+    channels: dict[str, Any] = {
+        "x": altair.X(field=x, type="nominal", sort=None),
+        "y": altair.Y(field=y, type="quantitative", title=y),
+        "tooltip": [altair.Tooltip(field=column) for column in (x, y, color, rows) if column],
+    }
+    if color:
+        channels["color"] = altair.Color(field=color, type="nominal", sort=None)
+    if rows:
+        channels["row"] = altair.Row(field=rows, type="nominal")
+    with altair.data_transformers.enable("default", max_rows=None):
+        importlib.import_module("IPython.display").display(
+            altair.Chart(values, title=title).mark_bar().encode(**channels)
+        )
+
+
+def show_shares(values: pd.DataFrame, title: str, *, x: str, parts: Sequence[str], y: str) -> None:
+    """Show in a notebook the columns parts of each row, stacked."""
+    if _find_altair() is not None and not values.empty:
+        long = values.melt(id_vars=x, value_vars=list(parts), var_name="part", value_name=y)
+        show_bars(long, title, x=x, y=y, color="part")
+
+
+def show_histogram(values: pd.DataFrame, title: str, *, column: str, above: float) -> None:
+    """Show in a notebook how often values above a limit occur, in intervals of equal width."""
+    if _find_altair() is None:
+        return
+    import pandas
+
+    large = values.loc[values[column] > above, column]
+    counts, edges = np.histogram(large, bins=_BINS)
+    bins = pandas.DataFrame({column: edges[:-1].round(1), "count": counts})
+    show_bars(bins[counts > 0], title, x=column, y="count")
+
+
+def _find_altair() -> Any:
+    """Return Altair, None outside notebooks or without it."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or ipython.get_ipython() is None:
+        return None
+    try:
+        import altair
+    except ImportError:
+        return None
+    return altair
+
+
+def draw_diff(df: pd.DataFrame, quantity: str, title: str, show: bool, path: str | None) -> None:
+    """Draw bars per name: both traces, and their difference.
+
+    Args:
+        df: The result of TraceDiff.compare_traces.
+        quantity: "counts" or "duration" (us).
+        title: The title of the chart.
+        show: Whether to display it.
+        path: File to write, or None.
+
+    Raises:
+        EtloomError: Altair is not installed, the frame is not of compare_traces, or the file cannot be written.
+    """
+    try:
+        import altair
+    except ImportError:
+        raise EtloomError("Altair is not installed", remedy='pip install "etloom[plot]"') from None
+    labels = [column.removesuffix(_TOTAL) for column in df.columns if column.endswith(_TOTAL)]
+    if len(labels) != 2 or f"diff_{quantity}" not in df:
+        raise InvalidValue(
+            "the frame has no columns of two traces", remedy="pass the result of compare_traces"
+        )
+    suffix = "counts" if quantity == "counts" else _TOTAL[1:]
+    columns = {**{f"{label}_{suffix}": label for label in labels}, f"diff_{quantity}": "Difference"}
+    values = df[list(columns)].rename(columns=columns).rename_axis("name").reset_index()
+    bars = values.melt(id_vars="name", var_name="trace", value_name="value")
+    unit = "count" if quantity == "counts" else "total duration (us)"
+    with altair.data_transformers.enable("default", max_rows=None):
+        chart = (
+            altair.Chart(bars, title=title)
+            .mark_bar()
+            .encode(
+                x=altair.X("name:N", sort=None, title=None),
+                xOffset=altair.XOffset("trace:N", sort=None),
+                y=altair.Y("value:Q", title=unit),
+                color=altair.Color("trace:N", sort=None, title=None),
+                tooltip=["name", "trace", "value"],
+            )
+        )
+        if path:
+            try:
+                chart.save(str(expand_home(path)))
+            except (OSError, ValueError, ImportError) as error:
+                raise EtloomError(f"cannot be written: {error}", where=path) from None
+        if show:
+            chart.show()
