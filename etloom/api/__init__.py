@@ -4,6 +4,7 @@ runs        opens, links, selects from and describes runs
 questions   answers questions about runs
 files       writes, converts, checks, repairs and records files
 replaying   re-runs a recording
+stores      keeps runs in a store, and compares them
 
 Each verb accepts a Trace, a Job, or a path wherever it needs a run.
 """
@@ -11,9 +12,10 @@ Each verb accepts a Trace, a Job, or a path wherever it needs a run.
 from __future__ import annotations
 
 from etloom.api.files import collect, convert, export, gather, lint, salvage
-from etloom.api.questions import analyze, check, diff, graph, plot, report, simulate
+from etloom.api.questions import analyze, check, diff, graph, hangs, plot, predict, report, simulate
 from etloom.api.replaying import replay
 from etloom.api.runs import info, link, open, query, read, select
+from etloom.api.stores import store_add, store_list, store_refresh, store_stragglers
 
 __all__ = [
     "analyze",
@@ -24,11 +26,13 @@ __all__ = [
     "export",
     "gather",
     "graph",
+    "hangs",
     "info",
     "link",
     "lint",
     "open",
     "plot",
+    "predict",
     "query",
     "read",
     "replay",
@@ -36,4 +40,8 @@ __all__ = [
     "salvage",
     "select",
     "simulate",
+    "store_add",
+    "store_list",
+    "store_refresh",
+    "store_stragglers",
 ]

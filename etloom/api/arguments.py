@@ -5,25 +5,34 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from etloom.core.errors import EtloomError
-from etloom.core.plugin_options import unknown_options_error
+from etloom.core.errors import EtloomError, InvalidValue
+from etloom.core.paths import expand_home
+from etloom.core.registry import unknown_options_error
 from etloom.core.trace import Job, Trace
 
 StrPath = str | os.PathLike[str]
 Run = Trace | Job | str | os.PathLike[str]
 """A run as the verbs take it: a Trace, a Job, or a path that is opened."""
+_PATH_TYPE = re.compile(r"\b(?:StrPath|Run)\b")
+"""Matches the annotation of an argument that is, or may be, a path."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
 def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorate a public verb: a keyword that it does not have raises EtloomError with the nearest one it has."""
-    parameters = inspect.signature(function).parameters.values()
+    """Decorate a public verb.
+
+    A keyword that it does not have raises EtloomError with the nearest one it has. Paths may begin with ``~``.
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    paths = [item.name for item in parameters if _PATH_TYPE.search(str(item.annotation))]
     known = [item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)]
     accepts_any = any(item.kind is item.VAR_KEYWORD for item in parameters)
 
@@ -31,9 +40,24 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
     def call(*args: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result:
         if not accepts_any and (unknown := sorted(keywords.keys() - known)):
             raise unknown_options_error(f"etloom.{function.__name__}", unknown, known)
-        return function(*args, **keywords)
+        bound = signature.bind(*args, **keywords)
+        for name in paths:
+            if name in bound.arguments:
+                bound.arguments[name] = _expand_paths(bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _expand_paths(value: Any) -> Any:
+    """Return a path, or a mapping or sequence of paths, with ``~`` expanded; anything else as it is."""
+    if isinstance(value, (str, os.PathLike)):
+        return expand_home(value) if os.fspath(value).startswith("~") else value
+    if isinstance(value, dict):
+        return {key: _expand_paths(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_expand_paths(item) for item in value)
+    return value
 
 
 def as_run(run: Run) -> Trace | Job:
@@ -49,9 +73,9 @@ def as_run(run: Run) -> Trace | Job:
         return open(run)
     remedy = "etloom.open(path) returns the Job of a folder or file"
     if not isinstance(run, (Trace, Job)):
-        raise EtloomError(f"expected a Trace, a Job or a path, got {type(run).__name__}", remedy=remedy)
+        raise InvalidValue(f"expected a Trace, a Job or a path, got {type(run).__name__}", remedy=remedy)
     if isinstance(run, Job) and not run:
-        raise EtloomError("the Job has no ranks", remedy=remedy)
+        raise InvalidValue("the Job has no ranks", remedy=remedy)
     return run
 
 

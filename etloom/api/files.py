@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 from etloom import formats
 from etloom.api.arguments import Run, StrPath, as_run, verb, writing
 from etloom.core import registry
-from etloom.core.plugin_options import check_options, unknown_options_error
+from etloom.core.errors import warn
+from etloom.core.losses import describe_loss
+from etloom.core.registry import check_options, unknown_options_error
 
 if TYPE_CHECKING:
     from etloom.collector import CollectResult, GatherResult
-    from etloom.exports.chakra_lint import LintResult
+    from etloom.core.trace import Job, Trace
+    from etloom.exports.chakra_lint import LintResult as LintResult
     from etloom.formats.io.salvage import SalvagedFile
     from etloom.loading.file_reading import Progress
 
@@ -48,10 +51,10 @@ def export(run: Run, path: StrPath, format: str | None = None, **options: Any) -
         options: of the format.
 
     Returns:
-        The path.
+        The path; the file of the lowest rank for a format with one file per rank (chakra).
 
     Raises:
-        UnknownName: there is no such format.
+        UnknownName: The format does not exist.
         EtloomError: it has no such option, or the path cannot be written.
 
     Example:
@@ -65,7 +68,7 @@ def export(run: Run, path: StrPath, format: str | None = None, **options: Any) -
     check_options("exports", name, options)
     with writing(target), registry.name_plugin_in_errors("exports", name):
         plugin.write(opened, target, **options)
-    return target
+    return _first_file(plugin, opened, target)
 
 
 @verb
@@ -80,19 +83,20 @@ def convert(
 ) -> Path:
     """Convert one trace file to another format without linking it.
 
-    A Kineto file of more than `etloom.loading.large_files.SPILL_BYTES` is converted to Parquet part by part, in bounded
-    memory.
+    A Kineto file of more than `etloom.loading.file_reading.SPILL_BYTES` is converted to Parquet part by part, in
+    bounded memory.
 
     Args:
         path: the file.
         out: the file or folder to write.
-        format: name of the format; default: from the ending of ``out``.
+        format: name of the format; default: from the ending of ``out``. A Chakra file becomes chakra-json if it ends in
+            .json.
         progress: see `open`.
         reader: name of the reader; default: detected from the first bytes.
         options: of the reader.
 
     Returns:
-        The path of the new file.
+        The path of the new file; with a rank in its name for chakra.
 
     Raises:
         ReadError, LimitError: the file cannot be read.
@@ -103,7 +107,7 @@ def convert(
         'rank0.parquet'
     """
     source, target = Path(path), Path(out)
-    name = format or registry.find_by_suffix("exports", target)
+    name = format or _choose_format(source, target, reader)
     exporter = registry.get("exports", name)
     find_converter = getattr(exporter, "find_converter", None)
     if find_converter is not None and (convert_file := find_converter(source, reader)) is not None:
@@ -114,18 +118,36 @@ def convert(
     trace = formats.read(source, reader, progress=file_progress, **options)
     with writing(target):
         exporter.write(trace, target)
-    return target
+    if loss := describe_loss(trace.stats):
+        warn(f"{source}: data lost or doubtful: {loss}")
+    return _first_file(exporter, trace, target)
+
+
+def _first_file(exporter: Any, run: Trace | Job, target: Path) -> Path:
+    list_files = getattr(exporter, "list_files", None)
+    return target if list_files is None else list_files(run, target)[0]
+
+
+def _choose_format(source: Path, target: Path, reader: str | None) -> str:
+    """Return the format of the ending; .json stands for Chakra's own JSON if the source is a Chakra file."""
+    is_json = target.name.endswith((".json", ".json.gz"))
+    if is_json and (reader or formats.detect_format(source)) == "chakra":
+        return "chakra-json"
+    return registry.find_by_suffix("exports", target)
 
 
 @verb
-def lint(path: StrPath) -> LintResult:
+def lint(*paths: StrPath, groups: StrPath | None = None) -> LintResult:
     """Check Chakra traces for problems that keep a simulator from running them or make its results wrong.
 
     Args:
-        path: a file NAME.RANK.et, or a folder with the files of a job.
+        paths: files NAME.RANK.et of a job, or a folder with them.
+        groups: file with the ranks of the process groups; default: NAME.comm_groups.json next to the files.
 
     Returns:
-        The findings: ``.table`` has one row per rank and kind of problem, ``.has_errors`` says if there are errors.
+        The findings: ``.table`` has one row per rank and kind of problem, ``.has_errors`` says if there are errors,
+        ``.verdict`` predicts whether ASTRA-sim finishes, hangs or aborts, ``.simulated_ns`` and ``.recorded_ns`` are
+        the time of its replay and that of the recording.
 
     Raises:
         ReadError: there are no such files, or they cannot be read.
@@ -137,7 +159,7 @@ def lint(path: StrPath) -> LintResult:
     """
     from etloom.exports import chakra_lint
 
-    return chakra_lint.lint(path)
+    return chakra_lint.lint(*paths, groups=groups)
 
 
 @verb

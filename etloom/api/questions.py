@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ import polars as pl
 
 from etloom import linker
 from etloom.api.arguments import Run, StrPath, as_job, as_run, verb, writing
-from etloom.api.verdicts import CheckResult
+from etloom.api.verdicts import CheckResult, HangReport
 from etloom.core import registry
-from etloom.core.errors import EtloomWarning
-from etloom.core.plugin_options import check_options
+from etloom.core.errors import InvalidValue, warn
+from etloom.core.registry import check_options
 from etloom.core.trace import Job, Trace
 
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from etloom.graphs import DependencyGraph
     from etloom.simulator import Simulated
     from etloom.simulator.changes import AnyChange
+    from etloom.simulator.pipelines import RelaidPipeline
+    from etloom.simulator.prediction import Prediction
+    from etloom.simulator.untimed import UntimedPrediction
 
 
 @verb
@@ -44,7 +46,7 @@ def analyze(run: Run, name: str, **options: Any) -> pl.DataFrame:
         The table of the analysis; for a Job the tables of all ranks, with ``rank`` as first column.
 
     Raises:
-        UnknownName: there is no such analysis.
+        UnknownName: The analysis does not exist.
         EtloomError: it has no such option.
         AnalysisError: no rank can answer.
 
@@ -58,7 +60,7 @@ def analyze(run: Run, name: str, **options: Any) -> pl.DataFrame:
     check_options("analyses", name, options)
     result = answer(as_run(run), name, **options)
     if result.refused:
-        warnings.warn(f"{name}: {'; '.join(result.explain_refusals())}", EtloomWarning, stacklevel=3)
+        warn(f"{name}: {'; '.join(result.explain_refusals())}")
     return result.table
 
 
@@ -89,7 +91,7 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
     Args:
         run: a Trace, a Job, or a path.
         changes: lines such as "kernel:*gemm* x0.5" or "comm x0" (`etloom.simulator.changes` defines the language), or
-            RemoveSync, Network, NoStraggler of `etloom.simulator`.
+            RemoveSync, Network, NoStraggler, LikePeers of `etloom.simulator`.
 
     Returns:
         The prediction: ``.table`` has one row for the job, each rank and each step, ``.reasons`` explains what it is
@@ -103,10 +105,75 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
         ['scope', 'rank', 'step']
     """
     from etloom import simulator
+    from etloom.simulator.changes import AnyChange
 
     job = as_job(run)
     parsed = [simulator.parse_change(change) if isinstance(change, str) else change for change in changes]
+    for change in parsed:
+        if not isinstance(change, AnyChange):
+            raise InvalidValue(
+                f"expected a change, got {type(change).__name__}",
+                remedy='simulate(run, "comm x0", "op x0.5")',
+            )
     return simulator.simulate(job.map(linker.linked), parsed)
+
+
+@verb
+def predict(
+    run: Run,
+    *,
+    network: str | None = None,
+    recorded_network: str | None = None,
+    ranks: int | None = None,
+    parallel: Mapping[str, int] | None = None,
+    device: str | None = None,
+) -> Prediction | RelaidPipeline | UntimedPrediction:
+    """Predict a run on another network, number of ranks, or device, with 90 % intervals.
+
+    Args:
+        run: a Trace, a Job, or a path.
+        network: a factor of the recorded bandwidth ("x0.2"), a rate ("200Mbit/s"), a preset ("dgx-h100"), or a path
+            of a YAML file.
+        recorded_network: the nominal network of the recording, from which the share that transfers reach is measured.
+        ranks: the number of ranks.
+        parallel: sizes of the process mesh by axis, such as {"dp": 16}, with vp for model chunks a stage and mb for
+            micro-batches.
+        device: a GPU of docs/flops.md, such as "h100": kernels change, host time stays.
+
+    Returns:
+        The prediction: ``.table`` has one row for the job, the step time, each rank and each step; ``.reasons`` begins
+        with the error of reproducing the recording; ``.job`` is a Job that every verb takes (of another pipeline: a
+        pipeline operation trace). A run without times
+        (`collect --fake-world`) needs a device and a network; its table has one row per step of each rank, and there is
+        no ``.job``.
+
+    Raises:
+        AnalysisError: the run has no timed event.
+        EtloomError: the network or device is unknown, or the recording does not hold what the number of ranks needs.
+
+    Example:
+        >>> etloom.predict("run/", network="x0.5").table.columns[:3]
+        ['scope', 'rank', 'step']
+    """
+    from etloom.simulator.prediction import predict as predict_job
+    from etloom.simulator.untimed import has_times, predict_untimed
+
+    job = as_job(run).map(linker.linked)
+    if not has_times(job):
+        for option, value in (("ranks", ranks), ("parallel", parallel)):
+            if value is not None:
+                raise InvalidValue(
+                    f"{option} needs a run with times", remedy="record the other size", option=option
+                )
+        return predict_untimed(job, device, network)
+    return predict_job(
+        job,
+        network=network,
+        recorded_network=recorded_network,
+        ranks=ranks,
+        parallel=parallel,
+        device=device,
+    )
 
 
 @verb
@@ -149,7 +216,7 @@ def check(
         The result: ``.verdict`` is "passed", "failed" or "undecided", ``.table`` has one row per measure.
 
     Raises:
-        UnknownName: there is no such metric.
+        UnknownName: The metric does not exist.
         AnalysisError: a run lacks what a metric measures.
 
     Example:
@@ -161,6 +228,37 @@ def check(
     sides = [[as_job(run).map(linker.linked) for run in _as_runs(side)] for side in (runs, baselines)]
     table = judge_regression(sides[0], sides[1], max_regression_pct, metrics)
     return CheckResult(table, tuple(tuple(explain_row(table, row)) for row in range(table.height)))
+
+
+@verb
+def hangs(path: StrPath) -> HangReport:
+    """Find the cause of a hang or crash in the Flight Recorder dumps of a job.
+
+    Args:
+        path: a folder with a dump of each rank, or a run of ``etloom collect --watch``.
+
+    Returns:
+        The result: ``.sentence`` names the ranks, the collective and who waits, ``.cause`` holds the evidence,
+        ``.table`` the divergences.
+
+    Raises:
+        ReadError: no dumps are found, or they cannot be read.
+
+    Example:
+        >>> report = etloom.hangs("dumps/")  # doctest: +SKIP
+        >>> report.cause.ranks  # doctest: +SKIP
+        (9, 14)
+    """
+    from etloom.analyses.hangs import combine_calls, compare_calls, describe_processes, find_cause
+    from etloom.loading.flight_recorder_dumps import read_dumps
+
+    dumps, stats = read_dumps(Path(path))
+    calls = combine_calls(dumps)
+    table = compare_calls(calls)
+    written = [int(facts.get("written_ns") or 0) for facts in calls.processes.values()]
+    processes = describe_processes(calls.processes, max(written, default=0))
+    problems = tuple(f"{row.name}: {row.example}" for row in stats)
+    return HangReport(find_cause(table, processes), table, tuple(sorted(dumps)), problems)
 
 
 @verb
@@ -196,7 +294,7 @@ def report(run: Run | Difference, path: StrPath) -> Path:
 
 @verb
 def plot(run: Run, what: str, **options: Any) -> altair.Chart:
-    """Draw a chart of the report with Altair, for notebooks; needs ``pip install "etloom[plot]"``.
+    """Draw a chart of the report with Altair, for notebooks; needs ``pip install altair``.
 
     Args:
         run: a Trace, a Job or a path; linked first if necessary.
@@ -207,7 +305,7 @@ def plot(run: Run, what: str, **options: Any) -> altair.Chart:
         An `altair.Chart`, which notebooks display.
 
     Raises:
-        UnknownName: there is no such chart.
+        UnknownName: The chart does not exist.
         EtloomError: Altair is not installed.
         AnalysisError: the traces have no data for it.
 

@@ -153,7 +153,7 @@ def convert_observer_files(folders: Sequence[Path], get_name: Callable[[Path], P
         files = first if len(skipped) == 1 else f"{count_noun(len(skipped), 'observer file')}"
         command = shlex.join(["etloom", "convert", first, converted, "--to", "execution-trace"])
         messages.append(
-            f"{files}: too large to convert automatically; every verb reads the observer's format; for PyTorch's: "
+            f"{files}: too large to convert automatically; etloom reads it as it is. To get PyTorch's format, run: "
             f"{command}"
         )
     return messages

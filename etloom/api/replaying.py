@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import polars as pl
 
 from etloom.api.arguments import Run, as_job, verb
-from etloom.core.errors import EtloomWarning, UnknownName
-from etloom.core.plugin_options import unknown_options_error
+from etloom.core.errors import UnknownName, warn
+from etloom.core.registry import unknown_options_error
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job
 
@@ -40,8 +39,8 @@ def replay(
     """Re-run what a run recorded, and measure it.
 
     Communication needs one process per rank: start the script with torchrun, mpirun or srun; every process calls this
-    function. A single process can plan all ranks (``dry_run``). Operators run in this process: one that crashes ends
-    it, which ``etloom replay compute`` avoids by a child process.
+    function. A single process can plan all ranks (``dry_run``). The operators of "compute" run in a child process: one
+    that crashes it is skipped and listed. Those of "full" run in this process, after a trial in a child.
 
     Args:
         run: a Trace, a Job, or a path.
@@ -49,8 +48,8 @@ def replay(
             the recorded order).
         rank: "compute": the rank; default: the lowest.
         dry_run: "comms": return the plan, one row per call, and run nothing.
-        notify: called with messages for the user, one line each.
-        options: "comms": fields of `etloom.replayer.comms.plan_options.PlanOptions` and
+        notify: called with messages for the user, one line each; of "compute" at the end.
+        options: "comms": fields of `etloom.replayer.comms.plan_builder.PlanOptions` and
             `etloom.replayer.comms.comms_options.CommsOptions`; "compute": of
             `etloom.replayer.compute.compute_options.ComputeOptions`; "full": of CommsOptions, and ``namespaces``.
 
@@ -59,7 +58,7 @@ def replay(
 
     Raises:
         UnknownName: ``what`` is none of the three.
-        EtloomError: there is no such option, the recording cannot be replayed, or the replay fails.
+        EtloomError: An option is unknown, the recording cannot be replayed, or the replay fails.
 
     Example:
         >>> calls = etloom.replay("run/", dry_run=True)
@@ -82,7 +81,7 @@ def _replay_comms(
     dry_run: bool,
 ) -> CommsReplay | pl.DataFrame | None:
     from etloom.replayer.comms.comms_options import CommsOptions
-    from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
+    from etloom.replayer.comms.plan_builder import PlanOptions, plan_replay
     from etloom.replayer.comms.replay import replay_comms
     from etloom.replayer.launch_environment import Process
     from etloom.replayer.plan import plan_table
@@ -103,8 +102,8 @@ def _replay_compute(
     notify: Callable[[str], None] | None,
     options: Mapping[str, Any],
 ) -> ComputeReplay:
-    from etloom.replayer.compute.compute_options import ComputeHooks, ComputeOptions
-    from etloom.replayer.compute.operator_replay import replay_operators
+    from etloom.replayer.compute.compute_options import ComputeOptions
+    from etloom.replayer.compute.isolated_replay import replay_isolated
     from etloom.replayer.compute.saved_tensors import resources_folder
 
     (values,) = _split_options(options, ComputeOptions)
@@ -113,9 +112,8 @@ def _replay_compute(
     rank = min(job) if rank is None else rank
     if rank not in job:
         raise unknown_rank_error(rank, job)
-    hooks = ComputeHooks() if notify is None else ComputeHooks(notify=notify)
     resources = None if path is None else resources_folder(path, job[rank])
-    return replay_operators(job[rank], ComputeOptions(**values), hooks, resources=resources)
+    return replay_isolated(job[rank], ComputeOptions(**values), notify or (lambda line: None), resources)
 
 
 def _replay_full(
@@ -153,6 +151,6 @@ def _make_callbacks(notify: Callable[[str], None] | None) -> Any:
 
 def _end_process(reason: str) -> NoReturn:
     """End this process when another rank is gone: torch would wait for it forever."""
-    warnings.warn(reason, EtloomWarning, stacklevel=2)
+    warn(reason)
     signal.raise_signal(signal.SIGTERM)
     raise SystemExit(1)

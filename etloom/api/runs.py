@@ -11,6 +11,7 @@ import polars as pl
 
 from etloom import formats, linker
 from etloom.api.arguments import Run, StrPath, as_collection, as_job, as_paths, as_run, verb
+from etloom.core.text import parse_time_range
 from etloom.core.trace import Job, Trace
 from etloom.linker import selection
 
@@ -56,6 +57,7 @@ def open(
     max_table_bytes: int | None = None,
     inter_thread_threshold_us: float = 1000,
     iterations: str = "best",
+    step_name: str | None = None,
 ) -> Job:
     """Open a run and link every rank of it.
 
@@ -69,12 +71,13 @@ def open(
         use_cache: keep files that are slow to read as Parquet in the user's cache folder, and read them from there
             while they are unchanged.
         lazy: leave tables of Parquet files on disk until they are accessed. A Kineto file of more than
-            `etloom.loading.large_files.SPILL_BYTES` is converted to Parquet in bounded memory, left on disk, and not
+            `etloom.loading.file_reading.SPILL_BYTES` is converted to Parquet in bounded memory, left on disk, and not
             linked.
         max_table_bytes: memory for tables; default: half of the available memory. If the ranks' tables would exceed it,
             they are kept on disk and loaded on access.
         inter_thread_threshold_us: see `link`.
         iterations: see `link`.
+        step_name: see `link`.
 
     Returns:
         The Job; its ``stats`` list everything that was lost, repaired or is doubtful.
@@ -89,7 +92,7 @@ def open(
     """
     from etloom import loading
 
-    linking = _changed_options(inter_thread_threshold_us, iterations)
+    linking = _changed_options(inter_thread_threshold_us, iterations, step_name)
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, linking)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
@@ -98,7 +101,12 @@ def open(
 
 @verb
 def link(
-    *traces: Trace | StrPath, inter_thread_threshold_us: float = 1000, iterations: str = "best"
+    *traces: Trace | StrPath,
+    inter_thread_threshold_us: float = 1000,
+    iterations: str = "best",
+    step_name: str | None = None,
+    captures: Sequence[Trace | StrPath] = (),
+    rank: int | None = None,
 ) -> Trace:
     """Link the operators, launches and GPU activity of one rank.
 
@@ -108,6 +116,10 @@ def link(
         inter_thread_threshold_us: pause of a thread in microseconds after which it is assumed to depend on another.
         iterations: the iteration of the profile to which the execution trace is linked if ids are missing: "best",
             "all", or a number from "0".
+        step_name: regular expression over the names of the host events that are the steps; its first group is the
+            number. Default: ProfilerStep#N, else the iterations of an inference engine.
+        captures: traces of the captures of device graphs that the trace replays.
+        rank: the rank to read from files that hold several, or whose rank is not stated; Traces are taken as they are.
 
     Returns:
         The linked Trace; ``stats`` has a row if the traces seem to be of different ranks or processes.
@@ -122,8 +134,14 @@ def link(
     """
     from etloom.loading import consistency
 
-    parts = [part if isinstance(part, Trace) else _read_trace(part) for part in traces]
-    trace = linker.link(*parts, inter_thread_threshold_us=inter_thread_threshold_us, iterations=iterations)
+    parts = [part if isinstance(part, Trace) else _read_trace(part, rank) for part in traces]
+    trace = linker.link(
+        *parts,
+        inter_thread_threshold_us=inter_thread_threshold_us,
+        iterations=iterations,
+        step_name=step_name,
+        captures=[item if isinstance(item, Trace) else _read_trace(item) for item in captures],
+    )
     rank_conflicts = consistency.check_file_ranks(parts)
     if rank_conflicts:  # files of two ranks are of two processes, which needs no row of its own
         trace = trace.replace(stats=trace.stats.filter(pl.col("name") != "link.processes_differ"))
@@ -154,7 +172,7 @@ def select(
         A Trace for a Trace, else a Job; linked.
 
     Raises:
-        AnalysisError: there is no such rank or category, or nothing is left.
+        AnalysisError: The rank or category does not exist, or nothing is left.
 
     Example:
         >>> part = etloom.select("run/", rank=0, step=2)
@@ -164,7 +182,7 @@ def select(
         as_job(opened).map(linker.linked),
         ranks=as_collection(rank),
         step=step,
-        time=selection.parse_time_range(time) if isinstance(time, str) else time,
+        time=parse_time_range(time) if isinstance(time, str) else time,
         names=as_collection(name),
         categories=as_collection(category),
     )
@@ -181,7 +199,7 @@ def query(run: Run, sql: str) -> pl.DataFrame:
             Job have a ``rank`` column first.
 
     Raises:
-        UnknownName: there is no such table or column.
+        UnknownName: The table or column does not exist.
         EtloomError: the statement is invalid or would read a file.
 
     Example:
@@ -206,21 +224,26 @@ def info(run: Run) -> dict[str, Any]:
         >>> etloom.info("run/")["ranks"]
         [0, 1]
     """
-    from etloom.api.run_info import describe_run
+    from etloom.analyses.run_info import describe_run
 
-    if isinstance(run, (str, os.PathLike)):
-        return describe_run(open(run, lazy=True))
-    return describe_run(as_job(run))
+    job = open(run, lazy=True) if isinstance(run, (str, os.PathLike)) else as_job(run)
+    return (job.stored and job.stored.facts()) or describe_run(job)
 
 
-def _read_trace(path: StrPath) -> Trace:
+def _read_trace(path: StrPath, rank: int | None = None) -> Trace:
     from etloom.linker.merging import select_rank
 
-    return select_rank(formats.read(path), None, path)
+    return select_rank(formats.read(path), rank, path)
 
 
-def _changed_options(inter_thread_threshold_us: float, iterations: str) -> dict[str, Any]:
+def _changed_options(
+    inter_thread_threshold_us: float, iterations: str, step_name: str | None
+) -> dict[str, Any]:
     """Return the linking options that differ from the defaults: they are part of the key of the cache."""
-    values = {"inter_thread_threshold_us": inter_thread_threshold_us, "iterations": iterations}
-    defaults = {"inter_thread_threshold_us": 1000, "iterations": "best"}
+    values = {
+        "inter_thread_threshold_us": inter_thread_threshold_us,
+        "iterations": iterations,
+        "step_name": step_name,
+    }
+    defaults = {"inter_thread_threshold_us": 1000, "iterations": "best", "step_name": None}
     return {name: value for name, value in values.items() if value != defaults[name]}

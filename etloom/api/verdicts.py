@@ -1,10 +1,18 @@
-"""Result of a regression check."""
+"""Results of a regression check and of a search for the cause of a hang."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import polars as pl
+
+from etloom.core.errors import UnknownName
+from etloom.core.text import format_ranks
+
+if TYPE_CHECKING:
+    from etloom.analyses.hangs import HangCause
 
 
 @dataclass(frozen=True)
@@ -29,3 +37,36 @@ class CheckResult:
     def has_passed(self) -> bool:
         """Return whether every judged measure passed."""
         return self.verdict == "passed"
+
+
+def check_metric_names(names: Iterable[str]) -> None:
+    """Check the names of metrics of `etloom.check` before a run is opened. Raises UnknownName."""
+    from etloom.comparison.gate import METRICS
+
+    for name in names:
+        if name not in METRICS:
+            raise UnknownName("metric", name, METRICS, option="metric")
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """The result of `etloom.hangs`.
+
+    Attributes:
+        cause: its kind, ranks, sentence and evidence; None if no rank waits for another.
+        table: one row per divergence between ranks; columns as of ``etloom analyze hangs``.
+        ranks: the ranks with a dump.
+        problems: damaged and unreadable dumps, a line each.
+    """
+
+    cause: HangCause | None
+    table: pl.DataFrame
+    ranks: tuple[int, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Return the answer in one sentence."""
+        if self.cause is not None:
+            return self.cause.sentence
+        return f"no hang in the dumps of {format_ranks(self.ranks)}: no rank waits for another"

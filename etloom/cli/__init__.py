@@ -24,19 +24,24 @@ __all__ = ["app", "main"]
 
 _VERBS = {
     "collect": "Run a command and record some of its training steps.",
+    "store": "Keep runs in a store: read once, many questions.",
     "gather": "Copy the traces recorded on several hosts into one folder.",
     "info": "Show formats, ranks, devices, steps and data loss of traces.",
     "link": "Link operators, launches and GPU activity; save the result.",
     "analyze": "Run an analysis and print its table.",
+    "hangs": "Name the ranks that caused a hang or crash.",
+    "watch": "Watch a running job; name the cause when it stalls.",
     "query": "Run an SQL SELECT over the tables.",
     "report": "Summarize a run and write an HTML report.",
     "simulate": "Predict the run time under changed conditions (what-if).",
+    "predict": "Predict the step time on another network or number of ranks.",
     "diff": "Compare two runs.",
     "check": "Fail if a run is slower than a baseline (CI gate).",
     "replay": "Re-run recorded communication, computation or both.",
     "export": "Write traces in another format.",
     "lint": "Check Chakra traces before a simulator uses them.",
     "convert": "Convert one trace file to another format.",
+    "mcp": "Serve runs to agents (Model Context Protocol).",
     "salvage": "Repair a truncated or damaged trace.",
 }
 """Verb -> its short help. The command is the object of that name in the module of that name."""

@@ -14,7 +14,7 @@ import click
 
 from etloom.cli.command import CONTEXT_SETTINGS, FiniteFloat, command
 from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
-from etloom.cli.output import FORMAT, TABLE_OPTIONS, TableOptions, choose_format, write_table
+from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format, write_table
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class AnalysisGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         from etloom.core import registry
 
+        if cmd_name.replace("_", "-") not in registry.list_plugins("analyses") and Path(cmd_name).exists():
+            raise click.UsageError(f"{cmd_name} is a path; the name of the analysis comes before it", ctx)
         with as_usage_error():
             registry.find_package("analyses", cmd_name)  # an unknown name raises with the nearest known one
         return make_analysis_command(cmd_name.replace("_", "-"))
@@ -72,10 +74,13 @@ class AnalysisGroup(click.Group):
 
 @click.group(cls=AnalysisGroup, invoke_without_command=True, context_settings=CONTEXT_SETTINGS)
 @click.option("--list", "list_all", is_flag=True, help="List the analyses as a table and exit.")
+@click.option("--format", "-f", type=click.Choice(Format), help="Format of --list.  [default: table]")
 @click.pass_context
 @handle_errors()
-def analyze(ctx: click.Context, list_all: bool, format: Any) -> None:
+def analyze(ctx: click.Context, list_all: bool, format: Format | None) -> None:
     """Run an analysis and print its table; the rows of several ranks follow each other.
+
+    etloom analyze NAME --help explains the columns and options of one analysis.
 
     Examples:
 
@@ -95,9 +100,6 @@ def analyze(ctx: click.Context, list_all: bool, format: Any) -> None:
     write_table(pl.DataFrame(rows, schema=["analysis", "summary"], orient="row"), format, None)
 
 
-analyze.params.append(FORMAT)
-
-
 @dataclass(frozen=True)
 class Question:
     """An analysis with the values of its own options and of the filters."""
@@ -113,8 +115,8 @@ def make_analysis_command(name: str) -> click.Command:
 
     module = registry.get("analyses", name)
     options = registry.list_options("analyses", name)
-    own = {option.name for option in options}
-    filters = {flag: option for flag, option in FILTERS.items() if flag not in own}
+    own_names = {option.name for option in options}
+    filters = {flag: option for flag, option in FILTERS.items() if flag not in own_names}
 
     def run_analysis(path: Path, table: TableOptions, run: RunOptions, **values: Any) -> None:
         choose_format(table.format, table.out)
@@ -125,7 +127,7 @@ def make_analysis_command(name: str) -> click.Command:
     example = f"Example:\n\n\b\n  etloom analyze {name} run/" + "".join(
         f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
     )
-    text = _split_list_items(inspect.cleandoc(module.__doc__ or ""))
+    text = _split_list_items(registry.remove_option_help(inspect.cleandoc(module.__doc__ or ""), own_names))
     declare = command(
         PATH, *map(make_option, options), *filters.values(), TABLE_OPTIONS, RUN_OPTIONS,
         name=name, help=f"{text}\n\n{example}",
@@ -179,7 +181,8 @@ def _answer_part(job: Job, question: Question) -> Answer:
     from etloom.analyses.answers import answer
     from etloom.core.errors import AnalysisError
 
-    part = etloom.select(job, **question.filters)
+    is_part = any(value is not None for value in question.filters.values())
+    part = etloom.select(job, **question.filters) if is_part else job
     try:
         return answer(part, question.name, **question.options)
     except AnalysisError as error:
@@ -222,7 +225,7 @@ def _list_or_none(value: Any) -> Any:
 
 def _check_time(text: str | None) -> None:
     """Check the syntax of --time before the run is opened."""
-    from etloom.linker.selection import parse_time_range
+    from etloom.core.text import parse_time_range
 
     if text is not None:
         parse_time_range(text)

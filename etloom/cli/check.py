@@ -10,9 +10,15 @@ import click
 
 from etloom.cli.command import PATH_TYPE, Argument, command
 from etloom.cli.error_handling import print_message
-from etloom.cli.output import FORMAT, Format, write_table
+from etloom.cli.output import (
+    MONITORING_FORMAT,
+    MonitoringFormat,
+    split_format,
+    write_metrics,
+    write_table,
+)
 from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
-from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from etloom.api.verdicts import CheckResult
@@ -21,7 +27,7 @@ EXIT_UNDECIDED = 3
 """The exit status of a check that cannot decide."""
 
 
-@command(
+_PARAMETERS = (
     Argument(
         ["paths"],
         type=PATH_TYPE,
@@ -42,9 +48,12 @@ EXIT_UNDECIDED = 3
     ),
     click.Option(["--junit"], type=PATH_TYPE, help="Write a JUnit XML file."),
     click.Option(["--github"], is_flag=True, help="Print annotations for GitHub."),
-    FORMAT,
+    MONITORING_FORMAT,
     RUN_OPTIONS_WITHOUT_RANKS,
 )
+
+
+@command(*_PARAMETERS)
 def check(
     paths: Sequence[Path],
     baseline: Sequence[Path],
@@ -52,7 +61,7 @@ def check(
     metric: Sequence[str],
     junit: Path | None,
     github: bool,
-    format: Format | None,
+    format: MonitoringFormat | None,
     run: RunOptions,
 ) -> None:
     """Fail if a run is slower than a baseline by more than a limit, beyond noise.
@@ -73,32 +82,44 @@ def check(
       etloom check run/ --baseline main/ --max-regression 3%
       etloom check run1/ run2/ run3/ --baseline main1/ --baseline main2/ --baseline main3/ --metric step-time
       etloom check run/ --baseline main/ --junit perf.xml --github
+      etloom check run/ --baseline main/ --format prometheus > check.prom
     """
     import etloom
-    from etloom.comparison.gate import METRICS
+    from etloom.api.verdicts import check_metric_names
 
     limit = _parse_percent(max_regression)
     if not baseline:
         example = paths[0] if len(paths) > 1 else "MAIN"
-        raise EtloomError(
+        raise InvalidValue(
             f"missing the run to compare with: etloom check {paths[-1]} --baseline {example}",
             option="baseline",
         )
-    for name in metric:
-        if name not in METRICS:
-            raise UnknownName("metric", name, METRICS, option="metric")
-    print_message(f"judged: {_join_paths(paths)}; baseline: {_join_paths(baseline)}")
+    check_metric_names(metric)
     runs, baselines = ([open_job(path, run) for path in side] for side in (paths, baseline))
+    print_message(f"judged: {_join_paths(paths)}; baseline: {_join_paths(baseline)}")
     result = etloom.check(runs, baselines, max_regression_pct=limit, metrics=metric or ["step-time"])
-    write_table(result.table, format, None)
-    if junit is not None:
-        junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(format_junit(result), encoding="utf-8")
+    _write_result(result, paths, format, junit)
     _print_verdicts(result, github)
     if result.verdict == "failed":
         raise SystemExit(1)
     if result.verdict == "undecided":
         raise SystemExit(EXIT_UNDECIDED)
+
+
+def _write_result(
+    result: CheckResult, paths: Sequence[Path], format: MonitoringFormat | None, junit: Path | None
+) -> None:
+    """Write the table or the metrics to stdout, and the JUnit file."""
+    from etloom.reports.monitoring import measure_check
+
+    table_format, metric_format = split_format(format)
+    if metric_format is None:
+        write_table(result.table, table_format, None)
+    else:
+        write_metrics(measure_check(result.table.to_dicts()), _join_paths(paths), metric_format)
+    if junit is not None:
+        junit.parent.mkdir(parents=True, exist_ok=True)
+        junit.write_text(format_junit(result), encoding="utf-8")
 
 
 def _print_verdicts(result: CheckResult, github: bool) -> None:
@@ -121,7 +142,7 @@ def _parse_percent(text: str) -> float:
     except ValueError:
         limit = -1
     if not 0 <= limit < float("inf"):
-        raise EtloomError(
+        raise InvalidValue(
             f"expected a percentage, got {text!r}", remedy="write it as 3%", option="max_regression"
         )
     return limit

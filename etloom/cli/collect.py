@@ -57,56 +57,81 @@ _RECORDING = OptionGroup(
     [
         click.Option(
             ["--steps"],
-            help="Steps to record, as a slice: 3:5 (the default) records steps 3 and 4, 3: (with --ring) all from 3.",
+            help="Steps to record, FIRST:END without END: 3:5 records steps 3 and 4; with --ring, 3: records all "
+            "from 3.  [default: 3:5]",
         ),
-        click.Option(["--every"], type=int, help="Record a window every N steps, into OUT/step_N."),
-        click.Option(["length", "--for"], type=int, help="Steps per window of --every (2)."),
+        click.Option(
+            ["--every"], type=int, metavar="N", help="Record a window every N steps, into OUT/step_N."
+        ),
+        click.Option(
+            ["length", "--for"], type=int, metavar="STEPS", help="Steps per window of --every.  [default: 2]"
+        ),
         click.Option(
             ["--max-windows"],
             type=int,
-            help="Keep only the newest N windows of --every and --on-demand (50).",
+            metavar="N",
+            help="Keep only the newest N windows of --every and --on-demand.  [default: 50]",
         ),
         click.Option(
             ["--step-by"],
-            help="What is a step: optimizer (the default), profiler (the job's ProfilerStep#N) or a time, 500ms.",
+            metavar="UNIT",
+            help="How steps are counted: optimizer (calls of the optimizer's step), profiler (the job's own "
+            "ProfilerStep#N), or a duration such as 500ms.  [default: optimizer]",
         ),
         click.Option(
             ["--step-name"],
-            help="Count record_functions whose name matches this regular expression as steps, not the optimizer's.",
+            metavar="REGEX",
+            help="Count ranges of record_function whose name matches as steps, instead of --step-by.",
         ),
-        click.Option(["--ranks"], help="Record on these ranks only: 0,8-15."),
+        click.Option(["--ranks"], metavar="RANKS", help="Record on these ranks only, such as 0,8-15."),
         click.Option(
             ["sources", "--with"],
-            help="Everything to record: kineto,et,shapes (the default); also memory, stacks, flight-recorder, nsys.",
+            metavar="LIST",
+            help="What to record, separated by commas: et, kineto, shapes, memory, stacks, flight-recorder, nsys.  "
+            "[default: kineto,et,shapes]",
         ),
         click.Option(
             ["--shapes/--no-shapes"],
             default=None,
-            help="Without --with: record the shapes of operator inputs (default: yes).",
+            help="Without --with: record the shapes of operator inputs.  [default: shapes]",
         ),
         click.Option(["--stack"], is_flag=True, help="Without --with: also record Python stacks."),
         click.Option(["--memory"], is_flag=True, help="Without --with: also record allocations."),
         click.Option(
             ["--observer"],
             default="native",
-            help="native (etloom's own, with times, at a tenth of the cost) or stock (torch's).",
+            help="The recorder of the execution trace: native (etloom's, which also records times, at a tenth of the "
+            "overhead per operator) or stock (torch's).",
         ),
         click.Option(
             ["max_bytes", "--max-size"],
             type=MebiBytes(),
-            help="Maximum size in MiB of the native observer's file per window (4096).",
+            help="Maximum size of the native observer's file per window.  [default: 4096]",
         ),
         click.Option(
             ["--ring"],
             is_flag=True,
-            help="At --max-size, overwrite the oldest records (without Kineto's trace, which has no limit); from step "
-            "3 to the end unless --steps is given. With --on-demand, also keeps what came before the trigger.",
+            help="Record from step 3 to the end (or --steps), and overwrite the oldest records at --max-size. Records "
+            "no Kineto trace, whose size cannot be limited. With --on-demand: also keep the steps before the trigger.",
+        ),
+        click.Option(
+            ["--watch"],
+            is_flag=True,
+            help="Also keep the state of each rank in OUT/.watch, for etloom watch OUT and etloom hangs OUT.",
         ),
         click.Option(
             ["--on-demand"],
             type=StepCount(),
             metavar="STEPS",
-            help="Record this many steps, say 2, on each trigger: --trigger, or SIGUSR2 to this process.",
+            help="Record this number of steps whenever triggered: by etloom collect --trigger OUT, or by SIGUSR2 to "
+            "this process.",
+        ),
+        click.Option(
+            ["--fake-world"],
+            type=int,
+            metavar="SIZE",
+            help="Run nothing on devices: record --ranks (default: 0) of a job of this size with fake tensors, on any "
+            "machine. Each rank runs alone, without torchrun, and records step 1 or --steps.",
         ),
     ],
 )
@@ -117,18 +142,23 @@ _ACTIONS = OptionGroup(
         click.Option(
             ["--trigger"],
             type=PATH_TYPE,
-            help="Make the --on-demand job that records into this folder record now.",
+            metavar="OUT",
+            help="Trigger the job that runs with --on-demand and --out OUT.",
         ),
         click.Option(
-            ["--build"], is_flag=True, help="Only build the native observer for this torch, ahead of time."
+            ["--build"],
+            is_flag=True,
+            help="Build the native observer for the installed torch, and run nothing.",
         ),
         click.Option(
             ["--print-command"],
             is_flag=True,
-            help="Print the command line that would run, for a cluster's script; run nothing.",
+            help="Print the command line that would run, to use it in a batch script; run nothing.",
         ),
         click.Option(["--overwrite"], is_flag=True, help="Replace the traces of an earlier run."),
-        click.Option(["--report"], is_flag=True, help="Write and print the report afterwards."),
+        click.Option(
+            ["--report"], is_flag=True, help="Afterwards, print the summary and write the HTML report."
+        ),
     ],
 )
 
@@ -140,7 +170,7 @@ _ACTIONS = OptionGroup(
     click.Option(
         ["--out", "-o"],
         type=PATH_TYPE,
-        help="Folder for the traces; {host}, {rank} and {time} are filled in.",
+        help="Folder for the traces; {host}, {rank} and {time} are replaced.  [required to record]",
     ),
     _RECORDING,
     _ACTIONS,
@@ -152,9 +182,9 @@ def collect(
     """Run a training command, unchanged, and record some of its steps on every rank.
 
     Each rank writes an execution trace and a Kineto trace of the same steps. The exit status is the command's.
-    The native observer is compiled once per torch version, which takes some 20 s; its file (observer_0.etob) is kept
-    and, up to 64 MiB, also converted to PyTorch's format (torch_et_0.json.gz) after the command. A workload card,
-    filled in as far as known, is written next to the traces under the folder's name: run/run.yaml for --out run/.
+    The native observer writes observer_RANK.etob; after the command, files of up to 64 MiB are also converted to
+    PyTorch's format, torch_et_RANK.json.gz. It is compiled once per torch version, which takes about 20 s. A workload
+    card with what is known about the job is written next to the traces: run/run.yaml for --out run/.
 
     Examples:
 
@@ -169,6 +199,7 @@ def collect(
       etloom collect --out run/ --step-by 500ms --steps 20:22 -- python serve.py
       etloom collect --out '/local/{host}-{time}' -- torchrun --nnodes 2 --nproc-per-node 8 train.py
       etloom collect --out run/ --with et,nsys --print-command -- torchrun --nproc-per-node 8 train.py
+      etloom collect --out run/ --fake-world 512 --ranks 0,256 -- python train.py
       etloom collect --build
     """
     _check_exclusive(words, out, actions)
@@ -177,9 +208,9 @@ def collect(
     elif actions.trigger is not None:
         _trigger(actions.trigger)
     elif out is None:
-        raise click.BadParameter("missing the folder for the traces", param_hint="--out")
+        raise click.UsageError("missing --out: the folder for the traces")
     elif not words:
-        raise click.BadParameter("missing the command to run, after --", param_hint="COMMAND")
+        raise click.UsageError("missing the command to run, after --")
     elif actions.print_command:
         click.echo(_format_command_line(words, out, recording))
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import click
 
 from etloom.cli.error_handling import handle_errors
+from etloom.core.paths import expand_home
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -43,13 +45,18 @@ class OptionGroup:
 
 
 def command(
-    *declared: click.Parameter | OptionGroup, renamed: Mapping[str, str] | None = None, **settings: Any
+    *declared: click.Parameter | OptionGroup,
+    renamed: Mapping[str, str] | None = None,
+    help_values: Callable[[], Mapping[str, str]] | None = None,
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Return a decorator that makes a click command of a function; the function's docstring is the help.
 
     Args:
         declared: arguments and options, in the order of the help.
         renamed: see `handle_errors`.
+        help_values: returns the texts of the {words} in the help; called when the help is shown, as its imports may
+            be slow.
         settings: further arguments of click.Command.
     """
     groups = [item for item in declared if isinstance(item, OptionGroup)]
@@ -68,9 +75,11 @@ def command(
         settings.setdefault("help", inspect.getdoc(function))
         context_settings = {**CONTEXT_SETTINGS, **settings.pop("context_settings", {})}
         name = settings.pop("name", function.__name__)
-        return VerbCommand(
+        result = VerbCommand(
             name, params=params, callback=callback, context_settings=context_settings, **settings
         )
+        result.help_values = help_values
+        return result
 
     return decorate
 
@@ -84,7 +93,16 @@ class Argument(click.Argument):
 
 
 class VerbCommand(click.Command):
-    """A command whose help also lists its positional arguments."""
+    """A command whose help also lists its positional arguments, and may contain computed values."""
+
+    help_values: Callable[[], Mapping[str, str]] | None = None
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help with its computed values."""
+        if self.help_values is not None and self.help is not None:
+            self.help = self.help.format(**self.help_values())
+            self.help_values = None
+        super().format_help_text(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         arguments = [
@@ -111,5 +129,12 @@ class FiniteFloat(click.FloatRange):
         return number
 
 
-PATH_TYPE = click.Path(path_type=Path)
+class HomePath(click.Path):
+    """A path that may begin with ``~``, which the shell leaves alone in quotes and in ``--out=~/run``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return expand_home(os.fsdecode(super().convert(value, param, ctx)))
+
+
+PATH_TYPE = HomePath(path_type=Path)
 """A path; whether it exists and is readable is checked by the code that opens it, as for files of a folder."""

@@ -37,8 +37,9 @@ def convert(
 ) -> None:
     """Convert one trace file to another format as it is, without linking it.
 
-    A Kineto file too large for memory is converted to Parquet part by part. Samples of any kind (CSV, JSON lines,
-    Parquet) become counters; a converted file next to the traces of a run is read with them, on the clock of the run.
+    A Chakra file becomes Chakra's nodes if OUT ends in .json (a Chrome trace with --to chrome). A Kineto file too large
+    for memory is converted to Parquet part by part. Samples of any kind (CSV, JSON lines, Parquet) become counters; a
+    converted file next to the traces of a run is read with them, on the clock of the run.
 
     Examples:
 
@@ -58,5 +59,7 @@ def convert(
     values = {"time_column": time_column, "unit": unit, "utc_offset": utc_offset}
     options = {name: value for name, value in values.items() if value is not None}
     with show_progress(f"converting {path}") as update:
-        etloom.convert(path, target, to, progress=update, reader="metrics" if options else None, **options)
-    print_message(f"wrote {target}")
+        file = etloom.convert(
+            path, target, to, progress=update, reader="metrics" if options else None, **options
+        )
+    print_message(f"wrote {file}")

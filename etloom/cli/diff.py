@@ -9,7 +9,7 @@ import click
 from etloom.cli.command import PATH_TYPE, Argument, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format, write_table
-from etloom.cli.output_checks import check_writable
+from etloom.cli.output_files import check_writable
 from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
 
 _ROWS = ["category", "family", "operator", "kernel", "collective", "step"]
@@ -68,10 +68,10 @@ def diff(
             print_message(line)
     for note in difference.notes:
         print_message(note)
-    if rows.height:
-        write_table(rows, table.format, table.out)
-    else:
+    if not rows.height:
         print_message(f"neither run contains a {by}")
+    if rows.height or table.out is not None or table.format not in (None, Format.table):
+        write_table(rows, table.format, table.out)
     if html is not None:
         etloom.report(difference, html)
         print_message(f"wrote {html}; open it in a browser: {html.resolve().as_uri()}")

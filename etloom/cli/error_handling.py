@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from etloom.core.errors import EtloomError
+from etloom.core.errors import EtloomError, EtloomWarning
 
 EXIT_USAGE = 2  # as click exits
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
@@ -39,7 +40,8 @@ def handle_errors(**renamed: str) -> Iterator[None]:
         renamed: parameters that a lower level calls differently, mapped to the command's own name.
     """
     try:
-        yield
+        with _print_warnings():
+            yield
     except (SystemExit, GeneratorExit, click.exceptions.Exit):
         raise
     except KeyboardInterrupt:
@@ -68,6 +70,23 @@ def handle_errors(**renamed: str) -> Iterator[None]:
             f"internal error, not caused by the input: {reason[:300]}; ETLOOM_DEBUG=1 prints a traceback"
         )
         raise SystemExit(EXIT_INTERNAL) from None
+
+
+@contextmanager
+def _print_warnings() -> Iterator[None]:
+    """Print each EtloomWarning as a line like other messages; leave warnings of other kinds alone."""
+    show = warnings.showwarning
+
+    def print_warning(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, EtloomWarning):
+            print_message(f"warning: {message}")
+        else:
+            show(message, category, *place, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EtloomWarning)
+        warnings.showwarning = print_warning  # type: ignore[assignment]
+        yield
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import click
 from etloom.cli.command import PATH_TYPE, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
-from etloom.core.errors import EtloomError
+from etloom.core.errors import EtloomError, InvalidValue
+from etloom.core.text import count_noun
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job
@@ -60,7 +61,7 @@ def export(
       etloom export run/ --out sim/job.et        # check it with: etloom lint sim/
     """
     from etloom.core import registry
-    from etloom.core.plugin_options import check_options
+    from etloom.core.registry import check_options
     from etloom.core.text import unknown_rank_error
 
     with as_usage_error("to" if to else "out"):
@@ -82,19 +83,14 @@ def _export(job: Job, rank: int | None, out: Path, name: str, options: dict[str,
     import etloom
 
     try:
-        etloom.export(job if rank is None else job[rank], out, name, **options)
+        first = etloom.export(job if rank is None else job[rank], out, name, **options)
     except EtloomError as error:
         if error.option in options and error.option != "overlay":
             error.option = "option"
         raise
-    if name == "chakra" and rank is None and len(job) > 1:
-        from etloom.formats.chakra.et_files import rank_path
-
-        print_message(
-            f"wrote {rank_path(out, job.ranks[0])} to {rank_path(out, job.ranks[-1]).name}, one file per rank"
-        )
-    else:
-        print_message(f"wrote {out}")
+    is_part = first != out and rank is None and len(job) > 1
+    others = f" and {count_noun(len(job) - 1, 'file')} of other ranks" if is_part else ""
+    print_message(f"wrote {first}{others}")
 
 
 def _parse_options(format_name: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -106,11 +102,11 @@ def _parse_options(format_name: str, texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator:
-            raise EtloomError(f"expected NAME=VALUE, got {text!r}", option="option")
+            raise InvalidValue(f"expected NAME=VALUE, got {text!r}", option="option")
         kinds = [kind for kind in get_args(types.get(name)) or (types.get(name),) if kind is not NoneType]
         try:
             options[name] = int(value) if int in kinds else _BOOLEANS[value] if bool in kinds else value
         except (ValueError, KeyError):
             expected = "a number" if int in kinds else "true or false"
-            raise EtloomError(f"{name}: expected {expected}, got {value!r}", option="option") from None
+            raise InvalidValue(f"{name}: expected {expected}, got {value!r}", option="option") from None
     return options

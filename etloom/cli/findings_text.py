@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 MAX_WIDTH = 100
-_PLACE = ("step", "stream", "operator", "module", "frame", "name", "event")
+_LOCATION = ("step", "stream", "operator", "module", "frame", "name", "event")
 
 
 def is_findings_table(frame: pl.DataFrame) -> bool:
@@ -25,12 +25,15 @@ def is_findings_table(frame: pl.DataFrame) -> bool:
 
 
 def format_findings(frame: pl.DataFrame, to_terminal: bool) -> str:
-    """Format each finding as a paragraph: cost, problem, advice, place; advice is not repeated within a pattern.
+    """Format each finding as a paragraph: gain, problem, advice, cost, place; advice is not repeated within a pattern.
 
+    The last paragraph states the bases of the percentages.
     No line is longer than the terminal or `MAX_WIDTH`.
     """
+    from etloom.reports.finding_text import PERCENT_BASES
+
     width = min(MAX_WIDTH, shutil.get_terminal_size().columns) if to_terminal else MAX_WIDTH
-    several = frame["ranks"].max() != 1 or frame["rank"].n_unique() > 1
+    is_single = frame["rank"].n_unique() == 1 and frame["ranks"].max() == 1
     bold = ("\x1b[1m", "\x1b[0m") if to_terminal and sys.stdout.isatty() else ("", "")
     paragraphs = []
     advised: dict[str, str] = {}
@@ -39,7 +42,7 @@ def format_findings(frame: pl.DataFrame, to_terminal: bool) -> str:
         advised[row["pattern"]] = row["advice"]
         if again:
             row["advice"] = f"as {row['pattern']} above"
-        head, *rest = _lines(row, several)
+        head, *rest = _lines(row, 1 if is_single else None)
         wrapped = [
             textwrap.fill(
                 line,
@@ -51,24 +54,22 @@ def format_findings(frame: pl.DataFrame, to_terminal: bool) -> str:
             for line in map(make_printable, rest)
         ]
         paragraphs.append("\n".join([f"{bold[0]}{make_printable(head)}{bold[1]}", *wrapped]))
-    return "\n\n".join(paragraphs) + "\n" if paragraphs else ""
+    bases = textwrap.fill(PERCENT_BASES, max(width, 40))
+    return "\n\n".join([*paragraphs, bases]) + "\n" if paragraphs else ""
 
 
-def _lines(row: Mapping[str, Any], several: bool) -> Iterator[str]:
-    from etloom.reports.formatting import count_noun, format_duration
+def _lines(row: Mapping[str, Any], rank_count: int | None) -> Iterator[str]:
+    from etloom.reports.finding_text import format_cost, format_gain, format_parts
+    from etloom.reports.formatting import count_noun
     from etloom.reports.kernel_labels import shorten_labels
 
-    share = f", {row['pct']:.1f} % of the run" if row["pct"] is not None else ""
-    if row["step_pct"] is not None:
-        share += f", {row['step_pct']:.1f} % of its steps"
-    yield f"{format_duration(row['cost_ns'])}{share}: {row['pattern']} ({row['confidence']} confidence)"
+    gain, share = format_gain(row)
+    yield f"{gain}, {share}: {row['pattern']} ({row['confidence']} confidence)"
     yield row["title"]
     yield f"-> {row['advice']}"
-    ranks = f"rank {row['rank']}" + (f" and {row['ranks'] - 1:,} more" if row["ranks"] > 1 else "")
-    place = [ranks] if several else []
-    place.append(count_noun(row["count"], "time"))
-    values = {
-        **row,
-        "name": None if row["name"] == f"rank {row['rank']}" else shorten_labels([row["name"]])[0],
-    }
-    yield "; ".join([*place, *(f"{name} {values[name]}" for name in _PLACE if values[name] is not None)])
+    name = None if row["name"] == f"rank {row['rank']}" else shorten_labels([row["name"]])[0]
+    location = {**row, "name": name}
+    at = (f"{field} {location[field]}" for field in _LOCATION if location[field] is not None)
+    yield "; ".join([format_cost(row, rank_count), count_noun(row["count"], "time"), *at])
+    if parts := format_parts(row):
+        yield parts

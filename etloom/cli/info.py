@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from etloom.cli.command import command
 from etloom.cli.error_handling import make_printable
 from etloom.cli.output import (
-    TABLE_OPTIONS,
+    MONITORING_FORMAT,
+    OUT,
     Format,
-    TableOptions,
+    MonitoringFormat,
     build_table,
     choose_format,
     render_text,
+    split_format,
+    write_metrics,
     write_table,
     write_text,
 )
@@ -27,11 +30,12 @@ if TYPE_CHECKING:
     from etloom.core.trace import Job
 
 
-@command(PATH, TABLE_OPTIONS, RUN_OPTIONS)
-def info(path: Path, table: TableOptions, run: RunOptions) -> None:
+@command(PATH, MONITORING_FORMAT, OUT, RUN_OPTIONS)
+def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: RunOptions) -> None:
     """Show what traces contain: formats, ranks, devices, steps, row counts, linked share, lost data.
 
-    --format json prints everything; csv and parquet give the table with one row per rank.
+    --format json prints everything; csv and parquet give the table with one row per rank; prometheus and otlp give
+    metrics.
 
     Examples:
 
@@ -39,21 +43,27 @@ def info(path: Path, table: TableOptions, run: RunOptions) -> None:
       etloom info run/
       etloom info kineto_trace_0.json.gz --format json
       etloom info run/ --strict                   # exit 1 if anything was lost
+      etloom info run/ --format prometheus > run.prom
     """
-    selected = choose_format(table.format, table.out)
+    table_format, metric_format = split_format(format)
+    selected = choose_format(table_format, out)
     job = open_job(
         path, run, lazy=True, warn=False
     )  # sets the threads of polars, so imports of it come later
     import etloom
-    from etloom.api.run_info import describe_ranks
+    from etloom.analyses.run_info import describe_ranks
 
-    if selected is Format.json:
+    if metric_format is not None:
+        from etloom.reports.monitoring import measure_run
+
+        write_metrics(measure_run(etloom.info(job)), path, metric_format, out)
+    elif selected is Format.json:
         facts = {**etloom.info(job), "path": str(path)}
-        write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", table.out)
+        write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", out)
     elif selected in (Format.csv, Format.parquet):
-        write_table(describe_ranks(job), selected, table.out)
+        write_table(describe_ranks(job), selected, out)
     else:
-        _show(job, {**etloom.info(job), "path": str(path)}, table.out)
+        _show(job, {**etloom.info(job), "path": str(path)}, out)
 
 
 def _show(job: Job, facts: dict[str, Any], out: Path | None) -> None:
@@ -61,7 +71,7 @@ def _show(job: Job, facts: dict[str, Any], out: Path | None) -> None:
     import polars as pl
     from rich.text import Text
 
-    from etloom.api.run_info import get_rank_schema
+    from etloom.analyses.run_info import get_rank_schema
     from etloom.reports.formatting import count_noun
     from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name, summarize_rank_spread
 
@@ -123,9 +133,13 @@ def _describe_steps(facts: dict[str, Any]) -> str:
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import format_duration
 
-    if facts["mean_step_ns"] is not None:
-        return f"{format_ranges(facts['steps'])}, mean duration {format_duration(facts['mean_step_ns'])}"
-    return f"{format_ranges(facts['steps'])}, without times" if facts["steps"] else "none annotated"
+    if not facts["steps"]:
+        return "none annotated"
+    count = len(facts["steps"])
+    numbers = f"{count:,} (number{'s' * (count != 1)} {format_ranges(facts['steps'])})"
+    if facts["mean_step_ns"] is None:
+        return f"{numbers}, without times"
+    return f"{numbers}, {'mean ' * (count != 1)}duration {format_duration(facts['mean_step_ns'])}"
 
 
 def _describe_rings(facts: dict[str, Any]) -> str:
@@ -165,7 +179,7 @@ def _describe_ranks(job: Job, world_size: int | None) -> str:
     """Return how many ranks and which: 1 of 2 (rank 0); 64 of 64 (ranks 0-63)."""
     from etloom.core.text import format_ranges
 
-    is_stated = any(trace.rank is not None for trace in job.values())
+    is_stated = job.stored is not None or any(trace.rank is not None for trace in job.values())
     note = "" if is_stated else ", not stated in any file"
     total = f" of {world_size:,}" if world_size else ""
     return f"{len(job):,}{total} (rank{'s' * (len(job) != 1)} {format_ranges(job)}{note})"

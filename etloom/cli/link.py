@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,10 +134,9 @@ def _link(source: SourceOptions, out: Path, linking: dict[str, Any], run: RunOpt
     import etloom
     from etloom.core.text import unknown_rank_error
     from etloom.core.trace import Job
-    from etloom.linker.merging import select_rank
 
     if source.path is not None:
-        options = RunOptions(run.rank_pattern, False, run.jobs, run.cache)
+        options = replace(run, strict=False)
         job = open_job(source.path, options, warn=False, **linking)
         if source.rank is None:
             return job
@@ -149,7 +148,7 @@ def _link(source: SourceOptions, out: Path, linking: dict[str, Any], run: RunOpt
         raise EtloomError(
             "would overwrite one of the two traces to link", where=out, remedy="name another --out"
         )
-    return etloom.link(*(select_rank(etloom.read(file), source.rank, file) for file in files), **linking)
+    return etloom.link(*files, rank=source.rank, **linking)
 
 
 def _save(linked: Trace | Job, out: Path, format: str) -> None:

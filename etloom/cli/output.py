@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,16 @@ import click
 from etloom.cli.command import PATH_TYPE, OptionGroup
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.findings_text import format_findings, is_findings_table
-from etloom.cli.output_checks import check_writable
-from etloom.core.errors import EtloomError
+from etloom.cli.output_files import check_writable
+from etloom.core.errors import EtloomError, InvalidValue
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
     from rich.table import Table
 
-    from etloom.reports.formatting import ColumnFormat
+    from etloom.reports.formatting import ColumnFormat, RawFormat
+    from etloom.reports.monitoring import Metric
 
 MIN_TEXT_WIDTH = 24
 """Minimum width of a text column in a narrow terminal; longer text is wrapped."""
@@ -49,17 +50,37 @@ class TableOptions:
     out: Path | None = None
 
 
+class MonitoringFormat(str, enum.Enum):
+    """The formats of verbs whose figures monitoring systems read."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+    parquet = "parquet"
+    prometheus = "prometheus"
+    otlp = "otlp"
+
+
 FORMAT = click.Option(
     ["--format", "-f"],
     type=click.Choice(Format),
     help="Format of the table; default: from the ending of --out, else table.",
 )
+MONITORING_FORMAT = click.Option(
+    ["--format", "-f"],
+    type=click.Choice(MonitoringFormat),
+    help="Format; prometheus and otlp are metrics for monitoring (docs/fleet.md). Default: from the ending of --out, "
+    "else table.",
+)
 OUT = click.Option(["--out", "-o"], type=PATH_TYPE, help="Write to this file instead of stdout.")
 TABLE_OPTIONS = OptionGroup("table", TableOptions, [FORMAT, OUT])
 
 
-def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) -> None:
+def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *, raw: bool = False) -> None:
     """Write a table to ``out``, or stdout.
+
+    Args:
+        raw: show values as they are: the names of the columns are a user's and state no unit.
 
     Raises:
         EtloomError: Parquet would be written to a terminal.
@@ -67,7 +88,7 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) ->
     selected = choose_format(format, out)
     if selected is Format.parquet and out is None and sys.stdout.isatty():
         raise EtloomError("refusing to write Parquet to a terminal", where="stdout", remedy="add --out FILE")
-    if selected is Format.table and is_findings_table(frame):
+    if selected is Format.table and not raw and is_findings_table(frame):
         write_text(format_findings(frame, out is None and sys.stdout.isatty()), out)
     elif selected is Format.table:
         empty = [name for name in frame.columns if 0 < frame.height == frame[name].null_count()]
@@ -75,7 +96,7 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) ->
             print_message(f"columns without values are not shown: {', '.join(empty)}")
             frame = frame.drop(empty)
         terminal = out is None and sys.stdout.isatty()
-        write_text(render_text(build_table(frame)) if terminal else format_lines(frame), out)
+        write_text(render_text(build_table(frame, raw)) if terminal else format_lines(frame, raw), out)
     elif selected is Format.json:
         write_text(to_json(frame) + "\n", out)
     elif selected is Format.csv:
@@ -89,6 +110,28 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None) ->
         print_message(f"wrote {frame.height:,} rows to {out}")
 
 
+def write_metrics(
+    metrics: Sequence[Metric], run: Path | str, format: MonitoringFormat, out: Path | None = None
+) -> None:
+    """Write metrics as Prometheus text or OTLP to ``out``, or stdout."""
+    import time
+
+    from etloom.reports import monitoring
+
+    name = make_printable(str(run))
+    if format is MonitoringFormat.prometheus:
+        write_text(monitoring.format_prometheus(metrics, name), out)
+    else:
+        write_text(monitoring.format_otlp(metrics, name, time.time_ns()), out)
+
+
+def split_format(format: MonitoringFormat | None) -> tuple[Format | None, MonitoringFormat | None]:
+    """Return the format of a table, or that of metrics; both None if none is specified."""
+    if format in (MonitoringFormat.prometheus, MonitoringFormat.otlp):
+        return None, format
+    return None if format is None else Format(format.value), None
+
+
 def to_json(frame: pl.DataFrame) -> str:
     """Return a JSON list with one object and line per row; NaN and infinities, which JSON lacks, become null."""
     import polars as pl
@@ -99,9 +142,9 @@ def to_json(frame: pl.DataFrame) -> str:
     return "[" + ",\n ".join(rows) + "]"
 
 
-def format_lines(frame: pl.DataFrame) -> str:
+def format_lines(frame: pl.DataFrame, raw: bool = False) -> str:
     """Format the table as `build_table` does without colors and wrapping, and without rich, which is slow to import."""
-    columns, rows = _format_cells(frame)
+    columns, rows = _format_cells(frame, raw)
     headers = [make_printable(column.header) for column in columns]
     widths = [max(map(_display_width, cells)) for cells in zip(headers, *rows, strict=True)]
     lines = []
@@ -123,15 +166,21 @@ def _display_width(text: str) -> int:
     return cell_len(text)
 
 
-def _format_cells(frame: pl.DataFrame) -> tuple[list[ColumnFormat], list[list[str]]]:
+def _format_cells(
+    frame: pl.DataFrame, raw: bool
+) -> tuple[Sequence[ColumnFormat | RawFormat], list[list[str]]]:
     """Return the format of each column, and the cell texts of each row."""
     import polars as pl
 
-    from etloom.reports.formatting import choose_column_format, convert_to_own_units
+    from etloom.reports.formatting import RawFormat, choose_column_format, convert_to_own_units
     from etloom.reports.kernel_labels import SEQUENCE_SEPARATOR, shorten_labels
 
-    frame = convert_to_own_units(frame)
-    columns = [choose_column_format(frame, name) for name in frame.columns]
+    columns: Sequence[ColumnFormat | RawFormat]
+    if raw:
+        columns = [RawFormat(name, dtype.is_numeric()) for name, dtype in frame.schema.items()]
+    else:
+        frame = convert_to_own_units(frame)
+        columns = [choose_column_format(frame, name) for name in frame.columns]
     texts = {
         name: frame[name] if dtype == pl.String else frame[name].list.join(SEQUENCE_SEPARATOR)
         for name, dtype in frame.schema.items()
@@ -146,7 +195,7 @@ def _format_cells(frame: pl.DataFrame) -> tuple[list[ColumnFormat], list[list[st
     ]
 
 
-def build_table(frame: pl.DataFrame) -> Table:
+def build_table(frame: pl.DataFrame, raw: bool = False) -> Table:
     """Build a rich table: numbers right-aligned, times and sizes in one unit per column, null as a dash.
 
     On a terminal the headers of number columns are wrapped, and the table is always wide enough for all numbers.
@@ -155,7 +204,7 @@ def build_table(frame: pl.DataFrame) -> Table:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns, rows = _format_cells(frame)
+    columns, rows = _format_cells(frame, raw)
     least = 2 * (len(columns) - 1)
     for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
         header, widest = make_printable(column.header), max(map(len, cells), default=0)
@@ -207,7 +256,7 @@ def choose_format(format: Format | None, out: Path | None) -> Format:
         return format or Format.table
     if suffix not in Format.__members__:
         ends = ", ".join(f".{name}" for name in Format.__members__ if name != "table")
-        raise EtloomError(
+        raise InvalidValue(
             f"{out}: unknown ending .{suffix}",
             remedy=f"expected {ends} or .txt, or add --format",
             option="out",

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     click.Option(["--tables"], is_flag=True, help="List tables and columns and exit."),
 )
 def query(path: Path | None, sql: str | None, tables: bool, table: TableOptions, run: RunOptions) -> None:
-    """Run an SQL SELECT over the tables of all ranks; each table has a column rank. Times are in ns.
+    """Run an SQL SELECT over the tables of all ranks; each table has a column rank. Times are in ns, and
+    values are shown as they are, whatever the name of their column.
 
     The dialect is that of polars (https://docs.pola.rs/api/python/stable/reference/sql); no query can read a file.
     Exit status: 1 if this run cannot answer, 2 if no run could.
@@ -57,7 +58,7 @@ def query(path: Path | None, sql: str | None, tables: bool, table: TableOptions,
     for name, _, _, example in job.run_stats.iter_rows():
         if name == "job.not_linked":
             print_message(f"{path}: {example}")
-    write_table(job.query(sql), table.format, table.out)
+    write_table(job.query(sql), table.format, table.out, raw=True)
 
 
 def _list_columns() -> pl.DataFrame:

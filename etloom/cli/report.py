@@ -10,14 +10,14 @@ import click
 from etloom.cli.command import PATH_TYPE, command
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.output import build_table, render_text, write_text
-from etloom.cli.output_checks import check_writable
+from etloom.cli.output_files import check_writable
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job
 
-TOP_OPERATORS = 8
-"""Operators shown in the terminal; the page shows more."""
+TOP_ROWS = 8
+"""Operators, and rows of a hang, shown in the terminal; the page shows more."""
 
 
 @command(
@@ -25,7 +25,7 @@ TOP_OPERATORS = 8
     click.Option(
         ["--out", "-o"],
         type=PATH_TYPE,
-        help="The file to write; default: report.html in the folder of the traces.",
+        help="The file to write; default: report.html in the folder PATH, or for a file in the current folder.",
     ),
     RUN_OPTIONS,
 )
@@ -46,7 +46,7 @@ def write_report(path: Path, out: Path | None = None, run: RunOptions | None = N
     """Print the summary on stdout and write the page."""
     import etloom
 
-    target = out or (path if path.is_dir() else path.parent) / "report.html"
+    target = out or (path if path.is_dir() else Path()) / "report.html"
     if path.exists():
         check_writable(target, "--out")
     job = open_job(path, run or RunOptions(), warn=False)
@@ -71,11 +71,14 @@ def _format_summary(job: Job) -> str:
         figure = Text(make_printable(sentence.figure), style=f"bold {color}".strip())
         sentences.add_row(Text(sentence.topic), figure, Text(make_printable(sentence.text)))
     operators = summary.tables.get("recorded", summary.tables["top-ops"])
-    operators = operators.filter(pl.col("rank") == job.ranks[0]).drop("rank").head(TOP_OPERATORS)
+    operators = operators.filter(pl.col("rank") == job.ranks[0]).drop("rank").head(TOP_ROWS)
     overview = summary.tables["overview"].drop_nulls("span_ns")
     problems = job.stats.filter(pl.col("severity") != "info")
     has_many_ranks = len(job) > MAX_LISTED_RANKS
+    hangs = summary.tables.get("hangs", pl.DataFrame())
+    omitted = f", first {TOP_ROWS} of {hangs.height} rows (etloom analyze hangs lists all)"
     sections = {
+        "Hang" + (omitted if hangs.height > TOP_ROWS else ""): hangs.head(TOP_ROWS),
         "Ranks": summarize_rank_spread(overview) if has_many_ranks else overview,
         "Top operators" + (f" of rank {job.ranks[0]}" if len(job) > 1 else ""): operators,
         "Warnings": group_stats_by_name(problems) if has_many_ranks else problems,

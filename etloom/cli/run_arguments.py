@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 MAX_TABLE_BYTES = 256_000_000
 """Memory for the tables of a run: verbs process rank after rank."""
 
-PATH = Argument(
-    ["path"], type=PATH_TYPE, metavar="PATH", help="A folder of traces, or one trace file.", required=True
-)
+
+def path_argument(help: str) -> Argument:
+    """Return the positional argument ``path``."""
+    return Argument(["path"], type=PATH_TYPE, metavar="PATH", help=help, required=True)
+
+
+PATH = path_argument("A folder of traces, or one trace file.")
 RANK_PATTERN = click.Option(
     ["--rank-pattern"], help="Regular expression for the file names, with one group: the rank."
 )
@@ -36,6 +40,8 @@ class RunOptions:
     strict: bool = False
     jobs: int | None = None
     cache: bool = True
+    step_name: str | None = None
+    names: tuple[Path, ...] = ()
 
 
 SHARED_OPTIONS: list[click.Parameter] = [
@@ -49,6 +55,19 @@ SHARED_OPTIONS: list[click.Parameter] = [
         ["--cache/--no-cache"],
         default=True,
         help="Keep files that are slow to read in a cache, and read them from there next time.",
+    ),
+    click.Option(
+        ["--step-name"],
+        metavar="REGEX",
+        help="Host events whose names match are the steps; a first group is the number. Default: ProfilerStep#N, "
+        "else the iterations of an inference engine.",
+    ),
+    click.Option(
+        ["--names"],
+        type=PATH_TYPE,
+        multiple=True,
+        metavar="FILE.yaml",
+        help="More names of iterations, kernel families and communication (docs/serving.md); repeatable.",
     ),
 ]
 RUN_OPTIONS = OptionGroup("run", RunOptions, [RANK_PATTERN, *SHARED_OPTIONS])
@@ -73,7 +92,11 @@ def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = Tr
         # Polars reads it when it first works, not before.
         os.environ.setdefault("POLARS_MAX_THREADS", str(min(run.jobs, os.cpu_count() or 1)))
     import etloom
+    from etloom.core.names import add_names
 
+    add_names(*run.names)
+    if run.step_name is not None:
+        linking["step_name"] = run.step_name
     with show_progress(f"reading {path}") as update:
         job = etloom.open(
             path,
@@ -89,27 +112,16 @@ def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = Tr
         job.check_lossless()
     if warn:
         report_loss(job, path)
+    for example in job.stats.filter(name="job.other_runs")["example"]:
+        print_message(f"{path}: {example}")
     return job
 
 
 def report_loss(job: Job, path: Path | str) -> None:
     """Print one line on stderr if data of the files was lost or results may be wrong: what, and of which ranks."""
-    import polars as pl
+    from etloom.core.losses import describe_loss
 
-    problems = job.stats.filter(pl.col("severity") != "info")
-    if problems.is_empty():
-        return
-    names_by_ranks: dict[tuple[int, ...], list[str]] = {}
-    for (name,), rows in problems.group_by("name", maintain_order=True):
-        ranks = tuple(rows["rank"].drop_nulls().unique().sort())
-        names_by_ranks.setdefault(ranks, []).append(f"{name} {rows['count'].sum():,}")
-    text = "; ".join(", ".join(names) + _format_location(ranks) for ranks, names in names_by_ranks.items())
-    print_message(
-        f"{path}: data lost or doubtful: {text}; etloom info {shlex.quote(str(path))} shows details"
-    )
-
-
-def _format_location(ranks: tuple[int, ...]) -> str:
-    from etloom.core.text import format_ranks
-
-    return f" ({format_ranks(ranks)})" if ranks else ""
+    if loss := describe_loss(job.stats):
+        print_message(
+            f"{path}: data lost or doubtful: {loss}; etloom info {shlex.quote(str(path))} shows details"
+        )

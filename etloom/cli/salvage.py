@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.command import PATH_TYPE, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import Format, show_progress, write_table
+from etloom.cli.run_arguments import path_argument
 
 if TYPE_CHECKING:
     from etloom.api.files import SalvagedRun
@@ -17,13 +18,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    Argument(
-        ["path"],
-        type=PATH_TYPE,
-        required=True,
-        metavar="PATH",
-        help="A damaged trace, or the folder of a killed run.",
-    ),
+    path_argument("A damaged trace, or the folder of a killed run."),
     click.Option(
         ["--out", "-o"],
         type=PATH_TYPE,

@@ -12,6 +12,7 @@ import click
 from etloom.cli.command import PATH_TYPE, OptionGroup, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import Format, write_table
+from etloom.cli.output_files import check_export, write_run
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 from etloom.core.errors import UnknownName
 
@@ -28,6 +29,7 @@ class ChangeOptions:
     bandwidth: str | None
     latency: str | None
     straggler: str | None
+    like_peers: Sequence[int]
 
 
 _CHANGES = OptionGroup(
@@ -42,9 +44,25 @@ _CHANGES = OptionGroup(
             multiple=True,
             help="Do not wait for the GPU in operators or calls of this name.",
         ),
-        click.Option(["--bandwidth"], help="A faster or slower network: 2x, 0.5x. Latency is unchanged."),
-        click.Option(["--latency"], help="The network's latency: 20us; default: the minimum in the run."),
-        click.Option(["--straggler"], help="none: no rank waits for a later one."),
+        click.Option(
+            ["--bandwidth"],
+            help="Another network: a factor of the fitted bandwidth (2x), or each rank's rate (400GB/s, 400Gbit/s).",
+        ),
+        click.Option(
+            ["--latency"],
+            help="The network's latency of one message: 20us; default: as fitted to the run.",
+        ),
+        click.Option(
+            ["--straggler"],
+            help="none: every rank works like the median of the ranks that run the same program.",
+        ),
+        click.Option(
+            ["--like-peers"],
+            type=int,
+            multiple=True,
+            metavar="RANK",
+            help="This rank works like the median of the others that run the same program; may be repeated.",
+        ),
     ],
 )
 
@@ -82,16 +100,17 @@ def simulate(
       etloom simulate run/ --set "kernel:*gemm* x0.5"
       etloom simulate run/ --set "comm x0"                  # communication takes no time
       etloom simulate run/ --set "op:aten::item =0us" --remove-sync "aten::item"
+      etloom simulate run/ --set "comm:all_reduce x2"       # all all-reduces take twice as long
+      etloom simulate run/ --bandwidth 400GB/s              # bytes, decimal; 400Gbit/s for bits
+      etloom simulate run/ --like-peers 3                   # rank 3 works like the median of its peers
       etloom simulate run/ --bandwidth 2x --straggler none
       etloom simulate run/ --set "launch x0" --out faster.json.gz
     """
     import etloom
-    from etloom.core import registry
 
     changes = _parse_changes(conditions)
     if out is not None:
-        with as_usage_error("out"):
-            registry.find_by_suffix("exports", out)
+        check_export(out)
     if not changes:
         raise click.UsageError('expected at least one change, such as --set "comm x0"')
     simulated = etloom.simulate(open_job(path, run), *changes)
@@ -99,25 +118,25 @@ def simulate(
     for line in simulated.reasons:
         print_message(line)
     if out is not None:
-        etloom.export(simulated.job, out)
-        print_message(f"wrote {out}")
+        write_run(simulated.job, out)
 
 
 def _parse_changes(conditions: ChangeOptions) -> list[AnyChange]:
-    from etloom.simulator import Network, NoStraggler, RemoveSync, parse_change
-    from etloom.simulator.changes import parse_duration_ns, parse_factor
+    from etloom.simulator import LikePeers, NoStraggler, RemoveSync, parse_change
+    from etloom.simulator.changes import parse_duration_ns, parse_network
 
     with as_usage_error("set_"):
         changes: list[AnyChange] = [parse_change(text) for text in conditions.set_]
     changes += [RemoveSync(name) for name in conditions.remove_sync]
     if conditions.bandwidth is not None or conditions.latency is not None:
-        with as_usage_error("bandwidth"):
-            speedup = parse_factor(conditions.bandwidth or "1")
         with as_usage_error("latency"):
             latency_ns = None if conditions.latency is None else parse_duration_ns(conditions.latency)
-        changes.append(Network(speedup, latency_ns))
+        with as_usage_error("bandwidth"):
+            changes.append(parse_network(conditions.bandwidth, latency_ns))
     if conditions.straggler is not None:
         if conditions.straggler != "none":
             raise UnknownName("straggler", conditions.straggler, ["none"], option="straggler")
         changes.append(NoStraggler())
+    if conditions.like_peers:
+        changes.append(LikePeers(tuple(conditions.like_peers)))
     return changes

@@ -13,7 +13,7 @@ import click
 from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import Format, to_json, write_table
-from etloom.cli.output_checks import check_export, check_writable
+from etloom.cli.output_files import check_export, check_writable, write_run
 from etloom.cli.replay.options import FORMAT, PROCESS_OPTIONS, ProcessOptions, repeat_options
 from etloom.cli.replay.printing import (
     contention_warning,
@@ -24,16 +24,15 @@ from etloom.cli.replay.printing import (
     print_summary,
 )
 from etloom.cli.run_arguments import RANK_PATTERN, report_loss
-from etloom.replayer.comms.backends import check_backend
 from etloom.replayer.comms.callbacks import Callbacks
-from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
+from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous, check_backend
 from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:
     import polars as pl
 
     from etloom.core.trace import Job
-    from etloom.replayer.comms.plan_options import PlanOptions
+    from etloom.replayer.comms.plan_builder import PlanOptions
     from etloom.replayer.comms.session import CommsReplay
     from etloom.replayer.plan import Plan
 
@@ -91,7 +90,7 @@ class SourceOptions:
         return path
 
     def plan_options(self) -> PlanOptions:
-        from etloom.replayer.comms.plan_options import PlanOptions, parse_ranks
+        from etloom.replayer.comms.plan_builder import PlanOptions, parse_ranks
 
         return PlanOptions(
             trace_type=self.trace_type and self.trace_type.value,
@@ -258,7 +257,7 @@ def comms(
     plan_options = source.plan_options()
     if dry_run:
         if process.rank == 0:
-            from etloom.replayer.comms.plan_options import plan_replay
+            from etloom.replayer.comms.plan_builder import plan_replay
 
             _print_plan(plan_replay(open_run(), process.world_size, plan_options), output)
         return
@@ -321,10 +320,7 @@ def _print_replay(replay: CommsReplay, output: OutputOptions, load: float | None
     if output.json_file:
         output.json_file.write_text(json.dumps(_json_report(replay, summary), indent=1))
     if output.out:
-        import etloom
-
-        etloom.export(replay.job, output.out)
-        print_message(f"wrote {output.out}")
+        write_run(replay.job, output.out)
 
 
 def _json_report(replay: CommsReplay, summary: pl.DataFrame) -> dict[str, Any]:

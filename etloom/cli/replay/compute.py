@@ -12,7 +12,7 @@ import click
 
 from etloom.cli.command import PATH_TYPE, FiniteFloat, OptionGroup, command
 from etloom.cli.output import Format
-from etloom.cli.output_checks import check_export
+from etloom.cli.output_files import check_export
 from etloom.cli.replay.options import ALLOW_NAMESPACE, FORMAT, repeat_options
 from etloom.cli.run_arguments import PATH
 from etloom.core.errors import EtloomError
@@ -33,11 +33,13 @@ class ReplayOptions:
     device: Device
     rank: int | None
     step: int | None
+    subgraph: str | None
     allow_namespace: tuple[str, ...]
     repeats: int
     warmup: int
     max_memory: float | None
     max_time: float | None
+    operator_timeout: float | None
     threads: int | None
 
 
@@ -53,6 +55,11 @@ _REPLAY_OPTIONS = OptionGroup(
         ),
         click.Option(["--rank"], type=int, help="Default: the lowest rank."),
         click.Option(["--step"], type=int, help="Only ProfilerStep#N; default: all steps."),
+        click.Option(
+            ["--subgraph"],
+            metavar="NAME",
+            help="Only operators and annotations of this name, with what they contain.",
+        ),
         ALLOW_NAMESPACE,
         *repeat_options(3),
         click.Option(
@@ -65,6 +72,12 @@ _REPLAY_OPTIONS = OptionGroup(
             ["--max-time"],
             type=FiniteFloat(min=0),
             help="Seconds after which no operator is tried and no repeat is started.",
+        ),
+        click.Option(
+            ["--operator-timeout"],
+            type=FiniteFloat(min=0, min_open=True),
+            metavar="SECONDS",
+            help="An operator that takes longer is skipped, and a second one ends the replay; default: 5.",
         ),
         click.Option(
             ["--threads"],
@@ -116,6 +129,7 @@ def compute(
         "device": options.device.value,
         "rank": options.rank,
         "step": options.step,
+        "subgraph": options.subgraph,
         "namespaces": sorted({"aten", *options.allow_namespace}),
         "repeats": options.repeats,
         "warmup": options.warmup,
@@ -128,6 +142,9 @@ def compute(
     }
     from etloom.replayer.compute.isolation import run_isolated
 
-    status, _ = run_isolated(["etloom.cli.replay.compute_worker", json.dumps(request)])
+    status, _ = run_isolated(
+        ["etloom.cli.replay.compute_worker", json.dumps(request)],
+        operator_timeout_s=options.operator_timeout,
+    )
     if status:
         raise SystemExit(status)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from etloom.cli.error_handling import EXIT_INTERRUPTED, handle_errors, print_message
 from etloom.cli.output import Format, write_table
+from etloom.cli.output_files import write_run
 from etloom.cli.replay.printing import contention_warning, load_average
 from etloom.cli.run_arguments import report_loss
 from etloom.core.errors import EtloomError
@@ -47,6 +48,7 @@ def work(request: Mapping[str, Any]) -> None:
             request["device"],
             namespaces=frozenset(request["namespaces"]),
             step=request["step"],
+            subgraph=request["subgraph"],
             repeats=request["repeats"],
             warmup=request["warmup"],
             threads=request["threads"],
@@ -63,8 +65,7 @@ def work(request: Mapping[str, Any]) -> None:
     write_table(replay.coverage, None if request["format"] is None else Format(request["format"]), None)
     _print_replay(replay, request["device"], load)
     if out and replay.trace is not None:
-        etloom.export(replay.trace, out)
-        print_message(f"wrote {out}")
+        write_run(replay.trace, out)
     covered = replay.covered() or 0.0
     if covered * 100 < (minimum := request["min_coverage"]):
         raise EtloomError(f"{covered:.2%} of operators are covered; --min-coverage requires {minimum:g} %")
@@ -79,7 +80,7 @@ def _select_trace(job: Job, request: Mapping[str, Any]) -> Trace:
     rank = min(job) if request["rank"] is None else request["rank"]
     if rank not in job:
         raise unknown_rank_error(rank, job)
-    select_nodes(job[rank], request["step"])
+    select_nodes(job[rank], request["step"], request["subgraph"])
     return job[rank]
 
 

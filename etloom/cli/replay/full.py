@@ -9,6 +9,7 @@ import click
 
 from etloom.cli.command import PATH_TYPE, OptionGroup, command
 from etloom.cli.error_handling import print_message
+from etloom.cli.output_files import check_export, write_run
 from etloom.cli.replay.options import (
     ALLOW_NAMESPACE,
     FORMAT,
@@ -71,6 +72,8 @@ def full(
     import etloom
     from etloom.replayer.full import replay_full
 
+    if output.out is not None:
+        check_export(output.out)
     process = Process.current()
 
     def open_run() -> Job:
@@ -116,7 +119,4 @@ def _print_replay(replay: FullReplay, output: OutputOptions, load: float | None)
     if warning := contention_warning(load, replay.comms.options.device, replay.threads):
         print_message(warning)
     if output.out:
-        import etloom
-
-        etloom.export(replay.comms.job, output.out)
-        print_message(f"wrote {output.out}")
+        write_run(replay.comms.job, output.out)

@@ -1,11 +1,15 @@
-"""Checks that an output file can be written, made before the work that it is for."""
+"""Output files: checks, made before the work, that one can be written; and the writing of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from etloom.cli.error_handling import as_usage_error
+from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.core.errors import EtloomError
+
+if TYPE_CHECKING:
+    from etloom.core.trace import Job, Trace
 
 
 def check_export(target: Path, option: str = "--out") -> None:
@@ -53,3 +57,11 @@ def check_writable(target: Path, option: str, in_place: bool = False) -> None:
         raise EtloomError(
             f"cannot be written: {error.strerror or error}", where=target, remedy=remedy
         ) from error
+
+
+def write_run(run: Job | Trace, target: Path) -> None:
+    """Write a run in the format of the file's ending, and print the name of the file."""
+    import etloom
+
+    etloom.export(run, target)
+    print_message(f"wrote {target}")

@@ -1,0 +1,66 @@
+"""Observation of a running job, by the state that each rank keeps in the folder of the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etloom.core.errors import ReadError
+from etloom.loading.flight_recorder_dumps import WATCH_FOLDER, read_dumps
+
+if TYPE_CHECKING:
+    from etloom.analyses.hangs.progress import Observation
+
+INCIDENTS_FOLDER = "incidents"
+
+
+class JobWatcher:
+    """Observes a job; `observe` is called again and again.
+
+    Args:
+        run: the folder of ``etloom collect --watch``.
+        stall_s: seconds without progress after which the job has stalled; default: three steps, at least 2 s, and 60 s
+            while step times are unknown.
+        settle_s: seconds after a crash in which the other ranks may write their last states.
+    """
+
+    def __init__(self, run: Path, stall_s: float | None = None, settle_s: float = 1.5) -> None:
+        from etloom.analyses.hangs.progress import JobProgress
+
+        self.run = run
+        self._progress = JobProgress(stall_s, settle_s, time.time_ns())
+
+    def observe(self) -> Observation | None:
+        """Return the present state; None if no rank has written its state yet."""
+        if not (self.run / WATCH_FOLDER).is_dir():
+            return None
+        try:
+            dumps, _ = read_dumps(self.run)
+        except ReadError:
+            return None
+        return self._progress.observe(dumps, time.time_ns())
+
+    def keep_incident(self, observation: Observation) -> Path:
+        """Copy the state of all ranks and the cause into a folder of the run, and return it. Raises OSError."""
+        folder = self.run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S")
+        unfinished = shutil.ignore_patterns(".*")
+        shutil.copytree(self.run / WATCH_FOLDER, folder, dirs_exist_ok=True, ignore=unfinished)
+        cause = describe_cause(observation)
+        (folder / "cause.json").write_text(json.dumps(cause, indent=1) + "\n", encoding="utf-8")
+        return folder
+
+
+def describe_cause(observation: Observation) -> dict[str, Any]:
+    """Return the cause as JSON values, for webhooks and files."""
+    cause = observation.cause
+    return {
+        "kind": cause.kind if cause else None,
+        "ranks": list(cause.ranks) if cause else [],
+        "sentence": cause.sentence if cause else None,
+        "evidence": cause.evidence.to_dicts() if cause else [],
+        "steps": observation.steps,
+        "stalled_s": round(observation.stalled_s, 3),
+    }

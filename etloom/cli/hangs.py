@@ -1,0 +1,94 @@
+"""etloom hangs: the cause of a hang in one sentence, then the evidence and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from etloom.cli.command import command
+from etloom.cli.error_handling import make_printable, print_message
+from etloom.cli.output import Format, write_table, write_text
+from etloom.cli.run_arguments import path_argument
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from etloom.api.verdicts import HangReport
+
+_MAX_PROBLEMS = 5
+
+
+@command(
+    path_argument("A folder with the Flight Recorder dump of each rank, or a run of etloom collect --watch."),
+    click.Option(
+        ["--top"],
+        type=click.IntRange(min=0),
+        default=20,
+        help="Number of divergences shown after the answer.",
+    ),
+    click.Option(
+        ["--format", "-f"], type=click.Choice(["text", "json"]), default="text", help="Output format."
+    ),
+)
+def hangs(path: Path, top: int, format: str) -> None:
+    """Find which ranks stopped or diverged, in which collective, and who waits for them.
+
+    The first line is the answer; evidence and the divergences between ranks follow. Kinds: not arrived, crashed,
+    stopped, unresponsive (the GIL is held), data loading, a checkpoint, other collective, other size, other dtype, wait
+    for each other, device, link, host. etloom analyze hangs prints the whole table in any format.
+
+    Examples:
+
+    \b
+      etloom hangs dumps/
+      etloom hangs run/ --format json
+
+    Exit status: 0, whether or not there is a hang; 1 if no dumps are found.
+    """
+    import etloom
+
+    report = etloom.hangs(path)
+    for problem in report.problems[:_MAX_PROBLEMS]:
+        print_message(problem)
+    if len(report.problems) > _MAX_PROBLEMS:
+        print_message(f"{len(report.problems) - _MAX_PROBLEMS:,} more problems")
+    if format == "json":
+        write_text(_format_json(report), None)
+        return
+    lines = [report.sentence]
+    if report.cause is not None:
+        lines += [f"  rank {rank}: {text}" for rank, text in report.cause.evidence.iter_rows()]
+    write_text("\n".join(map(make_printable, lines)) + "\n", None)
+    if top and not report.table.is_empty():
+        write_text("\n", None)
+        write_table(_shorten_ranks(report.table.head(top)), Format.table, None)
+        if report.table.height > top:
+            print_message(f"{top:,} of {report.table.height:,} rows; --top {report.table.height} shows all")
+
+
+def _format_json(report: HangReport) -> str:
+    import json
+
+    cause = report.cause
+    answer: dict[str, Any] = {
+        "sentence": report.sentence,
+        "kind": cause.kind if cause else None,
+        "ranks": cause.ranks if cause else [],
+        "evidence": cause.evidence.to_dicts() if cause else [],
+        "divergences": report.table.to_dicts(),
+    }
+    return json.dumps(answer, ensure_ascii=False, indent=1) + "\n"
+
+
+def _shorten_ranks(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the table with ranges of ranks, which stay short for thousands of ranks, and without the times."""
+    import polars as pl
+
+    from etloom.core.text import format_ranges
+
+    return table.with_columns(
+        pl.Series(name, [format_ranges(ranks or ()) for ranks in table[name].to_list()], dtype=pl.String)
+        for name in ("ranks", "others")
+    ).drop("called_ns")

@@ -1,0 +1,134 @@
+"""Runs that stay in memory while agents ask about them, and the paths that they may open."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etloom.core.errors import EtloomError
+
+if TYPE_CHECKING:
+    from etloom.core.trace import Job
+
+MAX_OPEN_RUNS = 4
+"""Runs kept in memory; the one that was used longest ago is closed first."""
+_MAX_ANSWERS = 256
+_MAX_CACHED_QUESTION = 2000
+
+
+class OpenedRuns:
+    """The runs below some roots, each opened once.
+
+    Args:
+        roots: folders and files that may be opened.
+
+    Raises:
+        EtloomError: a root does not exist.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        missing = [root for root in roots if not root.exists()]
+        if missing:
+            raise EtloomError("no such file or folder", where=missing[0], remedy="check the path")
+        self.roots = [root.resolve() for root in roots]
+        self._jobs: OrderedDict[Path, Job] = OrderedDict()
+        self._answers: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def resolve(self, run: str) -> Path:
+        """Return the path of a run: absolute, or relative to a root; empty for the first root.
+
+        Raises:
+            EtloomError: it does not exist, or it or a file in it is outside of the roots.
+        """
+        path = self._find_path(run) if run else self.roots[0]
+        if path is None:
+            raise EtloomError(f"{run!r} is not a path below the roots", remedy=self.describe_roots())
+        outside = self._find_link_outside(path)
+        if outside is not None:
+            raise EtloomError(
+                f"{outside.name} in {run!r} is a link to outside of the roots, or unreadable",
+                remedy="remove it",
+            )
+        return path
+
+    def get_job(self, run: str) -> Job:
+        """Return the linked Job of a run, opened on first use.
+
+        Raises:
+            EtloomError: the path is refused or the run cannot be read.
+        """
+        import etloom
+
+        path = self.resolve(run)
+        with self._lock:
+            if path not in self._jobs:
+                self._jobs[path] = etloom.open(path, use_cache=False)  # the server writes nothing
+                while len(self._jobs) > MAX_OPEN_RUNS:
+                    self._jobs.popitem(last=False)
+                    self._answers.clear()  # a question may name a run by several paths
+            self._jobs.move_to_end(path)
+            return self._jobs[path]
+
+    def answer_once(self, question: str, compute: Callable[[], str]) -> str:
+        """Return the answer to a question about opened runs, which do not change; computed once.
+
+        Cached are the last 256 answers, each of bounded length, to questions of at most 2,000 characters.
+        """
+        with self._lock:
+            if question in self._answers:
+                self._answers.move_to_end(question)
+                return self._answers[question]
+        answer = compute()  # without the lock: a long query must not delay other questions
+        if len(question) <= _MAX_CACHED_QUESTION:
+            with self._lock:
+                self._answers[question] = answer
+                if len(self._answers) > _MAX_ANSWERS:
+                    self._answers.popitem(last=False)
+        return answer
+
+    def describe_roots(self) -> str:
+        """Return the roots as text."""
+        return "roots: " + ", ".join(map(str, self.roots))
+
+    def _join(self, root: Path, run: str) -> Path:
+        """Return the path of a run relative to a root; the name of a root stands for the root itself."""
+        first, *rest = Path(run).parts
+        return root.joinpath(*rest) if first == root.name and not (root / run).exists() else root / run
+
+    def _find_path(self, run: str) -> Path | None:
+        """Return the path of a run below the roots, if it exists there."""
+        try:
+            candidates = (
+                [Path(run)] if Path(run).is_absolute() else [self._join(root, run) for root in self.roots]
+            )
+            paths = [path.resolve() for path in candidates]
+            return next((path for path in paths if self._is_inside(path) and path.exists()), None)
+        except (OSError, ValueError, RuntimeError):  # null bytes, loops of links, too long names
+            return None
+
+    def _find_link_outside(self, folder: Path) -> Path | None:
+        """Return a link below a folder, also through other links, to outside of the roots, or in a loop."""
+        seen: set[Path] = set()
+        pending = [folder]
+        while pending:
+            link = pending.pop()
+            try:
+                path = link.resolve()
+                if not self._is_inside(path):
+                    return link
+                if path in seen or not path.is_dir():
+                    continue
+                seen.add(path)
+                with os.scandir(path) as entries:
+                    pending += [Path(entry) for entry in entries if entry.is_symlink() or entry.is_dir()]
+            except (OSError, RuntimeError):
+                return link
+        return None
+
+    def _is_inside(self, path: Path) -> bool:
+        return any(path.is_relative_to(root) for root in self.roots)

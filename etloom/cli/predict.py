@@ -1,0 +1,162 @@
+"""etloom predict: step time of a run on another network, another number of ranks, or another device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from etloom.cli.command import PATH_TYPE, OptionGroup, command
+from etloom.cli.error_handling import as_usage_error, print_message
+from etloom.cli.output import Format, choose_format, write_table
+from etloom.cli.output_files import check_export, write_run
+from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.core.text import count_noun
+
+if TYPE_CHECKING:
+    from etloom.simulator.pipelines.relay import RelaidPipeline
+    from etloom.simulator.prediction import Prediction
+    from etloom.simulator.untimed import UntimedPrediction
+
+_MAX_ROWS = 20
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The network, size and device of the prediction, as the user wrote them."""
+
+    network: str | None
+    recorded_network: str | None
+    ranks: int | None
+    parallel: str | None
+    device: str | None
+
+
+_TARGET = OptionGroup(
+    "target",
+    TargetOptions,
+    [
+        click.Option(
+            ["--network"],
+            help="The network: a factor of the recorded bandwidth (x0.2), a rate (200Mbit/s), a preset, a YAML file.",
+        ),
+        click.Option(
+            ["--recorded-network"],
+            help="The nominal network of the recording (1Gbit/s), which shows the share of it that transfers reach.",
+        ),
+        click.Option(["--ranks"], type=click.IntRange(1, 100_000), help="The number of ranks."),
+        click.Option(
+            ["--parallel"],
+            metavar="AXES",
+            help="Sizes of the process mesh: tp=4,pp=8,dp=16; vp: model chunks a stage, mb: micro-batches.",
+        ),
+        click.Option(["--device"], metavar="NAME", help="The GPU: h100, b200, ..., as in docs/flops.md."),
+    ],
+)
+
+
+def _list_presets() -> dict[str, str]:
+    from etloom.simulator.network.topology import PRESETS
+
+    return {"presets": ", ".join(PRESETS)}
+
+
+@command(
+    PATH,
+    _TARGET,
+    click.Option(
+        ["--top"],
+        type=click.IntRange(min=0),
+        help="Number of rows shown; default: 20 with --format table, else all. 0: all.",
+    ),
+    click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the predicted run: .parquet, .json.gz, .et."),
+    click.Option(["--format", "-f"], type=click.Choice(Format), help="Format of the table on stdout."),
+    RUN_OPTIONS,
+    help_values=_list_presets,
+)
+def predict(
+    path: Path,
+    target: TargetOptions,
+    top: int | None,
+    out: Path | None,
+    format: Format | None,
+    run: RunOptions,
+) -> None:
+    """Predict the step time of a recorded run on another network, another number of ranks, or another device.
+
+    Latency and bandwidth are fitted to the recording; transfers that overlap share their links. The first line is the
+    error with which the models reproduce the recording. The truth lies between the bounds in 9 of 10 cases. Without
+    options the recording itself is predicted, which shows how far the models hold.
+
+    The row "step time" is the median time from the begin of a step to the begin of the next one; the row of a step ends
+    when its last work on the device does.
+
+    Presets of networks: {presets}. docs/predict.md describes the YAML.
+
+    Examples:
+
+    \b
+      etloom predict run/
+      etloom predict run/ --network x0.2
+      etloom predict run/ --network 200Mbit/s --recorded-network 1Gbit/s
+      etloom predict run/ --ranks 64
+      etloom predict run/ --ranks 64 --network cluster.yaml
+      etloom predict run/ --parallel dp=16 --out predicted.parquet
+      etloom predict run/ --parallel pp=8,mb=32             # stages and micro-batches
+      etloom predict run/ --device b200
+      etloom predict fake/ --device a100 --network dgx-a100
+    """
+    import etloom
+    from etloom.simulator.untimed import UntimedPrediction
+
+    changes = _parse_target(target)
+    if out is not None:
+        check_export(out)
+    prediction = etloom.predict(open_job(path, run), **changes)
+    _print_prediction(prediction, top, format)
+    if out is not None:
+        if isinstance(prediction, UntimedPrediction):
+            raise click.BadParameter("a run without times has no predicted run to write", param_hint="--out")
+        write_run(prediction.job, out)
+
+
+def _print_prediction(
+    prediction: Prediction | RelaidPipeline | UntimedPrediction, top: int | None, format: Format | None
+) -> None:
+    """Print the first rows of the table, after the first reason and before the others."""
+    for line in prediction.reasons[:1]:
+        print_message(line)
+    table = prediction.table
+    if top is None:
+        top = _MAX_ROWS if choose_format(format, None) is Format.table else 0
+    write_table(table.head(top) if top else table, format, None)
+    if 0 < top < table.height:
+        print_message(f"{count_noun(table.height - top, 'more row')}; --top 0 shows all")
+    for line in prediction.reasons[1:]:
+        print_message(line)
+
+
+def _parse_target(target: TargetOptions) -> dict[str, Any]:
+    """Check the options and return those that are set, as arguments of `etloom.predict`."""
+    from etloom.analyses.flops.peaks import lookup_peaks
+    from etloom.simulator.network import parse_target
+    from etloom.simulator.resizing import parse_parallel
+
+    changes: dict[str, Any] = {
+        "network": target.network,
+        "recorded_network": target.recorded_network,
+        "ranks": target.ranks,
+        "device": target.device,
+    }
+    for option, network in (("network", target.network), ("recorded_network", target.recorded_network)):
+        if network is not None:
+            with as_usage_error(option):
+                parse_target(network)
+    if target.device is not None:
+        with as_usage_error("device"):
+            lookup_peaks(target.device)
+    with as_usage_error("parallel"):
+        changes["parallel"] = None if target.parallel is None else parse_parallel(target.parallel)
+    return {name: value for name, value in changes.items() if value is not None}

@@ -1,0 +1,164 @@
+"""etloom store: runs that are read and linked once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from etloom.cli.command import CONTEXT_SETTINGS, PATH_TYPE, Argument, FiniteFloat, command
+from etloom.cli.error_handling import print_message
+from etloom.cli.output import TABLE_OPTIONS, TableOptions, choose_format, show_progress, write_table
+from etloom.cli.run_arguments import RANK_PATTERN
+
+STORE = Argument(["store"], type=PATH_TYPE, required=True, metavar="STORE", help="The folder of the store.")
+JOBS = click.Option(
+    ["--jobs"], type=click.IntRange(min=1), help="Number of processes; default: number of CPUs."
+)
+
+
+@command(
+    Argument(
+        ["runs"],
+        type=PATH_TYPE,
+        nargs=-1,
+        required=True,
+        metavar="RUN...",
+        help="Runs to add: folders or files.",
+    ),
+    click.Option(
+        ["--to"], type=PATH_TYPE, required=True, metavar="STORE", help="The store; created if necessary."
+    ),
+    click.Option(["--name"], help="Name of the run in the store; default: that of its folder or file."),
+    JOBS,
+    RANK_PATTERN,
+)
+def add(
+    runs: tuple[Path, ...], to: Path, name: str | None, jobs: int | None, rank_pattern: str | None
+) -> None:
+    """Add runs to a store: read and link them once, and answer the usual questions.
+
+    Every verb opens STORE/run=NAME like any other run, without reading the traces again, and so do polars, DuckDB and
+    Spark. A run that the store holds already is skipped, unless its files changed. An addition that was interrupted
+    goes on where it stopped.
+
+    Examples:
+
+    \b
+      etloom store add run/ --to store/
+      etloom store add runs/2026-11-* --to store/
+      etloom store add run/ --to store/ --name monday && etloom analyze stragglers store/run=monday
+    """
+    import etloom
+    from etloom.core.errors import InvalidValue
+    from etloom.reports.formatting import count_noun
+
+    if name is not None and len(runs) > 1:
+        raise InvalidValue(f"{len(runs)} runs cannot all be named {name!r}", option="name")
+    for run in runs:
+        with show_progress(f"adding {run}") as update:
+            (added,) = etloom.store_add(
+                run, to=to, name=name, jobs=jobs, rank_pattern=rank_pattern, progress=update
+            )
+        ranks = count_noun(len(added.ranks), "rank")
+        state = f"added {ranks}; next: etloom report {added.path}" if added.is_new else f"unchanged, {ranks}"
+        print_message(f"{added.path}: {state}")
+
+
+@command(STORE, TABLE_OPTIONS, name="list")
+def list_(store: Path, table: TableOptions) -> None:
+    """List the runs of a store, the oldest first.
+
+    Examples:
+
+    \b
+      etloom store list store/
+      etloom store list store/ --format json
+    """
+    import etloom
+
+    choose_format(table.format, table.out)
+    write_table(etloom.store_list(store), table.format, table.out)
+
+
+@command(STORE, JOBS)
+def refresh(store: Path, jobs: int | None) -> None:
+    """Write the runs again that another version of etloom stored, from their tables.
+
+    Until then their answers are computed from the tables.
+
+    Examples:
+
+    \b
+      etloom store refresh store/
+    """
+    import etloom
+    from etloom.reports.formatting import count_noun
+
+    refreshed = etloom.store_refresh(store, jobs=jobs)
+    for run in refreshed:
+        print_message(f"{run.path}: refreshed {count_noun(len(run.ranks), 'rank')}")
+    if not refreshed:
+        print_message(f"{store}: every run is of this version")
+
+
+@command(
+    STORE,
+    click.Option(["--by"], default="host", help="host, rank or rack (from the names of hosts)."),
+    click.Option(["--last"], type=click.IntRange(min=1), help="Only the last so many runs."),
+    click.Option(
+        ["--min-pct"],
+        type=FiniteFloat(min=0),
+        default=1.0,
+        help="Smallest delay of a slow host, in percent of the time of the run.",
+    ),
+    click.Option(
+        ["--rack-pattern"],
+        metavar="REGEX",
+        help="Regular expression over names of hosts with one group, the rack; default: rack07 or r07.",
+    ),
+    TABLE_OPTIONS,
+)
+def stragglers(
+    store: Path,
+    by: str,
+    last: int | None,
+    min_pct: float,
+    rack_pattern: str | None,
+    table: TableOptions,
+) -> None:
+    """Compare how much hosts delay others over the runs of a store.
+
+    A host delays a communication from the last arrival of a rank of another host to the last one of its own. It is
+    slow in a run if it delays others by at least --min-pct of the time, by more than the uncertainty of the clocks, and
+    three times as much as the median of the other hosts. Delays of concurrent communications are each counted in full.
+    Why a rank is late: etloom analyze stragglers STORE/run=NAME.
+
+    Examples:
+
+    \b
+      etloom store stragglers store/ --last 30
+      etloom store stragglers store/ --by rack --rack-pattern '^(rack[0-9]+)-'
+    """
+    import etloom
+
+    choose_format(table.format, table.out)
+    result = etloom.store_stragglers(store, by, last=last, min_pct=min_pct, rack_pattern=rack_pattern)
+    write_table(result, table.format, table.out)
+
+
+@click.group(
+    context_settings=CONTEXT_SETTINGS,
+    commands={"add": add, "list": list_, "refresh": refresh, "stragglers": stragglers},
+)
+def store() -> None:
+    """Keep runs in a store: each is read and linked once, and every verb opens STORE/run=NAME.
+
+    Examples:
+
+    \b
+      etloom store add run/ --to store/
+      etloom store list store/
+      etloom report store/run=run
+      etloom store stragglers store/ --last 30
+    """

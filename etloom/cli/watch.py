@@ -1,0 +1,128 @@
+"""etloom watch: progress of a running job, and the cause when it stalls, crashes or is slow."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, command
+from etloom.cli.error_handling import make_printable, print_message
+
+if TYPE_CHECKING:
+    from etloom.analyses.hangs.progress import Observation
+
+TROUBLE_STATUS = 3
+_POLL_S = 0.5
+_REPORT_S = 10.0
+_WEBHOOK_TIMEOUT_S = 5
+
+
+@command(
+    Argument(
+        ["run"], type=PATH_TYPE, required=True, metavar="RUN", help="The folder of etloom collect --watch."
+    ),
+    click.Option(
+        ["--stall"],
+        type=FiniteFloat(min=0.5),
+        metavar="SECONDS",
+        help="Time without progress that is a stall; default: three steps, at least 2 s (60 s before the first steps).",
+    ),
+    click.Option(["--webhook"], metavar="URL", help="Send the cause to this URL, as JSON by HTTP POST."),
+    click.Option(
+        ["--record"],
+        is_flag=True,
+        help="Request a window of all ranks when a rank is slow or steps become slower (of a job with --on-demand).",
+    ),
+)
+def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> None:
+    """Watch a job that runs under etloom collect --watch: step time, lateness by rank, changes, and causes of trouble.
+
+    When the job stalls or crashes, the cause is printed, the state of all ranks is kept in RUN/incidents, and the
+    command ends. A slow rank and a change of the step time are reported once, and the job is watched further. A pause
+    of all ranks, as for validation or a checkpoint, is a stall too: choose a longer --stall for a job with pauses.
+
+    Examples:
+
+    \b
+      etloom collect --watch --out run/ -- torchrun --nproc-per-node 8 train.py &
+      etloom watch run/ --webhook http://127.0.0.1:9000/alerts
+      etloom watch run/ --stall 1800 || scancel "$JOB"
+
+    Exit status: 0 if the job ended; 3 if it stalled or crashed.
+    """
+    if webhook is not None and not webhook.startswith(("http://", "https://")):
+        raise click.BadParameter(f"expected a URL of http or https, got {webhook!r}", param_hint="--webhook")
+    from etloom.api.watching import JobWatcher
+
+    watcher = JobWatcher(run, stall)
+    reported: set[str] = set()
+    next_report = time.monotonic()
+    if watcher.observe() is None:
+        print_message(f"waiting for the first state of a job under etloom collect --watch --out {run}")
+    while True:
+        observation = watcher.observe()
+        if observation is not None:
+            if time.monotonic() >= next_report or observation.has_ended:
+                click.echo(format_progress(observation))
+                next_report = time.monotonic() + _REPORT_S
+            if observation.has_ended:
+                return
+            _report_slowdown(observation, reported, run if record else None, webhook)
+            if observation.has_stalled and observation.cause is not None:
+                click.echo(make_printable(observation.cause.sentence))
+                for rank, text in observation.cause.evidence.iter_rows():
+                    click.echo(make_printable(f"  rank {rank}: {text}"))
+                _send(webhook, observation)
+                print_message(f"kept {watcher.keep_incident(observation)}; etloom hangs shows details")
+                raise click.exceptions.Exit(TROUBLE_STATUS)
+        time.sleep(_POLL_S)
+
+
+def format_progress(observation: Observation) -> str:
+    """Return steps, step time and the latest ranks as one line."""
+    step = "unknown" if observation.step_ns is None else f"{observation.step_ns / 1e6:,.1f} ms"
+    latest = sorted(observation.lateness_ns.items(), key=lambda item: -item[1])[:3]
+    late = ", ".join(f"rank {rank} {late_ns / 1e6:,.1f} ms" for rank, late_ns in latest)
+    return f"{observation.steps:,} steps, step time {step}, lateness: {late or 'unknown'}"
+
+
+def _report_slowdown(
+    observation: Observation, reported: set[str], recorded_run: Path | None, webhook: str | None
+) -> None:
+    """Report a slow rank and a change of the step time, once each."""
+    messages = {}
+    if observation.step_change is not None:
+        messages["change"] = f"the step time changed to {observation.step_change:.2f} times the earlier one"
+    if observation.cause is not None and not observation.has_stalled:
+        messages[f"slow {observation.cause.ranks}"] = observation.cause.sentence
+    for key, message in messages.items():
+        if key in reported:
+            continue
+        reported.add(key)
+        click.echo(make_printable(message))
+        _send(webhook, observation)
+        if recorded_run is not None:
+            from etloom.collector import request_recording
+
+            request_recording(recorded_run, 0)
+
+
+def _send(url: str | None, observation: Observation) -> None:
+    """Send the cause to a webhook; a failure is one line."""
+    if url is None:
+        return
+    import urllib.request
+
+    from etloom.api.watching import describe_cause
+
+    body = json.dumps(describe_cause(observation)).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=_WEBHOOK_TIMEOUT_S):  # noqa: S310
+            pass
+    except (OSError, ValueError) as error:
+        print_message(f"webhook {url}: {error}")
