@@ -1,4 +1,4 @@
-"""Where the tests find traces: `data` is the folder of shared real traces, `own` the ones recorded for this project."""
+"""Fixtures of all tests: `data` is the folder of shared real traces, `own` the traces recorded for this project."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from places import DATA, ROOT
 
 from etloom import cli
+from support.examples import FULL_EXAMPLES, QUICK_EXAMPLES
+from support.paths import DATA, ROOT
 
-# A busy machine is no failure: speed is what benchmarks are for.
-settings.register_profile("etloom", deadline=None)
-settings.load_profile("etloom")
+# No deadline: a busy machine is not a failure, speed is measured by the benchmarks.
+settings.register_profile("full", deadline=None, max_examples=FULL_EXAMPLES)
+settings.register_profile(
+    "quick", deadline=None, max_examples=QUICK_EXAMPLES
+)  # see `make check` and `make test`
+settings.load_profile("full")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 import pytest
 from click.testing import CliRunner
-from generated_traces import Maker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,10 +18,13 @@ import etloom
 from etloom import linker
 from etloom.cli import app
 from etloom.core import categories
-from etloom.core.errors import AnalysisError, EtloomError, UnknownName
+from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, UnknownName
 from etloom.core.nesting import compute_exclusive_time
 from etloom.core.trace import Trace
 from etloom.timeline.call_tree import UNLAUNCHED, build_call_tree
+from support.examples import examples
+from support.random_traces import LinkedTraceGenerator
+from support.real_runs import open_run
 
 US = 1000
 
@@ -109,7 +111,7 @@ def test_small_shares_and_deep_calls_may_be_left_out(trace: Trace) -> None:
     names = etloom.analyze(trace, "call-stacks", min_pct=30.0)["name"].to_list()
     assert names == ["ProfilerStep#*", "a", "eval: B0", "B0", "cudaLaunchKernel", UNLAUNCHED]
     assert etloom.analyze(trace, "call-stacks", depth=0)["depth"].unique().to_list() == [0]
-    with pytest.raises(AnalysisError, match="expected a percentage from 0 to 100"):
+    with pytest.raises(InvalidValue, match="expected a percentage from 0 to 100"):
         etloom.analyze(trace, "call-stacks", min_pct=101.0)
 
 
@@ -145,6 +147,19 @@ def test_folded_stacks(trace: Trace, tmp_path: Path) -> None:
         etloom.export(host, out, time="device")
 
 
+def test_exports_of_events_without_a_thread_name_none(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "a", "ts": 0, "dur": 9},
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": 2, "dur": 9, "args": {"device": 0, "stream": 7}},
+    ]
+    source = tmp_path / "run.json"
+    source.write_text(json.dumps({"traceEvents": events}))
+    job = etloom.open(source)
+    assert etloom.export(job, tmp_path / "x.folded").read_text() == "a 9000\n"
+    written = json.loads(etloom.export(job, tmp_path / "x.json").read_text())["traceEvents"]
+    assert [event["args"]["name"] for event in written if event["ph"] == "M"] == ["no thread (2)"]
+
+
 def test_folded_stacks_at_the_command_line(own: Path, tmp_path: Path) -> None:
     out = tmp_path / "run.folded"
     done = CliRunner().invoke(app, ["export", str(own / "ddp_2"), "--out", str(out), "-O", "joined=true"])
@@ -153,7 +168,7 @@ def test_folded_stacks_at_the_command_line(own: Path, tmp_path: Path) -> None:
     assert lines[0].startswith("rank 0;")
     # Whatever hangs where: the time is that of all events in themselves.
     whole = 0
-    for one in etloom.open(own / "ddp_2").values():
+    for one in open_run(own / "ddp_2").values():
         on_lane = one.events["depth"].is_not_null()
         whole += compute_exclusive_time(one.events).filter(on_lane).sum()
     assert sum(int(line.rpartition(" ")[2]) for line in lines) == whole
@@ -195,9 +210,9 @@ def by_walking(trace: Trace, joined: bool) -> dict[tuple[Any, ...], list[int]]:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_tree_is_what_walking_from_each_call_finds(seed: int, joined: bool) -> None:
-    trace = linker.link(Maker(random.Random(seed)).made.host())
+    trace = linker.link(LinkedTraceGenerator(random.Random(seed)).linked.host())
     tree = build_call_tree(trace, joined=joined)
     paths: dict[int, tuple[Any, ...]] = {}
     found = {}
@@ -223,7 +238,7 @@ def test_the_tree_is_what_walking_from_each_call_finds(seed: int, joined: bool) 
 
 @pytest.mark.parametrize("file", ["hta_misc/negative_queue_a100.json.gz", "tracelens/mi300_qwen.json.gz"])
 def test_a_real_trace_s_times_are_all_in_its_tree(data: Path, file: str) -> None:
-    job = etloom.open(data / file)
+    job = open_run(data / file)
     trace = job[job.ranks[0]]
     work = trace.events.filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)))["dur"].sum()
     for joined in (False, True):
@@ -235,7 +250,7 @@ def test_a_real_trace_s_times_are_all_in_its_tree(data: Path, file: str) -> None
 
 
 def test_steps_that_nest_cleanly_take_what_their_marks_say(data: Path) -> None:
-    job = etloom.open(data / "hta_misc" / "negative_queue_a100.json.gz")
+    job = open_run(data / "hta_misc" / "negative_queue_a100.json.gz")
     steps = build_call_tree(job[0]).filter(pl.col("name") == "ProfilerStep#*")
     assert steps["count"].to_list() == [5]
     assert steps["total_ns"].sum() == etloom.analyze(job[0], "steps")["dur_ns"].sum() == 1_074_033_000

@@ -99,17 +99,27 @@ def test_a_run_by_hand(folder: Path) -> None:
         "average_memory_bandwidth": 2,
         "memory_transfer_overhead": 100 * 10 / 300,
         # 16,000 B in 40 us and 2,000 B in 10 us, between two.
-        "bandwidth_utilization_allreduce": (0.4 + 0.2) / 2,
-        "collective_vol_allreduce": 9000 / 1e9,
+        "bandwidth_utilization_allreduce_group_6": (0.4 + 0.2) / 2,
+        "avg_comm_bandwidth_GBps": (0.4 + 0.2) / 2,
+        "collective_vol_allreduce_gb": 9000 / 1e9,
+        "collective_vol_total_gb": 9000 / 1e9,
         "coll_call_num": 2,
         "aggregate_gpu_utilization": (100 * 140 / 270 + 100 * 130 / 260) / 2,
         "total_kernel_time": 145e-6,
-        "kernel_compute_time": 90e-6,
-        "kernel_communication_time": 55e-6,
+        "kernel_compute_time_group_6": 90e-6,
+        "total_compute_time_s": 90e-6,
+        "total_comm_time_s": 55e-6,
+        "allreduce_comm_time_s": 55e-6,
+        "num_comm_kernels": 2,
+        "avg_comm_kernel_time_s": 27.5e-6,
+        "compute_utilization_proxy": 90 / 400,
+        "straggler_metrics": 60 / 50,
         "total_trace_time": 400e-6,
+        "wall_time_s": 400e-6,
         # 20 us for 8,000 B a rank, 5 us for 1,000 B: 15 us for 7,000 B.
-        "hockney_alpha": 5 - 1000 * 15 / 7000,
-        "hockney_bandwidth": 7 / 15,
+        "hockney_alpha_s": (5 - 1000 * 15 / 7000) / 1e6,
+        "hockney_beta_s_per_byte": 15e-6 / 7000,
+        "hockney_inverse_beta_Bps": 7000 / 15e-6,
     }
     assert found == pytest.approx(expected)
     table = etloom.analyze(job, "ccl-bench")
@@ -157,6 +167,22 @@ def test_an_engine_s_passes(tmp_path: Path, cat: str, name: str) -> None:
     found = values(etloom.open(tmp_path, use_cache=False))
     assert (found["ttft"], found["tpot"]) == pytest.approx((500e-6, 50e-6))
     assert found["avg_step_time"] == pytest.approx(50e-6)
+
+
+def test_a_collective_counts_in_the_step_that_issued_it(tmp_path: Path) -> None:
+    """The device runs behind the host: both kernels run after the last step."""
+    events = [host("user_annotation", f"ProfilerStep#{i}", 100 * i, 100) for i in range(2)]
+    for i in range(2):
+        call = host("cpu_op", "record_param_comms", 100 * i + 10, 20)
+        launch = host("cuda_runtime", "cudaLaunchKernel", 100 * i + 12, 5)
+        launch["args"] = {"correlation": i + 1}
+        kernel = reduced(300 + 50 * i, 40, 1000 * (i + 1), i + 1)
+        kernel["args"]["correlation"] = i + 1
+        events += [call, launch, kernel]
+    write(tmp_path, 0, events)
+    measured = values(etloom.open(tmp_path, use_cache=False))
+    assert measured["collective_vol_allreduce_gb"] == pytest.approx(6000 / 1e9)
+    assert measured["collective_vol_total_gb"] == pytest.approx(6000 / 1e9)
 
 
 def test_without_steps_the_whole_trace_counts(tmp_path: Path) -> None:

@@ -12,30 +12,7 @@ import pytest
 import etloom
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Trace
-
-
-def host(cat: str, name: str, ts: float, dur: float) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 5, "tid": 5, "args": {}}
-
-
-def measured(name: str, ts: float, pid: int = 0, **counters: Any) -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": "cuda_profiler_range", "name": name, "ts": ts, "dur": 10, "pid": pid, "tid": 0,
-        "args": counters,
-    }  # fmt: skip
-
-
-EVENTS = [
-    host("cpu_op", "aten::linear", 100, 100),
-    host("cpu_op", "aten::addmm", 110, 80),
-    host("cuda_runtime", "cudaLaunchKernel", 120, 5),
-    host("cuda_runtime", "cudaMemsetAsync", 130, 5),
-    host("cuda_runtime", "cudaLaunchKernelExC", 140, 5),
-    host("cuda_driver", "cuLaunchKernel", 300, 5),
-    measured("gemm", 1, inst=10, dram__bytes=1.5),
-    measured("gemm", 11, inst=30, dram__bytes=0.5),
-    measured("alone", 21, inst=7, dram__bytes=2, note="text"),
-]
+from support.small_traces import COUNTER_EVENTS, counter_event
 
 
 def opened(tmp_path: Path, events: list[dict[str, Any]]) -> Trace:
@@ -45,25 +22,25 @@ def opened(tmp_path: Path, events: list[dict[str, Any]]) -> Trace:
 
 
 def test_ranges_are_joined_to_launches_in_their_order(tmp_path: Path) -> None:
-    found = etloom.analyze(opened(tmp_path, EVENTS), "cupti-counters")
+    found = etloom.analyze(opened(tmp_path, COUNTER_EVENTS), "cupti-counters")
     assert found.rows() == [
         ("dram__bytes", "aten::addmm", "aten::linear", "gemm", 2, 2.0, 1.0, 0.5, 1.5),
         ("dram__bytes", None, None, "alone", 1, 2.0, 2.0, 2.0, 2.0),
         ("inst", "aten::addmm", "aten::linear", "gemm", 2, 40.0, 20.0, 10.0, 30.0),
         ("inst", None, None, "alone", 1, 7.0, 7.0, 7.0, 7.0),
     ]
-    chosen = etloom.analyze(opened(tmp_path, EVENTS), "cupti-counters", counter="in*")
+    chosen = etloom.analyze(opened(tmp_path, COUNTER_EVENTS), "cupti-counters", counter="in*")
     assert chosen["counter"].unique().to_list() == ["inst"]
     with pytest.raises(UnknownName, match="cycles"):
-        etloom.analyze(opened(tmp_path, EVENTS), "cupti-counters", counter="cycles")
+        etloom.analyze(opened(tmp_path, COUNTER_EVENTS), "cupti-counters", counter="cycles")
 
 
 @pytest.mark.parametrize("change", ["a launch less", "two devices"])
 def test_where_order_cannot_tell_nothing_is_guessed(tmp_path: Path, change: str) -> None:
     events = (
-        [*EVENTS[:-1], measured("alone", 21, 1, inst=7)]
+        [*COUNTER_EVENTS[:-1], counter_event("alone", 21, 1, inst=7)]
         if change == "two devices"
-        else EVENTS[:5] + EVENTS[6:]
+        else COUNTER_EVENTS[:5] + COUNTER_EVENTS[6:]
     )
     trace = opened(tmp_path, events)
     with pytest.raises(AnalysisError, match=r"cannot be joined by their order.*by=kernel"):

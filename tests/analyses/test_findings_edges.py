@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from one_rank import Run, found, told
 
 import etloom
 from etloom.analyses.findings.job_view import JobView
 from etloom.core import registry
+from support.small_traces import RankBuilder, find_costs, find_rows
 
 BACK = "Memcpy DtoH (Device -> Pageable)"
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
@@ -17,25 +18,24 @@ PINNED = "Memcpy HtoD (Pinned -> Device)"
 
 
 def test_results_copied_back_to_pageable_memory_are_exposed(tmp_path: Path) -> None:
-    run = Run()
+    run = RankBuilder()
     for at in (0, 100, 200):
         run.op("aten::mm", at, 5).kernel(at + 1, at + 5, 45)
         run.op("aten::to", at + 10, 90).kernel(at + 11, at + 50, 50, BACK, "gpu_memcpy", call_us=88)
-    (row,) = told(run.trace(tmp_path), "exposed-copies")
+    (row,) = find_rows(run.trace(tmp_path), "copies")
     assert (row["cost_ns"], row["count"], row["operator"]) == (150_000, 3, "aten::to")
     assert "copy back less" in row["advice"]
-    assert found(run.trace(tmp_path), "host-copies") == []
 
 
-def test_two_findings_of_one_place_are_two(tmp_path: Path) -> None:
-    run = Run().op("my::load", 0, 1_000).kernel(1, 5, 90, PAGEABLE, "gpu_memcpy", call_us=100)
+def test_copies_of_two_kinds_are_one_finding(tmp_path: Path) -> None:
+    run = RankBuilder().op("my::load", 0, 1_000).kernel(1, 5, 90, PAGEABLE, "gpu_memcpy", call_us=100)
     for at in range(20):
         run.kernel(110 + 10 * at, 112 + 10 * at, 4, PINNED, "gpu_memcpy", bytes=1000)
-    rows = told(run.trace(tmp_path), "host-copies")
-    assert [(row["title"], row["cost_ns"], row["operator"]) for row in rows] == [
-        ("the host is blocked in 1 copy from pageable memory to the device in my::load", 100_000, "my::load"),
-        ("20 copies of less than 64 KiB to the device in my::load", 80_000, "my::load"),
-    ]
+    (row,) = find_rows(run.trace(tmp_path), "copies")
+    assert row["title"] == "21 copies of tensors and buffers, of 2 kinds"
+    assert (row["cost_ns"], row["operator"]) == (100_000 + 20 * 4_000, "my::load")
+    parts = [(part["place"], part["cost_ns"], part["count"]) for part in json.loads(row["parts"])]
+    assert parts == [("pageable my::load", 100_000, 1), ("small my::load", 80_000, 20)]
 
 
 @pytest.mark.slow
@@ -43,59 +43,60 @@ def test_two_findings_of_one_place_are_two(tmp_path: Path) -> None:
     "run", ["dlrm", "nsys/h100_2gpu_1s.sqlite.gz", "hta_misc/negative_queue_a100.json.gz"]
 )
 def test_a_pattern_names_a_place_of_a_rank_once(data: Path, run: str) -> None:
-    """Findings of one pattern and place on several ranks are told as one, so on one rank there may not be two."""
+    """Findings of one pattern and kind on several ranks are told as one, so on one rank there may not be two."""
     views = JobView(etloom.open(data / run))
     for name in registry.list_plugins("patterns"):
         pattern = registry.get("patterns", name)
         if pattern.SCOPE == "rank":
             for view in views.values():
-                seen = [finding.place for finding in pattern.find(view)]
+                seen = [finding.kind for finding in pattern.find(view)]
                 assert len(seen) == len(set(seen)), name
 
 
 def test_a_row_of_small_collectives_ends_with_a_step(tmp_path: Path) -> None:
-    run, rowed = Run(), Run()
+    run, rowed = RankBuilder(), RankBuilder()
     for at in range(10):
         run.step(at, 100 * at, 100).all_reduce(100 * at + 1, 100 * at + 10, 5, at)
         rowed.step(at, 100 * at, 100)
-    assert found(run.trace(tmp_path), "small-collectives") == []
+    assert find_costs(run.trace(tmp_path), "small-collectives") == []
     for at in range(10):
         rowed.all_reduce(301 + 2 * at, 310 + 8 * at, 5, at)
-    (row,) = told(rowed.trace(tmp_path), "small-collectives")
+    (row,) = find_rows(rowed.trace(tmp_path), "small-collectives")
     assert (row["cost_ns"], row["count"], row["step"]) == (45_000, 10, 3)
 
 
 @pytest.mark.parametrize(
-    ("dur", "start", "cost"), [(1, 7, 90_000), (4, 6, None), (12, 5, None), (200, 0, 90_000)]
+    ("dur", "start", "cost"), [(1, 7, 90_000), (4, 6, None), (12, 5, None), (200, 0, 4_500)]
 )
 def test_a_row_of_small_collectives_ends_with_other_work(
     tmp_path: Path, dur: int, start: int, cost: int | None
 ) -> None:
     """Collectives of 10 us every 20, and a kernel in each gap (short, long, longer than the gap), or one that runs on
-    while they do."""
-    run = Run()
+    while they do and hides all but the first 5 us."""
+    run = RankBuilder()
     for at in range(10):
         run.all_reduce(1 + at, 100 + 20 * at, 10, at)
         if dur < 200 or not at:
             run.kernel(20 + at, 105 + 20 * at + start, dur, stream=20)
-    rows = found(run.trace(tmp_path), "small-collectives")
+    rows = find_costs(run.trace(tmp_path), "small-collectives")
     assert rows == ([] if cost is None else [(cost, 10, None)])
 
 
 def test_a_load_is_counted_once_where_stacks_were_recorded(tmp_path: Path) -> None:
-    run = Run()
+    """The first counts too: no kernel is before it."""
+    run = RankBuilder()
     for at in (0, 1_000, 2_000):
         frame = "torch/utils/data/dataloader.py(700): __next__"
         run.op(frame, at, 400, "python_function")
         run.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 390, "user_annotation")
         run.op("aten::mm", at + 410, 100).kernel(at + 420, at + 430, 500)
-    (row,) = told(run.trace(tmp_path), "data-loading")
+    (row,) = find_rows(run.trace(tmp_path), "data-loading")
     assert row["title"] == "nothing else runs while the host waits for the data loader (3 loads)"
-    assert (row["cost_ns"], row["count"], row["name"]) == (800_000, 3, frame)
+    assert (row["cost_ns"], row["count"], row["name"]) == (1_200_000, 3, frame)
 
 
-def compiling(steps: int, *at: float) -> Run:
-    run = Run()
+def compiling(steps: int, *at: float) -> RankBuilder:
+    run = RankBuilder()
     for step in range(steps):
         run.step(step, 100 * step, 80)
     for start in at:
@@ -105,40 +106,40 @@ def compiling(steps: int, *at: float) -> Run:
 
 def test_the_first_compilation_is_not_one_again(tmp_path: Path) -> None:
     """What began in the first of several steps may be warm-up, what came after it, between steps too, is not."""
-    (row,) = told(compiling(3, 20, 85, 210).trace(tmp_path), "recompilation")
+    (row,) = find_rows(compiling(3, 20, 85, 210).trace(tmp_path), "recompilation")
     assert row["title"] == "torch.compile still compiles after the first step (2 times)"
     assert (row["cost_ns"], row["confidence"]) == (20_000, "high")
-    (row,) = told(compiling(1, 20, 85).trace(tmp_path), "recompilation")
+    (row,) = find_rows(compiling(1, 20, 85).trace(tmp_path), "recompilation")
     said = "torch.compile compiles 2 times (only one step is annotated: may be the first compilation)"
     assert (row["title"], row["confidence"]) == (said, "low")
-    (row,) = told(compiling(0, 20).trace(tmp_path), "recompilation")
+    (row,) = find_rows(compiling(0, 20).trace(tmp_path), "recompilation")
     assert row["title"] == "torch.compile compiles once (no step is annotated: may be the first compilation)"
     # One that is under way when the first step ends has begun in it.
-    assert found(compiling(2, 75).trace(tmp_path), "recompilation") == []
+    assert find_costs(compiling(2, 75).trace(tmp_path), "recompilation") == []
 
 
 def test_threads_of_two_processes_are_told_apart(tmp_path: Path) -> None:
     run = compiling(3, 210)
     run.events.append(run.events[-2] | {"pid": 101, "ts": 212})
-    assert found(run.trace(tmp_path), "recompilation") == [(12_000, 2, "compile_fx (dynamo_timed)")]
+    assert find_costs(run.trace(tmp_path), "recompilation") == [(12_000, 2, "compile_fx (dynamo_timed)")]
 
 
 def test_an_allocation_between_steps_is_in_steady_state(tmp_path: Path) -> None:
-    run = Run()
+    run = RankBuilder()
     for step in range(3):
         at = 1_000 * step
         run.step(step, at, 800).op("aten::mm", at + 10, 700).kernel(at + 20, at + 30, 500)
         run.op("cudaMalloc", at + 820, 100, "cuda_runtime")
-    (row,) = told(run.trace(tmp_path), "allocator")
+    (row,) = find_rows(run.trace(tmp_path), "allocator")
     assert (row["cost_ns"], row["count"], row["confidence"]) == (300_000, 3, "medium")
     assert row["title"] == "cudaMalloc is called 3 times and blocks the host"
 
 
 def test_one_marked_step_does_not_say_where_warm_up_ends(tmp_path: Path) -> None:
-    run = Run().step(5, 0, 1_000)
+    run = RankBuilder().step(5, 0, 1_000)
     for at in range(20):
         run.kernel(10 + at, 50 + 10 * at, 5)
-    (row,) = told(run.op("cudaMalloc", 500, 40, "cuda_runtime").trace(tmp_path), "allocator")
+    (row,) = find_rows(run.op("cudaMalloc", 500, 40, "cuda_runtime").trace(tmp_path), "allocator")
     assert row["title"].endswith(" (only one step is annotated: may be warm-up)")
     assert (row["cost_ns"], row["confidence"]) == (40_000, "low")
 
@@ -160,9 +161,9 @@ BBS = "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1_SN_L
     ],
 )
 def test_fp32_on_matrix_cores_of_amd(tmp_path: Path, kernel: str, minor: int, tf32: str | None) -> None:
-    run = Run().op("aten::mm", 0, 10).kernel(1, 5, 10, kernel)
+    run = RankBuilder().op("aten::mm", 0, 10).kernel(1, 5, 10, kernel)
     device = {"id": 0, "name": "AMD Radeon Graphics", "computeMajor": 9, "computeMinor": minor}
-    rows = told(run.trace(tmp_path, deviceProperties=[device]), "fp32-gemm")
+    rows = find_rows(run.trace(tmp_path, deviceProperties=[device]), "fp32-gemm")
     if tf32 is None:
         assert rows == []
         return
@@ -173,13 +174,19 @@ def test_fp32_on_matrix_cores_of_amd(tmp_path: Path, kernel: str, minor: int, tf
 
 
 def test_an_unknown_device_of_amd_is_told_nothing_about_tf32(tmp_path: Path) -> None:
-    run = Run().op("aten::mm", 0, 10).kernel(1, 5, 10, SB)
-    (row,) = told(run.trace(tmp_path, deviceProperties=[]), "fp32-gemm")
+    run = RankBuilder().op("aten::mm", 0, 10).kernel(1, 5, 10, SB)
+    (row,) = find_rows(run.trace(tmp_path, deviceProperties=[]), "fp32-gemm")
     assert row["advice"] == "use autocast with bfloat16"
 
 
 def test_products_with_a_vector_are_bound_by_memory(tmp_path: Path) -> None:
     name = "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false, false, cublasGemvParams>"
-    assert found(Run().op("aten::mv", 0, 10).kernel(1, 5, 10, name).trace(tmp_path), "fp32-gemm") == []
+    assert (
+        find_costs(RankBuilder().op("aten::mv", 0, 10).kernel(1, 5, 10, name).trace(tmp_path), "fp32-gemm")
+        == []
+    )
     tall = "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 2, 2, true, cublasGemvTensorStridedBatched<float const> >"
-    assert found(Run().op("aten::mm", 0, 10).kernel(1, 5, 10, tall).trace(tmp_path), "fp32-gemm") == []
+    assert (
+        find_costs(RankBuilder().op("aten::mm", 0, 10).kernel(1, 5, 10, tall).trace(tmp_path), "fp32-gemm")
+        == []
+    )

@@ -8,26 +8,37 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from test_flops_traces import Made, row
 
 import etloom
 from etloom.analyses.flops import counting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.nesting import find_nearest_ancestor
-from etloom.core.trace import Trace
+from etloom.core.trace import Job, Trace
+from support.small_traces import OperatorTraceBuilder
 
 FORWARD, BACKWARD = {"Sequence number": 8, "Fwd thread id": 0}, {"Sequence number": 8, "Fwd thread id": 1}
+
+
+def row(job: Job, analysis: str, name: str | None = None, **options: Any) -> dict[str, Any]:
+    table = etloom.analyze(job, analysis, **options)
+    return (table if name is None else table.filter(pl.col("name") == name)).row(0, named=True)
+
+
 LINEAR = [[5], [3, 4], [4, 5], [], []]
 ONE = 2 * 3 * 4 * 5
 Q = [2, 8, 128, 64]  # batch, length, heads, size
 
 
-def forward() -> Made:
-    made = Made().operator("aten::addmm", 100, 50, LINEAR, **FORWARD).kernel("gemm", 110, 2000, 10)
+def forward() -> OperatorTraceBuilder:
+    made = (
+        OperatorTraceBuilder()
+        .operator("aten::addmm", 100, 50, LINEAR, **FORWARD)
+        .kernel("gemm", 110, 2000, 10)
+    )
     return made.operator("LinearBackward", 1000, 500, **BACKWARD)
 
 
-def backward(tmp_path: Path, made: Made, name: str = "LinearBackward") -> dict[str, Any]:
+def backward(tmp_path: Path, made: OperatorTraceBuilder, name: str = "LinearBackward") -> dict[str, Any]:
     return row(made.open(tmp_path), "flops", name)
 
 
@@ -59,20 +70,22 @@ def test_what_does_not_follow_is_unknown_and_said(tmp_path: Path) -> None:
     assert (found["flops"], found["counted"], found["covered_pct"]) == (None, 0, 0.0)
     assert row(three.open(tmp_path), "flops", by="all")["covered_pct"] == pytest.approx(25)
     # Of two products in forward nobody knows which one a kernel is the gradient of.
-    two = Made().operator("Expert", 100, 200, **FORWARD)
+    two = OperatorTraceBuilder().operator("Expert", 100, 200, **FORWARD)
     two.operator("aten::mm", 110, 20, [[3, 4], [4, 5]]).kernel("gemm", 115, 2000, 10)
     two.operator("aten::mm", 140, 20, [[3, 5], [5, 6]]).kernel("gemm", 145, 2020, 10)
     two.operator("ExpertBackward", 1000, 500, **BACKWARD).kernel("gemm", 1010, 2100, 10)
     assert backward(tmp_path, two, "ExpertBackward")["flops"] is None
-    alone = Made().operator("aten::mm", 100, 50, [[3, 4], [4, 5]]).kernel("gemm", 110, 2000, 10)
+    alone = (
+        OperatorTraceBuilder().operator("aten::mm", 100, 50, [[3, 4], [4, 5]]).kernel("gemm", 110, 2000, 10)
+    )
     alone.operator("MmBackward0", 1000, 500, **BACKWARD).kernel("gemm", 1010, 2100, 10)
     assert backward(tmp_path, alone, "MmBackward0")["flops"] is None, "nothing says which forward it is of"
 
 
-def attention(value_size: int) -> Made:
+def attention(value_size: int) -> OperatorTraceBuilder:
     shapes = [Q, Q, [*Q[:3], value_size], [], [], [], [], [], [], [], [], [], []]
     values = ["", "", "", "", "", "128", "128", "0.", "False", "False", "", "", ""]
-    made = Made().operator(
+    made = OperatorTraceBuilder().operator(
         "aten::_flash_attention_forward", 100, 50, shapes, **FORWARD, **{"Concrete Inputs": values}
     )
     made.kernel("flash_fwd_kernel", 110, 2000, 10)
@@ -116,7 +129,9 @@ def test_a_gradient_of_a_convolution_costs_what_forward_did(
     tmp_path: Path, kernels: list[str], gradients: int | None
 ) -> None:
     values = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"]
-    made = Made().operator("aten::convolution", 100, 50, NCHW, **FORWARD, **{"Concrete Inputs": values})
+    made = OperatorTraceBuilder().operator(
+        "aten::convolution", 100, 50, NCHW, **FORWARD, **{"Concrete Inputs": values}
+    )
     made.kernel("fprop", 110, 2000, 10).operator("ConvolutionBackward0", 1000, 500, **BACKWARD)
     made.operator("aten::convolution_backward", 1005, 400)
     for at, name in enumerate(kernels):

@@ -13,68 +13,20 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from small import slice_
 
 import etloom
 from etloom.analyses import mfu
 from etloom.analyses.flops import counting, peaks
 from etloom.analyses.flops.formulas import infer_kernel_family
 from etloom.cli import app
-from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.errors import AnalysisError, InvalidValue, UnknownName
 from etloom.core.trace import Job, Trace
+from support.real_runs import open_run
+from support.small_traces import OperatorTraceBuilder, matrix_product
 
 BF16 = "c10::BFloat16"
 HOST, H100 = (10, 11), "NVIDIA H100 80GB HBM3"
 Event = dict[str, Any]
-
-
-class Made:
-    """A Kineto file: operators that enclose each other by time, and kernels (start, duration in us) they launch."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def operator(
-        self, name: str, ts: float, dur: float, dims: Any = None, dtype: str = BF16, **args: Any
-    ) -> Made:
-        if dims is not None:
-            types = [dtype if shape else "Scalar" for shape in dims]
-            args |= {"Input Dims": dims, "Input type": types}
-        self.events.append(slice_("cpu_op", name, ts, dur, *HOST, **args))
-        return self
-
-    def step(self, number: int, ts: float, dur: float) -> Made:
-        self.events.append(slice_("user_annotation", f"ProfilerStep#{number}", ts, dur, *HOST))
-        return self
-
-    def kernel(
-        self,
-        name: str,
-        launch: float | None,
-        ts: float,
-        dur: float,
-        stream: int = 7,
-        cat: str = "kernel",
-        device: int = 0,
-    ) -> Made:
-        correlation = len(self.events) + 1
-        if launch is not None:
-            call = slice_("cuda_runtime", "cudaLaunchKernel", launch, 1, *HOST, correlation=correlation)
-            self.events.append(call)
-        where = {"device": device, "stream": stream, "correlation": correlation}
-        self.events.append(slice_(cat, name, ts, dur, device, stream, **where))
-        return self
-
-    def open(self, folder: Path, device: str | None = H100) -> Job:
-        file = folder / "kineto_trace_0.json"
-        properties = [{"id": number, "name": device} for number in range(2)] if device else []
-        content = {"schemaVersion": 1, "deviceProperties": properties, "traceEvents": self.events}
-        file.write_text(json.dumps(content))
-        return etloom.open(file, use_cache=False)
-
-
-def product(ts: float, n: int = 4096) -> Made:
-    return Made().operator("aten::mm", ts, 50, [[n, n], [n, n]])
 
 
 def row(job: Job, analysis: str, name: str | None = None, **options: Any) -> dict[str, Any]:
@@ -84,7 +36,7 @@ def row(job: Job, analysis: str, name: str | None = None, **options: Any) -> dic
 
 def test_of_operators_inside_each_other_the_outermost_with_a_formula_counts(tmp_path: Path) -> None:
     made = (
-        Made()
+        OperatorTraceBuilder()
         .operator("aten::linear", 100, 100, [[3, 4], [5, 4], [5]])
         .operator("aten::addmm", 110, 80, [[5], [3, 4], [4, 5], [], []])
         .operator("aten::copy_", 120, 20, [[3, 5], [3, 5], []])
@@ -114,6 +66,7 @@ def test_the_time_of_a_call_is_the_union_of_its_kernels(
     ).with_columns(
         end=pl.col("ts") + pl.col("dur"),
         step=pl.lit(None, dtype=pl.Int64),
+        replay=pl.lit(-1, dtype=pl.Int64),
         kernel_family=pl.lit("gemm"),
         tf32=pl.lit(False),
         bus=pl.lit(False),
@@ -132,7 +85,7 @@ def test_the_time_of_a_call_is_the_union_of_its_kernels(
 
 def test_a_composite_operator_counts_where_it_calls_none(tmp_path: Path) -> None:
     made = (
-        Made()
+        OperatorTraceBuilder()
         .operator("aten::linear", 100, 100, [[3, 4], [5, 4], [5]])
         .operator("aten::matmul", 110, 50, [[3, 4], [4, 5]])
         .kernel("gemm", 120, 200, 10)
@@ -153,7 +106,7 @@ def test_a_composite_operator_counts_where_it_calls_none(tmp_path: Path) -> None
 
 def test_a_composite_operator_around_one_that_counts_has_its_own_kernels_alone(tmp_path: Path) -> None:
     made = (
-        Made()
+        OperatorTraceBuilder()
         .operator("aten::linear", 100, 100, [[3, 4], [5, 4], [5]])
         .operator("aten::linear", 110, 60, [[3, 4], [5, 4], [5]])
         .kernel("gemm", 120, 200, 10)
@@ -168,7 +121,7 @@ def test_a_composite_operator_around_one_that_counts_has_its_own_kernels_alone(t
 
 def test_on_the_host_too_each_product_counts_once(tmp_path: Path) -> None:
     made = (
-        Made()
+        OperatorTraceBuilder()
         .operator("aten::linear", 100, 100, [[3, 4], [5, 4]])
         .operator("aten::matmul", 110, 80, [[3, 4], [4, 5]])
     )
@@ -179,7 +132,7 @@ def test_on_the_host_too_each_product_counts_once(tmp_path: Path) -> None:
 
 def test_what_no_formula_knows_has_its_time_and_no_flops(tmp_path: Path) -> None:
     made = (
-        product(100, 64)
+        matrix_product(100, 64)
         .kernel("gemm", 110, 200, 30)
         .operator("my::op", 300, 50, [[3, 4]])
         .kernel("flash_fwd_kernel", 310, 400, 50)
@@ -208,7 +161,7 @@ def test_what_no_formula_knows_has_its_time_and_no_flops(tmp_path: Path) -> None
 
 def test_messages_are_no_arithmetic(tmp_path: Path) -> None:
     made = (
-        product(100)
+        matrix_product(100)
         .kernel("gemm", 110, 200, 30)
         .kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 120, 240, 50)
     )
@@ -220,7 +173,7 @@ def test_messages_are_no_arithmetic(tmp_path: Path) -> None:
 
 def test_a_roofline_by_hand(tmp_path: Path) -> None:
     made = (
-        product(100)
+        matrix_product(100)
         .kernel("nvjet_tst_128x256", 110, 200, 200)
         .operator("aten::add", 500, 50, [[2**24], [2**24], []])
         .kernel("vectorized_elementwise_kernel", 510, 600, 50)
@@ -243,7 +196,7 @@ def test_a_roofline_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_roofline_by_kernel_shares_a_call_out_by_time(tmp_path: Path) -> None:
-    made = product(100).kernel("gemm", 110, 200, 150).kernel("splitKreduce_kernel", 120, 350, 50)
+    made = matrix_product(100).kernel("gemm", 110, 200, 150).kernel("splitKreduce_kernel", 120, 350, 50)
     job = made.open(tmp_path)
     table = etloom.analyze(job, "roofline", by="kernel")
     assert table["name"].to_list() == ["gemm", "splitKreduce_kernel"]
@@ -255,7 +208,7 @@ def test_a_roofline_by_kernel_shares_a_call_out_by_time(tmp_path: Path) -> None:
 def test_float_products_run_in_tf32_where_a_kernel_says_so(tmp_path: Path) -> None:
     shapes = [[64, 64], [64, 64]]
     made = (
-        Made()
+        OperatorTraceBuilder()
         .operator("aten::mm", 100, 50, shapes, "float")
         .kernel("cutlass_80_tensorop_s1688gemm_64x64", 110, 200, 20)
         .operator("aten::mm", 300, 50, shapes, "float")
@@ -267,7 +220,7 @@ def test_float_products_run_in_tf32_where_a_kernel_says_so(tmp_path: Path) -> No
 
 def test_utilisation_by_hand(tmp_path: Path) -> None:
     made = (
-        product(100)
+        matrix_product(100)
         .step(1, 50, 1000)
         .step(2, 1050, 2000)
         .kernel("gemm", 110, 200, 200)
@@ -299,8 +252,8 @@ def test_utilisation_by_hand(tmp_path: Path) -> None:
 
 
 def test_devices_of_a_rank_count_together(tmp_path: Path) -> None:
-    one = row(product(100).kernel("gemm", 110, 200, 200).open(tmp_path), "mfu")
-    both = product(100).kernel("gemm", 110, 200, 200)
+    one = row(matrix_product(100).kernel("gemm", 110, 200, 200).open(tmp_path), "mfu")
+    both = matrix_product(100).kernel("gemm", 110, 200, 200)
     both.operator("aten::mm", 160, 40, [[4096, 4096], [4096, 4096]]).kernel("gemm", 165, 200, 200, device=1)
     two = row(both.open(tmp_path), "mfu")
     assert two["flops"] == 2 * one["flops"]
@@ -308,7 +261,7 @@ def test_devices_of_a_rank_count_together(tmp_path: Path) -> None:
 
 
 def test_utilisation_says_how_much_of_the_matrix_work_it_knows(tmp_path: Path) -> None:
-    made = product(100).kernel("gemm", 110, 200, 30).kernel("sm90_xmma_gemm_bf16", None, 300, 10)
+    made = matrix_product(100).kernel("gemm", 110, 200, 30).kernel("sm90_xmma_gemm_bf16", None, 300, 10)
     made.kernel("vectorized_elementwise_kernel", None, 400, 60)
     assert row(made.open(tmp_path), "mfu")["covered_pct"] == 75
 
@@ -317,7 +270,7 @@ def test_recomputed_operators_are_no_model_flops(tmp_path: Path) -> None:
     """Forward again inside the first backward function that needs it (use_reentrant=False)."""
     node, shapes = "autograd::engine::evaluate_function: AddmmBackward0", [[64, 64], [64, 64]]
     made = (
-        Made()
+        OperatorTraceBuilder()
         .operator("aten::mm", 100, 50, shapes, **{"Sequence number": 8, "Fwd thread id": 0})
         .kernel("gemm", 110, 2000, 10)
         .operator(node, 1000, 500, **{"Sequence number": 8, "Fwd thread id": 1})
@@ -411,7 +364,7 @@ def test_devices_are_known_by_their_names(device: str, name: str, bf16: float | 
     ],
 )
 def test_an_unknown_device_is_said_in_one_sentence(tmp_path: Path, device: str | None) -> None:
-    job = product(100).kernel("gemm", 110, 200, 200).open(tmp_path, device)
+    job = matrix_product(100).kernel("gemm", 110, 200, 200).open(tmp_path, device)
     for analysis in ("roofline", "mfu"):
         with pytest.raises(AnalysisError, match=r"peaks of .* are unknown; give --peak-tflops") as raised:
             etloom.analyze(job, analysis)
@@ -432,7 +385,7 @@ def test_peaks_of_a_file_come_first(tmp_path: Path) -> None:
         "matrix_tflops": {"bf16": 1374.38953472},
     }
     file.write_text(json.dumps({"devices": [entry]}))
-    job = product(100).kernel("gemm", 110, 200, 200).open(tmp_path)
+    job = matrix_product(100).kernel("gemm", 110, 200, 200).open(tmp_path)
     assert row(job, "roofline", device_peaks=str(file))["roofline_pct"] == pytest.approx(50)
     assert row(job, "mfu", device_peaks=str(file))["device"] == "mine"
     file.write_text(json.dumps({"devices": [entry | {"match": "T4"}]}))
@@ -443,12 +396,14 @@ def test_peaks_of_a_file_come_first(tmp_path: Path) -> None:
             etloom.analyze(job, "mfu", device_peaks=str(file))
     with pytest.raises(AnalysisError, match="cannot read the device peaks"):
         etloom.analyze(job, "mfu", device_peaks=str(tmp_path / "absent.json"))
-    with pytest.raises(AnalysisError, match="expected a positive number"):
+    with pytest.raises(InvalidValue, match="expected a positive number"):
         etloom.analyze(job, "mfu", peak_tflops=0.0)
 
 
 def test_on_the_host_alone_the_operators_durations_stand_and_a_device_s_peaks_do_not(tmp_path: Path) -> None:
-    job = product(100).operator("aten::view", 120, 10, [[3]]).operator("my::op", 200, 150).open(tmp_path)
+    job = (
+        matrix_product(100).operator("aten::view", 120, 10, [[3]]).operator("my::op", 200, 150).open(tmp_path)
+    )
     table = etloom.analyze(job, "flops")
     assert table.select("name", "basis", "flops", "time_ns").rows() == [
         ("my::op", "host", None, 150_000),
@@ -463,16 +418,16 @@ def test_on_the_host_alone_the_operators_durations_stand_and_a_device_s_peaks_do
 
 
 def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
-    job = Made().operator("aten::mm", 100, 50).kernel("gemm", 110, 200, 10).open(tmp_path)
+    job = OperatorTraceBuilder().operator("aten::mm", 100, 50).kernel("gemm", 110, 200, 10).open(tmp_path)
     for analysis in ("flops", "roofline", "mfu"):
         with pytest.raises(AnalysisError, match="record_shapes=True"):
             etloom.analyze(job, analysis)
         with pytest.raises(AnalysisError, match="no step 9"):
-            etloom.analyze(product(100).kernel("gemm", 110, 200, 10).open(tmp_path), analysis, step=9)
+            etloom.analyze(matrix_product(100).kernel("gemm", 110, 200, 10).open(tmp_path), analysis, step=9)
     for analysis in ("flops", "roofline"):
         with pytest.raises(UnknownName):
             etloom.analyze(job, analysis, by="colour")
-        with pytest.raises(AnalysisError, match="expected at least 1 row"):
+        with pytest.raises(InvalidValue, match="expected at least 1 row"):
             etloom.analyze(job, analysis, top=0)
 
 
@@ -482,7 +437,7 @@ def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
         ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x64>(Params)", "gemm"),
         ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_MT256x128x64", "gemm"),
         ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256", "gemm"),
-        ("void fbgemm_gpu::permute_2D_data_kernel<false, int>(int, int)", "other"),
+        ("void fbgemm_gpu::permute_2D_data_kernel<false, int>(int, int)", "embedding"),
         ("void split_embedding_codegen_forward_unweighted_kernel<c10::Half>(fbgemm_gpu::X)", "embedding"),
         ("void pytorch_flash::flash_fwd_kernel<64>(Flash_fwd_params)", "attention"),
         ("attn_fwd", "attention"),
@@ -507,7 +462,7 @@ def test_kernels_tell_their_family_by_their_own_name(name: str, family: str) -> 
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    product(100).kernel("gemm", 110, 200, 200).open(tmp_path, None)
+    matrix_product(100).kernel("gemm", 110, 200, 200).open(tmp_path, None)
     command = ["analyze", "roofline", str(tmp_path), "--format", "csv"]
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
@@ -520,7 +475,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 def test_one_model_costs_the_same_on_two_vendors_devices(data: Path) -> None:
     keys = ["family", "name", "shapes", "types"]
     tables = [
-        etloom.analyze(etloom.open(data / "tracelens" / f"{device}_qwen.json.gz"), "roofline", top=1000)
+        etloom.analyze(open_run(data / "tracelens" / f"{device}_qwen.json.gz"), "roofline", top=1000)
         .select(*keys, "calls", "flops", "bytes")
         .sort(keys)
         for device in ("h100", "mi300")
@@ -536,7 +491,7 @@ def test_no_operator_of_a_real_run_beats_the_roofline(data: Path) -> None:
         "tracelens/b200_eager",
         "hta_misc/negative_queue_a100",
     ):
-        table = etloom.analyze(etloom.open(data / f"{file}.json.gz"), "roofline", top=10_000)
+        table = etloom.analyze(open_run(data / f"{file}.json.gz"), "roofline", top=10_000)
         assert 10 < table["roofline_pct"].max() <= 100, file  # type: ignore[operator]
 
 
@@ -557,7 +512,7 @@ def resnet_50_convolutions() -> list[int]:
 
 def test_a_resnet_costs_what_its_architecture_says(data: Path) -> None:
     """Shapes come from the execution trace, since Kineto recorded none; float convolutions ran in TF32."""
-    table = etloom.analyze(etloom.open(data / "nccl_ddp"), "mfu")
+    table = etloom.analyze(open_run(data / "nccl_ddp"), "mfu")
     layers = resnet_50_convolutions()
     linear = 2048 * 1000
     # Backward costs twice what forward does, but the gradient of the pictures is not asked for.
@@ -570,7 +525,7 @@ def test_a_resnet_costs_what_its_architecture_says(data: Path) -> None:
 
 
 def test_an_execution_trace_alone_has_flops_and_no_times(data: Path) -> None:
-    run = etloom.open(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
+    run = open_run(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
     table = etloom.analyze(run, "flops", by="family").filter(pl.col("family").is_in(["convolution", "gemm"]))
     layers = resnet_50_convolutions()
     # Three iterations of the same network.
@@ -582,14 +537,14 @@ def test_an_execution_trace_alone_has_flops_and_no_times(data: Path) -> None:
 
 def test_the_execution_trace_says_the_types_that_kineto_leaves_out(data: Path) -> None:
     """Of the tensors in a list."""
-    together = row(etloom.open(data / "cpu" / "ddp_2"), "flops", "aten::cat")
-    alone = row(etloom.open(data / "cpu" / "ddp_2" / "kineto_trace_0.json.gz"), "flops", "aten::cat")
+    together = row(open_run(data / "cpu" / "ddp_2"), "flops", "aten::cat")
+    alone = row(open_run(data / "cpu" / "ddp_2" / "kineto_trace_0.json.gz"), "flops", "aten::cat")
     assert together["bytes"] > 0
     assert alone["bytes"] is None
 
 
 def test_what_has_no_flops_is_named(tmp_path: Path) -> None:
-    made = product(100).kernel("gemm", 110, 2000, 100)
+    made = matrix_product(100).kernel("gemm", 110, 2000, 100)
     made.operator("vllm::moe_forward", 300, 100, [[888, 3072], [888, 128], []])
     made.kernel("bmm_MxE4m3", 310, 2200, 250).kernel("finalizeKernel", 320, 2450, 50)
     made.kernel("elementwise_kernel", None, 2600, 100).open(tmp_path)

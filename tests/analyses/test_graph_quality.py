@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from etloom.graphs import quality
 from etloom.graphs.graph import EdgeKind, Graph
+from support.examples import examples
 
 # Work, and what leads to it, more often than the rest.
 KINDS = [
@@ -73,7 +74,7 @@ def slow_reasons(graph: Graph, trace: SimpleNamespace, v: int, shift: int) -> se
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(recordings(), st.integers(0, 1))
 def test_the_starts_that_are_explained(recording, rank):
     graph, trace = recording

@@ -152,6 +152,7 @@ def recorded(mode: str, path: Path, stack: bool) -> None:
     profiler.export_chrome_trace(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("stack", [False, True])
 @pytest.mark.parametrize("mode", SCRIPT_MODES)

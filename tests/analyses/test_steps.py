@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from small import slice_
 
 import etloom
 from etloom.core.errors import DataLoss
+from support.small_traces import complete_event
 
 
 @pytest.mark.parametrize(("processes", "counted"), [((7, 8), 2), ((7, 7), 0)])
@@ -21,8 +21,8 @@ def test_steps_of_several_processes_are_counted(
     for at, pid in enumerate(processes):
         for step in range(2):
             start = 10_000.0 * at + 200 * step
-            events.append(slice_("user_annotation", f"ProfilerStep#{step}", start, 100, pid, at))
-            events.append(slice_("cpu_op", "aten::mm", start + 10, 50, pid, at))
+            events.append(complete_event("user_annotation", f"ProfilerStep#{step}", start, 100, pid, at))
+            events.append(complete_event("cpu_op", "aten::mm", start + 10, 50, pid, at))
     (tmp_path / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     trace = etloom.open(tmp_path)[0]
     assert etloom.analyze(trace, "steps")["operators"].to_list() == [2, 2]
@@ -36,13 +36,13 @@ def test_steps_of_several_processes_are_counted(
 def test_what_lies_in_nested_steps_is_of_the_innermost(tmp_path: Path) -> None:
     """Step 1 lies in step 0, which goes on when it has ended."""
     events = [
-        slice_("user_annotation", "ProfilerStep#0", 0, 1000, 1, 1),
-        slice_("user_annotation", "ProfilerStep#1", 100, 100, 1, 1),
+        complete_event("user_annotation", "ProfilerStep#0", 0, 1000, 1, 1),
+        complete_event("user_annotation", "ProfilerStep#1", 100, 100, 1, 1),
     ]
     for at in (50, 150, 500, 1500):
-        events.append(slice_("cpu_op", f"aten::at_{at}", at, 10, 1, 1))
-        events.append(slice_("cuda_runtime", "cudaLaunchKernel", at + 2, 2, 1, 1, correlation=at))
-        events.append(slice_("kernel", "k", at + 6, 5, 0, 7, device=0, stream=7, correlation=at))
+        events.append(complete_event("cpu_op", f"aten::at_{at}", at, 10, 1, 1))
+        events.append(complete_event("cuda_runtime", "cudaLaunchKernel", at + 2, 2, 1, 1, correlation=at))
+        events.append(complete_event("kernel", "k", at + 6, 5, 0, 7, device=0, stream=7, correlation=at))
     (tmp_path / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     trace = etloom.open(tmp_path)[0]
     operators = trace.events.filter(cat="cpu_op")

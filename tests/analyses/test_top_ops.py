@@ -7,30 +7,30 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import small
 from click.testing import CliRunner
 
 import etloom
 from etloom import cli
+from support import small_traces
 
 HOST = (10, 11)
 CALLS = [
-    small.slice_("cpu_op", "copy", 0, 100, *HOST),
-    small.slice_(
+    small_traces.complete_event("cpu_op", "copy", 0, 100, *HOST),
+    small_traces.complete_event(
         "python_function", "hook", 10, 50, *HOST
     ),  # runtime calls inside it are still the operator's
-    small.slice_("cuda_runtime", "cudaMemcpyAsync", 20, 30, *HOST),
-    small.slice_("cuda_driver", "cuMemcpy", 25, 20, *HOST),  # in that call: counts once
-    small.slice_("cpu_op", "add", 60, 30, *HOST),
-    small.slice_("cuda_runtime", "cudaLaunchKernel", 70, 5, *HOST),
-    small.slice_("cpu_op", "view", 100, 40, *HOST),
-    small.slice_("cuda_runtime", "cudaDeviceSynchronize", 200, 900, *HOST),  # of no operator
+    small_traces.complete_event("cuda_runtime", "cudaMemcpyAsync", 20, 30, *HOST),
+    small_traces.complete_event("cuda_driver", "cuMemcpy", 25, 20, *HOST),  # in that call: counts once
+    small_traces.complete_event("cpu_op", "add", 60, 30, *HOST),
+    small_traces.complete_event("cuda_runtime", "cudaLaunchKernel", 70, 5, *HOST),
+    small_traces.complete_event("cpu_op", "view", 100, 40, *HOST),
+    small_traces.complete_event("cuda_runtime", "cudaDeviceSynchronize", 200, 900, *HOST),  # of no operator
 ]
 
 
 def top_ops(tmp_path: Path, *categories: str, **options: str) -> pl.DataFrame:
     path = tmp_path / "kineto_trace_0.json"
-    run = small.kineto() | {"traceEvents": [call for call in CALLS if call["cat"] in categories]}
+    run = small_traces.kineto() | {"traceEvents": [call for call in CALLS if call["cat"] in categories]}
     path.write_text(json.dumps(run))
     return etloom.analyze(etloom.open(path, use_cache=False)[0], "top-ops", **options)
 
@@ -76,7 +76,7 @@ def test_without_calls_their_time_is_unknown(tmp_path: Path) -> None:
 def test_rows_left_out_are_said(
     tmp_path: Path, ranks: tuple[int, ...], top: str | None, names: list[str], said: str
 ) -> None:
-    folder = small.write_run(tmp_path / "run", ranks)
+    folder = small_traces.write_run(tmp_path / "run", ranks)
     options = ["--no-cache", "--format", "json", *([] if top is None else ["--top", top])]
     out = CliRunner().invoke(cli.app, ["analyze", "kernel-breakdown", str(folder), *options])
     assert ([row["name"] for row in json.loads(out.stdout)], out.stderr) == (names, said)

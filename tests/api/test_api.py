@@ -10,17 +10,17 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import small
 
 import etloom
 from etloom import api
 from etloom.core.errors import AnalysisError, EtloomError, LinkError, ReadError, UnknownName
 from etloom.core.trace import Job, Trace
+from support import small_traces
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.write_run(tmp_path_factory.mktemp("api") / "run")
+    return small_traces.write_run(tmp_path_factory.mktemp("api") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_read_gives_what_one_file_holds(run: Path) -> None:
     trace = etloom.read(run / "kineto_trace_0.json")
     assert isinstance(trace, Trace)
     assert trace.events["name"].cast(pl.String).to_list()[:2] == ["ProfilerStep#3", "aten::linear"]
-    assert trace.events["ts"][0] == small.BASE_NS + 100 * small.US
+    assert trace.events["ts"][0] == small_traces.BASE_NS + 100 * small_traces.US
     assert "linked" not in trace.meta
     assert etloom.read(run / "torch_et_0.json", "execution-trace").nodes["name"].len() == 4
     with pytest.raises(UnknownName, match="unknown reader 'kinet'; did you mean 'kineto'"):
@@ -90,7 +90,7 @@ def test_open_takes_a_folder_a_file_or_a_mapping(run: Path, tmp_path: Path) -> N
 
 
 def test_the_rank_of_a_single_file_is_that_of_its_name(tmp_path: Path) -> None:
-    document = small.kineto()
+    document = small_traces.kineto()
     del document["distributedInfo"]
     (tmp_path / "kineto_trace_6.json").write_text(json.dumps(document))
     job = etloom.open(tmp_path, use_cache=False)
@@ -161,7 +161,7 @@ def test_export_goes_by_the_suffix_or_the_name(job: Job, tmp_path: Path) -> None
     packed = etloom.export(job, tmp_path / "run.json.gz")
     assert (
         json.loads(gzip.decompress(packed.read_bytes()))["baseTimeNanoseconds"]
-        == small.BASE_NS + 100 * small.US
+        == small_traces.BASE_NS + 100 * small_traces.US
     )
     assert (etloom.export(job, tmp_path / "saved", "parquet") / "rank=1" / "events.parquet").is_file()
     assert etloom.open(tmp_path / "saved").ranks == [0, 1]

@@ -81,5 +81,9 @@ def test_the_nearest_keyword_is_suggested(folder: Path) -> None:
         etloom.open("run", job=1)  # type: ignore[call-arg]
     with pytest.raises(EtloomError, match=r"etloom.replay has no option 'repeat'; did you mean 'repeats'\?"):
         etloom.replay("run", repeat=1)
+    with pytest.raises(UnknownName, match="device 'tpu'"):
+        etloom.replay("run", "compute", device="tpu")
+    with pytest.raises(EtloomError, match="no step 9"):
+        etloom.replay("run", "compute", step=9)
     with pytest.raises(UnknownName, match="expected one of comms, compute, full"):
         etloom.replay("run", "communication")

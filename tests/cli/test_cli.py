@@ -17,7 +17,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import small
 
 import etloom
 from etloom import cli, collector
@@ -26,13 +25,14 @@ from etloom.collector import CollectOptions, CollectResult
 from etloom.core import registry
 from etloom.core.errors import CollectError
 from etloom.core.schema import TABLES
+from support import small_traces
 
 VERBS = ("collect", "info", "convert", "link", "analyze", "query", "report", "export")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.write_run(tmp_path_factory.mktemp("cli") / "run")
+    return small_traces.write_run(tmp_path_factory.mktemp("cli") / "run")
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ def bad_inputs(folder: Path) -> dict[str, Path]:
         "null": b"null",
         "text": b"hello\nworld\n",
         "binary": bytes(range(256)) * 20,
-        "cut.json.gz": gzip.compress(json.dumps(small.kineto()).encode())[:18],
+        "cut.json.gz": gzip.compress(json.dumps(small_traces.kineto()).encode())[:18],
         "packed.png.gz": gzip.compress(b"\x89PNG\r\n\x1a\n" + bytes(50)),
     }
     paths = {}
@@ -225,7 +225,7 @@ def test_a_cut_trace_is_read_and_counted_and_fatal_with_strict(
     tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
     cut = tmp_path / "kineto_trace_0.json"
-    text = json.dumps(small.kineto(), indent=1)
+    text = json.dumps(small_traces.kineto(), indent=1)
     cut.write_text(text[: text.index("ncclDevKernel") + 3])
     status, out, err = call("info", cut, "--format", "json")
     assert (status, err) == (0, "")
@@ -273,7 +273,7 @@ def test_ctrl_c_in_a_process_of_its_own() -> None:
     code = (
         "import sys, time, etloom.api\n"
         "from etloom.cli import main\n"
-        "etloom.api.open = lambda *_, **__: (print('reading', flush=True), time.sleep(60))\n"
+        "etloom.api.open = lambda *_, **__: (print('reading', flush=True), time.sleep(600))\n"
         "sys.exit(main(['info', 'x']))"
     )
     process = subprocess.Popen(
@@ -282,7 +282,7 @@ def test_ctrl_c_in_a_process_of_its_own() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "reading\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=50)
+    _, err = process.communicate(timeout=400)
     assert (process.returncode, err) == (error_handling.EXIT_INTERRUPTED, "")
 
 
@@ -295,7 +295,7 @@ def test_a_closed_pipe_is_silent(run: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     # Where all fitted into the pipe before it was closed, nothing went wrong.
-    assert process.wait(timeout=100) in (0, error_handling.EXIT_PIPE_CLOSED)
+    assert process.wait(timeout=400) in (0, error_handling.EXIT_PIPE_CLOSED)
     code = "from etloom.cli.error_handling import handle_errors\nwith handle_errors(): print(1); raise BrokenPipeError"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (error_handling.EXIT_PIPE_CLOSED, "")
@@ -310,10 +310,16 @@ def test_table(run: Path, call: Callable[..., Outcome]) -> None:
     )
     assert (status, err) == (0, "")
     assert out == (
-        "name                                   ts  dur (µs)\n"
-        "ProfilerStep#3  1,700,000,000,000,100,000     1,000\n"
-        "aten::linear    1,700,000,000,000,200,000     400.0\n"
+        "name                             ts   dur_ns\n"
+        "ProfilerStep#3  1700000000000100000  1000000\n"
+        "aten::linear    1700000000000200000   400000\n"
     )
+
+
+@pytest.mark.parametrize("name", ["dur", "dur_ns", "dur_bytes", "start_ns", "pct"])
+def test_a_name_in_sql_changes_no_value(name: str, run: Path, call: Callable[..., Outcome]) -> None:
+    sql = f"select dur as {name}, dur / 2.0 as half_{name} from events where name = 'aten::linear' limit 1"
+    assert call("query", run, sql)[1].split() == [name, f"half_{name}", "400000", "200000"]
 
 
 def test_a_table_has_one_unit_but_for_columns_too_small_for_it() -> None:
@@ -409,7 +415,7 @@ def test_json_has_no_nan_and_csv_takes_nested_values() -> None:
 def test_a_name_from_a_trace_does_not_steer_the_terminal(
     tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
-    document = small.kineto(world=1)
+    document = small_traces.kineto(world=1)
     document["traceEvents"][-1]["name"] = "\x1b[2J\x07[bold]evil[/bold]\nline"
     (tmp_path / "kineto_trace_0.json").write_text(json.dumps(document))
     status, out, _ = call("query", tmp_path, "select name from events where stream = 13")
@@ -483,7 +489,7 @@ def test_options_of_an_analysis_are_flags(run: Path, call: Callable[..., Outcome
 
 
 INFO_KEYS = [
-    "path", "ranks", "world_size", "formats", "schema_versions", "devices", "hosts", "clock", "start_ns",
+    "schema", "path", "ranks", "world_size", "formats", "schema_versions", "devices", "hosts", "clock", "start_ns",
     "span_ns", "steps", "mean_step_ns", "rings", "tables", "categories", "by_rank", "stats",
 ]  # fmt: skip
 RANK_KEYS = [
@@ -502,7 +508,7 @@ def test_info_json_has_stable_keys(run: Path, call: Callable[..., Outcome]) -> N
         "ranks": [0, 1], "world_size": 2, "formats": ["execution_trace", "kineto"],
         "schema_versions": {"execution_trace": ["1.1.1-chakra.0.0.4"], "kineto": ["1"]},
         "devices": {"GPU of the test": 2}, "hosts": ["host0", "host1"], "clock": "epoch",
-        "start_ns": small.BASE_NS + 100_000, "span_ns": 1_000_000, "steps": [3], "mean_step_ns": 1_000_000.0,
+        "start_ns": small_traces.BASE_NS + 100_000, "span_ns": 1_000_000, "steps": [3], "mean_step_ns": 1_000_000.0,
         "categories": {"cpu_op": 4, "cuda_runtime": 4, "kernel": 4, "user_annotation": 2},
     }  # fmt: skip
     assert {key: told[key] for key in expected} == expected
@@ -585,7 +591,7 @@ def test_export_by_suffix_name_and_rank(run: Path, tmp_path: Path, call: Callabl
     assert len([event for event in one["traceEvents"] if event["ph"] == "X"]) == 7
     assert one["distributedInfo"]["rank"] == 1
     assert call("export", run, "--rank", 2, "--out", tmp_path / "x.json")[::2] == (
-        1, "etloom: there is no rank 2; the run holds ranks 0, 1\n",
+        1, "etloom: unknown rank 2; the run holds ranks 0, 1\n",
     )  # fmt: skip
     status, _, err = call("export", run, "--out", tmp_path / "a.xyz")
     assert status == 2
@@ -601,7 +607,7 @@ def test_convert(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> Non
 
 
 def test_report_prints_the_verdict_and_writes_the_page(
-    run: Path, tmp_path: Path, call: Callable[..., Outcome]
+    run: Path, tmp_path: Path, call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "r.html"
     status, out, err = call("report", run, "--out", page)
@@ -609,9 +615,13 @@ def test_report_prints_the_verdict_and_writes_the_page(
     assert "1.000 ms" in out
     assert page.stat().st_size > 1000
     assert err == f"etloom: wrote {page}; open it in a browser: {page.as_uri()}\n"
-    saved = small.write_run(tmp_path / "run")
+    saved = small_traces.write_run(tmp_path / "run")
     assert call("report", saved)[0] == 0
     assert (saved / "report.html").is_file()
+    monkeypatch.chdir(tmp_path)
+    assert call("report", run / "kineto_trace_0.json")[0] == 0
+    assert (tmp_path / "report.html").is_file()
+    assert not (run / "report.html").exists()
     assert call("report", run, "--out", tmp_path / "new" / "r.html")[0] == 0
     status, _, err = call("report", run, "--out", page / "r.html")
     assert status == 1
@@ -695,7 +705,7 @@ def test_progress_knows_how_much_there_is(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_info_says_what_it_does_not_know(tmp_path: Path, call: Callable[..., Outcome]) -> None:
-    document = small.kineto()
+    document = small_traces.kineto()
     del document["distributedInfo"]
     document["traceEvents"] = [event for event in document["traceEvents"] if event.get("cat") != "kernel"]
     file = tmp_path / "x.json"
@@ -706,7 +716,7 @@ def test_info_says_what_it_does_not_know(tmp_path: Path, call: Callable[..., Out
     assert facts["devices"] == "1 x cpu (calls to a device, but none of its work was recorded)"
     assert facts["time"] == "1.000 ms"
     assert facts["rank"].split()[:2] == ["events", "steps"]  # no column that is 0 throughout
-    (tmp_path / "et.json").write_text(json.dumps(small.execution_trace()))
+    (tmp_path / "et.json").write_text(json.dumps(small_traces.execution_trace()))
     told = call("info", tmp_path / "et.json")[1]
     assert "\ntime" not in told
     assert json.loads(call("info", tmp_path / "et.json", "--format", "json")[1])["by_rank"][0]["events"] == 0

@@ -16,8 +16,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from test_windows import Window as Standin
-from test_windows import made as made
 
 import etloom
 from etloom.api import recording
@@ -30,6 +28,7 @@ from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.profiler_guard import ProfilerGuard
 from etloom.collector.session.recording import record
 from etloom.collector.session.window import Window
+from support.windows import FakeWindow
 
 HERE = socket.gethostname()
 
@@ -140,23 +139,26 @@ def test_interrupted_pruning_is_completed_later(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.torch
 @pytest.mark.parametrize("where", ["prepare", "start"])
 def test_a_temporarily_full_disk_skips_windows(
-    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+    make_recorder: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
-    full, does = {8, 12}, getattr(Standin, where)
+    full, does = {8, 12}, getattr(FakeWindow, where)
 
-    def fails(window: Standin) -> None:
+    def fails(window: FakeWindow) -> None:
         if window.options.first in full:
             raise OSError(28, "No space left on device")
         does(window)
 
-    monkeypatch.setattr(Standin, where, fails)
-    job = made(first=4, last=5, every=4)
+    monkeypatch.setattr(FakeWindow, where, fails)
+    job = make_recorder(first=4, last=5, every=4)
     for _ in range(22):
         job.end_step()
         job.wait()
     job.finish_process()
-    assert [steps for what, steps in Standin.done if what == "write"] == [[4], [16]]  # the disk fails at 20
-    assert [what for what, _ in Standin.done].count("abandon") == 2
+    assert [steps for what, steps in FakeWindow.done if what == "write"] == [
+        [4],
+        [16],
+    ]  # the disk fails at 20
+    assert [what for what, _ in FakeWindow.done].count("abandon") == 2
     assert capsys.readouterr().err.splitlines() == [
         "etloom: nothing recorded of steps 8:9: OSError: [Errno 28] No space left on device",
         "etloom: 3 windows missed in total; the last one: the traces of steps 20:21 are dropped: "
@@ -166,13 +168,13 @@ def test_a_temporarily_full_disk_skips_windows(
 
 @pytest.mark.torch
 def test_other_errors_end_the_recording(
-    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_recorder: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(window: Standin) -> None:
+    def fails(window: FakeWindow) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(Standin, "prepare", fails)
-    job = made(first=4, last=5, every=4)
+    monkeypatch.setattr(FakeWindow, "prepare", fails)
+    job = make_recorder(first=4, last=5, every=4)
     for _ in range(22):
         job.end_step()
     job.finish_process()
@@ -342,7 +344,7 @@ def test_large_files_are_not_converted_automatically(tmp_path: Path, monkeypatch
     messages = recording.convert_observer_files([tmp_path], lambda folder: Path("my run"))
     assert [path.name for path in read] == ["observer_0.etob", "observer_2.etob"]
     assert messages == [
-        "2 observer files: too large to convert automatically; every verb reads the observer's format; for PyTorch's: "
+        "2 observer files: too large to convert automatically; etloom reads it as it is. To get PyTorch's format, run: "
         "etloom convert 'my run/observer_1.etob' 'my run/torch_et_1.json.gz' --to execution-trace"
     ]
     monkeypatch.setattr("etloom.formats.read", lambda path: read.append(path))
@@ -375,9 +377,9 @@ def test_a_request_to_an_earlier_job_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_a_late_request_is_reported_and_removed(
-    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_recorder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = made(on_demand=2)
+    job = make_recorder(on_demand=2)
     for _ in range(5):
         job.end_step()
     on_demand.request_window(tmp_path)
@@ -403,15 +405,15 @@ def test_the_launcher_reports_a_late_request(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_a_requested_window_after_the_end_is_reported(
-    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_recorder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = made(on_demand=2)
+    job = make_recorder(on_demand=2)
     for count in range(20):
         if count in (1, 17):
             on_demand.request_window(tmp_path)
         job.end_step()
         job.wait()
     job.finish_process()
-    assert [steps for what, steps in Standin.done if what == "write"] == [[5, 6]]
+    assert [steps for what, steps in FakeWindow.done if what == "write"] == [[5, 6]]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "etloom: nothing recorded: the job ended before requested step 21 began"

@@ -17,7 +17,6 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from places import ROOT
 
 import etloom
 from etloom.collector import run_folder
@@ -27,8 +26,9 @@ from etloom.collector.options import VARIABLE, CollectOptions, RecordingOptions
 from etloom.collector.session import trace_packing
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card
+from support.paths import ROOT
 
-SCRIPTS = ROOT / "tests" / "collect_scripts"
+SCRIPTS = ROOT / "tests" / "collector" / "scripts"
 TINY = str(SCRIPTS / "tiny.py")
 LIGHT = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import light\n"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -62,7 +62,7 @@ def front(out: Path, steps: str, *command: str, **environment: str) -> SimpleNam
         [sys.executable, "-m", "etloom", "collect", "--out", str(out), "--steps", steps, "--", *command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )
@@ -521,7 +521,7 @@ def test_record_in_a_loop(
     out = tmp_path / "run"
     command = [sys.executable, "-c", LOOP, str(out), repr(steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     assert (done.returncode, done.stdout) == (0, "()\nrefused True\n"), done.stderr
     assert visible(out) == WHOLE["native"]
     nodes, events = operators(out)
@@ -540,7 +540,7 @@ def test_record_in_two_ranks_without_a_parent(tmp_path: Path, native: None) -> N
     script.write_text(LOOP)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [*TORCHRUN, str(script), str(out), "'1:3'"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     # Counted, since the ranks write into one pipe and may cut each other's lines apart.
     counts = [done.stdout.count(word) for word in ("()", "refused", "True")]
     assert (done.returncode, counts) == (0, [2, 2, 2])
@@ -636,6 +636,7 @@ def native() -> None:
         pytest.skip(f"the native observer cannot be built here: {error}")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_native_observer_through_the_command_line(tmp_path: Path, native: None) -> None:
     out = tmp_path / "run"
@@ -653,7 +654,7 @@ def test_the_native_observer_through_the_command_line(tmp_path: Path, native: No
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     assert visible(out) == sorted({*WHOLE["native"], *WHOLE["stock"]})
@@ -681,6 +682,7 @@ def test_the_native_observer_keeps_a_killed_window(tmp_path: Path, native: None)
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_without_a_compiler_torchs_observer_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -732,6 +734,7 @@ print("served")
 )
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -796,7 +799,7 @@ def test_examples_with_other_endings_keep_their_status(
     tmp_path: Path, native: None, how: str, status: int
 ) -> None:
     command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), how]
-    alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=400)
     out = tmp_path / "run"
     done = run_collect(out, "3:5", *command)
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)

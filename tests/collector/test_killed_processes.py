@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 import etloom
+from etloom.analyses.run_info import describe_ranks
 from etloom.api.recording import record_whole_steps
-from etloom.api.run_info import describe_ranks
 from etloom.cli import main
 from etloom.collector import process_endings, run_folder
 from etloom.collector.launcher import finalization
@@ -115,7 +115,7 @@ def test_salvage_a_killed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     left(run, 0, 2**22 + 1)
     left(run, 1, 2**22 + 2, end_ns=10**18 + 9, steps=[5, 6])
     assert main(["info", str(run)]) == 1
-    assert f"if it was killed, etloom salvage {run} keeps its traces" in capsys.readouterr().err
+    assert f"recover its traces with etloom salvage {run}" in capsys.readouterr().err
     assert main(["salvage", str(run)]) == 0
     assert capsys.readouterr().err == (
         f"etloom: {run}: rank 0 was killed in its window, or left by os._exit; rank 1 "

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from places import ROOT
 
 import etloom
 from etloom.collector.launcher.collection import collect
 from etloom.collector.options import CollectOptions
+from support.paths import ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 pytest.importorskip("torch")
 
 from etloom.collector.observer import BuildError, build_library  # noqa: E402
 
-SCRIPTS = ROOT / "tests" / "collect_scripts"
+SCRIPTS = ROOT / "tests" / "collector" / "scripts"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,7 +16,6 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
-from places import ROOT
 
 import etloom
 from etloom.cli import main
@@ -26,12 +25,14 @@ from etloom.collector.launcher.collection import CollectResult, collect
 from etloom.collector.observer import choice
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.rank_environment import current_rank, rank_from_environment
-from etloom.collector.session import on_demand, process_status, recorder
+from etloom.collector.session import on_demand, process_status
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card
+from support.paths import ROOT
+from support.windows import FakeWindow
 
 EXAMPLES = ROOT / "examples"
-SCRIPTS = ROOT / "tests" / "collect_scripts"
+SCRIPTS = ROOT / "tests" / "collector" / "scripts"
 LIGHT = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import light\n"
 LIGHTLY = [str(SCRIPTS / "light.py")]
 
@@ -108,74 +109,15 @@ def test_expand_folder_name(monkeypatch: pytest.MonkeyPatch) -> None:
 # The windows of one process, without torch
 
 
-class Window:
-    """Stands in for the real one; notes what is done to it."""
-
-    done: list[tuple[str, Any]] = []
-    gate: threading.Event | None = None
-
-    def __init__(self, options: RecordingOptions) -> None:
-        self.options, self.started, self.steps, self.warnings = options, False, [], []
-        self.ring_overwrote = False
-
-    def prepare(self) -> None:
-        self.done.append(("prepare", Path(self.options.out).name))
-
-    def start(self) -> None:
-        self.started = True
-
-    def begin_step(self, number: int) -> None:
-        self.open = number
-
-    def end_step(self) -> None:
-        self.steps.append(self.open)
-
-    def stop(self) -> None:
-        self.done.append(("stop", self.steps))
-
-    def wait_for_device(self) -> bool:
-        return True
-
-    def abandon(self) -> None:
-        self.done.append(("abandon", self.steps))
-
-    def write(self, warnings: list[str]) -> list[str]:
-        if self.gate is not None:
-            assert self.gate.wait(10)
-        if Path(self.options.out).name == "step_20":
-            raise OSError(28, "No space left on device")
-        self.done.append(("write", self.steps))
-        return []
-
-
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    pytest.importorskip("torch")
-    monkeypatch.setattr("etloom.collector.session.window.Window", Window)
-    monkeypatch.setattr(Window, "done", [])
-    monkeypatch.setattr(Window, "gate", None)
-
-    def make(**options: Any) -> recorder.Recorder:
-        from contextlib import nullcontext
-
-        found = recorder.Recorder(RecordingOptions(str(tmp_path), str(tmp_path / "s"), **options))
-        found._guard = SimpleNamespace(
-            active_profiler=lambda: None, allow_profilers=nullcontext, remove=lambda: None
-        )  # type: ignore[assignment]
-        return found
-
-    return make
-
-
 @pytest.mark.torch
-def test_periodic_windows_and_a_full_disk(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    job = made(first=10, last=12, every=10)
+def test_periodic_windows_and_a_full_disk(make_recorder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_recorder(first=10, last=12, every=10)
     for _ in range(31):
         job.end_step()
         job.wait()  # the disk keeps up
     job.finish_process()
-    assert [steps for what, steps in Window.done if what == "write"] == [[10, 11], [30]]
-    stops = [steps for what, steps in Window.done if what == "stop"]
+    assert [steps for what, steps in FakeWindow.done if what == "write"] == [[10, 11], [30]]
+    stops = [steps for what, steps in FakeWindow.done if what == "stop"]
     assert stops == [[10, 11], [20, 21], [30]]  # the last was open as the job ended
     (line, end) = capsys.readouterr().err.splitlines()
     assert (
@@ -186,17 +128,17 @@ def test_periodic_windows_and_a_full_disk(made: Any, capsys: pytest.CaptureFixtu
 
 @pytest.mark.torch
 def test_repeated_warnings_are_printed_once_and_recorded_each_time(
-    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_recorder: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sealed: list[list[str]] = []
 
-    def write(window: Window, warnings: list[str]) -> list[str]:
+    def write(window: FakeWindow, warnings: list[str]) -> list[str]:
         sealed.append([*warnings, *window.warnings])
         return ["no dump"]
 
-    monkeypatch.setattr(Window, "write", write)
-    monkeypatch.setattr(Window, "stop", lambda window: window.warnings.append("lost"))
-    job = made(first=1, last=2, every=3)
+    monkeypatch.setattr(FakeWindow, "write", write)
+    monkeypatch.setattr(FakeWindow, "stop", lambda window: window.warnings.append("lost"))
+    job = make_recorder(first=1, last=2, every=3)
     job.messages.warn("11 operators are lost")  # holds a line of the window's as a part
     for _ in range(9):
         job.end_step()
@@ -211,11 +153,11 @@ def test_repeated_warnings_are_printed_once_and_recorded_each_time(
 
 @pytest.mark.torch
 def test_a_slow_disk_skips_windows(
-    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_recorder: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(Window, "gate", gate)
-    job = made(first=1, last=2, every=3)
+    monkeypatch.setattr(FakeWindow, "gate", gate)
+    job = make_recorder(first=1, last=2, every=3)
     for _ in range(5):
         job.end_step()
     gate.set()
@@ -223,7 +165,7 @@ def test_a_slow_disk_skips_windows(
     for _ in range(3):
         job.end_step()
     job.finish_process()
-    assert [steps for what, steps in Window.done if what == "write"] == [[1], [7]]
+    assert [steps for what, steps in FakeWindow.done if what == "write"] == [[1], [7]]
     assert capsys.readouterr().err.splitlines() == [
         "etloom: nothing recorded of steps 4:5: the previous window is still being written"
     ]
@@ -309,23 +251,23 @@ def test_a_job_without_records_gets_no_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_repeated_windows_on_demand(made: Any, tmp_path: Path) -> None:
-    job = made(on_demand=2)
+def test_repeated_windows_on_demand(make_recorder: Any, tmp_path: Path) -> None:
+    job = make_recorder(on_demand=2)
     for step in range(30):
         if step in (2, 20):
             assert not on_demand.request_recording(tmp_path, timeout_s=0)
         job.end_step()
         job.wait()
-    assert [steps for what, steps in Window.done if what == "write"] == [[6, 7], [24, 25]]
+    assert [steps for what, steps in FakeWindow.done if what == "write"] == [[6, 7], [24, 25]]
 
 
 @pytest.mark.torch
 def test_the_status_explains_an_empty_run(
-    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(ranks: tuple[int, ...] | None = None, steps: int = 6, **options: Any) -> str:
         (tmp_path / "s").mkdir()
-        job = made(supervised=True, ranks=ranks, **options)
+        job = make_recorder(supervised=True, ranks=ranks, **options)
         job.report_status(began=True, rank=0)
         for _ in range(steps):
             job.end_step()
@@ -343,7 +285,7 @@ def test_the_status_explains_an_empty_run(
     assert told(on_demand=2, steps=2) == "the job ended after 2 steps, before requested step 4 began"
     assert capsys.readouterr().err == ""  # it is the launcher who says it
     # Where none waits, the process says it itself.
-    job = made(first=10, last=12)
+    job = make_recorder(first=10, last=12)
     job.end_step()
     job.finish_process()
     assert capsys.readouterr().err.startswith(
@@ -352,23 +294,23 @@ def test_the_status_explains_an_empty_run(
 
 
 @pytest.mark.torch
-def test_unmarked_steps_by_time_do_not_count(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unmarked_steps_by_time_do_not_count(make_recorder: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def ran(*counts: int, **options: Any) -> list[Any]:
-        Window.done.clear()
-        job = made(step_ns=20_000_000, first=3, last=6, **options)
+        FakeWindow.done.clear()
+        job = make_recorder(step_ns=20_000_000, first=3, last=6, **options)
         job.count = 1
         for count in counts:
             job.end_step(count)
             job.wait()
         job.finish_process()
-        return [steps for what, steps in Window.done if what == "write"]
+        return [steps for what, steps in FakeWindow.done if what == "write"]
 
     assert ran(2, 3, 4, 5, 6) == [[3, 4, 5]] and capsys.readouterr().err == ""
     # 4 was marked too late to be one: 3 lasted for both.
     assert ran(2, 3, 5, 6) == [[3, 5]]
     assert "too busy to mark the begin of every step by time" in capsys.readouterr().err
     # As where the profilers took long to get ready: no window of empty steps.
-    assert ran(2, 52, 53) == [] and Window.done[-1] == ("abandon", [])
+    assert ran(2, 52, 53) == [] and FakeWindow.done[-1] == ("abandon", [])
     assert capsys.readouterr().err == (
         "etloom: nothing recorded of steps 3:6: the profilers were ready only in step 52; choose later steps\n"
     )
@@ -378,8 +320,8 @@ def test_unmarked_steps_by_time_do_not_count(made: Any, capsys: pytest.CaptureFi
 
 
 @pytest.mark.torch
-def test_a_ring_keeps_what_came_before_a_request(made: Any, tmp_path: Path) -> None:
-    job = made(first=3, last=5, on_demand=2, ring=True)
+def test_a_ring_keeps_what_came_before_a_request(make_recorder: Any, tmp_path: Path) -> None:
+    job = make_recorder(first=3, last=5, on_demand=2, ring=True)
     for step in range(30):
         if step == 20:
             assert not on_demand.request_recording(tmp_path, timeout_s=0)
@@ -387,20 +329,20 @@ def test_a_ring_keeps_what_came_before_a_request(made: Any, tmp_path: Path) -> N
         job.wait()
     job.finish_process()
     # Asked in step 20, so two steps from 24 on; what the ring held at the job's end nobody asked for.
-    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 26)]]
-    assert Window.done[-1] == ("abandon", [*range(27, 30)])
+    assert [steps for what, steps in FakeWindow.done if what == "write"] == [[*range(3, 26)]]
+    assert FakeWindow.done[-1] == ("abandon", [*range(27, 30)])
 
 
 @pytest.mark.torch
 def test_a_ring_is_kept_if_the_job_raises(
-    made: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_recorder: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = made(first=3, last=5, on_demand=2, ring=True)
+    job = make_recorder(first=3, last=5, on_demand=2, ring=True)
     for _ in range(10):
         job.end_step()
     monkeypatch.setattr(sys, "last_value", KeyError("x"), raising=False)
     job.finish_process()
-    assert [steps for what, steps in Window.done if what == "write"] == [[*range(3, 10)]]
+    assert [steps for what, steps in FakeWindow.done if what == "write"] == [[*range(3, 10)]]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "etloom: this window was not requested; it is kept because the job ended with KeyError"
 

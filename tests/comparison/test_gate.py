@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from places import ROOT
-from test_comparing import stepped
 
 import etloom
 from etloom.cli import main
@@ -22,8 +20,10 @@ from etloom.comparison.gate import BEST_CASE, explain_row, judge_regression
 from etloom.comparison.student_t import student_t_quantile
 from etloom.core import registry
 from etloom.core.trace import Job, Trace
+from support.paths import ROOT
+from support.small_traces import write_stepped_run
 
-SCRIPT = ROOT / "tests" / "collect_scripts" / "steady.py"
+SCRIPT = ROOT / "tests" / "collector" / "scripts" / "steady.py"
 
 
 def test_quantiles_of_t() -> None:
@@ -74,6 +74,7 @@ def verdicts(slowed: bool, draws: int, runs: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 3])
 def test_five_percent_more_work_fails_and_none_passes_on_a_busy_machine(runs: int) -> None:
     slow, same = (verdicts(slowed, 24 // runs, runs) for slowed in (True, False))
@@ -83,6 +84,7 @@ def test_five_percent_more_work_fails_and_none_passes_on_a_busy_machine(runs: in
     assert same.count("passed") / len(same) > 0.9
 
 
+@pytest.mark.slow
 def test_one_run_against_one_on_a_host_cannot_fail_by_little() -> None:
     """Whole runs of one program differed by a quarter and more, beside other work; no step of theirs shows it."""
     rng = np.random.default_rng(11)
@@ -151,6 +153,7 @@ def test_a_run_that_was_hardly_ever_quiet_counts_little() -> None:
     assert found is not None and found.percent < 1.5
 
 
+@pytest.mark.slow
 def test_runs_of_unlike_length_are_compared_alike() -> None:
     """The shortest of 200 steps is shorter than that of 10: compared as they are, the long run would seem faster."""
     rng = np.random.default_rng(11)
@@ -270,17 +273,6 @@ def test_what_cannot_be_measured_does_not_pass_against_the_steps(
     assert judge_regression(before[:1], before[1:], 20.0)["verdict"][0] == "passed"
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> tuple[Path, Path, Path]:
-    times = [1000.0, 1004, 1002, 1008, 1006, 1001]
-    slow = [1.05 * time for time in times]
-    return (
-        stepped(tmp_path / "a", times),
-        stepped(tmp_path / "b", times[::-1]),
-        stepped(tmp_path / "slow", slow),
-    )
-
-
 def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     a, b, slow = map(str, runs)
     junit = tmp_path / "out.xml"
@@ -314,7 +306,7 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
 
 
 def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    few = [str(stepped(tmp_path / name, [1000.0, 1001])) for name in "ab"]
+    few = [str(write_stepped_run(tmp_path / name, [1000.0, 1001])) for name in "ab"]
     junit = tmp_path / "out.xml"
     assert main(["check", few[0], "--baseline", few[1], "--junit", str(junit), "--github"]) == 3
     assert tree.parse(junit).getroot().get("errors") == "1"
@@ -367,7 +359,8 @@ def test_even_steps_decide_where_the_quiet_one_cannot() -> None:
 def test_what_was_nearly_nothing_is_no_percentage(tmp_path: Path) -> None:
     """0.2 us of communication in a step of 1 ms became 0.9 us, and then a tenth of the step."""
     job = {
-        us: etloom.open(stepped(tmp_path / f"{us}", [1000.0] * 6, communication=us)) for us in (0.2, 0.9, 100)
+        us: etloom.open(write_stepped_run(tmp_path / f"{us}", [1000.0] * 6, communication=us))
+        for us in (0.2, 0.9, 100)
     }
     for us, verdict in ((0.9, "passed"), (100, "failed")):
         row = judge_regression([job[us]], [job[0.2]], 3.0, ["exposed-communication"]).row(0, named=True)

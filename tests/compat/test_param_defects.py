@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replaying import ended, processes
-from test_reader_comms import FLOATS, LIST, node, tensor
 
 import etloom
 from etloom.core.errors import EtloomError
-from etloom.replayer.comms.plan_options import PlanOptions, plan_replay
+from etloom.replayer.comms.plan_builder import PlanOptions, plan_replay
 from etloom.replayer.plan import Plan
+from support.processes import ended, processes
+from support.real_runs import open_run
+from support.replays import FLOATS, TENSOR_LIST, comms_node, comms_tensor
 
 
 def positional(
@@ -37,7 +38,7 @@ def positional(
         "GenericList[]",
         *["Int"] * len(more),
     ]
-    return node(number, "record_param_comms", [*values, *rest], [*types, *kinds])
+    return comms_node(number, "record_param_comms", [*values, *rest], [*types, *kinds])
 
 
 def record(
@@ -56,11 +57,11 @@ def planned(folder: Path, world: int = 2, **asked: Any) -> Plan:
 
 def init(number: int, groups: list[dict[str, Any]], cut: int = 0) -> dict[str, Any]:
     text = json.dumps(groups)
-    return node(number, "## process_group:init ##", [text[: len(text) - cut]], ["String"])
+    return comms_node(number, "## process_group:init ##", [text[: len(text) - cut]], ["String"])
 
 
 def reduced(number: int, **more: Any) -> dict[str, Any]:
-    return positional(number, "allreduce", [[tensor(9, 8)]], [LIST], **more)
+    return positional(number, "allreduce", [[comms_tensor(9, 8)]], [TENSOR_LIST], **more)
 
 
 def test_no_group_at_all_is_all_ranks(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_list_of_groups_that_was_cut_off_and_a_second_one(tmp_path: Path) -> N
     ]
     second = [{"pg_name": "g3", "pg_desc": "pp", "ranks": [1, 2]}]
     nodes = [init(2, first, cut=9), init(3, second), reduced(4)]
-    nodes.append(positional(5, "allreduce", [[tensor(9, 8)]], [LIST]))
+    nodes.append(positional(5, "allreduce", [[comms_tensor(9, 8)]], [TENSOR_LIST]))
     nodes[-1]["inputs"]["values"][2] = ["g3", "pp"]
     job = etloom.open(record(tmp_path / "run", nodes, world=3), use_cache=False)
     assert job[0].groups.select("pg_name", "ranks").rows() == [("g1", "[0, 2]"), ("g3", "[1, 2]")]
@@ -86,19 +87,19 @@ def test_a_list_of_groups_that_was_cut_off_and_a_second_one(tmp_path: Path) -> N
 
 
 def test_an_all_to_all_of_one_tensor(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", [positional(2, "all_to_all", [tensor(9, 8)], [FLOATS])])
+    run = record(tmp_path / "run", [positional(2, "all_to_all", [comms_tensor(9, 8)], [FLOATS])])
     assert [(call.collective, call.inputs) for call in planned(run).calls[0]] == [("all_to_all", (8,))]
 
 
 def test_the_root_is_the_recorded_one(tmp_path: Path) -> None:
-    nodes = [positional(2, "broadcast", [[tensor(9, 8)]], [LIST], rank=1, more=(0, 1, 2))]
+    nodes = [positional(2, "broadcast", [[comms_tensor(9, 8)]], [TENSOR_LIST], rank=1, more=(0, 1, 2))]
     assert [own[0].root for own in planned(record(tmp_path / "run", nodes)).calls] == [1, 1]
 
 
 @pytest.mark.parametrize("its_group", [["g1", "tp"], ["", ""]])
 def test_a_wait_that_does_not_name_its_group(tmp_path: Path, its_group: list[str]) -> None:
     """Two calls in flight; the second is waited for before a third."""
-    wait = node(
+    wait = comms_node(
         4, "record_param_comms", [2, its_group, 0, "wait", [], []], ["Int", "Tuple", "Int", "String", "", ""]
     )
     nodes = [reduced(2, seq=1), reduced(3, seq=2), wait, reduced(5, seq=3)]
@@ -109,7 +110,7 @@ def test_a_wait_that_does_not_name_its_group(tmp_path: Path, its_group: list[str
 @pytest.mark.parametrize("name", ["dlrm", "nccl_ddp", "et_schemas/1.1.0-chakra.0.0.4_resnet_2gpu.json.gz"])
 def test_recordings_that_end_it(data: Path, name: str) -> None:
     """Schemas 1.0.1, 1.0.3 and 1.1.0; of the last two one rank was recorded."""
-    job = etloom.open(data / name)
+    job = open_run(data / name)
     made = (
         plan_replay(job, 2, PlanOptions(shrink=True))
         if len(job) > 1
@@ -121,12 +122,12 @@ def test_recordings_that_end_it(data: Path, name: str) -> None:
 
 
 def test_gaps_of_an_execution_trace_with_times(data: Path) -> None:
-    gaps = [call.gap_ns for call in plan_replay(etloom.open(data / "cpu/pp_4"), 4).calls[0]]
+    gaps = [call.gap_ns for call in plan_replay(open_run(data / "cpu/pp_4"), 4).calls[0]]
     assert gaps[0] is None and all(gap is not None and gap > 0 for gap in gaps[1:])
 
 
 def test_another_number_of_processes_is_an_error(data: Path) -> None:
-    job = etloom.open(data / "cpu/coll_4")
+    job = open_run(data / "cpu/coll_4")
     with pytest.raises(
         EtloomError, match="2 processes for 4 recorded ranks; start 4 processes, or add --shrink"
     ):
@@ -140,14 +141,14 @@ def test_another_number_of_processes_is_an_error(data: Path) -> None:
 def test_a_blocking_and_checked_replay(tmp_path: Path) -> None:
     """Of positional records: a bool, a list of lists, two groups of one set of ranks."""
     lists = f"GenericList[GenericList[{FLOATS},{FLOATS}]]"
-    gathered = positional(3, "allgather", [[tensor(5, 4)]], [LIST])
+    gathered = positional(3, "allgather", [[comms_tensor(5, 4)]], [TENSOR_LIST])
     gathered["outputs"] = {
-        "values": [[[tensor(6, 4), tensor(7, 4)]]],
+        "values": [[[comms_tensor(6, 4), comms_tensor(7, 4)]]],
         "shapes": [[]],
         "types": [lists],
         "strides": [[]],
     }
-    truths = positional(4, "allreduce", [[tensor(8, 4)]], ["GenericList[Tensor(bool)]"])
+    truths = positional(4, "allreduce", [[comms_tensor(8, 4)]], ["GenericList[Tensor(bool)]"])
     again = reduced(5)
     again["inputs"]["values"][2] = ["g2", "dp"]
     groups = [{"pg_name": name, "pg_desc": "", "ranks": []} for name in ("g1", "g2")]

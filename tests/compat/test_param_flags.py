@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import ROOT
 
 from etloom.compat import comms_flags, comms_replay
 from etloom.replayer.plan import Plan
+from support.paths import ROOT
 
 PAGE = ROOT / "docs" / "coming-from-param.md"
 ACTIONS = [one for one in comms_flags.make_parser()._actions if one.dest != "help"]
@@ -97,6 +97,7 @@ def kinds(plan: Plan) -> list[str]:
     return [call.collective for call in plan.calls[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_flags_of_the_plan(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = str(data / "dlrm")
@@ -150,7 +151,7 @@ def test_what_cannot_be_meant(
     for flags, said in (
         ("--trace-path http://host/run", "traces are read from files; fetch it first"),
         ("--output-ranks 0", "add --output-path FOLDER"),
-        ("--output-path out --output-ranks 1:2", "there is no rank 2 of 2"),
+        ("--output-path out --output-ranks 1:2", "unknown rank 2 of 2"),
         ("--trace-path nowhere --dry-run", "nowhere"),
     ):
         assert comms_replay.main(flags.split()) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,17 +15,28 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import DATA, ROOT
 
 import etloom
-import native
+from support import native_parsers, reference_parsers
+from support.examples import FULL_EXAMPLES, examples
+from support.paths import DATA, ROOT
 
 CORPUS = ROOT / "tests" / "corpus"
-REAL = [
-    path
-    for path in (sorted(DATA.rglob("*.json.gz")) if DATA.is_dir() else ())
-    if path.parent.name != "straggler_what_if"  # pipelines of operations, which are no traces
-]
+_LARGE = 300 << 10  # bytes, compressed
+
+
+def real_files() -> list[Path]:
+    """The real files of this run of the tests; with the profile "quick" one rank of each run, and no large file."""
+    paths = sorted(DATA.rglob("*.json.gz")) if DATA.is_dir() else []
+    # Its files are pipelines of operations, not traces.
+    paths = [path for path in paths if path.parent.name != "straggler_what_if"]
+    if examples(FULL_EXAMPLES) == FULL_EXAMPLES:
+        return paths
+    by_kind = {(path.parent, re.sub(r"\d+", "", path.name)): path for path in reversed(paths)}
+    return sorted(path for path in by_kind.values() if path.stat().st_size < _LARGE)
+
+
+REAL = real_files()
 VALID = {"kineto.json": "kineto", "execution_trace.json": "execution_trace", "flat.json": "execution_trace"}
 
 
@@ -37,8 +49,8 @@ def kind_of(document: bytes) -> str:
 def test_every_real_file(path: Path) -> None:
     document = gzip.decompress(path.read_bytes())
     kind = kind_of(document)
-    native.assert_equal(kind, document)
-    native.assert_accounted(kind, *native.parse(kind, document))
+    native_parsers.assert_equal(kind, document)
+    native_parsers.assert_accounted(kind, *native_parsers.parse(kind, document))
 
 
 @pytest.mark.slow
@@ -51,7 +63,13 @@ def test_every_event_of_every_real_file_is_accounted_for(path: Path) -> None:
     counts = dict(trace.stats.select("name", "count").iter_rows())
     is_kineto = isinstance(document, list) or "traceEvents" in document
     tables = ("events", "flows", "memory") if is_kineto else ("nodes",)
-    ways = ("counter_events", "metadata_events", "closed_ranges", "end_without_begin", *native.SKIPPED)
+    ways = (
+        "counter_events",
+        "metadata_events",
+        "closed_ranges",
+        "end_without_begin",
+        *native_parsers.SKIPPED,
+    )
     found = sum(trace.table(name).height for name in tables)
     found += sum(counts.get(f"read.{way}", 0) for way in ways)
     rows = document if isinstance(document, list) else document["traceEvents" if is_kineto else "nodes"]
@@ -62,7 +80,7 @@ def test_every_event_of_every_real_file_is_accounted_for(path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 1 << 16])
 def test_chunks_of_any_size(name: str, size: int) -> None:
     document = (CORPUS / name).read_bytes()
-    native.assert_equal(VALID[name], document, native.in_chunks(document, size))
+    native_parsers.assert_equal(VALID[name], document, native_parsers.in_chunks(document, size))
 
 
 @pytest.mark.slow
@@ -70,7 +88,7 @@ def test_chunks_of_any_size(name: str, size: int) -> None:
 @pytest.mark.parametrize("size", [100, 4096, 1 << 20, 1 << 26])
 def test_chunks_of_real_files(data: Path, name: str, size: int) -> None:
     document = gzip.decompress((data / name).read_bytes())
-    native.assert_equal(kind_of(document), document, native.in_chunks(document, size))
+    native_parsers.assert_equal(kind_of(document), document, native_parsers.in_chunks(document, size))
 
 
 NUMBERS = st.one_of(
@@ -91,7 +109,7 @@ TIMES = (
     st.integers(0, 10**6) | st.floats(0, 1e15, allow_nan=False) | st.decimals(0, 10**15, places=3).map(float)
 )
 ARGS = st.dictionaries(
-    st.sampled_from(sorted(native.reference.FIELD_OF)) | st.just("Ev Idx") | TEXTS,
+    st.sampled_from(sorted(reference_parsers.FIELD_OF)) | st.just("Ev Idx") | TEXTS,
     VALUES | st.lists(st.integers(0, 99), min_size=3, max_size=3),
     max_size=6,
 )
@@ -120,7 +138,7 @@ WRITERS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(EVENTS | VALUES, max_size=8), st.randoms(use_true_random=False), st.data())
 def test_made_kineto(events: list[Any], shuffle: random.Random, draw: Any) -> None:
     for at, event in enumerate(events):
@@ -134,8 +152,8 @@ def test_made_kineto(events: list[Any], shuffle: random.Random, draw: Any) -> No
     )
     text = json.dumps(document, **draw.draw(st.sampled_from(WRITERS))).encode()
     size = draw.draw(st.integers(1, len(text)))
-    native.assert_equal("kineto", text, native.in_chunks(text, size))
-    native.assert_accounted("kineto", *native.parse("kineto", text))
+    native_parsers.assert_equal("kineto", text, native_parsers.in_chunks(text, size))
+    native_parsers.assert_accounted("kineto", *native_parsers.parse("kineto", text))
 
 
 TENSOR = st.tuples(*[st.integers(0, 2**40)] * 5, st.sampled_from(["cpu", "cuda:0", ""])).map(list)
@@ -157,7 +175,9 @@ def nodes(draw: Any) -> dict[str, Any]:
         columns = list(zip(*draw(st.lists(ARGUMENTS, max_size=3)), strict=True)) or [(), (), (), ()]
         return dict(zip(("values", "shapes", "types", "strides"), map(list, columns), strict=True))
 
-    fields = [key for key, _, _ in native.reference.NODE_FIELDS + native.reference.COMM_FIELDS] + ["more"]
+    fields = [
+        key for key, _, _ in reference_parsers.NODE_FIELDS + native_parsers.reference_parsers.COMM_FIELDS
+    ] + ["more"]
     names = draw(st.lists(st.sampled_from(fields), unique=True, max_size=6))
     attrs = [{"name": name, "type": "x", "value": draw(VALUES)} for name in names]
     return {
@@ -170,14 +190,14 @@ def nodes(draw: Any) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(nodes(), max_size=5), st.data())
 def test_made_execution_traces(made: list[Any], draw: Any) -> None:
     document = {"schema": "1.1.1-chakra.0.0.4", "nodes": made, "finish_ts": 1}
     text = json.dumps(document, **draw.draw(st.sampled_from(WRITERS))).encode()
     size = draw.draw(st.integers(1, len(text)))
-    native.assert_equal("execution_trace", text, native.in_chunks(text, size))
-    native.assert_accounted("execution_trace", *native.parse("execution_trace", text))
+    native_parsers.assert_equal("execution_trace", text, native_parsers.in_chunks(text, size))
+    native_parsers.assert_accounted("execution_trace", *native_parsers.parse("execution_trace", text))
 
 
 def cuts(document: bytes, count: int) -> Iterator[int]:
@@ -193,10 +213,10 @@ def test_truncated_anywhere(data: Path, name: str) -> None:
     document = gzip.decompress((data / name).read_bytes())
     kind = kind_of(document)
     table, order = ("events", "position") if kind == "kineto" else ("nodes", "file_order")
-    whole = native.parse(kind, document)[0][table].select(order, "name").sort(order)
+    whole = native_parsers.parse(kind, document)[0][table].select(order, "name").sort(order)
     ends = row_ends(document, b'"traceEvents"' if kind == "kineto" else b'"nodes"')
     for cut in cuts(document, 2000):
-        tables, summary = native.parse(kind, document[:cut])
+        tables, summary = native_parsers.parse(kind, document[:cut])
         complete = sum(end <= cut for end in ends)
         expected = whole.filter(pl.col(order) < complete)
         found = tables[table].select(order, "name").sort(order)
@@ -204,7 +224,7 @@ def test_truncated_anywhere(data: Path, name: str) -> None:
         assert found["name"].to_list() == expected["name"].to_list(), cut
         assert summary["rows"] in (complete, complete + 1), cut
         assert summary["truncated"] or not document[cut:].strip(), cut
-        native.assert_accounted(kind, tables, summary)
+        native_parsers.assert_accounted(kind, tables, summary)
 
 
 def row_ends(document: bytes, key: bytes) -> list[int]:
@@ -240,17 +260,17 @@ def test_a_damaged_event_costs_no_other(damaged: bytes, size: int) -> None:
 
     rows = [*map(event, range(50)), damaged, *map(event, range(50, 100))]
     document = b'{"traceEvents": [' + b",\n".join(rows) + b'], "after": 1}'
-    tables, summary = native.parse("kineto", native.in_chunks(document, size))
+    tables, summary = native_parsers.parse("kineto", native_parsers.in_chunks(document, size))
     names = tables["events"]["name"].cast(pl.String).to_list()
     assert [name for name in names if name[0] == "n"] == [f"n{at}" for at in range(100)]
     assert summary["header"] == [(b"after", b"1")]
-    native.assert_accounted("kineto", tables, summary)
+    native_parsers.assert_accounted("kineto", tables, summary)
 
 
 def test_a_row_without_an_end_fed_byte_by_byte_takes_no_quadratic_time() -> None:
     start = time.process_time()
     rows = b'{"ph": "X", "name": "n", "ts": 1, "dur": 1},' + b'{"ph":"X","a":[{"ph":"X"},{"ph":"X"}},' * 3000
-    tables, summary = native.parse("kineto", native.in_chunks(b'{"traceEvents": [' + rows, 1))
+    tables, summary = native_parsers.parse("kineto", native_parsers.in_chunks(b'{"traceEvents": [' + rows, 1))
     assert tables["events"]["name"].drop_nulls().len() == 1
-    native.assert_accounted("kineto", tables, summary)
+    native_parsers.assert_accounted("kineto", tables, summary)
     assert time.process_time() - start < 5

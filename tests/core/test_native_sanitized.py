@@ -10,7 +10,8 @@ from pathlib import Path
 
 import nanobind
 import pytest
-from places import ROOT
+
+from support.paths import ROOT
 
 SOURCES = ("codes", "graph", "nesting", "order", "quality", "tour")
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
@@ -51,7 +52,7 @@ for seed in range(200):
     start, end = np.sort(draw.choice(chosen, (2, n)), axis=0)
     start, end = (column[np.argsort(start, kind="stable")] for column in (start, end))
     lane = draw.integers(0, 2, n)
-    native.stack_tracks(lane, start, end, draw.integers(0, 4, n).astype(np.uint8), 1000)
+    native.stack_tracks(lane, start, end, draw.integers(0, 8, n).astype(np.uint8), draw.integers(0, 4, n), 1000)
     parent, depth, _ = native.nest(lane, start, end, 1000)
     calls = np.flatnonzero(draw.random(n) < 0.5).astype(np.int32)
     native.tour(

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import small
-from places import ROOT
 
 import etloom
 from etloom.core import registry
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
+from support import small_traces
+from support.paths import ROOT
 
 PAGE = ROOT / "docs" / "plugins.md"
 Outcome = tuple[int, str, str]
@@ -57,7 +57,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.write_run(tmp_path_factory.mktemp("plugins") / "run")
+    return small_traces.write_run(tmp_path_factory.mktemp("plugins") / "run")
 
 
 def test_an_analysis_of_another_package_is_one_of_ours(
@@ -83,7 +83,7 @@ def test_the_example_of_the_page_runs(run: Path, install: Install, call: Callabl
         {"rank": 0, "name": "ncclDevKernel_AllReduce_Sum", "count": 1, "longest_ns": 250_000},
     ]
     assert len(json.loads(call("analyze", "shop-count", run, "--top", 1, "--format", "json")[1])) == 2
-    assert "how many" in call("analyze", "shop-count", "--help")[1]
+    assert "How many" in call("analyze", "shop-count", "--help")[1]
 
 
 def test_the_page_says_all_that_a_module_must_hold() -> None:
@@ -246,10 +246,10 @@ def test_what_is_no_run_is_told_how_to_become_one(given: object, tmp_path: Path)
 
 def test_a_rank_that_is_not_there(run: Path) -> None:
     job = etloom.open(run)
-    with pytest.raises(KeyError, match="there is no rank 9; the job holds ranks 0, 1"):
+    with pytest.raises(KeyError, match="unknown rank 9; the job holds ranks 0, 1"):
         job[9]
     assert 9 not in job and job.get(9) is None
-    with pytest.raises(KeyError, match="there is no rank 0; the job holds no ranks"):
+    with pytest.raises(KeyError, match="unknown rank 0; the job holds no ranks"):
         Job({})[0]
 
 

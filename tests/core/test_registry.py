@@ -69,8 +69,8 @@ def test_a_plugin_of_another_package(plugin: ModuleType) -> None:
     assert registry.get("analyses", "their-own") is plugin
     assert registry.get_summary("analyses", "their-own") == "Count what matters."
     assert registry.list_options("analyses", "their-own") == [
-        registry.Option("top_n", int, 3, "how many of them."),
-        registry.Option("by", str, "x", "what decides: this or that."),
+        registry.Option("top_n", int, 3, "How many of them."),
+        registry.Option("by", str, "x", "What decides: this or that."),
         registry.Option("step", int | None, None, ""),
     ]
 

@@ -44,7 +44,7 @@ def test_conform_puts_columns_in_order_and_fills_absent_ones_with_null() -> None
     frame = pl.DataFrame({"operator": [3], "launch": [1]})
     conformed = TABLES["launches"].conform(frame)
     assert dict(conformed.schema) == TABLES["launches"].schema
-    assert conformed.rows() == [(1, None, 3)]
+    assert conformed.rows() == [(1, None, 3, None)]
     assert TABLES["launches"].conform(conformed) is conformed
 
 

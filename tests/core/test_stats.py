@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from places import ROOT
-
 from etloom.core.schema import SEVERITIES
 from etloom.core.stats import DECLARED_STATS
 from etloom.formats import memory_snapshot, observer
 from etloom.formats.io import native_parser
+from support.paths import ROOT
 
 LITERAL = re.compile(r"""["']((?:read|link|job|replay)\.[a-z0-9_]+)["']""")
 

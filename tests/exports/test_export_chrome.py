@@ -9,10 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import made
 import polars as pl
 import pytest
-import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,9 @@ from etloom.core.errors import EtloomError, ReadError
 from etloom.core.trace import Job, Trace
 from etloom.exports import chrome
 from etloom.formats.kineto import tracks
+from support import random_traces, small_traces
+from support.examples import examples
+from support.real_runs import open_run
 
 SIDE_TABLES = ("arguments", "kernels", "syncs", "frames", "memory", "counters")
 MOVED = {"id", "event", "pid", "tid", "position", "parent", "depth", "step"}
@@ -73,6 +74,7 @@ REAL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", REAL)
 def test_a_real_trace_reads_back_the_same(data: Path, file: str, tmp_path: Path) -> None:
     read = etloom.read(data / file)
@@ -97,9 +99,9 @@ def test_a_real_trace_reads_back_the_same(data: Path, file: str, tmp_path: Path)
 
 
 def test_lines_are_as_kineto_writes_them(tmp_path: Path) -> None:
-    job = etloom.open(small.write_run(tmp_path / "run", (0,)), use_cache=False)
+    job = etloom.open(small_traces.write_run(tmp_path / "run", (0,)), use_cache=False)
     document = written(job)
-    assert document["baseTimeNanoseconds"] == small.BASE_NS + 100_000
+    assert document["baseTimeNanoseconds"] == small_traces.BASE_NS + 100_000
     assert document["distributedInfo"] == {"backend": "nccl", "rank": 0, "world_size": 1}
     by_name = {event["name"]: event for event in document["traceEvents"]}
     assert by_name["gemm"] == {
@@ -122,10 +124,10 @@ def test_lines_are_as_kineto_writes_them(tmp_path: Path) -> None:
 
 
 def test_ranks_are_processes(tmp_path: Path) -> None:
-    job = etloom.open(small.write_run(tmp_path / "run"), use_cache=False)
+    job = etloom.open(small_traces.write_run(tmp_path / "run"), use_cache=False)
     events = written(job)["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert sorted(names.values()) == ["rank 0: 0", "rank 0: python", "rank 1: 0", "rank 1: python"]
+    assert sorted(names.values()) == ["rank 0: GPU 0", "rank 0: python", "rank 1: GPU 0", "rank 1: python"]
     slices = [event for event in events if event["ph"] == "X"]
     assert sorted(names[event["pid"]][:6] for event in slices) == ["rank 0"] * 7 + ["rank 1"] * 7
     starts = [event["id"] for event in events if event["ph"] == "s"]
@@ -134,9 +136,26 @@ def test_ranks_are_processes(tmp_path: Path) -> None:
         read_back(job)
 
 
+def test_processes_without_a_name_get_one_that_says_what_they_are(tmp_path: Path) -> None:
+    document = small_traces.kineto()
+    document["traceEvents"] = [event for event in document["traceEvents"] if event["name"] != "process_name"]
+    document["traceEvents"].append(
+        {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 1, "s": "g"}
+    )
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(document))
+    trace = etloom.read(path)
+    assert isinstance(trace, Trace)
+    events = written(Job({0: trace, 1: trace}))["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert sorted(names) == [
+        f"rank {rank}: {name}" for rank in (0, 1) for name in ("GPU 0", "other events", "process 10")
+    ]
+
+
 def test_a_job_of_ranks_shares_one_clock(tmp_path: Path) -> None:
-    run = small.write_run(tmp_path / "run")
-    late = small.kineto(1)
+    run = small_traces.write_run(tmp_path / "run")
+    late = small_traces.kineto(1)
     late["baseTimeNanoseconds"] += 5_000_001
     (run / "kineto_trace_1.json").write_text(json.dumps(late))
     events = written(etloom.open(run, use_cache=False))["traceEvents"]
@@ -144,14 +163,14 @@ def test_a_job_of_ranks_shares_one_clock(tmp_path: Path) -> None:
 
 
 def test_the_gzip_is_the_plain_file(tmp_path: Path) -> None:
-    job = etloom.open(small.write_run(tmp_path / "run"), use_cache=False)
+    job = etloom.open(small_traces.write_run(tmp_path / "run"), use_cache=False)
     chrome.write(job, tmp_path / "a.json")
     chrome.write(job, tmp_path / "a.json.gz")
     assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
 
 
 def test_a_trace_without_times_is_refused(tmp_path: Path) -> None:
-    trace = etloom.read(small.write_run(tmp_path / "run") / "torch_et_0.json")
+    trace = etloom.read(small_traces.write_run(tmp_path / "run") / "torch_et_0.json")
     with pytest.raises(
         EtloomError, match=r"a\.json: the trace has no timed events to draw; export it as Parquet"
     ):
@@ -171,7 +190,6 @@ def timeline(rows: list[tuple[int, int, int]], base: int = 0, name: str = "k") -
     )
 
 
-@settings(deadline=None)
 @given(TIMES)
 def test_sub_lanes_hold_slices_that_nest_and_are_few(rows: list[tuple[int, int, int]]) -> None:
     events = timeline(rows)
@@ -190,8 +208,8 @@ def test_sub_lanes_hold_slices_that_nest_and_are_few(rows: list[tuple[int, int, 
         assert crossed.height, "a sub-track is used only if the slice does not fit on the one before"
 
 
-@settings(deadline=None, max_examples=60)
-@given(TIMES, st.sampled_from([0, small.BASE_NS]), made.TEXT.filter(len))
+@settings(max_examples=examples(60))
+@given(TIMES, st.sampled_from([0, small_traces.BASE_NS]), random_traces.TEXT.filter(len))
 def test_any_events_read_back(rows: list[tuple[int, int, int]], base: int, name: str) -> None:
     if not rows:
         return
@@ -206,7 +224,7 @@ def test_any_events_read_back(rows: list[tuple[int, int, int]], base: int, name:
 
 @pytest.mark.parametrize("name", ["dlrm", "tracelens/h100_qwen.json.gz", "cpu/ddp_2"])
 def test_the_critical_path_is_drawn_from_slice_to_slice(data: Path, tmp_path: Path, name: str) -> None:
-    job = etloom.open(data / name)
+    job = open_run(data / name)
     etloom.export(job, tmp_path / "path.json", overlay="critical-path")
     etloom.export(job, tmp_path / "plain.json")
     drawn, plain = (
@@ -236,4 +254,4 @@ def test_the_critical_path_is_drawn_from_slice_to_slice(data: Path, tmp_path: Pa
 
 def test_another_overlay_is_an_error(data: Path, tmp_path: Path) -> None:
     with pytest.raises(EtloomError, match="overlay: unknown overlay 'slack'; expected one of critical-path"):
-        etloom.export(etloom.open(data / "cpu/ddp_2"), tmp_path / "x.json", overlay="slack")
+        etloom.export(open_run(data / "cpu/ddp_2"), tmp_path / "x.json", overlay="slack")

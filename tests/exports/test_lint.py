@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 from click.testing import CliRunner
 
 import etloom
@@ -18,6 +17,8 @@ from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.lint_codes import ERROR, LINT_CODES
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra.et_files import find_rank_files, write_messages
+from support import small_traces
+from support.real_runs import open_run
 
 KINDS = {bool: "bool_val", int: "int64_val", str: "string_val", float: "double_val"}
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
@@ -47,6 +48,7 @@ class Draft:
                 node(3, "reduce", COLL, (2,), comm_type=0, comm_size=64, pg_name="3"),
                 node(4, "broadcast", COLL, (3,), comm_type=5, comm_size=64, root=0, pg_name="3"),
                 node(5, "message", SEND if rank == 0 else RECV, (4,), **message),
+                node(6, "aten::add", on=(5,), is_cpu_op=True),
             ]
 
     def at(self, rank: int, one: int) -> Any:
@@ -100,6 +102,29 @@ def no_successor(draft: Draft, rank: int) -> None:
         own.data_deps[:] = [1]
 
 
+def single_rank(draft: Draft) -> None:
+    draft.groups = {"3": [0]}
+    del draft.nodes[1], draft.metadata[1]
+    draft.nodes[0] = draft.nodes[0][:4]
+
+
+def crossed(draft: Draft) -> None:
+    """Two groups of the same ranks, in another order on each of them."""
+    draft.groups["4"] = [0, 1]
+    for rank, order in ((0, "34"), (1, "43")):
+        for number, group in zip((7, 8), order, strict=True):
+            draft.nodes[rank].append(
+                node(number, "gather", COLL, (number - 1,), comm_type=2, comm_size=8, pg_name=group)
+            )
+
+
+def only_replayed(draft: Draft, rank: int) -> None:
+    for number in (3, 4):
+        draft.say(rank, number, "replayed", True)
+        draft.say(rank, number, "comm_type", 5)
+    draft.at(rank, 5).type = COMP
+
+
 BREAKS: dict[str, Callable[[Draft], Any]] = {
     "no-metadata": lambda d: d.metadata.update({0: None}),
     "empty-metadata": lambda d: d.metadata.update({0: pb.GlobalMetadata()}),
@@ -120,7 +145,19 @@ BREAKS: dict[str, Callable[[Draft], Any]] = {
     "unsupported-collective": both(lambda d, rank: d.say(rank, 3, "comm_type", 9)),
     "missing-comm-size": both(lambda d, rank: d.say(rank, 3, "comm_size")),
     "no-bytes": both(lambda d, rank: d.say(rank, 3, "comm_size", 0)),
-    "missing-ends": both(lambda d, rank: d.say(rank, 5, "comm_tag")),
+    "empty-message": both(lambda d, rank: d.say(rank, 5, "comm_size", 0)),
+    "empty-all-gather": both(
+        lambda d, rank: d.say(rank, 3, "comm_size", 0) or d.say(rank, 3, "comm_type", 2)
+    ),
+    "missing-ends": both(lambda d, rank: d.say(rank, 5, "comm_dst" if rank == 0 else "comm_src")),
+    "self-message": lambda d: d.say(1, 5, "comm_src", 1) or d.say(0, 5, "comm_dst", 0),
+    "metadata-node": lambda d: d.nodes[0].append(node(9, "about", 1)),
+    "missing-member": lambda d: d.groups.update({"3": [0, 1, 4]}),
+    "single-rank-group": lambda d: single_rank(d),
+    "never-ends": lambda d: crossed(d),
+    "message-last": both(lambda d, rank: d.nodes[rank].pop() and None),
+    "replayed": both(lambda d, rank: d.say(rank, 3, "replayed", True) or d.say(rank, 3, "comm_type", 5)),
+    "nothing-simulated": both(only_replayed),
     "foreign-end": both(lambda d, rank: d.say(rank, 5, "comm_src" if rank == 0 else "comm_dst", 7)),
     "group-name": both(lambda d, rank: d.say(rank, 3, "pg_name", "tp")),
     "unknown-group": both(lambda d, rank: d.say(rank, 3, "pg_name", "5")),
@@ -130,10 +167,20 @@ BREAKS: dict[str, Callable[[Draft], Any]] = {
     "sizes-differ": lambda d: d.say(1, 3, "comm_size", 32),
     "roots-differ": lambda d: d.say(1, 4, "root", 1),
     "root-outside": both(lambda d, rank: d.say(rank, 4, "root", 6)),
-    "unmatched-message": lambda d: d.nodes[1].pop(),
+    "unmatched-message": lambda d: d.nodes[1].remove(d.at(1, 5)) or d.at(1, 6).data_deps.remove(5),
     "message-sizes-differ": lambda d: d.say(1, 5, "comm_size", 4),
     "missing-rank": lambda d: d.nodes.update({3: d.nodes[0][:4]}) or d.metadata.update({3: d.metadata[0]}),
 }
+
+
+VERDICTS = {
+    "abort": "metadata-node empty-message self-message missing-member message-last missing-ends unknown-group "
+    "unsupported-collective collective-on-cpu group-name not-a-member",
+    "hang": "single-rank-group sizes-differ message-sizes-differ collectives-differ never-ends empty-all-gather "
+    "cycle dangling-data-dependency",
+    "finish": "no-bytes replayed nothing-simulated missing-is-cpu-op no-durations unmatched-message",
+}
+"""What ASTRA-sim 518bd51 did with such files."""
 
 
 def codes(path: Path) -> set[str]:
@@ -151,13 +198,38 @@ def test_each_finding(code: str, tmp_path: Path) -> None:
     found = codes(draft.write(tmp_path))
     assert code in found
     allowed = {
+        "device-leads-nowhere": {"message-last"},
         "foreign-end": {"unmatched-message"},
+        "groups-differ": {"metadata-node"},
+        "self-message": {"unmatched-message"},
+        "not-a-member": {"missing-member"},
         "no-metadata": {"dangling-data-dependency"},
         "missing-rank": {"not-a-member", "foreign-end", "unmatched-message"},
-        "attribute-type": {"sizes-differ"},
+        "attribute-type": {"sizes-differ", "never-ends"},
         "unknown-node-type": {"device-leads-nowhere"},
     }.get(code, set())
     assert found - allowed == {code}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [(verdict, code) for verdict, codes in VERDICTS.items() for code in codes.split()]
+)
+def test_the_verdict_is_that_of_astra_sim(verdict: str, code: str, tmp_path: Path) -> None:
+    draft = Draft()
+    BREAKS[code](draft)
+    assert lint(draft.write(tmp_path)).verdict == verdict
+
+
+def test_a_message_to_a_rank_that_the_job_lacks_aborts(tmp_path: Path) -> None:
+    draft = Draft()
+    draft.say(0, 5, "comm_dst", 6)
+    draft.nodes[1].remove(draft.at(1, 5))
+    draft.at(1, 6).data_deps.remove(5)
+    result = lint(draft.write(tmp_path))
+    assert (result.verdict, [(one.rank, one.code, one.node) for one in result.findings]) == (
+        "abort",
+        [(0, "missing-member", 5)],
+    )
 
 
 def test_groups_that_differ_are_told_by_what_differs(tmp_path: Path) -> None:
@@ -242,11 +314,12 @@ def test_attributes_of_any_kind_are_found_odd(name: str, tmp_path: Path) -> None
 def test_what_a_file_says_of_groups_and_ranks_is_not_trusted(tmp_path: Path) -> None:
     draft = Draft()
     draft.metadata[0].attr.add(name="world_size").int64_val = 1 << 62
-    for number, text in enumerate(("[" * 100_000, '[{"pg_name": "4", "ranks": [0, "1", [2]]}]'), 6):
+    for number, text in enumerate(("[" * 100_000, '[{"pg_name": "4", "ranks": [0, "1", [2]]}]'), 7):
         made = node(number, "## process_group:init ##", 1)
         made.inputs.values = f"['{text}']"
         draft.nodes[0].append(made)
-    (found,) = lint(draft.write(tmp_path)).findings
+    about, found = lint(draft.write(tmp_path)).findings
+    assert (about.code, about.count) == ("metadata-node", 2)
     assert (found.code, found.example) == (
         "missing-rank",
         f"rank 2, 3, 4, 5, 6, 7, 8, 9 ... of {1 << 62}",
@@ -261,7 +334,7 @@ def test_what_we_write_is_clean(own: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nccl_ddp", "cpu/ddp_2", "simple_add", "tracelens/mi300_qwen.json.gz"])
 def test_what_we_write_of_recordings_is_clean(name: str, data: Path, tmp_path: Path) -> None:
-    etloom.export(etloom.open(data / name), tmp_path / "job.et")
+    etloom.export(open_run(data / name), tmp_path / "job.et")
     assert lint(tmp_path).findings == []
 
 
@@ -278,7 +351,10 @@ def test_what_others_write(data: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Draft().write(tmp_path)
     assert main(["lint", str(folder)]) == 0
-    assert capsys.readouterr().out == "no problems in 2 files\n"
+    assert capsys.readouterr().out == (
+        "no problems in 2 files\nASTRA-sim finishes on all 2 ranks; its replay takes 0.030 ms; "
+        "on a network without delay 0.020 ms\n"
+    )
     draft = Draft()
     draft.at(0, 2).data_deps.append(77)
     draft.say(1, 2, "is_cpu_op")
@@ -301,8 +377,72 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_run_of_etloom_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = small.write_run(tmp_path / "run")
+    run = small_traces.write_run(tmp_path / "run")
     (tmp_path / "sim").mkdir()
     assert main(["export", str(run), "--out", str(tmp_path / "sim" / "job.et")]) == 0
-    assert capsys.readouterr().err.endswith("job.0.et to job.1.et, one file per rank\n")
-    assert main(["lint", str(tmp_path / "sim")]) == 0
+    printed = capsys.readouterr().err
+    assert printed.endswith("job.0.et and 1 file of other ranks\n")
+    # Neither trace has the sizes of the all-reduces: both say so.
+    assert "warning: communications that take their recorded time: 2" in printed
+    assert {one.code for one in lint(tmp_path / "sim").findings} == {"nothing-simulated"}
+    assert main(["lint", str(tmp_path / "sim")]) == 1
+    assert "ASTRA-sim finishes on all 2 ranks; its replay takes" in capsys.readouterr().out
+
+
+def test_all_ranks_run_together(tmp_path: Path) -> None:
+    assert lint(Draft().write(tmp_path)).verdict == "finish"
+    draft = Draft()
+    crossed(draft)
+    result = lint(draft.write(tmp_path))
+    assert result.verdict == "hang"
+    assert {(one.rank, one.code, one.node) for one in result.findings} == {
+        (0, "never-ends", 7),
+        (1, "never-ends", 7),
+    }
+    draft.nodes[0].append(node(9, "about", 1))
+    assert lint(draft.write(tmp_path)).verdict == "abort"
+
+
+def test_all_ranks_as_group_0_next_to_another_group_hang(tmp_path: Path) -> None:
+    """ASTRA-sim counts the tags of group 0 together with those of other groups."""
+    draft = Draft()
+    draft.groups = {"1": [0, 1]}
+    draft.nodes[2], draft.metadata[2] = [], draft.metadata[0]
+    for rank in (0, 1):
+        draft.nodes[rank] = [node(1, "inner", COLL, comm_type=0, comm_size=8, pg_name="1")]
+    for rank in (0, 1, 2):
+        draft.nodes[rank].append(node(2, "all", COLL, comm_type=0, comm_size=8))
+    assert lint(draft.write(tmp_path)).verdict == "hang"
+    draft.groups["2"] = [0, 1, 2]
+    for rank in (0, 1, 2):
+        draft.say(rank, 2, "pg_name", "2")
+    result = lint(draft.write(tmp_path))
+    assert (result.verdict, result.findings) == ("finish", [])
+
+
+def test_what_the_generator_of_astra_sim_writes_is_accepted(tmp_path: Path) -> None:
+    draft = Draft()
+    for rank in (0, 1):
+        draft.say(rank, 5, "comm_src" if rank == 0 else "comm_dst")
+        for made in draft.nodes[rank]:
+            for attribute in made.attr:
+                if attribute.name == "is_cpu_op":
+                    attribute.int32_val = int(attribute.bool_val)
+    draft.write(tmp_path)
+    (tmp_path / "job.comm_groups.json").rename(tmp_path / "workload.json")
+    assert codes(tmp_path) == {"unknown-group"}
+    assert lint(tmp_path, groups=tmp_path / "workload.json").findings == []
+    assert main(["lint", str(tmp_path), "--groups", str(tmp_path / "workload.json")]) == 0
+    with pytest.raises(ReadError, match="cannot be opened"):
+        lint(tmp_path, groups=tmp_path / "none.json")
+
+
+def test_files_of_a_job_are_checked_together(data: Path, tmp_path: Path) -> None:
+    etloom.export(open_run(data / "cpu/coll_4"), tmp_path / "job.et")
+    paths = sorted(tmp_path.glob("job.*.et"))
+    assert etloom.lint(*paths).table.equals(etloom.lint(tmp_path).table)
+    assert list(etloom.lint(*paths[1:3]).files) == [1, 2]
+    (tmp_path / "other").mkdir()
+    copy = paths[0].rename(tmp_path / "other" / "copy.1.et")
+    with pytest.raises(ReadError, match=r"is of rank 1, as .*job\.1\.et is"):
+        etloom.lint(paths[1], copy)

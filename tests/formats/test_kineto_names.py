@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from places import ROOT
-
 from etloom.formats.kineto.event_json import ARGUMENT_NAMES, MEMORY_ARGUMENT_NAMES
+from support.paths import ROOT
 
 _TABLES = {
     "kEvent": "events",

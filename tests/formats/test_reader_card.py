@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import etloom
 from etloom.core.errors import LimitError, ReadError
 from etloom.formats.io import workload_card
+from support import small_traces
 
 CARD = """
 version: 1
@@ -53,7 +55,19 @@ def test_cards_are_found_by_content(tmp_path: Path) -> None:
     (tmp_path / "a.yml").write_text("version: 1\nmetric_source: {traces: [nsys]}\n")
     (tmp_path / "compose.yaml").write_text("version: '3'\nservices: {}\n")
     (tmp_path / "c.json").write_text(CARD)
-    assert [path.name for path in workload_card.find_cards(tmp_path)] == ["a.yml", "b.yaml"]
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "broken.yml").symlink_to(tmp_path / "absent")
+    assert [path.name for path in sorted(tmp_path.glob("*.y*ml")) if workload_card.is_card(path)] == [
+        "a.yml",
+        "b.yaml",
+    ]
+
+
+@pytest.mark.parametrize("name", ["folder.yaml", "broken.yml"])
+def test_a_yaml_path_that_is_not_a_file_does_not_stop_a_run(tmp_path: Path, name: str) -> None:
+    run = small_traces.write_run(tmp_path / "run")
+    (run / name).symlink_to(tmp_path if name == "folder.yaml" else tmp_path / "absent")
+    assert etloom.open(run, use_cache=False).ranks
 
 
 @pytest.mark.parametrize(

@@ -12,30 +12,7 @@ import pytest
 import etloom
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.communication import build_comms
-
-FLOATS = "Tensor(float)"
-
-
-def tensor(number: int, elements: int) -> list[Any]:
-    return [number, number, 0, elements, 4, "cpu"]
-
-
-def node(number: int, name: str, values: list[Any], types: list[str], schema: str = "") -> dict[str, Any]:
-    nothing: list[Any] = [[] for _ in values]
-    inputs = {"values": values, "shapes": nothing, "types": types, "strides": nothing}
-    outputs: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": []}
-    attrs = [
-        {"name": "op_schema", "type": "string", "value": schema},
-        {"name": "tid", "type": "uint64", "value": 1},
-    ]
-    return {
-        "id": number,
-        "name": name,
-        "ctrl_deps": 1,
-        "inputs": inputs,
-        "outputs": outputs,
-        "attrs": attrs,
-    }
+from support.replays import FLOATS, TENSOR_LIST, comms_node, comms_tensor
 
 
 def comms_of(folder: Path, *nodes: dict[str, Any]) -> list[dict[str, Any]]:
@@ -46,7 +23,6 @@ def comms_of(folder: Path, *nodes: dict[str, Any]) -> list[dict[str, Any]]:
     return trace.comms.to_dicts()
 
 
-LIST = f"GenericList[{FLOATS}]"
 GROUP = "__torch__.torch.classes.c10d.ProcessGroup process_group"
 
 
@@ -68,23 +44,25 @@ def test_what_an_operator_writes_is_not_counted_as_sent(
     tmp_path: Path, name: str, arguments: str, values: list[Any], types: Any, sizes: tuple[int, int]
 ) -> None:
     def given(value: Any) -> Any:
-        return [given(one) for one in value] if isinstance(value, list) else tensor(value, value)
+        return [given(one) for one in value] if isinstance(value, list) else comms_tensor(value, value)
 
     def described(value: Any) -> str:
         return f"GenericList[{','.join(map(described, value))}]" if isinstance(value, list) else FLOATS
 
     types = types or list(map(described, values))
     schema = f"c10d::{name}({arguments}, {GROUP}, int timeout=-1) -> {arguments}"
-    made = node(2, f"c10d::{name}", [*map(given, values), "<Object>", -1], [*types, "Object", "Int"], schema)
+    made = comms_node(
+        2, f"c10d::{name}", [*map(given, values), "<Object>", -1], [*types, "Object", "Int"], schema
+    )
     (comm,) = comms_of(tmp_path, made)
     assert (comm["in_nelems"], comm["out_nelems"]) == sizes
     assert comm["bytes"] == 4 * sizes[0]
 
 
 def record(number: int, collective: str, rank: int, place: list[int], seq: Any = 7) -> dict[str, Any]:
-    values = [[tensor(9, 5)], seq, ["3", "tp"], rank, collective, [], [], *place]
-    types = [LIST, "Int", "Tuple[String,String]", "Int", "String", "GenericList[]", "GenericList[]"]
-    return node(number, "record_param_comms", values, [*types, "Int", "Int", "Int"])
+    values = [[comms_tensor(9, 5)], seq, ["3", "tp"], rank, collective, [], [], *place]
+    types = [TENSOR_LIST, "Int", "Tuple[String,String]", "Int", "String", "GenericList[]", "GenericList[]"]
+    return comms_node(number, "record_param_comms", values, [*types, "Int", "Int", "Int"])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +86,7 @@ def test_the_rank_of_a_record_is_counted_within_its_group(
 
 def test_ranks_that_do_not_lie_evenly_are_those_of_the_group(tmp_path: Path) -> None:
     config = json.dumps([{"pg_name": "3", "pg_desc": "tp", "ranks": [1, 2, 5], "group_size": 3}])
-    init = node(2, "## process_group:init ##", [config], ["String"])
+    init = comms_node(2, "## process_group:init ##", [config], ["String"])
     (comm,) = comms_of(tmp_path, init, record(3, "broadcast", 2, [1, 0, 3]))
     assert comm["root"] == 5
     (comm,) = comms_of(tmp_path, record(3, "broadcast", 2, [1, 0, 3]))
@@ -131,12 +109,12 @@ def test_the_other_end_of_an_operator_is_counted_within_its_group(
     config = [
         {"pg_name": str(at), "ranks": ranks, "group_size": len(ranks) or 4} for at, ranks in enumerate(groups)
     ]
-    init = node(2, "## process_group:init ##", [json.dumps(config)], ["String"])
+    init = comms_node(2, "## process_group:init ##", [json.dumps(config)], ["String"])
     message = f"c10d::send(Tensor[] tensors, {GROUP}, int dst, int tag) -> Work"
     rooted = f"c10d::broadcast_(Tensor[] tensors, {GROUP}, int root_rank, int root_tensor) -> Work"
-    types = [LIST, "Object", "Int", "Int"]
-    send = node(3, "c10d::send", [[tensor(9, 5)], "<Object>", 1, 0], types, message)
-    broadcast = node(4, "c10d::broadcast_", [[tensor(9, 5)], "<Object>", 0, 0], types, rooted)
+    types = [TENSOR_LIST, "Object", "Int", "Int"]
+    send = comms_node(3, "c10d::send", [[comms_tensor(9, 5)], "<Object>", 1, 0], types, message)
+    broadcast = comms_node(4, "c10d::broadcast_", [[comms_tensor(9, 5)], "<Object>", 0, 0], types, rooted)
     one, other = comms_of(tmp_path, init, send, broadcast)
     assert (one["peer"], other["root"]) == (peer, root)
     trace = etloom.read(tmp_path / "et.json")

@@ -125,7 +125,7 @@ def test_nodes_with_a_time_are_events_to_the_nanosecond(path: Path) -> None:
 
 def test_device_work_hangs_on_its_operator(path: Path) -> None:
     # record_param_comms has no time of its own: its kernel's operator is not an event.
-    assert etplus.read(path).launches.rows() == [(None, 2, 1), (None, 3, None)]
+    assert etplus.read(path).launches.drop("captured").rows() == [(None, 2, 1), (None, 3, None)]
 
 
 def test_nodes_tensors_and_attributes(path: Path) -> None:
@@ -272,4 +272,13 @@ def test_a_real_run_as_chakra_links_it(linked: tuple[dict[str, Any], int, int], 
     assert trace.events.height == operators + kernels == 14_385 + 3_660
     assert trace.launches.height == kernels
     assert trace.launches["operator"].null_count() == 0
-    assert dict(texts(trace.comms)["collective"].value_counts().rows()) == {"all_reduce": 15, "broadcast": 6}
+    # Each call and its kernel, as in the recording itself.
+    counts = dict(texts(trace.comms)["collective"].value_counts().rows())
+    assert counts == {"all_reduce": 30, "broadcast": 12, "wait": 6}
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character(path: Path, tmp_path: Path) -> None:
+    text = path.read_text().replace('"name": "', '"name": "\\ud800', 1)
+    (tmp_path / "odd.json").write_text(text)
+    names = etplus.read(tmp_path / "odd.json").nodes["name"].cast(pl.String)
+    assert any(name.startswith("\ufffd") for name in names)

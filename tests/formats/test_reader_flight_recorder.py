@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import etloom
 from etloom.core.errors import EtloomError, LimitError, ReadError
 from etloom.formats import flight_recorder
 from etloom.formats.io import safe_pickle
+from support.examples import examples
 
 START = 1_795_235_217_000_000_000
 JSON, PICKLE = "nccl_trace_rank_1.json", "nccl_trace_rank_1"
@@ -181,7 +183,7 @@ def test_plain_values_are_read(value: Any, protocol: int) -> None:
     assert safe_pickle.load_plain_values(pickle.dumps(value, protocol), "x") == value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_any_mutation_is_read_or_refused(
     own: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -284,3 +286,7 @@ def test_what_torch_itself_dumps(tmp_path: Path) -> None:
         ]
         assert trace.events["ts"].is_sorted()
         assert trace.events["ts"][0] > 1_600_000_000_000_000_000
+
+
+def test_dumps_do_not_say_which_devices_there_are(own: Path) -> None:
+    assert etloom.info(own / "flight_recorder" / JSON)["devices"] == {}

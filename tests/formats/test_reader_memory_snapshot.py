@@ -18,6 +18,7 @@ import etloom
 from etloom.cli import app
 from etloom.core.errors import AnalysisError, LimitError, ReadError
 from etloom.formats import detect_format, memory_snapshot
+from support.examples import examples
 
 T0 = 1_795_235_217_000_000  # us
 LAYER = [
@@ -179,7 +180,7 @@ def _cut(path: Path) -> Path:
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_totals_are_those_of_the_allocator(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.trace import Trace
 from etloom.formats import metrics
+from support.examples import examples
 
 SECOND = 10**9
 EPOCH = 1_779_630_015  # 2026-05-24 13:40:15 UTC
@@ -231,7 +232,7 @@ def test_other_files_are_not_taken_for_metrics(head: bytes) -> None:
     assert not metrics.sniff(head)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.text(alphabet='0123456789.,-"{}[]:/ \n\tabctime%', max_size=120))
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.csv"
@@ -244,7 +245,6 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
             assert "\n" not in str(error)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(-(2**62), 2**62), st.floats(allow_nan=False, width=32)), min_size=1, max_size=20

@@ -23,6 +23,7 @@ from etloom import cli
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.trace import Trace
 from etloom.formats.io.salvage import default_output_path, salvage
+from support.examples import examples, slow_after
 
 NODE = (
     '{{\n"id": {id}, "name": "{name}", "ctrl_deps": 1,\n"inputs": {{"values": [], "shapes": [], "types": []}}, '
@@ -82,7 +83,7 @@ RAW_NAMES = st.text(st.characters(exclude_categories=["Cs"])).filter(
 """A raw quote and brace may end the node as well as belong to its name: which of the two cannot be known."""
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(RAW_NAMES, min_size=1, max_size=5))
 def test_any_name_in_raw_form_costs_no_node(
     tmp_path_factory: pytest.TempPathFactory, names: list[str]
@@ -99,8 +100,15 @@ def test_any_name_in_raw_form_costs_no_node(
     ]
 
 
-@pytest.mark.parametrize("name", ["linear/torch_et_0.json.gz", "et_schemas/1.0.2-chakra.0.0.4.json.gz",
-                                  "linear/kineto_trace_0.json.gz", "critical_path/simple_add.json.gz"])  # fmt: skip
+CUT_FILES = (
+    "et_schemas/1.0.2-chakra.0.0.4.json.gz",
+    "linear/torch_et_0.json.gz",
+    "linear/kineto_trace_0.json.gz",
+    "critical_path/simple_add.json.gz",
+)
+
+
+@pytest.mark.parametrize("name", slow_after(2, CUT_FILES))
 def test_real_files_cut_anywhere(data: Path, tmp_path: Path, name: str) -> None:
     text = gzip.decompress((data / name).read_bytes())
     key = "nodes" if b'"nodes"' in text[:4000] else "traceEvents"

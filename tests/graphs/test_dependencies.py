@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
 from etloom.analyses import critical_path, slack
 from etloom.core import registry
-from etloom.core.errors import AnalysisError, LinkError, UnknownName
+from etloom.core.errors import AnalysisError, InvalidValue, LinkError, UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.graphs import MinimumLatencies, algorithms, build_graph, quality
 from etloom.graphs.graph import EdgeKind, Graph, PointRole
+from support import small_traces
+from support.examples import examples
 
 # Per trace, in percent: the largest shortfall of the makespan with minimum latencies alone, and the smallest share of
 # explained kernel starts. None: there is no GPU activity, or too little.
@@ -40,7 +41,7 @@ FIGURES: dict[str, tuple[float, float | None]] = {
     "cpu/pp_4": (5.9, None),
     "cpu/ddp_2": (0.1, None),
     "cpu/coll_4": (13, None),
-    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz": (1.8, None),
+    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz": (1.9, None),
     "hta_multirank": (2.1, None),
 }
 DOUBTFUL = {
@@ -101,8 +102,8 @@ def path_of(job: Job, **options: Any) -> dict[str, float]:
         ("tracelens/mi300_qwen.json.gz", {"kernel": 86.9, "segment": 12.8}),
         ("nccl_ddp/kineto_trace_0.json.gz", {"segment": 93.9, "idle": 5.8}),
         ("linear/kineto_trace_0.json.gz", {"segment": 92.5, "idle": 6.5, "handoff": 1.0}),
-        ("dlrm", {"segment": 60.7, "later start": 34.3, "transfer": 2.6}),
-        ("tracelens/b200_eager.json.gz", {"segment": 100}),
+        ("dlrm", {"segment": 60.2, "later start": 34.3, "transfer": 2.6}),
+        ("tracelens/b200_eager.json.gz", {"segment": 99.1, "idle": 0.9}),
     ],
 )
 def test_critical_paths_of_recordings(name: str, kinds: dict[str, float], data: Path) -> None:
@@ -111,6 +112,7 @@ def test_critical_paths_of_recordings(name: str, kinds: dict[str, float], data: 
     assert {kind: round(found[kind], 1) for kind in kinds} == pytest.approx(kinds, abs=0.15)
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named(data: Path) -> None:
     """Rank 2 of dlrm begins 6.887 ms after rank 1, and its first collective holds up the others."""
     table = etloom.analyze(opened(data, "dlrm"), "critical-path")
@@ -172,10 +174,11 @@ def free_communication(job: Job) -> float:
 
 def test_one_rank_alone_promises_what_all_ranks_do_not_hold(data: Path) -> None:
     """The long collective of rank 0 is a wait for slower ranks."""
-    assert free_communication(opened(data, "dlrm")) == pytest.approx(0.5, abs=0.3)
-    assert free_communication(opened(data, "dlrm/kineto_trace_0.json.gz")) > 5
+    assert free_communication(opened(data, "dlrm")) == pytest.approx(2.3, abs=0.3)
+    assert free_communication(opened(data, "dlrm/kineto_trace_0.json.gz")) > 10
 
 
+@pytest.mark.slow
 def test_collectives_meet_across_ranks(data: Path) -> None:
     for name, each, alone in (("dlrm", 8, 0), ("cpu/ddp_2", 2, 0), ("hta_multirank", 0, 10)):
         for counts in build_graph(opened(data, name)).counts.values():
@@ -210,7 +213,9 @@ def test_the_critical_path_that_hta_finds(data: Path, golden: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return etloom.open(small.write_run(tmp_path_factory.mktemp("dependencies") / "run"), use_cache=False)
+    return etloom.open(
+        small_traces.write_run(tmp_path_factory.mktemp("dependencies") / "run"), use_cache=False
+    )
 
 
 def test_a_run_known_by_heart(run: Job) -> None:
@@ -233,16 +238,16 @@ def test_a_run_known_by_heart(run: Job) -> None:
 
 def test_the_path_of_a_step_begins_and_ends_with_it(run: Job) -> None:
     table = etloom.analyze(run, "critical-path", step=3, rank=1, by="edge")
-    assert table["start_ns"].min() == small.BASE_NS + 100_000
+    assert table["start_ns"].min() == small_traces.BASE_NS + 100_000
     assert table["time_ns"].sum() == 1_000_000
     assert (table["start_ns"][1:] == (table["start_ns"] + table["time_ns"])[:-1]).all()
     with pytest.raises(AnalysisError, match="the trace contains no step 4"):
         etloom.analyze(run, "critical-path", step=4)
-    with pytest.raises(AnalysisError, match="there is no rank 9"):
+    with pytest.raises(AnalysisError, match="unknown rank 9"):
         etloom.analyze(run, "critical-path", rank=9)
     with pytest.raises(UnknownName, match="grouping"):
         etloom.analyze(run, "critical-path", by="colour")
-    with pytest.raises(AnalysisError, match="expected at least 1 row, got 0"):
+    with pytest.raises(InvalidValue, match="expected at least 1 row, got 0"):
         etloom.analyze(run, "critical-path", top=0)
 
 
@@ -257,7 +262,7 @@ def test_the_first_rows_of_the_path_and_of_slack(run: Job) -> None:
     (rank_help,) = (
         one.help for one in registry.list_options("analyses", "critical-path") if one.name == "rank"
     )
-    assert rank_help == "the path to the last event of this rank (default: of any rank)."
+    assert "last event of this rank" in rank_help
 
 
 def test_the_residual_of_a_job_is_of_the_time_of_all_its_ranks(run: Job) -> None:
@@ -362,7 +367,11 @@ def test_two_clocks_may_let_a_wait_end_before_what_it_waits_for() -> None:
     trace = linked(call(0, 5, 1), kernel("long", 20, 108, 7, 1), call(10, 100, 2, "cudaDeviceSynchronize"))
     found = build_graph(trace, FLOORS)
     assert found.counts[0]["skewed_waits"] == 1
-    assert edges(found.graph, trace, EdgeKind.SYNC) == [("long.start", "cudaDeviceSynchronize.end", 80)]
+    assert edges(found.graph, trace, EdgeKind.SYNC) == [("all.end", "cudaDeviceSynchronize.end", 0)]
+    assert edges(found.graph, trace, EdgeKind.KERNEL) == [
+        ("long.start", "all.end", 80),
+        ("long.start", "long.end", 88),
+    ]
 
 
 def test_overlapping_work_of_a_stream_and_what_outlasts_it() -> None:
@@ -422,6 +431,33 @@ def test_threads_that_only_wait_are_left_aside() -> None:
     found = build_graph(trace)
     assert found.counts[0]["threads_aside"] == 2
     assert algorithms.compute_makespan(found.graph) == 10_000
+
+
+@pytest.mark.parametrize(("end", "aside"), [(150, 1), (210, 0)])
+def test_a_thread_that_only_works_inside_ranges_is_left_aside(end: int, aside: int) -> None:
+    """What a worker of gloo runs during its range is the time of the range; what it runs after it is not."""
+    trace = linked(
+        event("cpu_op", "c10d::allreduce_", 0, 10),
+        event("cpu_op", "aten::add", 220, 230),
+        event("user_annotation", "gloo:all_reduce", 100, 200, tid=2),
+        event("cpu_op", "aten::add_", 120, end, tid=2),
+    )
+    assert build_graph(trace).counts[0]["threads_aside"] == aside
+
+
+@pytest.mark.parametrize(("begin", "moves_us"), [(420, 400), (5_000, 0)])
+def test_a_rest_that_ends_soon_after_a_range_waits_for_it(begin: int, moves_us: int) -> None:
+    """An operator that begins long after the range was kept by something else, and does not move with the range."""
+    trace = linked(
+        event("cpu_op", "c10d::allreduce_", 0, 10),
+        event("user_annotation", "gloo:all_reduce", 5, 400),
+        event("cpu_op", "aten::add", begin, begin + 10),
+    )
+    graph = build_graph(trace).graph
+    assert ("gloo:all_reduce.end", "aten::add.start", 0) in edges(graph, trace, EdgeKind.RETURN)
+    lag = np.where(graph.kind == EdgeKind.COMPLETE, 0, graph.lag)
+    moved = graph.time - algorithms.compute_times(graph, lag)
+    assert moved[graph.time == begin * 1000].tolist() == [moves_us * 1000]
 
 
 def send(rank: int, peer: int, what: str, start: int, end: int) -> Trace:
@@ -507,7 +543,7 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.lists(st.one_of(host, calls, work), min_size=1, max_size=30))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(rows(), min_size=1, max_size=2))
 def test_any_trace_has_a_graph_that_gives_its_times(ranks: list[list[dict[str, Any]]]) -> None:
     job = Job({rank: linked(*events, rank=rank) for rank, events in enumerate(ranks)})
@@ -524,7 +560,7 @@ def test_any_trace_has_a_graph_that_gives_its_times(ranks: list[list[dict[str, A
         EdgeKind.OVERLAP,
     ]
     assert not graph.dropped[chains].any()
-    if len(graph):
+    if len(graph) and graph.time.max() > graph.time.min():
         table = etloom.analyze(job, "critical-path", by="edge")
         assert table["time_ns"].sum() == algorithms.compute_makespan(graph)
         etloom.analyze(job, "graph-quality")

@@ -6,14 +6,15 @@ import random
 
 import polars as pl
 import pytest
-from generated_traces import Made, Maker
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from etloom.core.errors import LinkError
+from etloom.core.errors import InvalidValue, LinkError
 from etloom.core.trace import Trace
 from etloom.linker import link
 from etloom.linker.quality import summarize_links
+from support.examples import examples
+from support.random_traces import LinkedTrace, LinkedTraceGenerator
 
 SEED = st.integers(0, 2**32)
 
@@ -66,7 +67,7 @@ def facts(trace: Trace) -> dict[str, object]:
     }
 
 
-def check(made: Made, trace: Trace) -> None:
+def check(made: LinkedTrace, trace: Trace) -> None:
     found = facts(trace)
     parent, launches = found["parent"], found["launches"]
     assert isinstance(parent, dict) and isinstance(launches, dict)
@@ -86,9 +87,9 @@ def check(made: Made, trace: Trace) -> None:
 
 
 @given(SEED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12))
 def test_ids_link_a_generated_trace_exactly(seed: int) -> None:
-    made = Maker(random.Random(seed)).made
+    made = LinkedTraceGenerator(random.Random(seed)).linked
     trace = link(made.execution_trace(), made.host())
     check(made, trace)
     assert trace.meta["linked"] is True
@@ -96,9 +97,9 @@ def test_ids_link_a_generated_trace_exactly(seed: int) -> None:
 
 
 @given(SEED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_order_links_a_generated_trace_without_ids_exactly(seed: int) -> None:
-    made = Maker(random.Random(seed)).made
+    made = LinkedTraceGenerator(random.Random(seed)).linked
     profile = made.host()
     nameless = profile.replace(
         events=profile.events.with_columns(pl.lit(None, dtype=pl.Int64).alias("rf_id"))
@@ -109,9 +110,9 @@ def test_order_links_a_generated_trace_without_ids_exactly(seed: int) -> None:
 
 
 @given(SEED, st.integers(-(10**12), 10**18))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_neither_the_order_of_the_file_nor_the_zero_of_time_matters(seed: int, shift: int) -> None:
-    made = Maker(random.Random(seed)).made
+    made = LinkedTraceGenerator(random.Random(seed)).linked
     plain = facts(link(made.execution_trace(), made.host()))
     other = facts(link(made.host(random.Random(seed + 1), shift), made.execution_trace()))
     for what, found in plain.items():
@@ -119,14 +120,14 @@ def test_neither_the_order_of_the_file_nor_the_zero_of_time_matters(seed: int, s
 
 
 @given(SEED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12))
 def test_linking_twice_changes_nothing(seed: int) -> None:
-    made = Maker(random.Random(seed)).made
+    made = LinkedTraceGenerator(random.Random(seed)).linked
     once = link(made.host(), made.execution_trace())
     assert facts(link(once)) == facts(once)
 
 
-def repeated(made: Made, times: int) -> Trace:
+def repeated(made: LinkedTrace, times: int) -> Trace:
     """A profile without ids in which the operators of one come so many times, in different time each."""
     length = max(row["ts"] + row["dur"] for row in made.rows) + 10_000
     one = made.host().events.filter(pl.col("cat") == "cpu_op")
@@ -142,7 +143,7 @@ def repeated(made: Made, times: int) -> Trace:
     return Trace({"events": many.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("id"))})
 
 
-def operators(made: Made) -> tuple[Trace, set[tuple[int, int]]]:
+def operators(made: LinkedTrace) -> tuple[Trace, set[tuple[int, int]]]:
     """The execution trace without annotations, and its true pairs: (et_id, position)."""
     names = {row["rf_id"]: row["position"] for row in made.rows if row["cat"] == "cpu_op"}
     kept = {node["et_id"] for node in made.nodes if node["rf_id"] in names}
@@ -155,9 +156,9 @@ def operators(made: Made) -> tuple[Trace, set[tuple[int, int]]]:
 
 
 @given(SEED, st.integers(2, 7))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_one_iteration_is_found_among_equal_ones_and_the_tie_is_told(seed: int, times: int) -> None:
-    made = Maker(random.Random(seed), threads=2, trees=40).made
+    made = LinkedTraceGenerator(random.Random(seed), threads=2, trees=40).linked
     host, pairs = operators(made)
     assume(all(sum(node["tid"] == tid for node in made.nodes) > 40 for tid in (1, 2)))
     profile = repeated(made, times)
@@ -178,15 +179,15 @@ def test_one_iteration_is_found_among_equal_ones_and_the_tie_is_told(seed: int, 
     assert found("all") == set().union(*(at(iteration) for iteration in range(times)))
     with pytest.raises(LinkError, match=f"no iteration {times}; the profile matches in {times}|0 to"):
         link(host, profile, iterations=str(times))
-    with pytest.raises(LinkError, match="no iterations are called 'some'"):
+    with pytest.raises(InvalidValue, match="no iterations are called 'some'"):
         link(host, profile, iterations="some")
 
 
 @given(SEED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_operators_that_one_side_lacks_cost_only_themselves(seed: int) -> None:
     draw = random.Random(seed)
-    made = Maker(draw, threads=1, trees=120).made
+    made = LinkedTraceGenerator(draw, threads=1, trees=120).linked
     host, pairs = operators(made)
     profile = repeated(made, 1)
     lost = set(draw.sample(sorted(profile.events["position"].to_list()), profile.events.height // 40))
@@ -200,17 +201,17 @@ def test_operators_that_one_side_lacks_cost_only_themselves(seed: int) -> None:
 
 
 @given(SEED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12))
 def test_traces_of_two_programs_are_refused(seed: int) -> None:
     draw = random.Random(seed)
-    host, _ = operators(Maker(draw, threads=2, trees=30).made)
-    other = repeated(Maker(draw, threads=2, trees=30).made, 1)
+    host, _ = operators(LinkedTraceGenerator(draw, threads=2, trees=30).linked)
+    other = repeated(LinkedTraceGenerator(draw, threads=2, trees=30).linked, 1)
     with pytest.raises(LinkError, match=r"not of one program: at best \d+ of \d+"):
         link(host, other)
 
 
 def profile_of(rows: list[dict[str, object]]) -> Trace:
-    made = Made()
+    made = LinkedTrace()
     for row in rows:
         made.add(**({"cat": "cuda_runtime", "name": "call", "dur": 2, "tid": 1} | row))
     return made.host()
@@ -275,14 +276,14 @@ COUNTS_OF_LAUNCHES = {
 
 
 def test_an_nsight_trace_joins_on_op_id() -> None:
-    made = Maker(random.Random(3)).made
+    made = LinkedTraceGenerator(random.Random(3)).linked
     profile = made.host().replace(meta={"formats": ["nsys"]})
     trace = link(made.execution_trace(), profile)
     assert trace.links["how"].unique().to_list() == ["op_id"] and trace.meta["link"]["coverage"] == 1
 
 
 def test_pairs_of_an_accepted_join_whose_names_differ_are_dropped_and_counted() -> None:
-    made = Maker(random.Random(4), trees=20).made
+    made = LinkedTraceGenerator(random.Random(4), trees=20).linked
     host = made.execution_trace()
     names = host.nodes["name"].cast(pl.String)
     other = (
@@ -318,7 +319,7 @@ def test_reasons_are_told_by_process() -> None:
 
 
 def test_a_thread_without_a_number_that_the_profiler_missed_is_counted_as_one() -> None:
-    made = Maker(random.Random(7), threads=2, trees=6).made
+    made = LinkedTraceGenerator(random.Random(7), threads=2, trees=6).linked
     host = made.execution_trace()
     tids = host.nodes["tid"].unique().drop_nulls().sort()
     missed = host.nodes["tid"] == tids[-1]
@@ -336,7 +337,7 @@ def test_a_thread_without_a_number_that_the_profiler_missed_is_counted_as_one() 
 
 
 def test_quality_sums_what_two_files_count() -> None:
-    made = Maker(random.Random(8)).made
+    made = LinkedTraceGenerator(random.Random(8)).linked
     trace = link(made.execution_trace(), made.host())
     trace = trace.count("link.unlinked_operators", 2, "one").count("link.unlinked_operators", 3, "other")
     note = summarize_links(trace).filter(pl.col("subject") == "host operators")["note"].item()

@@ -9,24 +9,26 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import small
 from click.testing import CliRunner
-from generated_traces import Maker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 import etloom
 from etloom import cli, linker
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.core.schema import TABLES
+from etloom.core.text import TimeRange, parse_time_range
 from etloom.core.trace import Job, Trace
 from etloom.linker import selection
+from support import small_traces
+from support.examples import examples
+from support.random_traces import LinkedTraceGenerator
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.write_run(tmp_path_factory.mktemp("selection") / "run")
+    return small_traces.write_run(tmp_path_factory.mktemp("selection") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def names(trace: Trace) -> list[str]:
 
 
 def made(seed: int) -> Trace:
-    return linker.link(Maker(random.Random(seed)).made.host())
+    return linker.link(LinkedTraceGenerator(random.Random(seed)).linked.host())
 
 
 def whole(trace: Trace) -> None:
@@ -63,7 +65,7 @@ def test_nothing_asked_is_the_run_itself(job: Job) -> None:
 
 def test_ranks(job: Job) -> None:
     assert selection.select_part(job, ranks=[1]).ranks == [1]
-    with pytest.raises(AnalysisError, match="no rank 7"):
+    with pytest.raises(AnalysisError, match="unknown rank 7"):
         selection.select_part(job, ranks=[1, 7])
 
 
@@ -99,7 +101,7 @@ def test_categories_and_kinds(job: Job) -> None:
     ]
     part = selection.select_part(job, categories=["communication"])[0]
     assert names(part) == ["ProfilerStep#3", "cudaLaunchKernel", "ncclDevKernel_AllReduce_Sum"]
-    with pytest.raises(AnalysisError, match=r"no category 'kernels'.*known: .*kernel"):
+    with pytest.raises(AnalysisError, match=r"unknown category 'kernels'.*known: .*kernel"):
         selection.select_part(job, categories=["kernels"])
 
 
@@ -114,9 +116,9 @@ def test_time_counts_from_the_first_event_and_keeps_what_begins_in_it(job: Job) 
 
 def test_what_the_profiler_notes_of_itself_is_in_no_run_s_time(tmp_path: Path) -> None:
     """Kineto's span of the recording begins 50 us before the work (100 to 1100 us) and outlasts it; so do its marks."""
-    run = small.kineto()
+    run = small_traces.kineto()
     run["traceEvents"] += [
-        small.slice_("Trace", "PyTorch Profiler (0)", 50, 5000, "Spans", "PyTorch Profiler"),
+        small_traces.complete_event("Trace", "PyTorch Profiler (0)", 50, 5000, "Spans", "PyTorch Profiler"),
         {
             "ph": "i",
             "s": "g",
@@ -133,7 +135,7 @@ def test_what_the_profiler_notes_of_itself_is_in_no_run_s_time(tmp_path: Path) -
     assert names(part[0]) == ["aten::linear", "aten::mm", "cudaLaunchKernel"]
     out = CliRunner().invoke(cli.app, ["info", str(path), "--no-cache", "--format", "json"])
     told = json.loads(out.stdout)
-    assert (told["start_ns"], told["span_ns"]) == (small.BASE_NS + 100_000, 1_000_000)
+    assert (told["start_ns"], told["span_ns"]) == (small_traces.BASE_NS + 100_000, 1_000_000)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_what_the_profiler_notes_of_itself_is_in_no_run_s_time(tmp_path: Path) -
         ({"names": ["zzz"]}, "no event of ranks 0, 1 has a name that fits 'zzz'; a name is matched whole, "),
         ({"names": ["zzz", "gem"]}, "no event of ranks 0, 1 has a name that fits 'zzz' or 'gem'; "),
         ({"names": ["zzz"], "ranks": [1]}, "no event of rank 1 has a name that fits 'zzz'; "),
-        ({"step": 99}, "there is no step 99 of ranks 0, 1; there is 3"),
+        ({"step": 99}, "unknown step 99 of ranks 0, 1; there is 3"),
         ({"step": 3, "names": ["zzz"]}, "no event of ranks 0, 1 has a name that fits 'zzz'; "),
         ({"categories": ["other"]}, "no event of ranks 0, 1 is of category 'other'; ask for another one"),
         (
@@ -199,17 +201,17 @@ def test_an_analysis_says_where_the_filters_are_to_blame(
         (":", (None, None)),
     ],
 )
-def test_a_stretch_of_time(text: str, expected: selection.TimeRange) -> None:
-    assert selection.parse_time_range(text) == expected
+def test_a_stretch_of_time(text: str, expected: TimeRange) -> None:
+    assert parse_time_range(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "10:20", "2ms:1ms", "1ms", "a:b", "1.2.3ms:", "1ms:1ms"])
 def test_no_stretch_of_time(text: str) -> None:
-    with pytest.raises(AnalysisError, match="START:END"):
-        selection.parse_time_range(text)
+    with pytest.raises(InvalidValue, match="START:END"):
+        parse_time_range(text)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 10**6), st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_stretches_share_out_the_events(seed: int, cuts: list[float]) -> None:
     trace = made(seed)
@@ -226,7 +228,7 @@ def test_stretches_share_out_the_events(seed: int, cuts: list[float]) -> None:
     assert sorted(seen) == sorted(trace.events["id"])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 10**6), st.sampled_from(["aten::a*", "*", "work", "anyLaunch", "aten::[bc]1"]))
 def test_a_name_asked_twice_is_asked_once_and_all_is_whole(seed: int, glob: str) -> None:
     trace = made(seed)
@@ -270,7 +272,7 @@ def test_a_trace_s_part_is_a_trace(folder: Path) -> None:
     assert isinstance(part, Trace)
     assert names(part) == ["ProfilerStep#3", "cudaLaunchKernel", "gemm"]
     assert etloom.analyze(part, "launches").height == 1
-    with pytest.raises(AnalysisError, match="no rank 0"):
+    with pytest.raises(AnalysisError, match="unknown rank 0"):
         etloom.select(read, rank=0)
 
 

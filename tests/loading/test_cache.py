@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
+import etloom
 from etloom.core.errors import ReadError
 from etloom.core.trace import Job, Trace
-from etloom.loading import cache
+from etloom.loading import cache, executor
+from support import small_traces
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +140,7 @@ def test_what_is_open_here_or_in_another_process_stays(
     assert len(list(own_folder.iterdir())) == 1  # what this process has open; that of the killed one went
 
 
+@pytest.mark.slow
 def test_threads_open_entries_while_others_are_removed(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,3 +184,30 @@ def test_names_that_look_like_patterns(tmp_path: Path, monkeypatch: pytest.Monke
     assert again is not None
     assert again.events.equals(trace().events)
     assert opened("b" * 32).events.height == 3
+
+
+def test_ranks_of_a_large_run_are_cached_though_each_is_quick_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank takes a tenth of a second: two of them are read again, eight are not."""
+    clock = itertools.count()
+    monkeypatch.setattr(executor, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10))
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    few, many = (small_traces.write_run(tmp_path / f"x{count}", tuple(range(count))) for count in (2, 8))
+    before = {path: etloom.open(path, jobs=1) for path in (few, many)}
+    assert len(list((tmp_path / "cache").glob("*/meta.json"))) == 8
+    monkeypatch.setattr(executor.file_reading, "read_file", lambda *_: pytest.fail("a file was read again"))
+    again = etloom.open(many, jobs=1)
+    for rank, trace in before[many].items():
+        assert_frame_equal(again[rank].events, trace.events, categorical_as_str=True)
+
+
+def test_entries_belong_to_the_code_that_computed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("{}")
+    key = cache.entry_key([file])
+    assert key == cache.entry_key([file])
+    monkeypatch.setattr(cache, "compute_code_digest", lambda: "other code")
+    assert cache.entry_key([file]) != key

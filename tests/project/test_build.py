@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from places import ROOT
+
+from support.paths import ROOT
 
 
 @pytest.mark.slow
@@ -54,6 +55,11 @@ def test_a_wheel_holds_everything_the_package_needs(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"etloom-[\d.]+\.dist-info", name) for name in unexpected)
 
 
+def test_installations_of_one_clone_build_in_folders_of_their_own() -> None:
+    """scikit-build-core builds in a temporary folder unless one is configured, which two installations would share."""
+    assert "build-dir" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
 def configure(build: Path, *options: str, **env: str) -> str:
     """What CMake says when it fails, as one line."""
     cmake = shutil.which("cmake")
@@ -75,6 +81,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path) ->
     assert "etloom: no C++ compiler: install build-essential (Debian, Ubuntu)" in said
 
 
+@pytest.mark.slow
 def test_a_machine_without_simdjson_and_network_is_told_what_to_install(tmp_path: Path) -> None:
     nowhere = "http://127.0.0.1:9"
     said = configure(
@@ -105,10 +112,11 @@ def events_of(trace: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_replicated_kineto_trace_is_a_longer_one_of_the_same_kind(
     maker: ModuleType, data: Path, tmp_path: Path
 ) -> None:
-    text = maker.text_of(data / "nccl_ddp" / "kineto_trace_0.json.gz")
+    text = maker.read_text(data / "nccl_ddp" / "kineto_trace_0.json.gz")
     maker.make_kineto(text, tmp_path / "two.json", 2 * len(text))
     before, after = json.loads(text), json.loads((tmp_path / "two.json").read_text())
     one, two = events_of(before), events_of(after)
@@ -145,8 +153,9 @@ def test_a_replicated_kineto_trace_is_a_longer_one_of_the_same_kind(
     assert steps == {f"ProfilerStep#{step}" for step in range(4, 10)}
 
 
+@pytest.mark.slow
 def test_a_replicated_execution_trace_hangs_together(maker: ModuleType, data: Path, tmp_path: Path) -> None:
-    text = maker.text_of(data / "nccl_ddp" / "torch_et_0.json.gz")
+    text = maker.read_text(data / "nccl_ddp" / "torch_et_0.json.gz")
     maker.make_et(text, tmp_path / "two.json", 2 * len(text))
     before, after = json.loads(text)["nodes"], json.loads((tmp_path / "two.json").read_text())["nodes"]
     assert len(after) == 2 * len(before) - 3  # the process and its two threads are there once
@@ -164,3 +173,14 @@ def test_a_replicated_execution_trace_hangs_together(maker: ModuleType, data: Pa
     recorded = Counter(attr["rf_id"] for attr in attrs if attr["rf_id"])
     assert set(recorded.values()) == {1}
     assert len(recorded) == 2 * 14388
+
+
+def test_the_imports_of_benchmarks_resolve() -> None:
+    """Benchmarks run code in child processes, where neither the linter nor mypy sees its imports."""
+    pattern = re.compile(r"from (etloom[\w.]*) import ([\w, ]+)|import (etloom[\w.]*)")
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        for package, names, module in pattern.findall(path.read_text(encoding="utf-8")):
+            imported = importlib.import_module(package or module)
+            for name in filter(None, (part.split(" as ")[0].strip() for part in names.split(","))):
+                if not hasattr(imported, name):
+                    importlib.import_module(f"{package}.{name}")

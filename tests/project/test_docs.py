@@ -6,9 +6,9 @@ import re
 import runpy
 
 import pytest
-from places import ROOT
 
 from etloom import cli
+from support.paths import ROOT
 
 DOCS = ROOT / "docs"
 
@@ -26,3 +26,12 @@ def test_the_page_of_exit_statuses_has_every_verb_once() -> None:
     rows = re.findall(r"^\| (`.*?) \|", (DOCS / "exit-status.md").read_text(encoding="utf-8"), re.MULTILINE)
     told = [verb for row in rows for verb in re.findall(r"`(\w+)`", row)]
     assert sorted(told) == sorted(cli._VERBS)
+
+
+def test_the_tests_that_the_security_page_names_exist() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 15
+    for file, test in named:
+        content = (ROOT / "tests" / file).read_text()
+        assert not test or f"def {test}(" in content, f"{file}::{test}"

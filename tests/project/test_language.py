@@ -11,7 +11,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from places import ROOT
+from support.paths import ROOT
 
 EMPTY_WORDS = frozenset(
     "found told said say given one own asked made kept met some there taken left held seen meant wanted known drawn "

@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from places import ROOT
+
+from support.paths import ROOT
 
 PACKAGE = ROOT / "etloom"
 LEVELS = {
@@ -22,8 +23,8 @@ LEVELS = {
     "formats": 2, "timeline": 2, "linker": 2, "collector": 2,
     "collectives": 3,
     "graphs": 4, "loading": 4, "replayer": 4,
-    "analyses": 5, "exports": 5, "simulator": 5,
-    "comparison": 6,
+    "analyses": 5,
+    "comparison": 6, "exports": 6, "simulator": 6,
     "reports": 7,
     "api": 8,
     "cli": 9, "compat": 9,
@@ -247,8 +248,9 @@ def test_the_command_line_starts_without_the_table_libraries() -> None:
 def test_reading_analysing_and_exporting_never_load_torch(tmp_path: Path) -> None:
     code = f"""
 sys.path.insert(0, {str(ROOT / "tests")!r})
-import pathlib, small, etloom
-job = etloom.open(small.write_run(pathlib.Path({str(tmp_path)!r}, "run")), use_cache=False)
+import pathlib, etloom
+from support import small_traces
+job = etloom.open(small_traces.write_run(pathlib.Path({str(tmp_path)!r}, "run")), use_cache=False)
 etloom.analyze(job, "top-ops")
 etloom.export(job, {str(tmp_path / "a.json")!r})
 etloom.export(job, {str(tmp_path / "a.parquet")!r})

@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
+from etloom.analyses.findings import COLUMNS
 from etloom.core.trace import Job, Trace
 from etloom.reports import html_report, html_sections
 from etloom.reports.colors import COLORS, add_color_code
 from etloom.reports.formatting import choose_column_format, format_duration, format_number
-from etloom.reports.html_tables import render_bars, render_table
+from etloom.reports.html_charts import render_bars
+from etloom.reports.html_tables import render_table
 from etloom.reports.summary import summarize_run
 from etloom.reports.timeline_data import pack_timeline
 from etloom.reports.timeline_selection import find_first_work, find_origins
 from etloom.reports.timeline_tracks import MAX_ROWS
-from tests.made import traces
-from tests.small import write_run
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "</script><script>alert(2)</script>",
-    "a\u2028b\u2029c",
-    "{{csp}} & \" '",
-]
+from support.examples import examples
+from support.random_traces import traces
+from support.reports import HOSTILE, PageElements, hostile_job, kernel_row, link_events
+from support.small_traces import write_run
 
 
 def unpack(data: bytes) -> dict[str, Any]:
@@ -44,8 +40,8 @@ def unpack(data: bytes) -> dict[str, Any]:
     raw = gzip.decompress(data)
     length = int.from_bytes(raw[:4], "little")
     found = json.loads(raw[4 : 4 + length])
-    at, n = 4 + length, found["events"]
-    for name, form in found["columns"]:
+    at = 4 + length
+    for name, form, n in found["columns"]:
         if form == "u8":
             found[name] = np.frombuffer(raw, "u1", n, at).tolist()
             at += -(-n // 4) * 4
@@ -58,20 +54,10 @@ def unpack(data: bytes) -> dict[str, Any]:
             found[name] = [None if value == 2**64 - 1 else value for value in values]
             at += 8 * n
     assert at == len(raw)
-    for lane in found["tracks"]:
-        for first, last in zip(lane["rows"], lane["rows"][1:], strict=False):
+    for track in found["tracks"]:
+        for first, last in zip(track["rows"], track["rows"][1:], strict=False):
             found["start"][first:last] = np.cumsum(found["start"][first:last]).tolist()
     return found
-
-
-def linked(events: list[dict[str, Any]], **tables: pl.DataFrame) -> Trace:
-    frame = pl.DataFrame(events, infer_schema_length=None)
-    frame = frame.sort("ts", -pl.col("dur"), maintain_order=True).with_row_index("id")
-    return Trace({"events": frame, **tables}, {"rank": 0, "linked": True, "clock": "epoch"})
-
-
-def kernel(name: str, ts: int, dur: int, stream: int = 7) -> dict[str, Any]:
-    return {"cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": stream, "stream": stream}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +70,7 @@ def test_the_packed_columns_are_the_trace(job: Job) -> None:
     origin = int(trace.events["ts"].min())  # type: ignore[arg-type]
     found = unpack(pack_timeline(trace, rank=0, origin=origin, max_events=100).data)
     names = [found["strings"][name - 1] for name in found["name"]]
-    packed = dict(zip(names, zip(found["start"], found["dur"], found["colour"], strict=True), strict=True))
+    packed = dict(zip(names, zip(found["start"], found["dur"], found["color"], strict=True), strict=True))
     assert packed["aten::mm"] == (150_000, 250_000, 3)
     assert packed["gemm"] == (300_000, 600_000, 0)
     assert packed["ncclDevKernel_AllReduce_Sum"] == (700_000, 250_000, 1)
@@ -97,13 +83,13 @@ def test_the_packed_columns_are_the_trace(job: Job) -> None:
     assert json.loads(found["strings"][found["shapes"][names.index("aten::linear")] - 1]) == [[4, 8], [8, 8]]
     assert found["steps"] == [[3, 0, 1_000_000]]
     assert found["step"][gemm] == 1
-    assert [lane["name"] for lane in found["tracks"]] == ["main", "stream 7", "stream 13"]
+    assert [track["name"] for track in found["tracks"]] == ["main", "stream 7", "stream 13"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 60), st.none() | st.integers(0, 25)), min_size=1, max_size=60))
 def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
-    trace = linked([{**kernel("k", ts, 0), "dur": dur} for ts, dur in times])
+    trace = link_events([{**kernel_row("k", ts, 0), "dur": dur} for ts, dur in times])
     packed = pack_timeline(trace, rank=0, origin=0, max_events=1000)
     assert packed.sharing_last_row == 0
     assert packed.plotted == len(times)
@@ -111,12 +97,12 @@ def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
     assert sorted(zip(found["start"], [d or 0 for d in found["dur"]], strict=True)) == sorted(
         (ts, dur or 0) for ts, dur in times
     )
-    (lane,) = found["tracks"]
+    (track,) = found["tracks"]
     busy = np.zeros(200, int)
     for ts, dur in times:
         busy[ts : ts + max(dur or 0, 1)] += 1
-    assert len(lane["rows"]) - 1 == busy.max()  # no more rows than needed
-    for first, last in zip(lane["rows"], lane["rows"][1:], strict=False):
+    assert len(track["rows"]) - 1 == busy.max()  # no more rows than needed
+    for first, last in zip(track["rows"], track["rows"][1:], strict=False):
         end = 0
         for start, dur in zip(found["start"][first:last], found["dur"][first:last], strict=True):
             assert start >= end
@@ -124,26 +110,28 @@ def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
 
 
 def test_a_lane_has_a_last_row_and_says_who_shares_it() -> None:
-    trace = linked([kernel("k", ts, 1000) for ts in range(MAX_ROWS + 5)])
+    trace = link_events([kernel_row("k", ts, 1000) for ts in range(MAX_ROWS + 5)])
     packed = pack_timeline(trace, rank=0, origin=0, max_events=1000)
     assert packed.sharing_last_row == 5
     assert len(unpack(packed.data)["tracks"][0]["rows"]) == MAX_ROWS + 1
 
 
 def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
-    events = [kernel("k", ts, 9 if ts % 4 == 1 else 2) for ts in range(8000)]  # four in each piece of time
-    packed = pack_timeline(linked(events), rank=0, origin=0, max_events=2000)
+    events = [
+        kernel_row("k", ts, 9 if ts % 4 == 1 else 2) for ts in range(8000)
+    ]  # four in each piece of time
+    packed = pack_timeline(link_events(events), rank=0, origin=0, max_events=2000)
     assert (packed.total, packed.plotted, packed.omitted) == (8000, 2000, 6000)
     assert set(unpack(packed.data)["dur"]) == {9}
-    bursts = [kernel("long", ts, 1000, stream=1) for ts in range(0, 200_000, 1000)]
-    bursts += [kernel("short", 2_000_000 + ts, 1, stream=2) for ts in range(200)]
-    kept = unpack(pack_timeline(linked(bursts), rank=0, origin=0, max_events=250).data)
-    short = [lane for lane in kept["tracks"] if lane["name"] == "stream 2"]
-    assert short, "a lane of short events does not vanish"
-    assert sum(lane["omitted"] for lane in kept["tracks"]) == 150
+    bursts = [kernel_row("long", ts, 1000, stream=1) for ts in range(0, 200_000, 1000)]
+    bursts += [kernel_row("short", 2_000_000 + ts, 1, stream=2) for ts in range(200)]
+    kept = unpack(pack_timeline(link_events(bursts), rank=0, origin=0, max_events=250).data)
+    short = [track for track in kept["tracks"] if track["name"] == "stream 2"]
+    assert short, "a track of short events does not vanish"
+    assert sum(track["omitted"] for track in kept["tracks"]) == 150
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(traces)
 def test_any_trace_is_packed(trace: Trace) -> None:
     packed = pack_timeline(trace, rank=0, origin=0, max_events=3)
@@ -152,7 +140,7 @@ def test_any_trace_is_packed(trace: Trace) -> None:
     assert packed.total == trace.events.height
 
 
-def test_colours() -> None:
+def test_colors() -> None:
     events = pl.DataFrame(
         [
             ("kernel", "gemm", "compute"),
@@ -169,30 +157,30 @@ def test_colours() -> None:
         schema=["cat", "name", "expected"],
         orient="row",
     ).cast({"cat": pl.Categorical, "name": pl.Categorical})
-    assert [COLORS[code][0] for code in add_color_code(events)["colour"]] == events["expected"].to_list()
+    assert [COLORS[code][0] for code in add_color_code(events)["color"]] == events["expected"].to_list()
 
 
 def test_the_verdict_says_what_the_run_shows(job: Job) -> None:
     found = summarize_run(job)
     said = {sentence.topic: sentence for sentence in found.lines}
-    # Device work of a rank from 400 to 1050 us: gemm 600, the all-reduce alone from 1000 on.
+    # The step from 100 to 1100 us; device work from 400 to 1050: gemm 600, the all-reduce alone from 1000 on.
     assert said["Step time"].figure == "1.000 ms"
     assert said["Step time"].text == "the only step, mean over 2 ranks"
-    assert said["Compute"].figure == "92.3 %"
-    assert said["Exposed communication"].figure == "7.7 %"
+    assert said["Compute"].figure == "60.0 %"
+    assert said["Exposed communication"].figure == "5.0 %"
     assert "80.0 % of it overlaps computation" in said["Exposed communication"].text
-    assert said["Idle"].figure == "0.0 %"
+    assert said["Idle"].figure == "35.0 %"
     # mm: 250 us less its launch call of 20, on 2 ranks
     assert said["Top operator"].figure == "aten::mm"
     assert (
         said["Top operator"].text.endswith("460 µs in 2 calls") or "in 2 calls" in said["Top operator"].text
     )
-    assert said["Links"].figure == "100 % linked"
+    assert said["Linked operators"].figure == "100 % linked"
     assert said["Data loss"].figure == "nothing lost"
     assert said["Read"].figure == "2 ranks"
     assert found.basis == "device"
     assert found.tables["overview"]["exposed_communication_pct"].to_list() == pytest.approx(
-        [100 * 50 / 650] * 2
+        [100 * 50 / 1000] * 2
     )
 
 
@@ -210,47 +198,9 @@ def test_a_rank_without_an_answer_is_named() -> None:
     assert "<canvas" not in page
 
 
-class Elements(HTMLParser):
-    """The elements of a page with their attributes, what scripts and styles hold, and the text of the rest."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.content: dict[str, list[str]] = {"script": [], "style": []}
-        self._inside: str | None = None
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag in self.content:
-            self._inside = tag
-            self.content[tag].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = None
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.content[self._inside][-1] += data
-        else:
-            self.text.append(data)
-
-
-def hostile_job() -> Job:
-    events = [kernel(name, 1000 * i, 900) for i, name in enumerate(HOSTILE)]
-    events += [{"cat": "cpu_op", "name": HOSTILE[0], "ts": 0, "dur": 50, "pid": 1, "tid": 1, "depth": 0}]
-    names = pl.DataFrame({"pid": [1], "tid": [1], "name": [HOSTILE[1]]})
-    trace = linked(events, threads=names).with_stats([(HOSTILE[1], "info", 1, HOSTILE[0])])
-    trace = trace.replace(
-        meta={"device_properties": [{"name": HOSTILE[0]}], "distributed": {"backend": HOSTILE[1]}}
-    )
-    return Job({0: trace}, {"path": HOSTILE[1]})
-
-
 def test_what_a_trace_says_is_text() -> None:
     page = html_report.render_page(hostile_job())
-    elements = Elements(page)
+    elements = PageElements(page)
     scripts = [attributes for tag, attributes in elements.found if tag == "script"]
     assert [set(attributes) for attributes in scripts] == [{"type", "id"}, {"type", "data-rank"}, {"type"}]
     assert "\u2028" not in "".join(elements.content["script"])
@@ -262,7 +212,7 @@ def test_what_a_trace_says_is_text() -> None:
 
 def test_the_policy_allows_what_is_written_and_nothing_else(job: Job) -> None:
     page = html_report.render_page(job)
-    elements = Elements(page)
+    elements = PageElements(page)
     (policy,) = [
         a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy"
     ]
@@ -288,17 +238,17 @@ def test_the_page_says_what_it_leaves_out(job: Job) -> None:
     assert f"Rank 0: {job[0].events.height - 4} of {job[0].events.height} events are omitted" in page
     assert page.count("data-rank=") == 1
     whole = html_report.render_page(job)
-    assert "left out" not in "".join(Elements(whole).text)
+    assert "left out" not in "".join(PageElements(whole).text)
     assert whole.count("data-rank=") == 2
 
 
 def test_ranks_share_a_zero_only_where_they_share_a_clock() -> None:
-    early, late = linked([kernel("a", 100, 50)]), linked([kernel("a", 120, 50)])
-    apart = linked([kernel("a", 10_000, 50)])
+    early, late = link_events([kernel_row("a", 100, 50)]), link_events([kernel_row("a", 120, 50)])
+    apart = link_events([kernel_row("a", 10_000, 50)])
     assert find_origins({0: early, 1: late}) == {0: 100, 1: 120}  # one event each: they do not overlap
-    longer = linked([kernel("a", 100, 50), kernel("b", 500, 50)])
+    longer = link_events([kernel_row("a", 100, 50), kernel_row("b", 500, 50)])
     assert find_origins({0: longer, 1: late}) == {0: 100, 1: 100}
-    both = linked([kernel("a", 120, 50), kernel("b", 480, 50)])
+    both = link_events([kernel_row("a", 120, 50), kernel_row("b", 480, 50)])
     assert find_origins({0: longer, 1: both}) == {0: 100, 1: 100}
     assert find_origins({0: longer, 1: apart}) == {0: 100, 1: 10_000}
     relative = both.replace(meta={"clock": "relative"})
@@ -337,7 +287,8 @@ def test_bars_fill_their_row() -> None:
     text = render_bars(
         [("rank 0", {"a": 0.25, "b": 0.75})], {"a": "compute", "b": "idle"}, {"a": "A", "b": "B"}
     )
-    assert [float(width) for width in re.findall(r'<rect .*?width="([\d.]+)"', text)] == [227.5, 682.5]
+    assert [float(width) for width in re.findall(r'<rect .*?width="([\d.]+)%"', text)] == [25, 75]
+    assert 'aria-label="rank 0: A 25.0 %, B 75.0 %"' in text
 
 
 @pytest.mark.parametrize(
@@ -415,9 +366,9 @@ def test_zero_is_the_first_work_and_what_the_recorder_says_of_itself_is_one_lane
     assert [zeros[rank] - starts[rank] for rank in job] == [852_545_000] * 2
     found = unpack(pack_timeline(job[0], rank=0, origin=starts[0], zero=zeros[0], max_events=10_000).data)
     assert found["zero"] == 852_545_000
-    lane = found["tracks"][-1]
-    names = [found["strings"][name - 1] for name in found["name"][lane["rows"][0] : lane["rows"][-1]]]
-    assert (lane["name"], lane["work"]) == ("recorder", False)
+    track = found["tracks"][-1]
+    names = [found["strings"][name - 1] for name in found["name"][track["rows"][0] : track["rows"][-1]]]
+    assert (track["name"], track["work"]) == ("recorder", False)
     assert names == ["PyTorch Profiler (0)"]
     marks = unpack(pack_timeline(etloom.open(data / "dlrm")[0], rank=0, origin=0, max_events=9_000).data)[
         "tracks"
@@ -428,7 +379,7 @@ def test_zero_is_the_first_work_and_what_the_recorder_says_of_itself_is_one_lane
 
 
 def test_a_rank_without_work_counts_from_its_first_event() -> None:
-    only = linked(
+    only = link_events(
         [
             {
                 "ph": "X",
@@ -450,11 +401,7 @@ def test_no_line_breaks_between_a_number_and_its_unit_and_backticks_are_code() -
         html_report._escape_unbroken("takes 0.4 % of 12 ms; 5 steps <")
         == "takes 0.4\u00a0% of 12\u00a0ms; 5 steps &lt;"
     )
-    row = {
-        **dict.fromkeys(("step", "stream", "operator", "module", "frame", "event", "pct")),
-        "rank": 0,
-        "ranks": 1,
-    }
+    row = dict.fromkeys(COLUMNS) | {"rank": 0, "ranks": 1}
     row |= {"cost_ns": 5, "title": "a<b", "advice": "ask `etloom x`", "confidence": "low", "pattern": "p"}
-    told = html_sections.render_findings(pl.DataFrame([row]), 1, 5)
+    told = html_sections.render_findings(pl.DataFrame([row], schema=COLUMNS), 1, 5)
     assert "a&lt;b" in told and "ask <code>etloom x</code>" in told

@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from test_comparing import stepped
-from test_report import HOSTILE, hostile_job
 
 import etloom
 from etloom.cli import main
 from etloom.reports.difference_page import render_page
 from etloom.reports.html_tables import render_table
+from support.reports import HOSTILE, hostile_job
+from support.small_traces import write_stepped_run
 
 
 class Parsed(HTMLParser):
@@ -40,7 +40,9 @@ class Parsed(HTMLParser):
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     times = [1000.0, 1004, 1002, 1008, 1006, 1001]
-    return stepped(tmp_path / "old", times), stepped(tmp_path / "new", [1.1 * time for time in times])
+    return write_stepped_run(tmp_path / "old", times), write_stepped_run(
+        tmp_path / "new", [1.1 * time for time in times]
+    )
 
 
 def test_the_page_says_the_change_and_draws_the_steps(

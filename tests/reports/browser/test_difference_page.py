@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import hostile_job
 
 import etloom
 from etloom.core.trace import Job
+from support.real_runs import open_run
+from support.reports import hostile_job
 
 pytestmark = pytest.mark.browser
 
@@ -27,8 +28,9 @@ def opened(browser: Any, before: Job, after: Job, path: Path, said: list[str], *
     return page
 
 
+@pytest.mark.slow
 def test_it_sorts_filters_and_turns_dark(browser: Any, data: Path, tmp_path: Path) -> None:
-    jobs = [etloom.open(data / "tracelens" / f"{name}_qwen.json.gz") for name in ("mi300", "h100")]
+    jobs = [open_run(data / "tracelens" / f"{name}_qwen.json.gz") for name in ("mi300", "h100")]
     said: list[str] = []
     page = opened(browser, *jobs, tmp_path / "diff.html", said, color_scheme="light")
     first = "() => document.querySelector('#operator tbody tr:not([hidden]) td').textContent"
@@ -54,8 +56,9 @@ def test_it_sorts_filters_and_turns_dark(browser: Any, data: Path, tmp_path: Pat
     assert said == []
 
 
+@pytest.mark.slow
 def test_on_a_phone_nothing_sticks_out(browser: Any, own: Path, tmp_path: Path) -> None:
-    job = etloom.open(own / "ddp_2")
+    job = open_run(own / "ddp_2")
     said: list[str] = []
     phone = {"width": 390, "height": 800}
     page = opened(browser, job, job, tmp_path / "diff.html", said, viewport=phone)
@@ -66,5 +69,5 @@ def test_on_a_phone_nothing_sticks_out(browser: Any, own: Path, tmp_path: Path) 
 
 def test_a_hostile_trace_runs_nothing(browser: Any, own: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    opened(browser, hostile_job(), etloom.open(own / "ddp_2"), tmp_path / "diff.html", said)
+    opened(browser, hostile_job(), open_run(own / "ddp_2"), tmp_path / "diff.html", said)
     assert said == []

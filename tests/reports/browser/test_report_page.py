@@ -7,7 +7,7 @@ Frame times are printed (pytest -s), not judged, since they are the machine's; t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,68 +15,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from test_report import HOSTILE, hostile_job
 
 import etloom
 from etloom.core import categories
 from etloom.core.trace import Job, Trace
-from etloom.reports import html_report
+from support.browser_pages import COPY, RED, VIEW, Open, colors, settle
+from support.real_runs import open_run
+from support.reports import HOSTILE, hostile_job
 
 pytestmark = pytest.mark.browser
-
-VIEW = "() => [...etloom.timeline.view]"
-RED = """() => {
-  const { canvas } = etloom.timeline;
-  const { width, height } = canvas;
-  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  copy.drawImage(canvas, 0, 0);
-  const { data } = copy.getImageData(0, 0, width, height);
-  let red = 0;
-  for (let i = 0; i < data.length; i += 4) if (data[i] === 163 && data[i + 1] === 24 && data[i + 2] === 31) red++;
-  return red;
-}"""
-"""How many pixels of the timeline have the colour of the critical path."""
-
-
-Open = Callable[..., Any]
-
-
-@pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Opens the report of a job; afterwards the page must have been silent and have asked for nothing."""
-    said: list[str] = []
-    asked: list[str] = []
-    contexts = []
-
-    def show(job: Job, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Any:
-        path = tmp_path / "report.html"
-        html_report.write_page(job, path, **options)
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (said.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(path.as_uri())
-        page.wait_for_selector("#tracks[data-ready]", timeout=60_000)
-        page.evaluate("() => document.getElementById('timeline')?.scrollIntoView({ behavior: 'instant' })")
-        settle(page)
-        return page
-
-    yield show
-    for context in contexts:
-        context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith("file://")] == []
-    assert len(asked) == len(contexts)
-
-
-def settle(page: Any) -> None:
-    """Wait until what was asked for is drawn."""
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 @contextmanager
@@ -92,33 +39,9 @@ def middle(page: Any) -> tuple[float, float]:
     return box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5
 
 
-COPY = """() => {
-  const canvas = document.querySelector("canvas");
-  const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
-  copy.getContext("2d").drawImage(canvas, 0, 0);
-  return new Uint32Array(copy.getContext("2d").getImageData(0, 0, copy.width, copy.height).data.buffer);
-}"""
-"""The pixels of the timeline, read from a copy: reading the canvas itself would slow it down, and it says so."""
-
-
-def colours(page: Any) -> set[int]:
-    """The distinct colours of the timeline."""
-    return set(page.evaluate(f"() => [...new Set(({COPY})())]"))
-
-
-@pytest.fixture(scope="module")
-def ddp(data: Path) -> Job:
-    return etloom.open(data / "cpu" / "ddp_2")
-
-
-@pytest.fixture(scope="module")
-def multirank(data: Path) -> Job:
-    return etloom.open(data / "hta_multirank")
-
-
 def test_it_draws_every_event_it_was_given(show: Open, multirank: Job) -> None:
     page = show(multirank)
-    assert len(colours(page)) > 20
+    assert len(colors(page)) > 20
     events = page.evaluate("() => etloom.timeline.ranks.map((rank) => [rank.rank, rank.events])")
     assert events == [[rank, trace.events.height] for rank, trace in multirank.items()]
     trace = multirank[0]
@@ -134,11 +57,12 @@ def test_it_draws_every_event_it_was_given(show: Open, multirank: Job) -> None:
     assert -0.02 * high < low < 0
     step = trace.events.filter(name="ProfilerStep#551").row(0, named=True)
     assert page.evaluate("() => etloom.timeline.ranks[0].steps[0]") == [551, step["ts"] - zero, step["dur"]]
-    lanes = page.evaluate("() => etloom.timeline.ranks[0].tracks.map((lane) => [lane.name, lane.work])")
-    assert lanes[-1] == ["recorder", False]
-    assert [name for name, work in lanes if not work] == ["recorder"]
+    tracks = page.evaluate("() => etloom.timeline.ranks[0].tracks.map((track) => [track.name, track.work])")
+    assert tracks[-1] == ["recorder", False]
+    assert [name for name, work in tracks if not work] == ["recorder"]
 
 
+@pytest.mark.slow
 def test_the_wheel_zooms_at_the_pointer(show: Open, ddp: Job) -> None:
     page = show(ddp)
     page.mouse.move(*middle(page))
@@ -154,6 +78,7 @@ def test_the_wheel_zooms_at_the_pointer(show: Open, ddp: Job) -> None:
     assert (at - left) / (right - left) == pytest.approx((at - low) / (high - low), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_drag_pans_and_a_double_click_fits(show: Open, ddp: Job) -> None:
     page = show(ddp)
     home = page.evaluate(VIEW)
@@ -172,6 +97,7 @@ def test_drag_pans_and_a_double_click_fits(show: Open, ddp: Job) -> None:
     assert page.evaluate(VIEW) == home
 
 
+@pytest.mark.slow
 def test_the_keyboard_does_all_of_it(show: Open, ddp: Job) -> None:
     page = show(ddp)
     page.locator("canvas").focus()
@@ -192,11 +118,12 @@ def test_the_keyboard_does_all_of_it(show: Open, ddp: Job) -> None:
     assert page.locator("#details kbd").count() > 5
     page.keyboard.press("/")
     page.keyboard.type("gloo:all_reduce")
-    assert page.locator("#found").inner_text().startswith("4 events")
+    assert page.locator("#matches").inner_text().startswith("4 events")
     page.keyboard.press("Enter")
     assert page.locator("#details dd").first.inner_text() == "gloo:all_reduce"
 
 
+@pytest.mark.slow
 def test_hover_tells_and_click_selects(show: Open, multirank: Job) -> None:
     page = show(multirank)
     # The longest kernel of rank 0: where it is on the screen, the timeline itself knows.
@@ -206,7 +133,7 @@ def test_hover_tells_and_click_selects(show: Open, multirank: Job) -> None:
           let best = 0;
           rank.launch.forEach((launch, i) => { if (launch && rank.dur[i] > rank.dur[best]) best = i; });
           best = rank.launch[best] ? best : rank.launch.findIndex((launch) => launch);
-          timeline.show(rank, best);
+          timeline.zoomTo(rank, best);
           return best;
         }"""
     )
@@ -239,8 +166,10 @@ def test_hover_tells_and_click_selects(show: Open, multirank: Job) -> None:
     assert page.locator("#details dd").first.inner_text() == event["name"][0]
 
 
+@pytest.mark.slow
 def test_tables_sort_and_filter(show: Open, ddp: Job) -> None:
     page = show(ddp)
+    page.get_by_text("Operators by rank").click()
     table = page.locator("#top-ops")
     heads = table.locator("th").all_inner_texts()
     column = next(i for i, head in enumerate(heads) if head.startswith("count"))
@@ -269,6 +198,7 @@ def test_tables_sort_and_filter(show: Open, ddp: Job) -> None:
     assert all("aten::copy_" in row.inner_text() for row in visible)
 
 
+@pytest.mark.slow
 def test_what_is_absent_sorts_last(show: Open, multirank: Job) -> None:
     page = show(multirank)
     steps = page.locator("#comm-overlap")
@@ -288,24 +218,30 @@ def test_hostile_names_are_shown_and_not_run(show: Open) -> None:
     page.keyboard.press(".")
     assert page.locator("#details dd").first.inner_text() in HOSTILE
     page.locator("#search").fill("<script>")
-    assert page.locator("#found").inner_text().startswith("3 events")
+    assert page.locator("#matches").inner_text().startswith("3 events")
     assert page.locator("script").count() == 2  # the facts and the page's own; a rank's data goes when read
 
 
+@pytest.mark.slow
 def test_light_and_dark(show: Open, ddp: Job) -> None:
     page = show(ddp)
     ground = "() => getComputedStyle(document.body).backgroundColor"
-    light, drawn = page.evaluate(ground), colours(page)
+    light, drawn = page.evaluate(ground), colors(page)
     page.locator("#theme").click()
     settle(page)
     assert light == "rgb(255, 255, 255)"
     assert page.evaluate(ground) == "rgb(15, 19, 24)"
     assert 0xFFFFFFFF in drawn
-    assert 0xFF18130F in colours(page)  # the ground, as little-endian RGBA
-    assert page.locator("#theme").get_attribute("aria-pressed") == "true"
-    assert show(ddp, dark=True).evaluate(ground) == "rgb(15, 19, 24)"
+    assert 0xFF18130F in colors(page)  # the ground, as little-endian RGBA
+    assert page.locator("#theme").inner_text() == "Light"
+    dark = show(ddp, dark=True)
+    assert dark.evaluate(ground) == "rgb(15, 19, 24)"
+    assert dark.locator("#theme").inner_text() == "Light"
+    dark.locator("#theme").click()
+    assert dark.locator("#theme").inner_text() == "Dark"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_the_screen(show: Open, ddp: Job, width: int) -> None:
     page = show(ddp, width=width, height=844)
@@ -316,10 +252,10 @@ def test_it_fits_the_screen(show: Open, ddp: Job, width: int) -> None:
 
 def many_events(count: int) -> Trace:
     """Operators in nests of four on 4 threads and kernels on 4 streams, back to back."""
-    lanes, each = 8, count // 8
-    start = np.tile(np.arange(each) * 1000, lanes)
-    lane = np.repeat(np.arange(lanes), each)
-    device = lane >= 4
+    tracks, each = 8, count // 8
+    start = np.tile(np.arange(each) * 1000, tracks)
+    track = np.repeat(np.arange(tracks), each)
+    device = track >= 4
     depth = np.where(device, 0, np.arange(count) % 4)
     events = pl.DataFrame(
         {
@@ -328,8 +264,8 @@ def many_events(count: int) -> Trace:
             "ts": start - depth * 1000,
             "dur": np.where(device, 900, 3990 - depth * 990),
             "pid": np.where(device, 0, 1),
-            "tid": lane,
-            "stream": pl.Series(np.where(device, lane, -1)).replace(-1, None),
+            "tid": track,
+            "stream": pl.Series(np.where(device, track, -1)).replace(-1, None),
             "depth": pl.Series(np.where(device, -1, depth)).replace(-1, None),
         }
     ).sort("ts", maintain_order=True)
@@ -353,6 +289,7 @@ def test_many_events_stay_smooth(show: Open) -> None:
     assert median < 500
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_readme(show: Open, ddp: Job) -> None:
     page = show(ddp, width=1280, height=1000)
     page.evaluate(
@@ -369,38 +306,22 @@ def test_the_picture_of_the_readme(show: Open, ddp: Job) -> None:
         Path(target).write_bytes(picture)
 
 
-def test_a_finding_shows_where_it_is(show: Open, data: Path) -> None:
-    job = etloom.open(data / "tracelens/h100_qwen.json.gz")
-    page = show(job)
-    rows = etloom.analyze(job, "findings").drop_nulls("event")
-    first = page.locator("button.show").first
-    assert page.locator(".findings .what").first.inner_text() == etloom.analyze(job, "findings")["title"][0]
-    first.click()
-    settle(page)
-    selected = (
-        "() => etloom.timeline.selected && etloom.timeline.selected.rank.id[etloom.timeline.selected.index]"
-    )
-    assert page.evaluate(selected) == rows["event"][0]
-    assert page.locator("#details dd").first.inner_text() == "cudaLaunchKernel"
-
-
+@pytest.mark.slow
 def test_the_critical_path_is_marked_on_request(show: Open, data: Path) -> None:
-    page = show(etloom.open(data / "cpu/ddp_2"))
+    page = show(open_run(data / "cpu/ddp_2"))
     path = page.locator('button[data-act="path"]')
     before = page.evaluate(COPY)
     path.click()
     settle(page)
     assert path.get_attribute("aria-pressed") == "true"
-    marked = page.evaluate(
-        "() => etloom.timeline.ranks.map((rank) => rank.critical.reduce((a, b) => a + b, 0))"
-    )
+    marked = page.evaluate("() => etloom.timeline.ranks.map((rank) => rank.path_event.length)")
     # Rank 1 is the slower one: the path runs on it alone.
     assert marked[0] == 0 < marked[1]
     assert page.evaluate(COPY) != before
-    # In the colour of the path, and the lane that holds most of it in sight; nothing else is coloured.
+    # In the color of the path, and the track that holds most of it in sight; nothing else is coloured.
     assert page.evaluate(RED) > 300
     most = page.evaluate(
-        "() => etloom.timeline.items.find((item) => item.rank.rank === 1 && item.lane).y"
+        "() => etloom.timeline.items.find((item) => item.rank.rank === 1 && item.track).y"
         " - etloom.timeline.scroller.scrollTop"
     )
     assert 0 <= most < page.evaluate("() => etloom.timeline.visible")
@@ -410,6 +331,7 @@ def test_the_critical_path_is_marked_on_request(show: Open, data: Path) -> None:
     assert page.evaluate(RED) == 0
 
 
+@pytest.mark.slow
 def test_without_a_path_there_is_nothing_to_mark(
     show: Open, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,23 +342,26 @@ def test_without_a_path_there_is_nothing_to_mark(
     assert path.is_disabled() and path.get_attribute("title") == "no event here is on a critical path"
 
 
+@pytest.mark.slow
 def test_more_findings_are_a_click_away(show: Open, data: Path) -> None:
-    page = show(etloom.open(data / "dlrm"))
+    page = show(open_run(data / "dlrm"))
     hidden = page.locator(".findings .what").nth(6)
     assert not hidden.is_visible()
     page.get_by_text(" more, up to ").click()
     assert hidden.is_visible()
 
 
+@pytest.mark.slow
 def test_ranks_and_collectives_stand_side_by_side(show: Open, data: Path) -> None:
-    page = show(etloom.open(data / "dlrm"))
+    page = show(open_run(data / "dlrm"))
     for name in ("collective-summary", "stragglers", "imbalance", "clocks", "critical-path"):
         assert page.locator(f"table#{name} tbody tr").count() > 0
     assert page.locator("table#stragglers tbody tr").first.locator("td").first.inner_text() == "2"
 
 
+@pytest.mark.slow
 def test_many_ranks_open_folded_and_come_whole(show: Open, data: Path) -> None:
-    one = etloom.open(data / "dlrm")[0]
+    one = open_run(data / "dlrm")[0]
     ranks = {rank: one.replace(meta={**one.meta, "rank": rank, "world_size": 12}) for rank in range(12)}
     page = show(Job(ranks))
     page.wait_for_selector("#tracks[data-whole]")

@@ -1,0 +1,174 @@
+"""The cause of a hang: its kind, its ranks, and who waits for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.analyses.hangs import COLUMNS, describe_processes, find_cause, remarks
+from etloom.cli import main
+from support.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """The generator of dumps with known faults."""
+    spec = importlib.util.spec_from_file_location("hang_dumps", ROOT / "benchmarks" / "hangs" / "dumps.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hang_dumps"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+KINDS = ("not arrived", "crashed", "other collective", "other size", "other dtype", "device", "healthy")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generated_faults_are_named(kind: str, generator: ModuleType, tmp_path: Path) -> None:
+    fault = generator.Fault(kind, 5)
+    generator.make_job(tmp_path / "job", 12, 20, fault, seed=3, group_size=4)
+    report = etloom.hangs(tmp_path / "job")
+    cause = report.cause
+    assert generator.is_right(fault, cause and cause.kind, cause.ranks if cause else ()), report.sentence
+
+
+def test_ranks_that_wait_through_another_group_are_counted(generator: ModuleType, tmp_path: Path) -> None:
+    generator.make_job(tmp_path / "job", 12, 20, generator.Fault("not arrived", 5), seed=3, group_size=4)
+    sentence = etloom.hangs(tmp_path / "job").sentence
+    assert sentence.startswith("rank 5 ")
+    assert "11 ranks wait for it" in sentence
+
+
+def test_dumps_of_a_healthy_job_at_different_times_blame_nobody(
+    generator: ModuleType, tmp_path: Path
+) -> None:
+    generator.make_job(tmp_path / "job", 4, 20, generator.Fault("healthy", 0), seed=3)
+    older = tmp_path / "job" / "_dump_2"
+    dump = json.loads(older.read_text())
+    del dump["entries"][-6:]
+    older.write_text(json.dumps(dump))
+    assert etloom.hangs(tmp_path / "job").cause is None
+
+
+def test_the_answer_is_the_first_line(
+    generator: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator.make_job(tmp_path / "job", 4, 20, generator.Fault("other size", 2), seed=3)
+    assert main(["hangs", str(tmp_path / "job")]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("rank 2 diverged with another size in ")
+    assert any("size mismatch" in line for line in rest)
+    assert main(["hangs", str(tmp_path / "job"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == [2]
+
+
+def test_a_folder_without_dumps_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hangs", str(tmp_path)]) == 1
+    assert "no Flight Recorder dump" in capsys.readouterr().err
+
+
+NOW = time.time_ns()
+ALIVE = {"written_ns": NOW, "interval_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("facts", "system_state", "kind"),
+    [
+        (ALIVE, "T", "stopped"),
+        (ALIVE, "", "crashed"),
+        (ALIVE | {"written_ns": NOW - 10**10}, "R", "unresponsive"),
+        (ALIVE | {"error": "ValueError: bad batch"}, "", "crashed"),
+        (ALIVE | {"frames": ["get (/x/torch/utils/data/dataloader.py:3)"]}, "S", "data loading"),
+        (ALIVE | {"frames": ["save (/x/torch/serialization.py:3)"]}, "S", "a checkpoint"),
+        (ALIVE | {"frames": ["step (/x/train.py:3)"]}, "S", "not arrived"),
+    ],
+)
+def test_the_state_of_the_process_tells_the_kind(facts: dict, system_state: str, kind: str) -> None:
+    lost = ALIVE | {"error": "RuntimeError: Connection closed by peer"}
+    processes = describe_processes(
+        {0: lost if kind == "crashed" else ALIVE, 1: facts},
+        NOW,
+        lambda item: system_state if item is facts else "S",
+    )
+    cause = find_cause(wait_table(([1], [0])), processes, has_stalled=True)
+    assert cause is not None
+    assert (cause.kind, cause.ranks) == (kind, (1,))
+
+
+def test_a_cut_link_is_named_by_connections_without_acknowledgement() -> None:
+    facts = {
+        rank: ALIVE | {"addresses": [f"10.0.0.{rank}"], "unacknowledged": ["10.0.0.2"] if rank != 2 else []}
+        for rank in range(4)
+    }
+    row = {
+        "group": "0",
+        "seq": 7,
+        "finding": "not finished",
+        "collective": "all_reduce",
+        "ranks": [0, 1, 2, 3],
+    }
+    table = pl.DataFrame([dict.fromkeys(COLUMNS) | row | {"others": []}], schema=COLUMNS)
+    cause = find_cause(table, describe_processes(facts, NOW), has_stalled=True)
+    assert cause is not None
+    assert (cause.kind, cause.ranks) == ("link", (2,))
+    assert find_cause(table, describe_processes(facts, NOW)) is None  # calls in flight
+
+
+@pytest.mark.parametrize("name", ["lock_gil_1st", "gpu_error_2nd"])
+def test_the_injected_ranks_are_named(name: str, data: Path) -> None:
+    table = etloom.analyze(data / "flight_recorder" / name, "hangs")
+    (sentence,) = remarks(table)
+    assert sentence.startswith("ranks 9, 14 ")
+    report = etloom.hangs(data / "flight_recorder" / name)
+    assert report.sentence == sentence
+    assert report.cause is not None
+    assert report.cause.kind == {"lock_gil_1st": "not arrived", "gpu_error_2nd": "device"}[name]
+
+
+def wait_table(*waits: tuple[list[int], list[int]]) -> pl.DataFrame:
+    """A table of hangs: the ranks that did not call, and those that did and wait."""
+    rows = [
+        {
+            "group": "0",
+            "seq": seq,
+            "finding": "missing",
+            "collective": "all_reduce",
+            "ranks": ranks,
+            "others": others,
+        }
+        for seq, (ranks, others) in enumerate(waits)
+    ]
+    return pl.DataFrame([dict.fromkeys(COLUMNS) | row for row in rows], schema=COLUMNS)
+
+
+def test_a_rank_that_waits_for_another_is_not_named() -> None:
+    (sentence,) = remarks(wait_table(([1], [0]), ([2], [1, 3])))
+    assert sentence.startswith("rank 2 stopped or diverged")
+    assert "2 ranks wait for it directly, 1 through other ranks" in sentence
+    assert "only ranks 1, 3 called all_reduce 1 of group 0" in sentence
+
+
+def test_ranks_in_a_cycle_wait_for_each_other() -> None:
+    (sentence,) = remarks(wait_table(([1], [0]), ([0], [1])))
+    assert sentence.startswith("ranks 0, 1 wait for each other: compare the order of their calls")
+
+
+def test_a_run_without_missing_calls_has_no_remark() -> None:
+    assert not list(remarks(wait_table()))
+
+
+def test_a_finding_states_the_axis_of_its_group(data: Path) -> None:
+    job = etloom.open(data / "flight_recorder" / "gpu_error_2nd", use_cache=False)
+    table = etloom.analyze(job, "hangs").filter(pl.col("group").str.contains(" TENSOR_MODEL_PARALLEL_GROUP"))
+    assert table.height
+    assert set(table["axis"]) == {"tp"}

@@ -1,0 +1,183 @@
+"""Iterations of inference engines: recognized by their names, with phase, batch, times and gaps; steps work on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.core import names
+from etloom.core.errors import EtloomError
+from etloom.core.iterations import Iteration, parse_iteration
+from etloom.core.trace import Job
+
+DECODE = "execute_context_0(0)_generation_{0}({0})"
+NAMES = [
+    ("execute_context_2(300)_generation_3(3)", Iteration("vLLM", "mixed", None, 5, 303, 300)),
+    ("execute_context_1(128)_generation_0(0)", Iteration("vLLM", "prefill", None, 1, 128, 128)),
+    (DECODE.format(7), Iteration("vLLM", "decode", None, 7, 7, 0)),
+    (
+        "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)",
+        Iteration("vLLM", "decode", None, 32, 32, 0),
+    ),
+    ("execute_new_1_cached_4", Iteration("vLLM", "mixed", None, 5, None, None)),
+    (
+        "[Executor] _forward_step 12: 1 ctx reqs, 100 ctx tkns, 8 gen reqs",
+        Iteration("TensorRT-LLM", "mixed", 12, 9, 108, 100),
+    ),
+    (
+        "[Executor] _forward_step 13: 0 ctx reqs, 8 gen reqs",
+        Iteration("TensorRT-LLM", "decode", 13, 8, 8, None),
+    ),
+    ("step[DECODE bs=4 toks=4]", Iteration("SGLang", "decode", None, 4, 4, None)),
+    ("denoise_step_3", Iteration("diffusers", "denoise", 3, None, None, None)),
+    ("aten::mm", None),
+]
+
+
+def event(cat: str, name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
+    pid = 9 if cat == "kernel" else 1
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": pid, "tid": 1, "args": args}
+
+
+def iteration(
+    name: str,
+    start: int,
+    kernels: int,
+    cat: str = "user_annotation",
+    call: str = "cudaLaunchKernel",
+    late: int = 0,
+) -> list[dict[str, Any]]:
+    """An iteration of 60 us on the host, whose kernels of 20 us each start 30 us later."""
+    rows = [event(cat, name, start, 60)]
+    for i in range(kernels):
+        correlation = start + i + 1
+        rows.append(event("cuda_runtime", call, start + 5 + i, 1, correlation=correlation))
+        rows.append(
+            event(
+                "kernel", "gemm", start + 30 + late + 20 * i, 20, correlation=correlation, stream=7, device=0
+            )
+        )
+    return rows
+
+
+def open_run(folder: Path, *ranks: list[dict[str, Any]], **options: Any) -> Job:
+    folder.mkdir(exist_ok=True)
+    for rank, rows in enumerate(ranks):
+        content = {
+            "schemaVersion": 1,
+            "baseTimeNanoseconds": 10**18,
+            "distributedInfo": {"rank": rank, "world_size": len(ranks)},
+            "traceEvents": rows,
+        }
+        (folder / f"kineto_trace_{rank}.json").write_text(json.dumps(content))
+    return etloom.open(folder, use_cache=False, **options)
+
+
+@pytest.mark.parametrize(("name", "expected"), NAMES)
+def test_a_name_states_phase_and_batch(name: str, expected: Iteration | None) -> None:
+    assert parse_iteration(name) == expected
+
+
+def test_times_of_iterations(tmp_path: Path) -> None:
+    run = open_run(
+        tmp_path / "run",
+        iteration("execute_context_1(128)_generation_0(0)", 0, 3)
+        + iteration(DECODE.format(2), 200, 1, call="cudaGraphLaunch")
+        + iteration(DECODE.format(2), 300, 1, call="cudaGraphLaunch"),
+    )
+    table = etloom.analyze(run, "iterations")
+    assert table["phase"].to_list() == ["prefill", "decode", "decode"]
+    assert table["launch"].to_list() == ["eager", "graph", "graph"]
+    assert table["tokens"].to_list() == [128, 2, 2]
+    us = 1000
+    assert table["host_ns"].to_list() == [60 * us] * 3
+    assert table["scheduler_ns"].to_list() == [None, 140 * us, 40 * us]
+    assert table["device_ns"].to_list() == [60 * us, 20 * us, 20 * us]
+    assert table["idle_ns"].to_list() == [140 * us, 80 * us, None]
+    assert table["first_token_ns"].to_list() == [90 * us, None, None]
+    assert table["per_token_ns"].to_list() == [None, 160 * us, 100 * us]
+    steps = etloom.analyze(run, "steps")
+    assert steps.select("step", "kernels").rows() == [(0, 3), (1, 1), (2, 1)]
+    assert etloom.select(run, step=1).events.filter(pl.col("cat").cast(pl.String) == "kernel").height == 1
+
+
+def test_skew_between_ranks(tmp_path: Path) -> None:
+    ranks = [
+        iteration(DECODE.format(1), 0, 1, late=late) + iteration(DECODE.format(1), 200, 1) for late in (0, 7)
+    ]
+    table = etloom.analyze(open_run(tmp_path / "run", *ranks), "iterations")
+    assert table.sort("step", "rank").select("rank", "skew_ns").rows() == [(0, 0), (1, 7_000), (0, 0), (1, 0)]
+
+
+def test_functions_of_sglang_tell_the_phase(tmp_path: Path) -> None:
+    batch, forward = (
+        "sglang/srt/managers/scheduler.py(1): run_batch",
+        "sglang/srt/model_executor/model_runner.py(2): forward_",
+    )
+    rows = iteration(batch, 0, 1, "python_function") + iteration(batch, 200, 1, "python_function")
+    rows += [
+        event("python_function", f"{forward}extend", 2, 50),
+        event("python_function", f"{forward}decode", 202, 50),
+    ]
+    table = etloom.analyze(open_run(tmp_path / "run", rows), "iterations")
+    assert table.select("engine", "phase").rows() == [("SGLang", "prefill"), ("SGLang", "decode")]
+
+
+def test_annotated_steps_prevail_and_a_given_name_prevails_over_them(tmp_path: Path) -> None:
+    rows = [*iteration(DECODE.format(1), 10, 1), event("user_annotation", "ProfilerStep#5", 0, 150)]
+    rows += [event("user_annotation", "serve 42", 5, 100)]
+    assert etloom.analyze(open_run(tmp_path / "run", rows), "steps")["step"].to_list() == [5]
+    named = open_run(tmp_path / "run", rows, step_name=r"^serve (\d+)")
+    assert etloom.analyze(named, "steps")["step"].to_list() == [42]
+    with pytest.raises(EtloomError, match=r"invalid regular expression '\('"):
+        open_run(tmp_path / "run", rows, step_name="(")
+
+
+def test_users_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_user_files", {})
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "iterations:\n  - engine: mine\n    phase: decode\n"
+        "    pattern: '^turn (?P<number>\\d+) of (?P<decode_requests>\\d+)'\n"
+    )
+    names.add_names(file)
+    try:
+        assert parse_iteration("turn 3 of 8") == Iteration("mine", "decode", 3, None, None, None)
+        assert parse_iteration(DECODE.format(1)) is not None
+    finally:
+        monkeypatch.undo()
+        names.list_names.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("iterations: 3", "section iterations: expected a list"),
+        ("iteration: []", "unknown section 'iteration'"),
+        ("iterations:\n - engine: x", "row 1 of iterations has no pattern"),
+        ("iterations:\n - pattern: '('", "is not a regular expression"),
+        ("iterations:\n - pattern: x\n   colour: y", "unknown key 'colour'"),
+        ("[", "is not YAML at line"),
+        ("- x", "expected sections of names"),
+    ],
+)
+def test_a_wrong_file_of_names_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "names.yaml"
+    file.write_text(text)
+    with pytest.raises(EtloomError, match=message) as error:
+        names.read_names(file)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("dims", "tokens"), [([[5, 2], [3]], 3), ([[5, 2]], None), ([[5], 4], None)])
+def test_tokens_come_from_the_indices_of_an_embedding_if_there_are_any(
+    tmp_path: Path, dims: list[Any], tokens: int | None
+) -> None:
+    rows = iteration("execute_new_1_cached_4", 0, 1)
+    rows.append(event("cpu_op", "aten::embedding", 2, 1, **{"Input Dims": dims}))
+    assert etloom.analyze(open_run(tmp_path / "run", rows), "iterations")["tokens"].to_list() == [tokens]

@@ -1,0 +1,100 @@
+"""Families of kernels by name: a table that users extend, and that covers the kernels of all shared traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.analyses.flops.formulas import infer_kernel_family
+from etloom.analyses.kernel_families import classify_kernels
+from etloom.core import categories, names
+
+NAMES = {
+    "void deep_ep::internode::dispatch<true, 8>(int4*, float*)": "communication",
+    "void dpsk::ep::internode::notify_dispatch<false, 4>(int const*)": "communication",
+    "dpsk::ep::intranode::combine<__nv_bfloat16>(__nv_bfloat16*)": "communication",
+    "void deep_ep::internode_ll::combine<7168>(void*)": "communication",
+    "nvshmemi_transfer_kernel(int)": "communication",
+    "void flashinfer::allreduce_fusion_kernel_oneshot_lamport<Params>(Params)": "fused_communication",
+    "void tensorrt_llm::kernels::ar_fusion::allreduce_rmsnorm_kernel<8>(float*)": "fused_communication",
+    "triton_red_fused_all_reduce_rms_norm_3": "normalisation",
+    "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(int)2>(int)": "attention",
+    "void flashinfer::norm::FusedAddRMSNormKernel<8u, c10::Half>(c10::Half*)": "normalisation",
+    "void flashinfer::activation::act_and_mul_kernel<c10::Half>(c10::Half*)": "elementwise",
+    "void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024>(float*)": "sorting",
+    "triton_poi_fused_add_0": "elementwise",
+    "triton_red_fused_sum_1": "reduction",
+    "triton__0d1d2d": "elementwise",
+    "_per_token_group_quant_fp8": "quantization",
+    "_combined_routing_compute": "routing",
+    "void (anonymous namespace)::moe_align_block_size_kernel<int>(int)": "routing",
+    "at::cuda::(anonymous namespace)::spin_kernel(long)": "waiting",
+    "nobody_knows_this": "other",
+}
+
+
+def families(kernels: list[str]) -> list[str]:
+    frame = pl.DataFrame({"cat": ["kernel"] * len(kernels), "name": kernels}).with_columns(
+        kind=categories.kernel_type()
+    )
+    return (
+        frame.select(infer_kernel_family(pl.col("kind").cast(pl.String), pl.col("name")))
+        .to_series()
+        .to_list()
+    )
+
+
+def test_families_by_name() -> None:
+    assert dict(zip(NAMES, families(list(NAMES)), strict=True)) == NAMES
+
+
+def test_rows_of_users_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_user_files", {})
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "families:\n  - {family: gemm, pattern: nobody}\ncommunication:\n  - {pattern: '^my_ring', computes: softmax}\n"
+    )
+    names.add_names(file)
+    try:
+        assert families(["nobody_knows_this", "my_ring_softmax(int)"]) == ["gemm", "fused_communication"]
+    finally:
+        monkeypatch.undo()
+        names.list_names.cache_clear()
+
+
+@pytest.mark.parametrize("row", ["{family: nothing, pattern: x}", "{family: gemm, pattern: '(?<=a)b'}"])
+def test_a_wrong_row_is_refused(tmp_path: Path, row: str) -> None:
+    file = tmp_path / "names.yaml"
+    file.write_text(f"families:\n  - {row}\n")
+    with pytest.raises(etloom.EtloomError, match=r"row 1 of families"):
+        names.read_names(file)
+
+
+TRACES = [
+    "tracelens/*.json.gz",
+    "serving/vllm_decode_full",
+    "critical_path/*.json.gz",
+    "hta_misc/negative*.json.gz",
+]
+TRACES += [
+    "hta_misc/rank-0*.json.gz",
+    "hta_multirank",
+    "dlrm",
+    "nccl_ddp",
+    "linear",
+    "simple_add",
+    "nsys/*.gz",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", TRACES)
+def test_families_cover_shared_traces(pattern: str, data: Path) -> None:
+    for path in sorted(data.glob(pattern)):
+        for trace in etloom.open(path).values():
+            kernels = classify_kernels(trace)
+            unknown = kernels.filter(pl.col("family") == "other")["dur"].sum()
+            assert unknown <= 0.03 * kernels["dur"].sum(), path

@@ -1,0 +1,79 @@
+"""Memory over time: peaks by step, and who held them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.core.errors import AnalysisError
+from etloom.core.schema import TABLES
+from etloom.core.trace import Trace
+from support import small_traces
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    """The run of small_traces.py with 100 B from before, 300 B by mm, 50 B by linear; mm frees its own."""
+    full = etloom.open(small_traces.write_run(tmp_path / "run", (0,)), use_cache=False)[0]
+    rows = [(260, 1, 300, 400), (510, 2, 50, 450), (520, 1, -300, 150), (590, 3, 200, 350), (700, 4, 8, 358)]
+    start = small_traces.BASE_NS
+    memory = pl.DataFrame(
+        [
+            (at, start + us * small_traces.US, 10, 11, addr, size, total, 1000, 1, 0)
+            for at, (us, addr, size, total) in enumerate(rows)
+        ],
+        schema=dict(list(TABLES["memory"].schema.items())[:10]),
+        orient="row",
+    )
+    return full.replace(memory=memory)
+
+
+def test_the_peak_and_who_held_it(trace: Trace) -> None:
+    table = etloom.analyze(trace, "memory-timeline")
+    assert table["step"].to_list() == [3, None]
+    row = table.row(0, named=True)
+    assert (row["peak_bytes"], row["peak_at_ns"]) == (450, small_traces.BASE_NS + 510 * small_traces.US)
+    assert (row["operator"], row["operator_bytes"], row["unknown_bytes"]) == ("aten::mm", 300, 100)
+    assert (row["allocations"], row["peak_reserved_bytes"]) == (4, 1000)
+
+
+def test_what_was_freed_no_longer_counts(trace: Trace) -> None:
+    later = trace.replace(memory=trace.memory.with_columns(total_allocated=pl.col("id").cast(pl.Int64) * 100))
+    row = etloom.analyze(later, "memory-timeline", step=3).row(0, named=True)
+    assert (row["operator"], row["operator_bytes"]) == ("aten::linear", 250)
+
+
+@pytest.mark.parametrize(("until", "allocations"), [(3, 1), (1, 0)])
+def test_what_a_step_finds_when_it_begins_is_in_its_peak(trace: Trace, until: int, allocations: int) -> None:
+    times = pl.Series("ts", [small_traces.BASE_NS + us * small_traces.US for us in (50, 260, 510)])
+    memory = trace.memory[:3].with_columns(
+        times,
+        addr=pl.Series([1, 1, 2], dtype=pl.UInt64),
+        bytes=pl.Series([600, -600, 50]),
+        total_allocated=pl.Series([600, 0, 50]),
+    )
+    table = etloom.analyze(trace.replace(memory=memory[:until]), "memory-timeline")
+    step, whole = table.rows(named=True)
+    assert (step["peak_bytes"], step["peak_at_ns"]) == (600, small_traces.BASE_NS + 100 * small_traces.US)
+    assert (step["allocations"], step["peak_reserved_bytes"], step["unknown_bytes"]) == (allocations, 1000, 0)
+    assert (whole["peak_bytes"], whole["peak_at_ns"]) == (600, small_traces.BASE_NS + 50 * small_traces.US)
+
+
+def test_what_was_there_before_the_recording_is_in_the_peak(trace: Trace) -> None:
+    freed = trace.memory[2:3].with_columns(total_allocated=pl.lit(150, pl.Int64))  # of 450 B, 300
+    whole = etloom.analyze(trace.replace(memory=freed), "memory-timeline").rows(named=True)[-1]
+    assert (whole["peak_bytes"], whole["unknown_bytes"], whole["operator"]) == (450, 450, None)
+
+
+def test_without_allocations_it_says_so(trace: Trace) -> None:
+    with pytest.raises(AnalysisError, match="profile_memory"):
+        etloom.analyze(trace.replace(memory=TABLES["memory"].empty()), "memory-timeline")
+
+
+def test_peaks_of_a_real_run(data: Path) -> None:
+    job = etloom.open(data / "tracelens" / "h100_qwen.json.gz")
+    table = etloom.analyze(job, "memory-timeline").filter(pl.col("device_type") == 1)
+    assert table["peak_bytes"].to_list() == [2_088_508_416] * 2

@@ -1,0 +1,59 @@
+"""An analysis of several ranks, of which some cannot answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+import etloom
+from etloom.cli import app
+from etloom.core.errors import AnalysisError, EtloomWarning
+from etloom.core.trace import Job
+from support import small_traces
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Ranks 0 to 2; the profile of 1 and 2 holds the host alone."""
+    whole = etloom.open(small_traces.write_run(tmp_path / "run", (0, 1, 2)), use_cache=False)
+    host = pl.col("cat").is_in(["cpu_op", "user_annotation"])
+    traces = {
+        rank: trace.replace(events=trace.events.filter(host), launches=trace.launches.clear())
+        if rank
+        else trace
+        for rank, trace in whole.items()
+    }
+    return Job(traces, whole.meta)
+
+
+def test_the_ranks_that_can_answer_do(job: Job) -> None:
+    alone = etloom.analyze(job[0], "launches")
+    with pytest.warns(
+        EtloomWarning, match="launches: no answer for ranks 1, 2: the trace contains no GPU activity"
+    ) as caught:
+        table = etloom.analyze(job, "launches")
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert table["rank"].unique().to_list() == [0]
+    assert table.drop("rank").equals(alone)
+    both = etloom.analyze(job, "temporal-breakdown")
+    assert dict(both.select("rank", "basis").unique().rows()) == {0: "device", 1: "host", 2: "host"}
+
+
+def test_where_no_rank_can_the_first_says_why(job: Job) -> None:
+    with pytest.raises(AnalysisError, match="contains no GPU activity"):
+        etloom.analyze(Job({rank: job[rank] for rank in (1, 2)}), "launches")
+    with pytest.raises(AnalysisError, match="the trace contains no step 99"):
+        etloom.analyze(job, "temporal-breakdown", step=99)
+
+
+def test_the_command_line_says_which_ranks_are_left_out_and_why(job: Job, tmp_path: Path) -> None:
+    etloom.export(job, tmp_path / "kept.parquet")
+    done = CliRunner().invoke(app, ["analyze", "launches", str(tmp_path / "kept.parquet"), "--format", "csv"])
+    assert done.exit_code == 0, done.output
+    assert {line.split(",")[0] for line in done.stdout.splitlines()[1:]} == {"0"}
+    assert done.stderr == "etloom: no answer for ranks 1, 2: the trace contains no GPU activity\n"
+    every = CliRunner().invoke(app, ["analyze", "temporal-breakdown", str(tmp_path / "kept.parquet")])
+    assert every.exit_code == 0 and every.stderr == ""

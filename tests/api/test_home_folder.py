@@ -1,0 +1,50 @@
+"""A leading ~ is the home folder wherever a path enters, and no folder called ~ appears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import etloom
+from etloom.collector.option_parsing import expand_folder_name
+from etloom.core.paths import expand_home
+from support import small_traces
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    small_traces.write_run(folder / "run")
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(tmp_path / "work")
+    return folder
+
+
+def test_verbs_take_paths_in_the_home_folder(home: Path) -> None:
+    job = etloom.open("~/run", use_cache=False)
+    assert len(job) == 2
+    files = sorted((home / "run").iterdir())
+    assert etloom.open({0: f"~/run/{files[0].name}", 1: [f"~/run/{files[1].name}"]}, use_cache=False).ranks
+    assert etloom.info("~/run")["ranks"] == job.ranks
+    assert etloom.export(job, "~/out/x.json") == home / "out" / "x.json"
+    assert etloom.report(Path("~/run"), "~/report.html").is_file()
+    assert not list(Path.cwd().iterdir())
+
+
+def test_commands_take_paths_in_the_home_folder(
+    home: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert call("export", "~/run", "--out=~/y.json")[0] == 0
+    assert (home / "y.json").is_file() and not list(Path.cwd().iterdir())
+
+
+def test_the_folder_of_a_recording_may_be_in_the_home_folder(home: Path) -> None:
+    assert expand_folder_name("~/runs/x") == str(home / "runs" / "x")
+
+
+def test_an_unknown_user_is_left_as_it_is() -> None:
+    assert expand_home("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+    assert expand_home("a/~/b") == Path("a/~/b")

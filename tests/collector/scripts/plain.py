@@ -1,0 +1,6 @@
+"""Trains, and nothing else."""
+
+from training import describe, train
+
+train()
+describe()

@@ -1,0 +1,125 @@
+"""collect --fake-world: ranks of a job that does not run, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import etloom
+from etloom.core.errors import CollectError
+from etloom.core.trace import Trace
+from support.paths import ROOT
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+import os, torch, torch.distributed as dist
+{imports}
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.cuda.manual_seed(0)
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.amp.GradScaler("cuda")
+for step in range(1000):
+    batch = torch.randn(8, 64).to("cuda", non_blocking=True)
+    with torch.autocast("cuda", dtype=torch.float16), torch.cuda.stream(torch.cuda.Stream()):
+        loss = model(batch).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    assert loss.is_cuda and loss.device.index == dist.get_rank() % 8
+    print(step, loss.item(), torch.cuda.get_device_name())
+"""
+EXAMPLE = (
+    "--tensor",
+    "2",
+    "--pipeline",
+    "2",
+    "--layers",
+    "2",
+    "--width",
+    "64",
+    "--heads",
+    "4",
+    "--length",
+    "32",
+)
+EXAMPLE += ("--vocabulary", "128", "--micro-batches", "3")
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
+    """Rank 5 of 8: stage 1 of 2, replica 0 of 2, shard 1 of 2."""
+    out = tmp_path_factory.mktemp("fake") / "run"
+    command = [sys.executable, str(ROOT / "examples/train_gpt.py"), *EXAMPLE]
+    result = etloom.collect(command, out, fake_world=8, ranks="5")
+    assert (result.exit_status, list(result.ranks)) == (0, [5])
+    return out, etloom.open(out, use_cache=False)[5]
+
+
+def test_the_example_is_recorded_with_its_shapes(gpt: tuple[Path, Trace]) -> None:
+    _, trace = gpt
+    names = trace.nodes["name"].cast(pl.String)
+    assert (names == "aten::_fused_adamw_").sum() == 1
+    assert (names == "ProfilerStep#1").sum() == 1
+    assert "read.repaired_parent" not in trace.stats["name"].to_list()
+    product = trace.nodes.filter(names == "aten::mm")["id"][0]
+    shapes = trace.tensors.filter(pl.col("node") == product, pl.col("io") == 0)["shape"].cast(pl.String)
+    assert shapes.to_list() == ["[32, 64]", "[64, 96]"]  # 3 x 64 columns on two shards
+    assert set(trace.tensors["device"].cast(pl.String).drop_nulls()) <= {"cuda:5", "cpu"}
+
+
+def test_communications_name_their_groups(gpt: tuple[Path, Trace]) -> None:
+    _, trace = gpt
+    facts = trace.comms.select(
+        pl.col("collective", "pg_desc", "ranks").cast(pl.String), "peer", "bytes", "group_size"
+    )
+    tensor = facts.filter(pl.col("pg_desc") == "tensor_parallel")
+    assert set(tensor["ranks"]) == {"[4, 5]"}
+    assert tensor.height == 3 * 4  # three micro-batches, two sums forward and two backward in one layer
+    data = facts.filter(pl.col("pg_desc") == "data_parallel")
+    assert set(data["ranks"]) == {"[5, 7]"}
+    messages = facts.filter(pl.col("collective").is_in(["send", "recv"]))
+    assert set(messages["peer"]) == {1}
+    assert messages.height == 6
+    assert set(messages["bytes"]) == {32 * 64 * 2}
+
+
+def test_the_peak_of_memory_is_recorded(gpt: tuple[Path, Trace]) -> None:
+    out, _ = gpt
+    facts = json.loads((out / "fake_rank_5.json").read_text())
+    parameters = 64 * (2 * 64 + 96 + 32 + 2 * 128 + 4 * 2) + 64 * 128  # bounds: layer, norms and head
+    assert 4 * 3 * parameters * 0.5 < facts["peak_memory_bytes"] < 50e6
+    row = etloom.predict(out, device="a100", network="dgx-a100").table.row(0, named=True)
+    assert row["peak_memory_bytes"] == facts["peak_memory_bytes"]
+    assert row["bubble_ns"] > 0
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_change(tmp_path: Path) -> None:
+    """Device calls, autocast, a GradScaler, a fused optimizer and streams work without a GPU."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(imports=""))
+    result = etloom.collect(
+        [sys.executable, str(script)], tmp_path / "run", fake_world=512, ranks="511", steps="0:2"
+    )
+    assert (result.exit_status, list(result.ranks)) == (0, [511])
+    trace = etloom.open(tmp_path / "run", use_cache=False)[511]
+    assert trace.nodes["name"].cast(pl.String).str.starts_with("ProfilerStep#").sum() == 2
+
+
+def test_sizes_ranks_and_options_are_checked(tmp_path: Path) -> None:
+    for options, message in (
+        ({"fake_world": 0}, "expected 1 to"),
+        ({"fake_world": 8, "ranks": "8"}, "unknown rank 8 of 8"),
+        ({"fake_world": 8, "every": 10}, "cannot be combined"),
+    ):
+        with pytest.raises(CollectError, match=message):
+            etloom.collect([sys.executable, "train.py"], tmp_path / "run", **options)

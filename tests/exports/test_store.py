@@ -1,0 +1,393 @@
+"""A store of runs: equal answers, no second reading, resumption after a kill, readable by others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import etloom
+from etloom.analyses.answers import answer, find_stored_answer
+from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, ReadError
+from etloom.core.schema import TABLES
+from etloom.core.trace import Job
+from etloom.exports.store import adding, batches, summaries
+from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
+from etloom.formats.parquet import stored_runs
+from support import small_traces
+from support.fleets import LATE_US, write_fleet
+
+QUESTIONS = (*RANK_QUESTIONS, *JOB_QUESTIONS, *GRAPH_QUESTIONS)
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fleet(tmp_path_factory.mktemp("runs") / "monday", 4)
+
+
+@pytest.fixture(scope="module")
+def store(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores") / "store"
+    etloom.store_add(run, to=folder, jobs=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job(run: Path) -> Job:
+    return etloom.open(run, use_cache=False)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the questions of which a test needs the answers."""
+    monkeypatch.setattr(summaries, "RANK_QUESTIONS", RANK_QUESTIONS[:1])
+    monkeypatch.setattr(
+        summaries,
+        "JOB_QUESTIONS",
+        [item for item in JOB_QUESTIONS if item.file in ("stragglers", "arrivals", "collectives")],
+    )
+    monkeypatch.setattr(summaries, "GRAPH_QUESTIONS", GRAPH_QUESTIONS[1:])
+    monkeypatch.setattr(summaries, "MAX_GRAPH_EVENTS", 0)
+
+
+@pytest.fixture
+def stored(store: Path) -> Job:
+    return etloom.open(store / "run=monday")
+
+
+def answers_of(job: Job, name: str, **options: object) -> tuple[pl.DataFrame | str, list[str]]:
+    try:
+        result = answer(job, name, **options)
+    except AnalysisError as error:
+        return str(error), []
+    return result.table, result.explain_refusals()
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.file)
+def test_stored_answers_equal_those_in_memory(
+    job: Job, stored: Job, question: summaries.StoredQuestion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, refusals = answers_of(job, question.analysis, **question.options)
+    monkeypatch.setattr(type(stored), "table", lambda *_: pytest.fail("a table was read"))
+    kept, kept_refusals = answers_of(stored, question.analysis, **question.options)
+    assert kept_refusals == refusals
+    if isinstance(expected, str):
+        assert kept == expected
+    else:
+        assert isinstance(kept, pl.DataFrame)
+        assert_frame_equal(kept, expected, check_exact=True)
+
+
+def test_the_tables_and_facts_of_a_stored_run_equal_those_in_memory(job: Job, stored: Job) -> None:
+    assert dict(stored.meta) == dict(job.meta)
+    assert etloom.info(stored) == etloom.info(job)
+    for rank, trace in job.items():
+        assert dict(stored[rank].meta) == dict(trace.meta)
+        for name in TABLES:
+            assert_frame_equal(stored[rank].table(name), trace.table(name), categorical_as_str=True)
+            assert stored[rank].rows(name) == trace.rows(name)
+    for name in TABLES:
+        assert_frame_equal(stored.table(name), job.table(name), categorical_as_str=True)
+    sql = "select rank, cat, count(*) n from events group by rank, cat order by rank, cat"
+    assert_frame_equal(etloom.query(stored, sql), etloom.query(job, sql))
+
+
+def test_stored_answers_need_no_rank(store: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may hold ten thousand ranks."""
+    monkeypatch.setattr(stored_runs._StoredRun, "open_rank", lambda *_: pytest.fail("a rank was opened"))
+    path = store / "run=monday"
+    for command in (["info", path], ["analyze", "stragglers", path], ["store", "stragglers", store]):
+        assert call(*command)[0] == 0
+    opened = etloom.open(path)
+    assert etloom.query(opened, "select rank, count(*) n from events group by rank").height == 4
+    assert opened.stats["rank"].n_unique() == 4
+
+
+def test_options_and_parts_of_a_run_are_computed_from_its_tables(
+    job: Job, stored: Job, store: Path, call: Call
+) -> None:
+    for name, options in (("temporal-breakdown", {"step": 1}), ("top-ops", {"by": "count"})):
+        assert find_stored_answer(stored, name, options) is None
+        assert_frame_equal(*(etloom.analyze(run, name, **options) for run in (stored, job)))
+    assert find_stored_answer(stored, "top-ops", {"top": 20}) is not None  # the default
+    step = call("analyze", "collectives", store / "run=monday", "--step", 0, "--format", "json")[1]
+    assert len(json.loads(step)) == 1
+    part = etloom.select(stored, rank=[2, 3])
+    assert part.stored is None
+    assert etloom.analyze(part, "imbalance")["ranks"].max() == 2
+
+
+def test_check_and_diff_and_report_take_stored_runs(run: Path, store: Path, tmp_path: Path) -> None:
+    path = store / "run=monday"
+    assert_frame_equal(etloom.check(path, path).table, etloom.check(run, run).table)
+    assert_frame_equal(etloom.diff(path, run).table("category"), etloom.diff(run, run).table("category"))
+    etloom.report(path, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_other_programs_read_the_store(store: Path) -> None:
+    events = pl.read_parquet(store / "run=*" / "rank=*" / "events.parquet", hive_partitioning=True)
+    assert events.select("run", "rank").unique().sort("rank").rows() == [
+        ("monday", rank) for rank in range(4)
+    ]
+    arrivals = pl.read_parquet(store / "run=*" / "summaries" / "arrivals.parquet", hive_partitioning=True)
+    assert arrivals["rank"].n_unique() == 4
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    query = f"select count(*) from read_parquet('{store}/*/*/events.parquet', hive_partitioning = true) where rank = 3"
+    assert duckdb.sql(query).fetchall() == [(events.filter(rank=3).height,)]
+
+
+def test_a_run_is_added_once(run: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adding, "load_path", lambda *_: pytest.fail("the run was read again"))
+    (added,) = etloom.store_add(run, to=store)
+    assert (added.name, added.ranks, added.is_new) == ("monday", tuple(range(4)), False)
+
+
+@pytest.mark.usefixtures("brief")
+def test_changed_files_replace_a_run(tmp_path: Path) -> None:
+    run, store = write_fleet(tmp_path / "run", 2), tmp_path / "store"
+    etloom.store_add(run, to=store, jobs=1)
+    write_fleet(run, 2, steps=4)
+    os.utime(run / "kineto_trace_0.json", (0, 0))
+    (added,) = etloom.store_add(run, to=store, jobs=1)
+    assert added.is_new
+    assert etloom.info(added.path)["steps"] == [0, 1, 2, 3]
+    assert sorted(path.name for path in (store / ".adding").iterdir()) == ["run.lock"]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing handles it."""
+
+
+KILL_POINTS: list[tuple[object, str]] = [
+    (batches, "summarize_ranks"),
+    (summaries, "write_rank_answers"),
+    (summaries, "write_job_answers"),
+    (adding.staging.Staging, "publish"),
+]
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("place", KILL_POINTS, ids=lambda place: place[1])
+def test_a_killed_addition_goes_on_where_it_stopped(
+    run: Path, tmp_path: Path, place: tuple[object, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    source = adding.staging.describe_source(run, None)
+    stage = adding.staging.Staging(store, "monday", source.key)
+    assert source.discovered is not None
+
+    def prepare() -> None:
+        stage.parts.mkdir(parents=True, exist_ok=True)
+        for batch in batches.list_batches(source.discovered, stage.folder, stage.parts, 1):
+            batches.prepare_batch(batch.to_json())
+        etloom.store_add(run, to=store, jobs=1)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    adding.open_store(store, create=True)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(*place, die)
+        prepare()
+    assert etloom.store_list(store).is_empty()
+    kept = {file: file.stat().st_mtime_ns for file in stage.folder.glob("rank=*/events.parquet")}
+    etloom.store_add(run, to=store, jobs=1)
+    events = {
+        file.parent.name: file.stat().st_mtime_ns for file in store.glob("run=monday/rank=*/events.parquet")
+    }
+    assert {file.parent.name: time for file, time in kept.items()}.items() <= events.items()
+    assert etloom.analyze(store / "run=monday", "stragglers")["rank"][0] == 2
+
+
+def test_a_second_writer_of_the_same_run_is_refused(run: Path, store: Path) -> None:
+    stage = adding.staging.Staging(store, "monday", "key")
+    with stage.locked(), pytest.raises(EtloomError, match="being added by another process"):
+        etloom.store_add(run, to=store)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_run_stays_locked_as_long_as_a_process_prepares_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that adds the run may be killed, and those that it started go on."""
+    run, store = write_fleet(tmp_path / "run", 9, steps=1), tmp_path / "store"
+    kept = []
+
+    def start(*_: object, pass_fds: tuple[int, ...], **__: object) -> None:
+        kept.extend(map(os.dup, pass_fds))  # as a child has them
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(batches.subprocess, "run", start)
+        etloom.store_add(run, to=store, jobs=2)
+    with pytest.raises(EtloomError, match="being added by another process"):
+        etloom.store_add(run, to=store, jobs=1)
+    for descriptor in kept:
+        os.close(descriptor)
+    assert etloom.store_add(run, to=store, jobs=1)[0].is_new
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief")
+def test_processes_prepare_the_same_store(tmp_path: Path) -> None:
+    larger = write_fleet(tmp_path / "larger", 9, steps=1)
+    (added,) = etloom.store_add(larger, to=tmp_path / "store", jobs=2)
+    (alone,) = etloom.store_add(larger, to=tmp_path / "alone", jobs=1)
+    for file in sorted((alone.path / "summaries").glob("*.parquet")):
+        assert file.read_bytes() == (added.path / "summaries" / file.name).read_bytes(), file.name
+
+
+@pytest.mark.usefixtures("brief")
+def test_files_of_several_ranks_and_saved_runs_are_added(job: Job, tmp_path: Path) -> None:
+    saved = etloom.export(job, tmp_path / "saved.parquet")
+    (added,) = etloom.store_add(saved, to=tmp_path / "store", name="saved")
+    assert_frame_equal(etloom.analyze(added.path, "stragglers"), etloom.analyze(job, "stragglers"))
+
+
+def test_unreadable_ranks_are_stats_and_do_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries, "JOB_QUESTIONS", ())
+    monkeypatch.setattr(summaries, "GRAPH_QUESTIONS", ())
+    run = write_fleet(tmp_path / "run", 3)
+    (run / "kineto_trace_1.json").write_text('{"schemaVersion": 1, "traceEvents": 5}')
+    (added,) = etloom.store_add(run, to=tmp_path / "store", jobs=1)
+    assert added.ranks == (0, 2)
+    stats = etloom.open(added.path).stats
+    assert_frame_equal(stats, etloom.open(run, use_cache=False).stats)
+    assert "job.unreadable_file" in stats["name"]
+
+
+@pytest.mark.usefixtures("brief")
+def test_answers_of_other_code_are_computed_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    (added,) = etloom.store_add(run, to=store, jobs=1)
+    manifest = added.path / "meta.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "code": "0"}))
+    opened = etloom.open(added.path)
+    assert find_stored_answer(opened, "stragglers", {}) is None
+    assert etloom.analyze(opened, "stragglers")["rank"][0] == 2
+    assert etloom.store_list(store)["is_current"].to_list() == [False]
+    (refreshed,) = etloom.store_refresh(store, jobs=1)
+    assert refreshed.is_new
+    row = etloom.store_list(store).row(0, named=True)
+    assert (row["is_current"], row["source"]) == (True, str(run.resolve()))
+    assert find_stored_answer(etloom.open(added.path), "stragglers", {}) is not None
+
+
+@pytest.mark.usefixtures("brief")
+def test_graph_questions_of_large_runs_are_left_out_and_counted(run: Path, tmp_path: Path) -> None:
+    (added,) = etloom.store_add(run, to=tmp_path / "store", jobs=1)
+    opened = etloom.open(added.path)
+    assert "store.not_summarized" in opened.run_stats["name"]
+    assert find_stored_answer(opened, "slowdown", {}) is None
+
+
+@pytest.mark.usefixtures("brief")
+def test_slow_hosts_are_named_over_the_last_runs(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for number, slow in enumerate([(0,), (4, 5), (5,)]):
+        etloom.store_add(write_fleet(tmp_path / f"run{number}", 6, slow=slow), to=store, jobs=1)
+    table = etloom.store_stragglers(store, last=2)
+    slow_hosts = table.filter(pl.col("slow_runs") > 0)
+    assert slow_hosts.select("host", "runs", "slow_runs", "ranks").rows() == [("rack1-node2", 2, 2, 2)]
+    assert table["delay_ns"][0] >= 3 * LATE_US * 1000
+    assert slow_hosts["late_confirmed"].to_list() == [6]
+    assert etloom.store_stragglers(store)["host"].to_list()[:2] == ["rack1-node2", "rack0-node0"]
+    racks = etloom.store_stragglers(store, "rack").select("rack", "slow_runs")
+    assert dict(racks.iter_rows()) == {"rack1": 2, "rack0": 1}
+    named = etloom.store_stragglers(store, "rack", rack_pattern="node([0-9])")
+    assert named["rack"][0] == "2"
+    assert etloom.store_stragglers(store, "rank", last=1)["rank"][0] == 5
+
+
+@pytest.mark.usefixtures("brief")
+def test_wrong_arguments_are_one_line(run: Path, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="cannot name a run"):
+        etloom.store_add(run, to=store, name="../x")
+    with pytest.raises(InvalidValue, match="2 runs cannot all be named"):
+        etloom.store_add(run, run, to=store, name="x")
+    with pytest.raises(EtloomError, match="is not a store"):
+        etloom.store_add(run, to=run)
+    with pytest.raises(ReadError, match="is not a store"):
+        etloom.store_list(run)
+    other = write_fleet(tmp_path / "monday", 2)
+    with pytest.raises(EtloomError, match="specify another --name"):
+        etloom.store_add(other, to=store)
+    with pytest.raises(InvalidValue, match="not a regular expression"):
+        etloom.store_stragglers(store, "rack", rack_pattern="(")
+    with pytest.raises(InvalidValue, match="0 groups"):
+        etloom.store_stragglers(store, "rack", rack_pattern="x")
+    nameless = tmp_path / "nameless"
+    etloom.store_add(small_traces.write_run(tmp_path / "alone", (0,)), to=nameless, jobs=1)
+    with pytest.raises(AnalysisError, match="no run has ranks that can be compared"):
+        etloom.store_stragglers(nameless)
+
+
+def test_a_store_of_one_run_is_that_run_and_of_several_names_them(store: Path, tmp_path: Path) -> None:
+    assert etloom.open(store).ranks == list(range(4))
+    several = tmp_path / "several"
+    shutil.copytree(store, several)
+    shutil.copytree(store / "run=monday", several / "run=tuesday")
+    with pytest.raises(ReadError, match=r"store of 2 runs.*run=tuesday"):
+        etloom.open(several)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("meta.json", b"{}"),
+        ("meta.json", b'{"store": 2, "meta": {}}'),
+        ("meta.json", b'{"store": 1, "meta": 5}'),
+        ("meta.json", b"\xff"),
+        ("summaries/ranks.parquet", b"PAR1"),
+        ("summaries/stats.parquet", b""),
+    ],
+)
+def test_damaged_stores_are_one_line(store: Path, tmp_path: Path, file: str, content: bytes) -> None:
+    run = tmp_path / "run=x"
+    shutil.copytree(store / "run=monday", run)
+    (run / file).write_bytes(content)
+    with pytest.raises(ReadError, match=file.rpartition("/")[2]) as caught:
+        etloom.open(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_hostile_manifests_open_no_other_file(store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run=x"
+    shutil.copytree(store / "run=monday", run)
+    pl.DataFrame({"secret": [1]}).write_parquet(tmp_path / "secret.parquet")
+    content = json.loads((run / "meta.json").read_text())
+    for entry in content["answers"]:
+        entry["file"] = "../../secret"
+    (run / "meta.json").write_text(json.dumps({**content, "answers": [*content["answers"], 3]}))
+    assert find_stored_answer(etloom.open(run), "stragglers", {}) is None
+    wrong = pl.read_parquet(store / "run=monday" / "summaries" / "clocks.parquet")
+    wrong.write_parquet(run / "summaries" / "stragglers.parquet")
+    (run / "meta.json").write_text((store / "run=monday" / "meta.json").read_text())
+    assert find_stored_answer(etloom.open(run), "stragglers", {}) is None
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
+    store = tmp_path / "store"
+    status, _, messages = call("store", "add", run, "--to", store, "--jobs", "1")
+    assert status == 0
+    assert "run=monday: added 4 ranks" in messages
+    assert "unchanged" in call("store", "add", run, "--to", store)[2]
+    assert json.loads(call("store", "list", store, "--format", "json")[1])[0]["run"] == "monday"
+    status, text, _ = call("store", "stragglers", store, "--by", "rank", "--format", "csv")
+    assert (status, text.splitlines()[1].split(",")[0]) == (0, "2")
+    assert call("store", "stragglers", store, "--by", "x")[0] == 2
+    assert "every run is of this version" in call("store", "refresh", store)[2]
+    assert call("info", store)[0] == 0

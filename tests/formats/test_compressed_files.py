@@ -1,0 +1,157 @@
+"""Opening packed files: the same bytes, everything before a damage, and no bombs."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from etloom import formats
+from etloom.core import registry
+from etloom.core.errors import LimitError, ReadError
+from etloom.formats.io import compression
+
+PLAIN = b"".join(b'{"id": %d, "name": "aten::mul"},\n' % i for i in range(100_000))
+PACKINGS = {
+    "plain": PLAIN,
+    "gzip": gzip.compress(PLAIN),
+    "gzip of two members": gzip.compress(PLAIN[:1000]) + gzip.compress(PLAIN[1000:]),
+    "gzip padded with zeros": gzip.compress(PLAIN) + bytes(512),
+    "zstd": zstandard.ZstdCompressor().compress(PLAIN),
+    "zstd of two frames": zstandard.ZstdCompressor().compress(PLAIN[:1000])
+    + zstandard.ZstdCompressor().compress(PLAIN[1000:]),
+}
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
+def test_every_packing_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "unknown"
+    path.write_bytes(PACKINGS[kind])
+    assert b"".join(compression.read_chunks(path)) == PLAIN
+    assert compression.read_content(path, 1 << 30) == (PLAIN, None)
+    with compression.decompressed_file(path, ".x") as plain:
+        assert plain.read_bytes() == PLAIN
+        assert (plain == path) == (kind == "plain")
+    assert plain.exists() == (kind == "plain")
+
+
+@pytest.mark.parametrize("size", [1, 100, 1 << 16, 1 << 24])
+def test_a_stream_gives_at_most_what_is_asked(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    short = PLAIN[:3000]
+    path.write_bytes(gzip.compress(short))
+    out = io.BytesIO()
+    with compression.open_decompressed(path) as stream:
+        while piece := stream.read(size):
+            assert len(piece) <= size
+            out.write(piece)
+    assert out.getvalue() == short
+
+
+def test_gzip_cut_off_anywhere_gives_all_that_came_before(tmp_path: Path) -> None:
+    path, packed, rng = tmp_path / "x", PACKINGS["gzip"], random.Random(1)
+    for cut in (3, 20, len(packed) - 4, *(rng.randrange(20, len(packed)) for _ in range(20))):
+        path.write_bytes(packed[:cut])
+        data, complaint = compression.read_content(path, 1 << 30)
+        assert complaint == "the compressed data ends early"
+        assert PLAIN.startswith(data)
+        # Deflate writes blocks; all but the last part of one is there.
+        assert len(data) >= len(PLAIN) * cut / len(packed) * 0.8 - 300_000
+        with compression.open_decompressed(path) as stream:
+            assert stream.read(100) == data[:100] if data else True
+        with (
+            pytest.raises(ReadError, match="compressed data is damaged"),
+            compression.decompressed_file(path, ".x"),
+        ):
+            pass
+    path.write_bytes(packed[:-4])
+    assert compression.read_content(path, 1 << 30)[0] == PLAIN
+
+
+def test_flipped_bits_are_told(tmp_path: Path) -> None:
+    path, packed = tmp_path / "x", bytearray(PACKINGS["gzip"])
+    packed[len(packed) // 2] ^= 0xFF
+    path.write_bytes(packed)
+    assert compression.read_content(path, 1 << 30)[1] is not None
+
+
+def test_a_small_file_that_grows_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "BOMB_FLOOR", 1 << 20)
+    for name, packed in (
+        ("gzip", gzip.compress(bytes(1 << 26))),
+        ("zstd", zstandard.ZstdCompressor().compress(bytes(1 << 26))),
+    ):
+        path = tmp_path / name
+        path.write_bytes(packed)
+        with pytest.raises(LimitError, match="decompress to more than 200 times"):
+            list(compression.read_chunks(path))
+    plain = tmp_path / "plain"
+    plain.write_bytes(bytes(1 << 21))
+    assert sum(map(len, compression.read_chunks(plain))) == 1 << 21
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_a_bomb_is_refused_by_its_beginning(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    """However long the file is, so that time and memory stay small; and events that are all alike are no exception."""
+    path = tmp_path / "kineto_trace_0.json"
+    path.write_bytes(compress(b'{"traceEvents":[' + b'{"ph":"X","ts":1},' * (1 << 22)) * 3)
+    with pytest.raises(LimitError, match="ETLOOM_MAX_RATIO") as refused:
+        formats.read(path)
+    first = re.search("its first ([0-9,]+) bytes", str(refused.value))
+    assert first is not None and int(first[1].replace(",", "")) <= max(1 << 18, path.stat().st_size / 2)
+
+
+def test_a_limit_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(
+        gzip.compress(b'{"traceEvents":[' + b'{"ph":"X","ts":1},' * 50_000 + b'{"ph":"X","ts":1}]}')
+    )
+    monkeypatch.setattr(compression, "BOMB_FLOOR", 1 << 10)
+    with pytest.raises(LimitError):
+        formats.read(path)
+    monkeypatch.setenv("ETLOOM_MAX_RATIO", "2000")
+    assert len(formats.read(path).events) == 50_001
+    monkeypatch.setenv("ETLOOM_MAX_ROWS", "1000")
+    with pytest.raises(LimitError, match="contains more than 1,000 rows"):
+        formats.read(path)
+
+
+def test_the_callers_limit_holds_for_plain_files_too(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(PLAIN)
+    with pytest.raises(LimitError, match="contains more than 1,000 bytes"):
+        compression.read_content(tmp_path / "x", 1000)
+
+
+def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(ReadError, match="cannot be opened"):
+            compression.read_content(path, 10)
+
+
+def test_each_file_is_claimed_by_one_reader(data: Path, own: Path) -> None:
+    readers = {name: registry.get("readers", name) for name in registry.list_plugins("readers")}
+    expected = {"chakra": "chakra", "nsys": "nsys", "flight_recorder": "flight-recorder", "xplane": "xplane"}
+    results = {
+        "vtrain",
+        "straggler_what_if",
+        "serving",
+        "astra_sim",
+        "flight_recorder",
+    }  # not only traces
+    for path in (*data.rglob("*.*"), *(own / "flight_recorder").glob("nccl*")):
+        if path.suffix in (".md", ".py") or path.is_dir():
+            continue
+        with compression.open_decompressed(path) as stream:
+            head = stream.read(1 << 16)
+        claims = [name for name, reader in readers.items() if reader.sniff(head)]
+        folder = path.relative_to(data).parts[0] if path.is_relative_to(data) else path.parent.name
+        assert len(claims) == 1 or (not claims and folder in results), path
+        assert not claims or expected.get(folder, claims[0]) == claims[0], path

@@ -1,0 +1,210 @@
+"""A trace or job that is saved reads back equal, to us and to others, and nothing else is overwritten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+import etloom
+from etloom.core.errors import EtloomError, ReadError
+from etloom.core.schema import TABLES
+from etloom.core.trace import Job, Trace
+from etloom.formats import parquet as reader
+from etloom.formats.parquet import writer as export
+from support import random_traces, small_traces
+from support.examples import examples
+
+
+def assert_same(one: Trace, other: Trace) -> None:
+    assert dict(one.meta) == dict(other.meta)
+    assert set(one.tables) == set(other.tables)
+    for name, frame in one.tables.items():
+        assert list(frame.schema.items()) == list(other.table(name).schema.items())
+        assert frame.equals(other.table(name), null_equal=True), name
+
+
+@settings(max_examples=examples(60))
+@given(random_traces.traces)
+def test_a_trace_reads_back_equal(trace: Trace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        export.write(trace, Path(folder, "it.parquet"))
+        back = reader.read(Path(folder, "it.parquet"))
+        assert isinstance(back, Trace)
+        assert_same(trace, back)
+
+
+@settings(max_examples=examples(30))
+@given(random_traces.jobs)
+def test_a_job_reads_back_equal(job: Job) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        export.write(job, Path(folder, "it.parquet"))
+        back = reader.read(Path(folder, "it.parquet"))
+        assert isinstance(back, Job)
+        assert dict(back.meta) == dict(job.meta)
+        assert back.ranks == job.ranks
+        assert back.run_stats.equals(job.run_stats)
+        for rank, trace in job.items():
+            assert_same(trace, back[rank])
+
+
+@pytest.mark.parametrize("folder", ["cpu/ddp_2", "hta_multirank", "simple_add"])
+def test_a_real_run_reads_back_equal_and_linked(data: Path, folder: str, tmp_path: Path) -> None:
+    job = etloom.open(data / folder)
+    etloom.export(job, tmp_path / "run.parquet")
+    back = etloom.open(tmp_path / "run.parquet")
+    assert back.ranks == job.ranks
+    assert back.run_stats.equals(job.run_stats)
+    for rank, trace in job.items():
+        assert_same(trace, back[rank])
+        alone = etloom.open(tmp_path / "run.parquet" / f"rank={rank}")
+        assert_same(trace, alone[rank])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return etloom.open(small_traces.write_run(tmp_path / "run"), use_cache=False)
+
+
+def test_others_read_it_with_the_rank_as_a_column(job: Job, tmp_path: Path) -> None:
+    export.write(job, tmp_path / "it")
+    everywhere = pl.read_parquet(tmp_path / "it" / "rank=*" / "events.parquet", hive_partitioning=True)
+    assert everywhere.group_by("rank").len().sort("rank").rows() == [(0, 7), (1, 7)]
+    arrow = pq.read_table(tmp_path / "it" / "rank=1" / "events.parquet", partitioning=None)
+    assert arrow.column("name").to_pylist()[:2] == ["ProfilerStep#3", "aten::linear"]
+    assert arrow.column("ts").to_pylist()[0] == small_traces.BASE_NS + 100_000
+
+
+def test_its_meta_json_and_folder_are_told_by_content(job: Job, tmp_path: Path) -> None:
+    export.write(job, tmp_path / "it")
+    assert reader.sniff_folder(tmp_path / "it")
+    assert reader.sniff_folder(tmp_path / "it" / "rank=0")
+    assert not reader.sniff_folder(tmp_path)
+    assert reader.sniff((tmp_path / "it" / "meta.json").read_bytes()[:64])
+    assert isinstance(etloom.read(tmp_path / "it" / "meta.json"), Job)
+
+
+def test_what_was_saved_before_is_replaced_and_nothing_else(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    target.mkdir()
+    export.write(job, target)
+    export.write(job[0], target)
+    assert not (target / "rank=0").exists()
+    (target / "notes.txt").write_text("mine")
+    for taken in (target, tmp_path / "run", tmp_path / "run" / "torch_et_0.json"):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(EtloomError, match="was not written by etloom"):
+            export.write(job, taken)
+        assert sorted(tmp_path.rglob("*")) == before
+    assert (target / "notes.txt").read_text() == "mine"
+
+
+def test_a_write_that_fails_leaves_nothing_and_keeps_what_was_there(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job, target)
+    with pytest.raises(TypeError):
+        export.write(job[0].replace(meta={"not json": object()}), target)
+    assert isinstance(reader.read(target), Job)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == ["it.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "meta.json",
+            b'{"etloom": "9", "layout": 2, "kind": "trace", "meta": {}}',
+            "has layout 2, not 1; update etloom",
+        ),
+        ("meta.json", b'{"etloom": "9"', "is not the meta.json of a saved trace; export it again"),
+        (
+            "meta.json",
+            b'{"etloom": 1, "layout": 1, "kind": "x", "meta": {}}',
+            "is not the meta.json of a saved trace",
+        ),
+        ("meta.json", b'{"etloom": 1, "layout": 1, "kind": "trace", "meta": 3}', "is not the meta.json"),
+        (
+            "meta.json",
+            b'{"etloom": 1, "layout": 1, "kind": "trace", "meta": {}, "tables": ["events"]}',
+            "is not the meta.json",
+        ),
+        ("meta.json", b"[]", "is not the meta.json"),
+        ("meta.json", b"[" * 100_000, "is not the meta.json"),
+        ("events.parquet", b"PAR1 and no more", "is not a valid table 'events'"),
+        ("events.parquet", b"", "is not a valid table 'events'"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(
+    job: Job, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job[0], target)
+    (target / name).write_bytes(content)
+    with pytest.raises(ReadError) as raised:
+        reader.read(target)
+    assert str(raised.value).startswith(f"{target / name}: {message}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_table_with_a_foreign_column_is_refused(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job[0], target)
+    pl.DataFrame({"speed": [1]}).write_parquet(target / "launches.parquet")
+    with pytest.raises(
+        ReadError, match=r"launches\.parquet: is not a valid table 'launches': table launches has no column"
+    ):
+        reader.read(target)
+
+
+def test_only_tables_of_the_schema_are_opened(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job[0], target)
+    (target / "secrets.parquet").write_bytes(b"no table")
+    meta = json.loads((target / "meta.json").read_text())
+    meta["tables"] |= {"/etc/passwd": 1, "../secrets": 2}
+    (target / "meta.json").write_text(json.dumps(meta))
+    back = reader.read(target)
+    assert isinstance(back, Trace)
+    assert set(back.tables) <= set(TABLES)
+
+
+def test_a_table_that_is_missing_or_short_is_no_empty_table(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job[0], target)
+    job[0].events.head(6).write_parquet(target / "events.parquet")
+    with pytest.raises(ReadError) as raised:
+        reader.read(target)
+    assert str(raised.value) == f"{target / 'events.parquet'}: has 6 rows, but 7 were saved; export it again"
+    (target / "events.parquet").unlink()
+    with pytest.raises(ReadError, match=r"events\.parquet: is missing: 7 rows were saved"):
+        reader.read(target)
+
+
+def test_a_rank_or_the_stats_of_a_job_that_are_missing_are_missed(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job, target)
+    (target / "stats.parquet").unlink()
+    with pytest.raises(ReadError, match=r"stats\.parquet: is missing"):
+        reader.read(target)
+    export.write(job, target)
+    shutil.rmtree(target / "rank=1")
+    with pytest.raises(ReadError, match=r"rank=1: is missing; export it again"):
+        reader.read(target)
+
+
+def test_a_folder_saved_before_rows_were_noted_is_read(job: Job, tmp_path: Path) -> None:
+    target = tmp_path / "it.parquet"
+    export.write(job[0], target)
+    old = json.loads((target / "meta.json").read_text())
+    del old["tables"]
+    (target / "meta.json").write_text(json.dumps(old))
+    (target / "threads.parquet").unlink()
+    back = reader.read(target)
+    assert isinstance(back, Trace)
+    assert back.events.equals(job[0].events)

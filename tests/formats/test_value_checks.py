@@ -1,0 +1,46 @@
+"""Values that no reader passes on, see etloom/formats/tables/value_checks.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from etloom.core.schema import TABLES, Stat
+from etloom.formats.tables import value_checks
+from etloom.formats.tables.value_checks import check_table
+
+
+def test_rows_without_a_required_value_are_dropped_and_counted() -> None:
+    rows = pl.DataFrame({"node": [1, 1, 2], "io": [0, None, 0], "index": [0, 1, None], "numel": [4, 4, None]})
+    stats: list[Stat] = []
+    kept = check_table("tensors", TABLES["tensors"].conform(rows), stats)
+    assert kept.select("node", "io", "index").rows() == [(1, 0, 0)]
+    assert [stat[:3] for stat in stats] == [("read.incomplete_rows", "data_loss", 2)]
+
+
+def test_a_complete_table_is_returned_as_it_is() -> None:
+    frame = TABLES["tensors"].conform(pl.DataFrame({"node": [1], "io": [0], "index": [0], "numel": [None]}))
+    stats: list[Stat] = []
+    assert check_table("tensors", frame, stats) is frame
+    assert not stats
+
+
+TEXTS = [
+    *r'[] [1] [0,1] [-1] [00] [1.5] [1e999] [NaN] [-0] [true,null] [tru] {} [ [1,] [,1] ["a"] ["a]'.split(),
+    *r'["\ud800"] ["a\n",1] [99999,99999,99999] [99999,99999,999999] [999,999,999,999,999]'.split(),
+    *r"[999,999,999,999,999,9] [4294967296] [[]] [[1],[2,3]] [[1],2] [[[1]],[2]] [[-1,2]] [[1],null]".split(),
+    *(r'[["a",[1.5e3,"b"]],{}] [[[[1]]]]'.split()),
+    *("[0, 1]", "[1 2]", "[\u0661]", "[1]\n", " [1]", "", f"[{'9' * 30}]", "[[1], [2, 3]]"),
+]
+
+
+@pytest.mark.parametrize("form", value_checks._FORMS)
+@pytest.mark.parametrize("count", [1, 1000])
+def test_what_is_accepted_without_parsing_is_valid(form: Any, count: int) -> None:
+    texts = pl.Series([*TEXTS, *(f"[{n}]" for n in range(count))])
+    unusual = set(value_checks._find_unusual_texts(texts, value_checks._USUAL[form]))
+    accepted = [text for text in texts if text not in unusual]
+    assert len(accepted) > (count if form not in ("shapes", "strides") else 1)
+    assert [text for text in accepted if not value_checks._FORMS[form](value_checks._parse(text))] == []
