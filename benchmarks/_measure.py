@@ -1,4 +1,4 @@
-"""Times one piece of Python at a time, each run in a process of its own, and prints what it found as one table."""
+"""Time pieces of Python, each run in its own process, and print the results as a table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / ".venv-peers" / "bin" / "python"
 
-# The highest so far: its growth over the imports is what the work itself took. Linux tells it of the process as VmHWM;
-# its ru_maxrss begins with what the parent had, and is what macOS tells, in bytes. A file that is mapped into memory
-# counts, as far as it was touched.
+# Peak memory; its growth after the imports is that of the work itself. Linux reports it as VmHWM (ru_maxrss starts
+# at the parent's value there), macOS as ru_maxrss in bytes. The touched part of a memory-mapped file counts.
 CHILD = """
 import json, resource, sys, time
 def peak():
@@ -36,7 +35,7 @@ print(json.dumps([seconds, cpu, peak() - bare, {answer}]))
 
 @dataclass(frozen=True)
 class Task:
-    """One contestant. ``answer`` is an expression of what it found, to be compared by eye: rows, events."""
+    """One program to measure. ``answer`` is an expression shown in the table, to compare results: a row count."""
 
     name: str
     setup: str
@@ -48,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Figure:
-    """The medians of a task: seconds, CPU seconds of all threads, bytes above the bare imports."""
+    """Medians of a task: seconds, CPU seconds of all threads, bytes above those after the imports."""
 
     name: str
     seconds: float
@@ -68,7 +67,7 @@ Run = tuple[float, float, int, object]
 
 
 def run_once(task: Task, timeout: float) -> Run | str:
-    """(seconds, CPU seconds, bytes, answer), or the last line of what went wrong."""
+    """Return (seconds, CPU seconds, bytes, answer), or the last line of the error."""
     code = CHILD.format(setup=task.setup, body=task.body, answer=task.answer)
     try:
         done = subprocess.run(
@@ -88,7 +87,7 @@ def run_once(task: Task, timeout: float) -> Run | str:
 
 
 def measure(tasks: Sequence[Task], rounds: int, timeout: float = 600) -> list[Outcome]:
-    """Runs every task once a round, in turn, so that a noisy minute hurts all alike; a task that fails is out."""
+    """Run all tasks in turn, once per round, so that a busy minute affects all; a failed task is not repeated."""
     runs: dict[str, list[Run]] = {task.name: [] for task in tasks}
     failed: dict[str, Failure] = {}
     for turn in range(rounds):
@@ -103,11 +102,11 @@ def measure(tasks: Sequence[Task], rounds: int, timeout: float = 600) -> list[Ou
                 runs[task.name].append(outcome)
     _progress("")
     outcomes: list[Outcome] = []
-    for name, found in runs.items():
+    for name, results in runs.items():
         if name in failed:
             outcomes.append(failed[name])
         else:
-            seconds, cpu, peaks, answers = zip(*found, strict=True)
+            seconds, cpu, peaks, answers = zip(*results, strict=True)
             outcomes.append(Figure(name, *map(statistics.median, (seconds, cpu, peaks)), answers[0]))
     return outcomes
 
@@ -118,14 +117,14 @@ def _progress(text: str) -> None:
 
 
 def warm(path: Path) -> None:
-    """Brings a file into the page cache, so that the first contestant does not pay for the disk."""
+    """Read a file into the page cache, so that the first program does not wait for the disk."""
     with path.open("rb", buffering=0) as file:
         while file.read(1 << 24):
             pass
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A plain table: the first column to the left, the others to the right."""
+    """Print a plain table: the first column left-aligned, the others right-aligned."""
     cells = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     print(f"\n{title}")
@@ -138,10 +137,15 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -
             print("  ".join("-" * width for width in widths))
 
 
+def format_ratio(ratio: float) -> str:
+    """Return 2.3x, or 0.04x."""
+    return f"{ratio:.1f}x" if ratio >= 1 else f"{ratio:.2f}x"
+
+
 def compare(
     title: str, outcomes: Sequence[Outcome], size: float, unit: str = "MB", rows: str = "rows"
 ) -> None:
-    """A table of outcomes, ``size`` in units; the first is us, and the last columns are the others' cost in ours."""
+    """Print a table of outcomes, ``size`` in units. The first is etloom; the last columns are costs relative to it."""
     ours = outcomes[0]
     lines = []
     for outcome in outcomes:
@@ -150,9 +154,9 @@ def compare(
             continue
         slower = busier = larger = ""
         if isinstance(ours, Figure) and outcome is not ours:
-            slower = f"{outcome.seconds / ours.seconds:.1f}x"
-            busier = f"{outcome.cpu / ours.cpu:.1f}x"
-            larger = f"{outcome.peak / max(ours.peak, 1):.1f}x"
+            slower = format_ratio(outcome.seconds / ours.seconds)
+            busier = format_ratio(outcome.cpu / ours.cpu)
+            larger = format_ratio(outcome.peak / max(ours.peak, 1))
         answer = f"{outcome.answer:,}" if isinstance(outcome.answer, int) else str(outcome.answer or "")
         lines.append(
             [
@@ -170,8 +174,13 @@ def compare(
     table(title, ["", "seconds", "CPU s", f"{unit}/s", "peak MB", rows, "time", "CPU", "memory"], lines)
 
 
-def machine(packages: Sequence[str] = ("etloom", "polars", "pyarrow")) -> None:
-    """Prints what the figures were taken on."""
+def machine() -> None:
+    """Print the machine and the versions."""
+    print("\n".join(describe_machine()))
+
+
+def describe_machine(packages: Sequence[str] = ("etloom", "polars", "pyarrow")) -> tuple[str, str]:
+    """Return a line about the machine and a line of versions."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -182,12 +191,15 @@ def machine(packages: Sequence[str] = ("etloom", "polars", "pyarrow")) -> None:
         ]
         model = names[0] if names else model
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(f"{model}, {os.cpu_count()} logical CPUs, {platform.system()} {platform.release()}; load {load}")
-    print(f"Python {platform.python_version()}; " + ", ".join(f"{name} {version(name)}" for name in packages))
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    return (
+        f"{model}, {os.cpu_count()} logical CPUs, {platform.system()} {platform.release()}; load {load}",
+        f"Python {platform.python_version()}; {versions}",
+    )
 
 
 def peer_version(package: str) -> str | None:
-    """The version in the peers' environment; None where that is not set up."""
+    """Return the version in the environment of the peers; None if it does not exist."""
     if not PEERS.exists():
         return None
     code = f"from importlib.metadata import version; print(version({package!r}))"
@@ -196,16 +208,16 @@ def peer_version(package: str) -> str | None:
 
 
 def arguments(doc: str, sizes: Sequence[float] = (50, 300)) -> argparse.Namespace:
-    """--sizes in MB (10^6 bytes; ETLOOM_BENCH_SIZES), --rounds, --peer-limit: what every bench_*.py understands."""
+    """Parse the options of all benchmarks: --sizes in MB (10^6 bytes; ETLOOM_BENCH_SIZES), --rounds, --peer-limit."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given = os.environ.get("ETLOOM_BENCH_SIZES")
-    default = [float(size) for size in given.replace(",", " ").split()] if given else list(sizes)
+    sizes_text = os.environ.get("ETLOOM_BENCH_SIZES")
+    default = [float(size) for size in sizes_text.replace(",", " ").split()] if sizes_text else list(sizes)
     parser.add_argument("--sizes", type=float, nargs="+", default=default, help=f"in MB (default: {default})")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each contestant (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each program (default: 3)")
     parser.add_argument(
         "--peer-limit",
         type=float,
         default=400,
-        help="leave the peers out above this size in MB (default: 400)",
+        help="do not run the peers above this size in MB (default: 400)",
     )
     return parser.parse_args()

@@ -1,13 +1,12 @@
-"""Analyses of one rank, HTA's beside ours in the same run; and each of ours on 10 million events.
+"""Analyses of one rank, HTA's and etloom's in the same run; and each of etloom's on 10 million events.
 
-    python benchmarks/bench_analyses.py            # without HTA's slowest (138 s of sequences) and the big one: --quick
-    python benchmarks/bench_analyses.py --big 20   # ours on 20 million rows of events; 0 leaves them out
+    python benchmarks/bench_analyses.py            # --quick: without HTA's slowest (138 s) and the big trace
+    python benchmarks/bench_analyses.py --big 20   # etloom's on 20 million rows of events; 0: none
 
-A question that takes less than a second is asked three times of each, of the trace as it was read, and the least time
-stands. "read" is a trace read for this one question: the least of three times for each of the two as well, and neither
-pays for its imports there. A line below says what a process of its own takes for one question, imports and all. On the
-big trace each analysis is asked once, in a process of its own, of a linked trace; the peak is what it took above the
-trace.
+An analysis that takes less than a second runs three times; the shortest time counts. "read" includes reading the
+trace for this one analysis, without imports, also the shortest of three. A line below gives the time of a whole
+process for one analysis, imports included. On the big trace each analysis runs once, in its own process, on a
+linked trace; the peak is the memory above the trace.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ QUESTIONS = {
     ),
 }
 READINGS = 3
-ALONE = "temporal-breakdown"
-"""What is asked in a process of its own."""
+PROCESS_ANALYSIS = "temporal-breakdown"
+"""The analysis measured as a whole process."""
 HTA = """
 import time
 begin = time.perf_counter()
@@ -71,23 +70,23 @@ for _ in range({readings}):
 print("\\0" + json.dumps(["first read", read[0]]), flush=True)
 print("\\0" + json.dumps(["read", min(read)]), flush=True)
 for call in json.load(sys.stdin):
-    took, rounds = float("inf"), 3
+    shortest, rounds = float("inf"), 3
     while rounds:
         begin = time.perf_counter()
         try:
             answer = eval("hta." + call)
-            took = min(took, time.perf_counter() - begin)
-            rounds = rounds - 1 if took < 1 else 0
+            shortest = min(shortest, time.perf_counter() - begin)
+            rounds = rounds - 1 if shortest < 1 else 0
             if answer is None:
-                took, rounds = "no answer", 0
+                shortest, rounds = "no answer", 0
         except Exception as error:
-            took, rounds = f"{{type(error).__name__}}: {{error}}"[:60], 0
-    print("\\0" + json.dumps([call, took]), flush=True)
+            shortest, rounds = f"{{type(error).__name__}}: {{error}}"[:60], 0
+    print("\\0" + json.dumps([call, shortest]), flush=True)
 """
 
 
-def theirs(path: Path, calls: list[str]) -> dict[str, float | str]:
-    """Seconds of each of HTA's calls, or what it failed with."""
+def run_hta(path: Path, calls: list[str]) -> dict[str, float | str]:
+    """Return the seconds of each of HTA's calls, or its error."""
     if not PEERS.exists():
         return {}
     done = subprocess.run(
@@ -101,8 +100,8 @@ def theirs(path: Path, calls: list[str]) -> dict[str, float | str]:
     return dict(json.loads(line.partition("\0")[2]) for line in done.stdout.splitlines() if "\0" in line)
 
 
-def ours(job: etloom.Job, name: str, rounds: int = 3, **options: str) -> float | str:
-    """The least of some times, s; why there is no answer."""
+def time_analysis(job: etloom.Job, name: str, rounds: int = 3, **options: str) -> float | str:
+    """Return the shortest time in s, or the reason for a failure."""
     least = float("inf")
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -114,60 +113,64 @@ def ours(job: etloom.Job, name: str, rounds: int = 3, **options: str) -> float |
     return least
 
 
-def with_reading(path: Path, name: str, **options: str) -> float:
-    """Seconds to read a trace and ask it one question, the least of some."""
+def time_with_reading(path: Path, name: str, **options: str) -> float:
+    """Return the seconds to read a trace and run one analysis, the shortest of some."""
     least = float("inf")
     for _ in range(READINGS):
         begin = time.perf_counter()
-        ours(etloom.open(path, use_cache=False), name, 1, **options)
+        time_analysis(etloom.open(path, use_cache=False), name, 1, **options)
         least = min(least, time.perf_counter() - begin)
     return least
 
 
-def alone(path: Path, found: dict[str, float | str], answered: float | str) -> None:
-    """Prints what one question takes from the start of Python's imports to the answer."""
-    body = f"import etloom\netloom.analyze(etloom.open({str(path)!r}, use_cache=False), {ALONE!r})"
-    runs = [run_once(Task(ALONE, "", body), timeout=300) for _ in range(READINGS)]
+def print_process_times(path: Path, hta: dict[str, float | str], answer_time: float | str) -> None:
+    """Print the time of one analysis from the start of Python's imports to the answer."""
+    body = f"import etloom\netloom.analyze(etloom.open({str(path)!r}, use_cache=False), {PROCESS_ANALYSIS!r})"
+    runs = [run_once(Task(PROCESS_ANALYSIS, "", body), timeout=300) for _ in range(READINGS)]
     mine: float | str = min((run[0] for run in runs if not isinstance(run, str)), default="failed")
-    parts = [found.get("import"), found.get("first read"), answered]
-    theirs = sum(parts) if all(isinstance(part, float) for part in parts) else "not run"
-    print(f"\n{ALONE} in a process of its own, with imports: etloom {_said(mine)} s, HTA {_said(theirs)} s")
+    parts = [hta.get("import"), hta.get("first read"), answer_time]
+    hta_time = sum(parts) if all(isinstance(part, float) for part in parts) else "not run"
+    print(
+        f"\n{PROCESS_ANALYSIS} as a process, with imports: etloom {_format(mine)} s, HTA {_format(hta_time)} s"
+    )
 
 
-def beside(path: Path, quick: bool, folder: Path) -> None:
+def compare_with_hta(path: Path, quick: bool, folder: Path) -> None:
     job = etloom.open(path, use_cache=False)
-    asked = {key: value for key, value in QUESTIONS.items() if not (quick and key[0] == "kernel-sequences")}
-    calls = {key: call.format(folder=str(folder)) for key, (call, _) in asked.items()}
-    found = theirs(path, list(calls.values()))
+    questions = {
+        key: value for key, value in QUESTIONS.items() if not (quick and key[0] == "kernel-sequences")
+    }
+    calls = {key: call.format(folder=str(folder)) for key, (call, _) in questions.items()}
+    hta = run_hta(path, list(calls.values()))
     rows = []
-    for (name, operator), (_, wanted) in asked.items():
+    for (name, operator), (_, target) in questions.items():
         options = {"operator": operator} if operator else {}
-        mine, whole = ours(job, name, **options), with_reading(path, name, **options)
-        other, read = found.get(calls[name, operator], "not run"), found.get("read", "")
-        their_whole = read + other if isinstance(read, float) and isinstance(other, float) else ""
+        mine, whole = time_analysis(job, name, **options), time_with_reading(path, name, **options)
+        other, read = hta.get(calls[name, operator], "not run"), hta.get("read", "")
+        hta_whole = read + other if isinstance(read, float) and isinstance(other, float) else ""
         ratios = [
             f"{b / a:,.0f}x" if isinstance(a, float) and isinstance(b, float) else ""
-            for a, b in ((mine, other), (whole, their_whole))
+            for a, b in ((mine, other), (whole, hta_whole))
         ]
         rows.append(
             [
                 name,
-                _said(mine),
-                _said(other),
+                _format(mine),
+                _format(other),
                 ratios[0],
-                f"{wanted}x",
-                _said(whole),
-                _said(their_whole),
+                f"{target}x",
+                _format(whole),
+                _format(hta_whole),
                 ratios[1],
             ]
         )
-    header = ("", "etloom", "HTA", "ratio", "asked", "etloom, read", "HTA, read", "ratio")
+    header = ("", "etloom", "HTA", "ratio", "target", "etloom, read", "HTA, read", "ratio")
     table(f"{path.name}: seconds", header, rows)
-    alone(path, found, found.get(calls[ALONE, ""], "not run"))
+    print_process_times(path, hta, hta.get(calls[PROCESS_ANALYSIS, ""], "not run"))
 
 
-def big(millions: float) -> None:
-    """Asks every analysis of so many million rows of events."""
+def run_on_big_trace(millions: float) -> None:
+    """Run every analysis on a trace of this many million rows of events."""
     copies = max(1, round(millions * 1e6 / 26_932))
     linked = CACHE / f"linked_x{copies}.parquet"
     if not linked.exists():
@@ -175,21 +178,21 @@ def big(millions: float) -> None:
         etloom.export(etloom.open(source, use_cache=False)[0], linked)
         source.unlink()  # ten times as large
     rows = []
-    setup = "import etloom\nfrom etloom import registry\nfrom etloom.core.errors import AnalysisError\n"
-    setup += f"trace = etloom.read({str(linked)!r})\nsaid = ''\n"
+    setup = "import etloom\nfrom etloom.core import registry\nfrom etloom.core.errors import AnalysisError\n"
+    setup += f"trace = etloom.read({str(linked)!r})\nreason = ''\n"
     events = etloom.read(linked).events.height
     for name in registry.list_plugins("analyses"):
-        body = f"try: etloom.analyze(trace, {name!r})\nexcept AnalysisError as error: said = str(error)"
-        run = run_once(Task(name, setup + f"registry.get('analyses', {name!r})", body, "said"), timeout=300)
+        body = f"try: etloom.analyze(trace, {name!r})\nexcept AnalysisError as error: reason = str(error)"
+        run = run_once(Task(name, setup + f"registry.get('analyses', {name!r})", body, "reason"), timeout=300)
         if isinstance(run, str):
             rows.append([name, "failed", "", "", run[:60]])
         else:
-            seconds, cpu, peak, said = run
-            rows.append([name, f"{seconds:.2f}", f"{cpu:.2f}", f"{peak / 1e6:,.0f}", str(said)[:60]])
-    table(f"{events:,} rows of events: seconds (asked: 5)", ("", "etloom", "CPU s", "peak MB", ""), rows)
+            seconds, cpu, peak, reason = run
+            rows.append([name, f"{seconds:.2f}", f"{cpu:.2f}", f"{peak / 1e6:,.0f}", str(reason)[:60]])
+    table(f"{events:,} rows of events: seconds (target: 5)", ("", "etloom", "CPU s", "peak MB", ""), rows)
 
 
-def _said(value: float | str) -> str:
+def _format(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4f}"
 
 
@@ -197,7 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="leave out what takes minutes")
+    parser.add_argument("--quick", action="store_true", help="skip everything that takes minutes")
     parser.add_argument(
         "--big",
         type=float,
@@ -211,9 +214,9 @@ def main() -> None:
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
-            beside(DATA / NEGATIVE_QUEUE, options.quick, Path(folder))
+            compare_with_hta(DATA / NEGATIVE_QUEUE, options.quick, Path(folder))
     if options.big and not options.quick:
-        big(options.big)
+        run_on_big_trace(options.big)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""From recordings to Chakra nodes as a process, beside reading the same files with json.load.
+"""From recordings to Chakra nodes as a process, compared with json.load of the same files.
 
     python benchmarks/bench_chakra.py --rounds 5
 
-The recording is nccl_ddp of ETLOOM_DATA. mlcommons/chakra's two programs, which do the same in two steps, took 21 s on
-it (chakra 1.0.0, Python 3.11, two cores); asked for are 1.2 s. Then, of each recording, how long its nodes take if they
-are run as a simulator would: by what they depend on alone, and with one operator, computation and communication at a
-time.
+The recording is nccl_ddp of ETLOOM_DATA. mlcommons/chakra's two programs took 21 s for it (chakra 1.0.0, Python
+3.11, two cores); the target is 1.2 s. Then, for each recording, the makespan of its nodes as a simulator runs them:
+by dependencies alone, and with one operator, computation and communication at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from etloom.exports.chakra_lint.list_schedule import schedule_nodes
 from etloom.formats.chakra.et_files import load_file
 
 DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
-PEER_S, ASKED_S = 21.0, 1.2
+PEER_S, TARGET_S = 21.0, 1.2
 RECORDINGS = (
     *("nccl_ddp", "dlrm", "simple_add", "linear/kineto_trace_0.json.gz", "critical_path/alexnet.json.gz"),
     *("cpu/coll_4", "cpu/pp_4", "cpu/ddp_2", "tracelens/b200_eager.json.gz", "tracelens/h100_qwen.json.gz"),
@@ -38,17 +37,17 @@ for path in sys.argv[1:]:
 """
 
 
-def seconds(command: list[str], rounds: int) -> tuple[float, float]:
-    """Median and least of a process."""
-    took = []
+def time_process(command: list[str], rounds: int) -> tuple[float, float]:
+    """Return the median and the shortest time of a process, s."""
+    times = []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
-        took.append(time.perf_counter() - begun)
-    return statistics.median(took), min(took)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times), min(times)
 
 
-def speed(rounds: int) -> None:
+def compare_speed(rounds: int) -> None:
     host, device = (DATA / "nccl_ddp" / name for name in ("torch_et_0.json.gz", "kineto_trace_0.json.gz"))
     for path in (host, device):
         warm(path)
@@ -56,15 +55,15 @@ def speed(rounds: int) -> None:
         plus = f"{folder}/x.etplus.json"
         link = [sys.executable, "-m", "etloom", "link", "--host", str(host), "--device", str(device), "--out"]
         convert = "from etloom.compat.chakra_converter import main; raise SystemExit(main())"
-        asked = ["PyTorch", "--input", plus, "--output", f"{folder}/y.et"]
-        ours = seconds([*link, f"{folder}/x.et"], rounds)
+        words = ["PyTorch", "--input", plus, "--output", f"{folder}/y.et"]
+        ours = time_process([*link, f"{folder}/x.et"], rounds)
         subprocess.run([*link, plus], check=True, capture_output=True)
         rows = [
             ("etloom link --out x.et", ours),
-            ("chakra_converter of an ET+", seconds([sys.executable, "-c", convert, *asked], rounds)),
+            ("chakra_converter of an ET+", time_process([sys.executable, "-c", convert, *words], rounds)),
             (
                 "json.load of both files",
-                seconds([sys.executable, "-c", JSON_LOAD, str(host), str(device)], rounds),
+                time_process([sys.executable, "-c", JSON_LOAD, str(host), str(device)], rounds),
             ),
         ]
     table(
@@ -74,12 +73,12 @@ def speed(rounds: int) -> None:
             (name, f"{median:.2f}", f"{least:.2f}", f"{median / ours[0]:.2f}x")
             for name, (median, least) in rows
         ]
-        + [("asked for", f"{ASKED_S:.2f}", "", f"{ASKED_S / ours[0]:.2f}x")]
+        + [("target", f"{TARGET_S:.2f}", "", f"{TARGET_S / ours[0]:.2f}x")]
         + [("mlcommons/chakra, both steps (recorded)", f"{PEER_S:.2f}", "", f"{PEER_S / ours[0]:.2f}x")],
     )
 
 
-def makespans() -> None:
+def compare_makespans() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.et"
@@ -87,28 +86,36 @@ def makespans() -> None:
             if not (DATA / name).exists():
                 continue
             for rank, trace in etloom.open(DATA / name, use_cache=False).items():
-                found: list[str] = []
+                shares: list[str] = []
                 count = 0
                 for delays in (True, False):
                     etloom.export(trace, path, delays=delays)
                     nodes = load_file(path).nodes
-                    count = count if found else len(nodes)
-                    said = [node.attributes for node in nodes if "start_ns" in node.attributes]
-                    first = min(one["start_ns"] for one in said)
-                    took = max(one["start_ns"] + one["duration_ns"] for one in said) - first
+                    count = count if shares else len(nodes)
+                    timed = [node.attributes for node in nodes if "start_ns" in node.attributes]
+                    first = min(one["start_ns"] for one in timed)
+                    recorded = max(one["start_ns"] + one["duration_ns"] for one in timed) - first
                     for limited in (False, True):
                         makespan = schedule_nodes(nodes, limited=limited).makespan_ns
-                        found.append(f"{100 * (makespan / took - 1):+.2f}")
+                        shares.append(f"{100 * (makespan / recorded - 1):+.2f}")
                 rows.append(
                     (
                         f"{name.removesuffix('.json.gz')} {rank}",
                         f"{count:,}",
-                        f"{took / 1e6:.3f}",
-                        *found,
+                        f"{recorded / 1e6:.3f}",
+                        *shares,
                     )
                 )
-    header = ("recording, rank", "nodes", "took ms", "alone %", "on resources %", "no delays %", "both %")
-    table("What the nodes take against what the recording took", header, rows)
+    header = (
+        "recording, rank",
+        "nodes",
+        "recorded ms",
+        "dependencies %",
+        "resources %",
+        "no delays %",
+        "both %",
+    )
+    table("Makespan of the nodes relative to the recording", header, rows)
 
 
 def main() -> None:
@@ -116,8 +123,8 @@ def main() -> None:
     machine()
     if not DATA.is_dir():
         sys.exit(f"{DATA}: no recordings; set ETLOOM_DATA")
-    speed(max(3, options.rounds))
-    makespans()
+    compare_speed(max(3, options.rounds))
+    compare_makespans()
 
 
 if __name__ == "__main__":

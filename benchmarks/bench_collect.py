@@ -1,11 +1,10 @@
-"""What recording costs: an encoder of six layers with Adam, unrecorded and under each observer, alone and with Kineto.
+"""Overhead of recording: an encoder of six layers with Adam, without and with each observer and Kineto.
 
     python benchmarks/bench_collect.py [ITERATIONS]
 
-Each row is processes of its own, in turn with the others': the minimum over all iterations, its ratio to none, what an
-operator costs more, the bytes of the file by operator, and how long `stop` takes. The goals are those of the observer:
-at most 1.5 us and 250 B an operator with inputs and outputs, 0.4 us in time-only mode, 50 ms to stop with 60,000
-operators recorded.
+Every kind runs in its own processes, in turn with the others. Columns: the shortest iteration, its ratio to none,
+the overhead per operator, the bytes of the file per operator, and the time of `stop`. Targets: at most 1.5 us and
+250 B per operator with inputs and outputs, 0.4 us in time-only mode, 50 ms to stop after 60,000 operators.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ ROUNDS = 4
 KINDS = ("none", "time-only", "native", "stock", "Kineto", "native + Kineto", "stock + Kineto")
 
 
-def measured(kind: str, iterations: int, folder: Path) -> dict[str, Any]:
-    """Run in a process of its own."""
+def run_iterations(kind: str, iterations: int, folder: Path) -> dict[str, Any]:
+    """Run the iterations in this process and return the figures."""
     import torch
     from torch.profiler import ExecutionTraceObserver as Stock
     from torch.profiler import ProfilerActivity, profile
@@ -72,18 +71,18 @@ def measured(kind: str, iterations: int, folder: Path) -> dict[str, Any]:
     return {"iteration_s": best, "stop_s": stop, "bytes": path.stat().st_size if path.exists() else 0}
 
 
-def operators_of_an_iteration(folder: Path) -> float:
-    """How many record functions one iteration has, counted by the observer itself."""
+def count_operators(folder: Path) -> float:
+    """Return the number of operators per iteration, counted by the observer."""
     import etloom
 
     sizes = []
     for iterations in (1, 2):
-        in_process("time-only", iterations, folder)
+        run_in_process("time-only", iterations, folder)
         sizes.append(etloom.read(folder / "trace.json").nodes.height)
     return sizes[1] - sizes[0]
 
 
-def in_process(kind: str, iterations: int, folder: Path) -> dict[str, Any]:
+def run_in_process(kind: str, iterations: int, folder: Path) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", kind, str(iterations), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -95,29 +94,29 @@ def main(iterations: int) -> None:
     build_library()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        operators = operators_of_an_iteration(folder)
+        operators = count_operators(folder)
         print(
-            f"collection: {operators:,.0f} operators an iteration, minimum of {ROUNDS} x {iterations} iterations"
+            f"collection: {operators:,.0f} operators per iteration, minimum of {ROUNDS} x {iterations} iterations"
         )
         print(f"{'':18}{'ms':>8}{'ratio':>8}{'us/op':>8}{'B/op':>8}{'stop ms':>9}")
         best: dict[str, dict[str, Any]] = {}
-        for _ in range(ROUNDS):  # in turn, so that what else the machine does hits all alike
+        for _ in range(ROUNDS):  # in turn, so that other load affects all kinds
             for kind in KINDS:
                 (folder / "trace.json").unlink(missing_ok=True)
-                found = in_process(kind, iterations, folder)
-                before = best.get(kind, found)
-                best[kind] = {name: min(value, before[name]) for name, value in found.items()}
+                figures = run_in_process(kind, iterations, folder)
+                before = best.get(kind, figures)
+                best[kind] = {name: min(value, before[name]) for name, value in figures.items()}
         none = best["none"]["iteration_s"]
-        for kind, found in best.items():
-            more = (found["iteration_s"] - none) / operators * 1e6
+        for kind, figures in best.items():
+            more = (figures["iteration_s"] - none) / operators * 1e6
             print(
-                f"{kind:18}{found['iteration_s'] * 1e3:8.2f}{found['iteration_s'] / none:8.2f}{more:8.2f}"
-                f"{found['bytes'] / operators / iterations:8.0f}{found['stop_s'] * 1e3:9.1f}"
+                f"{kind:18}{figures['iteration_s'] * 1e3:8.2f}{figures['iteration_s'] / none:8.2f}{more:8.2f}"
+                f"{figures['bytes'] / operators / iterations:8.0f}{figures['stop_s'] * 1e3:9.1f}"
             )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(measured(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))))
+        print(json.dumps(run_iterations(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))))
     else:
         main(int(sys.argv[1]) if len(sys.argv) > 1 else 13)

@@ -1,8 +1,8 @@
-"""The dependency graph: order and schedule of a big one, HTA's critical path beside ours, and how it fits recordings.
+"""The dependency graph: construction and schedule of a big one, HTA's critical path and etloom's, fit to recordings.
 
     python benchmarks/bench_graphs.py --sizes 1 10 --rounds 3
 
-Sizes are in millions of points here, with one and a half edges a point. The recordings are those of ETLOOM_DATA.
+Sizes are in millions of points, with 1.5 edges per point. The recordings are those of ETLOOM_DATA.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORDINGS = (
     *("hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "cpu/pp_4", NEGATIVE_QUEUE),
 )
 
-# Figures of the prototype: minimum latencies %, residual %, explained %; None if not measured.
+# Figures of the prototype: shortfall %, residual %, explained %; None if not measured.
 PROTOTYPE = {
     "critical_path/alexnet": (0.0, 0.00, 97.96),
     "critical_path/simple_add": (0.0, 0.00, 95.92),
@@ -44,18 +44,18 @@ PROTOTYPE = {
     "cpu/pp_4": (-5.9, None, None),
 }
 
-# Eight chains, and half as many edges from anywhere to a little later in any chain.
+# Eight chains, and half as many edges from a random point to a slightly later one of any chain.
 DRAFT = """
 import numpy as np
-from etloom.graphs.algorithms import schedule
+from etloom.graphs.algorithms import compute_times
 from etloom.graphs.graph import Graph
-n, lanes = {points}, 8
-k, random = n // lanes, np.random.default_rng(1)
-at = np.concatenate([np.cumsum(random.integers(0, 2000, k)) for _ in range(lanes)])
+n, lines = {points}, 8
+k, random = n // lines, np.random.default_rng(1)
+at = np.concatenate([np.cumsum(random.integers(0, 2000, k)) for _ in range(lines)])
 n = len(at)
-number = np.arange(n, dtype=np.int32).reshape(lanes, k)
+number = np.arange(n, dtype=np.int32).reshape(lines, k)
 a = random.integers(0, n, n // 2).astype(np.int32)
-b = (random.integers(0, lanes, n // 2) * k + np.minimum(a % k + random.integers(5, 50, n // 2), k - 1)).astype(np.int32)
+b = (random.integers(0, lines, n // 2) * k + np.minimum(a % k + random.integers(5, 50, n // 2), k - 1)).astype(np.int32)
 back = at[a] > at[b]
 source = np.concatenate([number[:, :-1].ravel(), np.where(back, b, a)])
 target = np.concatenate([number[:, 1:].ravel(), np.where(back, a, b)])
@@ -75,16 +75,16 @@ from hta.trace_analysis import TraceAnalysis
 """
 
 
-def speed(millions: float, rounds: int) -> None:
+def measure_speed(millions: float, rounds: int) -> None:
     points = int(millions * 1e6)
     task = Task(
-        "Graph.from_edges and schedule",
+        "Graph.from_edges and compute_times",
         DRAFT.format(points=points),
-        "graph = Graph.from_edges(**draft); times = schedule(graph)",
+        "graph = Graph.from_edges(**draft); times = compute_times(graph)",
         "len(graph.source) if (times == graph.time).all() else None",
     )
     compare(
-        f"{millions:g} M points, median of {rounds}; the draft itself is not counted",
+        f"{millions:g} M points, median of {rounds}; without the input arrays",
         measure([task], rounds),
         millions,
         "M points",
@@ -92,7 +92,7 @@ def speed(millions: float, rounds: int) -> None:
     )
 
 
-def against_hta(rounds: int) -> None:
+def compare_with_hta(rounds: int) -> None:
     path = DATA / NEGATIVE_QUEUE
     read = f"job = etloom.open({str(path)!r}, use_cache=False)"
     load = f"hta = TraceAnalysis(trace_files={{0: {str(path)!r}}})"
@@ -110,21 +110,21 @@ def against_hta(rounds: int) -> None:
         PEERS,
     )
     tasks = [ours, theirs] if peer_version("traceinsight") else [ours]
-    compare("negative_queue_a100, reading not counted", measure(tasks, rounds), 1, "runs", "pieces")
+    compare("negative_queue_a100, without reading", measure(tasks, rounds), 1, "runs", "segments")
 
 
-def fits() -> None:
+def measure_fits() -> None:
     rows = []
     for name in RECORDINGS:
         if not (DATA / name).exists():
             continue
         job = etloom.open(DATA / name, use_cache=False)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         graph = build_graph(job).graph
-        took = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         quality = etloom.analyze(job, "graph-quality")
-        whole, first = quality.row(-1, named=True), quality.row(0, named=True)
-        off = int(np.abs(algorithms.compute_times(graph) - graph.time).max())
+        total, first = quality.row(-1, named=True), quality.row(0, named=True)
+        deviation = int(np.abs(algorithms.compute_times(graph) - graph.time).max())
         shares = [
             "" if first[share] is None else f"{first[share]:.2f}"
             for share in ("explained_pct", "chance_pct", "chance_back_pct", "ambiguous_pct")
@@ -132,34 +132,34 @@ def fits() -> None:
         rows.append(
             [
                 name.removesuffix(".json.gz"),
-                f"{whole['points']:,}",
-                f"{1000 * took:.0f}",
-                off,
-                f"{whole['shortfall_pct']:.3f}",
-                f"{whole['max_shortfall_ns'] / 1000:.0f}",
-                f"{whole['residual_pct']:.2f}",
+                f"{total['points']:,}",
+                f"{1000 * seconds:.0f}",
+                deviation,
+                f"{total['shortfall_pct']:.3f}",
+                f"{total['max_shortfall_ns'] / 1000:.0f}",
+                f"{total['residual_pct']:.2f}",
                 *shares,
-                _beside(PROTOTYPE.get(name.removesuffix(".json.gz"))),
-                "" if whole["explainable"] else "not explainable",
+                _format(PROTOTYPE.get(name.removesuffix(".json.gz"))),
+                "" if total["explainable"] else "not explainable",
             ]
         )
-    header = ("", "points", "ms", "off ns", "min_latencies %", "latest us", "residual %")
+    header = ("", "points", "ms", "deviation ns", "shortfall %", "max shortfall us", "residual %")
     table(
-        "How the graph fits recordings (of several ranks, shares are of the first)",
+        "How the graph fits recordings (several ranks: shares of the first)",
         (
             *header,
             "explained %",
             "chance %",
             "back %",
             "ambiguous %",
-            "prototype: min_latencies/residual/explained",
+            "prototype: shortfall/residual/explained",
             "",
         ),
         rows,
     )
 
 
-def _beside(figures: tuple[float | None, ...] | None) -> str:
+def _format(figures: tuple[float | None, ...] | None) -> str:
     return "" if figures is None else " / ".join("-" if one is None else f"{one:g}" for one in figures)
 
 
@@ -167,10 +167,10 @@ def main() -> None:
     options = arguments(__doc__ or "", sizes=(1, 10))
     machine()
     for millions in options.sizes:
-        speed(min(millions, 10), options.rounds)
+        measure_speed(min(millions, 10), options.rounds)
     if DATA.is_dir():
-        against_hta(options.rounds)
-        fits()
+        compare_with_hta(options.rounds)
+        measure_fits()
 
 
 if __name__ == "__main__":

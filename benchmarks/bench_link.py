@@ -1,10 +1,10 @@
-"""Linking an execution trace with a Kineto trace and writing ET+, each time as a process of its own.
+"""Linking an execution trace with a Kineto trace and writing ET+, as a process.
 
     python benchmarks/bench_link.py --copies 1 4 16 64 --rounds 3
 
-The files are nccl_ddp of ETLOOM_DATA and copies of it that follow each other in time with ids of their own. Beside us:
-json.load of the same two files and nothing else, which is where a linker in Python would begin. A process counts
-whole, imports and writing and all; the peak is its largest resident set.
+The files are nccl_ddp of ETLOOM_DATA, and several copies of it in sequence with distinct ids. Compared with
+json.load of the same two files, the first step of a linker in Python. Times are of whole processes, with imports
+and writing; the peak is the largest resident set.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from _measure import machine, table, warm
 from make import CACHE, FILES, SOURCES, make_copies
 
 NODES, EVENTS = 14_391, 40_573  # of one copy
-ASKED_SECONDS, ASKED_BYTES = 0.7, 2e9
-MOST_LOADED = 16  # copies; json.load of 64 takes 7 GB
+TARGET_SECONDS, TARGET_BYTES = 0.7, 2e9
+MAX_LOADED = 16  # copies; json.load of 64 takes 7 GB
 PEER = {1: (15.4, 274e6), 4: (96.9, None)}
-"""Seconds and bytes of chakra_trace_link 1.0.0 on two cores, measured once: on many copies it takes hours."""
+"""Copies: seconds and bytes of chakra_trace_link 1.0.0 on two cores, measured once; many copies take it hours."""
 
 LOAD = """
 import gzip, json, sys
@@ -46,29 +46,29 @@ class Cost:
 
 
 def run(command: Sequence[str]) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and peak bytes of a process. Exits with its last words where it fails."""
-    begun = time.perf_counter()
+    """Return seconds, CPU seconds and peak bytes of a process; exit with its message if it fails."""
+    start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = process.stderr.read()
+    message = process.stderr.read()
     _, status, used = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     process.stderr.close()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"{' '.join(command)}: {said.strip()}")
+        sys.exit(f"{' '.join(command)}: {message.strip()}")
     unit = 1 if sys.platform == "darwin" else 1024
     return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * unit
 
 
 def measure(commands: Sequence[Sequence[str]], rounds: int) -> list[Cost]:
-    """The cost of each command, run in turn so that a noisy minute hurts all alike."""
+    """Return the cost of each command; they run in turn, so that a busy minute affects all."""
     runs = [[run(command) for command in commands] for _ in range(rounds)]
-    return [Cost(*map(statistics.median, zip(*of_one, strict=True))) for of_one in zip(*runs, strict=True)]
+    return [Cost(*map(statistics.median, zip(*costs, strict=True))) for costs in zip(*runs, strict=True)]
 
 
-def as_a_process(rounds: int, out: Path) -> None:
-    """The two commands on the files as they come, against json.load of the same files."""
+def compare_processes(rounds: int, out: Path) -> None:
+    """Measure both commands on the original files, and json.load of the same files."""
     host, device = (SOURCES / FILES[kind] for kind in ("et", "kineto"))
     for file in (host, device):
         warm(file)
@@ -92,7 +92,7 @@ def as_a_process(rounds: int, out: Path) -> None:
         for name, cost in costs.items()
     ]
     rows += [
-        ["asked", f"{ASKED_SECONDS:.2f}", "", "", ""],
+        ["target", f"{TARGET_SECONDS:.2f}", "", "", ""],
         ["chakra_trace_link 1.0.0 (once)", f"{PEER[1][0]:.2f}", "", f"{PEER[1][1] / 1e6:.0f}", ""],
     ]
     table(
@@ -115,8 +115,8 @@ def peer_command(host: Path, device: Path, out: Path) -> list[str]:
     return [sys.executable, "-c", start, *flags, "--log-level", "WARNING"]
 
 
-def by_copies(counts: Sequence[int], rounds: int, out: Path) -> None:
-    """Time and memory against the size of the traces."""
+def compare_sizes(counts: Sequence[int], rounds: int, out: Path) -> None:
+    """Measure time and memory for growing traces."""
     rows = []
     first = None
     for count in counts:
@@ -124,9 +124,9 @@ def by_copies(counts: Sequence[int], rounds: int, out: Path) -> None:
         for file in files:
             warm(file)
         commands = [peer_command(*files, out)]
-        if count <= MOST_LOADED:
+        if count <= MAX_LOADED:
             commands.append([sys.executable, "-c", LOAD, *map(str, files)])
-        # Three runs of half a minute tell no more than one.
+        # Runs of half a minute vary little: one is enough.
         ours, *loads = measure(commands, rounds if count < 16 else 1)
         load = loads[0] if loads else None
         each = 1e6 * ours.seconds / (count * NODES)
@@ -154,7 +154,7 @@ def by_copies(counts: Sequence[int], rounds: int, out: Path) -> None:
             ]
         )
     table(
-        f"The same in copies; asked: us/node does not grow, peak below {ASKED_BYTES / 1e9:.0f} GB",
+        f"Copies; target: us/node does not grow, peak below {TARGET_BYTES / 1e9:.0f} GB",
         [
             *("copies", "nodes", "events", "seconds", "us/node", "of the first", "peak GB"),
             *("json.load s", "GB", "x json.load", "peer s (once)"),
@@ -169,15 +169,15 @@ def main() -> None:
     )
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each command (default: 3)")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if not SOURCES.is_dir():
         sys.exit(f"{SOURCES}: no such folder; set ETLOOM_DATA to the one that holds nccl_ddp")
     machine()
     CACHE.mkdir(parents=True, exist_ok=True)
     out = CACHE / "linked.etplus.json"
     try:
-        as_a_process(given.rounds, out)
-        by_copies(given.copies, given.rounds, out)
+        compare_processes(arguments.rounds, out)
+        compare_sizes(arguments.copies, arguments.rounds, out)
     finally:
         for file in (out, out.with_name(f"{out.name}.gz")):
             file.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Verbs over many ranks: what they take of processor time and of memory, which should grow with neither too fast.
+"""Verbs over many ranks: CPU time and peak memory.
 
     python benchmarks/bench_ranks.py --ranks 16 64 --verbs info findings
 
-Each runs as a command of its own, without the cache of earlier ones.
+Each verb runs as a process, without cache.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ VERBS = {
 }
 
 
-def measured(command: list[str]) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and peak bytes of a command that this process alone starts."""
-    began = time.perf_counter()
+def measure_process(command: list[str]) -> tuple[float, float, float]:
+    """Return seconds, CPU seconds and peak bytes of a command, the only child of this process."""
+    start = time.perf_counter()
     run(command, check=True, stdout=DEVNULL, stderr=DEVNULL)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     unit = 1 if sys.platform == "darwin" else 1024
-    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss * unit
+    return time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss * unit
 
 
 def main() -> None:
@@ -42,21 +42,21 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64], help="default: 16 64")
     parser.add_argument("--verbs", nargs="+", choices=VERBS, default=list(VERBS))
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     machine()
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        for ranks in asked.ranks:
+        for ranks in arguments.ranks:
             folder = make_ranks(ranks)
-            for verb in asked.verbs:
+            for verb in arguments.verbs:
                 command = [sys.executable, "-m", "etloom", *VERBS[verb], str(folder), "--no-cache"]
                 if verb == "report":
                     command += ["--out", str(Path(scratch, "report.html"))]
-                # In a process of its own, which then knows of this one child.
+                # In a fresh process, whose figures are of this one child.
                 with get_context("spawn").Pool(1) as pool:
-                    seconds, cpu, peak = pool.apply(measured, (command,))
+                    seconds, cpu, peak = pool.apply(measure_process, (command,))
                 rows.append([f"{verb}, {ranks} ranks", f"{seconds:.1f}", f"{cpu:.1f}", f"{peak / 1e6:.0f}"])
-    table("100,000 recorded events a rank", ["", "seconds", "CPU s", "peak MB"], rows)
+    table("100,000 events per rank", ["", "seconds", "CPU s", "peak MB"], rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Reading a trace file: etloom beside HTA's default backend, a Chakra-like loader, orjson and json.
+"""Reading a trace file: etloom, HTA's default backend, a Chakra-like loader, orjson and json.
 
     python benchmarks/bench_read.py --sizes 50 300 --rounds 3
 
-Each contestant reads the same file in a process of its own; the times leave the imports out, the peak is the memory
-above them. json and orjson only parse: what they give is Python objects, not a table. Speed is in MB of plain text,
-also where the file is compressed. The last table puts the figures beside those asked for.
+Each program reads the same file in its own process. Times are without imports; the peak is the memory above that
+after the imports. json and orjson only parse into Python objects. Speed is in MB of plain text, also for a
+compressed file. The last table compares the figures with their targets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from _measure import (
 )
 from make import make
 
-# What a loader does that makes an object of every event, as Chakra's linker does.
+# A loader that creates an object per event, as Chakra's linker does.
 OBJECTS = """
 import json
 class Event:
@@ -65,18 +65,18 @@ from hta.configs.parser_config import ParserConfig
 """
 
 
-# Every reader is imported, as reading would; what that costs is not part of reading.
+# The readers are imported beforehand, because the time of imports is not part of reading.
 OURS = """
 import etloom
-from etloom import registry
+from etloom.core import registry
 etloom.read
-for name in registry.names("readers"): registry.get("readers", name)
-from etloom import cache, opening
+for name in registry.list_plugins("readers"): registry.get("readers", name)
+import etloom.loading.cache, etloom.loading.executor
 """
 
 
-def contestants(kind: str, path: Path, with_peers: bool) -> list[Task]:
-    """Us first; ``with_peers`` also reads the gzip of the file, which is made beside it."""
+def make_tasks(kind: str, path: Path, with_peers: bool) -> list[Task]:
+    """Return the tasks, etloom first; ``with_peers`` adds the peers and reading the gzip of the file."""
     key, rows, record = {"kineto": ("traceEvents", "events", "Event"), "et": ("nodes", "nodes", "Node")}[kind]
 
     def ours(name: str, file: Path) -> Task:
@@ -87,7 +87,8 @@ def contestants(kind: str, path: Path, with_peers: bool) -> list[Task]:
     quoted = repr(str(path))
     tasks = [
         ours("etloom.read", path),
-        ours("etloom.read, gzip", packed(path)),
+        ours("etloom.read, gzip", compress_file(path)),
+        Task("limit: read the bytes", "", f"with open({quoted}, 'rb') as f: data = f.read()", "len(data)"),
         Task(
             "orjson.loads",
             "import orjson",
@@ -114,8 +115,8 @@ def contestants(kind: str, path: Path, with_peers: bool) -> list[Task]:
     return tasks
 
 
-def packed(path: Path) -> Path:
-    """The gzip of a file, made unless it is there."""
+def compress_file(path: Path) -> Path:
+    """Return the gzip of a file, created if missing."""
     target = path.with_name(path.name + ".gz")
     if not target.exists():
         part = target.with_suffix(".part")
@@ -125,8 +126,8 @@ def packed(path: Path) -> Path:
     return target
 
 
-def through_the_cache(path: Path, folder: str) -> list[Task]:
-    """Opening (reading and linking) a file as for the first time, and again."""
+def make_cache_tasks(path: Path, folder: str) -> list[Task]:
+    """Open (read and link) a file without and with the cache."""
     env = {"ETLOOM_CACHE": folder}
     first = f"job = etloom.open({str(path)!r}, use_cache=False)"
     answer = "sum(trace.events.height for trace in job.values())"
@@ -135,8 +136,8 @@ def through_the_cache(path: Path, folder: str) -> list[Task]:
     return [Task("etloom.open", OURS, first, answer, env=env), again]
 
 
-def spilled(path: Path, folder: str) -> list[Task]:
-    """A file that is read in parts."""
+def make_spill_tasks(path: Path, folder: str) -> list[Task]:
+    """Convert a file that is read in parts."""
     convert = f"etloom.convert({str(path)!r}, {folder + '/spilled.parquet'!r})"
     return [Task("etloom.convert to Parquet", OURS, convert)]
 
@@ -144,67 +145,71 @@ def spilled(path: Path, folder: str) -> list[Task]:
 RANKS = 4
 
 
-def side_by_side(path: Path, folder: str) -> list[Task]:
-    """A run of some ranks, read one after the other and as many at a time as there are processors."""
+def make_job_tasks(path: Path, folder: str) -> list[Task]:
+    """Open a run of several ranks, one at a time and one per processor."""
     for rank in range(RANKS):
         Path(folder, f"kineto_trace_{rank}.json").symlink_to(path.resolve())
     answer = "sum(trace.events.height for trace in job.values())"
     tasks = []
     for jobs in (1, os.cpu_count() or 1):
         opened = f"job = etloom.open({folder!r}, jobs={jobs}, use_cache=False)"
-        # What `etloom --jobs` says to polars.
+        # As `etloom --jobs` sets it.
         tasks.append(Task(f"--jobs {jobs}", OURS, opened, answer, env={"POLARS_MAX_THREADS": str(jobs)}))
     return tasks
 
 
-MOST_ET = 2000  # MB; what is larger needs more memory than it says of reading
-LONG_TO_READ = 250  # MB; what takes less is not kept in the cache
+MAX_ET = 2000  # MB; a larger file needs too much memory
+MIN_CACHED = 250  # MB; smaller files are not kept in the cache
 Row = tuple[str, str, str, str, str]
 
 
-def row(what: str, size: float, found: float | None, asked: float, unit: str, most: bool = False) -> Row:
-    """A line of the last table: found beside asked, which is the least, or with ``most`` the most."""
-    if found is None:
-        return what, f"{size:.0f} MB", "-", f"{asked:g} {unit}", ""
-    met = found <= asked if most else found >= asked
-    shown = f"{found:.0f}" if found >= 100 else f"{found:.2g}" if found < 1 else f"{found:.1f}"
-    bound = f"{'at most' if most else 'at least'} {asked:g} {unit}"
-    return what, f"{size:.0f} MB", f"{shown} {unit}", bound, "yes" if met else "no"
+def make_row(
+    name: str, size: float, figure: float | None, target: float, unit: str, is_maximum: bool = False
+) -> Row:
+    """Return a row of the last table: a figure and its target, a minimum or with ``is_maximum`` a maximum."""
+    if figure is None:
+        return name, f"{size:.0f} MB", "-", f"{target:g} {unit}", ""
+    met = figure <= target if is_maximum else figure >= target
+    text = f"{figure:.0f}" if figure >= 100 else f"{figure:.2g}" if figure < 1 else f"{figure:.1f}"
+    bound = f"{'at most' if is_maximum else 'at least'} {target:g} {unit}"
+    return name, f"{size:.0f} MB", f"{text} {unit}", bound, "yes" if met else "no"
 
 
-def figures(kind: str, size: float, outcomes: Sequence[Outcome]) -> list[Row]:
-    """What was found beside what was asked for."""
+def compare_with_targets(kind: str, size: float, outcomes: Sequence[Outcome]) -> list[Row]:
+    """Compare the figures with their targets."""
     by_name = {outcome.name: outcome for outcome in outcomes if isinstance(outcome, Figure)}
     ours = by_name.get("etloom.read")
     if ours is None:
         return []
 
-    def times(name: str) -> float | None:
+    def ratio(name: str) -> float | None:
         return by_name[name].seconds / ours.seconds if name in by_name else None
 
     title = {"kineto": "Kineto", "et": "execution trace"}[kind]
-    rows = [row(f"{title}: speed", size, size / ours.seconds, 450, "MB/s")]
+    rows = [make_row(f"{title}: speed", size, size / ours.seconds, 450, "MB/s")]
     if kind == "kineto":
         rows += [
-            row("  HTA's default backend takes", size, times("HTA, default backend"), 30, "times as long"),
-            row(
+            make_row(
+                "  HTA's default backend takes", size, ratio("HTA, default backend"), 30, "times as long"
+            ),
+            make_row(
                 "  a Chakra-like loader takes",
                 size,
-                times("json.load + Event objects (as Chakra)"),
+                ratio("json.load + Event objects (as Chakra)"),
                 20,
                 "times as long",
             ),
-            row("  orjson.loads alone takes", size, times("orjson.loads"), 4, "times as long"),
+            make_row("  orjson.loads alone takes", size, ratio("orjson.loads"), 4, "times as long"),
         ]
     else:
-        rows.append(row("  json.load takes", size, times("json.load"), 25, "times as long"))
-    packed_too = by_name.get("etloom.read, gzip")
-    if packed_too:
+        rows.append(make_row("  json.load takes", size, ratio("json.load"), 25, "times as long"))
+    compressed = by_name.get("etloom.read, gzip")
+    if compressed:
         rows.append(
-            row("  gzip's share of that speed", size, 100 * ours.seconds / packed_too.seconds, 80, "%")
+            make_row("  gzip's share of that speed", size, 100 * ours.seconds / compressed.seconds, 80, "%")
         )
-    if LONG_TO_READ < size <= 400:
-        rows.append(row("  peak above the imports", size, ours.peak / 1e6, 300, "MB", most=True))
+    if MIN_CACHED < size <= 400:
+        rows.append(make_row("  peak above the imports", size, ours.peak / 1e6, 300, "MB", is_maximum=True))
     return rows
 
 
@@ -214,53 +219,53 @@ def main() -> None:
     peers = {name: peer_version(name) for name in ("traceinsight", "orjson")}
     print(
         "peers: "
-        + ", ".join(f"{name} {found or 'not installed: make bench'}" for name, found in peers.items())
+        + ", ".join(f"{name} {version or 'not installed: make bench'}" for name, version in peers.items())
     )
     rows: list[Row] = []
     for kind, title in (("kineto", "Kineto"), ("et", "Execution trace")):
         for size in options.sizes:
-            if kind == "et" and size > MOST_ET:
+            if kind == "et" and size > MAX_ET:
                 continue
             path = make(kind, size)
             with_peers = size <= options.peer_limit
             megabytes = path.stat().st_size / 1e6
             heading = f"{title}, {megabytes:.1f} MB, median of {options.rounds}"
-            for file in (path, packed(path)) if with_peers else (path,):
+            for file in (path, compress_file(path)) if with_peers else (path,):
                 warm(file)
             with tempfile.TemporaryDirectory(prefix="etloom-bench-") as folder:
                 if with_peers or kind == "et":
-                    outcomes = measure(contestants(kind, path, with_peers), options.rounds)
+                    outcomes = measure(make_tasks(kind, path, with_peers), options.rounds)
                     compare(heading, outcomes, megabytes)
-                    rows += figures(kind, megabytes, outcomes)
-                if kind == "kineto" and megabytes <= LONG_TO_READ:
-                    runs = measure(side_by_side(path, folder), options.rounds)
+                    rows += compare_with_targets(kind, megabytes, outcomes)
+                if kind == "kineto" and megabytes <= MIN_CACHED:
+                    runs = measure(make_job_tasks(path, folder), options.rounds)
                     compare(f"{RANKS} ranks of {megabytes:.1f} MB, read and linked", runs, RANKS * megabytes)
-                    alone, together = (run.seconds if isinstance(run, Figure) else None for run in runs)
-                    gain = alone / together if alone and together else None
-                    what = f"{RANKS} ranks: with {runs[-1].name} faster than alone"
-                    rows.append(row(what, RANKS * megabytes, gain, 1, "times"))
-                if kind == "kineto" and LONG_TO_READ < megabytes <= options.peer_limit:
-                    outcomes = measure(through_the_cache(path, folder), options.rounds)
+                    serial, parallel = (run.seconds if isinstance(run, Figure) else None for run in runs)
+                    gain = serial / parallel if serial and parallel else None
+                    name = f"{RANKS} ranks: {runs[-1].name} is faster by"
+                    rows.append(make_row(name, RANKS * megabytes, gain, 1, "times"))
+                if kind == "kineto" and MIN_CACHED < megabytes <= options.peer_limit:
+                    outcomes = measure(make_cache_tasks(path, folder), options.rounds)
                     compare(f"{heading}: opened twice", outcomes, megabytes)
                     first, again = outcomes
                     if isinstance(first, Figure) and isinstance(again, Figure):
-                        ratio = first.seconds / again.seconds
-                        rows.append(row("  opening it again is faster", megabytes, ratio, 5, "times"))
+                        speedup = first.seconds / again.seconds
+                        rows.append(make_row("  opening it again is faster", megabytes, speedup, 5, "times"))
                 elif kind == "kineto" and not with_peers:
-                    outcomes = measure(spilled(path, folder), 1)
+                    outcomes = measure(make_spill_tasks(path, folder), 1)
                     compare(f"{title}, {megabytes:.1f} MB, in parts", outcomes, megabytes)
                     if isinstance(outcomes[0], Figure):
                         rows.append(
-                            row(
+                            make_row(
                                 "Kineto in parts: peak",
                                 megabytes,
                                 outcomes[0].peak / 1e6,
                                 1500,
                                 "MB",
-                                most=True,
+                                is_maximum=True,
                             )
                         )
-    table("What was asked for", ["", "size", "found", "asked", "met"], rows)
+    table("Targets", ["", "size", "measured", "target", "met"], rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What replay itself costs: communication beside a loop written by hand, computation beside the recorded model.
+"""Overhead of replay: communication against a hand-written loop, computation against the recorded model.
 
     python benchmarks/bench_replay.py [CALLS]
 
-Communication: all_reduce of 1 MB over gloo on 2 ranks, CALLS (1,000) of them, in turns of 50 with a plain
-torch.distributed loop in the same processes: medians of a call, and their ratio (aim: 1.05). Computation: training
-steps of an MLP, a transformer and a small ResNet, recorded here, in turn with their replay: medians, and their ratio
-(aim: within 10 %), also of the CPU time of the process, which a busy machine disturbs less.
+Communication: CALLS (1,000) all-reduces of 1 MB over gloo on 2 ranks, alternating with a plain torch.distributed
+loop in the same processes, 50 calls each: medians, and their ratio (target: 1.05). Computation: training steps of
+an MLP, a transformer and a small ResNet, recorded here and alternating with their replay: medians, and their ratio
+(target: within 10 %), also of CPU time, which other load affects less.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TURN = 50
+BLOCK_CALLS = 50
 FLOATS = 262_144
 
 
-def communicate(rank: int, port: int, calls: int) -> None:
-    """One rank; rank 0 prints medians in us."""
+def run_communication(rank: int, port: int, calls: int) -> None:
+    """Run one rank; rank 0 prints medians in us."""
     import torch
     import torch.distributed as dist
 
     import etloom
     from etloom.replayer.comms.comms_options import CommsOptions
-    from etloom.replayer.comms.plan_options import plan_replay
+    from etloom.replayer.comms.plan_builder import plan_replay
     from etloom.replayer.comms.runner import Runner, process_group
     from etloom.replayer.launch_environment import Process
     from etloom.replayer.plan import RankPlan
@@ -48,7 +48,7 @@ def communicate(rank: int, port: int, calls: int) -> None:
             "world_size": 2,
         }
         for one in (0, 1):
-            (Path(folder) / f"rank-{one}.json").write_text(json.dumps([call] * TURN))
+            (Path(folder) / f"rank-{one}.json").write_text(json.dumps([call] * BLOCK_CALLS))
         plan = plan_replay(etloom.open(folder, use_cache=False), 2)
     options = CommsOptions(repeats=1, warmup=0)
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
@@ -58,11 +58,11 @@ def communicate(rank: int, port: int, calls: int) -> None:
         runner = Runner(RankPlan(plan.calls[rank], tuple(plan.groups), 2), Process(rank, 2, rank), options)
         tensor = torch.ones(FLOATS)
         runner.run()
-        for _ in range(calls // TURN):
+        for _ in range(calls // BLOCK_CALLS):
             times = runner.run()
             replayed += ((times.completed - times.issued)[0] / 1e3).tolist()
             dist.barrier()
-            for _ in range(TURN):
+            for _ in range(BLOCK_CALLS):
                 start = time.perf_counter()
                 dist.all_reduce(tensor)
                 plain.append((time.perf_counter() - start) * 1e6)
@@ -70,9 +70,9 @@ def communicate(rank: int, port: int, calls: int) -> None:
         print(json.dumps([statistics.median(plain), statistics.median(replayed)]))
 
 
-def computed(step: Callable[[], Any]) -> tuple[float, float, float, float]:
-    """Medians in ms of a step and of its replay, in turn; the ratio of those of CPU time; the share of operators that
-    is replayed."""
+def compare_computation(step: Callable[[], Any]) -> tuple[float, float, float, float]:
+    """Return the medians in ms of a step and of its replay, the ratio of their CPU times, and the share of
+    replayed operators."""
     import torch
     from torch.profiler import ExecutionTraceObserver, profile
 
@@ -81,15 +81,15 @@ def computed(step: Callable[[], Any]) -> tuple[float, float, float, float]:
     from etloom.replayer.compute.executor import Executor
     from etloom.replayer.compute.program import build_program
 
-    memory_limits.keep_freed_memory()  # as `etloom replay compute` does where there is room; here for both
+    memory_limits.keep_freed_memory()  # as `etloom replay compute` does if memory allows; here for both
     step()
     with tempfile.TemporaryDirectory() as folder:
         observer = ExecutionTraceObserver().register_callback(f"{folder}/torch_et_0.json")
         with profile(execution_trace_observer=observer):
             step()
-        read = etloom.read(f"{folder}/torch_et_0.json")
-    assert isinstance(read, etloom.Trace)
-    executor = Executor(build_program(etloom.link(read)), torch.device("cpu"))
+        trace = etloom.read(f"{folder}/torch_et_0.json")
+    assert isinstance(trace, etloom.Trace)
+    executor = Executor(build_program(etloom.link(trace)), torch.device("cpu"))
     executor.trial_run()
     original: list[tuple[float, float]] = []
     replayed: list[tuple[float, float]] = []
@@ -105,8 +105,8 @@ def computed(step: Callable[[], Any]) -> tuple[float, float, float, float]:
     return wall, again, busy_again / busy, share
 
 
-def steps() -> dict[str, Callable[[], Any]]:
-    """Training steps that a CPU does in some milliseconds."""
+def make_steps() -> dict[str, Callable[[], Any]]:
+    """Return training steps that take a CPU some milliseconds."""
     import torch
     from torch import nn
 
@@ -162,10 +162,10 @@ def main(calls: int) -> None:
     ]
     plain, replayed = json.loads(running[0].communicate()[0])
     running[1].wait()
-    print(f"all_reduce of 1 MB, gloo, 2 ranks, median of {calls:,}: by hand {plain:,.1f} us, ", end="")
+    print(f"all_reduce of 1 MB, gloo, 2 ranks, median of {calls:,}: hand-written {plain:,.1f} us, ", end="")
     print(f"replayed {replayed:,.1f} us, ratio {replayed / plain:.3f}")
-    for name, step in steps().items():
-        original, again, busy, share = computed(step)
+    for name, step in make_steps().items():
+        original, again, busy, share = compare_computation(step)
         ratios = f"ratio {again / original:.3f}, of CPU time {busy:.3f}"
         print(f"{name}: step {original:.2f} ms, replayed {again:.2f} ms, {ratios}, {share:.1%} of operators")
 
@@ -173,6 +173,6 @@ def main(calls: int) -> None:
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if len(sys.argv) > 3:
-        communicate(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[1]))
+        run_communication(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[1]))
     else:
         main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

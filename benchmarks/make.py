@@ -1,13 +1,13 @@
-"""Builds traces of any size from one real trace: the same text again and again, what must be unique shifted.
+"""Build traces of any size from one real trace: its text repeated, with ids and times shifted.
 
     python benchmarks/make.py kineto 300       # benchmarks/.data/kineto_300MB.json
     python benchmarks/make.py et 300           # benchmarks/.data/et_300MB.json
-    python benchmarks/make.py ranks 64         # benchmarks/.data/ranks_64/, a rank a file of 100,000 recorded events
+    python benchmarks/make.py ranks 64         # benchmarks/.data/ranks_64/, one file of 100,000 events per rank
 
-Each copy is one trace length later and has its own ids: record-function ids, correlations, flows, sequence
-numbers, steps, and in the execution trace nodes, tensors and storages. What a process says once (names, spans,
-the roots of the execution trace) is written once. The text between the numbers stays as the profiler wrote it,
-white space included. The first n copies of one trace link with the first n of the other.
+Each copy is one trace length later and has its own ids: record-function ids, correlations, flows, sequence numbers,
+steps, and in the execution trace nodes, tensors and storages. Events that occur once per process (names, spans, the
+roots of the execution trace) are written once. The text between the numbers remains as the profiler wrote it, white
+space included. The first n copies of one trace link with the first n of the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CACHE = ROOT / "benchmarks" / ".data"
 SOURCES = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data")) / "nccl_ddp"
 FILES = {"kineto": "kineto_trace_0.json.gz", "et": "torch_et_0.json.gz"}
 
-# Kineto gives operators and launches their External id and correlation from one counter.
+# Kineto takes External ids and correlations from one counter.
 KINETO_IDS = re.compile(
     r'"(?P<key>ts|External id|correlation|Record function id|Ev Idx|Sequence number|Python(?: parent)? id)": '
     r"(?P<n>\d+)"
@@ -47,7 +47,7 @@ class Template:
     def __init__(
         self, text: str, pattern: re.Pattern[str], counters: dict[str, str], fixed: Container[int] = ()
     ) -> None:
-        """``counters`` names what counts together; ``fixed`` holds the node ids that all copies share."""
+        """``counters`` maps kinds to the kind whose counter they share; ``fixed``: node ids shared by all copies."""
         self.numbers: list[int] = []
         self.kinds: list[str] = []
         parts: list[str] = []
@@ -59,7 +59,7 @@ class Template:
                 kind = match["key"] if group == "n" else match.groupdict().get("attr") or group
                 kind = counters.get(kind, kind)
                 number = int(digits)
-                # Zero says that there is none.
+                # Zero means none.
                 if (number == 0 and kind not in ("Ev Idx", "step")) or (kind == "node" and number in fixed):
                     continue
                 parts += [text[end : match.start(group)].replace("%", "%%"), "%d"]
@@ -68,19 +68,19 @@ class Template:
                 self.kinds.append(kind)
         self.text = "".join(parts) + text[end:].replace("%", "%%")
 
-    def strides(self, **given: int) -> list[int]:
-        """How much each number grows from copy to copy: by the range its kind takes up, unless given."""
+    def strides(self, **fixed: int) -> list[int]:
+        """Return the increment of each number per copy: ``fixed``, or the range of its kind."""
         low: dict[str, int] = {}
         high: dict[str, int] = {}
         for kind, number in zip(self.kinds, self.numbers, strict=True):
             low[kind] = min(number, low.get(kind, number))
             high[kind] = max(number, high.get(kind, number))
-        # Steps follow each other without a gap; ids that start late (a counter that ran before) need not.
-        size = {kind: high[kind] + 1 - (low[kind] if kind == "step" else 0) for kind in high} | given
+        # Steps are consecutive; ids need not be.
+        size = {kind: high[kind] + 1 - (low[kind] if kind == "step" else 0) for kind in high} | fixed
         return [size[kind] for kind in self.kinds]
 
     def copies(self, strides: list[int]) -> Iterator[str]:
-        """One copy after the other, without end."""
+        """Yield copy after copy, endlessly."""
         numbers = self.numbers
         while True:
             yield self.text % tuple(numbers)
@@ -88,7 +88,7 @@ class Template:
 
 
 def items(text: str, key: str, boundary: str) -> tuple[str, list[str], list[dict], str]:
-    """The text before the objects of the list ``key``, the text of each, each, and the text after them."""
+    """Split at the list ``key``: the text before its objects, the text of each, the parsed objects, the text after."""
     start = text.index("[", text.index(f'"{key}"')) + 1
     parsed, end = json.JSONDecoder().raw_decode(text, start - 1)
     cuts = [match.start() + 1 for match in re.compile(boundary).finditer(text, start, end)]
@@ -101,7 +101,7 @@ def items(text: str, key: str, boundary: str) -> tuple[str, list[str], list[dict
 
 
 def write(target: Path, head: str, copies: Iterator[str], count: int, tail: str) -> None:
-    """Writes that many copies, each with a comma behind it. The file appears when it is whole."""
+    """Write ``count`` copies, each followed by a comma. The file appears when it is complete."""
     part = target.with_suffix(".part")
     with part.open("w", encoding="utf-8") as file:
         file.write(head)
@@ -112,18 +112,18 @@ def write(target: Path, head: str, copies: Iterator[str], count: int, tail: str)
 
 
 def make_kineto(text: str, target: Path, size: int, copies: int | None = None) -> None:
-    """A Kineto trace of about ``size`` bytes, or of so many copies."""
+    """Write a Kineto trace of about ``size`` bytes, or of ``copies`` copies."""
     head, texts, events, tail = items(text, "traceEvents", r'\},\s*\{\s*"(?:ph|name)": ')
     moving = [event.get("ph") not in ("M", "i") and event.get("cat") != "Trace" for event in events]
     timed = [event for event, moves in zip(events, moving, strict=True) if moves and event["ph"] == "X"]
-    # Only whole microseconds are shifted, so that the three decimals stay those of the file.
+    # Times are shifted by whole microseconds, so that their decimals remain.
     span = (
         int(max(event["ts"] + event["dur"] for event in timed) - min(event["ts"] for event in timed)) + 1000
     )
     template = Template(",\n  ".join(compress(texts, moving)), KINETO_IDS, COUNTERS)
     count = copies or max(1, round(size / len(template.text)))
 
-    # What marks the end of the recording moves with the last copy, and the span of the recording grows.
+    # The mark of the end of the recording moves with the last copy, and its span grows.
     def stretch(match: re.Match[str]) -> str:
         return str(int(match.group()) + span * (count - 1))
 
@@ -140,7 +140,7 @@ def make_kineto(text: str, target: Path, size: int, copies: int | None = None) -
 
 
 def make_et(text: str, target: Path, size: int, copies: int | None = None) -> None:
-    """A PyTorch execution trace of about ``size`` bytes, or of so many copies."""
+    """Write a PyTorch execution trace of about ``size`` bytes, or of ``copies`` copies."""
     head, texts, nodes, tail = items(text, "nodes", r'\},\s*\{\s*"id": \d+, "name": ')
     moving = [
         not node["name"].startswith("[pytorch|") and "process_group" not in node["name"] for node in nodes
@@ -154,56 +154,56 @@ def make_et(text: str, target: Path, size: int, copies: int | None = None) -> No
     write(target, f"{head}\n    ", template.copies(template.strides()), count, tail)
 
 
-def text_of(path: Path) -> str:
-    """The text of a file, plain or gzip."""
+def read_text(path: Path) -> str:
+    """Return the text of a file, plain or gzip."""
     raw = path.read_bytes()
     return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
 
 
 def make(kind: str, megabytes: float, source: Path | None = None) -> Path:
-    """The file of a kind ("kineto", "et") and size (1 MB = 10^6 bytes), made unless it is there."""
-    return _made(kind, f"{megabytes:g}MB", source, size=int(megabytes * 1e6))
+    """Return the file of a kind ("kineto", "et") and size (1 MB = 10^6 bytes), created if missing."""
+    return _make_missing(kind, f"{megabytes:g}MB", source, size=int(megabytes * 1e6))
 
 
 def make_copies(kind: str, copies: int, source: Path | None = None) -> Path:
-    """The file of a kind that holds the trace so many times, made unless it is there."""
-    return _made(kind, f"x{copies}", source, size=0, copies=copies)
+    """Return the file of a kind with ``copies`` copies of the trace, created if missing."""
+    return _make_missing(kind, f"x{copies}", source, size=0, copies=copies)
 
 
 def make_ranks(count: int, source: Path | None = None) -> Path:
-    """A folder of so many ranks, each the same trace but for its rank, made unless it is there."""
+    """Return a folder of ``count`` ranks, equal apart from their rank, created if missing."""
     source = source or SOURCES.parent / "hta_misc" / "negative_queue_a100.json.gz"
     folder = CACHE / f"ranks_{count}"
     if not folder.exists():
-        _check_is_there(source)
-        text = text_of(source)
+        _check_exists(source)
+        text = read_text(source)
         start = text.index('"distributedInfo"')
         end = text.index("}", start)
         part = folder.with_suffix(".part")
         part.mkdir(parents=True, exist_ok=True)
         for rank in range(count):
-            said = re.sub(r'("rank": ?)\d+', rf"\g<1>{rank}", text[start:end])
-            said = re.sub(r'("world_size": ?)\d+', rf"\g<1>{count}", said)
-            whole = (text[:start] + said + text[end:]).encode()
-            (part / f"rank_{rank}.json.gz").write_bytes(gzip.compress(whole, compresslevel=3))
+            info = re.sub(r'("rank": ?)\d+', rf"\g<1>{rank}", text[start:end])
+            info = re.sub(r'("world_size": ?)\d+', rf"\g<1>{count}", info)
+            content = (text[:start] + info + text[end:]).encode()
+            (part / f"rank_{rank}.json.gz").write_bytes(gzip.compress(content, compresslevel=3))
         part.rename(folder)
     return folder
 
 
-def _check_is_there(source: Path) -> None:
+def _check_exists(source: Path) -> None:
     if not source.is_file():
-        sys.exit(f"{source}: no such trace to replicate; set ETLOOM_DATA to the folder that holds nccl_ddp")
+        sys.exit(f"{source}: no such trace to copy; set ETLOOM_DATA to the folder that holds nccl_ddp")
 
 
-def _made(kind: str, name: str, source: Path | None, **extent: int) -> Path:
+def _make_missing(kind: str, name: str, source: Path | None, **extent: int) -> Path:
     source = source or SOURCES / FILES[kind]
     target = CACHE / f"{kind}_{name}.json"
     if not target.exists():
-        _check_is_there(source)
+        _check_exists(source)
         CACHE.mkdir(parents=True, exist_ok=True)
         print(f"making {target.relative_to(ROOT)} from {source.name}", file=sys.stderr)
         maker = {"kineto": make_kineto, "et": make_et}[kind]
-        maker(text_of(source), target, **extent)
+        maker(read_text(source), target, **extent)
     return target
 
 

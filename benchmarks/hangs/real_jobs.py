@@ -1,0 +1,176 @@
+"""Real gloo jobs with real faults, watched as `etloom watch` does: share of faults named, time to it, false alarms.
+
+python benchmarks/hangs/real_jobs.py --faults 28 --healthy 8      ranks are forked from one process that imported torch
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+KINDS = {
+    "stop": {"stopped"},
+    "kill": {"crashed"},
+    "gil": {"unresponsive"},
+    "order": {"other collective", "wait for each other"},
+    "size": {"other size"},
+    "slow": {"slow"},
+    "data": {"data loading", "not arrived"},
+}
+"""Fault -> the kinds that name it."""
+RANKS = 4
+FAULT_STEP = 25
+STEP_S = 0.02
+MAX_S = 40.0
+
+
+def train(rank: int, fault: str | None, culprit: int, run: Path, port: int) -> None:
+    """Train on one rank until the end, or until it is killed."""
+    import torch
+    import torch.distributed as dist
+
+    from etloom.collector.session.live_state import start_live_state
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    start_live_state(run, sys.modules["torch.optim.optimizer"])
+    dist.init_process_group("gloo")
+    for step in range(FAULT_STEP + (15 if fault is None else 10_000)):
+        model(torch.ones(2, 8)).sum().backward()
+        time.sleep(STEP_S)
+        is_fault = rank == culprit and step == FAULT_STEP
+        if is_fault and fault is not None:
+            inject(fault)
+        if rank == culprit and fault == "slow" and step > 5:
+            time.sleep(10 * STEP_S)
+        gradient = torch.ones(1000 if not (is_fault and fault == "size") else 90_000)
+        first, second = (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0))
+        calls: tuple[Callable[[torch.Tensor], object], ...] = (first, second)
+        for call in reversed(calls) if is_fault and fault == "order" else calls:
+            call(gradient)
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+def inject(fault: str) -> None:
+    """Stop this rank in one of several ways."""
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "gil":
+        ctypes.PyDLL(None).sleep(600)
+    elif fault == "data":
+        time.sleep(600)
+
+
+def start_job(fault: str | None, culprit: int, run: Path) -> list[int]:
+    """Fork the ranks and return their process ids."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pids = []
+    for rank in range(RANKS):
+        pid = os.fork()
+        if pid == 0:
+            status = 0
+            log = os.open(run / f"log_{rank}", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            try:
+                train(rank, fault, culprit, run, port)
+            except BaseException as error:
+                sys.last_value = error  # as Python does before its exit functions
+                traceback.print_exc()
+                status = 1
+            atexit._run_exitfuncs()
+            os._exit(status)
+        pids.append(pid)
+    return pids
+
+
+def judge_job(fault: str | None, culprit: int) -> tuple[bool, float, str]:
+    """Run a job; return whether it was judged right, seconds from the stall to the answer, and the answer."""
+    from etloom.api.watching import JobWatcher
+
+    with tempfile.TemporaryDirectory() as name:
+        run = Path(name)
+        pids = start_job(fault, culprit, run)
+        watcher = JobWatcher(run)
+        answer, delay = "no answer", float("nan")
+        right = fault is None
+        begin = time.monotonic()
+        try:
+            while time.monotonic() - begin < MAX_S:
+                reap(pids)
+                seen = watcher.observe()
+                if seen is not None and seen.cause is not None:
+                    cause = seen.cause
+                    answer, delay = f"{cause.kind} {cause.ranks}: {cause.sentence}", seen.stalled_s
+                    right = fault is not None and cause.kind in KINDS[fault] and cause.ranks == (culprit,)
+                    break
+                if seen is not None and seen.has_ended:
+                    answer = "ended"
+                    break
+                time.sleep(0.25)
+        finally:
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                except (ProcessLookupError, ChildProcessError):
+                    pass
+    return right, delay, answer
+
+
+def reap(pids: list[int]) -> None:
+    """Collect processes that have ended."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def main() -> None:
+    """Print one line per wrong answer, then the figures."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--faults", type=int, default=28)
+    parser.add_argument("--healthy", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    import torch._dynamo  # noqa: F401  which an optimizer imports: once, before the forks
+
+    generator = random.Random(options.seed)
+    rights: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    delays = []
+    plan = [list(KINDS)[number % len(KINDS)] for number in range(options.faults)] + [None] * options.healthy
+    for fault in plan:
+        right, delay, answer = judge_job(fault, culprit := generator.randrange(RANKS))
+        counts[str(fault)] += 1
+        rights[str(fault)] += right
+        delays += [delay] if right and fault else []
+        if not right:
+            print(f"WRONG: {fault} on rank {culprit}: {answer}", flush=True)
+    for fault, count in counts.items():
+        print(f"{fault}: {rights[fault]} of {count} right")
+    within = sum(delay <= 5 for delay in delays)
+    print(f"{within} of {len(delays)} named within 5 s of the stall; longest {max(delays, default=0):.1f} s")
+
+
+if __name__ == "__main__":
+    main()
