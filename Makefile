@@ -10,13 +10,19 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
+FLEET_RANKS ?= 100 1000
+SOAK_SECONDS ?= 600
 FUZZ_INPUTS ?= 1000000000
+FUZZ_CASES ?= 20000
+FUZZ_REPORTS ?= 2000
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Tests start hundreds of Pythons, each of which would compile etloom again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # $(call apt,packages): install Debian packages, where there is apt-get and this user is root or may sudo unasked.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
@@ -29,7 +35,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo test test-only check lint lint-package docs reference format fuzz bench clean
+.PHONY: help setup build-native demo test test-only check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-fleet bench-hangs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -94,17 +100,25 @@ demo: setup ## train on two ranks, collect, link, print the verdict, write run/r
 	OMP_NUM_THREADS=1 $(BIN)/etloom collect --out run --overwrite --steps 3:8 -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py --steps 10
 	$(BIN)/etloom report run
 
-lint: setup ## format, style, types
+style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+lint: style ## format, style, types
 	$(BIN)/mypy
 
+# Fast tests only. Here and in `make test` each property has a quarter of its random examples; pytest alone has all.
+QUICK := -m "not slow" --hypothesis-profile=quick
+# Tests that follow each other share fixtures and traces: each process gets one stretch, and takes from another's end.
+PARALLEL := -n $(JOBS) --dist worksteal
 ifdef PACKAGE
 check: lint-package
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" tests/$(PACKAGE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q $(QUICK) tests/$(PACKAGE) $(PYTEST_ARGS)
 else
-check: lint ## lint and the tests that take seconds; PACKAGE=linker does so for one package only
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" $(PYTEST_ARGS)
+check: style ## lint and the fast tests in parallel; PACKAGE=linker does so for one package only
+	@$(BIN)/mypy & types=$$!; tests=0; \
+		$(BIN)/python -m pytest -q $(PARALLEL) $(QUICK) $(PYTEST_ARGS) || tests=$$?; \
+		wait $$types; exit $$tests
 endif
 
 lint-package: setup
@@ -115,13 +129,20 @@ lint-package: setup
 test: lint docs test-only ## lint, the documentation, and every test
 
 test-only: setup $(VENV)/.browser
-	$(BIN)/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q $(PARALLEL) --hypothesis-profile=quick $(PYTEST_ARGS)
 
 docs: setup $(VENV)/.docs ## build the documentation into build/site; fails on dead links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 reference: setup ## write the generated pages of docs/reference
 	$(BIN)/python docs/generate_reference.py
+
+$(VENV)/.audit: | $(BIN)/python
+	@$(PIP) install 'pip-audit>=2.9'
+	@touch $@
+
+audit: setup $(VENV)/.docs $(VENV)/.audit ## look up known vulnerabilities of every installed package
+	$(BIN)/pip-audit --skip-editable
 
 PEERS := benchmarks/.venv-peers
 $(PEERS)/.packages: | $(BIN)/python
@@ -131,8 +152,23 @@ $(PEERS)/.packages: | $(BIN)/python
 		|| $(PEERS)/bin/python -m pip -qq --disable-pip-version-check install 'HolisticTraceAnalysis==0.5.*' 'orjson>=3.10'
 	@touch $@
 
-bench: setup $(PEERS)/.packages ## each benchmark, peers beside us; ETLOOM_BENCH_SIZES="50 1500" sets the sizes in MB
-	@for bench in benchmarks/bench_*.py; do $(BIN)/python "$$bench"; done
+bench: setup $(PEERS)/.packages ## write docs/benchmarks.md, peers next to etloom; ETLOOM_BENCH_SIZES="50 1500" sets the sizes in MB
+	$(BIN)/python benchmarks/write_page.py
+
+bench-predict: setup ## predictions next to measured and published values
+	@failed=; for bench in benchmarks/predict/*.py; do \
+		echo "== $$bench"; $(BIN)/python "$$bench" || failed="$$failed $$bench"; done; \
+		[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+bench-fleet: setup ## a store of generated runs of 100 and 1,000 ranks; FLEET_RANKS="100 10000" sets the sizes
+	$(BIN)/python benchmarks/fleet/run.py --ranks $(FLEET_RANKS)
+
+bench-hangs: setup ## causes of hangs: generated dumps and real gloo jobs with known faults
+	$(BIN)/python benchmarks/hangs/dumps.py
+	$(BIN)/python benchmarks/hangs/real_jobs.py --faults 200 --healthy 50
+
+bench-diagnosis: setup ## inject bugs into a training run on two ranks; check that findings name each first
+	$(BIN)/python benchmarks/diagnosis/run.py
 
 format: setup ## put the sources into the project's format
 	$(BIN)/ruff check --fix-only .
@@ -147,9 +183,23 @@ build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 	c++ -std=c++20 -O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse \
 		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -o $@
 
-fuzz: build/fuzz/fuzz ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS, at most FUZZ_INPUTS
+fuzz: fuzz-native fuzz-verbs fuzz-replays ## feed mutated traces to the parsers under sanitizers, and through every verb and replay
+
+fuzz-verbs: setup ## mutated traces of every format through every verb: FUZZ_CASES inputs
+	PYTHONPATH=tests $(BIN)/python -m fuzzing --inputs $(FUZZ_CASES)
+
+fuzz-replays: setup ## hostile execution traces through both replays: FUZZ_CASES inputs
+	PYTHONPATH=tests $(BIN)/python -m fuzzing.replays --inputs $(FUZZ_CASES)
+
+fuzz-reports: setup $(VENV)/.browser ## reports of FUZZ_REPORTS mutated traces in a browser: no script, message or request
+	PYTHONPATH=tests $(BIN)/python -m fuzzing.reports --inputs $(FUZZ_REPORTS)
+
+fuzz-native: build/fuzz/fuzz ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS, at most FUZZ_INPUTS
 	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) \
 		./fuzz $(FUZZ_SECONDS) $(FUZZ_INPUTS) $(CURDIR)/tests/corpus/*.json
+
+soak: setup ## compare random jobs alone and under `etloom collect` for SOAK_SECONDS
+	$(BIN)/python tests/collector/soak.py $(SOAK_SECONDS)
 
 clean: ## remove what was built; .venv stays
 	rm -rf build dist run etloom/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/.data

@@ -1,5 +1,4 @@
-"""Train a network whose layers hold one expert a rank, or one whose layers are a pipeline that interleaves forward
-and backward (1F1B).
+"""Train a mixture of experts with one expert per rank, or a pipeline with the 1F1B schedule.
 
 etloom collect --out run/ -- torchrun --nproc-per-node 2 examples/train_experts.py experts
 """
@@ -19,7 +18,7 @@ BATCH = 24
 
 
 class Experts(nn.Module):
-    """Each token goes to the rank of its expert and comes back: two all-to-alls whose shares the router decides."""
+    """Send each token to the rank of its expert and back: two all-to-alls whose split sizes the router decides."""
 
     def __init__(self, world: int) -> None:
         super().__init__()
@@ -31,33 +30,33 @@ class Experts(nn.Module):
         scores = self.router(tokens).softmax(-1)
         best, expert = scores.max(-1)
         order = expert.argsort()
-        sent = torch.bincount(expert, minlength=self.world)
-        got = torch.empty_like(sent)
-        dist.all_to_all_single(got, sent)
-        there, back = got.tolist(), sent.tolist()
-        arrived = all_to_all_single(tokens.new_empty(sum(there), WIDTH), tokens[order], there, back)
-        returned = all_to_all_single(torch.empty_like(tokens), self.expert(arrived), back, there)
+        send_counts = torch.bincount(expert, minlength=self.world)
+        receive_counts = torch.empty_like(send_counts)
+        dist.all_to_all_single(receive_counts, send_counts)
+        receive, send = receive_counts.tolist(), send_counts.tolist()
+        received = all_to_all_single(tokens.new_empty(sum(receive), WIDTH), tokens[order], receive, send)
+        returned = all_to_all_single(torch.empty_like(tokens), self.expert(received), send, receive)
         return tokens + best[:, None] * torch.empty_like(tokens).index_copy(0, order, returned)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train across ranks")
-    parser.add_argument("how", choices=("experts", "1f1b"))
+    parser.add_argument("mode", choices=("experts", "1f1b"))
     parser.add_argument("--steps", type=int, default=8)
-    given = parser.parse_args()
+    args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     batch = torch.randn(BATCH, WIDTH)
     schedule = None
-    if given.how == "experts":
+    if args.mode == "experts":
         model: nn.Module = nn.Sequential(Experts(world), Experts(world))
     else:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())
         stage = PipelineStage(model, rank, world, torch.device("cpu"), input_args=(batch[:4],))
         schedule = Schedule1F1B(stage, n_microbatches=BATCH // 4, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for step in range(given.steps):
+    for step in range(args.steps):
         optimizer.zero_grad()
         if schedule is None:
             model(batch).square().mean().backward()

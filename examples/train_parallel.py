@@ -1,4 +1,4 @@
-"""Train a small network that is cut across ranks by FSDP2, by tensors or by layers.
+"""Train a small network with FSDP2, tensor parallelism or pipeline parallelism.
 
 etloom collect --out run/ -- torchrun --nproc-per-node 2 examples/train_parallel.py fsdp
 """
@@ -21,20 +21,20 @@ WIDTH = 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train across ranks")
-    parser.add_argument("how", choices=("fsdp", "tensor", "pipeline"))
+    parser.add_argument("mode", choices=("fsdp", "tensor", "pipeline"))
     parser.add_argument("--steps", type=int, default=8)
-    given = parser.parse_args()
+    args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     rank, world = dist.get_rank(), dist.get_world_size()
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2 * world)))
     batch = torch.randn(16, WIDTH)
     schedule = None
-    if given.how == "pipeline":
+    if args.mode == "pipeline":
         model = model[2 * rank : 2 * rank + 2]
         stage = PipelineStage(model, rank, world, torch.device("cpu"), input_args=(batch[:4],))
         schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
-    elif given.how == "tensor":
+    elif args.mode == "tensor":
         plan = {str(i): ColwiseParallel() if i % 2 == 0 else RowwiseParallel() for i in range(2 * world)}
         model = parallelize_module(model, init_device_mesh("cpu", (world,)), plan)
     else:
@@ -43,7 +43,7 @@ def main() -> None:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for step in range(given.steps):
+    for step in range(args.steps):
         optimizer.zero_grad()
         if schedule is None:
             model(batch).square().mean().backward()

@@ -12,13 +12,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fit a line")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
-    run = torch.compile(model, backend="aot_eager") if given.compile else model
+    run = torch.compile(model, backend="aot_eager") if args.compile else model
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(64, 8)
-    for step in range(given.steps):
+    for step in range(args.steps):
         loss = nn.functional.mse_loss(run(x), x.sum(1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()
