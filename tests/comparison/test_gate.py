@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import xml.etree.ElementTree as tree
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +20,6 @@ from etloom.core import registry
 from etloom.core.trace import Job, Trace
 from support.paths import ROOT
 from support.small_traces import write_stepped_run
-
-SCRIPT = ROOT / "tests" / "collector" / "scripts" / "steady.py"
 
 
 def test_quantiles_of_t() -> None:
@@ -372,39 +368,6 @@ def test_what_was_nearly_nothing_is_no_percentage(tmp_path: Path) -> None:
 
 def test_a_message_for_github_is_one_line() -> None:
     assert escape_for_github("5 %\nnext") == "5 %25%0Anext"
-
-
-def recorded(folder: Path, plan: dict[str, int]) -> dict[str, Job]:
-    """Runs of the script by name, of so many pieces a step."""
-    command = [sys.executable, str(SCRIPT), *(f"{folder / name}:{pieces}" for name, pieces in plan.items())]
-    subprocess.run(command, check=True, capture_output=True, timeout=900)  # seven runs on a busy machine
-    return {name: etloom.open(folder / name) for name in plan}
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_training_script_with_five_percent_more_work(tmp_path: Path) -> None:
-    """Recorded here and now, whatever else this machine does; where the gate asks for more runs, it gets them."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    runs: dict[str, Job] = {}
-    for turn in range(2):
-        number = (3, 4) if turn else (0, 1, 2)
-        plan = {f"{side}{one}": pieces for one in number for side, pieces in (("base", 20), ("slow", 21))}
-        runs |= recorded(tmp_path, plan if turn else {**plan, "again": 20})
-        base, slow = (
-            [job for name, job in runs.items() if name.startswith(side)] for side in ("base", "slow")
-        )
-        found = judge_regression(slow, base, 3.0)
-        if (
-            judge_regression([runs["again"]], base, 3.0)["verdict"][0] == "failed"
-        ):  # one time in twenty, by chance: not twice
-            runs |= recorded(tmp_path, {"twice": 20})
-            assert judge_regression([runs["twice"]], base, 3.0)["verdict"][0] != "failed"
-        if found["verdict"][0] != "undecided":
-            break
-    if found["verdict"][0] == "undecided":
-        pytest.skip(f"this machine is too busy to tell, as the gate says: {explain_row(found, 0)[0]}")
-    assert found["verdict"][0] == "failed", found.row(0, named=True)
 
 
 def test_the_keys_of_json_are_documented() -> None:

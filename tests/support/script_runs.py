@@ -27,7 +27,6 @@ from support.paths import ROOT
 SCRIPTS = ROOT / "tests" / "collector" / "scripts"
 _HELPERS = {
     "light",
-    "steady",
     "tiny",
     "training",
     "server",
