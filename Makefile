@@ -181,7 +181,7 @@ build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 	@$(call need,c++ -E -x c++ - <<< '#include <simdjson.h>',simdjson to fuzz its parsers,libsimdjson-dev)
 	@mkdir -p $(@D)
 	c++ -std=c++20 -O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse \
-		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -o $@
+		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -pthread -o $@
 
 fuzz: fuzz-native fuzz-verbs fuzz-replays ## feed mutated traces to the parsers under sanitizers, and through every verb and replay
 

@@ -81,6 +81,22 @@ void Column::leave_with(ArrowSchema* schema, ArrowArray* array, const char* form
     fill_schema(schema->dictionary, "U");
 }
 
+void Texts::append(const Column& other, const Shifts&) {
+    constexpr uint32_t kUnknown = UINT32_MAX;
+    const auto& texts = static_cast<const Texts&>(other);
+    const auto& known = texts.dictionary_.texts();
+    codes_of_other_.resize(known.size(), kUnknown);
+    const size_t before = values_.size(), rows = texts.values_.size();
+    values_.resize(before + rows);
+    for (size_t i = 0; i < rows; ++i) {
+        if (!texts.is_valid(i)) continue;
+        uint32_t& code = codes_of_other_[texts.values_[i]];
+        if (code == kUnknown) code = dictionary_.code(known[texts.values_[i]]);
+        values_[before + i] = code;
+    }
+    append_bitmap(before, other, rows);
+}
+
 void Texts::settle(Troubles& troubles) {
     constexpr const char* kNames[] = {"", "long_text", "nonfinite", "invalid_escape", "invalid_json"};
     const auto& texts = dictionary_.texts();

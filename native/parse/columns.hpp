@@ -31,6 +31,12 @@ struct Scratch {
     }
 };
 
+// What is added to the numbers of rows that another parser counted from 0.
+struct Shifts {
+    uint32_t row;       // of the table that the column refers to
+    uint32_t position;  // in the file
+};
+
 // One column of a table. It may be behind the others: rows that it has not got yet are null.
 class Column {
   public:
@@ -41,6 +47,8 @@ class Column {
     virtual void pad(size_t rows) = 0;
     virtual void truncate(size_t rows) = 0;
     virtual void take(const Buffer<uint32_t>& order, Scratch& scratch) = 0;
+    // Adds the rows of a column of the same type, which stays as it is.
+    virtual void append(const Column& other, const Shifts& shifts) = 0;
     // Counts what is wrong with the values; called before they leave.
     virtual void settle(Troubles&) {}
     // Moves the column into Arrow structures; the column is empty afterwards.
@@ -69,7 +77,26 @@ class Column {
         valid_[row >> 3] &= static_cast<uint8_t>(~(1U << (row & 7)));
         ++nulls_;
     }
+    // The bits of another column's rows behind those of `before`.
+    void append_bitmap(size_t before, const Column& other, size_t rows) {
+        if (valid_.empty() && other.valid_.empty()) return;
+        if (valid_.empty()) begin_bitmap(before);
+        valid_.resize((before + rows + 7) / 8);
+        const unsigned shift = before & 7;
+        for (size_t i = 0; i < (rows + 7) / 8; ++i) {
+            const unsigned present = rows - 8 * i >= 8 ? 0xFF : (1U << (rows & 7)) - 1;
+            const unsigned bits = other.valid_.empty() ? present : other.valid_[i];
+            uint8_t* at = &valid_[before / 8 + i];
+            at[0] |= static_cast<uint8_t>(bits << shift);
+            if (bits >> (8 - shift) != 0) at[1] |= static_cast<uint8_t>(bits >> (8 - shift));
+        }
+        nulls_ += other.nulls_;
+    }
     void truncate_bitmap(size_t from, size_t to) {
+        if (to == 0) {
+            valid_.clear();
+            nulls_ = 0;
+        }
         if (valid_.empty()) return;
         for (size_t row = to; row < from; ++row) nulls_ -= is_valid(row) ? 0 : 1;
         valid_.resize((to + 7) / 8);
@@ -140,9 +167,11 @@ class Numbers : public Column {
         values_.swap(taken);
         take_bitmap(order);
     }
+    void append(const Column& other, const Shifts&) override { append_shifted(static_cast<const Numbers&>(other), T{}); }
     void leave(ArrowSchema* schema, ArrowArray* array) override { leave_as(schema, array, Format<T>::value, nullptr); }
 
     Buffer<T>& values() { return values_; }
+    const Buffer<T>& values() const { return values_; }
 
   protected:
     void leave_as(ArrowSchema* schema, ArrowArray* array, const char* format, Dictionary* texts) {
@@ -151,7 +180,26 @@ class Numbers : public Column {
         leave_with(schema, array, format, values->size(), values, values->data(), texts);
     }
 
+    void append_shifted(const Numbers& other, T shift) {
+        const size_t before = values_.size(), rows = other.values_.size();
+        values_.resize_unset(before + rows);
+        for (size_t i = 0; i < rows; ++i) values_[before + i] = other.values_[i] + shift;
+        append_bitmap(before, other, rows);
+    }
+
     Buffer<T> values_;
+};
+
+// Numbers of rows: of the table that the other tables refer to, or in the file.
+class RowNumbers : public Numbers<uint32_t> {
+  public:
+    explicit RowNumbers(uint32_t Shifts::* shift) : shift_(shift) {}
+    void append(const Column& other, const Shifts& shifts) override {
+        append_shifted(static_cast<const RowNumbers&>(other), shifts.*shift_);
+    }
+
+  private:
+    uint32_t Shifts::* shift_;
 };
 
 // How the bytes of a text in the file become the text of the column, when the column leaves: once a distinct text.
@@ -181,6 +229,8 @@ class Texts : public Numbers<uint32_t> {
     uint32_t code(std::string_view text) { return dictionary_.code(text); }
     std::string_view text(uint32_t code) const { return dictionary_.texts()[code]; }
 
+    // Always of the same other column: its codes are remembered.
+    void append(const Column& other, const Shifts& shifts) override;
     // What is no JSON becomes null. Texts are looked at once a distinct one, faults counted once a row.
     void settle(Troubles& troubles) override;
     void leave(ArrowSchema* schema, ArrowArray* array) override;
@@ -192,6 +242,7 @@ class Texts : public Numbers<uint32_t> {
     bool faultless_ = true;
     std::string_view last_;
     uint32_t code_ = 0;
+    std::vector<uint32_t> codes_of_other_;  // by its code
 };
 
 // Named columns of equal length.
@@ -215,6 +266,14 @@ class Table {
     }
     void truncate(size_t rows) {
         for (auto& named : columns_) named.column->truncate(rows);
+    }
+    // Adds the rows of a table with the same columns.
+    void append(const Table& other, const Shifts& shifts) {
+        const size_t before = rows();
+        for (size_t i = 0; i < columns_.size(); ++i) {
+            columns_[i].column->pad(before);
+            columns_[i].column->append(*other.columns_[i].column, shifts);
+        }
     }
     void take(const Buffer<uint32_t>& order) {
         Scratch scratch;

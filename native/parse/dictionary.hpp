@@ -18,19 +18,16 @@ class Dictionary {
     uint32_t code(std::string_view text) {
         if (text.data() == nullptr) text = "";  // memcpy takes no null pointer, not even for nothing
         const uint64_t hash = hash_of(text);
-        const auto tag = static_cast<uint32_t>(hash >> 32);
-        size_t slot = hash & (slots_.size() - 1);
-        while (slots_[slot].code != kEmpty.code) {
-            if (slots_[slot].tag == tag && same(texts_[slots_[slot].code], text)) return slots_[slot].code;
-            slot = (slot + 1) & (slots_.size() - 1);
-        }
+        const size_t slot = slot_of(text, hash);
+        if (slots_[slot].code != kEmpty.code) return slots_[slot].code;
         const auto added = static_cast<uint32_t>(texts_.size());
         texts_.emplace_back(keep(text));
-        slots_[slot] = {tag, added};
+        slots_[slot] = {static_cast<uint32_t>(hash >> 32), added};
         if (texts_.size() * 2 > slots_.size()) grow();
         return added;
     }
 
+    bool has(std::string_view text) const { return slots_[slot_of(text, hash_of(text))].code != kEmpty.code; }
     const std::vector<std::string_view>& texts() const { return texts_; }
 
   private:
@@ -40,6 +37,16 @@ class Dictionary {
     };
     static constexpr Slot kEmpty{0, UINT32_MAX};
     static constexpr size_t kBlock = 1 << 18;
+
+    // Where the text is, or its place if it is not there.
+    size_t slot_of(std::string_view text, uint64_t hash) const {
+        const auto tag = static_cast<uint32_t>(hash >> 32);
+        size_t slot = hash & (slots_.size() - 1);
+        while (slots_[slot].code != kEmpty.code && !(slots_[slot].tag == tag && same(texts_[slots_[slot].code], text))) {
+            slot = (slot + 1) & (slots_.size() - 1);
+        }
+        return slot;
+    }
 
     static uint64_t mix(uint64_t a, uint64_t b) {
         const auto product = static_cast<unsigned __int128>(a) * b;

@@ -26,7 +26,7 @@ NodeTables::NodeTables(Tables& tables, Troubles& troubles) : tables_(tables), tr
     et_id_ = nodes.add<Numbers<int64_t>>("et_id");
     name_ = nodes.add<Texts>("name", Finish::kUnescape);
     parent_ = nodes.add<Numbers<int64_t>>("recorded_parent");
-    file_order_ = nodes.add<Numbers<uint32_t>>("file_order");
+    file_order_ = nodes.add<RowNumbers>("file_order", &Shifts::position);
     const char* const sides[2][2] = {{"inputs", "input_types"}, {"outputs", "output_types"}};
     for (size_t io = 0; io < 2; ++io) {
         values_[io] = nodes.add<Texts>(sides[io][0], Finish::kCanonical);
@@ -34,7 +34,7 @@ NodeTables::NodeTables(Tables& tables, Troubles& troubles) : tables_(tables), tr
     }
     attrs_ = nodes.add<Texts>("attrs", Finish::kCanonical);
     Table& comms = tables["comms"];
-    comm_node_ = comms.add<Numbers<uint32_t>>("node");
+    comm_node_ = comms.add<RowNumbers>("node", &Shifts::row);
     for (size_t i = 0; i < kFieldCount; ++i) {
         Table& in = kFields[i].group == Group::kNode ? nodes : comms;
         if (kFields[i].kind == Kind::kText) {
@@ -46,7 +46,7 @@ NodeTables::NodeTables(Tables& tables, Troubles& troubles) : tables_(tables), tr
         }
     }
     Table& tensors = tables["tensors"];
-    tensor_node_ = tensors.add<Numbers<uint32_t>>("node");
+    tensor_node_ = tensors.add<RowNumbers>("node", &Shifts::row);
     io_ = tensors.add<Numbers<int8_t>>("io");
     index_ = tensors.add<Numbers<int16_t>>("index");
     item_ = tensors.add<Numbers<int32_t>>("item");

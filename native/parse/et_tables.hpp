@@ -46,11 +46,11 @@ class NodeTables {
     int32_t item_number_ = -1;
 
     Numbers<int64_t> *et_id_, *parent_;
-    Numbers<uint32_t>* file_order_;
+    RowNumbers* file_order_;
     Texts *name_, *values_[2], *types_[2], *attrs_;
     Column* columns_[kFieldCount] = {};
-    Numbers<uint32_t>* comm_node_;
-    Numbers<uint32_t>* tensor_node_;
+    RowNumbers* comm_node_;
+    RowNumbers* tensor_node_;
     Numbers<int8_t>* io_;
     Numbers<int16_t>* index_;
     Numbers<int32_t>* item_;

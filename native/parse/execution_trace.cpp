@@ -18,6 +18,8 @@ class ExecutionTraceParser : public Parser {
         et::Node* node = reader_.read(at);
         return node != nullptr && nodes_.add(*node, position);
     }
+    const Table& main_table() override { return tables_["nodes"]; }
+    std::unique_ptr<Parser> make_second() const override { return std::make_unique<ExecutionTraceParser>(); }
     void order() override { nodes_.order(); }
 
   private:

@@ -29,13 +29,6 @@ std::optional<int64_t> time_of(std::string_view token) {
     return time && *time <= kLatest && *time >= -kLatest ? time : std::nullopt;
 }
 
-int64_t text_number(Dictionary& texts, std::string_view token) {
-    if (!is_text(token)) return kTextNumber - static_cast<int64_t>(texts.code(token));
-    const std::string_view text = inside(token);
-    const bool plain = text.find('\\') == std::string_view::npos;
-    return kTextNumber - static_cast<int64_t>(texts.code(plain ? text : unescape(text)));
-}
-
 }  // namespace
 
 EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), troubles_(troubles) {
@@ -48,7 +41,7 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
     pid_ = events.add<Numbers<int64_t>>("pid");
     tid_ = events.add<Numbers<int64_t>>("tid");
     args_ = events.add<Texts>("args", Finish::kCanonical);
-    position_ = events.add<Numbers<uint32_t>>("position");
+    position_ = events.add<RowNumbers>("position", &Shifts::position);
 
     Table& memory = tables["memory"];
     memory_ts_ = memory.add<Numbers<int64_t>>("ts");
@@ -56,7 +49,7 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
     memory_tid_ = memory.add<Numbers<int64_t>>("tid");
     memory_args_ = memory.add<Texts>("args", Finish::kCanonical);
     for (size_t group = 0; group < kGroupCount; ++group) {
-        if (is_side(static_cast<Group>(group))) event_[group] = tables[kGroupTables[group]].add<Numbers<uint32_t>>("event");
+        if (is_side(static_cast<Group>(group))) event_[group] = tables[kGroupTables[group]].add<RowNumbers>("event", &Shifts::row);
     }
     for (size_t i = 0; i < kFieldCount; ++i) {
         const Field& field = kFields[i];
@@ -257,7 +250,7 @@ void EventTables::side(Group group, Event& event, uint32_t row, bool wanted) {
     const uint64_t mask = mask_of(group);
     if ((event.present & mask) == 0) return;
     if (!wanted) return event.give_back(mask, troubles_);
-    Numbers<uint32_t>* events = event_[static_cast<size_t>(group)];
+    RowNumbers* events = event_[static_cast<size_t>(group)];
     events->push(row);
     push_fields(event, mask, events->size() - 1);
 }
@@ -282,6 +275,25 @@ void EventTables::push_fields(const Event& event, uint64_t mask, size_t row) {
                     static_cast<Numbers<int64_t>*>(column)->push_at(row, value.whole);
                 }
         }
+    }
+}
+
+int64_t EventTables::text_number(Dictionary& texts, std::string_view token) {
+    std::string_view text = is_text(token) ? inside(token) : token;
+    std::string plain;
+    if (is_text(token) && text.find('\\') != std::string_view::npos) text = plain = unescape(text);
+    if (follows_ && !texts.has(text)) {
+        is_stuck_ = true;
+        return 0;
+    }
+    return kTextNumber - static_cast<int64_t>(texts.code(text));
+}
+
+void EventTables::learn_names(const EventTables& leader) {
+    follows_ = true;
+    is_stuck_ = false;
+    for (const auto& [mine, others] : {std::pair(&lanes_, &leader.lanes_), std::pair(&flow_ids_, &leader.flow_ids_)}) {
+        for (size_t i = mine->texts().size(); i < others->texts().size(); ++i) mine->code(others->texts()[i]);
     }
 }
 

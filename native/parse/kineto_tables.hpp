@@ -16,6 +16,10 @@ class EventTables {
     void add(Event& event, uint64_t position);
     // Events by start, the longest first, then as in the file; and what hangs on them.
     void order();
+    // Gives the texts that name processes, threads and arrows the numbers that they have in `leader`, from which the
+    // tables are taken over. An event with another text is not read.
+    void learn_names(const EventTables& leader);
+    bool is_stuck() const { return is_stuck_; }
 
   private:
     enum class Role : uint8_t { kOther, kHost };
@@ -35,15 +39,17 @@ class EventTables {
     void push_lane(Numbers<int64_t>* column, std::string_view token);
     void push_flow_id(std::string_view token);
     Role role_of(uint32_t cat);
+    int64_t text_number(Dictionary& texts, std::string_view token);
 
     Tables& tables_;
     Troubles& troubles_;
     std::vector<Role> roles_;  // by code of cat
     Dictionary lanes_, flow_ids_;
+    bool follows_ = false, is_stuck_ = false;
     Texts *ph_, *cat_, *name_, *args_, *memory_args_, *lane_names_;
     Numbers<int64_t> *ts_, *dur_, *pid_, *tid_;
-    Numbers<uint32_t>* position_;
-    Numbers<uint32_t>* event_[kGroupCount] = {};  // of the tables that hang on events
+    RowNumbers* position_;
+    RowNumbers* event_[kGroupCount] = {};  // of the tables that hang on events
     Column* columns_[kFieldCount] = {};
     Numbers<int32_t>* triples_[2][3] = {};
     Numbers<int64_t> *memory_ts_, *memory_pid_, *memory_tid_;

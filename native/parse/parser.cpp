@@ -10,13 +10,39 @@ void Parser::sort() {
 
 bool Parser::rows(std::string_view json, uint64_t& position) {
     Cursor at;
-    if (!tokens_.find(json, at) || at.peek() != '[') return false;
-    do {
-        at.step();
+    if (!tokens_.find(json, at)) return false;
+    for (;;) {
         if (!row(at, position)) return false;
         ++position;
-    } while (at.peek() == ',');
-    return at.peek() == ']' && at.left() == 1;
+        if (at.peek() != ',') return at.peek() == ']' && at.left() == 1;
+        at.step();
+    }
+}
+
+bool Parser::is_for_two(size_t bytes) const {
+    constexpr size_t kLarge = 1 << 17;
+    return split_from_ == 0 ? bytes >= kLarge && Computing::has_room() : bytes >= split_from_;
+}
+
+bool Parser::rows_of_both(std::string_view first, std::string_view second, uint64_t& position) {
+    if (second_ == nullptr) second_ = make_second();
+    second_->learn_names(*this);
+    bool good_first = false, good_second = false;
+    uint64_t rows_of_second = 0;
+    worker_.run_both([&] { good_second = second_->rows(second, rows_of_second); },
+                     [&] { good_first = rows(first, position); });
+    if (good_first && good_second) take_rows_of(*second_, position);
+    position += rows_of_second;
+    for (auto& [name, table] : second_->tables_) table.truncate(0);
+    second_->troubles_.clear();
+    return good_first && good_second;
+}
+
+// Its rows are those behind the `position` ones that are here.
+void Parser::take_rows_of(Parser& second, uint64_t position) {
+    const Shifts shifts{static_cast<uint32_t>(main_table().rows()), static_cast<uint32_t>(position)};
+    for (auto& [name, table] : tables_) table.append(second.tables_.at(name), shifts);
+    for (auto& [name, trouble] : second.troubles_) troubles_[name].add(trouble.example, trouble.count);
 }
 
 void Parser::checkpoint() {

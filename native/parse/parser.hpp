@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "rows.hpp"
 #include "tokens.hpp"
 #include "troubles.hpp"
+#include "worker.hpp"
 
 namespace etloom {
 
@@ -19,6 +21,8 @@ class Parser : public RowStream {
   public:
     using RowStream::RowStream;
 
+    // Pieces of at least `bytes` are parsed by two threads. 0: large ones are, where a processor has nothing to do.
+    void split_from(size_t bytes) { split_from_ = bytes; }
     Tables& tables() { return tables_; }
     const Troubles& troubles() const { return troubles_; }
     // Orders the tables and counts what is wrong with their texts. Once, before the columns leave.
@@ -29,18 +33,30 @@ class Parser : public RowStream {
     virtual void order() = 0;
     // The row that `at` is at, which it steps over. False: it is damaged.
     virtual bool row(Cursor& at, uint64_t position) = 0;
+    // The table that the rows of other tables refer to.
+    virtual const Table& main_table() = 0;
+    // A parser of the same format, whose rows this one takes over.
+    virtual std::unique_ptr<Parser> make_second() const = 0;
+    // Called by a second parser before it reads rows.
+    virtual void learn_names(const Parser&) {}
 
     Tables tables_;
     Troubles troubles_;
 
   private:
     bool rows(std::string_view json, uint64_t& position) override;
+    bool rows_of_both(std::string_view first, std::string_view second, uint64_t& position) override;
+    bool is_for_two(size_t bytes) const override;
+    void take_rows_of(Parser& second, uint64_t position);
     void checkpoint() override;
     void rewind() override;
 
     Tokens tokens_;
     Troubles saved_troubles_;
     std::vector<size_t> marks_;
+    size_t split_from_ = 0;
+    std::unique_ptr<Parser> second_;
+    Worker worker_;
 };
 
 }  // namespace etloom

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "json_text.hpp"
+#include "worker.hpp"
 
 namespace etloom {
 
@@ -14,7 +15,7 @@ RowStream::RowStream(std::string_view rows_key, bool bare_array, bool uniform, s
 }
 
 void RowStream::reserve(size_t size) {
-    const size_t need = kFront + size + kPadding + 1;
+    const size_t need = size + kPadding + 1;
     if (buffer_.size() < need) buffer_.resize(std::max(need, buffer_.size() + buffer_.size() / 2));
 }
 
@@ -25,6 +26,7 @@ void RowStream::consume(size_t bytes) {
 }
 
 void RowStream::feed(const char* data, size_t size) {
+    const Computing counted;
     bytes_ += size;
     reserve(size_ + size);
     std::memcpy(end(), data, size);
@@ -133,7 +135,7 @@ bool RowStream::step_rows(bool last) {
         searched_ = size_ > kLongest ? size_ - kLongest : 0;
         return false;
     }
-    const char* stop = parse(begin(), cut) ? cut : crawl(begin(), cut, false);
+    const char* stop = parse_halves(begin(), cut) || parse(begin(), cut) ? cut : crawl(begin(), cut, false);
     const bool whole = stop == cut && state_ == State::kRows;
     consume(static_cast<size_t>(stop - begin()) + (whole ? 1 : 0));
     searched_ = whole || size_ < kLongest ? 0 : size_ - kLongest;
@@ -197,17 +199,37 @@ char* RowStream::next_boundary(char* from, char* to) {
     return nullptr;
 }
 
-// The rows in [from, to), as one array: the bytes around them are brackets for a moment. All or nothing.
+// The rows in [from, to), as one array: the byte behind them is a bracket for a moment. All or nothing.
 bool RowStream::parse(char* from, char* to) {
-    char* open = from - 1;
-    const char saved_open = *open, saved_to = *to;
-    *open = '[';
+    const char saved_to = *to;
     *to = ']';
     uint64_t position = rows_seen_;
     checkpoint();
-    const bool good = rows({open, static_cast<size_t>(to + 1 - open)}, position);
-    *open = saved_open;
+    const bool good = rows({from, static_cast<size_t>(to + 1 - from)}, position);
     *to = saved_to;
+    if (good) {
+        rows_seen_ = position;
+    } else {
+        rewind();
+    }
+    return good;
+}
+
+// The same by two threads, where that is worth while. The cut between them is right if the rows before it parse.
+bool RowStream::parse_halves(char* from, char* to) {
+    constexpr size_t kTries = 8;
+    if (!is_for_two(static_cast<size_t>(to - from)) || not_halved_ > kTries + halved_) return false;
+    char* middle = last_boundary(from, from + (to - from) / 2);
+    if (middle == nullptr) return false;
+    const char saved_to = *to;
+    *middle = *to = ']';
+    uint64_t position = rows_seen_;
+    checkpoint();
+    const bool good = rows_of_both({from, static_cast<size_t>(middle + 1 - from)},
+                                   {middle + 1, static_cast<size_t>(to - middle)}, position);
+    *middle = ',';
+    *to = saved_to;
+    ++(good ? halved_ : not_halved_);
     if (good) {
         rows_seen_ = position;
     } else {

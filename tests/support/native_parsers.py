@@ -14,6 +14,7 @@ from etloom.formats.io.native_parser import take_frames
 from support import reference_parsers
 
 PARSERS = {"kineto": _native.kineto_parser, "execution_trace": _native.execution_trace_parser}
+NEVER = 1 << 40
 REFERENCES = {"kineto": reference_parsers.kineto, "execution_trace": reference_parsers.execution_trace}
 
 
@@ -21,14 +22,32 @@ def in_chunks(document: bytes, size: int) -> Iterable[bytes]:
     return (document[start : start + size] for start in range(0, len(document), size))
 
 
-def parse(kind: str, pieces: bytes | Iterable[bytes]) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
-    """The tables and the summary that the native parser of that kind gives for these bytes."""
+def parse_with(
+    kind: str, pieces: bytes | Iterable[bytes], split_from: int
+) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
+    """The same by two threads where a piece has ``split_from`` bytes or more."""
     parser = PARSERS[kind]()
+    parser.split_from(split_from)
     for piece in [pieces] if isinstance(pieces, bytes) else pieces:
         parser.feed(piece)
     parser.finish()
     tables = take_frames(parser)
     return tables, parser.summary()
+
+
+def parse(kind: str, pieces: bytes | Iterable[bytes]) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
+    """The tables and the summary that the native parser of that kind gives for these bytes.
+
+    Two threads have to give what one gives.
+    """
+    pieces = [pieces] if isinstance(pieces, bytes) else list(pieces)
+    tables, summary = parse_with(kind, pieces, split_from=NEVER)
+    others, other_summary = parse_with(kind, pieces, split_from=1)
+    assert other_summary == summary
+    assert others.keys() == tables.keys()
+    for name, table in tables.items():
+        assert others[name].equals(table), name
+    return tables, summary
 
 
 def troubles(summary: dict[str, Any]) -> Counter[str]:
