@@ -286,6 +286,7 @@ def test_a_failed_warm_up_does_not_reach_the_job(
         def __init__(self) -> None:
             self.made = True
 
+    monkeypatch.setattr(step_hooks, "open_gate", object)
     monkeypatch.setattr(step_hooks, "_warm_up", fails)
     recorder = SimpleNamespace(options=SimpleNamespace(kineto=True), messages=MessageLog())
     step_hooks._count_intervals(recorder, SimpleNamespace(nn=SimpleNamespace(Module=Module)), 10**9)  # type: ignore[arg-type]

@@ -5,9 +5,11 @@ Each script runs in a process of its own, for an observer that fails may take it
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -586,6 +588,25 @@ def test_the_snippet_of_the_linking_guide_runs(trace: etloom.Trace) -> None:
 def test_the_snippet_of_the_replay_guide_runs(trace: etloom.Trace) -> None:
     assert top(trace) == ["## process_group:init ##", *["aten::ones", "aten::add"] * 2]
     assert trace.groups.drop("axis", "axis_from").rows() == [("0", None, None, "[0]", 1)]
+
+
+def test_garbage_collection_waits_for_no_lock(tmp_path: Path) -> None:
+    """Any thread may collect the garbage: also one for which the holder of the lock waits, as for a thread to start."""
+    from etloom.collector import fork_hold
+    from etloom.collector.observer import ExecutionTraceObserver
+
+    observer = ExecutionTraceObserver().register_callback(tmp_path / "lost.etob")
+    observer.start()
+    observer.itself = observer  # type: ignore[attr-defined]
+    del observer
+    with fork_hold.profiler_lock:
+        collector = threading.Thread(target=gc.collect, daemon=True)
+        collector.start()
+        collector.join(120)
+        waited = collector.is_alive()
+    assert not waited
+    trace = etloom.read(tmp_path / "lost.etob")
+    assert isinstance(trace, etloom.Trace) and "read.unfinished_file" not in trace.stats["name"]
 
 
 HALF = """#!/bin/sh

@@ -42,8 +42,8 @@ class ExecutionTraceObserver:
     """Records the operators of the process into one file, in windows from `start` to `stop`.
 
     Operators that began before `start` are not recorded, nor the ends of operators that are open at `stop`. Only one
-    observer of a process records at a time. The file is complete after `unregister_callback`, and can be read at any
-    time before, even if the process was killed.
+    observer of a process records at a time. The file is complete after `unregister_callback`, or when the observer is
+    garbage-collected, and can be read at any time before, even if the process was killed.
 
     Args:
         detail: Record inputs and outputs; without them the cost is a fifth.
@@ -143,9 +143,6 @@ class ExecutionTraceObserver:
         """
         return None if self._session is None else self._session.overwritten_ns() or None
 
-    def __del__(self) -> None:
-        self.unregister_callback()
-
     def _record_groups(self) -> None:
         """Record the process groups with all their ranks, as an operator with the name that torch's observer uses."""
         from torch._C import _autograd
@@ -158,7 +155,11 @@ class ExecutionTraceObserver:
 
 
 class _Session:
-    """The C++ session of one file; closed when it is garbage-collected, but never in a child of fork."""
+    """The C++ session of one file; closed when it is garbage-collected, but never in a child of fork.
+
+    Any thread may collect the garbage, also one that the holder of a lock of ours waits for: so the finalizer takes
+    none, and ExecutionTraceObserver has no `__del__` that would.
+    """
 
     def __init__(self, path: str, *, max_bytes: int, ring: bool, detail: bool) -> None:
         import torch

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-namespace etloom {
+namespace etloom::gate {
 
 namespace {
 
@@ -179,43 +179,45 @@ void in_child() {
 
 }  // namespace
 
-}  // namespace etloom
+}  // namespace etloom::gate
+
+namespace gate = etloom::gate;
 
 // Python calls these functions one at a time, under a lock.
 extern "C" {
 
 // Waits until no operator of an earlier window is unfinished; returns 0 if one still is.
 int etloom_gate_is_clear(int64_t timeout_ms) {
-  return etloom::wait_for([] { return etloom::unfinished.load() == 0 && etloom::is_empty(); }, timeout_ms) ? 1 : 0;
+  return gate::wait_for([] { return gate::unfinished.load() == 0 && gate::is_empty(); }, timeout_ms) ? 1 : 0;
 }
 
 // Registers the outer callback: called before the profiler starts.
 void etloom_gate_add_outer() {
-  static const int atfork = pthread_atfork(etloom::before_fork, etloom::in_parent, etloom::in_child);
+  static const int atfork = pthread_atfork(gate::before_fork, gate::in_parent, gate::in_child);
   (void)atfork;
-  etloom::starting.store(true);
-  etloom::outer = at::addGlobalCallback(at::RecordFunctionCallback(etloom::begin_outer, etloom::end_outer));
+  gate::starting.store(true);
+  gate::outer = at::addGlobalCallback(at::RecordFunctionCallback(gate::begin_outer, gate::end_outer));
 }
 
 // Registers the inner callback: called when the profiler has started.
 void etloom_gate_add_inner() {
-  etloom::inner = at::addGlobalCallback(at::RecordFunctionCallback(etloom::begin_inner, etloom::end_inner));
-  etloom::starting.store(false);
+  gate::inner = at::addGlobalCallback(at::RecordFunctionCallback(gate::begin_inner, gate::end_inner));
+  gate::starting.store(false);
 }
 
 // Closes the gate and waits until no thread is inside; returns 0, with the gate open, if one still is.
 int etloom_gate_close(int64_t timeout_ms) {
-  etloom::closed.store(true);
-  if (etloom::wait_for(etloom::is_empty, timeout_ms)) return 1;
-  etloom::closed.store(false);
+  gate::closed.store(true);
+  if (gate::wait_for(gate::is_empty, timeout_ms)) return 1;
+  gate::closed.store(false);
   return 0;
 }
 
 // Opens the gate and removes the callbacks.
 void etloom_gate_remove() {
-  etloom::closed.store(false);
-  etloom::starting.store(false);
-  etloom::remove(etloom::outer);
-  etloom::remove(etloom::inner);
+  gate::closed.store(false);
+  gate::starting.store(false);
+  gate::remove(gate::outer);
+  gate::remove(gate::inner);
 }
 }
