@@ -7,20 +7,26 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path, PosixPath
 from typing import Any, ParamSpec, TypeVar
 
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.paths import expand_home
 from etloom.core.registry import unknown_options_error
 from etloom.core.trace import Job, Trace
+from etloom.core.urls import UrlPath, as_path, clean_url
 
 StrPath = str | os.PathLike[str]
+OutPath = str | os.PathLike[str]
+"""A file or folder that a verb writes; for the URL of an object store locally first, and uploaded when complete."""
+OwnPath = str | os.PathLike[str]
+"""A path that the verb resolves itself if it is a URL."""
 Run = Trace | Job | str | os.PathLike[str]
 """A run as the verbs take it: a Trace, a Job, or a path that is opened."""
-_PATH_TYPE = re.compile(r"\b(?:StrPath|Run)\b")
-"""Matches the annotation of an argument that is, or may be, a path."""
+_READ_TYPE = re.compile(r"\b(?:StrPath|Run)\b")
+"""Matches the annotation of an argument that is, or may be, a path to read."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -28,11 +34,14 @@ _Result = TypeVar("_Result")
 def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorate a public verb.
 
-    A keyword that it does not have raises EtloomError with the nearest one it has. Paths may begin with ``~``.
+    A keyword that it does not have raises EtloomError with the nearest one it has. Paths may begin with ``~``, or be
+    URLs of object stores: the function receives local paths.
     """
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
-    paths = [item.name for item in parameters if _PATH_TYPE.search(str(item.annotation))]
+    read = {item.name for item in parameters if _READ_TYPE.search(str(item.annotation))}
+    written = {item.name for item in parameters if "OutPath" in str(item.annotation)}
+    resolved = {item.name for item in parameters if "OwnPath" in str(item.annotation)}
     known = [item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)]
     accepts_any = any(item.kind is item.VAR_KEYWORD for item in parameters)
 
@@ -41,23 +50,74 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
         if not accepts_any and (unknown := sorted(keywords.keys() - known)):
             raise unknown_options_error(f"etloom.{function.__name__}", unknown, known)
         bound = signature.bind(*args, **keywords)
-        for name in paths:
-            if name in bound.arguments:
-                bound.arguments[name] = _expand_paths(bound.arguments[name])
-        return function(*bound.args, **bound.kwargs)
+        values = bound.arguments
+        for name in values.keys() & (read | written | resolved):
+            values[name] = _map_paths(values[name], _expand_path)
+        with ExitStack() as uploads:
+            staged = [_stage(values, name, uploads) for name in values.keys() & written]
+            for name in values.keys() & read:
+                values[name] = _map_paths(values[name], _fetch_path)
+            result = function(*bound.args, **bound.kwargs)
+        for folder, url in filter(None, staged):
+            result = name_uploaded(result, folder, url)
+        return result
 
     return call
 
 
-def _expand_paths(value: Any) -> Any:
-    """Return a path, or a mapping or sequence of paths, with ``~`` expanded; anything else as it is."""
+def _map_paths(value: Any, change: Callable[[str | os.PathLike[str]], Any]) -> Any:
+    """Return a path, or a mapping or sequence of paths, with each path changed; anything else as it is."""
     if isinstance(value, (str, os.PathLike)):
-        return expand_home(value) if os.fspath(value).startswith("~") else value
+        return change(value)
     if isinstance(value, dict):
-        return {key: _expand_paths(item) for key, item in value.items()}
+        return {key: _map_paths(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(_expand_paths(item) for item in value)
+        return type(value)(_map_paths(item, change) for item in value)
     return value
+
+
+def _expand_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return a path with ``~`` expanded, and a URL without credentials."""
+    text = os.fspath(path)
+    if text.startswith("~"):
+        return expand_home(path)
+    return as_path(path) if ":/" in text else path
+
+
+def _fetch_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the local copy of a URL, and any other path as it is."""
+    if (url := clean_url(path)) is None:
+        return path
+    from etloom.formats.io import mirror
+
+    return mirror.fetch(url)
+
+
+def _stage(values: dict[str, Any], name: str, uploads: ExitStack) -> tuple[Path, str] | None:
+    """Replace a URL to write by a local path that is uploaded in the end; return its folder and the folder's URL."""
+    if values[name] is None or (url := clean_url(values[name])) is None:
+        return None
+    from etloom.formats.io import mirror
+
+    values[name] = uploads.enter_context(mirror.staged(url, bool(values.get("overwrite"))))
+    return values[name].parent, url.rpartition("/")[0]
+
+
+def name_uploaded(result: Any, folder: Path, url: str) -> Any:
+    """Return the result of a verb with the URLs of uploaded files instead of their local paths."""
+    if isinstance(result, PosixPath):
+        is_inside = result.is_relative_to(folder)
+        return UrlPath(f"{url}/{result.relative_to(folder).as_posix()}") if is_inside else result
+    if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
+        return type(result)(name_uploaded(item, folder, url) for item in result)
+    if isinstance(result, dict):
+        return {
+            name_uploaded(key, folder, url): name_uploaded(item, folder, url) for key, item in result.items()
+        }
+    if is_dataclass(result) and not isinstance(result, type):
+        values = {item.name: getattr(result, item.name) for item in fields(result) if item.init}
+        return replace(result, **{name: name_uploaded(item, folder, url) for name, item in values.items()})
+    return result
 
 
 def as_run(run: Run) -> Trace | Job:

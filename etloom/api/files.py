@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom import formats
-from etloom.api.arguments import Run, StrPath, as_run, verb, writing
+from etloom.api.arguments import OutPath, OwnPath, Run, StrPath, as_run, verb, writing
 from etloom.core import registry
-from etloom.core.errors import warn
+from etloom.core.errors import CollectError, InvalidValue, warn
 from etloom.core.losses import describe_loss
 from etloom.core.registry import check_options, unknown_options_error
+from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     from etloom.collector import CollectResult, GatherResult
@@ -41,7 +42,7 @@ class SalvagedRun:
 
 
 @verb
-def export(run: Run, path: StrPath, format: str | None = None, **options: Any) -> Path:
+def export(run: Run, path: OutPath, format: str | None = None, **options: Any) -> Path:
     """Write a run in another format.
 
     Args:
@@ -74,7 +75,7 @@ def export(run: Run, path: StrPath, format: str | None = None, **options: Any) -
 @verb
 def convert(
     path: StrPath,
-    out: StrPath,
+    out: OutPath,
     format: str | None = None,
     *,
     progress: Progress | None = None,
@@ -164,7 +165,7 @@ def lint(*paths: StrPath, groups: StrPath | None = None) -> LintResult:
 
 @verb
 def salvage(
-    path: StrPath, out: StrPath | None = None, *, progress: Progress | None = None
+    path: OwnPath, out: OutPath | None = None, *, progress: Progress | None = None
 ) -> SalvagedFile | SalvagedRun:
     """Repair a truncated or damaged JSON trace, or complete the folder of a killed recording.
 
@@ -185,13 +186,31 @@ def salvage(
         >>> etloom.salvage("run/kineto_trace_0.json").is_intact
         True
     """
-    source = Path(path)
+    source = _fetch_to_salvage(path, out)
     if source.is_dir():
         return _salvage_run(source)
     from etloom.formats.io import salvage as repair
 
     target = repair.default_output_path(source) if out is None else Path(out)
     return repair.salvage(source, target, partial(progress, source) if progress else None)
+
+
+def _fetch_to_salvage(path: OwnPath, out: OutPath | None) -> Path:
+    """Return the path of the damaged file, or its local copy. Raises CollectError for a folder in an object store."""
+    if (url := clean_url(path)) is None:
+        return Path(path)
+    from etloom.formats.io import mirror
+
+    if out is None:
+        raise InvalidValue(
+            "a URL is not completed in place", where=url, remedy="specify the new file", option="out"
+        )
+    source = mirror.fetch(url)
+    if source.is_dir():
+        raise CollectError(
+            "is not a local folder", where=url, remedy="salvage the folder where it was recorded"
+        )
+    return source
 
 
 def _salvage_run(folder: Path) -> SalvagedRun:
@@ -214,7 +233,7 @@ def _salvage_run(folder: Path) -> SalvagedRun:
 
 
 @verb
-def gather(*folders: StrPath, out: StrPath, overwrite: bool = False, same_job: bool = False) -> GatherResult:
+def gather(*folders: StrPath, out: OutPath, overwrite: bool = False, same_job: bool = False) -> GatherResult:
     """Copy the traces that several hosts recorded into one folder.
 
     Args:
@@ -240,7 +259,7 @@ def gather(*folders: StrPath, out: StrPath, overwrite: bool = False, same_job: b
 @verb
 def collect(
     command: Sequence[str],
-    out: StrPath,
+    out: OwnPath,
     steps: str | None = None,
     *,
     overwrite: bool = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom import linker
-from etloom.api.arguments import Run, StrPath, as_job, as_run, verb, writing
+from etloom.api.arguments import OutPath, Run, StrPath, as_job, as_run, verb, writing
 from etloom.api.verdicts import CheckResult, HangReport
 from etloom.core import registry
 from etloom.core.errors import InvalidValue, warn
@@ -262,7 +262,7 @@ def hangs(path: StrPath) -> HangReport:
 
 
 @verb
-def report(run: Run | Difference, path: StrPath) -> Path:
+def report(run: Run | Difference, path: OutPath) -> Path:
     """Write a self-contained HTML report.
 
     Args:

@@ -16,6 +16,7 @@ from etloom.cli.output import (
     split_format,
     write_metrics,
     write_table,
+    write_text,
 )
 from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
 from etloom.core.errors import InvalidValue
@@ -118,8 +119,7 @@ def _write_result(
     else:
         write_metrics(measure_check(result.table.to_dicts()), _join_paths(paths), metric_format)
     if junit is not None:
-        junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(format_junit(result), encoding="utf-8")
+        write_text(format_junit(result), junit)
 
 
 def _print_verdicts(result: CheckResult, github: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, OptionGroup, command
+from etloom.cli.command import LOCAL_PATH_TYPE, PATH_TYPE, Argument, OptionGroup, command
 from etloom.cli.error_handling import print_message
 from etloom.collector.options import CollectOptions
 from etloom.core.errors import CollectError
@@ -141,7 +141,7 @@ _ACTIONS = OptionGroup(
     [
         click.Option(
             ["--trigger"],
-            type=PATH_TYPE,
+            type=LOCAL_PATH_TYPE,
             metavar="OUT",
             help="Trigger the job that runs with --on-demand and --out OUT.",
         ),

@@ -20,6 +20,7 @@ import click
 
 from etloom.cli.error_handling import handle_errors
 from etloom.core.paths import expand_home
+from etloom.core.urls import as_path, clean_url
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -129,12 +130,27 @@ class FiniteFloat(click.FloatRange):
         return number
 
 
-class HomePath(click.Path):
-    """A path that may begin with ``~``, which the shell leaves alone in quotes and in ``--out=~/run``."""
+class UserPath(click.Path):
+    """A path or the URL of an object store.
+
+    A path may begin with ``~``, which the shell leaves alone in quotes and in ``--out=~/run``.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return expand_home(os.fsdecode(super().convert(value, param, ctx)))
+        if clean_url(os.fsdecode(value)) is not None:
+            return as_path(os.fsdecode(value))
+        return as_path(expand_home(os.fsdecode(super().convert(value, param, ctx))))
 
 
-PATH_TYPE = HomePath(path_type=Path)
+class LocalPath(UserPath):
+    """A path that must not be a URL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if (url := clean_url(os.fsdecode(value))) is not None:
+            self.fail(f"expected a local path, got {url}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH_TYPE = UserPath(path_type=Path)
 """A path; whether it exists and is readable is checked by the code that opens it, as for files of a folder."""
+LOCAL_PATH_TYPE = LocalPath(path_type=Path)

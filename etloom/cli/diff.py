@@ -9,7 +9,7 @@ import click
 from etloom.cli.command import PATH_TYPE, Argument, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format, write_table
-from etloom.cli.output_files import check_writable
+from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
 
 _ROWS = ["category", "family", "operator", "kernel", "collective", "step"]
@@ -74,4 +74,4 @@ def diff(
         write_table(rows, table.format, table.out)
     if html is not None:
         etloom.report(difference, html)
-        print_message(f"wrote {html}; open it in a browser: {html.resolve().as_uri()}")
+        print_message(describe_page(html))

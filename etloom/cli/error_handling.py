@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from etloom.core.errors import EtloomError, EtloomWarning
+from etloom.core.urls import redact
 
 EXIT_USAGE = 2  # as click exits
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
@@ -22,7 +23,7 @@ EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 def print_message(line: str) -> None:
     """Print a message to the user on stderr."""
-    print(f"etloom: {make_printable(line)}", file=sys.stderr)
+    print(f"etloom: {make_printable(redact(line))}", file=sys.stderr)
 
 
 def make_printable(text: str) -> str:

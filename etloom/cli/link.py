@@ -12,6 +12,7 @@ from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, co
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.run_arguments import RUN_OPTIONS, RunOptions, open_job
 from etloom.core.errors import EtloomError
+from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job, Trace
@@ -161,6 +162,12 @@ def _save(linked: Trace | Job, out: Path, format: str) -> None:
         etloom.export(linked, out, format)
         return
     suffix = registry.get_suffixes("exports", format)[0]
+    if clean_url(out) is not None:
+        raise EtloomError(
+            "one file per rank cannot be uploaded",
+            where=out,
+            remedy="write --out NAME.parquet, or a local folder",
+        )
     out.mkdir(parents=True, exist_ok=True)
     if format != "etplus":
         etloom.export(linked, out / f"run{suffix}", format)

@@ -18,7 +18,7 @@ import click
 from etloom.cli.command import PATH_TYPE, OptionGroup
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.findings_text import format_findings, is_findings_table
-from etloom.cli.output_files import check_writable
+from etloom.cli.output_files import check_writable, writing_locally
 from etloom.core.errors import EtloomError, InvalidValue
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *,
     elif out is None:
         frame.write_parquet(sys.stdout.buffer)
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(out)
+        with writing_locally(out) as file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            frame.write_parquet(file)
     if out is not None:
         print_message(f"wrote {frame.height:,} rows to {out}")
 
@@ -281,8 +282,9 @@ def write_text(text: str, out: Path | None) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
+        with writing_locally(out) as file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.core.errors import EtloomError
+from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job, Trace
@@ -39,6 +42,8 @@ def check_writable(target: Path, option: str, in_place: bool = False) -> None:
     """
     import tempfile
 
+    if clean_url(target) is not None:  # checked before the upload
+        return
     remedy = f"choose another path with {option}"
     if target.is_dir():
         raise EtloomError("is a folder; expected a file to write", where=target, remedy=remedy)
@@ -57,6 +62,25 @@ def check_writable(target: Path, option: str, in_place: bool = False) -> None:
         raise EtloomError(
             f"cannot be written: {error.strerror or error}", where=target, remedy=remedy
         ) from error
+
+
+@contextmanager
+def writing_locally(target: Path) -> Iterator[Path]:
+    """Yield the path, or for a URL a local one that is uploaded when the block has ended."""
+    if (url := clean_url(target)) is None:
+        yield target
+        return
+    from etloom.formats.io import mirror
+
+    with mirror.staged(url) as local:
+        yield local
+
+
+def describe_page(target: Path) -> str:
+    """Return where a page was written and how to open it."""
+    if clean_url(target) is not None:
+        return f"wrote {target}"
+    return f"wrote {target}; open it in a browser: {target.resolve().as_uri()}"
 
 
 def write_run(run: Job | Trace, target: Path) -> None:

@@ -10,7 +10,7 @@ import click
 from etloom.cli.command import PATH_TYPE, command
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.output import build_table, render_text, write_text
-from etloom.cli.output_files import check_writable
+from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def report(path: Path, out: Path | None, run: RunOptions) -> None:
     \b
       etloom report run/
       etloom report run/ --out /tmp/report.html
+      etloom report s3://bucket/run --out s3://bucket/run-report.html
       etloom report kineto_trace_0.json.gz --out report.html
     """
     write_report(path, out, run)
@@ -52,7 +53,7 @@ def write_report(path: Path, out: Path | None = None, run: RunOptions | None = N
     job = open_job(path, run or RunOptions(), warn=False)
     write_text(_format_summary(job), None)
     etloom.report(job, target)
-    print_message(f"wrote {target}; open it in a browser: {target.resolve().as_uri()}")
+    print_message(describe_page(target))
 
 
 def _format_summary(job: Job) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, OptionGroup
+from etloom.cli.command import LOCAL_PATH_TYPE, PATH_TYPE, Argument, OptionGroup
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import show_progress
 
@@ -26,7 +26,7 @@ def path_argument(help: str) -> Argument:
     return Argument(["path"], type=PATH_TYPE, metavar="PATH", help=help, required=True)
 
 
-PATH = path_argument("A folder of traces, or one trace file.")
+PATH = path_argument("A folder of traces, or one trace file; also s3://, gs://, hdfs:// and other URLs.")
 RANK_PATTERN = click.Option(
     ["--rank-pattern"], help="Regular expression for the file names, with one group: the rank."
 )
@@ -64,7 +64,7 @@ SHARED_OPTIONS: list[click.Parameter] = [
     ),
     click.Option(
         ["--names"],
-        type=PATH_TYPE,
+        type=LOCAL_PATH_TYPE,
         multiple=True,
         metavar="FILE.yaml",
         help="More names of iterations, kernel families and communication (docs/serving.md); repeatable.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, command
+from etloom.cli.command import LOCAL_PATH_TYPE, Argument, FiniteFloat, command
 from etloom.cli.error_handling import make_printable, print_message
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ _WEBHOOK_TIMEOUT_S = 5
 
 @command(
     Argument(
-        ["run"], type=PATH_TYPE, required=True, metavar="RUN", help="The folder of etloom collect --watch."
+        ["run"],
+        type=LOCAL_PATH_TYPE,
+        required=True,
+        metavar="RUN",
+        help="The folder of etloom collect --watch.",
     ),
     click.Option(
         ["--stall"],

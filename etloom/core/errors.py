@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
+from etloom.core.urls import describe_path, redact
+
 
 class EtloomError(Exception):
     """An error as one line: what is wrong, where, and what to do.
@@ -42,13 +44,13 @@ class EtloomError(Exception):
         remedy: str | None = None,
         option: str | None = None,
     ) -> None:
-        self.what = what
-        self.where = None if where is None else str(where)
-        self.remedy = remedy
+        self.what = redact(what)
+        self.where = None if where is None else describe_path(where)
+        self.remedy = None if remedy is None else redact(remedy)
         self.option = option
-        line = ": ".join(part for part in (self.where, option, what) if part is not None)
-        if remedy:
-            line = f"{line}; {remedy}"
+        line = ": ".join(part for part in (self.where, option, self.what) if part is not None)
+        if self.remedy:
+            line = f"{line}; {self.remedy}"
         super().__init__(" ".join(line.split()))
 
     def __reduce__(self) -> tuple[Any, ...]:

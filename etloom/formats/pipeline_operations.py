@@ -22,6 +22,7 @@ from etloom.core.categories import PIPELINE_OPERATION
 from etloom.core.errors import LimitError, ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
+from etloom.core.urls import describe_path
 from etloom.formats.tables.building import build_trace
 
 _REQUIRED = {
@@ -103,7 +104,7 @@ def build_job(operations: pl.DataFrame, path: Path) -> Job:
         rank: _build_rank(rank, rows, groups, path)
         for (rank,), rows in sorted(operations.group_by("rank"), key=lambda item: item[0])
     }
-    return Job(traces, {"path": str(path)})
+    return Job(traces, {"path": describe_path(path)})
 
 
 def _read_rows(path: Path, limit: int) -> pl.DataFrame:

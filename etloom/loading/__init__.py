@@ -17,6 +17,7 @@ from typing import Any
 
 from etloom import formats
 from etloom.core.trace import Job
+from etloom.core.urls import describe_path
 from etloom.loading import consistency
 from etloom.loading.executor import add_rank_stats, execute_plan
 from etloom.loading.file_reading import Progress
@@ -78,11 +79,11 @@ def load_folder(folder: Path, options: LoadOptions, rank_pattern: str | None = N
             job = Job({rank: trace.replace(meta={"rank": rank})}, job.meta, job.run_stats).with_stats(
                 mismatch
             )
-    meta: dict[str, Any] = {"path": str(folder)}
+    meta: dict[str, Any] = {"path": describe_path(folder)}
     if discovered.card is not None:
         meta["card"] = discovered.card
     if discovered.processes:
-        meta["processes"] = {name: str(path) for name, path in discovered.processes.items()}
+        meta["processes"] = {name: describe_path(path) for name, path in discovered.processes.items()}
     if discovered.run is not None:
         meta["run"] = discovered.run
     # If files state the world size, missing ranks have been counted from it.

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import EtloomError, ReadError
+from etloom.core.paths import cache_folder as cache_folder
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
 from etloom.core.version import compute_code_digest
@@ -36,15 +36,6 @@ _PRUNE_FRACTION = 64
 
 _WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
 """Exceptions that a full disk raises: polars has its own."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of the entries; it need not exist yet."""
-    if folder := os.environ.get("ETLOOM_CACHE"):
-        return Path(folder)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "etloom"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etloom"
 
 
 def entry_key(files: Sequence[Path], **options: Any) -> str | None:

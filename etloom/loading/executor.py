@@ -15,6 +15,7 @@ from etloom.core.errors import EtloomError, ReadError
 from etloom.core.names import list_user_files
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
+from etloom.core.urls import describe_path
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
 from etloom.linker.merging import flag_missing_gpu_events
@@ -101,7 +102,7 @@ class _Execution:
         if isinstance(loaded, Job):
             return loaded
         (path,) = self.plan.ranks[None].files
-        return Job({loaded.rank or 0: loaded}, {"path": str(path)})
+        return Job({loaded.rank or 0: loaded}, {"path": describe_path(path)})
 
     def load_ranks(self) -> Job:
         """Load all ranks in parallel."""
@@ -224,7 +225,9 @@ class _Execution:
         """Open saved traces without loading their tables; those that are not linked are linked if memory allows."""
         (path,) = rank_plan.files
         saved = parquet.read(path, lazy=True)
-        job = saved if isinstance(saved, Job) else Job({saved.rank or 0: saved}, {"path": str(path)})
+        job = (
+            saved if isinstance(saved, Job) else Job({saved.rank or 0: saved}, {"path": describe_path(path)})
+        )
         if rank_plan.storage is Storage.EVICTABLE and job.stored is not None:
             return job.map_on_demand(self._add_to_resident)
         if rank_plan.storage is Storage.EVICTABLE:

@@ -12,7 +12,7 @@ import click
 
 from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
 from etloom.cli.error_handling import print_message
-from etloom.cli.output import Format, to_json, write_table
+from etloom.cli.output import Format, to_json, write_table, write_text
 from etloom.cli.output_files import check_export, check_writable, write_run
 from etloom.cli.replay.options import FORMAT, PROCESS_OPTIONS, ProcessOptions, repeat_options
 from etloom.cli.replay.printing import (
@@ -297,7 +297,7 @@ def _print_plan(plan: Plan, output: OutputOptions) -> None:
 
     table = plan_table(plan)
     if output.json_file:
-        output.json_file.write_text(to_json(table))
+        write_text(to_json(table), output.json_file)
     write_table(table, output.format, None)
     for line in plan_caveats(plan):
         print_message(line)
@@ -318,7 +318,7 @@ def _print_replay(replay: CommsReplay, output: OutputOptions, load: float | None
             "verified: before the repeats every call was made once and returned the expected result"
         )
     if output.json_file:
-        output.json_file.write_text(json.dumps(_json_report(replay, summary), indent=1))
+        write_text(json.dumps(_json_report(replay, summary), indent=1), output.json_file)
     if output.out:
         write_run(replay.job, output.out)
 

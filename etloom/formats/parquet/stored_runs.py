@@ -20,6 +20,7 @@ from etloom.core.schema import TABLES
 from etloom.core.trace import Job, StoredAnswer, Trace, TracesOnDemand
 from etloom.core.version import compute_code_digest
 from etloom.formats.io.json_text import load_json
+from etloom.formats.io.mirror import ensure_local
 from etloom.formats.parquet.store_layout import SUMMARIES, check_version, read_json
 from etloom.formats.parquet.table_files import ParquetTable, read_table
 
@@ -140,6 +141,7 @@ class _StoredRun:
         ]
         if not files:
             return pl.LazyFrame(schema=schema)
+        ensure_local(*files)
         read_table(name, files[0], head=True)  # raises if it does not match the schema
         frame = pl.scan_parquet(
             files,

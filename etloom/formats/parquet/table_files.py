@@ -11,6 +11,7 @@ import polars as pl
 
 from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
+from etloom.formats.io.mirror import ensure_local
 
 
 class ParquetTable:
@@ -83,7 +84,8 @@ def _count_rows(name: str, file: Path) -> int:
 
 @contextlib.contextmanager
 def _converting_errors(name: str, file: Path) -> Iterator[None]:
-    """Convert all errors of reading a table's file to ReadError."""
+    """Copy a table's file if it is in an object store, and convert all errors of reading it to ReadError."""
+    ensure_local(file)
     try:
         yield
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:

@@ -1,0 +1,111 @@
+"""URLs of object stores, where users may write them instead of paths; without the credentials in them.
+
+A URL is cleaned where it enters (a flag, an argument of a verb): user, password and query are remembered for the
+connection only, so nothing that is printed, logged, stored or named after a URL can contain them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PosixPath
+from urllib.parse import parse_qsl, quote, unquote
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):(/+)(.*)", re.DOTALL)
+_QUERY = re.compile(r"\?((?:[\w.-]+=[^&]*)(?:&[\w.-]+=[^&]*)*)$")
+_SINGLE_SLASH = re.compile(r"^([a-z][a-z0-9+.-]+):/(?!/)")
+_SECRET_NAMES = re.compile(r"(?i)secret|token|password|access_key|account_key|sas|credential")
+_SECRET_VARIABLES = re.compile(
+    r"(?i)^(?:AWS|GOOGLE|GCS|AZURE|FSSPEC|HADOOP)_\w*(?:KEY|SECRET|TOKEN|PASSWORD)\w*$"
+)
+_MIN_SECRET = 6
+"""Shorter values are not masked: they occur in other words."""
+DEFAULT_HOST = "default"
+"""Host of hdfs:///path: that of the configuration of Hadoop."""
+
+_connections: dict[str, tuple[str, str]] = {}
+"""scheme://host -> user information and query of the last URL with any."""
+_origins: dict[str, str] = {}
+"""Local folder -> URL whose files it holds."""
+
+
+class UrlPath(PosixPath):
+    """A clean URL where a Path is expected: as text it keeps both slashes of ``s3://``."""
+
+    def __str__(self) -> str:
+        return _SINGLE_SLASH.sub(r"\1://", super().__str__())
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+
+def clean_url(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a path is, without credentials and query, which are remembered; None for other paths.
+
+    A Path of a URL, which has lost a slash, is recognized too.
+    """
+    text = os.fspath(path)
+    match = _URL.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    scheme, slashes, rest = match.groups()
+    if scheme == "file":
+        return None
+    query = _QUERY.search(rest)
+    rest = rest[: query.start()] if query else rest
+    host, separator, key = rest.partition("/")
+    if len(slashes) > 2:  # hdfs:///path
+        host, separator, key = DEFAULT_HOST, "/", rest
+    user, _, host = host.rpartition("@")
+    base = f"{scheme}://{host}"
+    _connections.setdefault(base, ("", ""))
+    if user or query:
+        _connections[base] = (user, query[1] if query else "")
+    return f"{base}{separator}{key}".rstrip("/")
+
+
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """Return a clean URL as a UrlPath, file:// as its Path, and any other path as it is."""
+    url = clean_url(path)
+    if url is not None:
+        return UrlPath(url)
+    text = os.fspath(path)
+    return Path("/" + text[5:].lstrip("/")) if text.startswith("file:/") else Path(path)
+
+
+def connection_of(url: str) -> tuple[str, str]:
+    """Return the user information and the query with which a clean URL was first written; empty texts if without."""
+    scheme, _, rest = url.partition("://")
+    return _connections.get(f"{scheme}://{rest.partition('/')[0]}", ("", ""))
+
+
+def register_origin(folder: Path, url: str) -> None:
+    """Note that a local folder holds files of a URL, so that messages name the URL."""
+    _origins[str(folder)] = url
+
+
+def describe_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as text for users: a local copy of a URL has the name of the URL."""
+    return redact(str(path))
+
+
+def redact(text: str) -> str:
+    """Return a message with URLs instead of the local copies of their files, and without credentials."""
+    for folder, url in _origins.items():
+        text = text.replace(folder, url)
+    for secret in _list_secrets():
+        text = text.replace(secret, "***")
+    return text
+
+
+def _list_secrets() -> list[str]:
+    """Return the credentials that this process knows, the longest first; none before it has met a URL."""
+    if not _connections:
+        return []
+    values = [value for name, value in os.environ.items() if _SECRET_VARIABLES.match(name)]
+    for user, query in _connections.values():
+        values += [part for text in user.split(":") for part in (text, unquote(text)) if ":" in user]
+        for name, value in parse_qsl(query):
+            if _SECRET_NAMES.search(name):
+                values += [value, quote(value, safe="")]
+    return sorted({value for value in values if len(value) >= _MIN_SECRET}, key=len, reverse=True)

@@ -1,0 +1,339 @@
+"""Connections to object stores: one interface, over pyarrow's file systems (s3, gs, hdfs) or fsspec's (any other URL).
+
+Every exception of a library becomes an EtloomError of one line, without credentials. The connections retry requests
+that were refused for load; `etloom.formats.io.transfers` retries what was cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from etloom.core.errors import EtloomError, ReadError
+from etloom.core.urls import connection_of
+
+_HADOOP = ("hdfs", "viewfs")
+_ARROW = ("s3", "gs", *_HADOOP)
+_NS = 10**9
+_S3_OPTIONS = ("region", "scheme", "endpoint_override", "access_key", "secret_key", "session_token")
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """An object: its key, size in bytes, and a stamp in ns (time of change, ETag) that differs after a change."""
+
+    key: str
+    size: int
+    stamp_ns: int
+
+
+class TransientError(ReadError):
+    """A connection was cut or refused; the request may succeed when it is repeated."""
+
+
+class ObjectStore(Protocol):
+    """One connection. Keys are paths with the bucket first; every method raises ReadError or EtloomError."""
+
+    def list_folder(self, key: str) -> tuple[list[RemoteFile], list[str]]:
+        """Return the files directly in a folder, and the keys of the folders in it."""
+        ...
+
+    def list_tree(self, key: str) -> list[RemoteFile]:
+        """Return all files below a folder."""
+        ...
+
+    def find(self, key: str) -> RemoteFile | None:
+        """Return a file; None if it does not exist."""
+        ...
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of a file."""
+        ...
+
+    def upload(self, source: Path, key: str) -> None:
+        """Write a file; it exists under its key when it is complete."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete a file, if it exists."""
+        ...
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Return what comes before the key in a clean URL, and the key: with the bucket, for HDFS without the host."""
+    scheme, _, rest = url.partition("://")
+    if scheme in _HADOOP:
+        host, separator, path = rest.partition("/")
+        return f"{scheme}://{host}", separator + path or "/"
+    return f"{scheme}://", rest
+
+
+def connect(url: str) -> ObjectStore:
+    """Return the connection for a clean URL.
+
+    Raises:
+        EtloomError: the URL's kind is not supported or needs a package, or options in the URL are invalid.
+    """
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    return _connect(scheme, host, *connection_of(url), endpoint)
+
+
+@lru_cache(maxsize=64)
+def _connect(scheme: str, host: str, user: str, query: str, endpoint: str) -> ObjectStore:
+    base = split_url(f"{scheme}://{host}")[0]
+    address = f"{scheme}://{user}{'@' if user else ''}{host}"
+    with convert_errors(f"{scheme}://{host}"):
+        if scheme == "s3":
+            return _ArrowStore(_connect_s3(host, user, query, endpoint), base)
+        if scheme in _ARROW:
+            from pyarrow import fs
+
+            return _ArrowStore(fs.FileSystem.from_uri(f"{address}/{'?' if query else ''}{query}")[0], base)
+        return _FsspecStore(_connect_fsspec(scheme, address, query), base)
+
+
+def _connect_fsspec(scheme: str, address: str, query: str) -> Any:
+    """Return the file system of fsspec for other URLs; the query of the URL holds its options."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise EtloomError(
+            f"{scheme}:// needs fsspec, which is not installed", remedy="pip install 'etloom[remote]'"
+        ) from None
+    try:
+        return url_to_fs(address, **dict(parse_qsl(query)))[0]
+    except ImportError as error:
+        raise EtloomError(
+            f"{scheme}:// needs a package that is not installed: {error}", remedy="install it with pip"
+        ) from None
+    except ValueError as error:
+        raise EtloomError(
+            f"{scheme}:// cannot be opened: {error}",
+            remedy="expected a path, s3://, gs://, hdfs:// or another URL of fsspec",
+        ) from None
+
+
+def _connect_s3(bucket: str, user: str, query: str, endpoint: str) -> Any:
+    """Return pyarrow's S3 file system, with the options in the URL, else those of the environment."""
+    from pyarrow import fs
+
+    options: dict[str, Any] = dict(parse_qsl(query))
+    anonymous = options.pop("anonymous", "false").lower() in ("true", "1")
+    if unknown := sorted(set(options) - set(_S3_OPTIONS)):
+        raise EtloomError(
+            f"unknown option {unknown[0]!r} in the URL",
+            remedy=f"expected one of anonymous, {', '.join(_S3_OPTIONS[:3])}",
+        )
+    if ":" in user:
+        options["access_key"], options["secret_key"] = (unquote(part) for part in user.split(":", 1))
+    if endpoint and "endpoint_override" not in options:
+        address = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+        options["endpoint_override"], options["scheme"] = address.netloc, address.scheme
+    options.setdefault("region", os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"))
+    if options["region"] is None and options.get("endpoint_override"):
+        options["region"] = "us-east-1"
+    elif options["region"] is None:
+        with contextlib.suppress(OSError):
+            options["region"] = fs.resolve_s3_region(bucket)
+    return fs.S3FileSystem(
+        anonymous=anonymous,
+        allow_delayed_open=True,  # one request for a small file
+        connect_timeout=10,
+        request_timeout=60,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
+        **options,
+    )
+
+
+class _ArrowStore:
+    """An `ObjectStore` over a file system of pyarrow, whose requests run without Python's lock."""
+
+    def __init__(self, fs: Any, base: str) -> None:
+        self._fs = fs
+        self._base = base
+
+    def _list(self, key: str, recursive: bool) -> list[Any]:
+        from pyarrow.fs import FileSelector
+
+        with convert_errors(self._url(key)):
+            entries: list[Any] = self._fs.get_file_info(
+                FileSelector(key, allow_not_found=True, recursive=recursive)
+            )
+        return entries
+
+    def list_folder(self, key: str) -> tuple[list[RemoteFile], list[str]]:
+        entries = self._list(key, recursive=False)
+        return (
+            [_from_arrow(entry) for entry in entries if entry.is_file],
+            [entry.path for entry in entries if not entry.is_file],
+        )
+
+    def list_tree(self, key: str) -> list[RemoteFile]:
+        return [_from_arrow(entry) for entry in self._list(key, recursive=True) if entry.is_file]
+
+    def find(self, key: str) -> RemoteFile | None:
+        with convert_errors(self._url(key)):
+            entry = self._fs.get_file_info(key)
+        return _from_arrow(entry) if entry.is_file else None
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        with convert_errors(self._url(key)), self._fs.open_input_file(key) as file:
+            return bytes(file.read_at(length, start))
+
+    def upload(self, source: Path, key: str) -> None:
+        with convert_errors(self._url(key)):
+            if key.startswith("/"):  # HDFS, which has folders
+                self._fs.create_dir(key.rpartition("/")[0] or "/", recursive=True)
+            with source.open("rb") as file, self._fs.open_output_stream(key, compression=None) as stream:
+                while block := file.read(_BLOCK_BYTES):
+                    stream.write(block)
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError), convert_errors(self._url(key)):
+            if self._fs.get_file_info(key).is_file:
+                self._fs.delete_file(key)
+
+    def _url(self, key: str) -> str:
+        return f"{self._base}{key}"
+
+
+def _from_arrow(entry: Any) -> RemoteFile:
+    return RemoteFile(entry.path, entry.size or 0, entry.mtime_ns or 0)
+
+
+class _FsspecStore:
+    """An `ObjectStore` over a file system of fsspec."""
+
+    def __init__(self, fs: Any, base: str) -> None:
+        self._fs = fs
+        self._base = base
+
+    def list_folder(self, key: str) -> tuple[list[RemoteFile], list[str]]:
+        with convert_errors(self._url(key)):
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._path(key), detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return [], []
+        files = [self._file(entry) for entry in entries if entry["type"] == "file"]
+        return (
+            [file for file in files if file.key != key],
+            [self._key(entry["name"]) for entry in entries if entry["type"] == "directory"],
+        )
+
+    def list_tree(self, key: str) -> list[RemoteFile]:
+        with convert_errors(self._url(key)):
+            self._fs.invalidate_cache()
+            entries = self._fs.find(self._path(key), detail=True)
+        return [file for file in map(self._file, entries.values()) if file.key != key]
+
+    def find(self, key: str) -> RemoteFile | None:
+        with convert_errors(self._url(key)):
+            try:
+                entry = self._fs.info(self._path(key))
+            except FileNotFoundError:
+                return None
+        return self._file(entry) if entry["type"] == "file" else None
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        with convert_errors(self._url(key)):
+            return bytes(self._fs.cat_file(self._path(key), start=start, end=start + length))
+
+    def upload(self, source: Path, key: str) -> None:
+        path = self._path(key)
+        with convert_errors(self._url(key)):
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._fs.put_file(str(source), path)
+
+    def delete(self, key: str) -> None:
+        with convert_errors(self._url(key)):
+            if self._fs.exists(self._path(key)):
+                self._fs.rm_file(self._path(key))
+
+    def _url(self, key: str) -> str:
+        return f"{self._base}{key}"
+
+    def _path(self, key: str) -> str:
+        return str(self._fs._strip_protocol(self._url(key)))
+
+    def _key(self, name: str) -> str:
+        return str(self._fs.unstrip_protocol(name)).partition("://")[2].strip("/")
+
+    def _file(self, entry: dict[str, Any]) -> RemoteFile:
+        changed = next((entry[name] for name in ("mtime", "LastModified", "created") if entry.get(name)), 0)
+        seconds = changed.timestamp() if hasattr(changed, "timestamp") else changed
+        tag = next((str(entry[name]) for name in ("ETag", "etag", "md5", "checksum") if entry.get(name)), "")
+        stamp = int(seconds * _NS) if isinstance(seconds, (int, float)) else 0
+        if tag:  # in the fraction of the second
+            digest = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8], "big")
+            stamp = stamp // _NS * _NS + digest % _NS
+        return RemoteFile(self._key(entry["name"]), int(entry.get("size") or 0), stamp)
+
+
+_REFUSALS = (
+    (
+        r"NO_SUCH_BUCKET|NoSuchBucket|bucket does not exist",
+        "no such bucket",
+        "check the name and the region",
+    ),
+    (
+        r"INVALID_ACCESS_KEY|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|SignatureDoesNotMatch",
+        "the credentials are not valid",
+        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    ),
+    (r"EXPIRED_TOKEN|ExpiredToken|expired", "the credentials have expired", "log in again"),
+    (
+        r"ACCESS_DENIED|AccessDenied|Forbidden|HTTP status 403|NoCredentials|Could not (?:create|find) .*credential"
+        r"|Unauthorized|HTTP status 401",
+        "access denied",
+        "set the credentials (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public "
+        "bucket add ?anonymous=true to the URL; for gs: GOOGLE_APPLICATION_CREDENTIALS)",
+    ),
+    (
+        r"libhdfs|libjvm|HADOOP_HOME",
+        "the client of HDFS is not installed",
+        "install Hadoop's libhdfs and Java, and set HADOOP_HOME and CLASSPATH",
+    ),
+)
+
+
+@contextlib.contextmanager
+def convert_errors(url: str) -> Iterator[None]:
+    """Convert the exceptions of the libraries to errors of one line."""
+    try:
+        yield
+    except (EtloomError, FileNotFoundError, NotADirectoryError) as error:
+        if isinstance(error, EtloomError):
+            raise
+        raise ReadError("no such object", where=url, remedy="check the URL") from None
+    except PermissionError as error:
+        raise _refusal(error, url) or ReadError("access denied", where=url) from None
+    except Exception as error:
+        # The exceptions of fsspec's file systems have no common class.
+        raise _refusal(error, url) or TransientError(_reason(error), where=url) from None
+
+
+def _refusal(error: Exception, url: str) -> ReadError | None:
+    text = f"{type(error).__name__}: {error}"
+    for pattern, what, remedy in _REFUSALS:
+        if re.search(pattern, text):
+            return ReadError(what, where=url, remedy=remedy)
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """Return the cause in a message of the AWS SDK, else the beginning of the message."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    cause = re.search(r"AWS Error (\w+)(?: during \w+ operation)?:?\s*(.*)", text)
+    return (f"{cause[1]}: {cause[2]}" if cause else text)[:200]

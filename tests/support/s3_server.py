@@ -1,0 +1,253 @@
+"""A small S3 server on loopback: what pyarrow's client needs, with failures on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+ACCESS_KEY = "AKIATESTETLOOM000000"
+SECRET_KEY = "an-unmistakable-secret-of-the-tests"
+
+
+class S3Server:
+    """Buckets in memory.
+
+    Attributes:
+        objects: "bucket/key" -> content and time of change.
+        buckets: names of the buckets.
+        cuts: number of downloads whose connection is cut in the middle.
+        refused_uploads: number of writes that are answered with an error of the server.
+        requests: number of requests by method and key.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, float]] = {}
+        self.buckets = {"bucket"}
+        self.cuts = 0
+        self.refused_uploads = 0
+        self.requests: Counter[tuple[str, str]] = Counter()
+        self.order: list[str] = []
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.lock = threading.Lock()
+        self.url = ""
+
+    def put(self, key: str, content: bytes) -> None:
+        with self.lock:
+            last = self.objects.get(key, (b"", 0.0))[1]
+            # The listing has milliseconds; a later state has a later time.
+            self.objects[key] = content, max(round(time.time(), 3), last + 0.001)
+            self.order.append(key)
+
+    def take(self, counter: str) -> bool:
+        with self.lock:
+            left = getattr(self, counter)
+            setattr(self, counter, max(left - 1, 0))
+            return bool(left)
+
+    def keys(self, prefix: str) -> list[str]:
+        return sorted(key for key in self.objects if key.startswith(prefix))
+
+
+@contextmanager
+def serve_s3() -> Iterator[S3Server]:
+    """Run a server on a free port of the loopback interface."""
+    state = S3Server()
+    handler = type("Handler", (_Handler,), {"state": state})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: S3Server
+
+    def log_message(self, *args: Any) -> None:
+        """Print nothing."""
+
+    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        if "Content_Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._answer(status, f"<Error><Code>{code}</Code><Message>refused</Message></Error>".encode())
+
+    def _parse(self) -> tuple[str, str, dict[str, str]] | None:
+        """Return bucket, key and query of an authorized request to an existing bucket."""
+        parts = urlsplit(self.path)
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        with self.state.lock:
+            self.state.requests[self.command, key] += 1
+        self.body = self._read_body()
+        if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
+            self._refuse(403, "AccessDenied")
+            return None
+        if bucket not in self.state.buckets:
+            self._refuse(404, "NoSuchBucket")
+            return None
+        return bucket, key, query
+
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = b"".join(iter(self._read_chunk, b""))
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return _decode_aws_chunks(body) if self.headers.get("Content-Encoding") == "aws-chunked" else body
+
+    def _read_chunk(self) -> bytes:
+        chunk = self.rfile.read(int(self.rfile.readline().partition(b";")[0], 16))
+        self.rfile.readline()
+        return chunk
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if (request := self._parse()) is None:
+            return
+        bucket, key, query = request
+        if not key:
+            if self.command == "HEAD":
+                self._answer(200)
+            else:
+                self._list(bucket, query)
+            return
+        entry = self.state.objects.get(f"{bucket}/{key}")
+        if entry is None:
+            self._refuse(404, "NoSuchKey")
+            return
+        content, changed = entry
+        headers = {"Last_Modified": formatdate(changed, usegmt=True), "ETag": _etag(content)}
+        status, span = 200, self.headers.get("Range")
+        if span:
+            first, _, last = span.removeprefix("bytes=").partition("-")
+            end = min(int(last) + 1 if last else len(content), len(content))
+            headers["Content_Range"] = f"bytes {first}-{end - 1}/{len(content)}"
+            status, content = 206, content[int(first) : end]
+        if self.command == "GET" and self.state.take("cuts"):
+            self._answer(status, content[: len(content) // 2], Content_Length=str(len(content)), **headers)
+            self.close_connection = True
+            return
+        self._answer(status, content, Content_Length=str(len(content)), **headers)
+
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        names: dict[str, str | None] = {}
+        for full in self.state.keys(f"{bucket}/{prefix}"):
+            key = full.removeprefix(f"{bucket}/")
+            rest = key.removeprefix(prefix)
+            if delimiter and delimiter in rest:
+                names.setdefault(prefix + rest.partition(delimiter)[0] + delimiter, None)
+            else:
+                names[key] = full
+        limit, start = int(query.get("max-keys", 1000)), int(query.get("continuation-token", 0))
+        page = list(names.items())[start : start + limit]
+        is_cut = start + limit < len(names)
+        body = "".join(
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            if full is None
+            else self._describe(name, full)
+            for name, full in page
+        )
+        token = f"<NextContinuationToken>{start + limit}</NextContinuationToken>" if is_cut else ""
+        self._answer(
+            200,
+            f"<ListBucketResult><IsTruncated>{str(is_cut).lower()}</IsTruncated><KeyCount>{len(page)}</KeyCount>"
+            f"{token}{body}</ListBucketResult>".encode(),
+        )
+
+    def _describe(self, name: str, full: str) -> str:
+        content, changed = self.state.objects[full]
+        stamp = (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(changed))
+            + f".{round(changed % 1 * 1000) % 1000:03}Z"
+        )
+        return (
+            f"<Contents><Key>{escape(name)}</Key><LastModified>{stamp}</LastModified>"
+            f"<ETag>{_etag(content)}</ETag><Size>{len(content)}</Size></Contents>"
+        )
+
+    def do_PUT(self) -> None:
+        if (request := self._parse()) is None:
+            return
+        bucket, key, query = request
+        if self.state.take("refused_uploads"):
+            self._refuse(503, "ServiceUnavailable")
+        elif "uploadId" in query:
+            with self.state.lock:
+                self.state.uploads[query["uploadId"]][int(query["partNumber"])] = self.body
+            self._answer(200, ETag=_etag(self.body))
+        else:
+            self.state.put(f"{bucket}/{key}", self.body)
+            self._answer(200, ETag=_etag(self.body))
+
+    def do_POST(self) -> None:
+        if (request := self._parse()) is None:
+            return
+        bucket, key, query = request
+        if "uploads" in query:
+            with self.state.lock:
+                number = f"upload-{len(self.state.uploads)}"
+                self.state.uploads[number] = {}
+            self._answer(
+                200,
+                f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId>"
+                "</InitiateMultipartUploadResult>".encode(),
+            )
+        else:
+            with self.state.lock:
+                parts = self.state.uploads[query["uploadId"]]
+            content = b"".join(content for _, content in sorted(parts.items()))
+            self.state.put(f"{bucket}/{key}", content)
+            self._answer(
+                200,
+                f"<CompleteMultipartUploadResult><ETag>{_etag(content)}</ETag>"
+                "</CompleteMultipartUploadResult>".encode(),
+            )
+
+    def do_DELETE(self) -> None:
+        if (request := self._parse()) is None:
+            return
+        bucket, key, _ = request
+        with self.state.lock:
+            self.state.objects.pop(f"{bucket}/{key}", None)
+        self._answer(204)
+
+
+def _etag(content: bytes) -> str:
+    return f'"{hashlib.md5(content).hexdigest()}"'
+
+
+def _decode_aws_chunks(body: bytes) -> bytes:
+    """Return the content of a body in chunks of the SDK, which end with checksums."""
+    parts, at = [], 0
+    while True:
+        end = body.index(b"\r\n", at)
+        length = int(body[at:end].partition(b";")[0], 16)
+        if length == 0:
+            return b"".join(parts)
+        parts.append(body[end + 2 : end + 2 + length])
+        at = end + 4 + length
