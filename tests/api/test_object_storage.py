@@ -271,3 +271,11 @@ def test_verbs_that_need_local_folders_say_so(s3: S3Server, call: Call) -> None:
 
 def test_a_file_url_is_a_local_path(run: Path) -> None:
     assert json.dumps(etloom.info(run.as_uri())["ranks"]) == "[0, 1]"
+
+
+def test_only_arguments_are_opened_as_urls(s3: S3Server, run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({"schema": "etloom-run-1", "command": ["s3://bucket/x"]}))
+    (run / "s3:").mkdir()
+    (run / "s3:" / "bucket").symlink_to("s3://bucket/run")
+    etloom.report(run, run / "report.html")
+    assert not s3.requests
