@@ -43,9 +43,13 @@ void Room::grow(size_t wanted) {
 }
 
 void Room::fit(size_t used) {
-    // Of more pages the last one is little, and those that were never reached were never got.
-    if (bytes <= kSmall || bytes > 4 * kPage || bytes - used < kSmall) return;
+    if (bytes <= kSmall || bytes - used < kSmall) return;
     const size_t small = std::max((used + kSmallPage - 1) / kSmallPage * kSmallPage, kSmallPage);
+    if (small >= kPage) {
+        // Where it is: the rest of the last large page is free as soon as the system needs it.
+        if (mremap(data, bytes, small, 0) == data) bytes = small;
+        return;
+    }
     Room fitting;
     fitting.bytes = small;
     if (small <= kSmall) {

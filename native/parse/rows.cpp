@@ -215,11 +215,12 @@ bool RowStream::parse(char* from, char* to) {
     return good;
 }
 
-// The same by two threads, where that is worth while. The cut between them is right if the rows before it parse.
+// The same by two threads, where that is worth while. The cut between them is right if the rows before it parse. The first
+// part is smaller: its thread also keeps the rows of both.
 bool RowStream::parse_halves(char* from, char* to) {
     constexpr size_t kTries = 8;
     if (!is_for_two(static_cast<size_t>(to - from)) || not_halved_ > kTries + halved_) return false;
-    char* middle = last_boundary(from, from + (to - from) / 2);
+    char* middle = last_boundary(from, from + (to - from) / 16 * 7);
     if (middle == nullptr) return false;
     const char saved_to = *to;
     *middle = *to = ']';
