@@ -101,7 +101,7 @@ def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     """Return the launch call of each range, both in time order; raise AnalysisError if the order is ambiguous."""
     events = trace.events
     calls = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & arrays.match_text(
-        events["name"], lambda name: name.str.contains(_LAUNCHES_KERNEL)
+        events["name"], _LAUNCHES_KERNEL
     )
     launches = events.filter(pl.Series(calls)).sort("ts", "id")
     devices = ranges["pid"].n_unique()

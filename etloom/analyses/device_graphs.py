@@ -37,7 +37,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
     events, launches = trace.events, trace.launches
     calls = take_rows(events["name"], rows_of_ids(events, launches["launch"]))
-    is_replay = arrays.match_text(calls, lambda name: name.str.contains(_GRAPH_LAUNCH))
+    is_replay = arrays.match_text(calls, _GRAPH_LAUNCH)
     if not is_replay.any():
         raise AnalysisError(
             "the trace contains no replays of device graphs",

@@ -20,7 +20,6 @@ Units: ns, percent. docs/serving.md describes the names; --names adds others, --
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import polars as pl
@@ -141,7 +140,7 @@ def _infer_phases(trace: Trace, steps: pl.DataFrame) -> list[str | None]:
     ran = {phase: np.zeros(steps.height, np.bool_) for phase in _PHASE_FUNCTIONS}
     python = arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
     for phase, pattern in _PHASE_FUNCTIONS.items():
-        is_function = arrays.match_text(events["name"], partial(_contains, pattern=pattern), python)
+        is_function = arrays.match_text(events["name"], pattern, python)
         rows = np.flatnonzero(is_function)
         at = find_innermost(steps["ts"], steps["end"], events["ts"].to_numpy()[rows])
         ran[phase][at[at >= 0]] = True
@@ -150,10 +149,6 @@ def _infer_phases(trace: Trace, steps: pl.DataFrame) -> list[str | None]:
         "mixed" if mixed else "prefill" if prefill else "decode" if decode else None
         for mixed, prefill, decode in zip(both, ran["prefill"], ran["decode"], strict=True)
     ]
-
-
-def _contains(name: pl.Expr, pattern: str) -> pl.Expr:
-    return name.str.contains(pattern)
 
 
 def _infer_tokens(trace: Trace, steps: pl.DataFrame) -> list[int | None]:
@@ -188,7 +183,7 @@ def _measure_device(trace: Trace) -> pl.DataFrame:
     """Return step, device_start, device_end, device_ns, graph_pct and kernels of the GPU activity of each step."""
     work = select_launched_events(trace, "step", "ts", "end", "dur", "launch").drop_nulls("step")
     calls = take_rows(trace.events["name"], rows_of_ids(trace.events, work["launch"]))
-    in_graph = arrays.match_text(calls, lambda name: name.str.contains(_GRAPH_LAUNCH))
+    in_graph = arrays.match_text(calls, _GRAPH_LAUNCH)
     graph_ns = pl.col("dur").filter(pl.col("in_graph")).sum()
     sums = (
         work.with_columns(pl.Series("in_graph", in_graph))

@@ -47,7 +47,7 @@ def analyze(
     check_top(1 if top is None else top)
     require_linked(trace)
     events = trace.events
-    is_module = arrays.match_text(events["name"], lambda name: name.str.contains(_MODULE))
+    is_module = arrays.match_text(events["name"], _MODULE)
     is_module &= events["depth"].is_not_null().to_numpy() | arrays.is_in(events["cat"], (_CAPTURED_FUNCTION,))
     rows = np.flatnonzero(is_module)
     if not rows.size:

@@ -53,6 +53,12 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | N
         raise UnknownName("order", by, _SORT_COLUMNS, option="by")
     check_top(top)
     require_linked(trace)
+    table = trace.compute_once(_sum_by_name, step)
+    return table.sort(_SORT_COLUMNS[by], "name", descending=[True, False], nulls_last=True).head(top)
+
+
+def _sum_by_name(trace: Trace, step: int | None) -> pl.DataFrame:
+    """Return the sums of all operators, in no order. Raises AnalysisError if there are none."""
     calls, replayed = measure_operators(trace), measure_replayed_operators(trace)
     if not calls.height and not replayed.height:
         raise explain_missing_times(trace) or AnalysisError(
@@ -78,11 +84,7 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | N
     table = _add_replayed(table, filter_step(trace, replayed, step))
     if not has_device_events(trace):
         table = table.with_columns(pl.lit(None, dtype=pl.Int64).alias("device_ns"))
-    return (
-        conform_columns(table, COLUMNS)
-        .sort(_SORT_COLUMNS[by], "name", descending=[True, False], nulls_last=True)
-        .head(top)
-    )
+    return conform_columns(table, COLUMNS)
 
 
 def _add_replayed(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

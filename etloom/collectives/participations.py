@@ -151,7 +151,7 @@ def _from_host(trace: Trace) -> pl.DataFrame:
     events = trace.events
     host = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
     ranged = host & events["depth"].is_null().to_numpy() & events["dur"].is_not_null().to_numpy()
-    ranged &= arrays.match_text(events["name"], categories.is_backend_range)
+    ranged &= arrays.match_text(events["name"], categories.BACKEND_RANGE)
     if not ranged.any():
         events, ranged = events.head(0), ranged[:0]
     calls = (
@@ -162,9 +162,9 @@ def _from_host(trace: Trace) -> pl.DataFrame:
         # Not the enclosing wrappers, which begin in between.
         calls &= events["id"].is_in(described.implode()).to_numpy()
     else:
-        calls &= arrays.match_text(events["name"], categories.is_communication)
-        calls &= ~arrays.match_text(events["name"], lambda name: name.str.contains(WAIT_PATTERN))
-    watched = arrays.match_text(events["name"], lambda name: name.str.contains("monitored_barrier"))
+        calls &= arrays.match_text(events["name"], categories.COMMUNICATION_CALL)
+        calls &= ~arrays.match_text(events["name"], WAIT_PATTERN)
+    watched = arrays.match_text(events["name"], "monitored_barrier")
     ids, starts = events["id"].to_numpy().astype(np.int64), events["ts"].to_numpy()
     pids = events["pid"].fill_null(0).to_numpy()
     issuers = np.full(len(ids), -1, np.int64)

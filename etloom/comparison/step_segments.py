@@ -42,7 +42,7 @@ def split_steps(trace: Trace) -> StepSegments | None:
     pid, tid = annotations.select("pid", "tid").row(0)
     events = events.filter(pl.col("pid").eq_missing(pid) & pl.col("tid").eq_missing(tid))
     waits = is_in(events["cat"], categories.RUNTIME_CATEGORIES) | match_text(
-        events["name"], categories.is_communication
+        events["name"], categories.COMMUNICATION_CALL
     )
     name = pl.col("name").cast(pl.String).str.replace(STEP_PATTERN, "").cast(pl.Categorical).to_physical()
     shapes = trace.arguments.select(pl.col("dims").to_physical(), id="event").unique("id", keep="first")

@@ -97,8 +97,11 @@ _MTIA_MEMORY = r"^dma"
 _MTIA_OTHER = r"^(?:runFunction|job_exe|packet|pe_exe|cpum_exe_subgraph)"
 
 # What a backend reports from inside a collective. It starts on the caller's thread and may end on another.
-_BACKEND_RANGE = r"^(?:gloo|nccl|rccl|ucc|mpi|hccl|xccl|ccl|cncl|eccl):"
+BACKEND_RANGE = r"^(?:gloo|nccl|rccl|ucc|mpi|hccl|xccl|ccl|cncl|eccl):"
+"""Matches the names of `is_backend_range`."""
 _CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w*{_COLLECTIVE}"
+COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
+"""Matches the names of `is_communication`."""
 
 
 def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:
@@ -171,16 +174,16 @@ def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
 def is_communication(name: pl.Expr | None = None) -> pl.Expr:
     """Return an expression that is true for communication calls (c10d::, ...) and ranges of a backend (gloo:, ...)."""
     name = (pl.col("name") if name is None else name).cast(pl.String)
-    return name.str.contains(f"{_CALL}|{_BACKEND_RANGE}")
+    return name.str.contains(COMMUNICATION_CALL)
 
 
 def is_backend_range(name: pl.Expr | None = None) -> pl.Expr:
     """Return an expression that is true for a backend's range of a collective (gloo:, ...), which does not nest."""
     name = (pl.col("name") if name is None else name).cast(pl.String)
-    return name.str.contains(_BACKEND_RANGE)
+    return name.str.contains(BACKEND_RANGE)
 
 
-_COMMUNICATION = re.compile(rf"{_BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$")
+_COMMUNICATION = re.compile(rf"{BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$")
 _COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",

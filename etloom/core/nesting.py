@@ -122,7 +122,7 @@ def nest_events(
     cats, names = events["cat"], events["name"]
     hosts = is_in(cats, nested_categories)
     timed = (events["ts"].is_not_null() & events["dur"].is_not_null()).to_numpy()
-    ranges = match_text(names, categories.is_backend_range, is_in(cats, categories.ANNOTATION_CATEGORIES))
+    ranges = match_text(names, categories.BACKEND_RANGE, is_in(cats, categories.ANNOTATION_CATEGORIES))
     asynchronous = match_text(names, lambda name: name.str.starts_with("gloo:"), ranges)
     rows = np.flatnonzero(hosts & timed & ~asynchronous)
     kind = np.zeros(events.height, np.uint8)

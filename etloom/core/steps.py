@@ -52,7 +52,7 @@ def match_steps(names: pl.Series, within: NDArray[np.bool_] | None = None) -> ND
         names: A text column.
         within: Mask of the rows to look at (default: all); the others do not match.
     """
-    matches: NDArray[np.bool_] = match_text(names, is_step, within)
+    matches: NDArray[np.bool_] = match_text(names, STEP_PATTERN, within)
     return matches
 
 

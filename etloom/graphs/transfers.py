@@ -45,7 +45,7 @@ def mask_events(trace: Trace, kind: str) -> Mask:
     kernel_types = categories.add_kernel_type(events.select("cat", "name"))["kind"]
     is_selected: Mask = (kernel_types == kind).fill_null(False).to_numpy()
     if kind == "communication":
-        is_selected = is_selected | arrays.match_text(events["name"], categories.is_backend_range)
+        is_selected = is_selected | arrays.match_text(events["name"], categories.BACKEND_RANGE)
     return is_selected
 
 

@@ -15,7 +15,7 @@ from etloom.core import arrays, categories, nesting
 
 def find_backend_ranges(table: pl.DataFrame) -> np.ndarray:
     """Return a mask of the rows of nodes or events that are ranges of a backend."""
-    return arrays.match_text(table["name"], categories.is_backend_range)
+    return arrays.match_text(table["name"], categories.BACKEND_RANGE)
 
 
 def pair_backend_ranges(

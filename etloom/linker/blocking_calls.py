@@ -97,11 +97,7 @@ def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
 
 def _match(texts: pl.Series, *patterns: str) -> list[np.ndarray]:
     """Return for each pattern a mask of the texts that contain a match; evaluated once per distinct text."""
-    text = pl.col("text").cast(pl.String)
-    distinct = texts.unique().to_frame("text")
-    matches = distinct.with_columns(text.str.contains(pattern).alias(pattern) for pattern in patterns)
-    rows = texts.to_frame("text").join(matches, on="text", how="left", maintain_order="left")
-    return [rows[pattern].fill_null(False).to_numpy() for pattern in patterns]
+    return [arrays.match_text(texts, pattern) for pattern in patterns]
 
 
 class _Submissions:

@@ -201,9 +201,7 @@ def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Stat]:
     named = ", ".join(
         f"{'no thread' if tid is None else f'thread {tid}'} ({count})" for tid, count, _ in threads.rows()
     )
-    groups = np.flatnonzero(
-        arrays.match_text(nodes["name"], lambda name: name.str.contains("process_group:init"))
-    )
+    groups = np.flatnonzero(arrays.match_text(nodes["name"], "process_group:init"))
 
     def example(rows: np.ndarray) -> str | None:
         return f"{nodes['name'][int(rows[0])]}, node {nodes['et_id'][int(rows[0])]}" if rows.size else None

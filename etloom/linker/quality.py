@@ -73,11 +73,7 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
     """
     events, launches = trace.events, trace.launches
     link = trace.meta.get("link", {})
-    operators = is_linkable(trace.nodes) if trace.nodes.height else np.zeros(0, bool)
-    # A file that holds nodes and events as one has nodes of the device, too.
-    device_nodes = trace.links.join(launches.select(event="device_event"), on="event", how="semi")["node"]
-    operators &= ~trace.nodes["id"].is_in(device_nodes.implode()).to_numpy()
-    launched = launches.select(pl.coalesce("launch", "operator").is_not_null()).to_series()
+    launched = _mask_launched(launches)
     by = "file" if launches.height and not launches["launch"].count() and launched.any() else "correlation"
     calls = launches.drop_nulls("launch").unique("launch")
     communication = find_device_communication(trace) if launches.height else None
@@ -89,8 +85,7 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
         (
             "host operators",
             link.get("how"),
-            int(operators.sum()),
-            trace.links["node"].n_unique() - device_nodes.n_unique(),
+            *_count_operators(trace),
         ),
         ("device work", by, launches.height, int(launched.sum())),
         *_count_by_category(events, launches, launched.to_numpy(), by),
@@ -156,18 +151,32 @@ def count_links(trace: Trace) -> LinkMeta:
     coverage is linked / host_operators of the execution trace, None if either file is missing; device_work and
     launched are of the profiler trace.
     """
-    table = {row["subject"]: row for row in summarize_links(trace).iter_rows(named=True)}
-    operators, work = table["host operators"], table["device work"]
+    operators, linked = _count_operators(trace)
     return {
         **trace.meta.get("link", {}),
-        "host_operators": operators["total"],
-        "linked": operators["linked"],
-        "coverage": operators["linked"] / operators["total"]
-        if operators["total"] and trace.events.height
-        else None,
-        "device_work": work["total"],
-        "launched": work["linked"],
+        "host_operators": operators,
+        "linked": linked,
+        "coverage": linked / operators if operators and trace.events.height else None,
+        "device_work": trace.launches.height,
+        "launched": int(_mask_launched(trace.launches).sum()),
     }
+
+
+def _count_operators(trace: Trace) -> tuple[int, int]:
+    """Return the number of operators of the execution trace that can be linked, and of those that are."""
+    if not trace.nodes.height and not trace.links.height:
+        return 0, 0
+    operators = is_linkable(trace.nodes) if trace.nodes.height else np.zeros(0, bool)
+    # A file that holds nodes and events as one has nodes of the device, too.
+    device = trace.launches.select(event="device_event")
+    device_nodes = trace.links.join(device, on="event", how="semi")["node"]
+    operators &= ~trace.nodes["id"].is_in(device_nodes.implode()).to_numpy()
+    return int(operators.sum()), trace.links["node"].n_unique() - device_nodes.n_unique()
+
+
+def _mask_launched(launches: pl.DataFrame) -> pl.Series:
+    """Return which GPU activity has a launch call, or the operator that the file names."""
+    return launches.select(pl.coalesce("launch", "operator").is_not_null()).to_series()
 
 
 def _format_note(

@@ -79,12 +79,17 @@ def list_waiting_calls(trace: Trace) -> pl.Series:
 def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
     """Return the calls that synchronize: call (id), kind, pid, tid, at (start), until (end)."""
     runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
-    kind = arrays.map_text(events["name"][runtime], _classify_call)
-    is_sync = kind.is_not_null()
-    calls: pl.DataFrame = events[runtime[is_sync.to_numpy()]].select("id", *_THREAD, "ts", "dur")
+    names = events["name"][runtime]
+    kinds = np.full(runtime.size, -1)
+    for number, pattern in reversed(
+        list(enumerate(_CALL_PATTERNS.values()))
+    ):  # the first that matches counts
+        kinds[arrays.match_text(names, pattern)] = number
+    is_sync = kinds >= 0
+    calls: pl.DataFrame = events[runtime[is_sync]].select("id", *_THREAD, "ts", "dur")
     return calls.select(
         pl.col("id").alias("call"),
-        kind.filter(is_sync).cast(pl.String).alias("kind"),
+        pl.Series("kind", list(_CALL_PATTERNS), pl.String)[kinds[is_sync]],
         "pid",
         "tid",
         pl.col("ts").alias("at"),
@@ -92,15 +97,8 @@ def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
     ).sort("at")
 
 
-def _classify_call(name: pl.Expr) -> pl.Expr:
-    """Return the kind of synchronization of a call (`_CALL_PATTERNS`), null for other calls."""
-    return pl.coalesce(
-        pl.when(name.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in _CALL_PATTERNS.items()
-    )
-
-
 def _match_name(events: pl.DataFrame, pattern: str) -> np.ndarray:
-    return arrays.match_text(events["name"], lambda name: name.str.contains(pattern))
+    return arrays.match_text(events["name"], pattern)
 
 
 def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.DataFrame, int]:

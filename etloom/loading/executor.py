@@ -18,6 +18,7 @@ from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
+from etloom.formats.parquet.table_files import ParquetTable
 from etloom.linker.merging import flag_missing_gpu_events
 from etloom.loading import cache, consistency, file_reading
 from etloom.loading.part_joining import join_parts
@@ -164,14 +165,23 @@ class _Execution:
             trace = self._link(*_join_stages(parts), captures=captures).with_stats(capture_stats)
         is_complete = len(parts) == len(plan.files)
         if kept is not None:
-            writer.write(trace.replace(meta={"rank": rank}), kept)
-            return self._open_kept(kept)
+            return self._keep(trace.replace(meta={"rank": rank}), kept)
         if is_evictable:
             write = partial(writer.write, trace)
             return self._add_to_resident(cache.open_or_create([key if is_complete else None], write))
         if is_complete and time.monotonic() - start > MIN_SECONDS_TO_CACHE / len(self.plan.ranks):
             cache.store_entry(key, trace)
         return trace
+
+    def _keep(self, trace: Trace, folder: Path) -> Trace:
+        """Write the tables of a rank to the caller's folder; they also stay in memory while memory allows."""
+        writer.write(trace, folder)
+        frames = {name: frame for name, frame in trace.tables.items() if name != "stats"}
+        loaders = {
+            name: ParquetTable(name, folder / f"{name}.parquet", rows=frame.height)
+            for name, frame in frames.items()
+        }
+        return self.resident.add(Trace({"stats": trace.stats}, trace.meta, loaders=loaders), frames)
 
     def _open_kept(self, folder: Path) -> Trace:
         """Open the tables of a rank in the caller's folder."""

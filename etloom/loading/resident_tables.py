@@ -25,9 +25,17 @@ class ResidentTables:
         self._total = 0
         self._lock = threading.Lock()
 
-    def add(self, trace: Trace) -> Trace:
-        """Return the trace with its stored tables held in memory as long as memory allows."""
+    def add(self, trace: Trace, frames: Mapping[str, pl.DataFrame] | None = None) -> Trace:
+        """Return the trace with its stored tables held in memory as long as memory allows.
+
+        Args:
+            trace: Its tables have loaders.
+            frames: Tables that need not be loaded now, since the caller has them.
+        """
         rank = _RankTables(self, trace.loaders)
+        if frames:
+            rank.frames.update(frames)
+            rank.use(sum(int(frame.estimated_size()) for frame in frames.values()))
         return trace.replace_loaders(rank.loaders, rank.new_results)
 
     def use(self, rank: _RankTables, added_bytes: int) -> None:

@@ -123,7 +123,7 @@ class EdgeSelector:
             edges = edges[mask[edges]]
             events = self.job[rank].events
             rows = owner_rows(self.graph, events, edges)
-            has_name = arrays.match_text(events["name"], lambda name: name.str.contains(expression))
+            has_name = arrays.match_text(events["name"], expression)
             if inside:
                 parent = rows_of_ids(events, events["parent"])
                 enclosing = (

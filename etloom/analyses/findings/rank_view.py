@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -13,6 +14,7 @@ from etloom.analyses.iterations import measure_iterations
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import EMPTY, Intervals
+from etloom.core.iterations import find_iterations
 from etloom.core.nesting import find_innermost
 from etloom.core.trace import Trace
 from etloom.timeline.activity import (
@@ -36,6 +38,9 @@ PLUMBING = (
 """Operators that are building blocks of others: naming one of them does not help to locate a problem."""
 
 
+_Result = TypeVar("_Result")
+
+
 class RankView:
     """One linked rank."""
 
@@ -48,6 +53,14 @@ class RankView:
         self.trace = trace
         self._find_waits = find_waits
         self._find_delays = find_delays
+        self._results: dict[Callable[[RankView], Any], Any] = {}
+
+    def compute_once(self, function: Callable[[RankView], _Result]) -> _Result:
+        """Return ``function(view)``, computed at the first call: what several patterns need."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        result: _Result = self._results[function]
+        return result
 
     @cached_property
     def activity(self) -> Activity:
@@ -90,9 +103,8 @@ class RankView:
     @cached_property
     def iterations(self) -> pl.DataFrame:
         """The iterations of an inference engine with GPU activity, see `measure_iterations`."""
-        return measure_iterations(self.trace).filter(
-            pl.col("engine").is_not_null() & pl.col("device_start").is_not_null()
-        )
+        has_engine = find_iterations(self.trace.events)[0].size > 0
+        return _measure_engine_iterations(self.trace) if has_engine else _make_empty_iterations()
 
     @cached_property
     def step_intervals(self) -> Intervals:
@@ -143,24 +155,13 @@ class RankView:
         during = pl.when(pl.col("launch").is_null()).then(self.steps_at(work["ts"]))
         return work.with_columns(step=pl.coalesce("step", during))
 
-    @cached_property
-    def _texts(self) -> pl.Series:
-        return self.trace.events["name"].unique()
-
-    @cached_property
-    def _work_texts(self) -> pl.Series:
-        return self.activities["name"].unique()
-
-    def match_events(self, condition: Callable[[pl.Expr], pl.Expr]) -> np.ndarray:
-        """Return a mask of the events whose name satisfies a condition."""
-        return arrays.match_text(self.trace.events["name"], condition, texts=self._texts)
+    def match_events(self, pattern: str) -> np.ndarray:
+        """Return a mask of the events whose name matches a regular expression."""
+        return arrays.match_text(self.trace.events["name"], pattern)
 
     def match_activities(self, work: pl.DataFrame, pattern: str) -> pl.Series:
         """Return a mask of the rows of `activities` whose name matches a regular expression."""
-        mask = arrays.match_text(
-            work["name"], lambda name: name.str.contains(pattern), texts=self._work_texts
-        )
-        return pl.Series(mask)
+        return pl.Series(arrays.match_text(work["name"], pattern))
 
     @cached_property
     def _ids_are_rows(self) -> bool:
@@ -198,7 +199,7 @@ class RankView:
         events = self.trace.events
         mask = events.select(pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()).to_series()
         if names:
-            mask &= pl.Series(self.match_events(lambda name: name.str.contains(names)))
+            mask &= pl.Series(self.match_events(names))
         columns = ("id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name")
         return (
             events.select(columns)
@@ -259,7 +260,8 @@ class RankView:
         for place, around in self._locations.items():
             at = np.where(rows < 0, -1, around[rows]) if around.size else np.full_like(rows, -1)
             labels[place] = take_rows(names, self._fill_outermost(rows, at) if place == "operator" else at)
-        labels["module"] = arrays.map_text(labels["module"], lambda name: name.str.extract(_MODULE))
+        if self._locations["module"].size:
+            labels["module"] = arrays.map_text(labels["module"], lambda name: name.str.extract(_MODULE))
         return pl.DataFrame(labels)
 
     @cached_property
@@ -296,16 +298,25 @@ class RankView:
     def _location_masks(self) -> dict[str, np.ndarray]:
         events = self.trace.events
         python = arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
-        nests = {"operator": self._is_operator & ~self.match_events(lambda name: name.str.contains(PLUMBING))}
+        nests = {"operator": self._is_operator & ~self.match_events(PLUMBING)}
         if not python.any():
             return nests | dict.fromkeys(("module", "frame"), python)
-        is_user_frame = self.match_events(
-            lambda name: name.str.contains(_FRAME) & ~name.str.contains(_LIBRARY)
-        )
+        is_user_frame = self.match_events(_FRAME) & ~self.match_events(_LIBRARY)
         return nests | {
-            "module": python & self.match_events(lambda name: name.str.contains(_MODULE)),
+            "module": python & self.match_events(_MODULE),
             "frame": python & is_user_frame,
         }
+
+
+def _measure_engine_iterations(trace: Trace) -> pl.DataFrame:
+    return measure_iterations(trace).filter(
+        pl.col("engine").is_not_null() & pl.col("device_start").is_not_null()
+    )
+
+
+@cache
+def _make_empty_iterations() -> pl.DataFrame:
+    return _measure_engine_iterations(Trace(meta={"linked": True}))
 
 
 def select_outermost(events: pl.DataFrame) -> pl.DataFrame:

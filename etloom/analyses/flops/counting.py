@@ -253,7 +253,7 @@ def _make_host_units(events: pl.DataFrame, parent: Rows, counted: Mask) -> pl.Da
     self_time = nesting.compute_exclusive_time(events, operators_only=True).to_numpy()
     operators = _mask_operators(events)
     inside = nesting.find_nearest_ancestor(parent, counted, np.arange(events.height)) >= 0
-    is_communication = arrays.match_text(events["name"], categories.is_communication)
+    is_communication = arrays.match_text(events["name"], categories.COMMUNICATION_CALL)
     rows = np.flatnonzero(operators & (counted | ~inside))
     return pl.DataFrame(
         {

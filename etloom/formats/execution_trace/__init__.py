@@ -92,9 +92,9 @@ def to_trace(parsed: ParsedFile, path: Path) -> Trace:
 def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """Add ``parent``: the row of the enclosing node by nesting, otherwise of the recorded parent."""
     name = nodes["name"]
-    root = arrays.match_text(nodes["name"], lambda text: text.str.contains(_ROOT))
+    root = arrays.match_text(nodes["name"], _ROOT)
     # An asynchronous range ends on another thread: it encloses nothing, and its end does not show what encloses it.
-    asynchronous = arrays.match_text(nodes["name"], categories.is_backend_range)
+    asynchronous = arrays.match_text(nodes["name"], categories.BACKEND_RANGE)
     nesting = np.flatnonzero(~asynchronous)
     order = nodes["file_order"].cast(pl.Int64).to_numpy().copy()
     order[root] = np.iinfo(np.int64).max // 2  # roots are written first or last, and enclose all

@@ -259,7 +259,7 @@ def _annotate_steps(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
     """Join begin and end events (B, E) to complete events: an E closes the last open B of its thread."""
-    halves = arrays.match_text(tables["events"]["ph"], lambda ph: ph.is_in(["B", "E"]))
+    halves = arrays.is_in(tables["events"]["ph"], ["B", "E"])
     if not halves.any():
         return tables
     events = tables["events"].with_columns(pl.col("ph").cast(pl.String)).with_row_index("row")

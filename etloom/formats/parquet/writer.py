@@ -74,26 +74,40 @@ def create_atomically(path: str | PathLike[str]) -> Iterator[Path]:
         new.rename(target)
 
 
-def write_meta(folder: Path, kind: str, meta: Mapping[str, Any], ranks: Sequence[int] = ()) -> None:
+def write_meta(
+    folder: Path,
+    kind: str,
+    meta: Mapping[str, Any],
+    ranks: Sequence[int] = (),
+    rows: Mapping[str, int] | None = None,
+) -> None:
     """Write the meta.json of a folder with the tables of a ``trace``, or with stats and the ``ranks`` of a ``job``.
 
     To be called after the tables are written: it records the rows of each, so that a reader notices a lost table.
+    They are read from the files if the caller does not know them.
     """
     content: dict[str, Any] = {"etloom": __version__, "layout": LAYOUT_VERSION, "kind": kind}
-    content["tables"] = {
-        name: pl.scan_parquet(file, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
-        for name in TABLES
-        if (file := Path(folder, f"{name}.parquet")).exists()
-    }
+    content["tables"] = _count_rows(folder) if rows is None else dict(rows)
     content |= {"ranks": list(ranks)} if kind == "job" else {}
     content["meta"] = dict(meta)
     Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
 
 
+def _count_rows(folder: Path) -> dict[str, int]:
+    return {
+        name: pl.scan_parquet(file, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
+        for name in TABLES
+        if (file := Path(folder, f"{name}.parquet")).exists()
+    }
+
+
 def _write_trace(trace: Trace, folder: Path) -> None:
-    for name, frame in trace.tables.items():
+    tables = trace.tables
+    for name, frame in tables.items():
         frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
-    write_meta(folder, "trace", trace.meta)
+    write_meta(
+        folder, "trace", trace.meta, rows={name: tables[name].height for name in TABLES if name in tables}
+    )
 
 
 def _is_replaceable(folder: Path) -> bool:

@@ -147,9 +147,7 @@ def split_captured_events(trace: Trace) -> tuple[Trace, CapturedEvents | None]:
 
 def _find_windows(events: pl.DataFrame, runtime: NDArray[np.bool_]) -> list[tuple[int, int, int]]:
     """Return the row of the call that begins each capture, its time, and the time of the call that ends it."""
-    marks = np.flatnonzero(
-        runtime & match_text(events["name"], lambda name: name.str.contains(f"{_BEGIN}|{_END}"))
-    )
+    marks = np.flatnonzero(runtime & match_text(events["name"], f"{_BEGIN}|{_END}"))
     windows = []
     open_by_thread: dict[tuple[int, int], tuple[int, int]] = {}
     columns = events[marks].select("name", "pid", "tid", "ts")
@@ -197,7 +195,7 @@ def _name_kernels(
     names: list[str | None] = [None] * events.height
     operators = is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     around = find_nearest_ancestor(parent, operators, calls)
-    is_triton = match_text(events["name"], lambda name: name.str.contains(_TRITON))
+    is_triton = match_text(events["name"], _TRITON)
     parsed: dict[str, str | None] = {}
     arguments = events["args"][calls].cast(pl.String).to_list()
     for call, operator, text in zip(calls.tolist(), around.tolist(), arguments, strict=True):

@@ -68,7 +68,7 @@ def list_replays(trace: Trace) -> Replays | None:
     """Return the replays of a trace with launches; None if it has none."""
     events, launches = trace.events, trace.launches
     call = rows_of_ids(events, launches["launch"])
-    is_graph = match_text(events["name"], lambda name: name.str.contains(GRAPH_LAUNCH))
+    is_graph = match_text(events["name"], GRAPH_LAUNCH)
     pairs = np.flatnonzero((call >= 0) & is_graph[call])
     if not pairs.size:
         return None
@@ -114,10 +114,10 @@ def encode_names(events: pl.DataFrame) -> Codes:
     """Return a code for the kernel name of each event: equal for what a graph may replay under several names."""
     codes = to_array(events["name"].to_physical(), UNKNOWN).astype(np.int64)
     calls = is_in(events["cat"], (CAPTURED_CALL,))
-    unnamed = calls & match_text(events["name"], lambda name: name.str.contains(API_CALL))
+    unnamed = calls & match_text(events["name"], API_CALL)
     codes[unnamed] = UNKNOWN
     for kind, pattern in _MEMORY_NAMES.items():
-        mask = match_text(events["name"], lambda name, pattern=pattern: name.str.contains(pattern))  # type: ignore[misc]
+        mask = match_text(events["name"], pattern)
         codes[mask] = _MEMORY_CODES[kind]
     return codes
 

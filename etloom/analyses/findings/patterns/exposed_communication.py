@@ -20,7 +20,7 @@ LIMITED_BY_TRANSFERS = True
 def find(view: RankView) -> Iterator[Finding]:
     times, waits = view.activity.times, view.waiting_for_ranks
     exposed = times["communication"] - times["computation"]
-    small = union(finding.lost for finding in small_collectives.find(view))
+    small = union(finding.lost for finding in view.compute_once(small_collectives.list_findings))
     lost = exposed - waits - small
     if view.window:
         lost = lost.clip(*view.window)

@@ -28,6 +28,15 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    yield from view.compute_once(list_findings)
+
+
+def list_findings(view: RankView) -> list[Finding]:
+    """Return the findings, which `exposed_communication` leaves out of its own."""
+    return list(_find_runs(view))
+
+
+def _find_runs(view: RankView) -> Iterator[Finding]:
     participations = view.trace.compute_once(list_participations, view.trace.rank or 0).filter(
         pl.col("collective") != "message"
     )

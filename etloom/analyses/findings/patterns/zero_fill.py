@@ -71,12 +71,10 @@ def _find_zero_fills(view: RankView) -> tuple[np.ndarray, np.ndarray]:
         encloses it, -1 for none.
     """
     events, arguments = view.trace.events, view.trace.arguments
-    zero = arguments.filter(
-        pl.Series(arrays.match_text(arguments["concrete_inputs"], lambda text: text.str.contains(IS_ZERO)))
-    )
+    zero = arguments.filter(pl.Series(arrays.match_text(arguments["concrete_inputs"], IS_ZERO)))
     fills_zero = events["id"].is_in(zero["event"].implode()).to_numpy()
-    zeroes = view.match_events(lambda name: name.str.contains(ZEROS))
-    zeroes |= view.match_events(lambda name: name.str.contains(FILLS)) & fills_zero
+    zeroes = view.match_events(ZEROS)
+    zeroes |= view.match_events(FILLS) & fills_zero
     zeroes &= arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = view.parents
     nearest = nesting.find_nearest_ancestor(parent, zeroes)

@@ -17,7 +17,7 @@ MIN_COPIES = 16
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    copies, hidden = list_copies(view), _find_hidden_times(view)
+    copies, hidden = view.compute_once(list_copies), _find_hidden_times(view)
     yield from sum_places(
         view,
         copies.filter("is_pageable"),

@@ -32,7 +32,7 @@ def find(view: RankView) -> Iterator[Finding]:
     times = view.activity.times
     columns = ("id", "name", "ts", "end", "step", "stream", "launch")
     copies = view.activities.select(columns).filter(view.activities["kind"] == "memory")
-    reported = copies["id"].is_in(list_copies(view)["id"].implode())
+    reported = copies["id"].is_in(view.compute_once(list_copies)["id"].implode())
     copies = copies.filter(view.match_activities(copies, COPY) & ~reported)
     hidden = times["computation"] | times["communication"]
     alone = (copies["end"] - copies["ts"]).to_numpy() - hidden.covered(copies["ts"], copies["end"])

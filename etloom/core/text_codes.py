@@ -1,0 +1,153 @@
+"""Codes of categorical text: what is computed once per distinct text instead of once per row.
+
+The codes of polars' Categorical are the same in all columns of a process as long as one column of them exists, which
+this module holds. So a mask of texts by a regular expression is kept as a table by code, which ranks of one program,
+whose names are the same, share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+ABSENT = np.iinfo(np.uint32).max
+"""The code of null."""
+_ANCHOR = pl.Series([""], dtype=pl.Categorical)
+"""Keeps the codes of the process: polars drops them with the last column."""
+_CODES = pl.col("text").to_physical()
+_CODES_WITHOUT_NULL = _CODES.fill_null(ABSENT)
+_MAX_KEPT = 1 << 18
+"""Texts of greater codes are matched at each call, so that the tables stay small."""
+_NO, _UNKNOWN = np.uint8(0), np.uint8(2)
+"""Entries of the table of a pattern; 1 is a match."""
+
+Codes = NDArray[np.uint32]
+Mask = NDArray[np.bool_]
+
+
+def read_codes(column: pl.Series) -> Codes:
+    """Return the code of each row of a Categorical column, ABSENT for null."""
+    query = _CODES_WITHOUT_NULL if column.null_count() else _CODES
+    codes: Codes = column.to_frame("text").select(query).to_series().to_numpy()
+    return codes
+
+
+def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return a row of each distinct code, and for each row the position of its code among these; -1 for ABSENT."""
+    size = _count_codes(codes)
+    if size > 16 * codes.size + 65_536:  # a table would be much larger than the column
+        texts, rows, positions = np.unique(codes, return_index=True, return_inverse=True)
+        return rows[texts != ABSENT], np.where(codes == ABSENT, -1, positions)
+    row_by_code = np.full(size + 1, -1, np.int64)
+    row_by_code[np.minimum(codes, size)] = np.arange(codes.size)
+    row_by_code[size] = -1
+    distinct = np.flatnonzero(row_by_code >= 0)
+    position_by_code = np.full(size + 1, -1, np.int64)
+    position_by_code[distinct] = np.arange(distinct.size)
+    return row_by_code[distinct], position_by_code[np.minimum(codes, size)]
+
+
+def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
+    """Return a mask of the rows of a Categorical column that hold one of these texts."""
+    if len(values) <= 2 and not column.null_count():
+        mask = np.zeros(len(column), np.bool_)
+        for value in values:
+            mask |= (column == value).to_numpy()
+        return mask
+    table = _tabulate_values(tuple(values)) if len(values) < 64 else _encode_values(values)
+    codes = read_codes(column)
+    return np.take(table, codes, mode="clip") if table.dtype == np.bool_ else np.isin(codes, table)
+
+
+@lru_cache(maxsize=512)
+def _tabulate_values(values: tuple[str, ...]) -> NDArray[np.bool_] | Codes:
+    """Return a mask by code that ends with False; the codes themselves if they are great."""
+    codes = _encode_values(values)
+    if codes.max(initial=0) >= _MAX_KEPT:
+        return codes
+    table = np.zeros(int(codes.max(initial=0)) + 2, np.bool_)
+    table[codes] = True
+    return table
+
+
+def _encode_values(values: Sequence[str]) -> Codes:
+    return read_codes(pl.Series(values, dtype=pl.Categorical))
+
+
+def match_distinct(column: pl.Series, codes: Codes, condition: pl.Expr) -> Mask:
+    """Return a mask of the rows of a Categorical column, with a condition on ``text`` evaluated once per text.
+
+    Args:
+        column: The column; null does not match.
+        codes: Its codes.
+        condition: An expression of the Categorical column ``text``.
+    """
+    rows, positions = find_distinct(codes)
+    return np.append(_match_rows(column, rows, condition), False)[positions]
+
+
+def _match_rows(column: pl.Series, rows: NDArray[np.int64], condition: pl.Expr) -> Mask:
+    texts = column[pl.Series(rows.astype(np.uint32))].to_frame("text")
+    matches: Mask = texts.select(condition).to_series().to_numpy()
+    return matches
+
+
+class _PatternMask:
+    """The texts of the process that contain a match of a regular expression, as far as they have occurred."""
+
+    def __init__(self, pattern: str) -> None:
+        self._condition = pl.col("text").cast(pl.String).str.contains(pattern)
+        self._by_code = np.zeros(1, np.uint8)  # the last entry is for ABSENT
+
+    def match(self, column: pl.Series, codes: Codes) -> Mask:
+        size = _count_codes(codes)
+        if size > _MAX_KEPT:
+            return match_distinct(column, codes, self._condition)
+        by_code = self._by_code
+        if size >= by_code.size:
+            by_code = np.full(2 * size + 1, _UNKNOWN)
+            by_code[: self._by_code.size - 1] = self._by_code[:-1]
+            by_code[-1] = _NO
+            self._by_code = by_code  # another thread's answers may be lost, and are computed again
+        matches = np.take(by_code, codes, mode="clip")
+        unknown = np.flatnonzero(matches == _UNKNOWN)
+        if unknown.size:
+            rows, positions = find_distinct(codes[unknown])
+            new = _match_rows(column, unknown[rows], self._condition)
+            by_code[codes[unknown[rows]]] = new
+            matches[unknown] = new[positions]
+        return matches.view(np.bool_)
+
+
+@lru_cache(maxsize=512)
+def _mask_pattern(pattern: str) -> _PatternMask:
+    return _PatternMask(pattern)
+
+
+def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -> Mask:
+    """Return a mask of the rows of a Categorical column that contain a match of a regular expression.
+
+    Args:
+        column: The column; null does not match.
+        pattern: The regular expression.
+        within: Mask of the rows to look at; the others do not match.
+    """
+    codes, mask = read_codes(column), _mask_pattern(pattern)
+    if within is None:
+        return mask.match(column, codes)
+    matches = np.zeros(codes.size, np.bool_)
+    if (rows := np.flatnonzero(within)).size:
+        matches[rows] = mask.match(column[pl.Series(rows.astype(np.uint32))], codes[rows])
+    return matches
+
+
+def _count_codes(codes: Codes) -> int:
+    """Return the greatest code plus 1, without ABSENT."""
+    greatest = int(codes.max(initial=0))
+    if greatest == ABSENT:
+        greatest = int(codes[codes != ABSENT].max(initial=0))
+    return greatest + 1

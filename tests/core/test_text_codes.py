@@ -1,0 +1,68 @@
+"""Masks of text columns by code agree with polars' own functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from etloom.core import text_codes
+from etloom.core.arrays import is_in, map_text, match_text
+
+TEXTS = ["aten::add", None, "nccl:all_reduce", "aten::add", "", "cudaLaunchKernel", None, "aten::mul"]
+
+
+def _column(texts: list[str | None]) -> pl.Series:
+    return pl.Series("name", texts, dtype=pl.Categorical)
+
+
+@pytest.mark.parametrize("texts", [TEXTS, [text for text in TEXTS if text is not None], [], [None, None]])
+@pytest.mark.parametrize("values", [["aten::add"], ["aten::add", ""], ["a", "b", "aten::mul"], []])
+def test_values_match_as_with_polars(texts: list[str | None], values: list[str]) -> None:
+    expected = [text in values for text in texts]
+    assert is_in(_column(texts), values).tolist() == expected
+    assert is_in(pl.Series("name", texts, dtype=pl.String), values).tolist() == expected
+
+
+def test_many_values_match_as_with_polars() -> None:
+    values = [f"text {i}" for i in range(100)]
+    assert is_in(_column(["text 7", None, "text 100"]), values).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("pattern", ["^aten::", "nccl|Launch", "^$", "no such text"])
+def test_a_pattern_matches_as_with_polars_also_texts_that_occur_later(pattern: str) -> None:
+    for number in range(3):
+        texts = [*TEXTS, f"aten::new{pattern}{number}", f"Launch {pattern} {number}", *TEXTS[: 2 * number]]
+        column = _column(texts)
+        expected = pl.Series(texts, dtype=pl.String).str.contains(pattern).fill_null(False).to_list()
+        assert match_text(column, pattern).tolist() == expected
+        assert match_text(column, lambda name: name.str.contains(pattern)).tolist() == expected
+        within = np.arange(len(texts)) % 2 == 0
+        expected_within = [match and bool(inside) for match, inside in zip(expected, within, strict=True)]
+        assert match_text(column, pattern, within).tolist() == expected_within
+
+
+def test_texts_of_great_codes_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_codes, "_MAX_KEPT", 0)
+    text_codes._tabulate_values.cache_clear()
+    try:
+        column = _column(TEXTS)
+        assert match_text(column, "^aten::m").tolist() == [text == "aten::mul" for text in TEXTS]
+        assert is_in(column, ["aten::mul", "x", "y"]).tolist() == [text == "aten::mul" for text in TEXTS]
+    finally:
+        text_codes._tabulate_values.cache_clear()
+
+
+def test_distinct_rows_of_a_column_with_sparse_codes() -> None:
+    codes = np.array([5, 10**8, text_codes.ABSENT, 5], np.uint32)
+    rows, positions = text_codes.find_distinct(codes)
+    assert codes[rows].tolist() == [5, 10**8]
+    assert positions.tolist() == [0, 1, -1, 0]
+
+
+def test_a_function_of_texts_sees_null_once() -> None:
+    column = _column(TEXTS)
+    new = map_text(column, lambda name: pl.coalesce(name.str.extract("^(aten)"), pl.lit("other")))
+    expected = ["aten" if text and text.startswith("aten") else "other" for text in TEXTS]
+    assert new.to_list() == expected
+    assert (new.name, new.dtype) == ("name", pl.Categorical)
