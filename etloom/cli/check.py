@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ from etloom.cli.command import PATH_TYPE, Argument, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import (
     MONITORING_FORMAT,
+    Format,
     MonitoringFormat,
     split_format,
+    to_json,
     write_metrics,
     write_table,
     write_text,
@@ -24,6 +27,8 @@ from etloom.core.errors import InvalidValue
 if TYPE_CHECKING:
     from etloom.api.verdicts import CheckResult
 
+SCHEMA = 1
+"""Version of the keys of the JSON."""
 EXIT_UNDECIDED = 3
 """The exit status of a check that cannot decide."""
 
@@ -114,7 +119,10 @@ def _write_result(
     from etloom.reports.monitoring import measure_check
 
     table_format, metric_format = split_format(format)
-    if metric_format is None:
+    if table_format is Format.json:
+        head = json.dumps({"schema": SCHEMA, "verdict": result.verdict})[:-1]
+        write_text(f'{head}, "measures": {to_json(result.table)}}}\n', None)
+    elif metric_format is None:
         write_table(result.table, table_format, None)
     else:
         write_metrics(measure_check(result.table.to_dicts()), _join_paths(paths), metric_format)

@@ -23,6 +23,7 @@ from etloom.core.trace import Job
 from etloom.reports.colors import COLORS
 from etloom.reports.finding_text import PERCENT_BASES
 from etloom.reports.finding_views import FindingView, find_views, list_named_ranks
+from etloom.reports.fleet_map import measure_fleet, render_fleet_map
 from etloom.reports.html_charts import render_bars, render_columns, render_legend
 from etloom.reports.html_sections import render_critical_path, render_findings, render_rank_tables
 from etloom.reports.html_tables import render_table
@@ -41,8 +42,21 @@ MAX_BARS = 32
 """Ranks with a bar each; more ranks have a column each."""
 MAX_COLUMNS = 2000
 """Columns of a chart."""
-SCRIPTS = ("data.js", "path.js", "paint.js", "timeline.js", "views.js", "input.js", "tables.js", "page.js")
-MAX_RANK_ROWS = 50_000
+MAX_FLEET_RANKS, MAX_FLEET_EVENTS = 16, 20_000
+"""Ranks whose timelines are drawn, and events of each, of a run of more than MAX_RANKS ranks: the page of any number of
+ranks is then a few MB."""
+SCRIPTS = (
+    "data.js",
+    "path.js",
+    "paint.js",
+    "timeline.js",
+    "views.js",
+    "fleet.js",
+    "input.js",
+    "tables.js",
+    "page.js",
+)
+MAX_RANK_ROWS = 2_000
 """Rows of the table with one row per rank."""
 PART_COLORS = dict(zip(PART_LABELS, ("compute", "communication", "memory", "other", "idle"), strict=True))
 """Part of the breakdown -> its color in report.css."""
@@ -80,9 +94,16 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
     """Return the report as HTML; see `write_page`."""
     summary = summarize_run(job)
     views = find_views(summary.tables["findings"].head(MAX_FINDINGS), job)
-    timelines = pack_timelines(
-        job, max_events, max_ranks, summary.tables["critical-path"], list_named_ranks(views)
-    )
+    hosts = {rank: trace.meta.get("host") for rank, trace in job.items()}
+    fleet = measure_fleet(summary.tables["temporal-breakdown"], hosts)
+    named = list_named_ranks(views)
+    if fleet is not None:
+        named = list(dict.fromkeys((*fleet.notable_ranks, *named)))
+    if len(job) > MAX_RANKS:
+        max_events, max_ranks = min(max_events, MAX_FLEET_EVENTS), min(max_ranks, MAX_FLEET_RANKS)
+    timelines = pack_timelines(job, max_events, max_ranks, summary.tables["critical-path"], named)
+    drawn = [timeline.rank for timeline in timelines.packed]
+    fleet_map = "" if fleet is None else render_fleet_map(fleet, hosts, drawn)
     findings = render_findings(
         summary.tables["findings"], len(job), MAX_FINDINGS, [_encode_view(view, timelines) for view in views]
     )
@@ -97,7 +118,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         heading=name or "Execution trace report",
         subtitle=_render_subtitle(job),
         summary=_render_summary(summary),
-        sections=_render_sections(summary, len(job), findings, _render_timeline(timelines)),
+        sections=_render_sections(summary, len(job), findings, fleet_map, _render_timeline(timelines)),
         scripts=SCRIPTS,
         data="\n".join((f'<script type="application/json" id="facts">{facts}</script>', *data)),
     ).render()
@@ -129,7 +150,9 @@ def _run_name(job: Job) -> str:
     return Path(str(job.meta.get("path") or first[0])).name
 
 
-def _render_sections(summary: RunSummary, rank_count: int, findings: str, timeline: str) -> list[Section]:
+def _render_sections(
+    summary: RunSummary, rank_count: int, findings: str, fleet_map: str, timeline: str
+) -> list[Section]:
     """Return the sections with contents."""
     tables = summary.tables
     if "recorded" in tables:
@@ -150,6 +173,7 @@ def _render_sections(summary: RunSummary, rank_count: int, findings: str, timeli
     )
     sections = [
         first,
+        *([titled_section("fleet", "Fleet", fleet_map, "Ranks and steps")] if fleet_map else []),
         titled_section("timeline", "Timeline", timeline),
         titled_section("breakdown", "Breakdown", _render_breakdown(summary), "Where the time went"),
         Section("critical-path-section", "Critical path", render_critical_path(tables["critical-path"])),

@@ -52,11 +52,15 @@ async function start() {
   tables();
   const root = document.getElementById("tracks");
   const timeline = root && new Timeline(root);
-  themes(() => timeline?.readColors());
+  let fleet = null;
+  themes(() => { timeline?.readColors(); fleet?.paint(); });
+  let finish;
+  const loaded = new Promise((done) => { finish = done; });
+  fleet = connectFleet(timeline, loaded);
   if (!timeline) return;
   timeline.onselect = (rank, index) => showDetails(timeline, rank, index);
   connectSearch(timeline);
-  const loaded = new Promise((done) => { timeline.onload = done; });
+  timeline.onload = finish;
   connectButtons(timeline, loaded);
   const status = document.getElementById("status");
   const packed = [...document.querySelectorAll("script[data-rank]")];

@@ -42,7 +42,8 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
     before its first kernel is idle in that time, too, and so is a device between a launch and its first kernel. Adds
     this time to span_ns and idle_ns, and recomputes the percentages.
     """
-    windows = {rank: find_window(trace) for rank, trace in job.items() if rank in set(time["rank"])}
+    ranks = set(time["rank"])
+    windows = {rank: find_window(trace) for rank, trace in job.items() if rank in ranks}
     lengths = {rank: window[1] - window[0] for rank, window in windows.items() if window is not None}
     length = pl.col("rank").replace_strict(lengths, default=None, return_dtype=pl.Int64)
     margin = (length - pl.col("span_ns")).clip(0).fill_null(0)

@@ -23,6 +23,8 @@ from etloom.formats.parquet import stored_runs
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 
+RANKS = int(os.environ.get("ETLOOM_STORE_RANKS", "18"))
+"""Ranks of the comparison of answers; 64 take a minute."""
 QUESTIONS = (*RANK_QUESTIONS, *JOB_QUESTIONS, *GRAPH_QUESTIONS)
 Call = Callable[..., tuple[int, str, str]]
 
@@ -83,6 +85,26 @@ def test_stored_answers_equal_those_in_memory(
     else:
         assert isinstance(kept, pl.DataFrame)
         assert_frame_equal(kept, expected, check_exact=True)
+
+
+@pytest.mark.slow
+def test_answers_of_ranks_that_processes_prepared_equal_those_in_memory(tmp_path: Path) -> None:
+    run = write_fleet(tmp_path / "monday", RANKS, slow=(5, 8, 9), steps=2)
+    (added,) = etloom.store_add(run, to=tmp_path / "store", jobs=2)
+    stored, job = etloom.open(added.path), etloom.open(run, use_cache=False)
+    assert stored.ranks == job.ranks == list(range(RANKS))
+    for question in QUESTIONS:
+        expected, refusals = answers_of(job, question.analysis, **question.options)
+        kept, kept_refusals = answers_of(stored, question.analysis, **question.options)
+        assert kept_refusals == refusals, question
+        if isinstance(expected, str):
+            assert kept == expected, question
+        else:
+            assert isinstance(kept, pl.DataFrame) and kept.schema == expected.schema, question
+            assert_frame_equal(kept, expected, check_exact=True)
+    for rank in (0, 5, RANKS - 1):
+        for name in TABLES:
+            assert_frame_equal(stored[rank].table(name), job[rank].table(name), categorical_as_str=True)
 
 
 def test_the_tables_and_facts_of_a_stored_run_equal_those_in_memory(job: Job, stored: Job) -> None:

@@ -88,6 +88,19 @@ def test_metrics_of_a_check(tmp_path: Path, call: Call) -> None:
     assert values["etloom_check_limit_ratio", 'measure="step time"'] == 0.03
 
 
+def test_the_json_of_a_check_states_its_version(tmp_path: Path, call: Call) -> None:
+    before = write_stepped_run(tmp_path / "before", [100 + number % 3 for number in range(12)])
+    status, text, _ = call("check", before, "--baseline", before, "--format", "json")
+    content = json.loads(text)
+    assert list(content) == ["schema", "verdict", "measures"]
+    assert content["schema"] == 1
+    assert (status, content["verdict"]) == (
+        {"passed": 0, "undecided": 3}[content["verdict"]],
+        content["verdict"],
+    )
+    assert [row["measure"] for row in content["measures"]] == ["best-case step time"]
+
+
 def test_unknown_and_infinite_values_are_left_out() -> None:
     row = dict.fromkeys(("before", "change_pct", "low_pct", "limit_pct")) | {
         "after": 1.0,

@@ -1,0 +1,117 @@
+// The heat map of ranks by step (fleet_map.py describes the data): paints it, and shows the ranks of a cell.
+
+const NO_DATA = 255;
+const LEVELS = 254;
+
+class FleetMap {
+  constructor(canvas, data, timeline, loaded) {
+    Object.assign(this, { canvas, data, timeline, loaded });
+    const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    this.cells = bytes(data.cells);
+    this.slowest = new Uint32Array(bytes(data.slowest).buffer);
+    this.panel = document.getElementById("fleet-cell");
+    canvas.width = Math.max(data.columns.length * Math.floor(1024 / data.columns.length), data.columns.length);
+    canvas.height = data.rows.length * Math.max(1, Math.floor(512 / data.rows.length));
+    canvas.addEventListener("click", (event) => this.selectAt(event));
+    canvas.addEventListener("keydown", (event) => this.move(event));
+    this.paint();
+    const worst = this.cells.reduce((best, level, i) => (level !== NO_DATA && level > this.cells[best] ? i : best), 0);
+    this.select(Math.floor(worst / data.columns.length), worst % data.columns.length);
+    canvas.dataset.ready = "true";
+  }
+
+  paint() {
+    const { canvas, cells, data } = this;
+    const style = getComputedStyle(canvas);
+    const [idle, bad, ink] = ["--k-idle", "--bad", "--ink"].map((name) => style.getPropertyValue(name));
+    const context = canvas.getContext("2d");
+    const [width, height] = [canvas.width / data.columns.length, canvas.height / data.rows.length];
+    context.globalAlpha = 1;
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    for (let i = 0; i < cells.length; i++) {
+      if (cells[i] === NO_DATA) continue;
+      const [x, y] = [(i % data.columns.length) * width, Math.floor(i / data.columns.length) * height];
+      context.globalAlpha = 1;
+      context.fillStyle = idle;
+      context.fillRect(x, y, width, height);
+      context.globalAlpha = cells[i] / LEVELS;
+      context.fillStyle = bad;
+      context.fillRect(x, y, width, height);
+    }
+    context.globalAlpha = 1;
+    if (!this.cell) return;
+    context.strokeStyle = ink;
+    context.lineWidth = 2;
+    context.strokeRect(this.cell[1] * width, this.cell[0] * height, width, height);
+  }
+
+  selectAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const { rows, columns } = this.data;
+    const place = (at, size, count) => Math.min(count - 1, Math.max(0, Math.floor((at / size) * count)));
+    this.select(place(event.clientY - box.top, box.height, rows.length), place(event.clientX - box.left, box.width, columns.length));
+  }
+
+  move(event) {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const { rows, columns } = this.data;
+    const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
+    this.select(clamp(this.cell[0] + step[0], rows.length), clamp(this.cell[1] + step[1], columns.length));
+  }
+
+  select(row, column) {
+    this.cell = [row, column];
+    const { data } = this;
+    const at = row * data.columns.length + column;
+    const [first, last] = data.rows[row];
+    const [from, to, median] = data.columns[column];
+    const ranks = first === last ? `rank ${first}` : `ranks ${first} to ${last}`;
+    const steps = from === null ? "the whole run" : from === to ? `step ${from}` : `steps ${from} to ${to}`;
+    const rank = this.slowest[at];
+    const lines = [element("b", { textContent: `${ranks}, ${steps}` })];
+    if (this.cells[at] === NO_DATA) {
+      lines.push(element("p", { textContent: "no time is known" }));
+    } else {
+      const excess = (this.cells[at] / LEVELS) * data.top;
+      const slow = excess < 0.05 ? "takes no longer than" : `takes ${excess.toFixed(1)} % longer than`;
+      lines.push(element("p", { textContent: `rank ${rank} ${slow} the median of all ranks, ${median}` }), this.describe(rank, from));
+    }
+    this.panel.replaceChildren(...lines);
+    this.paint();
+  }
+
+  // A button for the timeline of the rank, next to a typical one; or how to get it.
+  describe(rank, step) {
+    const { data } = this;
+    if (!this.timeline || !data.drawn.includes(rank)) {
+      return element("p", { className: "soft", textContent: `The timeline of rank ${rank} is not in this page: etloom export RUN --rank ${rank} --out rank.parquet; etloom report rank.parquet` });
+    }
+    const host = data.hosts[rank];
+    const peer = rank !== data.typical && data.drawn.includes(data.typical) ? data.typical : undefined;
+    const compared = peer === undefined ? "" : ` next to rank ${peer}, which is typical`;
+    const button = element("button", { type: "button", textContent: `Timeline of rank ${rank}${host ? ` on ${host}` : ""}${compared}` });
+    button.addEventListener("click", async () => {
+      if (!this.show(rank, step, peer)) await this.loaded.then(() => this.show(rank, step, peer));
+      document.getElementById("timeline").scrollIntoView();
+      this.timeline.canvas.focus({ preventScroll: true });
+    });
+    return button;
+  }
+
+  // Returns false if the rank is not (yet) there.
+  show(rank, step, peer) {
+    const drawn = this.timeline.ranks.find((other) => other.rank === rank);
+    if (!drawn) return false;
+    const [, start, length] = drawn.steps.find(([number]) => number === step) ?? [null, 0, drawn.end.at(-1) ?? 0];
+    return showFinding(this.timeline, { rank, event: null, start, end: start + length, peer: peer ?? null, peer_event: null });
+  }
+}
+
+function connectFleet(timeline, loaded) {
+  const canvas = document.getElementById("fleet-map");
+  if (!canvas) return null;
+  const text = new TextDecoder().decode(Uint8Array.from(atob(document.getElementById("fleet-data").textContent), (letter) => letter.charCodeAt(0)));
+  return new FleetMap(canvas, JSON.parse(text), timeline, loaded);
+}

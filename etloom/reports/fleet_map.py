@@ -1,0 +1,183 @@
+"""The heat map of many ranks: how much longer each rank takes per step, without communication, than the median rank.
+
+Its size does not grow with the ranks: neighbors share a row and a column, which then shows the slowest of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.core.text import format_ranges
+from etloom.reports.formatting import count_noun, format_duration
+from etloom.reports.html_tables import render_table
+from etloom.reports.page import fill_template, read_asset
+
+MIN_RANKS = 17
+"""Fewer ranks are compared by their bars."""
+MAX_ROWS, MAX_COLUMNS = 512, 128
+MAX_OUTLIERS = 50
+"""Outliers that are listed."""
+DRAWN_OUTLIERS = 6
+"""Outliers whose timelines are drawn, next to that of a typical rank."""
+MIN_EXCESS = 0.02
+"""An outlier takes at least this share longer than the median rank ..."""
+OUTLIER = 5.0
+"""... and exceeds it by this many standard deviations, estimated from the median deviation."""
+_NO_DATA, _LEVELS = 255, 254
+_NORMAL = 1.4826  # standard deviations per median deviation, of a normal distribution
+
+
+@dataclass(frozen=True)
+class FleetMap:
+    """The time of each rank outside communication, by step, relative to the median rank.
+
+    Attributes:
+        ranks: The ranks, ascending.
+        steps: The steps, ascending; one that is null if no step is annotated.
+        excess: Time of each rank (row) in each step (column), relative to the median of the step; NaN if unknown.
+        median_ns: The median of each step, ns.
+        outliers: Ranks that are slower in most steps, the slowest first.
+        typical: The rank that is closest to the median.
+    """
+
+    ranks: NDArray[np.int64]
+    steps: list[int | None]
+    excess: NDArray[np.float64]
+    median_ns: NDArray[np.float64]
+    outliers: pl.DataFrame
+    typical: int
+
+    @property
+    def notable_ranks(self) -> list[int]:
+        """The ranks whose timelines are worth drawing: the slowest outliers and a typical rank."""
+        return [*self.outliers["rank"].head(DRAWN_OUTLIERS), self.typical]
+
+
+def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> FleetMap | None:
+    """Compare the ranks of a run; None if they are few or have no times.
+
+    Args:
+        times: The answer to temporal-breakdown, ``rank`` first.
+        hosts: The host of each rank.
+    """
+    by_step = times.filter(pl.col("step").is_not_null())
+    rows = by_step if by_step.height else times
+    if rows["rank"].n_unique() < MIN_RANKS:
+        return None
+    own = (pl.col("span_ns") - pl.col("exposed_communication_ns")).cast(pl.Float64).alias("own")
+    rows = rows.select("rank", "step", own).unique(("rank", "step"), keep="first", maintain_order=True)
+    ranks, steps = rows["rank"].unique().sort(), rows["step"].unique().sort()
+    matrix = np.full((len(ranks), len(steps)), np.nan)
+    at_step = (
+        np.zeros(rows.height, np.int64)
+        if steps.null_count()
+        else steps.search_sorted(rows["step"]).to_numpy()
+    )
+    matrix[ranks.search_sorted(rows["rank"]).to_numpy(), at_step] = rows["own"].to_numpy()
+    median = np.nanmedian(matrix, axis=0)
+    excess = matrix / np.where(median > 0, median, np.nan) - 1
+    if np.isnan(excess).all():
+        return None
+    typical, outliers = _find_outliers(ranks.to_numpy(), excess, hosts)
+    return FleetMap(ranks.to_numpy(), steps.to_list(), excess, median, outliers, typical)
+
+
+def _find_outliers(
+    ranks: NDArray[np.int64], excess: NDArray[np.float64], hosts: Mapping[int, str | None]
+) -> tuple[int, pl.DataFrame]:
+    """Return the rank that is closest to the median, and rank, host, excess_pct and slow_steps of the outliers."""
+    with np.errstate(all="ignore"):
+        known = ~np.isnan(excess).all(axis=1)
+        usual = np.full(len(ranks), np.nan)
+        usual[known] = np.nanmedian(excess[known], axis=1)
+    center = np.nanmedian(usual)
+    spread = _NORMAL * np.nanmedian(np.abs(usual - center))
+    limit = max(MIN_EXCESS, OUTLIER * spread)
+    rows = np.flatnonzero(np.nan_to_num(usual - center) > limit)
+    rows = rows[np.argsort(-usual[rows], kind="stable")]
+    typical = int(ranks[np.nanargmin(np.abs(usual - center))])
+    outliers = pl.DataFrame(
+        {
+            "rank": ranks[rows],
+            "host": [hosts.get(rank) for rank in ranks[rows].tolist()],
+            "excess_pct": 100 * usual[rows],
+            "slow_steps": (np.nan_to_num(excess[rows]) > limit).sum(axis=1),
+        },
+        schema={"rank": pl.Int64, "host": pl.String, "excess_pct": pl.Float64, "slow_steps": pl.Int64},
+    )
+    return typical, outliers
+
+
+def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> str:
+    """Render the map, its data and the list of outliers as HTML.
+
+    Args:
+        fleet: The comparison of the ranks.
+        hosts: The host of each rank.
+        drawn: The ranks whose timelines are in the page.
+    """
+    outliers = fleet.outliers
+    if outliers.height:
+        listed = ", ".join(map(str, outliers["rank"].head(MAX_OUTLIERS).sort()))
+        summary = f"{count_noun(outliers.height, 'rank')} take longer than the others: {listed}"
+        summary += ", ..." if outliers.height > MAX_OUTLIERS else ""
+    else:
+        summary = "No rank takes notably longer than the others."
+    table = render_table(outliers, "outliers", "Outliers", "", limit=MAX_OUTLIERS) if outliers.height else ""
+    data = base64.b64encode(json.dumps(_encode(fleet, hosts, drawn)).encode()).decode()
+    return fill_template(
+        read_asset("fleet.html"),
+        summary=escape(summary),
+        drawn=escape(format_ranges(sorted(drawn))),
+        table=table,
+        data=data,
+    )
+
+
+def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> dict[str, object]:
+    """Return the data of the map: at most MAX_ROWS * MAX_COLUMNS cells, whatever the run."""
+    row_starts = _divide(len(fleet.ranks), MAX_ROWS)
+    column_starts = _divide(len(fleet.steps), MAX_COLUMNS)
+    rows, columns = len(row_starts) - 1, len(column_starts) - 1
+    cells, slowest = np.full((rows, columns), np.nan), np.zeros((rows, columns), np.int64)
+    for column in range(columns):
+        part = fleet.excess[:, column_starts[column] : column_starts[column + 1]]
+        counts = (~np.isnan(part)).sum(axis=1)
+        mean = np.where(counts > 0, np.nansum(part, axis=1) / np.maximum(counts, 1), -np.inf)
+        for row in range(rows):
+            start = row_starts[row]
+            slowest[row, column] = start + int(np.argmax(mean[start : row_starts[row + 1]]))
+        values = mean[slowest[:, column]]
+        cells[:, column] = np.where(np.isinf(values), np.nan, values)
+    top = max(float(np.nanmax(cells)), MIN_EXCESS)
+    levels = np.clip(np.round(np.nan_to_num(cells) / top * _LEVELS), 0, _LEVELS)
+    levels[np.isnan(cells)] = _NO_DATA
+    ranks, steps = fleet.ranks.tolist(), fleet.steps
+    return {
+        "rows": [[ranks[start], ranks[end - 1]] for start, end in itertools.pairwise(row_starts)],
+        "columns": [
+            [steps[start], steps[end - 1], format_duration(float(np.nanmedian(fleet.median_ns[start:end])))]
+            for start, end in itertools.pairwise(column_starts)
+        ],
+        "top": 100 * top,
+        "cells": base64.b64encode(levels.astype(np.uint8).tobytes()).decode(),
+        "slowest": base64.b64encode(fleet.ranks[slowest].astype("<u4").tobytes()).decode(),
+        "hosts": {rank: hosts.get(rank) for rank in sorted({*fleet.notable_ranks, *drawn})},
+        "typical": fleet.typical,
+        "drawn": list(drawn),
+    }
+
+
+def _divide(count: int, parts: int) -> list[int]:
+    """Return the bounds of at most ``parts`` equal parts of ``count`` things."""
+    size = -(-count // parts)
+    return [*range(0, count, size), count]
