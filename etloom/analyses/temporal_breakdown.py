@@ -44,6 +44,10 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+    return trace.compute_once(_measure, step)
+
+
+def _measure(trace: Trace, step: int | None) -> pl.DataFrame:
     work = compute_activity(trace)
     busy = work.busy
     rows = step_windows(trace, busy, step)

@@ -153,7 +153,10 @@ def sum_places(
 
 def _add_blocks(located: pl.DataFrame) -> pl.DataFrame:
     """Add the column block: the class of the module (layers of one class count as one place), else the operator."""
-    layer = map_text(located["module"], lambda name: name.str.replace(r"_\d+$", "")).alias("class")
+    module = located["module"]
+    if module.null_count() == located.height:
+        return located.with_columns(module.alias("class"), located["operator"].alias("block"))
+    layer = map_text(module, lambda name: name.str.replace(r"_\d+$", "")).alias("class")
     return located.with_columns(layer).with_columns(block=pl.coalesce("class", "operator"))
 
 
