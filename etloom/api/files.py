@@ -273,7 +273,8 @@ def collect(
 
     Args:
         command: the words of the command.
-        out: the folder for the traces; {host}, {rank} and {time} are filled in.
+        out: the folder for the traces; {host}, {rank} and {time} are filled in. For the URL of an object store, a
+            temporary folder, whose finished windows are uploaded while the command runs.
         steps: steps to record, as a slice; default: "3:5", steps 3 and 4.
         overwrite: replace the traces of an earlier run.
         on_build: called before the native observer is compiled.
@@ -295,6 +296,14 @@ def collect(
     if unknown := sorted(recording.keys() - known):
         raise unknown_options_error("etloom.collect", unknown, known)
     options = collector.CollectOptions(steps=steps, **recording)
-    result = collector.collect(command, out, options, overwrite=overwrite, on_build=on_build)
-    messages = finish_recording(result, Path(out))
-    return replace(result, warnings=(*messages, *result.warnings))
+
+    def record(folder: Path) -> CollectResult:
+        result = collector.collect(command, folder, options, overwrite=overwrite, on_build=on_build)
+        messages = finish_recording(result, folder)
+        return replace(result, warnings=(*messages, *result.warnings))
+
+    if (url := clean_url(out)) is None:
+        return record(Path(out))
+    from etloom.api.uploading import collect_to_url
+
+    return collect_to_url(url, overwrite, record)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etloom.api.arguments import StrPath, verb
+from etloom.api.arguments import OwnPath, StrPath, name_uploaded, verb
 from etloom.core.errors import warn
+from etloom.core.urls import clean_url
+from etloom.formats.io import mirror
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 @verb
 def store_add(
-    *runs: StrPath,
-    to: StrPath,
+    *runs: OwnPath,
+    to: OwnPath,
     name: str | None = None,
     jobs: int | None = None,
     rank_pattern: str | None = None,
@@ -56,7 +58,12 @@ def store_add(
     if name is not None and len(runs) > 1:
         raise InvalidValue(f"{len(runs)} runs cannot all be named {name!r}", option="name")
     options = AddOptions(name, jobs, rank_pattern, progress)
-    return [add_run(Path(run), Path(to), options) for run in runs]
+    folders = [_fetch_run(run) for run in runs]
+    url = clean_url(to)
+    if url is None:
+        return [add_run(folder, Path(to), options) for folder in folders]
+    store = mirror.fetch_store(url)
+    return _publish([add_run(folder, store, options) for folder in folders], store, url)
 
 
 @verb
@@ -84,7 +91,7 @@ def store_list(store: StrPath) -> pl.DataFrame:
 
 
 @verb
-def store_refresh(store: StrPath, *, jobs: int | None = None) -> list[AddedRun]:
+def store_refresh(store: OwnPath, *, jobs: int | None = None) -> list[AddedRun]:
     """Write the runs of a store again that another version of etloom stored, from their tables.
 
     Args:
@@ -104,7 +111,11 @@ def store_refresh(store: StrPath, *, jobs: int | None = None) -> list[AddedRun]:
     """
     from etloom.exports.store import AddOptions, refresh_runs
 
-    return refresh_runs(Path(store), AddOptions(jobs=jobs))
+    url = clean_url(store)
+    if url is None:
+        return refresh_runs(Path(store), AddOptions(jobs=jobs))
+    local = mirror.fetch(url, complete=True)
+    return _publish(refresh_runs(local, AddOptions(jobs=jobs)), local, url)
 
 
 @verb
@@ -149,3 +160,15 @@ def store_stragglers(
         listed = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
         warn(f"no answer for {len(skipped)} runs: {listed}")
     return table
+
+
+def _fetch_run(run: OwnPath) -> Path:
+    """Return a run, or the local copy of one in an object store, with all tables."""
+    return Path(run) if (url := clean_url(run)) is None else mirror.fetch(url, complete=True)
+
+
+def _publish(runs: list[AddedRun], store: Path, url: str) -> list[AddedRun]:
+    """Upload runs of the local copy of a store, and return them with their URLs."""
+    mirror.upload_runs(store, url, [run.path for run in runs])
+    renamed: list[AddedRun] = name_uploaded(runs, store, url)
+    return renamed

@@ -14,6 +14,7 @@ from etloom.cli.command import LOCAL_PATH_TYPE, PATH_TYPE, Argument, OptionGroup
 from etloom.cli.error_handling import print_message
 from etloom.collector.options import CollectOptions
 from etloom.core.errors import CollectError
+from etloom.core.urls import clean_url
 
 
 class StepCount(click.ParamType[int]):
@@ -170,7 +171,8 @@ _ACTIONS = OptionGroup(
     click.Option(
         ["--out", "-o"],
         type=PATH_TYPE,
-        help="Folder for the traces; {host}, {rank} and {time} are replaced.  [required to record]",
+        help="Folder for the traces, or URL to upload them to; {host}, {rank} and {time} are replaced.  "
+        "[required to record]",
     ),
     _RECORDING,
     _ACTIONS,
@@ -195,6 +197,7 @@ def collect(
       etloom collect --out run/ --every 1000 --for 2 --with et -- torchrun --nproc-per-node 8 train.py
       etloom collect --out run/ --on-demand 2 --ranks 0,8-15 -- torchrun --nproc-per-node 16 train.py
       etloom collect --trigger run/
+      etloom collect --out 's3://bucket/run/{host}' --every 1000 -- torchrun --nproc-per-node 8 train.py
       etloom collect --out run/ --step-name '^decode' -- python serve.py
       etloom collect --out run/ --step-by 500ms --steps 20:22 -- python serve.py
       etloom collect --out '/local/{host}-{time}' -- torchrun --nnodes 2 --nproc-per-node 8 train.py
@@ -212,6 +215,10 @@ def collect(
     elif not words:
         raise click.UsageError("missing the command to run, after --")
     elif actions.print_command:
+        if clean_url(out) is not None:
+            raise click.BadParameter(
+                "expected a local path: nothing would upload the traces", param_hint="--out"
+            )
         click.echo(_format_command_line(words, out, recording))
     else:
         _collect(words, out, recording, actions)
@@ -229,7 +236,8 @@ def _collect(words: Sequence[str], out: Path, recording: CollectOptions, actions
         print_message(warning)
     if result.ranks:
         last = (result.windows or (result.out,))[-1]
-        where = get_user_path(last, result.out, out)
+        is_uploaded = clean_url(out) is None or clean_url(result.out) is not None
+        where = get_user_path(last, result.out, out) if is_uploaded else last
         print_message(describe_recording(result, where))
         if actions.report:
             from etloom.cli.report import write_report

@@ -47,6 +47,7 @@ def add(
     \b
       etloom store add run/ --to store/
       etloom store add runs/2026-11-* --to store/
+      etloom store add s3://bucket/run --to s3://bucket/store
       etloom store add run/ --to store/ --name monday && etloom analyze stragglers store/run=monday
     """
     import etloom

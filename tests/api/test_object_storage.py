@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from polars.testing import assert_frame_equal
 
 import etloom
-from etloom.core import urls
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.urls import clean_url, redact
 from etloom.formats.io import mirror, transfers
-from support import s3_server, small_traces
+from support import small_traces
 from support.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    """An S3 server with one bucket, and the environment of a user of it."""
-    with s3_server.serve_s3() as server:
-        values = {
-            "AWS_ENDPOINT_URL": server.url,
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "ETLOOM_CACHE": str(tmp_path / "cache"),
-        }
-        for name, value in values.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(transfers, "BACKOFF_S", 0.001)
-        monkeypatch.setattr(urls, "_connections", {})
-        yield server
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ class S3Server:
         cuts: number of downloads whose connection is cut in the middle.
         refused_uploads: number of writes that are answered with an error of the server.
         requests: number of requests by method and key.
+        order: keys in the order in which they were written.
+        page_size: number of keys in an answer to a listing.
     """
 
     def __init__(self) -> None:
@@ -36,8 +38,10 @@ class S3Server:
         self.refused_uploads = 0
         self.requests: Counter[tuple[str, str]] = Counter()
         self.order: list[str] = []
+        self.page_size = 1000
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
+        self.arrived = threading.Condition()
         self.url = ""
 
     def put(self, key: str, content: bytes) -> None:
@@ -46,6 +50,13 @@ class S3Server:
             # The listing has milliseconds; a later state has a later time.
             self.objects[key] = content, max(round(time.time(), 3), last + 0.001)
             self.order.append(key)
+        with self.arrived:
+            self.arrived.notify_all()
+
+    def wait_for(self, key: str) -> bool:
+        """Wait until an object exists; return whether it does, after five minutes at the latest."""
+        with self.arrived:
+            return self.arrived.wait_for(lambda: key in self.objects, timeout=300)
 
     def take(self, counter: str) -> bool:
         with self.lock:
@@ -163,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
                 names.setdefault(prefix + rest.partition(delimiter)[0] + delimiter, None)
             else:
                 names[key] = full
-        limit, start = int(query.get("max-keys", 1000)), int(query.get("continuation-token", 0))
+        limit, start = self.state.page_size, int(query.get("continuation-token", 0))
         page = list(names.items())[start : start + limit]
         is_cut = start + limit < len(names)
         body = "".join(

@@ -17,6 +17,7 @@ from typing import Any
 from etloom.analyses.run_info import describe_run
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
+from etloom.core.urls import describe_path
 from etloom.core.version import __version__, compute_code_digest
 from etloom.exports.store import batches, staging, summaries
 from etloom.formats.parquet import sniff_folder, writer
@@ -112,7 +113,7 @@ def _default_name(run: Path) -> str:
 def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Staging) -> None:
     """Raise EtloomError if the published run of this name is another run than the one to add."""
     path = published.get("source")
-    if path != str(run.resolve()) and run.resolve() != stage.target.resolve():
+    if path != describe_path(run.resolve()) and run.resolve() != stage.target.resolve():
         raise EtloomError(
             f"exists, of {path}", where=stage.target, remedy="specify another --name for this run"
         )
@@ -158,7 +159,7 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
 def _original_path(run: Path) -> str:
     """Return where a run came from, also if it is that of a store."""
     stored = read_json(run / "meta.json").get("source") if is_stored_run(run) else None
-    return str(run.resolve() if stored is None else stored)
+    return describe_path(run.resolve() if stored is None else stored)
 
 
 def _open_staged(

@@ -92,7 +92,8 @@ def fetch(url: str, *, complete: bool = False) -> Path:
         mirror, name = _open_mirror(store, base, key), ""
         selection = _select_folder(store, key, complete)
         if not (selection.files or selection.folders or selection.skipped):
-            raise _missing_error(store, url, key)
+            check_bucket(store, url, key)
+            raise ReadError("no such file or folder", where=url, remedy="check the URL")
     _update(mirror, selection, removes_others=file is None)
     _prune()
     if selection.skipped:
@@ -156,6 +157,7 @@ def _select_siblings(store: ObjectStore, file: RemoteFile) -> _Selection:
     if name == "meta.json":
         return _select_folder(store, folder, False)
     files, folders = transfers.retry(lambda: store.list_folder(folder))
+    file = next((other for other in files if other.key == file.key), file)
     near = [other for other in files if _name(other.key).startswith(stem) and other.key != file.key]
     captures = [key for key in folders if _name(key) == _CAPTURES]
     for key in captures:
@@ -189,8 +191,9 @@ def _select_folder(store: ObjectStore, key: str, complete: bool) -> _Selection:
 
 def _list_stored_run(store: ObjectStore, key: str) -> list[RemoteFile]:
     """Return the manifest and the summaries of a stored run; nothing of one that is incomplete."""
-    manifest = store.find(f"{key}/meta.json")
-    return [] if manifest is None else [*store.list_tree(f"{key}/summaries"), manifest]
+    # Listed, because a request for a single object states its time in whole seconds.
+    manifest = [file for file in store.list_folder(key)[0] if _name(file.key) == "meta.json"]
+    return [*store.list_tree(f"{key}/summaries"), *manifest] if manifest else []
 
 
 def _list_trace_folder(store: ObjectStore, key: str) -> list[RemoteFile]:
@@ -211,11 +214,10 @@ def _is_skipped(file: RemoteFile) -> bool:
     return file.key.endswith(_NOT_TRACES)
 
 
-def _missing_error(store: ObjectStore, url: str, key: str) -> ReadError:
-    bucket = key.partition("/")[0]
-    if bucket and bucket != key and not any(transfers.retry(lambda: store.list_folder(bucket))):
-        return ReadError("no such bucket, or it is empty", where=url, remedy="check the URL")
-    return ReadError("no such file or folder", where=url, remedy="check the URL")
+def check_bucket(store: ObjectStore, url: str, key: str) -> None:
+    """Raise ReadError if the bucket of a URL does not exist."""
+    if not transfers.retry(lambda: store.has_bucket(key)):
+        raise ReadError("no such bucket", where=url, remedy="check the name")
 
 
 def _targets(mirror: _Mirror, files: Iterable[RemoteFile]) -> list[tuple[RemoteFile, Path]]:
@@ -299,6 +301,8 @@ def staged(url: str, overwrite: bool = False) -> Iterator[Path]:
     files, folders = transfers.retry(lambda: store.list_folder(key))
     if (files or folders) and not overwrite and not any(_name(file.key) == "meta.json" for file in files):
         raise EtloomError("is a folder that holds other files", where=url, remedy="choose another URL")
+    if not (files or folders):
+        check_bucket(store, url, key)
     parent, name = key.rpartition("/")[::2]
     if not parent or not name:
         raise EtloomError("is not a file or folder in a bucket", where=url, remedy="add a name to the URL")
@@ -306,6 +310,43 @@ def staged(url: str, overwrite: bool = False) -> Iterator[Path]:
         register_origin(Path(folder), f"{base}{parent}")
         yield Path(folder) / name
         upload_folder(Path(folder), f"{base}{parent}")
+
+
+def fetch_store(url: str) -> Path:
+    """Return the local copy of a store to which runs are added; the store need not exist yet.
+
+    Runs that were added here but not uploaded are kept, so that an addition that was interrupted goes on.
+    """
+    store, (base, key) = connect(url), split_url(url)
+    files, folders = transfers.retry(lambda: store.list_folder(key))
+    if (files or folders) and not any(_name(file.key) == "store.json" for file in files):
+        raise EtloomError("exists and is not a store", where=url, remedy="choose a new or an empty folder")
+    if not (files or folders):
+        check_bucket(store, url, key)
+    mirror = _open_mirror(store, base, key)
+    _update(mirror, _select_folder(store, key, complete=False), removes_others=False)
+    return mirror.root
+
+
+def upload_runs(root: Path, url: str, runs: Sequence[Path]) -> None:
+    """Upload runs of the local copy of a store that the store does not hold in this state."""
+    store, (_, key) = connect(url), split_url(url)
+    if transfers.retry(lambda: store.find(f"{key}/store.json")) is None:
+        upload_folder(root, url, [root / "store.json"])
+    for run in runs:
+        manifest = run / "meta.json"
+        if _find_listed(store, f"{key}/{run.name}/meta.json", manifest) is None:
+            upload_folder(root, url, [run])
+            listed = _find_listed(store, f"{key}/{run.name}/meta.json")
+            if listed is not None:
+                os.utime(manifest, ns=(listed.stamp_ns, listed.stamp_ns))
+
+
+def _find_listed(store: ObjectStore, key: str, local: Path | None = None) -> RemoteFile | None:
+    """Return a file as its folder lists it; with a local file only if that is its copy."""
+    files, _ = transfers.retry(lambda: store.list_folder(key.rpartition("/")[0]))
+    file = next((file for file in files if file.key == key), None)
+    return file if file is None or local is None or transfers.is_current(local, file) else None
 
 
 def upload_folder(folder: Path, url: str, only: Sequence[Path] | None = None) -> None:

@@ -55,6 +55,10 @@ class ObjectStore(Protocol):
         """Return a file; None if it does not exist."""
         ...
 
+    def has_bucket(self, key: str) -> bool:
+        """Return whether the bucket of a key exists; true if the store has no buckets."""
+        ...
+
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """Return a part of a file."""
         ...
@@ -187,6 +191,15 @@ class _ArrowStore:
             entry = self._fs.get_file_info(key)
         return _from_arrow(entry) if entry.is_file else None
 
+    def has_bucket(self, key: str) -> bool:
+        from pyarrow.fs import FileType
+
+        bucket = key.partition("/")[0]
+        if not bucket:  # of HDFS
+            return True
+        with convert_errors(self._url(bucket)):
+            return bool(self._fs.get_file_info(bucket).type != FileType.NotFound)
+
     def read_range(self, key: str, start: int, length: int) -> bytes:
         with convert_errors(self._url(key)), self._fs.open_input_file(key) as file:
             return bytes(file.read_at(length, start))
@@ -246,6 +259,9 @@ class _FsspecStore:
                 return None
         return self._file(entry) if entry["type"] == "file" else None
 
+    def has_bucket(self, key: str) -> bool:
+        return True
+
     def read_range(self, key: str, start: int, length: int) -> bytes:
         with convert_errors(self._url(key)):
             return bytes(self._fs.cat_file(self._path(key), start=start, end=start + length))
@@ -285,7 +301,7 @@ _REFUSALS = (
     (
         r"NO_SUCH_BUCKET|NoSuchBucket|bucket does not exist",
         "no such bucket",
-        "check the name and the region",
+        "check the name",
     ),
     (
         r"INVALID_ACCESS_KEY|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|SignatureDoesNotMatch",
