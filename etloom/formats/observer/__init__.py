@@ -151,14 +151,20 @@ def _build_operators(records: Records, definitions: Definitions, stats: list[Sta
             "ended": end,
         }
     )
-    unique_begins = begins.unique("handle", keep="first", maintain_order=True)
-    unique_ends = ends.unique("handle", keep="first")
+    unique_begins, unique_ends = _sort_by_handle(begins), _sort_by_handle(ends)
     duplicates = begins.height - unique_begins.height
     stats.append(
         Stat("read.duplicate_node_id", "error", duplicates, "operators with the handle of another one")
     )
-    operators = unique_begins.join(unique_ends, on="handle", how="left").sort("handle")
-    unmatched = unique_ends.join(unique_begins, on="handle", how="anti").height
+    handles, end_handles = unique_begins["handle"].to_numpy(), unique_ends["handle"].to_numpy()
+    index = np.searchsorted(end_handles, handles)
+    index[index == len(end_handles)] = 0
+    matched = end_handles[index] == handles if len(end_handles) else np.zeros(len(handles), bool)
+    matching = pl.select(pl.when(pl.Series(matched)).then(pl.Series(index))).to_series()
+    operators = unique_begins.with_columns(
+        unique_ends[name].gather(matching) for name in ("end", "raised", "ended")
+    )
+    unmatched = unique_ends.height - int(matched.sum())
     stats.append(Stat("read.end_without_begin", "info", unmatched, "their begin is not in the file"))
     negative = int((operators["end"] < operators["start"]).sum())
     stats.append(
@@ -172,6 +178,15 @@ def _build_operators(records: Records, definitions: Definitions, stats: list[Sta
         (fixed_end + shift).alias("end"),
         row=pl.int_range(pl.len(), dtype=pl.Int64) + 1 + threads,
     )
+
+
+def _sort_by_handle(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows sorted by handle; of the rows with the same handle the first one."""
+    handles = rows["handle"].to_numpy()
+    order = np.argsort(handles, kind="stable")
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = handles[order[1:]] != handles[order[:-1]]
+    return rows[order[is_first]]
 
 
 def _decode_names(

@@ -228,7 +228,7 @@ def format_values(form: Form, words: Words) -> tuple[list[str], npt.NDArray[np.i
     if not numbers:
         return ["".join(map(str, form.pieces))], np.zeros(len(words), np.int64)
     columns = sorted({word + i for tag, word in numbers for i in range(2 if tag == "c" else 1)})
-    distinct, index = np.unique(words[:, columns], axis=0, return_inverse=True)
+    distinct, index = _find_distinct(words[:, columns])
     spread = np.zeros((len(distinct), form.words), np.uint64)
     spread[:, columns] = distinct
     integers, doubles = spread.view(np.int64).tolist(), spread.view(np.float64).tolist()
@@ -239,7 +239,18 @@ def format_values(form: Form, words: Words) -> tuple[list[str], npt.NDArray[np.i
         )
         for row in range(len(distinct))
     ]
-    return texts, index.reshape(-1)
+    return texts, index
+
+
+def _find_distinct(rows: Words) -> tuple[Words, npt.NDArray[np.int64]]:
+    """Return the distinct rows, and the index of each row among them."""
+    # Most numbers are the same in all calls, and sorting whole rows is slow.
+    varying = np.flatnonzero((rows != rows[:1]).any(axis=0))
+    if not len(varying):
+        return rows[:1], np.zeros(len(rows), np.int64)
+    keys = rows[:, varying[0]] if len(varying) == 1 else rows[:, varying]
+    _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return rows[first], index.reshape(-1)
 
 
 def _format_number(tag: str, word: int, integers: list[int], doubles: list[float]) -> str:

@@ -29,13 +29,15 @@ from etloom.formats.observer.records import (
 
 _TENSOR_COLUMNS = {
     "operator": pl.Int64,
-    "io": pl.Int64,
-    "index": pl.Int64,
-    "item": pl.Int64,
     "address": pl.UInt64,
     "storage": pl.UInt64,
     "version": pl.Int64,
     "offset": pl.Int64,
+}
+_ARGUMENT_COLUMNS = {
+    "io": pl.Int64,
+    "index": pl.Int64,
+    "item": pl.Int64,
     "numel": pl.Int64,
     "itemsize": pl.Int64,
     "device": pl.Categorical,
@@ -57,7 +59,7 @@ class OperatorArguments:
 
     Attributes:
         columns: inputs, input_types, outputs, output_types of the nodes table; one value per operator.
-        tensors: Columns of the tensors table, with addresses in place of ids.
+        tensors: Columns of the tensors table, with addresses in place of ids, sorted by operator and argument.
         calls: Row of an operator -> its process group and reduce operation.
         rank: Rank in the group of all ranks; None where it is unknown.
     """
@@ -94,7 +96,7 @@ def decode_arguments(
             "argument lists without a complete description",
         )
     )
-    tensors = pl.concat(decoder.tensors) if decoder.tensors else pl.DataFrame(schema=_TENSOR_COLUMNS)
+    tensors = _join_tensors(decoder.tensors)
     ranks = {call["rank"] for call in decoder.calls.values() if call.get("pg_name") == "0"}
     rank = ranks.pop() if len(ranks) == 1 else None
     return OperatorArguments(columns, tensors, decoder.calls, rank if isinstance(rank, int) else None)
@@ -107,7 +109,7 @@ class _Decoder:
         self._records = records
         self._definitions = definitions
         self._forms: dict[int, Form | None] = {}
-        self.tensors: list[pl.DataFrame] = []
+        self.tensors: list[_TensorRows] = []
         self.calls: dict[int, dict[str, Any]] = {}
         self.damaged = 0
 
@@ -159,17 +161,30 @@ class _Decoder:
         return self._forms[key]
 
 
-def _build_tensors(form: Form, words: Words, operators: Rows, io: int) -> list[pl.DataFrame]:
+@dataclass
+class _TensorRows:
+    """The rows of one tensor of a form.
+
+    Attributes:
+        argument: Values of `_ARGUMENT_COLUMNS`, which all rows share.
+        columns: Values of `_TENSOR_COLUMNS`, one per row.
+    """
+
+    argument: dict[str, Any]
+    columns: dict[str, npt.NDArray[Any]]
+
+
+def _build_tensors(form: Form, words: Words, operators: Rows, io: int) -> list[_TensorRows]:
     """Build the rows of each tensor of a form."""
-    frames = []
+    rows = []
+    zeros = np.zeros(len(operators), np.uint64)
     for tensor in form.tensors:
         layout, word = tensor.layout, tensor.word
         shape = layout["shape"]
-        zeros = np.zeros(len(operators), np.uint64)
         is_defined = word >= 0
         text = {key: None if layout[key] is None else json.dumps(layout[key]) for key in ("shape", "stride")}
         numel = math.prod(shape) if shape and is_defined else None if shape is None else int(is_defined)
-        constants = {
+        argument = {
             "io": io,
             "index": tensor.index,
             "item": tensor.item,
@@ -179,22 +194,33 @@ def _build_tensors(form: Form, words: Words, operators: Rows, io: int) -> list[p
             "dtype": layout["dtype"],
             **text,
         }
-        frames.append(
-            pl.DataFrame(
-                {
-                    "operator": operators,
-                    "address": words[:, word] if is_defined else zeros,
-                    "storage": words[:, word + 1] if is_defined else zeros,
-                    "version": (words[:, word + 2] if is_defined else zeros).astype(np.int64),
-                    "offset": (words[:, word + 3] if tensor.has_offset else zeros).astype(np.int64),
-                }
-            )
-            .with_columns(
-                pl.lit(value, _TENSOR_COLUMNS[name]).alias(name) for name, value in constants.items()
-            )
-            .select(*_TENSOR_COLUMNS)
-        )
-    return frames
+        columns = {
+            "operator": operators,
+            "address": words[:, word] if is_defined else zeros,
+            "storage": words[:, word + 1] if is_defined else zeros,
+            "version": (words[:, word + 2] if is_defined else zeros).astype(np.int64),
+            "offset": (words[:, word + 3] if tensor.has_offset else zeros).astype(np.int64),
+        }
+        rows.append(_TensorRows(argument, columns))
+    return rows
+
+
+def _join_tensors(tensors: list[_TensorRows]) -> pl.DataFrame:
+    """Build one table of the tensors of all forms, sorted by operator, io, index and item."""
+    if not tensors:
+        return pl.DataFrame(schema={**_TENSOR_COLUMNS, **_ARGUMENT_COLUMNS})
+    place = ("io", "index", "item")
+    arguments = pl.DataFrame(
+        [rows.argument for rows in tensors], schema=_ARGUMENT_COLUMNS, strict=False, infer_schema_length=None
+    )
+    rank = arguments.select(pl.struct(pl.col(place).fill_null(-1)).rank("dense")).to_series().to_numpy()
+    number = np.repeat(np.arange(len(tensors)), [len(rows.columns["operator"]) for rows in tensors])
+    columns = {name: np.concatenate([rows.columns[name] for rows in tensors]) for name in _TENSOR_COLUMNS}
+    # One number to sort by, since there are few places: operators times places stays far below 2^63.
+    order = np.argsort(columns["operator"] * (int(rank.max()) + 1) + rank[number], kind="stable")
+    return pl.DataFrame(
+        {name: values[order] for name, values in columns.items()}, schema=_TENSOR_COLUMNS
+    ).hstack(arguments[number[order]])
 
 
 def _record_group_calls(form: Form, words: Words, operators: Rows, calls: dict[int, dict[str, Any]]) -> None:

@@ -109,13 +109,13 @@ def load_records(path: Path) -> Records:
     ):
         raise ReadError("the header is damaged", where=path)
     stats = [Stat("read.truncated_chunks", "data_loss", 1, truncation)] if truncation else []
-    body = data[header_bytes:]
+    body: bytes | memoryview = memoryview(data)[header_bytes:]
     missing = -len(body) % chunk_bytes
     if missing:
         stats.append(
             Stat("read.truncated_chunks", "data_loss", 1, f"ends {missing} bytes before the end of a chunk")
         )
-        body += bytes(missing)
+        body = bytes(body) + bytes(missing)
     words = np.frombuffer(body, "<u8").reshape(-1, chunk_bytes // 8)
     chunks = _find_valid_chunks(words, min(int(header["chunks"]), 1 << 62), stats)
     return _walk_records(header, words, chunks, stats)
@@ -178,7 +178,8 @@ def _walk_records(header: np.void, words: Words, chunks: Indices, stats: list[St
         stats.append(Stat("read.damaged_record", "data_loss", damaged, "the rest of its chunk is skipped"))
     chunk = np.concatenate([step[0] for step in steps]) if steps else np.empty(0, np.int64)
     first_word = np.concatenate([step[1] for step in steps]) if steps else np.empty(0, np.int64)
-    order = np.lexsort((first_word, chunk))
+    # The steps are in the order of the words of a chunk. Small numbers are sorted in linear time.
+    order = np.argsort(chunk.astype(np.min_scalar_type(len(chunks))), kind="stable")
     chunk, first_word = chunk[order], first_word[order]
     head = flat[first_word]
     return Records(

@@ -134,7 +134,7 @@ def build_tensors(tensors: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFram
 
     Args:
         tensors: Columns of the table, with ``operator`` (row of the operator), ``address`` and ``storage`` in place of
-            ids.
+            ids; sorted by operator and argument.
         operators: One row per operator, sorted by handle.
     """
     row = tensors["operator"].to_numpy()
@@ -154,8 +154,10 @@ def build_tensors(tensors: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFram
         "item",
         pl.Series("tensor_id", tensor_ids),
         pl.Series("storage_id", np.where(storage == 0, 0, storage_ids)),
-        *tensors.columns[tensors.columns.index("version") :],
-    ).sort("node", "io", "index", "item", maintain_order=True)
+        "version",
+        "offset",
+        *tensors.columns[tensors.columns.index("numel") :],
+    )
 
 
 def _number_incarnations(
