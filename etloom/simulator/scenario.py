@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from etloom.collectives.process_mesh import ProcessMesh
 from etloom.core.trace import Job
 from etloom.graphs import algorithms
 from etloom.graphs.graph import Graph, Int64Array, UInt8Array
@@ -86,6 +87,7 @@ class Scenario:
         basis: `Basis` per edge, uint8.
         communications: the transfers between ranks; a step that adds or removes ranks rewrites it.
         template: rank of the scenario -> recorded rank whose program it runs.
+        mesh: the process mesh of its ranks, if it is not the recorded one.
         deviations: relative standard deviation of times, by basis.
         notes: sentences for the answer, in order of the steps.
     """
@@ -99,6 +101,7 @@ class Scenario:
     template: Mapping[int, int]
     deviations: Mapping[Basis, float] = field(default_factory=lambda: dict(DEVIATIONS))
     notes: tuple[str, ...] = ()
+    mesh: ProcessMesh | None = None
 
     def compute_times(self, lag: Int64Array | None = None) -> Int64Array:
         """Return the time of each point, int64 ns. lag: per edge; default: that of the scenario."""

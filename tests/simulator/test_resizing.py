@@ -156,7 +156,7 @@ def test_arrivals_of_more_ranks_are_later_as_their_maximum_is() -> None:
 def test_what_the_recording_lacks_is_one_line(mesh_scenario: Scenario) -> None:
     for arguments, message in (
         ({"ranks": 7}, "expected a multiple of 2"),
-        ({"parallel": {"tp": 4}}, "recorded with tp=2, and its kernels have other shapes"),
+        ({"parallel": {"tp": 4}}, "from a run with tp=2: the sizes of its messages are not recorded"),
         ({"parallel": {"pp": 2}}, "its stages hold other layers"),
         ({"ranks": 8, "parallel": {"dp": 2}}, "the sizes multiply to 4"),
     ):

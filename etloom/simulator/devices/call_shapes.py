@@ -60,6 +60,15 @@ def _parse_call(name: str | None, dims: str | None) -> tuple[str, tuple[float, .
         return None
 
 
+def list_matrices(name: str | None, dims: str | None) -> tuple[float, ...]:
+    """Return the number of elements of both factors and of the result of a matrix product; () for other calls."""
+    parsed = _parse_call(name, dims)
+    if parsed is None or parsed[0] != "gemm":
+        return ()
+    m, n, k = parsed[1]
+    return m * k, k * n, m * n
+
+
 def _parse_product(name: str | None, tensors: list[Any]) -> tuple[float, ...]:
     """Return m, n, k of a product of two matrices."""
     left, right = tensors[:2]

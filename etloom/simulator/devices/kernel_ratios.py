@@ -15,6 +15,7 @@ changes nothing. No kernel takes less than `MIN_KERNEL_NS`, unless it did.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,32 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
         EtloomError: the run has no kernels.
     """
     new = lookup_peaks(device)
+    names, deviation = set(), 0.0
+
+    def compute_ratios(trace: Trace) -> pl.DataFrame:
+        nonlocal deviation
+        old = find_device_peaks(trace)
+        names.add(old.name)
+        deviation = max(deviation, estimate_deviation(old, new))
+        return compute_kernel_ratios(trace, old, new, tables)
+
+    if not (scenario.graph.kind == EdgeKind.KERNEL).any():
+        raise EtloomError(f"--device {device}: the run has no kernels", remedy="record it on a GPU")
+    changed, shares = scale_kernels(scenario, compute_ratios)
+    note = f"kernels of {', '.join(sorted(names))} on {new.name}: {shares} (of their recorded time)"
+    deviations = {**scenario.deviations, Basis.ROOFLINE: deviation}
+    return changed.replace(deviations=deviations, notes=(*scenario.notes, note))
+
+
+def scale_kernels(
+    scenario: Scenario, compute_ratios: Callable[[Trace], pl.DataFrame]
+) -> tuple[Scenario, str]:
+    """Return the scenario with the kernels scaled by ratios, and the share of their time by basis as text.
+
+    Args:
+        scenario: of a run with kernels.
+        compute_ratios: returns id, ratio and basis of kernels of the trace of a recorded rank.
+    """
     edges = np.flatnonzero(scenario.graph.kind == EdgeKind.KERNEL)
     owners = pl.DataFrame(
         {
@@ -63,18 +90,11 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
             "id": scenario.graph.owner[edges].astype(np.int64),
         }
     )
-    if not owners.height:
-        raise EtloomError(f"--device {device}: the run has no kernels", remedy="record it on a GPU")
-    ratios_by_rank = []
-    names, deviation = set(), 0.0
-    for rank in owners["rank"].unique().to_list():
-        trace = scenario.recorded[rank]
-        old = find_device_peaks(trace)
-        names.add(old.name)
-        deviation = max(deviation, estimate_deviation(old, new))
-        ratios = compute_kernel_ratios(trace, old, new, tables)
-        ratios_by_rank.append(ratios.with_columns(rank=pl.lit(rank, pl.Int64)))
-    changed = owners.join(pl.concat(ratios_by_rank), on=("rank", "id"))
+    ratios = [
+        compute_ratios(scenario.recorded[rank]).with_columns(rank=pl.lit(rank, pl.Int64))
+        for rank in owners["rank"].unique().sort().to_list()
+    ]
+    changed = owners.join(pl.concat(ratios), on=("rank", "id"))
     index = changed["edge"].to_numpy()
     before = scenario.lag[index]
     after = np.maximum(np.rint(before * changed["ratio"].to_numpy()), np.minimum(before, MIN_KERNEL_NS))
@@ -89,9 +109,7 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
     )
     total = max(int(before.sum()), 1)
     parts = [f"{100 * ns / total:.0f} % by {Basis(kind).label}" for kind, ns in shares.iter_rows()]
-    note = f"kernels of {', '.join(sorted(names))} on {new.name}: {', '.join(parts)} (of their recorded time)"
-    deviations = {**scenario.deviations, Basis.ROOFLINE: deviation}
-    return scenario.replace(lag=lag, basis=basis, deviations=deviations, notes=(*scenario.notes, note))
+    return scenario.replace(lag=lag, basis=basis), ", ".join(parts)
 
 
 def find_recorded_device(scenario: Scenario) -> Peaks:

@@ -90,12 +90,14 @@ def split_gloo(collective: str | None, size: float, dims: Sequence[tuple[int, in
 def find_dims(topology: Topology, ranks: Sequence[int]) -> list[tuple[int, int]]:
     """Return (level, units) of a group on a topology, innermost first, for the levels at which its members differ.
 
-    If the members spread unevenly, the whole group communicates over the outermost of these levels.
+    The outermost level connects all units, even more than it was fitted to. If the members spread unevenly, the whole
+    group communicates over the outermost of these levels.
     """
     dims, product = [], 1
     for level in range(len(topology.levels)):
         below = {topology.get_unit(rank, level) for rank in ranks}
-        above = {topology.get_unit(rank, level + 1) for rank in ranks}
+        is_outermost = level + 1 == len(topology.levels)
+        above = {0} if is_outermost else {topology.get_unit(rank, level + 1) for rank in ranks}
         if len(below) > len(above):
             dims.append((level, len(below) // len(above)))
             product *= dims[-1][1]

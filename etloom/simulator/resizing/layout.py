@@ -1,4 +1,4 @@
-"""Which recorded rank each new rank repeats, along the data-parallel axis of the process mesh."""
+"""The recorded rank that each new rank repeats, along the axes of the process mesh whose size changes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.text import format_ranks
 from etloom.simulator.resizing.jitter import draw_arrivals
 from etloom.simulator.resizing.replication import replicate
+from etloom.simulator.resizing.sharding import shard_tensors
 from etloom.simulator.scenario import Basis, Scenario
 
 MAX_RANKS = 1 << 17
@@ -42,9 +43,10 @@ def resize(
 ) -> Scenario:
     """Return the scenario on another number of ranks.
 
-    Data parallelism grows or shrinks: each new rank runs the program of the recorded rank at its position along the
-    other axes. Its arrivals at collectives vary like those of the recorded ranks (`jitter`). Collectives of groups that
-    grow take the time of a ring of the new size, unless a network step replaces it.
+    Data and tensor parallelism grow or shrink: each new rank runs the program of the recorded rank at its position
+    along the other axes; another size of tensor parallelism changes kernels, too (`sharding`). Arrivals at collectives
+    vary like those of the recorded ranks (`jitter`). Collectives of groups that grow take the time of a ring of the new
+    size, unless a network step replaces it.
 
     Args:
         scenario: all ranks of the recorded run.
@@ -58,11 +60,6 @@ def resize(
     mesh = infer_mesh(scenario.recorded)
     _check_recorded(scenario, mesh)
     new_mesh = _resize_mesh(mesh, ranks, parallel)
-    template, copy = _assign_templates(mesh, new_mesh)
-    replica = np.array([mesh.coordinates(rank)["dp"] for rank in range(mesh.world_size)])
-    grown = replicate(scenario, template, copy, replica)
-    grown = _resize_transfers(scenario, grown, mesh)
-    grown = draw_arrivals(scenario, grown, template, copy, seed)
     note = (
         f"{mesh.world_size} ranks ({mesh.describe()}) become {new_mesh.world_size} ({new_mesh.describe()}): "
     )
@@ -70,7 +67,27 @@ def resize(
     notes = [note]
     if mesh.source == "assumed":
         notes.append("no process group states its axis of parallelism: all ranks are taken as data parallel")
-    return replace(grown, notes=(*scenario.notes, *notes, *grown.notes[len(scenario.notes) :]))
+    grown = scenario.replace(notes=(*scenario.notes, *notes))
+    if new_mesh.sizes["dp"] != mesh.sizes["dp"] or new_mesh.sizes == mesh.sizes:
+        grown = _resize_axis(scenario, grown, mesh, "dp", new_mesh.sizes["dp"], seed)
+    if new_mesh.sizes.get("tp") != mesh.sizes.get("tp"):
+        middle = ProcessMesh({**mesh.sizes, "dp": new_mesh.sizes["dp"]}, mesh.source)
+        grown = shard_tensors(grown, middle, new_mesh.sizes["tp"])
+        grown = _resize_axis(scenario, grown, middle, "tp", new_mesh.sizes["tp"], seed)
+    return grown.replace(mesh=new_mesh)
+
+
+def _resize_axis(
+    recorded: Scenario, scenario: Scenario, mesh: ProcessMesh, axis: str, size: int, seed: int
+) -> Scenario:
+    """Return the scenario, whose ranks form this mesh, with another size of one axis."""
+    new_mesh = ProcessMesh({**mesh.sizes, axis: size}, mesh.source)
+    template, copy = _assign_templates(mesh, new_mesh, axis)
+    replica = np.array([mesh.coordinates(rank)[axis] for rank in range(mesh.world_size)])
+    grown = replicate(scenario, template, copy, replica)
+    grown = _resize_transfers(grown, axis)
+    recorded_ranks = np.array([grown.template[rank] for rank in range(new_mesh.world_size)])
+    return draw_arrivals(recorded, grown, recorded_ranks, copy, seed)
 
 
 def _check_recorded(scenario: Scenario, mesh: ProcessMesh) -> None:
@@ -89,7 +106,7 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
     """Return the mesh of the new sizes. Raises EtloomError if it cannot be predicted from the recorded one."""
     sizes = {**mesh.sizes}
     for axis, size in (parallel or {}).items():
-        if axis != "dp" and size != sizes.get(axis, 1):
+        if size != sizes.get(axis, 1) and axis != "dp" and (axis != "tp" or sizes.get(axis, 1) == 1):
             raise EtloomError(
                 f"cannot predict {axis}={size}: the run was recorded with {axis}={sizes.get(axis, 1)}, and "
                 f"{_MISSING[axis]}",
@@ -122,25 +139,25 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
 
 
 _MISSING = {
-    "tp": "its kernels have other shapes then",
-    "cp": "its kernels have other shapes then",
-    "ep": "its kernels have other shapes then",
+    "tp": "without the messages of tensor parallelism, the kernels that it divides are not known",
+    "cp": "its attention exchanges other messages then",
+    "ep": "the distribution of tokens over experts is not recorded",
     "pp": "its stages hold other layers then",
 }
 
 
-def _assign_templates(mesh: ProcessMesh, new_mesh: ProcessMesh) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each new rank the recorded rank that it repeats, and the number of its copy."""
+def _assign_templates(mesh: ProcessMesh, new_mesh: ProcessMesh, axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each new rank the rank that it repeats, and the number of its copy."""
     template = np.zeros(new_mesh.world_size, np.int64)
     copy = np.zeros(new_mesh.world_size, np.int64)
     for rank in range(new_mesh.world_size):
         position = new_mesh.coordinates(rank)
-        copy[rank], position["dp"] = divmod(position["dp"], mesh.sizes["dp"])
+        copy[rank], position[axis] = divmod(position[axis], mesh.sizes[axis])
         template[rank] = mesh.rank_at(position)
     return template, copy
 
 
-def _resize_transfers(scenario: Scenario, grown: Scenario, mesh: ProcessMesh) -> Scenario:
+def _resize_transfers(grown: Scenario, axis: str) -> Scenario:
     """Scale the transfers of groups whose size changed like those of a ring: by bus factor, at fixed bandwidth."""
     sizes = grown.communications.instances.select("instance", "collective", "group_size", "recorded_size")
     changed = sizes.filter(pl.col("group_size") != pl.col("recorded_size"))
@@ -160,12 +177,14 @@ def _resize_transfers(scenario: Scenario, grown: Scenario, mesh: ProcessMesh) ->
         edges = rows.filter(pl.col(column) >= 0)
         index = edges[column].to_numpy()
         lag[index] = np.rint(lag[index] * edges["factor"].to_numpy()).astype(np.int64)
-        basis[index] = Basis.FITTED
-    note = f"{changed.height:,} collectives of groups of another size take the time of a ring of that size"
+        basis[index] = np.maximum(basis[index], Basis.FITTED)
+    note = f"{changed.height:,} collectives of {axis} groups of another size take the time of a ring of that size"
     return replace(grown, lag=lag, basis=basis, notes=(*grown.notes, note))
 
 
 def _scale_of(collective: str | None, old: int | None, new: int | None) -> float:
-    """Return the ratio of the times of a ring; 1 if it is unknown."""
+    """Return the ratio of the times of a ring; 1 if it is unknown, 0 for a rank alone."""
+    if new == 1:
+        return 0.0
     before, after = get_bus_factor(collective, old), get_bus_factor(collective, new)
     return after / before if before and after else 1.0

@@ -1,9 +1,9 @@
 """The graph and the communications of ranks that repeat recorded ranks.
 
-Every point and edge of a recorded rank is copied once for each new rank that repeats it. The arrival point of a
-collective within one data-parallel replica is copied with that replica; that of a collective across replicas stays one
-point, at which the copies of all participants arrive. Copies keep the order of the recorded points, so that every edge
-goes forward again.
+One axis of the process mesh changes its size. Every point and edge of a rank is copied once for each new rank that
+repeats it. The arrival point of a collective among ranks at one place of the axis (for data parallelism: in a replica)
+is copied with that place; that of a collective along the axis stays one point, at which the copies of all participants
+arrive. Copies keep the order of the recorded points, so that every edge goes forward again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def replicate(scenario: Scenario, template: np.ndarray, copy: np.ndarray, replic
     """Return the scenario of the new ranks.
 
     Args:
-        scenario: the recorded ranks, numbered from 0.
-        template: new rank -> recorded rank.
-        copy: new rank -> number of this copy of the recorded rank.
-        replica: recorded rank -> its data-parallel replica.
+        scenario: its ranks are numbered from 0.
+        template: new rank -> rank of the scenario.
+        copy: new rank -> number of this copy of that rank.
+        replica: rank of the scenario -> its place on the axis.
 
     Raises:
         EtloomError: the graph would be too large.
@@ -74,7 +74,7 @@ def replicate(scenario: Scenario, template: np.ndarray, copy: np.ndarray, replic
         start=np.repeat(scenario.start, count),
         basis=basis,
         communications=_copy_communications(scenario.communications, copies, number, replica, grown),
-        template=dict(enumerate(template.tolist())),
+        template={new: scenario.template[old] for new, old in enumerate(template.tolist())},
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from functools import cache
 
 import polars as pl
 
-from etloom.collectives.process_mesh import infer_mesh
+from etloom.collectives.process_mesh import ProcessMesh, infer_mesh
 from etloom.core.trace import Job, Trace
 from etloom.graphs.graph import Int64Array
 from etloom.simulator.retiming import retime_rank
@@ -23,32 +24,54 @@ def synthesize_job(scenario: Scenario, time: Int64Array | None = None) -> Job:
         time: of the points of its graph, int64 ns; default: the times of the scenario.
     """
     time = scenario.compute_times() if time is None else time
-    mesh = infer_mesh(scenario.recorded)
-    replica = {rank: mesh.coordinates(rank)["dp"] for rank in scenario.recorded}
-    copies: dict[int, list[int]] = {rank: [] for rank in scenario.recorded}
-    for rank, recorded in sorted(scenario.template.items()):
-        copies[recorded].append(rank)
+    recorded_mesh = infer_mesh(scenario.recorded)
+    mesh = scenario.mesh or recorded_mesh
     traces = {}
     for rank, recorded in scenario.template.items():
         trace = scenario.recorded[recorded].replace(meta={"rank": rank, "world_size": len(scenario.template)})
-        copy = copies[recorded].index(rank)
         retimed = retime_rank(trace, scenario.graph, time, rank)
-        traces[rank] = _replace_members(retimed, copies, replica, copy)
+        members = _find_members(scenario, recorded_mesh, mesh, rank)
+        traces[rank] = _replace_members(retimed, members)
     return Job(traces, scenario.recorded.meta)
 
 
-def _replace_members(trace: Trace, copies: dict[int, list[int]], replica: dict[int, int], copy: int) -> Trace:
-    """Return the trace with the new members of its groups, for the copy of this number."""
+def _find_members(
+    scenario: Scenario, recorded: ProcessMesh, mesh: ProcessMesh, rank: int
+) -> Callable[[tuple[int, ...]], list[int]]:
+    """Return a function that returns, for recorded ranks of a group or peers, those of a new rank."""
+    here = mesh.coordinates(rank)
+    changed = [axis for axis in mesh.sizes if mesh.sizes[axis] != recorded.sizes[axis]]
+
+    def find(ranks: tuple[int, ...]) -> list[int]:
+        places = [recorded.coordinates(other) for other in ranks if other in scenario.recorded]
+        along = [axis for axis in changed if len({place[axis] for place in places}) > 1]
+        members = set()
+        for place in places:
+            # Along an axis of the group all copies of a member belong to it, else those with the copies of this rank.
+            choices = [
+                range(place[axis], mesh.sizes[axis], recorded.sizes[axis])
+                if axis in along
+                else [place[axis] + here[axis] // recorded.sizes[axis] * recorded.sizes[axis]]
+                for axis in changed
+            ]
+            for choice in itertools.product(*choices):
+                position = {**place, **dict(zip(changed, choice, strict=True))}
+                if all(position[axis] < mesh.sizes[axis] for axis in changed):
+                    members.add(mesh.rank_at(position))
+        return sorted(members)
+
+    return find
+
+
+def _replace_members(trace: Trace, find: Callable[[tuple[int, ...]], list[int]]) -> Trace:
+    """Return the trace with the new members of its groups."""
 
     @cache
     def members(text: str) -> str:
-        ranks = [rank for rank in json.loads(text) if rank in copies]
-        if len({replica[rank] for rank in ranks}) > 1:
-            return json.dumps(sorted(new for rank in ranks for new in copies[rank]))
-        return json.dumps([copies[rank][copy] for rank in ranks if copy < len(copies[rank])])
+        return json.dumps(find(tuple(json.loads(text))))
 
     def peer(rank: int) -> int:
-        return copies[rank][copy] if copy < len(copies.get(rank, ())) else rank
+        return next(iter(find((rank,))), rank)
 
     groups, comms = trace.groups, trace.comms
     tables = {
