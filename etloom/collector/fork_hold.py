@@ -1,4 +1,4 @@
-"""Keeps forks of the job apart from the collector's work on profilers.
+"""Keeps forks of the job, and its closing of all descriptors, apart from the collector's work on profilers and files.
 
 A child of fork has a copy of every lock and only the thread that forked: a lock that another thread held at that
 moment is held in the child forever. torch's and Kineto's locks cannot be replaced there, so a fork waits until no
@@ -12,6 +12,7 @@ has in a job, and what each part does at fork, exit and signals.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 _TIMEOUT_S = 10.0
+_PAUSE_S = 0.005
 
 profiler_lock: Any = threading.RLock()
 """Held while a thread prepares, starts, stops or releases profilers; also orders the methods of the recorders."""
@@ -41,9 +43,7 @@ def register(register_at_fork: Callable[..., Any] | None = None) -> None:
     register_at_fork = register_at_fork or getattr(os, "register_at_fork", None)
     if register_at_fork is not None and not _registered:
         _registered = True
-        register_at_fork(
-            before=_acquire_locks, after_in_parent=_release_locks, after_in_child=_release_in_child
-        )
+        register_at_fork(before=_prepare_fork, after_in_parent=_finish_fork, after_in_child=_release_in_child)
 
 
 def call_in_child(callback: Callable[[], None]) -> None:
@@ -51,16 +51,48 @@ def call_in_child(callback: Callable[[], None]) -> None:
     _child_callbacks.append(callback)
 
 
-def _acquire_locks() -> None:
+def close_descriptors_apart(is_writing: Callable[[], bool]) -> None:
+    """Have os.closerange wait, at most `_TIMEOUT_S`, until no thread of the collector has a file open.
+
+    Otherwise a job that closes all descriptors, as daemons do, also closes that of a trace which is being written, and
+    the rest of the trace goes into the file that the job opens next: it has the same number.
+
+    Args:
+        is_writing: Whether a thread writes traces, which it does without a lock.
+    """
+    close = os.closerange
+
+    @functools.wraps(close)
+    def closerange(*bounds: Any) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            held = _acquire_locks()
+            try:
+                if not is_writing() or time.monotonic() > deadline:
+                    return close(*bounds)
+            finally:
+                _release_locks(held)
+            time.sleep(_PAUSE_S)  # without the locks, which that thread may need
+
+    os.closerange = closerange
+
+
+def _acquire_locks() -> list[Any]:
     deadline = time.monotonic() + _TIMEOUT_S
-    _held[threading.get_ident()] = [
-        lock for lock in _LOCKS if lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    ]
+    return [lock for lock in _LOCKS if lock.acquire(timeout=max(0.0, deadline - time.monotonic()))]
 
 
-def _release_locks() -> None:
-    for lock in reversed(_held.pop(threading.get_ident(), [])):
+def _release_locks(held: list[Any]) -> None:
+    for lock in reversed(held):
         lock.release()
+
+
+def _prepare_fork() -> None:
+    _held[threading.get_ident()] = _acquire_locks()
+
+
+def _finish_fork() -> None:
+    _release_locks(_held.pop(threading.get_ident(), []))
 
 
 def _release_in_child() -> None:
@@ -68,7 +100,7 @@ def _release_in_child() -> None:
     for lock in _LOCKS:
         if lock not in held:
             lock._at_fork_reinit()  # its owner does not exist here
-    _release_locks()
+    _finish_fork()
     _held.clear()
     for callback in _child_callbacks:
         callback()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,3 +137,28 @@ def test_operators_after_the_removal_of_the_callbacks_are_not_recorded() -> None
     names = {event.name for event in profile.events()}
     assert "aten::add" in names
     assert "aten::mul" not in names
+
+
+def test_closing_all_descriptors_waits_for_a_trace_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file would be closed too, and the rest of the trace would go into the job's next file."""
+    writing = [True, True, False]
+    closed: list[Any] = []
+    locks: Any = (fork_hold.profiler_lock, fork_hold.output_lock)
+
+    def closerange(*bounds: int) -> None:
+        closed.append((bounds, list(writing), [lock._is_owned() for lock in locks]))
+
+    monkeypatch.setattr(os, "closerange", closerange)
+    fork_hold.close_descriptors_apart(lambda: writing.pop(0))
+    os.closerange(3, 256)
+    assert closed == [((3, 256), [], [True, True])]
+    assert not any(lock._is_owned() for lock in locks)
+
+
+def test_closing_all_descriptors_waits_no_longer_than_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "closerange", lambda *bounds: closed.append(bounds))
+    monkeypatch.setattr(fork_hold, "_TIMEOUT_S", 0.02)
+    fork_hold.close_descriptors_apart(lambda: True)
+    os.closerange(3, 256)
+    assert closed == [(3, 256)]

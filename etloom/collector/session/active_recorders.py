@@ -46,6 +46,7 @@ def _register() -> None:
         _is_registered = True
         fork_hold.register()
         fork_hold.call_in_child(_continue_in_child)
+        fork_hold.close_descriptors_apart(lambda: any(recorder.is_writing for recorder in list(_recorders)))
         atexit.register(_finish_all)
     if _registered_pid != os.getpid():
         _registered_pid = os.getpid()

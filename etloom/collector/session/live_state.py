@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from ..atomic_file import write_atomically
+from ..fork_hold import output_lock
 from ..rank_environment import current_rank, is_distributed
 from .profilers import read_flight_recorder
 
@@ -114,7 +115,8 @@ class LiveState:
         }
         self._folder.mkdir(exist_ok=True)
         text = f'{dump.rstrip().removesuffix("}")}, "rank": {rank}, "process": {json.dumps(process)}}}'
-        write_atomically(self._folder / f"fr_trace_{rank}.json", text, self._folder)
+        with output_lock:
+            write_atomically(self._folder / f"fr_trace_{rank}.json", text, self._folder)
 
     def _list_connections(self, dump: str) -> dict[str, list[str]]:
         """Return the connections of this process, if it has made no progress since the last time."""

@@ -166,6 +166,11 @@ class Recorder:
         if not self._writer.busy:
             active_recorders.remove_recorder(self)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether traces are being written in the background."""
+        return self._writer.busy
+
     def wait(self) -> None:
         """Wait until the recorded windows are written."""
         if not self._writer.wait():
