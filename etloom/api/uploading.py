@@ -49,8 +49,12 @@ def collect_to_url(url: str, overwrite: bool, record: Callable[[Path], CollectRe
     _check_target(url, overwrite)
     folder = Path(tempfile.mkdtemp(prefix="etloom-collect-")) / (url.rpartition("/")[2] or "run")
     uploads = RunUploads(folder, url)
-    with uploads.running():
-        result = record(folder)
+    try:
+        with uploads.running():
+            result = record(folder)
+    except EtloomError:  # the job has not run
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        raise
     failures = uploads.finish()
     if failures:
         return replace(result, warnings=(*result.warnings, *failures))

@@ -153,6 +153,17 @@ def expand_folder_name(out: str) -> str:
     return os.path.expanduser(re.sub(r"\{(\w*)\}", expand, out))  # noqa: PTH111
 
 
+def local_folder(out: str) -> str:
+    """Return the absolute path of a folder name as the user wrote it. Raises CollectError for a URL."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", out):
+        raise option_error(
+            f"expected a local folder, got {out.partition('://')[0]}://",
+            "out",
+            "etloom collect --out uploads to URLs",
+        )
+    return os.path.abspath(expand_folder_name(out))  # noqa: PTH100
+
+
 def option_error(message: str, option: str, remedy: str | None = None) -> Exception:
     """Return the error for a wrong value of a parameter of `collect` or `record`."""
     from etloom.core.errors import InvalidOption

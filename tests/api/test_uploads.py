@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,7 @@ def test_a_store_that_fails_costs_the_job_nothing(
 ) -> None:
     monkeypatch.setattr(uploading, "POLL_S", 0.01)
     monkeypatch.setattr(transfers, "TRIES", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     s3.refused_uploads = 10**6
 
     def record(folder: Path) -> CollectResult:
@@ -144,6 +146,8 @@ def test_an_earlier_run_is_refused_before_the_job_runs(s3: S3Server, call: Call)
         etloom.collect(["python", "-c", "1/0"], "s3://bucket/run")
     status, _, err = call("collect", "--out", "s3://nobucket/run", "--", "true")
     assert (status, err) == (1, "etloom: s3://nobucket/run: no such bucket; check the name\n")
+    status, _, err = call("collect", "--out", "s3://bucket/other", "--steps", "x", "--", "true")
+    assert status == 2 and not s3.keys("bucket/other")
 
 
 def test_a_page_of_many_objects_is_listed_whole(s3: S3Server) -> None:
@@ -151,3 +155,9 @@ def test_a_page_of_many_objects_is_listed_whole(s3: S3Server) -> None:
     for number in range(25):
         s3.put(f"bucket/many/{number}.txt", b"x")
     assert len(list(mirror.fetch("s3://bucket/many").iterdir())) == 25
+
+
+def test_recording_in_the_script_needs_a_local_folder() -> None:
+    with pytest.raises(CollectError, match="expected a local folder, got s3://"):
+        etloom.record("s3://user:secret@bucket/run")
+    assert not Path("s3:").exists()

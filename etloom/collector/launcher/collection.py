@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..observer.choice import choose_observer
-from ..option_parsing import expand_folder_name, option_error, parse_ranks, parse_step_by, parse_window
+from ..option_parsing import local_folder, option_error, parse_ranks, parse_step_by, parse_window
 from ..option_rules import RING_WITHOUT_KINETO, check_observer, check_windows, resolve_sources
 from ..options import VARIABLE, CollectOptions, RecordingOptions, loaded_version, new_scratch_name
 from ..run_folder import claim_folder
@@ -167,7 +167,7 @@ def prepare_command(
     )
     if options.ring and options.sources is None:
         warnings.append(RING_WITHOUT_KINETO)
-    folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
+    folder = local_folder(os.fspath(out))
     recording = RecordingOptions(
         folder,
         new_scratch_name(folder),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..fake_world import FACTS_NAME, LIBRARY_VARIABLE
 from ..observer.native_build import BuildError, build_library
-from ..option_parsing import expand_folder_name, option_error, parse_ranks, parse_window
+from ..option_parsing import local_folder, option_error, parse_ranks, parse_window
 from ..options import CollectOptions, RecordingOptions, loaded_version, new_scratch_name
 from ..run_folder import claim_folder
 from .child_process import run_command
@@ -51,7 +51,7 @@ def record_fake_ranks(
     _check_options(options, world_size, ranks)
     if not command:
         raise CollectError("no command to run", remedy="write it after --, for example -- python train.py")
-    folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
+    folder = local_folder(os.fspath(out))
     recording = RecordingOptions(
         folder,
         new_scratch_name(folder),

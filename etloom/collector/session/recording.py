@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..observer.choice import choose_observer
-from ..option_parsing import expand_folder_name, parse_steps
+from ..option_parsing import local_folder, parse_steps
 from ..option_rules import RING_WITHOUT_KINETO, check_keywords, check_observer, resolve_sources
 from ..options import CollectOptions, RecordingOptions, RecordKeywords, loaded_version, new_scratch_name
 from ..rank_environment import current_rank
@@ -87,7 +87,7 @@ def record(
     requested = CollectOptions(**options)
     sources = resolve_sources(requested)
     check_observer(requested, records_et=sources["et"])
-    folder = os.path.abspath(expand_folder_name(os.fspath(out)))  # noqa: PTH100
+    folder = local_folder(os.fspath(out))
     observer, warnings = choose_observer(requested, records_et=sources["et"])
     if requested.ring and requested.sources is None:
         warnings.append(RING_WITHOUT_KINETO)
