@@ -91,7 +91,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'etloom' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"etloom.{_HOME.get(name, 'api')}"), name)
+    try:
+        return getattr(import_module(f"etloom.{_HOME.get(name, 'api')}"), name)
+    except ImportError:
+        from etloom.core.native_part import check_native_part
+
+        check_native_part()
+        raise
 
 
 def __dir__() -> list[str]:

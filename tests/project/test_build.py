@@ -184,3 +184,23 @@ def test_the_imports_of_benchmarks_resolve() -> None:
             for name in filter(None, (part.split(" as ")[0].strip() for part in names.split(","))):
                 if not hasattr(imported, name):
                     importlib.import_module(f"{package}.{name}")
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["import etloom; etloom.open('run')", "import runpy; runpy.run_module('etloom', run_name='__main__')"],
+    ids=["api", "cli"],
+)
+def test_a_clone_without_the_compiled_part_says_so_in_one_line(tmp_path: Path, script: str) -> None:
+    """Python started in a clone prefers its source folder to the package that is installed."""
+    ignored = shutil.ignore_patterns("_native.*", "__pycache__")
+    shutil.copytree(ROOT / "etloom", tmp_path / "etloom", ignore=ignored)
+    # An editable installation, which has a finder of its own, is preferred even to the current folder.
+    plain = "import sys; sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", plain + script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "without the compiled part; start Python in another folder" in last and "make setup" in last
+    assert "ModuleNotFoundError" not in done.stderr
