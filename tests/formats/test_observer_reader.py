@@ -15,7 +15,19 @@ from etloom.core.errors import EtloomError, ReadError
 from etloom.formats import observer
 from etloom.formats.observer import argument_forms
 from support.examples import examples
-from support.observer_files import CHUNK, DICTIONARY, EVENTS, FILE, begin, chunk, whole
+from support.observer_files import (
+    CHUNK,
+    DICTIONARY,
+    EVENTS,
+    FILE,
+    HALF,
+    TENSOR,
+    begin,
+    chunk,
+    define,
+    record,
+    whole,
+)
 
 
 def read(tmp_path: Path, data: bytes) -> etloom.Trace:
@@ -49,6 +61,57 @@ def test_what_stands_in_the_file(tmp_path: Path) -> None:
     ]
     assert stat(trace, "read.open_operators") == 1
     assert trace.stats.filter(pl.col("severity") != "info").is_empty()
+
+
+def test_operators_of_several_forms_in_any_order(tmp_path: Path) -> None:
+    """Each operator gets its own values, and of records with the same handle the first one counts."""
+    two_tensors = define(3, 3, b"T\1\0\0\0T\1\0\0\0")
+    later = b"".join(
+        (
+            begin(14, 500, form=3, words=(0xE0, 0xF0, 1, 0xE8, 0xF8, 2)),
+            begin(13, 400, form=1, words=(*TENSOR, 0, 7)),
+            begin(11, 200, form=1, words=(*TENSOR, HALF, 7)),
+            record(2, 0, 0, 900, 14),
+            record(2, 0, 0, 950, 99),
+        )
+    )
+    earlier = b"".join(
+        (
+            begin(12, 300, form=1, words=(*TENSOR, HALF, -3)),
+            begin(10, 100, form=3, words=(0xA8, 0xB8, 1, 0xA0, 0xB0, 2)),
+            begin(11, 999),
+            record(2, 0, 0, 250, 11),
+            record(2, 0, 0, 290, 11),
+        )
+    )
+    trace = read(
+        tmp_path, whole(chunk(2, 0, DICTIONARY + two_tensors), chunk(1, 2, earlier), chunk(1, 1, later))
+    )
+    operators = trace.nodes.filter(pl.col("rf_id").is_not_null())
+    assert operators.select("rf_id", "inputs").rows() == [
+        (10, "[null, null]"),
+        (11, "[null, 0.5, 7]"),
+        (12, "[null, 0.5, -3]"),
+        (13, "[null, 0.0, 7]"),
+        (14, "[null, null]"),
+    ]
+    assert trace.events.select("ts", "dur").rows() == [
+        (1100, None),
+        (1200, 50),
+        (1300, None),
+        (1400, None),
+        (1500, 400),
+    ]
+    assert trace.tensors.select("node", "index", "version").rows() == [
+        (2, 0, 1),
+        (2, 1, 2),
+        (3, 0, 4),
+        (4, 0, 4),
+        (5, 0, 4),
+        (6, 0, 1),
+        (6, 1, 2),
+    ]
+    assert stat(trace, "read.duplicate_node_id") == 1 and stat(trace, "read.end_without_begin") == 1
 
 
 def test_a_closed_chunk_with_a_wrong_sum_is_left_out(tmp_path: Path) -> None:
