@@ -17,6 +17,6 @@ def check_native_part() -> None:
     if find_spec("etloom._native") is None:
         folder = Path(__file__).resolve().parents[1]
         raise ImportError(
-            f"{folder} is the source folder of etloom, without the compiled part; start Python in another folder to use "
-            "the installed package, or run `make setup` in the clone"
+            f"{folder} is the source folder of etloom, without the compiled part; start Python in another folder to "
+            "use the installed package, or run `make setup` in the clone"
         ) from None

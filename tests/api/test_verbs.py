@@ -28,6 +28,7 @@ def folder(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", api.__all__)
 def test_the_examples_of_a_verb_run(verb: str, folder: Path) -> None:
     function = getattr(api, verb)
@@ -58,6 +59,7 @@ def test_a_keyword_that_a_verb_lacks_is_an_error_of_etloom(verb: str, folder: Pa
         getattr(api, verb)(*positional.get(verb, ("run",)), no_such_option=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [

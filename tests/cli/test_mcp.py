@@ -60,6 +60,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_an_official_client_lists_and_calls_every_tool(runs: OpenedRuns) -> None:
     pytest.importorskip("mcp", reason="the optional package mcp is not installed")
     import anyio

@@ -83,6 +83,7 @@ def test_a_fork_inside_the_work_of_its_own_thread() -> None:
     assert wait_for_child(child) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("options", [*OPTIONS, "names"])
 def test_nothing_is_imported_in_the_threads_of_a_job(

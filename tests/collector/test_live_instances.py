@@ -50,6 +50,7 @@ def inspect_model() -> None:
     collect_model_facts()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("look", [create_guard, inspect_model])
 def test_a_thread_of_the_job_can_build_tuples_meanwhile(look: Callable[[], None]) -> None:

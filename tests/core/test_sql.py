@@ -140,6 +140,7 @@ def is_table_function(name: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_every_table_function_of_the_installed_polars_is_refused(secret: str) -> None:
     functions = table_functions()
     assert {"read_csv", "read_json", "read_parquet", "read_ipc"} <= set(functions)

@@ -222,6 +222,7 @@ def test_any_events_read_back(rows: list[tuple[int, int, int]], base: int, name:
     assert back.meta["clock"] == ("epoch" if base else "relative")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlrm", "tracelens/h100_qwen.json.gz", "cpu/ddp_2"])
 def test_the_critical_path_is_drawn_from_slice_to_slice(data: Path, tmp_path: Path, name: str) -> None:
     job = open_run(data / name)

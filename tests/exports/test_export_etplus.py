@@ -48,6 +48,7 @@ def exported_run(path: Path) -> str:
         return (Path(folder) / "x.etplus.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["cpu/coll_4", "cpu/ddp_2", "cpu/compile", "nccl_ddp"])
 def test_the_execution_trace_is_as_it_was(data: Path, run: str) -> None:
     document = json.loads(exported_run(data / run))

@@ -72,6 +72,7 @@ def answers_of(job: Job, name: str, **options: object) -> tuple[pl.DataFrame | s
     return result.table, result.explain_refusals()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.file)
 def test_stored_answers_equal_those_in_memory(
     job: Job, stored: Job, question: summaries.StoredQuestion, monkeypatch: pytest.MonkeyPatch
@@ -196,6 +197,7 @@ KILL_POINTS: list[tuple[object, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("place", KILL_POINTS, ids=lambda place: place[1])
 def test_a_killed_addition_goes_on_where_it_stopped(
@@ -315,6 +317,7 @@ def test_graph_questions_of_large_runs_are_left_out_and_counted(run: Path, tmp_p
     assert find_stored_answer(opened, "slowdown", {}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_slow_hosts_are_named_over_the_last_runs(tmp_path: Path) -> None:
     store = tmp_path / "store"

@@ -337,6 +337,7 @@ def test_attributes_of_an_unexpected_type_cost_themselves(tmp_path: Path) -> Non
 WHOLE = [VERSION, *(node(i, f"op {i}", {"rf_id": ("int64_val", i)}) for i in range(1, 12))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_cut_off_anywhere_every_whole_node_is_read(packed: bool, tmp_path: Path) -> None:
     path, whole = tmp_path / "x.et", framed(*WHOLE)

@@ -62,6 +62,7 @@ def assert_same(one: Trace | Job, other: Trace | Job) -> None:
         assert one.table(name).equals(other.table(name)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", slow_after(1, PACKINGS))
 @pytest.mark.parametrize("format", SOURCES)
 def test_a_file_without_a_name_that_says_anything(

@@ -63,6 +63,7 @@ def pieces_tile(graph: Graph) -> bool:
     return len(np.unique(source)) == len(source) and len(np.unique(target)) == len(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_what_holds_of_every_recording(name: str, data: Path) -> None:
     job = opened(data, name)

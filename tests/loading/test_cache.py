@@ -116,6 +116,7 @@ def opened(key: str) -> Trace:
     return cache.open_or_create([key], lambda folder: cache.writer.write(trace(), folder))
 
 
+@pytest.mark.slow
 def test_what_is_open_here_or_in_another_process_stays(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_threads_open_entries_while_others_are_removed(
     assert list(own_folder.glob("[!.]*")) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_trouble_and_where_both_are_full_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def entries() -> list[Path]:
     return list(cache.cache_folder().glob("*/meta.json"))
 
 
+@pytest.mark.slow
 def test_a_run_answers_alike_whether_its_tables_are_held_or_lie_on_disk(run: Path) -> None:
     whole, shelved = etloom.open(run, use_cache=False), etloom.open(run, max_table_bytes=0)
     assert evictable(whole) == [False] * 4

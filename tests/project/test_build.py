@@ -196,7 +196,9 @@ def test_a_clone_without_the_compiled_part_says_so_in_one_line(tmp_path: Path, s
     ignored = shutil.ignore_patterns("_native.*", "__pycache__")
     shutil.copytree(ROOT / "etloom", tmp_path / "etloom", ignore=ignored)
     # An editable installation, which has a finder of its own, is preferred even to the current folder.
-    plain = "import sys; sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]\n"
+    plain = (
+        "import sys; sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", plain + script], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.torch
 ATEN = frozenset({"aten"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [mlp, transformer, resnet, bags])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_recorded_steps_replay_whole(tmp_path: Path, step: Callable[[], Any], device: str) -> None:
@@ -257,6 +258,7 @@ def test_what_a_stranger_asks_for_is_bounded_and_told(
     assert done.coverage["reason"][0]
 
 
+@pytest.mark.slow
 def test_the_command(data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     given, out = str(data / "cpu" / "ddp_2"), tmp_path / "replay.parquet"
     once = ["--repeats", "1", "--warmup", "0", "--format", "json", "--out", str(out)]
@@ -461,6 +463,7 @@ def test_an_alias_beyond_its_storage_is_refused() -> None:
         found.call(torch.zeros(4), [1 << 20], [1])
 
 
+@pytest.mark.slow
 def test_mutated_traces_end_in_outcomes_or_one_line(tmp_path: Path) -> None:
     import random
 

@@ -146,6 +146,7 @@ def test_a_process_that_sees_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -
         assert gpu_index(Process(11, 16, 3)) == gpu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "end", "said"),
     [

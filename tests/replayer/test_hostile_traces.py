@@ -70,6 +70,7 @@ def test_a_tensor_among_inputs_that_were_not_recorded(tmp_path: Path) -> None:
     assert [outcome.result for outcome in executor.outcomes] == ["substituted"]  # its result was not recorded
 
 
+@pytest.mark.slow
 def test_random_hostile_traces() -> None:
     """A small part of `make fuzz-replays`."""
     words = ["--inputs", "4", "--first", "18", "--seconds", "15"]

@@ -98,6 +98,7 @@ def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPa
     assert contention_warning(0.0, "cpu", 1) == f"{said}5 ranks share 4 CPUs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -122,6 +122,7 @@ def write_profiles(folder: Path, ranks: int) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_info_of_many_ranks_is_as_long_as_of_few(
     tmp_path: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -136,6 +137,7 @@ def test_info_of_many_ranks_is_as_long_as_of_few(
     assert len(json.loads(call("info", run, "--format", "json")[1])["by_rank"]) == last + 1
 
 
+@pytest.mark.slow
 def test_a_report_of_many_ranks_is_as_long_as_of_few(
     tmp_path: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -154,6 +154,7 @@ def test_what_is_compared_has_one_unit() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_notes_of_many_ranks_are_one(tmp_path: Path) -> None:
     one = etloom.open(small_traces.write_run(tmp_path / "run"))[0]
     few, many = (Job(dict.fromkeys(range(number), one)) for number in (2, 6))

@@ -112,6 +112,7 @@ works = st.lists(
 syncs = st.sampled_from(["none", "device", "copy"])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(works, syncs)
 def test_other_kernel_and_host_times_are_predicted(run: list[Work], sync: str) -> None:

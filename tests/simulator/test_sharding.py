@@ -142,9 +142,7 @@ def test_fewer_ranks_take_longer(recorded: Scenario) -> None:
 
 def test_the_interval_is_wider_than_that_of_the_recording(recorded: Scenario) -> None:
     rows = [
-        etloom.predict(recorded.recorded, **changes)
-        .table.filter(pl.col("scope") == "job")
-        .row(0, named=True)
+        etloom.predict(recorded.recorded, **changes).table.filter(pl.col("scope") == "job").row(0, named=True)
         for changes in ({"parallel": {"dp": 4}}, {"parallel": {"tp": 4}})
     ]
     widths = [row["upper_bound_ns"] / row["lower_bound_ns"] for row in rows]

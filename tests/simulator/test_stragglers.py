@@ -139,6 +139,7 @@ KINDS = ("gap", "loader", "operator", "kernels", "extra kernel", "extra operator
 NO_DELAY = Delay("none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "host_us"), [(8, 20), (3, 400)], ids=["device-bound", "host-bound"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_without_its_delay_is_predicted(kind: str, ranks: int, host_us: int) -> None:
@@ -149,6 +150,7 @@ def test_a_job_without_its_delay_is_predicted(kind: str, ranks: int, host_us: in
         assert makespan(delayed, change) == pytest.approx(truth, rel=0.01), change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gap", "kernels", "loader"])
 def test_a_delay_in_noise(kind: str) -> None:
     """Only the late rank changes, so the noise of the others stays."""

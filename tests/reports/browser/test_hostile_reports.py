@@ -14,6 +14,7 @@ from fuzzing.reports import Reader, open_reports
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_no_text_of_a_trace_runs_or_loads(browser: Any, tmp_path: Path) -> None:
     build_seeds(tmp_path / "seeds")
     opened, _, faulty = open_reports(Reader(browser), tmp_path / "seeds", 0, range(3), time.monotonic() + 60)

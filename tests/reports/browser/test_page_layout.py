@@ -35,6 +35,7 @@ CONTRASTS = """() => {
 """Texts whose contrast is below 4.5, as WCAG 2.2 AA asks for."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", slow_after(1, [True, False]))
 def test_text_has_contrast(show: Open, ddp: Job, dark: bool) -> None:
     assert show(ddp, dark=dark).evaluate(CONTRASTS) == []

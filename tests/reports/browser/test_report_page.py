@@ -39,6 +39,7 @@ def middle(page: Any) -> tuple[float, float]:
     return box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5
 
 
+@pytest.mark.slow
 def test_it_draws_every_event_it_was_given(show: Open, multirank: Job) -> None:
     page = show(multirank)
     assert len(colors(page)) > 20
