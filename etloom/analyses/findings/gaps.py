@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core.arrays import to_array
+from etloom.core.arrays import take_rows, to_array
 
 if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
@@ -79,7 +79,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
         "start": starts,
         "end": ends,
         "cause": pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[cause],
-        "event": pl.Series(responsible).replace(-1, None),
+        "event": pl.Series(responsible).set(pl.Series(responsible == -1), None),
         **{name: after[name] for name in ("launch", "launch_end", "step", "stream", "name")},
     }
     explained = pl.Series(late & ~is_last)
@@ -113,7 +113,7 @@ def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> pl.DataFr
     """
     work = view.activities.select("launch", "launch_ts", "launch_end", "step", "stream", "name")
     following = np.searchsorted(view.activities["ts"].to_numpy(), times)
-    return work.select(pl.all().gather(pl.Series(following).replace(work.height, None)))
+    return take_rows(work, np.where(following == work.height, -1, following))
 
 
 def _find_last_before(calls: pl.DataFrame, until: NDArray[np.int64]) -> NDArray[np.intp]:

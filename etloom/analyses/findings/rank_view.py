@@ -196,16 +196,12 @@ class RankView:
 
         Columns: id, parent, cat, name (text), ts, end, dur, pid, tid, step.
         """
-        events = self.trace.events
-        mask = events.select(pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()).to_series()
+        events = self.trace.events.select("id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name")
         if names:
-            mask &= pl.Series(self.match_events(names))
-        columns = ("id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name")
-        return (
-            events.select(columns)
-            .filter(mask)
-            .with_columns(pl.col("name").cast(pl.String), end=pl.col("ts") + pl.col("dur"))
-        )
+            events = events[np.flatnonzero(self.match_events(names))]
+        return events.filter(
+            pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()
+        ).with_columns(pl.col("name").cast(pl.String), end=pl.col("ts") + pl.col("dur"))
 
     @cached_property
     def sync_calls(self) -> pl.DataFrame:
