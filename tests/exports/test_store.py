@@ -23,7 +23,7 @@ from etloom.formats.parquet import stored_runs
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 
-RANKS = int(os.environ.get("ETLOOM_STORE_RANKS", "18"))
+RANKS = int(os.environ.get("ETLOOM_STORE_RANKS", "10"))
 """Ranks of the comparison of answers; 64 take a minute."""
 QUESTIONS = (*RANK_QUESTIONS, *JOB_QUESTIONS, *GRAPH_QUESTIONS)
 Call = Callable[..., tuple[int, str, str]]

@@ -113,9 +113,9 @@ def test_neighbors_share_cells_that_show_the_slowest(ranks: int, steps: int) -> 
 
 
 def test_the_page_of_many_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(html_report, "MAX_RANKS", 20)
+    monkeypatch.setattr(html_report, "MAX_RANKS", 16)
     monkeypatch.setattr(html_report, "MAX_FLEET_RANKS", 4)
-    job = etloom.open(write_fleet(tmp_path / "run", 24, slow=(5, 9)), use_cache=False)
+    job = etloom.open(write_fleet(tmp_path / "run", 18, slow=(5, 9)), use_cache=False)
     page = html_report.render_page(job)
     drawn = re.findall(r'data-rank="(\d+)"', page)
     assert drawn[:2] == ["9", "5"] and len(drawn) == 4
