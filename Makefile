@@ -156,9 +156,7 @@ bench: setup $(PEERS)/.packages ## write docs/benchmarks.md, peers next to etloo
 	$(BIN)/python benchmarks/write_page.py
 
 bench-predict: setup ## predictions next to measured and published values
-	@failed=; for bench in benchmarks/predict/*.py; do \
-		echo "== $$bench"; $(BIN)/python "$$bench" || failed="$$failed $$bench"; done; \
-		[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+	$(BIN)/python benchmarks/predict/run.py
 
 bench-fleet: setup ## a store of generated runs of 100 and 1,000 ranks; FLEET_RANKS="100 10000" sets the sizes
 	$(BIN)/python benchmarks/fleet/run.py --ranks $(FLEET_RANKS)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from requirements import state
 
 from etloom.analyses.flops.peaks import Peaks, lookup_peaks
 from etloom.simulator.devices.kernel_ratios import MIN_KERNEL_NS, estimate_deviation, scale_by_limits
@@ -29,6 +30,7 @@ from etloom.simulator.devices.measured_tables import (
     read_family,
 )
 from etloom.simulator.network import NetworkModel
+from etloom.simulator.network.target import NOMINAL_DEVIATION
 from etloom.simulator.network.topology import get_preset
 from etloom.simulator.scenario import DEVIATIONS, Basis
 
@@ -36,6 +38,8 @@ PAIRS = (("H100 SXM", "H200 SXM"), ("H100 SXM", "B200"), ("H100 SXM", "A100 80GB
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
 BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 SEED = 0
+CALIBRATION: dict[tuple[str, float], list[tuple[np.ndarray, np.ndarray]]] = {}
+"""(source, half width of the interval) -> errors (in logarithms) of the calibration half and of the reported half."""
 PRESETS = {"H100 SXM": "dgx-h100", "H200 SXM": "dgx-h100", "B200": "dgx-b200", "A100 80GB SXM": "dgx-a100"}
 read_once = lru_cache(maxsize=8)(read_family)
 
@@ -105,11 +109,32 @@ def compare(family: str, old: str, new: str, folder: Path) -> dict[str, object] 
 def summarize(name: str, predicted: np.ndarray, measured: np.ndarray, width: float) -> dict[str, float]:
     """Return the median error, its bias and the share of measurements inside the interval."""
     error = np.log(predicted / measured)
+    halves = np.random.default_rng(SEED).permutation(error) if len(error) else error
+    calibration, error = halves[: len(error) // 2], halves[len(error) // 2 :]
+    CALIBRATION.setdefault((name, round(width, 4)), []).append((calibration, error))
     return {
         f"{name}_median_pct": round(100 * float(np.median(np.abs(np.expm1(error)))), 1),
         f"{name}_bias_pct": round(100 * float(np.expm1(np.median(error))), 1),
         f"{name}_inside_90_pct": round(100 * float((np.abs(error) <= width).mean()), 1),
     }
+
+
+def print_coverage() -> None:
+    """Print the share of the reported halves in the intervals, each family and pair of devices with equal weight."""
+    print("\n90 % intervals; the widths come from one half of the rows, the shares from the other")
+    print(f"{'source':10} {'width':>6}  {'calibrated':>10}  {'tables':>6}  inside")
+    inside = []
+    for (name, width), halves in sorted(CALIBRATION.items()):
+        weights = np.concatenate([np.full(len(half), 1 / len(half)) for half, _ in halves])
+        errors = np.abs(np.concatenate([half for half, _ in halves]))
+        order = np.argsort(errors)
+        share = np.cumsum(weights[order]) / weights.sum()
+        calibrated = errors[order][np.searchsorted(share, 0.9)]
+        shares = [float((np.abs(half) <= width).mean()) for _, half in halves]
+        inside += shares
+        print(f"{name:10} {width:6.3f}  {calibrated:10.3f}  {len(halves):6}  {100 * np.mean(shares):.1f} %")
+    mean = 100 * float(np.mean(inside))
+    state("devices, truths in the 90 % intervals", "85 to 95 %", f"{mean:.1f} %", 85 <= mean <= 95)
 
 
 def cross_validate(family: str, old: str, new: str, folder: Path, most: int = 500) -> dict[str, object]:
@@ -147,7 +172,7 @@ def compare_collectives(old: str, new: str, folder: Path) -> dict[str, object]:
             times.append(network.latency_ns(shares) + sum(map(network.data_ns, shares)))
         predicted.append(latency * times[1] / times[0])
     row = {"from": old, "to": new, "family": "nccl", "rows": both.height}
-    row |= summarize("roofline", np.array(predicted), both["measured"].to_numpy(), 1.645 * 0.15)
+    row |= summarize("roofline", np.array(predicted), both["measured"].to_numpy(), 1.645 * NOMINAL_DEVIATION)
     return row | cross_validate("nccl_perf", old, new, folder)
 
 
@@ -166,6 +191,12 @@ def main() -> None:
         tbl_rows=-1, tbl_cols=-1, tbl_width_chars=190, tbl_hide_dataframe_shape=True, fmt_str_lengths=30
     ):
         print(pl.DataFrame(rows, infer_schema_length=None))
+    print_coverage()
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    for column in ("roofline_median_pct", "table_median_pct"):
+        worst = table.sort(column, descending=True, nulls_last=True).row(0, named=True)
+        text = f"{table[column].median():.1f} %, worst {worst[column]} % ({worst['family']}, {worst['to']})"
+        state(f"devices, median error by {column.partition('_')[0]}, median family", "printed", text)
     print(f"{time.perf_counter() - begin:.1f} s")
 
 

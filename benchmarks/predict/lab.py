@@ -3,7 +3,8 @@
 Usage:
     lab.py                    the table of the stored results (lab/results.csv)
     lab.py RECORDINGS         predict from these recordings, compare with lab/measured.csv, write lab/results.csv
-    lab.py RECORDINGS record  record at 1 Gbit/s, then measure everything (root, iproute2; about 10 minutes)
+    lab.py RECORDINGS record  record at 1 Gbit/s, measure every case, and predict as above (root, iproute2; about 15
+                              minutes)
 
 The jobs run under lab/net_lab.sh: one network namespace per rank, gloo, compute emulated by sleeping. LAB_PREFIX goes
 before it (nice, chrt). The stored measurements were made on a busy machine (column load) at real-time priority, so that
@@ -21,6 +22,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from requirements import state
 
 LAB = Path(__file__).parent / "lab"
 RATES = {"200mbit": "200Mbit/s", "500mbit": "500Mbit/s", "2gbit": "2Gbit/s"}
@@ -102,6 +105,15 @@ def print_table(rows: list[dict[str, str]]) -> None:
         if steady:
             errors.append(abs(error))
             inside += lower <= step <= upper
+    loads = [float(row["load"]) for row in rows]
+    print(f"load of the machine when measured: {min(loads):.1f} to {max(loads):.1f}")
+    middle, worst, share = (
+        100 * value for value in (statistics.median(errors), max(errors), inside / len(errors))
+    )
+    cases = f"{len(errors)} of {len(rows)} steady cases"
+    state(f"lab, median error of {cases}", "5 %", f"{middle:.1f} %", middle <= 5)
+    state("lab, worst error", "12 %", f"{worst:.1f} %", worst <= 12)
+    state("lab, truths in the 90 % intervals", "85 to 95 %", f"{share:.0f} %", 85 <= share <= 95)
     print(
         f"{len(errors)} steady cases of {len(rows)}: median error {100 * statistics.median(errors):.1f} %, worst "
         f"{100 * max(errors):.1f} %; {100 * inside / len(errors):.0f} % in the 90 % interval"

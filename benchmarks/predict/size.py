@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from requirements import state
+
 import etloom
 
 RANKS = 512
@@ -28,7 +30,9 @@ def main(arguments: list[str]) -> None:
     print(
         f"{RANKS} ranks, {points:,} points, {rows:,} rows: {wall:.1f} s ({cpu:.1f} s of CPU), {peak / 1e6:,.0f} MB"
     )
-    print("within 10 s and 2 GB" if wall < MAX_SECONDS and peak < MAX_BYTES else "more than 10 s or 2 GB")
+    holds = wall < MAX_SECONDS and peak < MAX_BYTES
+    name = Path(run).name
+    state(f"{RANKS} ranks from {name}", "10 s and 2 GB", f"{wall:.1f} s and {peak / 1e9:.2f} GB", holds)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Basis(IntEnum):
 DEVIATIONS = {
     Basis.RECORDED: 0.01,
     Basis.FITTED: 0.05,
-    Basis.TABLE: 0.08,
+    Basis.TABLE: 0.095,
     Basis.ROOFLINE: 0.20,
     Basis.GUESSED: 0.30,
 }

@@ -20,6 +20,10 @@ UNKNOWN_LATENCY_NS = 25_000.0
 """Latency of a message if neither the network nor the recording states it."""
 
 
+NOMINAL_DEVIATION = 0.3
+"""Relative standard deviation of times from nominal rates, calibrated on NCCL's collectives in a node."""
+
+
 @dataclass(frozen=True)
 class TargetNetwork:
     """The network of a prediction: the model (None: communications keep their time), and how far it is known."""
@@ -98,7 +102,7 @@ def _place_on_topology(
     topology: Topology, recorded: float | Topology | None, fit: NetworkFit | None
 ) -> TargetNetwork:
     """Return a topology with the efficiency and latency of the recorded network, as far as they are known."""
-    efficiency, basis, deviation = None, Basis.GUESSED, 0.15
+    efficiency, basis, deviation = None, Basis.GUESSED, NOMINAL_DEVIATION
     notes: list[str] = []
     if fit is not None:
         notes.append(_describe_fit(fit))
