@@ -15,6 +15,9 @@ sum without idle. ``basis``: device, or host if the trace has no GPU activity. W
 operators on the host (communication: in a c10d:: call or a gloo: range on any thread; compute: in another operator on
 some thread; idle: outside of operators, which is Python or waiting).
 
+Where the device runs far behind the host, as in inference, the work that a step launched lies after the end of its
+ProfilerStep, and the row of the step is idle: `etloom analyze iterations` measures the device time of each iteration.
+
 step: only this step.
 
 Units: ns; percent of span. Definitions: HolisticTraceAnalysis get_temporal_breakdown (its non-compute

@@ -162,6 +162,17 @@ def test_a_delay_in_noise(kind: str) -> None:
     assert makespan(delayed, NoStraggler()) < predicted
 
 
+@pytest.mark.parametrize(("kind", "due"), [("late recording", True), ("loader", False)])
+def test_a_saving_from_a_late_recording_is_named(kind: str, due: bool) -> None:
+    delayed = make_job(3, Delay(kind))
+    simulated = simulate_with(delayed, [NoStraggler()])
+    saved = simulated.graph.makespan() - simulated.graph.makespan(simulated.upper_bound)
+    lines = [
+        line for line in simulated.reasons if "of the saving is due to recordings that begin later" in line
+    ]
+    assert [line.partition(" of the saving")[0] for line in lines] == [f"{saved / 1e6:,.3f} ms"] * due
+
+
 def test_two_delays_at_once() -> None:
     both = make_job(8, Delay("kernels", rank=2, other=Delay("gap", rank=6)))
     truth = makespan(make_job(8, NO_DELAY))
