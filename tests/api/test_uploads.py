@@ -161,3 +161,37 @@ def test_recording_in_the_script_needs_a_local_folder() -> None:
     with pytest.raises(CollectError, match="expected a local folder, got s3://"):
         etloom.record("s3://user:secret@bucket/run")
     assert not Path("s3:").exists()
+
+
+def test_another_server_of_s3(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto's server is not in the dev group: it takes half a minute to install."""
+    server_module = pytest.importorskip("moto.server", reason="pip install 'moto[s3]' flask flask-cors")
+    import boto3
+
+    server = server_module.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "any-access-key",
+            "AWS_SECRET_ACCESS_KEY": "any-secret-key",
+            "AWS_REGION": "us-east-1",
+            "ETLOOM_CACHE": str(tmp_path / "cache"),
+        }.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="moto")
+        for path in run.iterdir():
+            client.upload_file(str(path), "moto", f"runs/run/{path.name}")
+        remote = etloom.open("s3://moto/runs/run")
+        assert_frame_equal(remote[0].events, etloom.open(run)[0].events)
+        etloom.export(remote, "s3://moto/saved.parquet")
+        (added,) = etloom.store_add("s3://moto/saved.parquet", to="s3://moto/store", name="a", jobs=1)
+        assert etloom.open(added.path).ranks == [0, 1]
+        (again,) = etloom.store_add("s3://moto/saved.parquet", to="s3://moto/store", name="a", jobs=1)
+        assert not again.is_new
+        with pytest.raises(ReadError, match="no such bucket"):
+            etloom.open("s3://none/run")
+    finally:
+        server.stop()
