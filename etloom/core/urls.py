@@ -84,6 +84,11 @@ def register_origin(folder: Path, url: str) -> None:
     _origins[str(folder)] = url
 
 
+def forget_origin(folder: Path) -> None:
+    """Undo `register_origin` for a folder that was removed."""
+    _origins.pop(str(folder), None)
+
+
 def describe_path(path: str | os.PathLike[str]) -> str:
     """Return a path as text for users: a local copy of a URL has the name of the URL."""
     return redact(str(path))

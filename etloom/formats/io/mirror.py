@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from etloom.core.errors import EtloomError, ReadError, warn
 from etloom.core.paths import cache_folder
 from etloom.core.text import count_noun
-from etloom.core.urls import register_origin
+from etloom.core.urls import forget_origin, register_origin
 from etloom.formats.io import transfers
 from etloom.formats.io.object_store import ObjectStore, RemoteFile, connect, split_url
 
@@ -308,8 +308,11 @@ def staged(url: str, overwrite: bool = False) -> Iterator[Path]:
         raise EtloomError("is not a file or folder in a bucket", where=url, remedy="add a name to the URL")
     with tempfile.TemporaryDirectory(prefix="etloom-upload-") as folder:
         register_origin(Path(folder), f"{base}{parent}")
-        yield Path(folder) / name
-        upload_folder(Path(folder), f"{base}{parent}")
+        try:
+            yield Path(folder) / name
+            upload_folder(Path(folder), f"{base}{parent}")
+        finally:
+            forget_origin(Path(folder))
 
 
 def fetch_store(url: str) -> Path:
