@@ -23,6 +23,10 @@ A part can be negative: the rank made up for some of the others.
 - pct: delay_ns as percentage of the time from the first communication to the end of the last; delays of concurrent
   communications are each counted in full.
 
+The finding `stragglers` answers another question, what would be gained if the rank were like its peers: it counts from
+the arrival of the median rank instead of the second-last one, without the inherited part, and each moment once. So its
+cost is the larger one if several ranks are late, and the smaller one if a rank passes on the lateness of others.
+
 Units: ns, percent. Times of the ranks are first converted to one clock, see clocks.
 """
 
