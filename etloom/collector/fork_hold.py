@@ -66,12 +66,12 @@ def close_descriptors_apart(is_writing: Callable[[], bool]) -> None:
     def closerange(*bounds: Any) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
-            held = _acquire_locks()
+            acquired = _acquire_locks()
             try:
                 if not is_writing() or time.monotonic() > deadline:
                     return close(*bounds)
             finally:
-                _release_locks(held)
+                _release_locks(acquired)
             time.sleep(_PAUSE_S)  # without the locks, which that thread may need
 
     os.closerange = closerange
@@ -82,8 +82,8 @@ def _acquire_locks() -> list[Any]:
     return [lock for lock in _LOCKS if lock.acquire(timeout=max(0.0, deadline - time.monotonic()))]
 
 
-def _release_locks(held: list[Any]) -> None:
-    for lock in reversed(held):
+def _release_locks(locks: list[Any]) -> None:
+    for lock in reversed(locks):
         lock.release()
 
 
@@ -96,9 +96,9 @@ def _finish_fork() -> None:
 
 
 def _release_in_child() -> None:
-    held = _held.get(threading.get_ident(), [])
+    acquired = _held.get(threading.get_ident(), [])
     for lock in _LOCKS:
-        if lock not in held:
+        if lock not in acquired:
             lock._at_fork_reinit()  # its owner does not exist here
     _finish_fork()
     _held.clear()

@@ -164,9 +164,9 @@ def _find_shares(name: str | None, dims: str | None, activation: int, share: flo
     """Return the shares of the FLOPs and bytes that a call has with the new size. activation: its elements."""
     matrices = list_matrices(name, dims)
     if matrices:
-        whole = [size == activation for size in matrices]
+        is_complete = [size == activation for size in matrices]
         total = sum(matrices)
-        kept = matrices[whole.index(True)] if any(whole) else 0
+        kept = matrices[is_complete.index(True)] if any(is_complete) else 0
         factor = (kept + share * (total - kept)) / total
         return share, factor, Basis.ROOFLINE if sum(whole) == 1 else Basis.GUESSED
     if name is not None and "attention" in name.lower():

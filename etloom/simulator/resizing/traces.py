@@ -39,7 +39,7 @@ def _find_members(
     scenario: Scenario, recorded: ProcessMesh, mesh: ProcessMesh, rank: int
 ) -> Callable[[tuple[int, ...]], list[int]]:
     """Return a function that returns, for recorded ranks of a group or peers, those of a new rank."""
-    here = mesh.coordinates(rank)
+    coordinates = mesh.coordinates(rank)
     changed = [axis for axis in mesh.sizes if mesh.sizes[axis] != recorded.sizes[axis]]
 
     def find(ranks: tuple[int, ...]) -> list[int]:
@@ -51,7 +51,7 @@ def _find_members(
             choices = [
                 range(place[axis], mesh.sizes[axis], recorded.sizes[axis])
                 if axis in along
-                else [place[axis] + here[axis] // recorded.sizes[axis] * recorded.sizes[axis]]
+                else [place[axis] + coordinates[axis] // recorded.sizes[axis] * recorded.sizes[axis]]
                 for axis in changed
             ]
             for choice in itertools.product(*choices):
