@@ -168,7 +168,7 @@ def _find_shares(name: str | None, dims: str | None, activation: int, share: flo
         total = sum(matrices)
         kept = matrices[is_complete.index(True)] if any(is_complete) else 0
         factor = (kept + share * (total - kept)) / total
-        return share, factor, Basis.ROOFLINE if sum(whole) == 1 else Basis.GUESSED
+        return share, factor, Basis.ROOFLINE if sum(is_complete) == 1 else Basis.GUESSED
     if name is not None and "attention" in name.lower():
         return share, share, Basis.ROOFLINE
     try:
