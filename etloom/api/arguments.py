@@ -42,13 +42,15 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
     read = {item.name for item in parameters if _READ_TYPE.search(str(item.annotation))}
     written = {item.name for item in parameters if "OutPath" in str(item.annotation)}
     resolved = {item.name for item in parameters if "OwnPath" in str(item.annotation)}
-    known = [item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    keyword_names = [
+        item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)
+    ]
     accepts_any = any(item.kind is item.VAR_KEYWORD for item in parameters)
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result:
-        if not accepts_any and (unknown := sorted(keywords.keys() - known)):
-            raise unknown_options_error(f"etloom.{function.__name__}", unknown, known)
+        if not accepts_any and (unknown := sorted(keywords.keys() - keyword_names)):
+            raise unknown_options_error(f"etloom.{function.__name__}", unknown, keyword_names)
         bound = signature.bind(*args, **keywords)
         values = bound.arguments
         for name in values.keys() & (read | written | resolved):

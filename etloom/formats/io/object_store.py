@@ -342,9 +342,9 @@ def convert_errors(url: str) -> Iterator[None]:
 
 def _refusal(error: Exception, url: str) -> ReadError | None:
     text = f"{type(error).__name__}: {error}"
-    for pattern, what, remedy in _REFUSALS:
+    for pattern, problem, remedy in _REFUSALS:
         if re.search(pattern, text):
-            return ReadError(what, where=url, remedy=remedy)
+            return ReadError(problem, where=url, remedy=remedy)
     return None
 
 

@@ -161,9 +161,9 @@ def _check_space(files: Sequence[tuple[RemoteFile, Path]]) -> None:
         raise _no_space(folder, f"{size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
 
 
-def _no_space(folder: Path, what: str) -> LimitError:
+def _no_space(folder: Path, problem: str) -> LimitError:
     return LimitError(
-        f"not enough disk space for the copy: {what}",
+        f"not enough disk space for the copy: {problem}",
         where=folder,
         remedy="set ETLOOM_CACHE to a folder on a larger disk",
     )
