@@ -163,3 +163,10 @@ def test_recorded_schedules_are_reproduced(name: str, data: Path) -> None:
 def test_a_pipeline_operation_trace_has_no_network(data: Path) -> None:
     with pytest.raises(EtloomError, match="only its pipeline can change"):
         etloom.predict(data / "straggler_what_if/trace-ST.parquet", network="x2")
+
+
+def test_a_pipeline_operation_trace_does_not_become_chakra_without_sizes(tmp_path: Path) -> None:
+    relaid = relay(one_f_one_b(3, 3).job(), {"mb": 6})
+    with pytest.raises(EtloomError, match="has no sizes of messages"):
+        etloom.export(relaid.job, tmp_path / "run.et")
+    assert not list(tmp_path.iterdir())

@@ -19,6 +19,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,11 +79,32 @@ class StepPattern:
     def _simulate(self, keep: Mask, ideal_ns: FloatArray) -> FloatArray:
         kept = keep.T[:, :, None]
         durations = np.where(kept, self.recorded_ns[:, None, :], ideal_ns[:, None, None])
-        end = np.zeros_like(durations)
-        for members, waits in self.order:
-            start = end[waits].max(axis=0) if len(waits) else 0.0
-            end[members] = durations[members] + start
+        end = durations.copy()
+        for members, group, waits, first in self._waves:
+            start = np.maximum.reduceat(end[waits], first, axis=0)
+            end[members] += start[group]
         return np.asarray(end.max(axis=0))
+
+    @cached_property
+    def _waves(self) -> list[tuple[NDArray[np.int64], ...]]:
+        """Groups of operations that only wait for earlier waves; operations that wait for nothing are left out.
+
+        Of each wave: its operations, the group of each, the operations that the groups wait for, one group after
+        the other, and the place of the first one of each group.
+        """
+        depth = np.zeros(self.operations.height, np.int64)
+        waves: defaultdict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = defaultdict(list)
+        for members, waits in self.order:
+            if len(waits):
+                depth[members] = depth[waits].max() + 1
+                waves[int(depth[members[0]])].append((members, waits))
+        arrays: list[tuple[NDArray[np.int64], ...]] = []
+        for _, groups in sorted(waves.items()):
+            sizes, counts = ([len(pair[place]) for pair in groups] for place in (0, 1))
+            members, waits = (np.concatenate([pair[place] for pair in groups]) for place in (0, 1))
+            group = np.repeat(np.arange(len(groups)), sizes)
+            arrays.append((members, group, waits, np.concatenate([[0], np.cumsum(counts)[:-1]])))
+        return arrays
 
 
 def build_patterns(job: Job) -> list[StepPattern]:

@@ -144,6 +144,12 @@ def check_exportable(trace: Trace, path: str | PathLike[str]) -> None:
             where=path,
             remedy="copy the file, or compress it with gzip",
         )
+    if "pipeline_operations" in trace.meta.get("formats", ()):
+        raise EtloomError(
+            "a pipeline operation trace has no sizes of messages, which a simulation of a Chakra trace needs",
+            where=path,
+            remedy="write .parquet, or predict other changes than those of the pipeline",
+        )
     if not trace.events.height:
         raise EtloomError(
             f"rank {trace.rank or 0} has no timed events",
