@@ -155,3 +155,18 @@ def test_each_file_is_claimed_by_one_reader(data: Path, own: Path) -> None:
         folder = path.relative_to(data).parts[0] if path.is_relative_to(data) else path.parent.name
         assert len(claims) == 1 or (not claims and folder in results), path
         assert not claims or expected.get(folder, claims[0]) == claims[0], path
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path, name: str) -> None:
+    """As the launchers of several hosts do that share a folder: each file is whole, and the last one stays."""
+    from etloom.formats.io.atomic_file import open_atomic
+
+    with open_atomic(tmp_path / name) as first:
+        first.write(b"first")
+        with open_atomic(tmp_path / name) as second:
+            second.write(b"second")
+        first.write(b" writer")
+    written = (tmp_path / name).read_bytes()
+    assert (gzip.decompress(written) if name.endswith(".gz") else written) == b"first writer"
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,11 @@ from isal import igzip
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing, gzip if its name ends in .gz; it is renamed to ``path`` when the block completes."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Open a file for writing, gzip if its name ends in .gz; it is renamed to ``path`` when the block completes.
+
+    Of several processes that write the same path, the last one wins; each writes a file of its own until then.
+    """
+    partial = path.with_name(f".{path.name}.{os.urandom(6).hex()}.partial")
     is_compressed = path.name.endswith(".gz")
     try:
         with igzip.open(partial, "wb") if is_compressed else partial.open("wb") as file:  # type: ignore[no-untyped-call]
