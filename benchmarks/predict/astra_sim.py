@@ -7,19 +7,16 @@ Nothing is fitted; a row counts as equal within 1 %.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import polars as pl
-from requirements import state
+from requirements import DATA, state
 
 from etloom.simulator.network.astra_sim import Dimension, Settings, collective_time, message_time
 
-DATA = Path(os.environ.get("ETLOOM_DATA", "shared/data")) / "astra_sim"
 TOLERANCE = 0.01
 
 
@@ -62,7 +59,7 @@ def compute_row(row: dict[str, Any]) -> int | None:
 
 
 def main(arguments: list[str]) -> None:
-    file = DATA / "collectives.csv.gz"
+    file = DATA / "astra_sim" / "collectives.csv.gz"
     if not file.exists():
         print(f"{file}: not there; set ETLOOM_DATA")
         return

@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from requirements import state
+from requirements import DATA, state
 
 import etloom
 from etloom.simulator.pipelines import RelaidPipeline, relay
@@ -156,13 +156,12 @@ def main(arguments: list[str]) -> None:
     text = f"{largest:g} ns in {len(GENERATED)} jobs"
     state("pipelines, generated jobs laid out again, largest error", "0 ns", text, largest == 0)
     print_measured()
-    data = os.environ.get("ETLOOM_DATA")
-    if data is None:
-        print("recorded: set ETLOOM_DATA")
+    if not DATA.exists():
+        print(f"recorded: no folder {DATA}; set ETLOOM_DATA")
         return
     print("\nrecorded: step time laid out again with its own sizes")
     for name in RECORDINGS:
-        relaid = etloom.predict(Path(data) / name, parallel={"mb": 4})
+        relaid = etloom.predict(DATA / name, parallel={"mb": 4})
         if isinstance(relaid, RelaidPipeline):
             schedule = relaid.recorded.schedule.describe()
             print(f"{name:36}  {schedule:38}  {100 * relaid.reproduction_error:+.3f} %")

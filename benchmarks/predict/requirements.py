@@ -1,6 +1,12 @@
-"""Requirements and the values reached: one line each, which `run.py` collects into its last table."""
+"""Requirements and the values reached, one line each, which `run.py` collects into a table; where the data is."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DATA = Path(os.environ.get("ETLOOM_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+"""Folder of the measurements."""
 
 PREFIX = "requirement"
 

@@ -9,24 +9,22 @@ al., OSDI 2025), in the folder straggler_what_if of ETLOOM_DATA. No value is tun
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from requirements import state
+from requirements import DATA, state
 
 import etloom
 
-DATA = Path(os.environ.get("ETLOOM_DATA", "shared/data")) / "straggler_what_if"
+PUBLISHED = DATA / "straggler_what_if"
 ITEMS = {"type": "optype", "stage": "stage", "data rank": "dp_rank"}
 MAX_ERROR = 0.01
 
 
 def read_published(name: str) -> Iterator[tuple[str, str, float]]:
     """Yield kind, item and published slowdown of a trace; of workers that of the worst, times."""
-    result = json.loads((DATA / f"result-{name}.json").read_text())
+    result = json.loads((PUBLISHED / f"result-{name}.json").read_text())
     yield "job", "all", result["blocking_slowdown"]
     for kind, key in ITEMS.items():
         for item, slowdown in result[f"blocking_decompose_by_{key}"].items():
@@ -38,7 +36,7 @@ def read_published(name: str) -> Iterator[tuple[str, str, float]]:
 def compare(name: str) -> float:
     """Print a table of a trace and return its largest relative error."""
     begin = time.perf_counter()
-    job = etloom.open(DATA / f"trace-{name}.parquet", use_cache=False)
+    job = etloom.open(PUBLISHED / f"trace-{name}.parquet", use_cache=False)
     opened = time.perf_counter()
     table = etloom.analyze(job, "slowdown")
     ended = time.perf_counter()
@@ -56,8 +54,8 @@ def compare(name: str) -> float:
     steps = max(error for (kind, _), error in errors.items() if kind == "step")
     print(f"{'step':10} {'worst of all steps':28} {'':10} {'':10} {steps:10.1e}")
     worker = max((row for key, row in ours.items() if key[0] == "worker"), key=lambda row: row["slowdown"])
-    worst = json.loads((DATA / f"mw-{name}.json").read_text())
-    stage = json.loads((DATA / f"ms-{name}.json").read_text())
+    worst = json.loads((PUBLISHED / f"mw-{name}.json").read_text())
+    stage = json.loads((PUBLISHED / f"ms-{name}.json").read_text())
     last = max(int(item) for kind, item in ours if kind == "stage")
     pairs = (
         ("worker", f"{worker['item']}, its slowdown", worst["tadd"] / worst["tideal"], worker["slowdown"]),
@@ -73,7 +71,7 @@ def compare(name: str) -> float:
 def main() -> int:
     """Compare both traces; exit status 1 if a value is more than 1 % off."""
     if not DATA.is_dir():
-        print(f"no folder {DATA}; set ETLOOM_DATA")
+        print(f"no folder {PUBLISHED}; set ETLOOM_DATA")
         return 1
     worst = max(compare(name) for name in ("AR", "ST"))
     print(f"\nlargest relative error of all values: {worst:.1e} (asked: {MAX_ERROR:.0e})")

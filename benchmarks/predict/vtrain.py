@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import os
 import sys
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from requirements import state
+from requirements import DATA, state
 
 from etloom.simulator.training_step import (
     FITTED,
@@ -128,13 +127,12 @@ def evaluate(
 
 
 def main() -> None:
-    data = Path(os.environ.get("ETLOOM_DATA", "."))
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "measurements", nargs="?", type=Path, default=data / "vtrain/measured_single_node.csv"
+        "measurements", nargs="?", type=Path, default=DATA / "vtrain/measured_single_node.csv"
     )
     parser.add_argument(
-        "--tables", type=Path, default=data / "vtrain", help="folder of all-reduce measurements"
+        "--tables", type=Path, default=DATA / "vtrain", help="folder of all-reduce measurements"
     )
     parser.add_argument("--calibrate-on", type=Path, help="file whose tenth calibrates the constants")
     parser.add_argument(
