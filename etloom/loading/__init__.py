@@ -1,6 +1,8 @@
 """Loading of runs: find the traces of each rank, decide how to load them, read, link and cache them.
 
-rank_discovery, run_json  the traces of a folder and their ranks; run.json of `etloom collect`
+rank_discovery            the traces of a folder and their ranks; run.json of `etloom collect`: run_json
+file_names, captures      ranks and stages in names of files; traces of the capture of device graphs
+folder_contents           the files of a folder: salvaged and converted copies, the workload card
 plan                      `LoadPlan`: for each rank where its tables come from and where they are kept
 executor                  the execution of a plan, ranks in parallel
 file_reading              one file into memory, or to Parquet in bounded memory
@@ -19,10 +21,12 @@ from etloom import formats
 from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.loading import consistency
+from etloom.loading.captures import find_captures
 from etloom.loading.executor import add_rank_stats, execute_plan
+from etloom.loading.file_names import find_rank_in_name
 from etloom.loading.file_reading import Progress
 from etloom.loading.plan import LoadOptions, plan_file, plan_ranks
-from etloom.loading.rank_discovery import discover_ranks, find_captures, find_rank_in_name
+from etloom.loading.rank_discovery import discover_ranks
 
 __all__ = ["LoadOptions", "Progress", "load_folder", "load_path", "load_ranks"]
 

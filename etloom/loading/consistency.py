@@ -12,7 +12,7 @@ from etloom.collectives import matching
 from etloom.core.schema import Stat
 from etloom.core.text import format_ranges
 from etloom.core.trace import Trace
-from etloom.loading.rank_discovery import find_rank_in_name
+from etloom.loading.file_names import find_rank_in_name
 
 _MAX_SEARCHED_RANKS = 10_000
 """Missing ranks that are looked for; a file may state any world size."""

@@ -9,7 +9,7 @@ from etloom.core.calls import DumpedCalls
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
 from etloom.formats.flight_recorder import read_calls
-from etloom.loading.rank_discovery import find_rank_in_name
+from etloom.loading.file_names import find_rank_in_name
 
 WATCH_FOLDER = ".watch"
 """Folder of a run in which `etloom collect --watch` keeps the latest dump of each rank."""

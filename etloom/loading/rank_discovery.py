@@ -3,54 +3,41 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from etloom.core import registry
-from etloom.core.errors import EtloomError, InvalidValue, ReadError
+from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
-from etloom.formats import UNKNOWN_FORMAT, detect_format, kineto
-from etloom.loading.run_json import find_unfinished_recording, read_run_json
+from etloom.formats import UNKNOWN_FORMAT, detect_format
+from etloom.loading.captures import find_captures
+from etloom.loading.file_names import (
+    CAPTURE_FOLDER,
+    CAPTURE_NAME,
+    OTHER_PROCESS,
+    TENSOR_RANK,
+    TRACE_NAME,
+    are_parts,
+    choose_patterns,
+    find_rank_in_name,
+    match_rank,
+)
+from etloom.loading.folder_contents import (
+    find_converted_file,
+    holds_traces,
+    list_files,
+    prefer_salvaged,
+    read_first_card,
+    suggest_remedy,
+)
+from etloom.loading.run_json import read_run_json
 
-# kineto_trace_3.json, torch_et_3.json.gz, _dump_3, kineto_rank3_x.json, rank-3.Apr.1102.pt.trace.json, ...
-_RANK_NAME_PATTERNS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder|dump)_(\d+)(?:\.|$)",
-        r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
-        r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
-        r"^\w+\.(\d+)\.et(?:\.gz)?$",
-        # Chakra's collection scripts: host.3.json, device.3.json, chakra_host_et.3.json.gz
-        r"(?:^|[._-])(?:host|device|kineto|et)[._-](\d+)\.json(?:\.gz|\.zst)?$",
-    )
-)
-# Names that only traces have; "rank" alone may be in the name of any file.
-_TRACE_NAME = re.compile(
-    r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|fr_trace)_(?:rank)?\d+[^/]*\.json(?:\.gz|\.zst)?$"
-    r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
-)
-_CAPTURE_NAME = re.compile(r"(?i)(?:^|[._-])capture(?:[._-]|$)[^/]*\.json(?:\.gz|\.zst)?$")
-"""Names of traces of the capture of device graphs: graph_capture_rank_0.json.gz, capture_trace_rank_0.json."""
-_CAPTURE_FOLDER = "capture_traces"
-_STAGE = re.compile(r"(?i)(?<![a-z])(?:decode|extend|prefill|mixed|target_verify|idle)(?![a-z])")
-"""Stage of an engine in the name of a trace; SGLang writes one file per stage of a rank."""
-_TENSOR_RANK = re.compile(r"(?:^|[-_.])TP-?(\d+)(?!.*[-_.]PP-?\d)(?=[-_.])")
-"""Matches the tensor-parallel rank in names of SGLang, which is the rank if the name states no pipeline rank."""
-_OTHER_PROCESS = re.compile(
-    r"(?i)(?<![a-z])(async_llm|(?:de)?tokenizer(?:_manager)?|scheduler|engine_?core|api_?server|frontend)(?![a-z])"
-)
-"""Process of an engine that is not a rank, in the name of its trace."""
 _MAX_NAMED_FILES = 12
 """Files that a message names."""
 _MAX_NAMED_RANKS = 8
-_PATTERN_EXAMPLE = r"for example 'host-(\d+)'"
-_SALVAGED = ".salvaged"
 _FORMAT_SIDES = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
 """Formats of which a rank has one host and one device trace; any other format is read alone."""
 
@@ -115,49 +102,13 @@ def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None)
     return discovery.finish()
 
 
-def find_rank_in_name(path: Path, rank_pattern: str | None = None) -> int | None:
-    """Return the rank in the name of a file, by ``rank_pattern`` or the usual names of the field."""
-    return _match_rank(path, _choose_patterns(rank_pattern))
-
-
-def _choose_patterns(rank_pattern: str | None) -> tuple[re.Pattern[str], ...]:
-    return _RANK_NAME_PATTERNS if rank_pattern is None else (_compile_rank_pattern(rank_pattern),)
-
-
-def find_captures(path: Path) -> list[Path]:
-    """Return the traces of captures in the folder ``capture_traces`` next to a trace, or in a folder of traces.
-
-    Next to a single trace, those whose names have the number of another rank are left out.
-    """
-    folder = (path if path.is_dir() else path.parent) / _CAPTURE_FOLDER
-    if path.parent.name == _CAPTURE_FOLDER or not folder.is_dir() or not path.exists():
-        return []
-    files = [
-        file for file in _list_files(folder) if ".json" in file.name and file.is_file() and _is_kineto(file)
-    ]
-    numbers = {file: find_rank_in_name(file) for file in files}
-    if path.is_dir() or len({number for number in numbers.values() if number is not None}) < 2:
-        return files
-    rank = find_rank_in_name(path)
-    if rank is None and _is_kineto(path):
-        rank = kineto.find_rank(path)
-    return [file for file, number in numbers.items() if rank is None or number in (None, rank)]
-
-
-def _is_kineto(path: Path) -> bool:
-    try:
-        return detect_format(path) == "kineto"
-    except EtloomError:
-        return False
-
-
 class _Discovery:
     """The state of one discovery; `discover_ranks` calls the passes in order."""
 
     def __init__(self, folder: Path, rank_pattern: str | None) -> None:
         self.folder = folder
         self.searches_content = rank_pattern is None
-        self.patterns = _choose_patterns(rank_pattern)
+        self.patterns = choose_patterns(rank_pattern)
         self.formats: dict[Path, str] = {}
         self.ranks: dict[int, list[Path]] = {}
         self.ignored: list[Path] = []
@@ -170,7 +121,7 @@ class _Discovery:
 
     def detect_formats(self) -> None:
         """Find the format of each file; a file with the name of a trace that is not one is unreadable."""
-        paths, self.salvaged = _prefer_salvaged(_list_files(self.folder))
+        paths, self.salvaged = prefer_salvaged(list_files(self.folder))
         for path in paths:
             if not (path.is_file() or path.is_dir()):  # opening a pipe would block; a link may be broken
                 self.ignored.append(path)
@@ -181,9 +132,9 @@ class _Discovery:
                 self.unreadable.append(error)
                 continue
             if name is not None and not (path.is_file() and name == "parquet"):
-                is_metrics = name == "parquet" and _find_converted_file(path) is not None
+                is_metrics = name == "parquet" and find_converted_file(path) is not None
                 self.formats[path] = "metrics" if is_metrics else name
-            elif path.is_file() and name is None and _TRACE_NAME.search(path.name):
+            elif path.is_file() and name is None and TRACE_NAME.search(path.name):
                 problem = UNKNOWN_FORMAT if path.stat().st_size else "the file is empty"
                 self.unreadable.append(ReadError(problem, where=path))
             elif path.is_file():
@@ -192,7 +143,7 @@ class _Discovery:
     def drop_converted_metrics(self) -> None:
         """Leave out metrics files next to the folder they were converted to: their samples would count twice."""
         metrics = self._list_metrics()
-        converted = {name: path for path in metrics if (name := _find_converted_file(path)) is not None}
+        converted = {name: path for path in metrics if (name := find_converted_file(path)) is not None}
         for path in metrics:
             if path.name in converted:
                 del self.formats[path]
@@ -221,15 +172,13 @@ class _Discovery:
         if self.unreadable:
             raise self.unreadable[0]
         raise ReadError(
-            "no traces found", where=self.folder, remedy=_suggest_remedy(self.folder, self.ignored)
+            "no traces found", where=self.folder, remedy=suggest_remedy(self.folder, self.ignored)
         )
 
     def separate_captures(self) -> None:
         """Keep the traces of captures apart from those of ranks, unless the folder holds nothing else."""
         captures = [
-            path
-            for path, name in self.formats.items()
-            if name == "kineto" and _CAPTURE_NAME.search(path.name)
+            path for path, name in self.formats.items() if name == "kineto" and CAPTURE_NAME.search(path.name)
         ]
         others = [path for path, name in self.formats.items() if name == "kineto" and path not in captures]
         if others:
@@ -241,14 +190,14 @@ class _Discovery:
         metrics = set(self._list_metrics())
         unranked: list[Path] = []
         for path, format in self.formats.items():
-            rank = _match_rank(path, self.patterns)
+            rank = match_rank(path, self.patterns)
             if rank is None and self.searches_content:
                 try:
                     rank = _find_rank_in_content(path, format)
                 except EtloomError as error:
                     self.unreadable.append(error)
                     continue
-                if rank is None and (match := _TENSOR_RANK.search(path.name)) is not None:
+                if rank is None and (match := TENSOR_RANK.search(path.name)) is not None:
                     rank = int(match[1])
             if rank is not None:
                 self.ranks.setdefault(rank, []).append(path)
@@ -260,13 +209,13 @@ class _Discovery:
         if not self.ranks and self.unreadable:
             raise self.unreadable[0]
         if not self.ranks:
-            remedy = _suggest_remedy(self.folder, self.ignored)
+            remedy = suggest_remedy(self.folder, self.ignored)
             raise ReadError("contains metrics, but no traces", where=self.folder, remedy=remedy)
 
     def _separate_other_processes(self, unranked: list[Path]) -> list[Path]:
         """Set traces of processes that are not ranks apart, unless there are no others; return the rest."""
         names = {
-            path: match[1] for path in unranked if (match := _OTHER_PROCESS.search(path.name)) is not None
+            path: match[1] for path in unranked if (match := OTHER_PROCESS.search(path.name)) is not None
         }
         rest = [path for path in unranked if path not in names]
         if not self.ranks and not rest:
@@ -326,7 +275,7 @@ class _Discovery:
                 continue
             elif side not in selected:
                 stats.append(Stat("job.skipped_file", "info", 1, f"{path.name}, open it on its own"))
-            elif side in by_side and _are_parts(path, by_side[side]):
+            elif side in by_side and are_parts(path, by_side[side]):
                 parts.append(path)
             elif side in by_side:
                 example = f"{path.name} is ignored, {by_side[side].name} was read"
@@ -338,7 +287,7 @@ class _Discovery:
     def note_unreadable_files(self) -> None:
         """Add a row of stats for each file that cannot be read."""
         for error in self.unreadable:
-            rank = _match_rank(Path(error.where or ""), self.patterns)
+            rank = match_rank(Path(error.where or ""), self.patterns)
             self.stats[rank].append(Stat("job.unreadable_file", "error", 1, str(error)))
 
     def note_salvaged_files(self) -> None:
@@ -362,8 +311,8 @@ class _Discovery:
         """Add a row of stats for folders next to the traces that hold traces themselves."""
         others = [
             path
-            for path in _list_files(self.folder)
-            if path not in self.formats and path.name != _CAPTURE_FOLDER and _holds_traces(path)
+            for path in list_files(self.folder)
+            if path not in self.formats and path.name != CAPTURE_FOLDER and holds_traces(path)
         ]
         if others:
             selected = ", ".join(path.name for path in itertools.islice(self.formats, _MAX_NAMED_FILES // 4))
@@ -374,7 +323,7 @@ class _Discovery:
 
     def finish(self) -> DiscoveredRun:
         """Read the workload card and run.json, and return the result."""
-        card = _read_first_card(self.folder, self.stats[None])
+        card = read_first_card(self.folder, self.stats[None])
         run, losses = read_run_json(self.folder, self.stats[None])
         for rank, row in losses.items():
             self.stats[rank].append(row)
@@ -402,122 +351,7 @@ class _Discovery:
         return [path for path, format in self.formats.items() if format == "metrics"]
 
 
-def _are_parts(path: Path, other: Path) -> bool:
-    """Return whether the names of two traces differ by the stage of an engine only."""
-    names = [_STAGE.sub("*", file.name) for file in (path, other)]
-    return names[0] == names[1] and "*" in names[0]
-
-
-def _compile_rank_pattern(text: str) -> re.Pattern[str]:
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        raise InvalidValue(
-            f"{text!r} is not a regular expression: {error}", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
-        ) from None
-    if pattern.groups < 1:
-        raise InvalidValue(
-            f"{text!r} has no group for the rank", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
-        )
-    return pattern
-
-
-def _match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
-    """Return the rank of the first pattern that matches; more than nine digits, as in a time, are not a rank."""
-    for pattern in patterns:
-        match = pattern.search(path.name)
-        if match is None or match[1] is None or len(match[1]) > 9:
-            continue
-        if not match[1].isdecimal():
-            raise InvalidValue(
-                f"the group of {pattern.pattern!r} matches {match[1]!r} in {path.name}; expected a number",
-                remedy=_PATTERN_EXAMPLE,
-                option="rank_pattern",
-            )
-        return int(match[1])
-    return None
-
-
 def _find_rank_in_content(path: Path, format: str) -> int | None:
     """Return the rank that a file states, by the optional ``find_rank`` of its reader."""
     find_rank = getattr(registry.get("readers", format), "find_rank", None)
     return None if find_rank is None else find_rank(path)
-
-
-def _holds_traces(folder: Path) -> bool:
-    """Return whether a folder holds files with the names of traces."""
-    try:
-        return folder.is_dir() and any(_TRACE_NAME.search(path.name) for path in folder.iterdir())
-    except OSError:
-        return False
-
-
-def _list_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise ReadError(f"cannot be read: {error.strerror}", where=folder) from None
-
-
-def _prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]]:
-    """Return the paths without damaged files that have a salvaged copy, and a row of stats for each copy."""
-    stems = {path: path.name.partition(".json")[0] for path in paths}
-    copies = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
-    remaining = []
-    stats: dict[Path, Stat] = {}
-    for path in paths:
-        copy = copies.get(stems[path] + _SALVAGED)
-        if copy is None:
-            remaining.append(path)
-        else:
-            example = f"{copy.name} is read instead of {path.name}, from which it was salvaged"
-            stats[copy] = Stat("job.salvaged_file_used", "data_loss", 1, example)
-    return remaining, stats
-
-
-def _find_converted_file(path: Path) -> str | None:
-    """Return the name of the metrics file that `etloom convert` converted to this folder; None for other traces."""
-    if not path.is_dir():
-        return None
-    try:
-        meta = json.loads((path / "meta.json").read_bytes())["meta"]
-        (format,), (file,) = meta["formats"], meta["files"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return Path(file).name if format == "metrics" else None
-
-
-def _read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
-    """Return the first workload card (a YAML file, by name) that can be read, if any."""
-    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
-        from etloom.formats.io.workload_card import is_card, read_card  # loads the YAML parser
-
-        try:
-            if is_card(path):
-                return read_card(path)
-        except EtloomError as error:
-            stats.append(Stat("job.workload_card", "data_loss", 1, str(error)))
-    return None
-
-
-def _suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
-    """Suggest where traces may be, or list what the folder contains instead."""
-    folders = sorted(path.name for path in _list_files(folder) if path.is_dir())
-    if folders:
-        return f"try one of its folders: {', '.join(folders[:5])}"
-    if (unfinished := find_unfinished_recording(folder)) is not None:
-        return unfinished
-    endings = Counter(_file_ending(path) for path in ignored)
-    most_common = endings.most_common(_MAX_NAMED_FILES // 2)
-    contents = ", ".join(f"{count:,} {ending}" for ending, count in most_common)
-    if not contents:
-        return "it is empty"
-    more = ", ..." if len(endings) > _MAX_NAMED_FILES // 2 else ""
-    supported = "PyTorch's traces, Nsight Systems exports, Chakra .et and others of README's table"
-    return f"it contains {contents}{more}; supported are {supported}; `etloom info FILE` describes one file"
-
-
-def _file_ending(path: Path) -> str:
-    """Return the ending of a name with its compression: .json.gz, .txt."""
-    is_compressed = path.suffix in (".gz", ".zst")
-    return "".join(path.suffixes[-2:] if is_compressed else path.suffixes[-1:]) or "without an ending"

@@ -14,7 +14,7 @@ from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
 from etloom.linker import merging
 from etloom.loading import consistency
-from etloom.loading.rank_discovery import find_rank_in_name
+from etloom.loading.file_names import find_rank_in_name
 from support import small_traces
 
 Outcome = tuple[int, str, str]

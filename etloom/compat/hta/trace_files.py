@@ -9,7 +9,7 @@ from pathlib import Path
 from etloom.core.errors import InvalidValue
 from etloom.core.paths import expand_home
 from etloom.formats.kineto import find_rank
-from etloom.loading.rank_discovery import find_rank_in_name
+from etloom.loading.file_names import find_rank_in_name
 
 StrPath = str | PathLike[str]
 TraceFiles = Mapping[int, StrPath] | Sequence[StrPath]

@@ -1,0 +1,85 @@
+"""Names of trace files: the rank, the stage or process of an engine, and the capture of device graphs in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from etloom.core.errors import InvalidValue
+
+# kineto_trace_3.json, torch_et_3.json.gz, _dump_3, kineto_rank3_x.json, rank-3.Apr.1102.pt.trace.json, ...
+_RANK_NAME_PATTERNS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder|dump)_(\d+)(?:\.|$)",
+        r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
+        r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
+        r"^\w+\.(\d+)\.et(?:\.gz)?$",
+        # Chakra's collection scripts: host.3.json, device.3.json, chakra_host_et.3.json.gz
+        r"(?:^|[._-])(?:host|device|kineto|et)[._-](\d+)\.json(?:\.gz|\.zst)?$",
+    )
+)
+TRACE_NAME = re.compile(
+    r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|fr_trace)_(?:rank)?\d+[^/]*\.json(?:\.gz|\.zst)?$"
+    r"|\.pt\.trace\.json(?:\.gz|\.zst)?$"
+)
+"""Names that only traces have; "rank" alone may be in the name of any file."""
+CAPTURE_NAME = re.compile(r"(?i)(?:^|[._-])capture(?:[._-]|$)[^/]*\.json(?:\.gz|\.zst)?$")
+"""Names of traces of the capture of device graphs: graph_capture_rank_0.json.gz, capture_trace_rank_0.json."""
+CAPTURE_FOLDER = "capture_traces"
+_STAGE = re.compile(r"(?i)(?<![a-z])(?:decode|extend|prefill|mixed|target_verify|idle)(?![a-z])")
+"""Stage of an engine in the name of a trace; SGLang writes one file per stage of a rank."""
+TENSOR_RANK = re.compile(r"(?:^|[-_.])TP-?(\d+)(?!.*[-_.]PP-?\d)(?=[-_.])")
+"""Matches the tensor-parallel rank in names of SGLang, which is the rank if the name states no pipeline rank."""
+OTHER_PROCESS = re.compile(
+    r"(?i)(?<![a-z])(async_llm|(?:de)?tokenizer(?:_manager)?|scheduler|engine_?core|api_?server|frontend)(?![a-z])"
+)
+"""Process of an engine that is not a rank, in the name of its trace."""
+_PATTERN_EXAMPLE = r"for example 'host-(\d+)'"
+
+
+def find_rank_in_name(path: Path, rank_pattern: str | None = None) -> int | None:
+    """Return the rank in the name of a file, by ``rank_pattern`` or the usual names of the field."""
+    return match_rank(path, choose_patterns(rank_pattern))
+
+
+def choose_patterns(rank_pattern: str | None) -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of a rank in a name: ``rank_pattern`` alone, or the usual ones if it is None."""
+    return _RANK_NAME_PATTERNS if rank_pattern is None else (_compile_rank_pattern(rank_pattern),)
+
+
+def _compile_rank_pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise InvalidValue(
+            f"{text!r} is not a regular expression: {error}", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
+        ) from None
+    if pattern.groups < 1:
+        raise InvalidValue(
+            f"{text!r} has no group for the rank", remedy=_PATTERN_EXAMPLE, option="rank_pattern"
+        )
+    return pattern
+
+
+def match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
+    """Return the rank of the first pattern that matches; more than nine digits, as in a time, are not a rank."""
+    for pattern in patterns:
+        match = pattern.search(path.name)
+        if match is None or match[1] is None or len(match[1]) > 9:
+            continue
+        if not match[1].isdecimal():
+            raise InvalidValue(
+                f"the group of {pattern.pattern!r} matches {match[1]!r} in {path.name}; expected a number",
+                remedy=_PATTERN_EXAMPLE,
+                option="rank_pattern",
+            )
+        return int(match[1])
+    return None
+
+
+def are_parts(path: Path, other: Path) -> bool:
+    """Return whether the names of two traces differ by the stage of an engine only."""
+    names = [_STAGE.sub("*", file.name) for file in (path, other)]
+    return names[0] == names[1] and "*" in names[0]

@@ -1,0 +1,98 @@
+"""The contents of a folder of traces: its files, salvaged and converted copies, the workload card."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from etloom.core.errors import EtloomError, ReadError
+from etloom.core.schema import Stat
+from etloom.loading.file_names import TRACE_NAME
+from etloom.loading.run_json import find_unfinished_recording
+
+_SALVAGED = ".salvaged"
+_MAX_ENDINGS = 6
+"""Endings of files that a message names."""
+
+
+def holds_traces(folder: Path) -> bool:
+    """Return whether a folder holds files with the names of traces."""
+    try:
+        return folder.is_dir() and any(TRACE_NAME.search(path.name) for path in folder.iterdir())
+    except OSError:
+        return False
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files and folders of a folder by name, without hidden ones; raise ReadError if it is unreadable."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error.strerror}", where=folder) from None
+
+
+def prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]]:
+    """Return the paths without damaged files that have a salvaged copy, and a row of stats for each copy."""
+    stems = {path: path.name.partition(".json")[0] for path in paths}
+    copies = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
+    remaining = []
+    stats: dict[Path, Stat] = {}
+    for path in paths:
+        copy = copies.get(stems[path] + _SALVAGED)
+        if copy is None:
+            remaining.append(path)
+        else:
+            example = f"{copy.name} is read instead of {path.name}, from which it was salvaged"
+            stats[copy] = Stat("job.salvaged_file_used", "data_loss", 1, example)
+    return remaining, stats
+
+
+def find_converted_file(path: Path) -> str | None:
+    """Return the name of the metrics file that `etloom convert` converted to this folder; None for other traces."""
+    if not path.is_dir():
+        return None
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())["meta"]
+        (format,), (file,) = meta["formats"], meta["files"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return Path(file).name if format == "metrics" else None
+
+
+def read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
+    """Return the first workload card (a YAML file, by name) that can be read, if any."""
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        from etloom.formats.io.workload_card import is_card, read_card  # loads the YAML parser
+
+        try:
+            if is_card(path):
+                return read_card(path)
+        except EtloomError as error:
+            stats.append(Stat("job.workload_card", "data_loss", 1, str(error)))
+    return None
+
+
+def suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
+    """Suggest where traces may be, or list what the folder contains instead."""
+    folders = sorted(path.name for path in list_files(folder) if path.is_dir())
+    if folders:
+        return f"try one of its folders: {', '.join(folders[:5])}"
+    if (unfinished := find_unfinished_recording(folder)) is not None:
+        return unfinished
+    endings = Counter(_file_ending(path) for path in ignored)
+    most_common = endings.most_common(_MAX_ENDINGS)
+    contents = ", ".join(f"{count:,} {ending}" for ending, count in most_common)
+    if not contents:
+        return "it is empty"
+    more = ", ..." if len(endings) > _MAX_ENDINGS else ""
+    supported = "PyTorch's traces, Nsight Systems exports, Chakra .et and others of README's table"
+    return f"it contains {contents}{more}; supported are {supported}; `etloom info FILE` describes one file"
+
+
+def _file_ending(path: Path) -> str:
+    """Return the ending of a name with its compression: .json.gz, .txt."""
+    is_compressed = path.suffix in (".gz", ".zst")
+    return "".join(path.suffixes[-2:] if is_compressed else path.suffixes[-1:]) or "without an ending"
