@@ -193,6 +193,7 @@ def test_without_steps_the_whole_trace_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", ["hta_multirank", "dlrm", "cpu/ddp_2", "nsys"])
+@pytest.mark.slow
 def test_on_real_runs_it_agrees_with_the_analyses_of_one_question(data: Path, run: str) -> None:
     job = etloom.open(data / run)
     found = values(job)

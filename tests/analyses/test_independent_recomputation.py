@@ -68,6 +68,7 @@ def rounded(value: float) -> int:
     return math.floor(value + 0.5)
 
 
+@pytest.mark.slow
 def test_where_the_time_goes(file: str) -> None:
     rows = {row["step"]: row for row in asked(file, "temporal-breakdown").rows(named=True)}
     overlap = {row["step"]: row for row in asked(file, "comm-overlap").rows(named=True)}

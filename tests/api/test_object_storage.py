@@ -75,6 +75,7 @@ def test_checkpoints_next_to_traces_are_not_copied(s3: S3Server, run: Path) -> N
     assert "run/model.safetensors" not in downloads(s3)
 
 
+@pytest.mark.slow
 def test_a_key_cannot_leave_the_folder_of_the_copies(s3: S3Server, run: Path, tmp_path: Path) -> None:
     etloom.export(run, "s3://bucket/saved.parquet")  # of which all keys are listed
     for key in ("../outside.json", "rank=0/../../../outside.json", "a\x7foutside.json", "a\\outside.json"):
@@ -95,6 +96,7 @@ def test_a_large_object_is_read_in_ranges(s3: S3Server, monkeypatch: pytest.Monk
     assert s3.requests["GET", "x.bin"] >= 5
 
 
+@pytest.mark.slow
 def test_a_cut_connection_is_retried(s3: S3Server) -> None:
     s3.put("bucket/x.json", b"content")
     s3.cuts = 4  # the client itself tries three times
@@ -102,6 +104,7 @@ def test_a_cut_connection_is_retried(s3: S3Server) -> None:
     assert s3.cuts == 0
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_always_cut_is_one_line(
     s3: S3Server, run: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +139,7 @@ def test_a_scheme_that_needs_a_missing_package_names_the_extra(monkeypatch: pyte
         etloom.open("memory://missing-package/run")
 
 
+@pytest.mark.slow
 def test_credentials_never_appear(
     s3: S3Server, run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -169,6 +173,7 @@ def test_errors_of_libraries_lose_their_credentials(monkeypatch: pytest.MonkeyPa
     assert redact("plain") == "plain"
 
 
+@pytest.mark.slow
 def test_exports_and_reports_are_uploaded(s3: S3Server, run: Path, call: Call) -> None:
     assert str(etloom.export(run, "s3://bucket/out/run.json.gz")) == "s3://bucket/out/run.json.gz"
     assert call("report", run, "--out", "s3://bucket/out/report.html")[0] == 0
@@ -181,6 +186,7 @@ def test_exports_and_reports_are_uploaded(s3: S3Server, run: Path, call: Call) -
     assert not Path("s3:").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_is_complete_when_its_manifest_appears(s3: S3Server, run: Path) -> None:
     etloom.export(run, "s3://bucket/saved.parquet")
     manifest = "bucket/saved.parquet/meta.json"
@@ -208,6 +214,7 @@ def test_a_folder_with_other_files_is_not_replaced(s3: S3Server, run: Path) -> N
     assert s3.keys("bucket/data") == ["bucket/data/precious.txt"]
 
 
+@pytest.mark.slow
 def test_an_upload_is_retried(s3: S3Server, run: Path) -> None:
     s3.refused_uploads = 4
     etloom.export(run, "s3://bucket/out/run.json.gz")
@@ -258,6 +265,7 @@ def test_a_file_url_is_a_local_path(run: Path) -> None:
     assert json.dumps(etloom.info(run.as_uri())["ranks"]) == "[0, 1]"
 
 
+@pytest.mark.slow
 def test_only_arguments_are_opened_as_urls(s3: S3Server, run: Path) -> None:
     (run / "run.json").write_text(json.dumps({"schema": "etloom-run-1", "command": ["s3://bucket/x"]}))
     (run / "s3:").mkdir()

@@ -29,6 +29,7 @@ def run(tmp_path: Path) -> Path:
     return small_traces.write_run(tmp_path / "local" / "run")
 
 
+@pytest.mark.slow
 def test_a_store_in_s3_answers_as_a_local_one(s3: S3Server, run: Path, tmp_path: Path) -> None:
     (added,) = etloom.store_add(run, to=STORE, jobs=1)
     assert (str(added.path), added.is_new) == ("s3://bucket/store/run=run", True)
@@ -43,6 +44,7 @@ def test_a_store_in_s3_answers_as_a_local_one(s3: S3Server, run: Path, tmp_path:
     assert not again.is_new and s3.order == []
 
 
+@pytest.mark.slow
 def test_tables_of_a_stored_run_are_copied_on_access(
     s3: S3Server, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +58,7 @@ def test_tables_of_a_stored_run_are_copied_on_access(
     assert tables == {"store/run=run/rank=1/events.parquet"}
 
 
+@pytest.mark.slow
 def test_an_addition_goes_on_after_a_failed_upload(
     s3: S3Server, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +77,7 @@ def test_an_addition_goes_on_after_a_failed_upload(
     assert etloom.open(added.path).ranks == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_changed_run_replaces_the_stored_one(s3: S3Server, run: Path) -> None:
     etloom.store_add(run, to=STORE, jobs=1)
     for path in run.iterdir():
@@ -120,6 +124,7 @@ def test_finished_windows_are_uploaded_while_the_job_runs(
     assert len(json.loads(s3.objects["bucket/run/step_10/run.json"][0])["ranks"]) == 2
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_costs_the_job_nothing(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -286,6 +286,7 @@ def test_ctrl_c_in_a_process_of_its_own() -> None:
     assert (process.returncode, err) == (error_handling.EXIT_INTERRUPTED, "")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_silent(run: Path) -> None:
     sql = "select e.name, f.ts from events e cross join events f cross join events g cross join events h"
     process = etloom_process("query", run, sql, "--format", "csv")
@@ -385,6 +386,7 @@ def test_json_csv_parquet_say_the_same(run: Path, tmp_path: Path, call: Callable
     assert (tmp_path / "a.txt").read_text().startswith("rank  name")
 
 
+@pytest.mark.slow
 def test_parquet_goes_to_a_pipe_but_not_to_a_terminal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [
         sys.executable,

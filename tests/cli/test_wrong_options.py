@@ -123,6 +123,7 @@ def verbs() -> list[str]:
 
 
 @pytest.mark.parametrize("verb", verbs())
+@pytest.mark.slow
 def test_a_wrong_value_is_told_by_its_flag(verb: str, own: Path, call: Callable[..., Outcome]) -> None:
     after = [str(own / "ddp_2") if one == "RUN" else one for one in AFTER.get(verb, ["RUN"])]
     for its, option in options(cli.app):

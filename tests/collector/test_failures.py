@@ -207,6 +207,7 @@ def test_missed_windows_are_reported_sparingly(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_finished_recordings_are_freed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     recordings = []
@@ -299,6 +300,7 @@ def test_a_failed_warm_up_does_not_reach_the_job(
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("ring", "scopes"), [(True, 40_000), (False, 65_600)])
+@pytest.mark.slow
 def test_unlimited_scope_names_leave_room_for_operator_names(tmp_path: Path, ring: bool, scopes: int) -> None:
     torch = pytest.importorskip("torch")
     from etloom.collector.observer import BuildError, ExecutionTraceObserver, build_library

@@ -197,6 +197,7 @@ def test_the_critical_path_of_an_instance(data: Path, tmp_path: Path) -> None:
         analyzer.overlay_critical_path_analysis(1, path, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_bounds_a_step_on_its_device(data: Path) -> None:
     file = data / "hta_misc" / "negative_queue_a100.json.gz"
     analyzer = TraceAnalysis(trace_files={0: str(file)}, include_last_profiler_step=True)

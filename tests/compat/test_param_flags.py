@@ -71,6 +71,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *given: str, world: int = 1) -> tuple
         ("--backend gloo --device cuda", {"backend": "gloo", "device": "cuda"}),
     ],
 )
+@pytest.mark.slow
 def test_flags_of_the_run(
     data: Path, monkeypatch: pytest.MonkeyPatch, flags: str, becomes: dict[str, Any]
 ) -> None:

@@ -30,6 +30,7 @@ def find_errors_with_option() -> list[tuple[str, str]]:
     return errors
 
 
+@pytest.mark.slow
 def test_each_error_that_names_an_option_is_a_value_error() -> None:
     errors = find_errors_with_option()
     assert len(errors) > 20

@@ -140,6 +140,7 @@ WRITERS: list[dict[str, Any]] = [
 
 @settings(max_examples=examples(200))
 @given(st.lists(EVENTS | VALUES, max_size=8), st.randoms(use_true_random=False), st.data())
+@pytest.mark.slow
 def test_made_kineto(events: list[Any], shuffle: random.Random, draw: Any) -> None:
     for at, event in enumerate(events):
         if isinstance(event, dict):

@@ -176,6 +176,7 @@ def starts_us(nodes: list[ChakraNode]) -> list[tuple[float, int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 def test_a_simulated_job_runs_as_it_was_recorded(seed: int) -> None:
     for trace in simulated_jobs.job_of(simulated_jobs.simulate(simulated_jobs.programs(seed))).values():
         for would, did in starts_us(nodes_of(trace)):

@@ -70,6 +70,7 @@ def test_the_execution_trace_is_as_it_was(data: Path, run: str) -> None:
                 )
 
 
+@pytest.mark.slow
 def test_times_are_those_of_the_profiler_exactly(data: Path) -> None:
     text = exported_run(data / "nccl_ddp")
     kineto = json.loads(

@@ -437,6 +437,7 @@ def test_what_the_generator_of_astra_sim_writes_is_accepted(tmp_path: Path) -> N
         lint(tmp_path, groups=tmp_path / "none.json")
 
 
+@pytest.mark.slow
 def test_files_of_a_job_are_checked_together(data: Path, tmp_path: Path) -> None:
     etloom.export(open_run(data / "cpu/coll_4"), tmp_path / "job.et")
     paths = sorted(tmp_path.glob("job.*.et"))

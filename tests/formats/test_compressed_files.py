@@ -99,6 +99,7 @@ def test_a_small_file_that_grows_without_end_is_refused(
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
+@pytest.mark.slow
 def test_a_bomb_is_refused_by_its_beginning(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     """However long the file is, so that time and memory stay small; and events that are all alike are no exception."""
     path = tmp_path / "kineto_trace_0.json"

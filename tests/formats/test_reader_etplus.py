@@ -174,6 +174,7 @@ def test_gzip_and_a_file_without_times(path: Path, tmp_path: Path) -> None:
     assert etplus.read(packed).tables == {}
 
 
+@pytest.mark.slow
 def test_cut_off_anywhere_every_whole_node_is_read(path: Path, tmp_path: Path) -> None:
     text = path.read_text()
     starts = [text.index(f'"id": {et_id},') for et_id in range(6)]

@@ -397,6 +397,7 @@ def test_no_export_is_one_line(content: bytes, tmp_path: Path) -> None:
     assert str(path) in str(error.value)
 
 
+@pytest.mark.slow
 def test_damage_anywhere_is_an_error_or_counted(export: Path, tmp_path: Path) -> None:
     whole, path, rng = export.read_bytes(), tmp_path / "damaged.sqlite", random.Random(7)
     refused = 0

@@ -109,6 +109,7 @@ CUT_FILES = (
 
 
 @pytest.mark.parametrize("name", slow_after(2, CUT_FILES))
+@pytest.mark.slow
 def test_real_files_cut_anywhere(data: Path, tmp_path: Path, name: str) -> None:
     text = gzip.decompress((data / name).read_bytes())
     key = "nodes" if b'"nodes"' in text[:4000] else "traceEvents"

@@ -107,6 +107,7 @@ def path_of(job: Job, **options: Any) -> dict[str, float]:
         ("tracelens/b200_eager.json.gz", {"segment": 99.1, "idle": 0.9}),
     ],
 )
+@pytest.mark.slow
 def test_critical_paths_of_recordings(name: str, kinds: dict[str, float], data: Path) -> None:
     found = path_of(opened(data, name))
     assert sum(found.values()) == pytest.approx(100)

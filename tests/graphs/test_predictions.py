@@ -119,6 +119,7 @@ def dropping(kind: EdgeKind) -> Callable[[Graph], Graph]:
         *(EdgeKind.SYNC, EdgeKind.HANDOFF, EdgeKind.RETURN, EdgeKind.ARRIVAL),
     ],
 )
+@pytest.mark.slow
 def test_a_graph_without_a_kind_of_edge_predicts_wrongly(kind):
     assert any(max(errors(seed, dropping(kind)).values()) > 0 for seed in range(6))
 

@@ -22,6 +22,7 @@ LOSSES: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.slow
 def test_rows_without_a_process_are_of_the_only_one(loss: str, tmp_path: Path) -> None:
     small_traces.write_run(tmp_path)
     whole = etloom.open(tmp_path, use_cache=False)

@@ -50,6 +50,7 @@ LINE = (
     ],
     ids=lambda verb: verb[0],
 )
+@pytest.mark.slow
 def test_every_verb_says_once_what_was_lost(
     verb: list[str], cut: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
@@ -108,6 +109,7 @@ def test_host_times_are_not_compared_with_device_times(cut: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["dlrm", "cpu/ddp_2"])
+@pytest.mark.slow
 def test_files_of_two_ranks_are_linked_with_a_row_that_says_so(
     folder: str, data: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
@@ -194,6 +196,7 @@ def test_an_execution_trace_of_another_process_is_told(data: Path, call: Callabl
         *(f"cpu/{name}" for name in ("coll_4", "compile", "ddp_2", "mt_bwd", "pp_4")),
     ],
 )
+@pytest.mark.slow
 def test_pairs_of_one_process_raise_no_doubt(folder: str, data: Path) -> None:
     assert etloom.open(data / folder, use_cache=False).stats.filter(name="link.processes_differ").is_empty()
 

@@ -150,6 +150,7 @@ def test_a_run_as_we_write_it(tmp_path: Path, call: Call, verb: str) -> None:
 @example(changes=[("killed.json", ("start_ns",), GONE)])
 @example(changes=[("rank_0.json", ("ended", "error"), "{x}")])
 @example(changes=[("rank_0.json", ("steps",), DEEP)])
+@pytest.mark.slow
 def test_no_file_of_a_run_ends_a_verb(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[tuple[str, Place, Any]]
 ) -> None:

@@ -62,6 +62,7 @@ def test_every_rank_of_a_folder(run: Path) -> None:
     assert job.run_stats.select("name", "count").rows() == [("job.not_linked", 2)]
 
 
+@pytest.mark.slow
 def test_what_needs_a_linked_trace_links_it(run: Path) -> None:
     eager, lazy = etloom.open(run, use_cache=False), etloom.open(run, lazy=True)
     for name in ("temporal-breakdown", "steps", "link-quality"):
@@ -95,6 +96,7 @@ def test_what_another_verb_linked_is_taken(run: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("how", ["no cache", "a cache that cannot be written"])
+@pytest.mark.slow
 def test_without_the_cache_nothing_is_left_behind(
     run: Path, tmp_path: Path, cached: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -39,6 +39,7 @@ def assert_spills_as_it_reads(source: Path, folder: Path, part_rows: int) -> Tra
         "critical_path/alexnet.json.gz",  # synchronisations
     ],
 )
+@pytest.mark.slow
 def test_real_traces(data: Path, tmp_path: Path, name: str, part_rows: int) -> None:
     assert_spills_as_it_reads(data / name, tmp_path / "out", part_rows)
 

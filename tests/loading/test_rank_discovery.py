@@ -91,6 +91,7 @@ def test_the_rank_inside_counts_where_the_name_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("groups", [2, 100_000])
+@pytest.mark.slow
 def test_the_rank_inside_may_follow_the_process_groups(tmp_path: Path, groups: int) -> None:
     config = [{"pg_name": str(number), "ranks": [0, 1]} for number in range(groups)]
     for rank in (0, 1):

@@ -206,6 +206,7 @@ def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
     assert len(entries()) == 3
 
 
+@pytest.mark.slow
 def test_a_saved_run_stays_where_it_is(run: Path, tmp_path: Path) -> None:
     whole = etloom.open(run, use_cache=False)
     saved = etloom.export(whole, tmp_path / "run.parquet")
@@ -219,6 +220,7 @@ def test_a_saved_run_stays_where_it_is(run: Path, tmp_path: Path) -> None:
     assert evictable(etloom.open(saved, max_table_bytes=0, iterations="all")) == [False] * 4
 
 
+@pytest.mark.slow
 def test_a_process_that_is_terminated_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
     """As `timeout`, Slurm and containers end one. Slowly: what it is asked of the last rank waits for the signal."""
     temporary = tmp_path / "temporary"

@@ -63,6 +63,7 @@ def test_every_reader_has_a_seed() -> None:
 
 
 @pytest.mark.parametrize("number", slow_after(6, range(len(SEEDS))))
+@pytest.mark.slow
 def test_a_mutated_input_ends_in_an_answer_or_one_line(number: int, seeds: Path) -> None:
     assert run_case(0, number, seeds, seeds.parent / f"case{number}") == []
 
@@ -81,6 +82,7 @@ def test_accesses_outside_of_a_run_are_noted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", slow_after(4, VALUES), ids=repr)
 @pytest.mark.filterwarnings("error", "ignore::etloom.core.errors.EtloomWarning")
+@pytest.mark.slow
 def test_no_analysis_fails_on_an_odd_value_of_any_argument(value: Any, tmp_path: Path) -> None:
     for rank in range(2):
         document = gpu_document(rank)
@@ -101,6 +103,7 @@ def test_no_analysis_fails_on_an_odd_value_of_any_argument(value: Any, tmp_path:
 @pytest.mark.parametrize("member", EVENT_MEMBERS)
 @pytest.mark.parametrize("value", [None, "text", [], 2**70, "\ud800"], ids=repr)
 @pytest.mark.filterwarnings("error", "ignore::etloom.core.errors.EtloomWarning")
+@pytest.mark.slow
 def test_no_export_fails_on_an_odd_member_of_events(member: str, value: Any, tmp_path: Path) -> None:
     document = gpu_document(0)
     for event in document["traceEvents"][6:]:

@@ -48,6 +48,7 @@ def test_recorded_steps_replay_whole(tmp_path: Path, step: Callable[[], Any], de
     assert (done.trace is None) == (device == "meta")
 
 
+@pytest.mark.slow
 def test_the_replay_is_a_trace_that_compares_with_the_recording(tmp_path: Path) -> None:
     trace = record(tmp_path, transformer())
     done = replay_trace(trace, repeats=2)

@@ -131,6 +131,7 @@ def outermost(folder: Path) -> int:
         ([], None),
     ],
 )
+@pytest.mark.slow
 def test_a_strangers_values_are_bounded(tmp_path: Path, held: list[int], taken: list[int] | None) -> None:
     run, file = embedded(tmp_path)
     np.array(held, np.int64).tofile(file)

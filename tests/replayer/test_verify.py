@@ -75,6 +75,7 @@ def test_truths_tell_ranks_apart() -> None:
 @pytest.mark.parametrize(
     "name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "float32"]
 )
+@pytest.mark.slow
 def test_no_type_rounds_the_sum_over_a_large_world(name: str, world: int) -> None:
     from etloom.replayer.comms.distributed_calls import verification_value
 

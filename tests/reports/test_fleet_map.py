@@ -99,6 +99,7 @@ def test_without_steps_the_whole_run_is_compared() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(MAX_ROWS, MAX_COLUMNS), (5000, 300)])
+@pytest.mark.slow
 def test_neighbors_share_cells_that_show_the_slowest(ranks: int, steps: int) -> None:
     own = np.full((ranks, steps), 1000)
     own[411, 100] = 2000
@@ -112,6 +113,7 @@ def test_neighbors_share_cells_that_show_the_slowest(ranks: int, steps: int) -> 
     assert data["rows"][-1][1] == ranks - 1 and data["columns"][-1][1] == 9 + steps
 
 
+@pytest.mark.slow
 def test_the_page_of_many_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(html_report, "MAX_RANKS", 16)
     monkeypatch.setattr(html_report, "MAX_FLEET_RANKS", 4)

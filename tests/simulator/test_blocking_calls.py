@@ -87,6 +87,7 @@ BLOCKING = {
 
 
 @pytest.mark.parametrize("case", BLOCKING)
+@pytest.mark.slow
 def test_a_blocking_copy_waits_for_the_kernels_before_it(case: str) -> None:
     call, copy, copy_us, returned_us = BLOCKING[case]
     events = kernels_then_copy(call, copy, copy_us, returned_us)

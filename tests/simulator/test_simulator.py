@@ -131,6 +131,7 @@ def test_what_was_removed_stays_removed() -> None:
 
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("seed", slow_after(1, range(6)))
+@pytest.mark.slow
 def test_a_change_is_answered_to_the_nanosecond(seed: int, name: str) -> None:
     world, change = LAWS[name]
     programs = jobs.programs(seed)
@@ -143,6 +144,7 @@ def test_a_change_is_answered_to_the_nanosecond(seed: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_the_retimed_job_has_the_times_of_simulating_anew(seed: int) -> None:
     world, change = LAWS["kernels"]
     programs = jobs.programs(seed)
@@ -269,6 +271,7 @@ def test_the_verb(data: Path, tmp_path: Path) -> None:
     assert out.exists()
 
 
+@pytest.mark.slow
 def test_the_path_is_told_as_the_report_tells_it(data: Path) -> None:
     """Copies as copies, and all parts of one sum."""
     job = open_run(data / "nsys")

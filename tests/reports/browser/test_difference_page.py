@@ -67,6 +67,7 @@ def test_on_a_phone_nothing_sticks_out(browser: Any, own: Path, tmp_path: Path) 
     assert said == []
 
 
+@pytest.mark.slow
 def test_a_hostile_trace_runs_nothing(browser: Any, own: Path, tmp_path: Path) -> None:
     said: list[str] = []
     opened(browser, hostile_job(), open_run(own / "ddp_2"), tmp_path / "diff.html", said)

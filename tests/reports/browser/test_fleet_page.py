@@ -18,6 +18,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return etloom.open(write_fleet(tmp_path_factory.mktemp("fleet"), 20, slow=SLOW), use_cache=False)
 
 
+@pytest.mark.slow
 def test_a_cell_shows_its_rank_and_opens_its_timeline(show: Open, fleet: Job) -> None:
     page = show(fleet)
     page.wait_for_selector("#fleet-map[data-ready]")
@@ -40,6 +41,7 @@ def test_a_cell_shows_its_rank_and_opens_its_timeline(show: Open, fleet: Job) ->
     assert view[0] <= start and start + end <= view[1]
 
 
+@pytest.mark.slow
 def test_arrow_keys_move_between_cells(show: Open, fleet: Job) -> None:
     page = show(fleet)
     page.wait_for_selector("#fleet-map[data-ready]")

@@ -209,6 +209,7 @@ def test_what_is_absent_sorts_last(show: Open, multirank: Job) -> None:
         assert steps.locator("tbody tr td:nth-child(2)").all_inner_texts()[-2:] == ["all", "all"]
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_and_not_run(show: Open) -> None:
     page = show(hostile_job())
     strings = page.evaluate("() => etloom.timeline.ranks[0].strings")

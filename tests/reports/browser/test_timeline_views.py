@@ -35,6 +35,7 @@ def show_finding(page: Any, text: str) -> None:
     settle(page)
 
 
+@pytest.mark.slow
 def test_a_wait_is_shown_with_its_cause(show: Open, dlrm: Job) -> None:
     page = show(dlrm)
     show_finding(page, "rank 2 delays other ranks")
