@@ -103,6 +103,7 @@ def build_graph(
         drafted[rank], used_latencies[rank], counts[rank] = _add_rank(
             draft, trace, rank, provided, len(traces) > 1
         )
+    collective_edges.mark_range_waits([(parts.threads, parts.range_rests) for parts in drafted.values()])
     if len(traces) > 1:
         _add_collectives(draft, drafted, counts)
     for rank in traces:
@@ -130,6 +131,7 @@ class _RankParts(NamedTuple):
     threads: HostThreads
     activities: GpuActivities
     ranges: AsyncRanges
+    range_rests: pl.DataFrame
     participations: pl.DataFrame | None
 
     def add_edges(self, draft: GraphDraft) -> None:
@@ -184,7 +186,7 @@ def _add_rank(
     handoffs = add_inter_thread_edges(draft, events, threads, idle, rests)
     participations = collective_edges.find_participations(trace, events, rank, has_peers)
     ranges = collective_edges.add_async_ranges(draft, events, threads, participations, rank)
-    completion_waits = collective_edges.add_range_waits(draft, threads, rests, ranges)
+    range_rests = collective_edges.add_range_waits(draft, events, threads, rests, ranges)
     waits.add_edges(draft, events, threads, activities, latencies, rank)
     stream_waits.add_edges(draft, events, activities, latencies)
     if participations is not None:
@@ -196,10 +198,11 @@ def _add_rank(
         "inferred_waits": waits.inferred + stream_waits.inferred,
         "skewed_waits": int(waits.skewed.sum()),
         "handoffs": handoffs,
-        "completion_waits": completion_waits,
+        "completion_waits": range_rests.height,
         "matched_communications": 0,
         "local_communications": collective_edges.count_gpu_communications(events, activities)
         if participations is None
         else participations.height,
     }
-    return _RankParts(events.id, threads, activities, ranges, participations), latencies, counts
+    parts = _RankParts(events.id, threads, activities, ranges, range_rests, participations)
+    return parts, latencies, counts

@@ -7,7 +7,7 @@ wait for starts before the first one that waits for it ends; other participation
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from etloom.graphs.graph import EdgeKind, Int32Array, Int64Array, PointRole
 from etloom.graphs.host_threads import HostThreads
 
 MAX_TAIL_NS, MAX_TAIL_SHARE = 1_000_000, 0.05
-"""A thread that waits for a range goes on within this time, or this share of its rest, after the range ends."""
+"""A thread that waits for a range usually goes on within this time, or this share of its rest, after the range ends."""
 
 
 @dataclass(eq=False)
@@ -97,22 +97,50 @@ def add_async_ranges(
     return AsyncRanges(row, ids, start, end, begin, finish, end - start)
 
 
-def add_range_waits(draft: GraphDraft, threads: HostThreads, rests: Int64Array, ranges: AsyncRanges) -> int:
-    """Add an edge to each rest in which a range ends, from the last range to end; return the number of such rests.
+def add_range_waits(
+    draft: GraphDraft, events: EventArrays, threads: HostThreads, rests: Int64Array, ranges: AsyncRanges
+) -> pl.DataFrame:
+    """Add an edge to each rest in which a range ends, from the last range to end.
 
-    A rest that lasts much longer than the range did not wait for it (a Python sleep, a loop without operators): it
-    keeps its time, and only cannot end before the range does.
+    Returns:
+        point: of the thread, at which the rest ends; before, range, after: the names of the events around the rest and
+        of the range; is_wait: whether the thread goes on soon after the range ends.
     """
     order = np.argsort(ranges.end, kind="stable")
     last = np.searchsorted(ranges.end[order], threads.time[rests], side="right") - 1
     ok = last >= 0
     ok[ok] = ranges.end[order][last[ok]] >= threads.time[rests[ok] - 1]
     rests, ended = rests[ok], order[last[ok]]
+    draft.add_edges(EdgeKind.RETURN, ranges.finish[ended], threads.base + rests, 0, ranges.ids[ended])
     rest_ns = threads.time[rests] - threads.time[rests - 1]
     tail_ns = threads.time[rests] - ranges.end[ended]
-    threads.mark_waits(rests[tail_ns <= np.maximum(MAX_TAIL_NS, MAX_TAIL_SHARE * rest_ns)], 0)
-    draft.add_edges(EdgeKind.RETURN, ranges.finish[ended], threads.base + rests, 0, ranges.ids[ended])
-    return len(rests)
+    return pl.DataFrame(
+        {
+            "point": rests,
+            "before": events.names.take(threads.row[rests - 1]),
+            "range": events.names.take(ranges.row[ended]),
+            "after": events.names.take(threads.row[rests]),
+            "is_wait": tail_ns <= np.maximum(MAX_TAIL_NS, MAX_TAIL_SHARE * rest_ns),
+        }
+    )
+
+
+def mark_range_waits(rests: Sequence[tuple[HostThreads, pl.DataFrame]]) -> None:
+    """Mark the rests (`add_range_waits`) of all ranks that are waits for their range.
+
+    A rest that lasts much longer than the range did not wait for it (a Python sleep, a loop without operators): it
+    keeps its time, and only cannot end before the range does. But a thread may go on late, and a sleep may end with a
+    range by chance: the rests at one place of the program, between events of the same names, are alike on all ranks,
+    as most of them are; where half of them are waits, each as it is.
+    """
+    frames = [frame.with_columns(thread=pl.lit(i)) for i, (_, frame) in enumerate(rests) if frame.height]
+    if not frames:
+        return
+    share = pl.col("is_wait").mean().over("before", "range", "after")
+    table = pl.concat(frames)
+    waits = table.filter(pl.when(share == 0.5).then("is_wait").otherwise(share > 0.5))
+    for (i,), frame in waits.partition_by("thread", as_dict=True).items():
+        rests[i][0].mark_waits(frame["point"].to_numpy(), 0)
 
 
 def locate_participations(

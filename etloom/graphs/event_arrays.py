@@ -25,6 +25,7 @@ class TextColumn:
     """A text column as ``codes`` (``null_code`` for null): a predicate is evaluated once per distinct text."""
 
     def __init__(self, column: pl.Series) -> None:
+        self._column = column
         codes = column.to_physical().cast(pl.UInt32)
         self.null_code = int(codes.max() or 0) + 1  # type: ignore[arg-type]
         self.codes = codes.fill_null(self.null_code).to_numpy()
@@ -32,6 +33,10 @@ class TextColumn:
         row = row.filter(codes[row].is_not_null())
         self._used = self.codes[row.to_numpy()]
         self._texts: list[str] = column[row].cast(pl.String).to_list()
+
+    def take(self, rows: NDArray[np.integer[Any]]) -> pl.Series:
+        """Return the texts of rows."""
+        return self._column[rows].cast(pl.String)
 
     def match_expr(self, predicate: Callable[[pl.Expr], pl.Expr]) -> Mask:
         """Mark the rows for which a polars predicate is true; false for null."""

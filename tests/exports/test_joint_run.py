@@ -141,12 +141,20 @@ def test_random_jobs_run_as_in_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cpu/ddp_2", "cpu/pp_4", "dlrm"])
-def test_a_network_without_delay_is_what_simulate_predicts(name: str, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        *(("cpu/ddp_2", 0.005), ("cpu/pp_4", 0.005), ("dlrm", 0.005)),
+        ("cpu/coll_4", 0.025),  # collectives that ASTRA-sim does not have take their recorded time
+    ],
+)
+def test_a_network_without_delay_is_what_simulate_predicts(
+    name: str, error: float, data: Path, tmp_path: Path
+) -> None:
     job = etloom.open(data / name)
     etloom.export(job, tmp_path / "job.et")
     result = lint(tmp_path)
     predicted = etloom.simulate(job, "comm x0").table.row(0, named=True)
     assert result.verdict == "finish"
-    assert result.ideal_ns == pytest.approx(predicted["upper_bound_ns"], rel=0.005)
+    assert result.ideal_ns == pytest.approx(predicted["upper_bound_ns"], rel=error)
     assert result.simulated_ns == pytest.approx(predicted["before_ns"], rel=0.0005)

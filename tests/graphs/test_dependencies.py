@@ -462,6 +462,33 @@ def test_a_rest_that_ends_soon_after_a_range_waits_for_it(begin: int, moves_us: 
     assert moved[graph.time == begin * 1000].tolist() == [moves_us * 1000]
 
 
+@pytest.mark.parametrize(
+    ("begins", "waits"),
+    [
+        ((420, 430, 5_000), (True, True, True)),  # the third rank goes on late
+        ((5_000, 4_000, 420), (False, False, False)),  # sleeps, one of which ends with the range by chance
+        ((420, 5_000), (True, False)),
+    ],
+)
+def test_rests_at_one_place_of_the_program_are_alike(
+    begins: tuple[int, ...], waits: tuple[bool, ...]
+) -> None:
+    traces = {
+        rank: linked(
+            event("cpu_op", "c10d::allreduce_", 0, 10),
+            event("user_annotation", "gloo:all_reduce", 5, 400),
+            event("cpu_op", "aten::add", begin, begin + 10),
+            rank=rank,
+        )
+        for rank, begin in enumerate(begins)
+    }
+    graph = build_graph(Job(traces)).graph
+    lag = np.where(np.isin(graph.kind, (EdgeKind.COMPLETE, EdgeKind.TRANSFER)), 0, graph.lag)
+    moved = graph.time - algorithms.compute_times(graph, lag)
+    starts = [moved[(graph.rank == rank) & (graph.time == begin * 1000)] for rank, begin in enumerate(begins)]
+    assert [bool(moves.max() > 0) for moves in starts] == list(waits)
+
+
 def send(rank: int, peer: int, what: str, start: int, end: int) -> Trace:
     """A call of 10 us that starts a range of gloo on another thread."""
     trace = linked(
