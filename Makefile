@@ -165,7 +165,8 @@ bench-hangs: setup ## causes of hangs: generated dumps and real gloo jobs with k
 	$(BIN)/python benchmarks/hangs/dumps.py
 	$(BIN)/python benchmarks/hangs/real_jobs.py --faults 200 --healthy 50
 
-bench-diagnosis: setup ## inject bugs into a training run on two ranks; check that findings name each first
+bench-diagnosis: setup ## accuracy of findings: problems injected into real traces, and bugs in a training run on two ranks
+	$(BIN)/python benchmarks/diagnosis/injected.py
 	$(BIN)/python benchmarks/diagnosis/run.py
 
 format: setup ## put the sources into the project's format

@@ -1,0 +1,128 @@
+"""Problems of the device: slow kernels, wrong kernels, too many kernels."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from etloom.graphs.graph import EdgeKind
+
+from ..draft import Call, Draft, Kernel
+from .kind import GPU, MULTI, Kind, Random, draw_rank, draw_slots, find_edges
+
+GEMM = r"(?i)gemm|cudnn.*(?:conv|wgrad|dgrad|fprop)|xmma"
+FP32 = (
+    "volta_sgemm_128x64_nn",
+    "ampere_sgemm_64x64_tn",
+    "volta_scudnn_sgemm_128x128_relu_small_nn",
+    "cutlass_simt_sgemm_128x64",
+)
+EXPERTS = ("moe_grouped_gemm_kernel", "void grouped_gemm::GroupedGemm<bf16>", "fused_moe_kernel")
+ELEMENTWISE = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float>, at::detail::Array<char*, 3> >",
+    "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl<at::native::AddFunctor<float> > >",
+    "void at::native::unrolled_elementwise_kernel<at::native::CUDAFunctor_add<float> >",
+)
+
+
+def slow_rank(draft: Draft, random: Random) -> int:
+    rank = draw_rank(draft, random)
+    edges = find_edges(draft, EdgeKind.KERNEL, rank=rank)
+    edges = edges[~_is_communication(draft, rank, edges)]
+    draft.weight[edges] += draft.lag[edges]
+    return rank
+
+
+def throttling(draft: Draft, random: Random) -> int | None:
+    """Kernels become slower and slower, from a random moment on."""
+    start = random.uniform(0.0, 0.5)
+    for rank in draft.base.job:
+        edges = find_edges(draft, EdgeKind.KERNEL, rank=rank)
+        edges = edges[~_is_communication(draft, rank, edges)]
+        time = draft.graph.time[draft.graph.source[edges]]
+        share = (time - time.min()) / max(1, time.max() - time.min())
+        draft.weight[edges] += draft.lag[edges] * np.clip((share - start) / (1 - start), 0, 1)
+    return None
+
+
+def fp32_gemm(draft: Draft, random: Random) -> None:
+    """Products take two to four times as long, and kernels for fp32."""
+    factor, name = random.uniform(1.0, 3.0), str(random.choice(FP32))
+    for rank, trace in draft.base.job.items():
+        edges = find_edges(draft, EdgeKind.KERNEL, rank=rank)
+        names = trace.events["name"].cast(str).gather(draft.graph.event[draft.graph.source[edges]]).to_list()
+        products = np.array([bool(re.search(GEMM, text)) for text in names])
+        chosen = edges[products]
+        draft.weight[chosen] += draft.lag[chosen] * factor
+        events = draft.graph.event[draft.graph.source[chosen]]
+        draft.names[rank] = {int(event): name for event in events}
+
+
+def expert_imbalance(draft: Draft, random: Random) -> int:
+    """A tenth of the kernels are those of experts, which take longer on one rank."""
+    slow, name = draw_rank(draft, random), str(random.choice(EXPERTS))
+    positions = random.random(1 << 16) < 0.1
+    for rank in draft.base.job:
+        edges = find_edges(draft, EdgeKind.KERNEL, rank=rank)
+        edges = edges[~_is_communication(draft, rank, edges)]
+        chosen = edges[positions[: len(edges)]]
+        draft.names[rank] = {int(event): name for event in draft.graph.event[draft.graph.source[chosen]]}
+        if rank == slow:
+            draft.weight[chosen] += draft.lag[chosen]
+    return slow
+
+
+def unfused_elementwise(draft: Draft, random: Random) -> None:
+    count, length = int(random.integers(2, 8)), int(random.integers(4, 10))
+    for _, slots in draw_slots(draft, random, count):
+        names = random.choice(ELEMENTWISE, length)
+        for slot in slots:
+            draft.add_calls(
+                slot, [_launch("aten::mul", Kernel(str(name), 1.0), fixed=1000) for name in names]
+            )
+
+
+def tiny_kernels(draft: Draft, random: Random) -> None:
+    """Loops of operators that launch kernels of 2 us, which takes the host longer."""
+    count, length = int(random.integers(1, 4)), int(random.integers(60, 150))
+    for _, slots in draw_slots(draft, random, count):
+        for slot in slots:
+            draft.add_calls(
+                slot,
+                [
+                    Call(
+                        "aten::add_",
+                        weight=1.0,
+                        children=(
+                            Call(
+                                "cudaLaunchKernel",
+                                0.5,
+                                "cuda_runtime",
+                                kernel=Kernel(ELEMENTWISE[0], fixed=2000),
+                            ),
+                        ),
+                    )
+                    for _ in range(length)
+                ],
+            )
+
+
+def _launch(operator: str, kernel: Kernel, fixed: int = 0) -> Call:
+    call = Call("cudaLaunchKernel", cat="cuda_runtime", kernel=kernel, fixed=fixed)
+    return Call(operator, fixed=fixed, children=(call,))
+
+
+def _is_communication(draft: Draft, rank: int, edges: np.ndarray) -> np.ndarray:
+    names = draft.base.job[rank].events["name"].cast(str).gather(draft.graph.event[draft.graph.source[edges]])
+    return names.str.contains("(?i)nccl").to_numpy()
+
+
+DEVICES = (
+    Kind("slow rank", MULTI, slow_rank, ("stragglers",)),
+    Kind("thermal throttling", GPU, throttling, ("throttling",)),
+    Kind("fp32 GEMM", GPU, fp32_gemm, ("fp32-gemm",)),
+    Kind("MoE imbalance", MULTI, expert_imbalance, ("expert-imbalance", "stragglers")),
+    Kind("unfused elementwise", GPU, unfused_elementwise, ("elementwise-chains",)),
+    Kind("tiny kernels", GPU, tiny_kernels, ("launch-bound", "tiny-operators")),
+)
