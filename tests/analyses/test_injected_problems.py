@@ -1,4 +1,4 @@
-"""Problems that benchmarks/diagnosis injects into re-timed real traces: their true cost, and the finding that names them."""
+"""Problems injected into re-timed real traces (benchmarks/diagnosis): their cost, and the finding that names them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import etloom
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "diagnosis"))
 
-from inject.bases import open_base  # noqa: E402
-from inject.cases import Case, diagnose, make_case  # noqa: E402
-from inject.draft import Draft  # noqa: E402
+from inject.bases import open_base
+from inject.cases import Case, diagnose, make_case
+from inject.draft import Draft
 
 pytestmark = pytest.mark.usefixtures("data")
 SEED, STRENGTH = 1, 10.0
