@@ -60,13 +60,13 @@ def make_case(case: Case) -> Injected:
     clean_ns = draft.measure_end(draft.compute_times(0.0)) - base.begin_ns
     kind, share = KINDS[case.kind], 1.0
     # Where even the least of it costs more, fewer occurrences are injected.
+    target_ns = clean_ns * case.strength / 100
     while True:
-        draft = Draft(base, base.draw_lags(case.seed), share)
+        draft = Draft(base, base.draw_lags(case.seed), share, target_ns)
         random = np.random.default_rng([case.seed, sorted(KINDS).index(case.kind), round(10 * case.strength)])
         rank = kind.inject(draft, random)
         if not kind.scaled:
             return Injected(draft.make_job(draft.compute_times(0.0)), 0, 0.0, rank)
-        target_ns = clean_ns * case.strength / 100
         least_ns = draft.measure_end(draft.compute_times(0.0)) - base.begin_ns - clean_ns
         if least_ns < target_ns or share < MIN_SHARE:
             break

@@ -80,11 +80,15 @@ class Built:
 
 @dataclass(eq=False)
 class Draft:
-    """See the module. ``share``: of the occurrences that a kind may add, how many it adds."""
+    """See the module.
+
+    ``share``: of the occurrences that a kind may add, how many it adds. ``target_ns``: what they are to cost.
+    """
 
     base: Base
     lag: Int64Array
     share: float = 1.0
+    target_ns: float = 0.0
     weight: np.ndarray = field(init=False)
     rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     tables: dict[int, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)

@@ -9,20 +9,34 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core.arrays import take_rows, to_array
+from etloom.core.intervals import Intervals, union
+from etloom.core.schema import TIME_LIMIT
 
 if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
 
-CAUSES = ("data", "save", "sync", "allocator", "launch", "device")
+CAUSES = (
+    *("data", "save", "compile", "profiler", "compute", "allocator", "sync", "pause"),
+    *("launch", "device"),
+)
 """Causes of a gap between activities.
 
-The host was loading data, was saving a checkpoint, returned from a synchronization after the device had become idle,
-allocated device memory, or launched late (or nothing more) for another reason; or the work was launched in time and the
-device started it late (the stream waited, or launch delay).
+The host was loading data, saving a checkpoint, compiling, held up by the profiler, computing itself (operators that
+launch nothing), allocating device memory, returned from a synchronization after the device had become idle, ran no
+operator for `LONG_PAUSE_NS` or more within an annotated step, or launched late (or nothing more) for another reason; or
+the work was launched in time and the device started it late (the stream waited, or launch delay).
 
 A late launch explains a gap only until its call returned, and the usual launch latency thereafter: a longer rest is a
 gap of its own, of the device.
+
+A stall of the host may take more time than the gap after it, because the device still had work. Late launches after it
+are due to it, too, until they add up to the rest of that time: without the stall, the host would be that far ahead.
+While the device waits for other ranks, the host loses nothing.
 """
+LONG_PAUSE_NS = 1_000_000
+"""Python needs less between two operators of a loop."""
+MIN_COMPUTE_NS = 50_000
+"""An operator that launches nothing and takes this long itself computes on the host; others only prepare launches."""
 _LAUNCH_LATENCY_NS = 50_000
 """Longest time from the return of a launch to the start of the activity that counts as part of launching, in ns: about
 5 us on an idle device, several times that for large graphs and with a profiler."""
@@ -59,18 +73,27 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     late = (has_launch & (called > starts)) | is_last
     until = np.where(is_last, ends, np.where(late, called, starts))
     half = np.maximum(until - starts, 1)
-    is_loading, is_saving = (
-        times.covered(starts, until) * 2 > half for times in (view.data_loading, view.saving)
-    )
     wait = _find_last_before(view.sync_calls, until)
     released = _take(view.sync_calls["end"], wait)
-    is_synced = late & (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
+    is_synced = (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
     # Before the first activity there is nothing to wait for; after the last one, the host launches nothing more.
     is_synced &= (starts >= view.busy.starts[0]) & ~is_last
     allocation = _find_last_before(view.allocations, until)
-    is_allocating = late & (allocation >= 0) & (_take(view.allocations["dur"], allocation) * 2 > half)
-    is_allocating &= _take(view.allocations["end"], allocation) > starts
-    cause = np.select([late & is_loading, late & is_saving, is_synced, is_allocating, late], range(5), 5)
+    stalls = {
+        "data": view.data_loading,
+        "save": view.saving,
+        "compile": view.compiling,
+        "profiler": view.profiling,
+        "compute": view.host_computing,
+        "allocator": view.allocating,
+        "pause": view.pausing,
+    }
+    holds = {name: times.covered(starts, until) * 2 > half for name, times in stalls.items()}
+    holds["allocator"] &= (allocation >= 0) & (_take(view.allocations["end"], allocation) > starts)
+    holds["sync"] = is_synced
+    holds["pause"] &= ~is_last
+    conditions = [late & holds[name] for name in CAUSES[: len(holds)]]
+    cause = np.select([*conditions, late], range(len(conditions) + 1), CAUSES.index("device"))
     responsible = to_array(after["launch"], -1).astype(np.int64)
     for name, calls, rows in (("sync", view.sync_calls, wait), ("allocator", view.allocations, allocation)):
         is_cause = cause == CAUSES.index(name)
@@ -83,8 +106,12 @@ def find_gaps(view: RankView) -> pl.DataFrame:
         **{name: after[name] for name in ("launch", "launch_end", "step", "stream", "name")},
     }
     explained = pl.Series(late & ~is_last)
+    syncing = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
+    is_stall = cause < CAUSES.index("launch")
+    lost = union([*stalls.values(), syncing]) - view.waiting_for_ranks
+    columns["stall_ns"] = _measure_stalls(lost, is_stall, late, until)
     gaps = _split_after_launch(pl.DataFrame(columns), explained)
-    gaps = gaps.with_columns(gap_ns=pl.col("end") - pl.col("start"))
+    gaps = _extend_stalls(gaps.with_columns(gap_ns=pl.col("end") - pl.col("start")))
     return gaps.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
 
 
@@ -100,10 +127,51 @@ def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFram
         False
     )
     rest = gaps.filter(is_split).with_columns(
-        start=launched, event="launch", cause=pl.lit("device", gaps.schema["cause"])
+        start=launched,
+        event="launch",
+        cause=pl.lit("device", gaps.schema["cause"]),
+        stall_ns=pl.lit(0, pl.Int64),
     )
     before = gaps.with_columns(end=pl.when(is_split).then(launched).otherwise("end"))
     return pl.concat([before, rest], how="vertical_relaxed").sort("start", maintain_order=True)
+
+
+def _measure_stalls(
+    stalls: Intervals,
+    is_stall: NDArray[np.bool_],
+    late: NDArray[np.bool_],
+    until: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return how long the host stalled since the late launch that ended the gap before, ns; 0 if it did not stall."""
+    stalled = np.zeros(len(until), np.int64)
+    ends = np.maximum.accumulate(until[late])
+    since = np.concatenate(([-TIME_LIMIT], ends[:-1])) if len(ends) else ends
+    stalled[late] = stalls.covered(since, ends)
+    return np.where(is_stall, stalled, 0)
+
+
+def _extend_stalls(gaps: pl.DataFrame) -> pl.DataFrame:
+    """Attribute late launches to the stall before them, until they add up to its time before the gap."""
+    cause = gaps["cause"].to_physical().to_numpy().astype(np.int64)
+    gap, stall = gaps["gap_ns"].to_numpy(), gaps["stall_ns"].to_numpy()
+    event = gaps["event"].fill_null(-1).to_numpy().astype(np.int64)
+    launch = CAUSES.index("launch")
+    is_stall = cause < launch
+    places = np.flatnonzero(is_stall)
+    rest, previous = 0, -1
+    for i, place in enumerate(places.tolist()):
+        rest = max(0, (rest if cause[place] == previous else 0) + int(stall[place] - gap[place]))
+        previous = cause[place]
+        end = int(places[i + 1]) if i + 1 < len(places) else len(gap)
+        rows = place + 1 + np.flatnonzero(cause[place + 1 : end] == launch)
+        before = np.cumsum(gap[rows]) - gap[rows]
+        due = rows[before < rest]
+        cause[due], event[due] = cause[place], event[place]
+        rest = max(0, rest - int(gap[rows].sum()))
+    return gaps.with_columns(
+        cause=pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[cause],
+        event=pl.Series(event).set(pl.Series(event == -1), None),
+    )
 
 
 def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> pl.DataFrame:

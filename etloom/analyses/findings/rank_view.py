@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.gaps import find_gaps
+from etloom.analyses.findings.gaps import LONG_PAUSE_NS, MIN_COMPUTE_NS, find_gaps
 from etloom.analyses.iterations import measure_iterations
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import take_rows
@@ -31,6 +31,15 @@ _LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<f
 LOADS_DATA = r"^enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__"
 SAVES = r"torch[/.]serialization\.py\(\d+\): save$|torch/distributed/checkpoint/.*\(\d+\): (?:async_)?save$"
 """Matches frames of torch.save and of distributed checkpoints."""
+COMPILES = (
+    r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
+    r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)"
+)
+_OVERHEAD = r"^(?:Activity Buffer|Buffer Flush|Instrumentation|CUPTI|Resource$)"
+_PROFILER = (
+    r"torch/(?:autograd/)?profiler(?:/profiler)?\.py\(\d+\): "
+    r"(?:__enter__|__exit__|start|stop|step|prepare_trace|start_trace|stop_trace)$"
+)
 PLUMBING = (
     r"^aten::(?:copy_|_to_copy|to|contiguous|clone|_reshape_copy|fill_|zero_|zeros|zeros_like|new_zeros|empty\w*"
     r"|as_strided|_local_scalar_dense)$"
@@ -243,6 +252,62 @@ class RankView:
     def allocations(self) -> pl.DataFrame:
         """Calls that allocate device memory from the driver or release it, in order of end."""
         return self.find_host_events(ALLOCATES, categories.RUNTIME_CATEGORIES).sort("end")
+
+    @cached_property
+    def allocating(self) -> Intervals:
+        """Times at which some thread allocated device memory from the driver or released it."""
+        return Intervals.of(self.allocations["ts"], self.allocations["end"])
+
+    @cached_property
+    def compiles(self) -> pl.DataFrame:
+        """Events of torch.compile compiling, columns as in `find_host_events`; of nested ones the outermost."""
+        return select_outermost(self.find_host_events(COMPILES))
+
+    @cached_property
+    def compiling(self) -> Intervals:
+        """Times at which some thread compiled."""
+        return Intervals.of(self.compiles["ts"], self.compiles["end"])
+
+    @cached_property
+    def profiler_work(self) -> pl.DataFrame:
+        """Events in which the profiler itself works, columns as in `find_host_events`, by start."""
+        ranges = self.find_host_events(_OVERHEAD, ("overhead",))
+        return pl.concat([ranges, self.find_host_events(_PROFILER)]).sort("ts")
+
+    @cached_property
+    def profiling(self) -> Intervals:
+        """Times at which the profiler itself works."""
+        return Intervals.of(self.profiler_work["ts"], self.profiler_work["end"])
+
+    @cached_property
+    def pausing(self) -> Intervals:
+        """Times of `LONG_PAUSE_NS` or more, from the first to the last annotated step, at which no host thread runs an
+        operator or a call of the runtime.
+        """
+        span = self.step_intervals.span
+        if span is None:
+            return EMPTY
+        names = categories.OPERATOR_CATEGORIES | categories.RUNTIME_CATEGORIES | {"overhead"}
+        calls = self.find_host_events("", names)
+        idle = Intervals.of(calls["ts"], calls["end"]).gaps(*span)
+        is_long = idle.ends - idle.starts >= LONG_PAUSE_NS
+        return Intervals.of(idle.starts[is_long], idle.ends[is_long])
+
+    @cached_property
+    def host_operators(self) -> pl.DataFrame:
+        """Innermost operators that compute on the host: they launch nothing and take `MIN_COMPUTE_NS` or more.
+
+        Columns as in `find_host_events`.
+        """
+        calls = self.find_host_events("", categories.OPERATOR_CATEGORIES)
+        is_parent = pl.col("id").is_in(self.trace.events["parent"].drop_nulls().unique().implode())
+        long = calls.filter((pl.col("dur") >= MIN_COMPUTE_NS) & pl.col("name").str.starts_with("aten::"))
+        return long.filter(~is_parent & ~categories.is_communication())
+
+    @cached_property
+    def host_computing(self) -> Intervals:
+        """Times at which an operator computes on the host."""
+        return Intervals.of(self.host_operators["ts"], self.host_operators["end"])
 
     def locate(self, events: pl.Series) -> pl.DataFrame:
         """Return the innermost operator, module and frame around each of these host events (ids, may be null).

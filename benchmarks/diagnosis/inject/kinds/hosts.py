@@ -125,7 +125,7 @@ def cpu_optimizer(draft: Draft, random: Random) -> None:
                     children=(Call("cudaMemcpyAsync", cat="cuda_runtime", kernel=down, fixed=2000),),
                 ),
                 Call("cudaStreamSynchronize", cat="cuda_runtime", waits=True),
-                *(Call(str(name), 1.0) for name in operators),
+                *(Call(str(name), 1.0, fixed=60_000) for name in operators),
                 Call(
                     "aten::copy_",
                     children=(Call("cudaMemcpyAsync", cat="cuda_runtime", kernel=up, fixed=2000),),
@@ -141,7 +141,7 @@ HOSTS = (
     Kind("host sync", GPU, host_sync, ("host-sync",)),
     Kind("logging each step", GPU, log_each_step, ("host-sync",)),
     Kind(".item() per parameter", GPU, item_per_parameter, ("host-sync", "item-calls")),
-    Kind("GC pauses", GPU, collector_pauses, ("host-pauses",)),
+    Kind("GC pauses", GPU, collector_pauses, ("idle-host",)),
     Kind("checkpoint stall", GPU, checkpoint, ("checkpoints",)),
     Kind("recompilation", GPU, recompilation, ("recompilation",)),
     Kind("CPU optimizer", GPU, cpu_optimizer, ("host-compute",)),

@@ -10,6 +10,7 @@ from ..draft import Call, Draft
 from .kind import CPU, Kind, Random, draw_rank, draw_slots, find_edges
 
 PIPELINE = ("pipeline",)
+INTERRUPTION_NS = 1e6
 
 
 def slow_process(draft: Draft, random: Random) -> int:
@@ -21,7 +22,8 @@ def slow_process(draft: Draft, random: Random) -> int:
 
 
 def oversubscription(draft: Draft, random: Random) -> None:
-    """Operators are interrupted for a few milliseconds, on all ranks."""
+    """Operators are interrupted for half a millisecond to two, on all ranks."""
+    count = max(1, round(draft.target_ns / INTERRUPTION_NS))
     for rank in draft.base.job:
         edges = find_edges(draft, EdgeKind.SEGMENT, rank=rank)
         events = draft.base.job[rank].events
@@ -29,12 +31,12 @@ def oversubscription(draft: Draft, random: Random) -> None:
         names = events["name"].cast(str).to_list()
         owners = draft.graph.owner[edges]
         is_leaf = np.array([o >= 0 and o not in parents and names[o].startswith("aten::") for o in owners])
-        chosen = random.choice(edges[is_leaf], int(random.integers(8, 24)), replace=False)
-        draft.weight[chosen] += random.uniform(0.7, 1.3, len(chosen))
+        chosen = random.choice(edges[is_leaf], count, replace=False)
+        draft.weight[chosen] += random.uniform(0.5, 2.0, len(chosen))
 
 
 def loop_over_elements(draft: Draft, random: Random) -> None:
-    length = int(random.integers(100, 300))
+    length = max(100, round(draft.target_ns / draft.base.step_count / random.uniform(5e3, 2e4)))
     for _, slots in draw_slots(draft, random, 1):
         for slot in slots:
             calls = [Call(name, 1.0) for _ in range(length // 2) for name in ("aten::select", "aten::add")]
@@ -42,7 +44,7 @@ def loop_over_elements(draft: Draft, random: Random) -> None:
 
 
 def read_parameters(draft: Draft, random: Random) -> None:
-    length = int(random.integers(40, 150))
+    length = max(40, round(draft.target_ns / draft.base.step_count / random.uniform(15e3, 4e4)))
     inner = Call("aten::_local_scalar_dense", 1.0)
     for _, slots in draw_slots(draft, random, 1, low=0.8):
         for slot in slots:

@@ -9,13 +9,16 @@ import polars as pl
 from etloom.analyses.findings.finding import HOST, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 
+MAX_WARM_UP = 1.5
+"""The calls of the first step are warm-up if they take this many times as long as those of a later step."""
+
 SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
     steady, since, guessed = view.allocations, view.steady_start, ""
     if since is not None:
-        steady = steady.filter(pl.col("ts") >= since)
+        steady = _leave_out_warm_up(steady, since, view.steps.height)
     else:
         # The end of warm-up is unknown: assume the first tenth of the launches.
         launches = view.activities["launch_ts"].drop_nulls().sort()
@@ -37,3 +40,12 @@ def find(view: RankView) -> Iterator[Finding]:
         tracks=HOST,
         by="name",
     )
+
+
+def _leave_out_warm_up(calls: pl.DataFrame, since: int, step_count: int) -> pl.DataFrame:
+    """Return the calls after the first step; all from its start if they take about as long in it as in two others."""
+    later = calls.filter(pl.col("ts") >= since)
+    first = calls.filter((pl.col("ts") < since) & pl.col("step").is_not_null())
+    usual_ns = int(later["dur"].sum()) / (step_count - 1)
+    is_usual = step_count > 2 and int(first["dur"].sum()) <= MAX_WARM_UP * usual_ns
+    return pl.concat([first, later]) if is_usual else later

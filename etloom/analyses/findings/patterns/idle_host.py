@@ -1,4 +1,7 @@
-"""No operator runs for long, in each step at the same place: Python, files, waiting."""
+"""No operator runs for long: Python, garbage collection, files, waiting.
+
+With a GPU, while it is idle in an annotated step; without, in each step at the same place.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,12 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import BOTH, Finding, format_times, sum_places
+from etloom.analyses.findings.gaps import LONG_PAUSE_NS
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import union
 
-LONG_NS = 1_000_000
-"""Python needs less between two operators of a loop."""
 MIN_STEP_SHARE = 0.5
 """Share of the steps in which a pause must follow the same operator; in fewer steps it may be the scheduler's."""
 
@@ -22,7 +24,10 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    if view.activity.basis == "device" or view.window is None:
+    if view.activity.basis == "device":
+        yield from _find_idle_device(view)
+        return
+    if view.window is None:
         return
     pauses = _list_pauses(view)
     if view.steps.height > 1:
@@ -45,6 +50,23 @@ def find(view: RankView) -> Iterator[Finding]:
     )
 
 
+def _find_idle_device(view: RankView) -> Iterator[Finding]:
+    """Yield the gaps in which the host runs neither operators nor calls."""
+    yield from sum_places(
+        view,
+        view.gaps.filter(pl.col("cause") == "pause").with_columns(cost_ns="gap_ns"),
+        lambda row: (
+            f"the device is idle {format_times(row['count'])}, up to {row['longest'][0] / 1e6:,.0f} ms, because the "
+            "host runs no operator for 1 ms or more: Python, garbage collection, files or waiting"
+        ),
+        confidence="medium",
+        advice="record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines; call "
+        "gc.freeze() after the first steps, or gc.collect() between steps with gc.disable(); write files in a thread",
+        tracks=BOTH,
+        by="name",
+    )
+
+
 def _list_pauses(view: RankView) -> pl.DataFrame:
     """Return the pauses, with the operator before each (event, name), which no other pattern reports."""
     other = (view.busy, view.data_loading, view.saving, view.delaying_ranks, view.waiting_for_ranks)
@@ -55,4 +77,4 @@ def _list_pauses(view: RankView) -> pl.DataFrame:
     pauses = pl.DataFrame(
         {"start": idle.starts, "end": idle.ends, "cost_ns": idle.ends - idle.starts}
     ).with_columns(take_rows(calls["name"], before), take_rows(calls["id"], before).alias("event"))
-    return pauses.with_columns(step=view.steps_at(pauses["start"])).filter(pl.col("cost_ns") >= LONG_NS)
+    return pauses.with_columns(step=view.steps_at(pauses["start"])).filter(pl.col("cost_ns") >= LONG_PAUSE_NS)

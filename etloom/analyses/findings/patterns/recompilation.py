@@ -8,13 +8,9 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, compute_cost, format_times, sum_places
-from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
 
-COMPILES = (
-    r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
-    r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)"
-)
 REGION = r"^Torch-Compiled Region: (\d+)/(\d+)"
 GUARDS = (
     "TORCH_LOGS=recompiles shows the guard that failed: mark dynamic dimensions (mark_dynamic), keep shapes and Python "
@@ -25,7 +21,7 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    compiles, since = select_outermost(view.find_host_events(COMPILES)), view.steady_start
+    compiles, since = view.compiles, view.steady_start
     if since is not None:
         compiles = compiles.filter(pl.col("ts") >= since)
 

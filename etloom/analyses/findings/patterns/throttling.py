@@ -1,0 +1,93 @@
+"""The same kernels take longer in some steps than in others: the clock of the device changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from etloom.analyses.findings.finding import DEVICE, Finding
+from etloom.analyses.findings.rank_view import RankView
+from etloom.core.intervals import Intervals
+from etloom.core.text import count_noun
+
+SCOPE = "rank"
+MIN_STEPS = 3
+MIN_KERNELS = 50
+"""Kernels that every step repeats; fewer may vary together by chance."""
+MIN_SHARE = 0.5
+"""Share of the time of computation that the repeated kernels take at least."""
+MIN_SLOWDOWN = 0.01
+"""Three quarters of the kernels take longer by this share at least, in a part that counts: one cause slows them all."""
+PARTS = 4
+"""Parts of a step that are compared, each of as many kernels: the clock may change within a step."""
+
+
+def find(view: RankView) -> Iterator[Finding]:
+    kernels = view.activities.filter(
+        pl.col("cat").is_in(["kernel", "Kernel"])
+        & (pl.col("kind") == "computation")
+        & pl.col("step").is_not_null()
+    )
+    kernels = kernels.sort("ts").with_columns(
+        part=pl.int_range(pl.len()).over("step") * PARTS // pl.len().over("step")
+    )
+    parts = _compare_steps(view, kernels)
+    slow = parts.filter(pl.col("low") >= 1 + MIN_SLOWDOWN)
+    if slow.is_empty():
+        return
+    lost = kernels.join(slow.select("step", "part", "ratio"), on=("step", "part")).with_columns(
+        lost=pl.col("dur") * (1 - 1 / pl.col("ratio"))
+    )
+    by_step = lost.group_by("step").agg(pl.col("lost").sum()).sort("lost", "step", descending=(True, False))
+    times = Intervals.of(lost["ts"], lost["end"])
+    worst = lost.sort("lost", "ts", descending=(True, False)).row(0, named=True)
+    cost_ns = min(round(float(lost["lost"].sum())), times.total)
+    percent = 100 * (slow["ratio"].top_k(1).item() - 1)
+    yield Finding(
+        f"the same kernels take up to {percent:.0f} % longer in {count_noun(by_step.height, 'step')} "
+        f"of {parts['step'].n_unique()} than in the fastest one: the device's clock changes",
+        cost_ns,
+        "medium",
+        "check temperature, power limit and clocks over time (nvidia-smi -q -d PERFORMANCE, rocm-smi); lock the clocks "
+        "for comparisons (nvidia-smi -lgc); other programs on the device have the same effect",
+        times,
+        DEVICE,
+        lost.height,
+        step=by_step["step"][0],
+        stream=worst["stream"],
+        name=str(worst["name"]),
+        event=worst["launch"],
+        start_ns=worst["ts"],
+        end_ns=worst["end"],
+        in_steps_ns=round(cost_ns * (times & view.step_intervals).total / max(1, times.total)),
+    )
+
+
+def _compare_steps(view: RankView, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return step, part, ratio and low: median and lower quartile of the durations relative to the fastest step's.
+
+    Compared are kernels of one name and launch geometry, by their turn in the step; empty if they are too few.
+    """
+    empty = pl.DataFrame(schema={"step": pl.Int64, "part": pl.Int64, "ratio": pl.Float64, "low": pl.Float64})
+    step_count = kernels["step"].n_unique()
+    if step_count < MIN_STEPS:
+        return empty
+    geometry = [name for name in view.trace.kernels.columns if name.startswith(("grid_", "block_"))]
+    kernels = kernels.join(
+        view.trace.kernels.select("event", *geometry), left_on="id", right_on="event", how="left"
+    )
+    same = ("name", "stream", *geometry)
+    numbered = kernels.sort("ts").with_columns(turn=pl.int_range(pl.len()).over("step", *same))
+    numbered = numbered.with_columns(kernel=pl.struct(*same, "turn").rank("dense"))
+    repeated = numbered.filter(pl.len().over("kernel") == step_count)
+    totals = repeated.group_by("step").agg(pl.col("dur").sum()).sort("dur", "step")
+    if repeated.height < MIN_KERNELS * step_count or totals["dur"].sum() < MIN_SHARE * int(
+        kernels["dur"].sum()
+    ):
+        return empty
+    fastest = repeated.filter(pl.col("step") == totals["step"][0]).select("kernel", usual="dur")
+    ratio = pl.col("dur") / pl.col("usual")
+    compared = repeated.join(fastest, on="kernel").filter(pl.col("usual") > 0)
+    by_part = compared.group_by("step", "part").agg(ratio=ratio.median(), low=ratio.quantile(0.25))
+    return by_part.select(empty.columns).sort("step", "part")
