@@ -20,6 +20,17 @@ def test_rows_without_a_required_value_are_dropped_and_counted() -> None:
     assert [stat[:3] for stat in stats] == [("read.incomplete_rows", "data_loss", 2)]
 
 
+def test_rows_without_an_id_are_dropped_before_parents_are_followed() -> None:
+    rows = pl.DataFrame({"id": [0, None, 2, 3], "name": list("abcd"), "parent": [None, 0, 3, 2]})
+    stats: list[Stat] = []
+    checked = check_table("events", TABLES["events"].conform(rows), stats)
+    assert checked.select("id", "parent").rows() == [(0, None), (2, None), (3, None)]
+    assert [stat[:3] for stat in stats if stat.name != "read.absent_value"] == [
+        ("read.incomplete_rows", "data_loss", 1),
+        ("read.wrong_type", "data_loss", 2),
+    ]
+
+
 def test_a_complete_table_is_returned_as_it_is() -> None:
     frame = TABLES["tensors"].conform(pl.DataFrame({"node": [1], "io": [0], "index": [0], "numel": [None]}))
     stats: list[Stat] = []

@@ -59,10 +59,11 @@ def check_table(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFra
         checked = _check_column(f"{name}.{column.name}", series, column, stats)
         if checked is not series:
             changed.append(checked)
-    if "parent" in frame.columns and (parents := _break_cycles(name, frame, stats)) is not None:
-        changed.append(parents)
     frame = frame.with_columns(changed) if changed else frame
-    return _drop_incomplete_rows(name, frame, stats)
+    frame = _drop_incomplete_rows(name, frame, stats)
+    if "parent" in frame.columns and (parents := _break_cycles(name, frame, stats)) is not None:
+        frame = frame.with_columns(parents)
+    return frame
 
 
 def _drop_incomplete_rows(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
