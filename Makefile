@@ -35,7 +35,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo test test-only check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-fleet bench-hangs clean
+.PHONY: help setup build-native demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-fleet bench-hangs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -93,6 +93,13 @@ build/dev/build.ninja: $(VENV)/.system $(VENV)/.packages
 
 build-native: build/dev/build.ninja ## build etloom._native in place
 	@cmake --build build/dev
+
+$(VENV)/.ray: pyproject.toml $(VENV)/.packages
+	@$(PIP) install 'ray>=2.40'
+	@touch $@
+
+test-ray: setup $(VENV)/.ray ## the tests that need a Ray cluster, which they start on this host
+	$(BIN)/python -m pytest -q tests/exports/test_ray.py $(PYTEST_ARGS)
 
 setup: build-native ## install everything into .venv
 

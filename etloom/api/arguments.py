@@ -27,6 +27,8 @@ Run = Trace | Job | str | os.PathLike[str]
 """A run as the verbs take it: a Trace, a Job, or a path that is opened."""
 _READ_TYPE = re.compile(r"\b(?:StrPath|Run)\b")
 """Matches the annotation of an argument that is, or may be, a path to read."""
+_UNPACKED_TYPE = re.compile(r"Unpack\[(\w+)\]")
+"""Matches the annotation of keywords that a TypedDict declares."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -45,11 +47,14 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
     keyword_names = [
         item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)
     ]
-    accepts_any = any(item.kind is item.VAR_KEYWORD for item in parameters)
+    others = next((str(item.annotation) for item in parameters if item.kind is item.VAR_KEYWORD), None)
+    if others is not None and (unpacked := _UNPACKED_TYPE.fullmatch(others)):
+        keyword_names += function.__globals__[unpacked[1]].__annotations__
+        others = None
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **keywords: _Parameters.kwargs) -> _Result:
-        if not accepts_any and (unknown := sorted(keywords.keys() - keyword_names)):
+        if others is None and (unknown := sorted(keywords.keys() - keyword_names)):
             raise unknown_options_error(f"etloom.{function.__name__}", unknown, keyword_names)
         bound = signature.bind(*args, **keywords)
         values = bound.arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import polars as pl
 
@@ -16,9 +16,26 @@ from etloom.core.trace import Job, Trace
 from etloom.linker import selection
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from etloom.loading.file_reading import Progress
 
 _RunType = TypeVar("_RunType", bound=Run)
+
+
+class LinkingOptions(TypedDict, total=False):
+    """Options of `link` that `open` takes; those that differ from the defaults are part of the key of the cache."""
+
+    inter_thread_threshold_us: float
+    iterations: str
+    step_name: str | None
+
+
+_LINKING_DEFAULTS: LinkingOptions = {
+    "inter_thread_threshold_us": 1000,
+    "iterations": "best",
+    "step_name": None,
+}
 
 
 @verb
@@ -52,12 +69,11 @@ def open(
     rank_pattern: str | None = None,
     progress: Progress | None = None,
     jobs: int | None = None,
+    engine: str = "local",
     use_cache: bool = True,
     lazy: bool = False,
     max_table_bytes: int | None = None,
-    inter_thread_threshold_us: float = 1000,
-    iterations: str = "best",
-    step_name: str | None = None,
+    **linking: Unpack[LinkingOptions],
 ) -> Job:
     """Open a run and link every rank of it.
 
@@ -75,9 +91,9 @@ def open(
             linked.
         max_table_bytes: memory for tables; default: half of the available memory. If the ranks' tables would exceed it,
             they are kept on disk and loaded on access.
-        inter_thread_threshold_us: see `link`.
-        iterations: see `link`.
-        step_name: see `link`.
+        engine: "local", or "ray": ranks that are not in the cache are read on a Ray cluster, whose hosts need the same
+            paths and cache folder.
+        linking: options of `link`: inter_thread_threshold_us, iterations, step_name.
 
     Returns:
         The Job; its ``stats`` list everything that was lost, repaired or is doubtful.
@@ -92,8 +108,8 @@ def open(
     """
     from etloom import loading
 
-    linking = _changed_options(inter_thread_threshold_us, iterations, step_name)
-    options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, linking)
+    changed = dict(linking.items() - _LINKING_DEFAULTS.items())
+    options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, changed, engine=engine)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
     return loading.load_path(Path(path), options, rank_pattern)
@@ -234,16 +250,3 @@ def _read_trace(path: StrPath, rank: int | None = None) -> Trace:
     from etloom.linker.merging import select_rank
 
     return select_rank(formats.read(path), rank, path)
-
-
-def _changed_options(
-    inter_thread_threshold_us: float, iterations: str, step_name: str | None
-) -> dict[str, Any]:
-    """Return the linking options that differ from the defaults: they are part of the key of the cache."""
-    values = {
-        "inter_thread_threshold_us": inter_thread_threshold_us,
-        "iterations": iterations,
-        "step_name": step_name,
-    }
-    defaults = {"inter_thread_threshold_us": 1000, "iterations": "best", "step_name": None}
-    return {name: value for name, value in values.items() if value != defaults[name]}

@@ -23,6 +23,7 @@ def store_add(
     to: OwnPath,
     name: str | None = None,
     jobs: int | None = None,
+    engine: str = "local",
     rank_pattern: str | None = None,
     progress: Progress | None = None,
 ) -> list[AddedRun]:
@@ -37,6 +38,7 @@ def store_add(
         to: the store; created if it does not exist.
         name: name of the run in the store; default: that of its folder or file.
         jobs: processes that read ranks; default: number of CPUs.
+        engine: "local", or "ray": ranks are read on a Ray cluster, whose hosts see runs and store under the same paths.
         rank_pattern: see `open`.
         progress: see `open`.
 
@@ -54,10 +56,18 @@ def store_add(
     """
     from etloom.core.errors import InvalidValue
     from etloom.exports.store import AddOptions, add_run
+    from etloom.loading.engines import is_remote
 
     if name is not None and len(runs) > 1:
         raise InvalidValue(f"{len(runs)} runs cannot all be named {name!r}", option="name")
-    options = AddOptions(name, jobs, rank_pattern, progress)
+    urls = [str(url) for url in map(clean_url, (*runs, to)) if url is not None]
+    if is_remote(engine) and urls:
+        raise InvalidValue(
+            f"{urls[0]} is copied to this host, where the others cannot read it",
+            remedy="with the engine ray, use a file system that all hosts mount",
+            option="engine",
+        )
+    options = AddOptions(name, jobs, rank_pattern, progress, engine)
     folders = [_fetch_run(run) for run in runs]
     url = clean_url(to)
     if url is None:

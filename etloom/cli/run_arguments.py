@@ -31,6 +31,14 @@ RANK_PATTERN = click.Option(
     ["--rank-pattern"], help="Regular expression for the file names, with one group: the rank."
 )
 
+ENGINE = click.Option(
+    ["--engine"],
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where ranks are read: on this host, or on a Ray cluster (docs/fleet.md).",
+)
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -39,6 +47,7 @@ class RunOptions:
     rank_pattern: str | None = None
     strict: bool = False
     jobs: int | None = None
+    engine: str = "local"
     cache: bool = True
     step_name: str | None = None
     names: tuple[Path, ...] = ()
@@ -51,6 +60,7 @@ SHARED_OPTIONS: list[click.Parameter] = [
         type=click.IntRange(min=1),
         help="Number of ranks (and threads) processed in parallel; default: number of CPUs.",
     ),
+    ENGINE,
     click.Option(
         ["--cache/--no-cache"],
         default=True,
@@ -103,6 +113,7 @@ def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = Tr
             rank_pattern=run.rank_pattern,
             progress=update,
             jobs=run.jobs,
+            engine=run.engine,
             use_cache=run.cache,
             lazy=lazy,
             max_table_bytes=MAX_TABLE_BYTES,

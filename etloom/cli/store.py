@@ -9,7 +9,7 @@ import click
 from etloom.cli.command import CONTEXT_SETTINGS, PATH_TYPE, Argument, FiniteFloat, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import TABLE_OPTIONS, TableOptions, choose_format, show_progress, write_table
-from etloom.cli.run_arguments import RANK_PATTERN
+from etloom.cli.run_arguments import ENGINE, RANK_PATTERN
 
 STORE = Argument(["store"], type=PATH_TYPE, required=True, metavar="STORE", help="The folder of the store.")
 JOBS = click.Option(
@@ -31,10 +31,16 @@ JOBS = click.Option(
     ),
     click.Option(["--name"], help="Name of the run in the store; default: that of its folder or file."),
     JOBS,
+    ENGINE,
     RANK_PATTERN,
 )
 def add(
-    runs: tuple[Path, ...], to: Path, name: str | None, jobs: int | None, rank_pattern: str | None
+    runs: tuple[Path, ...],
+    to: Path,
+    name: str | None,
+    jobs: int | None,
+    engine: str,
+    rank_pattern: str | None,
 ) -> None:
     """Add runs to a store: read and link them once, and answer the usual questions.
 
@@ -48,6 +54,7 @@ def add(
       etloom store add run/ --to store/
       etloom store add runs/2026-11-* --to store/
       etloom store add s3://bucket/run --to s3://bucket/store
+      etloom store add /shared/runs/* --to /shared/store --engine ray
       etloom store add run/ --to store/ --name monday && etloom analyze stragglers store/run=monday
     """
     import etloom
@@ -59,7 +66,7 @@ def add(
     for run in runs:
         with show_progress(f"adding {run}") as update:
             (added,) = etloom.store_add(
-                run, to=to, name=name, jobs=jobs, rank_pattern=rank_pattern, progress=update
+                run, to=to, name=name, jobs=jobs, engine=engine, rank_pattern=rank_pattern, progress=update
             )
         ranks = count_noun(len(added.ranks), "rank")
         state = f"added {ranks}; next: etloom report {added.path}" if added.is_new else f"unchanged, {ranks}"

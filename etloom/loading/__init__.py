@@ -5,6 +5,7 @@ file_names, captures      ranks and stages in names of files; traces of the capt
 folder_contents           the files of a folder: salvaged and converted copies, the workload card
 plan                      `LoadPlan`: for each rank where its tables come from and where they are kept
 executor                  the execution of a plan, ranks in parallel
+engines, remote_reading   tasks on a Ray cluster; ranks that they read into the cache
 file_reading              one file into memory, or to Parquet in bounded memory
 cache, cache_usage        linked traces as Parquet in the user's cache folder
 resident_tables           tables on disk of which only some are in memory
@@ -22,10 +23,11 @@ from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.loading import consistency
 from etloom.loading.captures import find_captures
+from etloom.loading.engines import is_remote
 from etloom.loading.executor import add_rank_stats, execute_plan
 from etloom.loading.file_names import find_rank_in_name
 from etloom.loading.file_reading import Progress
-from etloom.loading.plan import LoadOptions, plan_file, plan_ranks
+from etloom.loading.plan import LoadOptions, LoadPlan, plan_file, plan_ranks
 from etloom.loading.rank_discovery import discover_ranks
 
 __all__ = ["LoadOptions", "Progress", "load_folder", "load_path", "load_ranks"]
@@ -65,7 +67,16 @@ def _number_by_name(job: Job, path: Path, rank_pattern: str | None) -> Job:
 
 def load_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions) -> Job:
     """Load the given files of each rank. Raises like `load_path`."""
-    return execute_plan(plan_ranks(files_by_rank, options))
+    return _execute(plan_ranks(files_by_rank, options))
+
+
+def _execute(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
+    """Execute the plan of several ranks, on the engine of its options."""
+    if is_remote(plan.options.engine):
+        from etloom.loading.remote_reading import read_on_cluster
+
+        read_on_cluster(plan)
+    return execute_plan(plan, skip_unreadable=skip_unreadable)
 
 
 def load_folder(folder: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:
@@ -74,7 +85,7 @@ def load_folder(folder: Path, options: LoadOptions, rank_pattern: str | None = N
     (first, *others) = [path for files in discovered.ranks.values() for path in files]
     if others:
         plan = plan_ranks(discovered.ranks, options, discovered.captures)
-        job = execute_plan(plan, skip_unreadable=True)
+        job = _execute(plan, skip_unreadable=True)
     else:  # a single file may hold several ranks
         job = execute_plan(plan_file(first, options, next(iter(discovered.captures.values()), ())))
         if len(job) == 1:  # it gets the discovered number

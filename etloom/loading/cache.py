@@ -53,6 +53,11 @@ def entry_key(files: Sequence[Path], **options: Any) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def has_entry(key: str) -> bool:
+    """Return whether an entry exists."""
+    return reader.sniff_folder(cache_folder() / key)
+
+
 def load_entry(key: str | None) -> Trace | None:
     """Load an entry into memory; None if it does not exist or is damaged."""
     if key is None:

@@ -22,7 +22,7 @@ from etloom.formats.parquet.table_files import ParquetTable
 from etloom.linker.merging import flag_missing_gpu_events
 from etloom.loading import cache, consistency, file_reading
 from etloom.loading.part_joining import join_parts
-from etloom.loading.plan import LoadPlan, RankPlan, Source, Storage
+from etloom.loading.plan import LoadOptions, LoadPlan, RankPlan, Source, Storage
 from etloom.loading.resident_tables import ResidentTables
 
 MIN_SECONDS_TO_CACHE = 0.5
@@ -56,6 +56,16 @@ def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
         return job
     unlinked = sum(not linker.is_linked(trace) for trace in job.values())
     return job.with_stats([Stat("job.not_linked", "info", unlinked, _NOT_LINKED)])
+
+
+def make_entry_key(rank: int | None, plan: RankPlan, options: LoadOptions) -> str | None:
+    """Return the key of a rank in the cache; None if it cannot be cached."""
+    facts: dict[str, Any] = {} if rank is None else {"rank": rank}
+    if names := list_user_files():
+        facts["names"] = names
+    if not options.use_cache:
+        return None
+    return cache.entry_key((*plan.files, *plan.captures), **facts, **options.linking)
 
 
 def add_rank_stats(job: Job, stats_by_rank: Mapping[int, Sequence[Stat]]) -> Job:
@@ -138,14 +148,11 @@ class _Execution:
             path = plan.files[0]
             trace = file_reading.open_on_disk(path, options.progress, options.use_cache, options.linking)
             return flag_missing_gpu_events(trace)
-        facts: dict[str, Any] = {} if rank is None else {"rank": rank}
         files = (*plan.files, *plan.captures)
         kept = None if options.keep is None or rank is None else options.keep / f"rank={rank}"
         if kept is not None and parquet.sniff_folder(kept):
             return self._open_kept(kept)
-        if names := list_user_files():
-            facts["names"] = names
-        key = cache.entry_key(files, **facts, **options.linking) if options.use_cache else None
+        key = make_entry_key(rank, plan, options)
         is_evictable = plan.storage is Storage.EVICTABLE
         if key is not None:
             cached = cache.open_entry(key) if is_evictable else cache.load_entry(key)

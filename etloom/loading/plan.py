@@ -36,6 +36,7 @@ class LoadOptions:
             linking needs all of it in memory.
         max_table_bytes: bytes of memory for tables; default: half of the available memory.
         linking: options of `etloom.linker.link` that differ from the defaults.
+        engine: "local", or "ray" to read ranks that are not in the cache on a cluster (`etloom.loading.engines`).
         keep: a folder that receives the linked tables of each rank as ``rank=N``, and from which ranks that it already
             holds are opened; the tables stay there. The caller vouches that the files did not change.
     """
@@ -47,6 +48,7 @@ class LoadOptions:
     max_table_bytes: int | None = None
     linking: Mapping[str, Any] = field(default_factory=dict)
     keep: Path | None = None
+    engine: str = "local"
 
 
 class Source(Enum):

@@ -8,7 +8,6 @@ addition goes on where this one stopped.
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from etloom.formats.parquet.store_layout import (
 )
 from etloom.formats.parquet.stored_runs import build_rank_table
 from etloom.loading import LoadOptions, Progress, load_path
+from etloom.loading.engines import count_cpus, is_remote, run_on_ray
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,14 @@ class AddOptions:
         jobs: processes; default: number of CPUs.
         rank_pattern: regular expression for the file names with one group, the rank.
         progress: see `etloom.loading.Progress`.
+        engine: "local", or "ray" to read ranks on a cluster, whose hosts see the run and the store under these paths.
     """
 
     name: str | None = None
     jobs: int | None = None
     rank_pattern: str | None = None
     progress: Progress | None = None
+    engine: str = "local"
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,23 @@ def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Stag
 
 def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions, lock: int) -> None:
     """Write everything of a run to its staging folder, the manifest last."""
-    jobs = options.jobs or os.cpu_count() or 1
+    jobs = options.jobs or count_cpus(options.engine)
     stage.parts.mkdir(parents=True, exist_ok=True)
     progress = options.progress
-    if source.discovered is not None and jobs > 1 and len(source.discovered.ranks) > batches.MIN_RANKS:
+    is_split = jobs > 1 or is_remote(options.engine)
+    if source.discovered is not None and is_split and len(source.discovered.ranks) > batches.MIN_RANKS:
         pending = batches.list_batches(source.discovered, stage.folder, stage.parts, jobs)
         _report_files(
             (file for batch in pending for files in batch.files.values() for file in files), progress
         )
-        batches.prepare_locally(pending, jobs, lock, lambda batch: _report_batch(batch, progress))
+
+        def report(index: int) -> None:
+            _report_batch(pending[index], progress)
+
+        if is_remote(options.engine):
+            run_on_ray(batches.prepare_batch, [batch.to_json() for batch in pending], report)
+        else:
+            batches.prepare_locally(pending, jobs, lock, report)
         progress = None
     job = _open_staged(source, stage, options, jobs, progress)
     parts = _complete_parts(job, stage)

@@ -102,7 +102,7 @@ def prepare_batch(text: str) -> None:
     summarize_ranks(job, Path(batch.part))
 
 
-def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Callable[[Batch], None]) -> None:
+def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Callable[[int], None]) -> None:
     """Prepare batches in processes of this host.
 
     A batch whose process fails is left to the process that adds the run, which reports the reason.
@@ -112,7 +112,7 @@ def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Cal
         jobs: number of processes.
         lock: the file that locks the run. The processes keep it open, so that the run stays locked as long as one of
             them works, also if this process was killed.
-        on_done: called with each batch at its end, in any thread.
+        on_done: called with the index of each batch at its end, in any thread.
     """
 
     def prepare(index: int) -> None:
@@ -127,6 +127,6 @@ def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Cal
             stderr=subprocess.DEVNULL,
             check=False,
         )
-        on_done(batches[index])
+        on_done(index)
 
     run_in_parallel(prepare, range(len(batches)), jobs)

@@ -1,0 +1,94 @@
+"""Engines: where tasks on ranks run, in this process and on this host (local), or on a Ray cluster.
+
+A task is a function of etloom and a JSON text that names files; its result is files, too. So all hosts of a cluster
+need the same version of etloom and see the same paths, and only short texts pass through Ray. Ray schedules the tasks,
+and runs those of a lost worker again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from etloom.core.errors import EtloomError, UnknownName
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ENGINES = ("local", "ray")
+MAX_RETRIES = 3
+"""Workers that a task may lose before it is left to the process that started it."""
+_MAX_ENDED = 64
+"""Ended tasks that are handled at a time."""
+
+
+def is_remote(engine: str) -> bool:
+    """Return whether tasks run on a cluster. Raises UnknownName."""
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES, option="engine")
+    return engine != "local"
+
+
+def run_on_ray(
+    function: Callable[[str], None], texts: Sequence[str], on_done: Callable[[int], None] | None = None
+) -> None:
+    """Run a function with each text on a Ray cluster.
+
+    A task that fails is left to the caller, whose own attempt states the reason.
+
+    Args:
+        function: a function of a module of etloom; what it returns is ignored.
+        texts: its argument, one per task.
+        on_done: called with the index of each task that ended.
+
+    Raises:
+        EtloomError: Ray is not installed, or the cluster cannot be reached.
+    """
+    ray = connect()
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(function)
+    running = {task.remote(text): index for index, text in enumerate(texts)}
+    while running:
+        ended, _ = ray.wait(list(running), num_returns=min(_MAX_ENDED, len(running)), timeout=1)
+        for reference in ended:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(reference)
+            index = running.pop(reference)
+            if on_done is not None:
+                on_done(index)
+
+
+def count_cpus(engine: str) -> int:
+    """Return the number of CPUs of this host, or of the cluster. Raises like `run_on_ray`."""
+    if is_remote(engine):
+        return max(1, int(connect().cluster_resources().get("CPU", 1)))
+    return os.cpu_count() or 1
+
+
+def connect() -> ModuleType:
+    """Return the module ray, connected to the cluster of $RAY_ADDRESS, else to one of this host, else to a new one.
+
+    Raises:
+        EtloomError: Ray is not installed, or there is no cluster at $RAY_ADDRESS.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise EtloomError("the engine ray needs Ray", remedy="pip install 'etloom[ray]'") from None
+    if ray.is_initialized():
+        return ray
+    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address=address or "auto", **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if address:
+            raise EtloomError(
+                f"no Ray cluster answers: {str(error).partition(chr(10))[0]}",
+                where=address,
+                remedy="check RAY_ADDRESS; without it, etloom starts a cluster on this host",
+            ) from None
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+    return ray
