@@ -23,7 +23,7 @@ from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.loading import consistency
 from etloom.loading.captures import find_captures
-from etloom.loading.engines import is_remote
+from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.executor import add_rank_stats, execute_plan
 from etloom.loading.file_names import find_rank_in_name
 from etloom.loading.file_reading import Progress
@@ -72,7 +72,7 @@ def load_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions
 
 def _execute(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
     """Execute the plan of several ranks, on the engine of its options."""
-    if is_remote(plan.options.engine):
+    if plan.options.engine != LOCAL_ENGINE:
         from etloom.loading.remote_reading import read_on_cluster
 
         read_on_cluster(plan)

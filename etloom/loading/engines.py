@@ -17,18 +17,24 @@ from etloom.core.errors import EtloomError, UnknownName
 if TYPE_CHECKING:
     from types import ModuleType
 
-ENGINES = ("local", "ray")
+LOCAL_ENGINE = "local"
+ENGINES = (LOCAL_ENGINE, "ray")
 MAX_RETRIES = 3
 """Workers that a task may lose before it is left to the process that started it."""
 _MAX_ENDED = 64
 """Ended tasks that are handled at a time."""
 
 
-def is_remote(engine: str) -> bool:
-    """Return whether tasks run on a cluster. Raises UnknownName."""
+def check_engine(engine: str) -> None:
+    """Raise UnknownName if there is no such engine."""
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES, option="engine")
-    return engine != "local"
+
+
+def is_remote(engine: str) -> bool:
+    """Return whether tasks run on a cluster. Raises UnknownName."""
+    check_engine(engine)
+    return engine != LOCAL_ENGINE
 
 
 def run_on_ray(

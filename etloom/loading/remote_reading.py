@@ -20,9 +20,11 @@ def read_on_cluster(plan: LoadPlan) -> None:
     """Read the ranks of a plan that are not in the cache, each in a task of the plan's engine.
 
     Raises:
+        UnknownName: there is no such engine.
         InvalidValue: the cache is not used.
         EtloomError: see `etloom.loading.engines.run_on_ray`.
     """
+    engines.check_engine(plan.options.engine)
     if not plan.options.use_cache:
         raise InvalidValue(
             "the engine ray returns tables through the cache, which is not used",
