@@ -47,10 +47,11 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
-    return trace.compute_once(_measure, step)
+    return trace.compute_once(measure_parts, step)
 
 
-def _measure(trace: Trace, step: int | None) -> pl.DataFrame:
+def measure_parts(trace: Trace, step: int | None) -> pl.DataFrame:
+    """Compute the table of `analyze`."""
     work = compute_activity(trace)
     busy = work.busy
     rows = step_windows(trace, busy, step)

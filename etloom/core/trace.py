@@ -80,7 +80,7 @@ class Trace(TableAttributes):
         UnknownName: A table is not declared.
     """
 
-    __slots__ = ("_loaders", "_meta", "_new_results", "_results", "_tables")
+    __slots__ = ("_loaders", "_meta", "_new_results", "_results", "_stored_results", "_tables")
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class Trace(TableAttributes):
         self._loaders = {name: loader for name, loader in (loaders or {}).items() if name not in checked}
         self._new_results = new_results
         self._results = new_results()
+        self._stored_results: Mapping[tuple[Any, ...], Any] = {}
         self._meta = MappingProxyType(dict(meta or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -195,8 +196,27 @@ class Trace(TableAttributes):
         try:
             result: _Result = self._results[key]
         except KeyError:
-            result = self._results[key] = function(self, *arguments)
+            try:
+                result = self._stored_results[key]
+            except KeyError:
+                result = function(self, *arguments)
+            self._results[key] = result
         return result
+
+    def has_result(self, function: Callable[..., Any], *arguments: Hashable) -> bool:
+        """Return whether `compute_once` returns this result without computing it."""
+        key = function, *arguments
+        return key in self._results or key in self._stored_results
+
+    def with_stored_results(self, results: Mapping[tuple[Any, ...], Any]) -> Trace:
+        """Return the same tables with results that `compute_once` looks up instead of computing them.
+
+        Args:
+            results: (function, arguments...) -> result, which may be loaded when it is looked up.
+        """
+        copy = self.replace()
+        copy._stored_results = results
+        return copy
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:
         """Return a Trace with these tables and entries of meta replaced; the rest is shared."""

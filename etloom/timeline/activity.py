@@ -46,6 +46,11 @@ def compute_activity(trace: Trace) -> Activity:
     Raises:
         AnalysisError: The trace has neither GPU activity nor operators.
     """
+    return trace.compute_once(build_activity)
+
+
+def build_activity(trace: Trace) -> Activity:
+    """Compute the result of `compute_activity`."""
     device = select_device_events(trace, "kind", "ts", "dur")
     if device.height:
         times = {kind: to_intervals(type_events) for (kind,), type_events in device.group_by("kind")}
@@ -218,10 +223,11 @@ def to_intervals(events: pl.DataFrame) -> Intervals:
 
 def find_steps(trace: Trace) -> pl.DataFrame:
     """Return step, start and end of each step (`find_step_events`), in order of the number; may be empty."""
-    return trace.compute_once(_compute_steps).clone()
+    return trace.compute_once(compute_steps).clone()
 
 
-def _compute_steps(trace: Trace) -> pl.DataFrame:
+def compute_steps(trace: Trace) -> pl.DataFrame:
+    """Compute the result of `find_steps`."""
     return (
         find_step_events(trace.events, trace.meta.get("step_name"))
         .group_by("step")
@@ -238,10 +244,11 @@ def find_window(trace: Trace) -> tuple[int, int] | None:
     the last step. Without GPU activity, only the annotated steps count, if there are any: a backend's range that was
     still open then lasts until the recording was stopped.
     """
-    return trace.compute_once(_compute_window)
+    return trace.compute_once(compute_window)
 
 
-def _compute_window(trace: Trace) -> tuple[int, int] | None:
+def compute_window(trace: Trace) -> tuple[int, int] | None:
+    """Compute the result of `find_window`."""
     activity, steps = compute_activity(trace), find_steps(trace)
     if activity.busy.span is None:
         return None
@@ -254,6 +261,12 @@ def _compute_window(trace: Trace) -> tuple[int, int] | None:
     if activity.basis == "host":
         return int(steps["start"].to_numpy().min()), int(steps["end"].to_numpy().max())
     return min(start, int(steps["start"].to_numpy().min())), max(end, int(steps["end"].to_numpy().max()))
+
+
+def find_first_time(trace: Trace) -> int | None:
+    """Return the start of the first event; None if no event has a time."""
+    first: int | None = trace.events["ts"].min()  # type: ignore[assignment]
+    return first
 
 
 def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:

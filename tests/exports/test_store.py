@@ -14,10 +14,11 @@ from polars.testing import assert_frame_equal
 
 import etloom
 from etloom.analyses.answers import answer, find_stored_answer
+from etloom.analyses.findings import job_gain
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, ReadError
 from etloom.core.schema import TABLES
-from etloom.core.trace import Job
-from etloom.exports.store import adding, batches, summaries
+from etloom.core.trace import Job, Trace
+from etloom.exports.store import adding, batches, rank_results, summaries
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
 from etloom.formats.parquet import stored_runs
 from support import small_traces
@@ -106,6 +107,25 @@ def test_answers_of_ranks_that_processes_prepared_equal_those_in_memory(tmp_path
     for rank in (0, 5, RANKS - 1):
         for name in TABLES:
             assert_frame_equal(stored[rank].table(name), job[rank].table(name), categorical_as_str=True)
+
+
+def test_kept_results_of_ranks_suffice_for_the_questions_to_all_ranks(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traces have no tables, so that whatever is computed from these, instead of kept, differs."""
+    monkeypatch.setattr(job_gain, "MAX_EVENTS", -1)
+    summaries.summarize_ranks(Job(dict(job)), tmp_path / "part")
+    bare = Job({rank: Trace(meta=trace.meta) for rank, trace in job.items()}, job.meta)
+    known = rank_results.attach_results(bare, [tmp_path / "part"])
+    for rank, trace in job.items():
+        for result in rank_results.RESULTS:
+            kept = known[rank].compute_once(*result.key(rank))
+            assert_frame_equal(
+                result.encode(kept), result.encode(result.function(trace, *result.key(rank)[1:]))
+            )
+    for question in JOB_QUESTIONS:
+        expected, kept = (answer(run, question.analysis).table for run in (Job(dict(job)), known))
+        assert_frame_equal(kept, expected, check_exact=True)
 
 
 def test_the_tables_and_facts_of_a_stored_run_equal_those_in_memory(job: Job, stored: Job) -> None:

@@ -39,7 +39,7 @@ import polars as pl
 from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part
 from etloom.analyses.findings.job_gain import JobGains
 from etloom.analyses.findings.job_view import JobView
-from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.findings.rank_findings import measure_rank
 from etloom.analyses.helpers import conform_columns
 from etloom.core import registry
 from etloom.core.errors import UnknownName
@@ -92,7 +92,7 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
     for name, rank, finding in _find_all(patterns if pattern is None else [pattern], views):
         causes.setdefault((name, finding.kind), []).append((rank, finding))
         if rank not in sizes:
-            sizes[rank] = _measure_rank(views[rank])
+            sizes[rank] = views[rank].compute_once(measure_rank).row(0, named=True)
     rows = [_describe_costliest(name, findings, sizes) for (name, _), findings in causes.items()]
     by_cost = sorted(zip(rows, causes.values(), strict=True), key=lambda pair: -pair[0]["cost_ns"])
     gains = JobGains(job)
@@ -113,16 +113,6 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
         maintain_order=True,
     )
     return conform_columns(ranked, COLUMNS)
-
-
-def _measure_rank(view: RankView) -> dict[str, int]:
-    """Return the time from the first to the last event, the time in steps, and the number of steps that count."""
-    step_count = view.steps.height if view.steps_cover_work else 0
-    return {
-        "span": view.span_ns,
-        "in_steps": view.step_intervals.total if step_count else 0,
-        "step_count": step_count,
-    }
 
 
 def _describe_costliest(
@@ -195,10 +185,10 @@ def _percent(part: int, total: int) -> float | None:
 def _find_all(names: Collection[str], views: JobView) -> Iterator[tuple[str, int, Finding]]:
     """Yield the findings of these patterns; all patterns of one rank run before the next rank is loaded."""
     patterns = {name: registry.get("patterns", name) for name in names}
-    rank_patterns = {name: pattern for name, pattern in patterns.items() if pattern.SCOPE == "rank"}
+    rank_patterns = [name for name, pattern in patterns.items() if pattern.SCOPE == "rank"]
     for rank in views:
-        for name, pattern in rank_patterns.items():
-            for finding in pattern.find(views[rank]):
+        for name in rank_patterns:
+            for finding in views[rank].find(name):
                 yield name, rank, finding
     for name, pattern in patterns.items():
         if name not in rank_patterns:

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import polars as pl
 
 from etloom.analyses.findings.late_arrivals import find_late_arrivals
+from etloom.analyses.findings.rank_findings import find_in_rank
 from etloom.analyses.findings.rank_view import RankView
 from etloom.collectives import match_collectives
 from etloom.core.intervals import EMPTY, Intervals
@@ -25,9 +26,7 @@ class JobView(Mapping[int, RankView]):
         self._cache: dict[int, RankView] = {}
 
     def __getitem__(self, rank: int) -> RankView:
-        view = self._cache.pop(rank, None) or RankView(
-            self.job[rank], partial(self._find_waits, rank), partial(self._find_delays, rank)
-        )
+        view = self._cache.pop(rank, None) or self._open_view(rank)
         self._cache[rank] = view
         if len(self._cache) > CACHED_VIEWS:
             del self._cache[next(iter(self._cache))]
@@ -38,6 +37,11 @@ class JobView(Mapping[int, RankView]):
 
     def __len__(self) -> int:
         return len(self.job)
+
+    def _open_view(self, rank: int) -> RankView:
+        trace = self.job[rank]
+        stored = trace.compute_once(find_in_rank) if trace.has_result(find_in_rank) else None
+        return RankView(trace, partial(self._find_waits, rank), partial(self._find_delays, rank), stored)
 
     def _find_waits(self, rank: int) -> Intervals:
         return self._waits.get(rank, EMPTY)

@@ -13,7 +13,7 @@ import polars as pl
 
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.trace import Job
-from etloom.timeline.activity import compute_activity
+from etloom.timeline.activity import compute_activity, find_first_time
 
 REASONS = ("longer_compute", "other_work", "late_launch", "late_first", "later_recording")
 """Reasons of a rank's own lateness. late_first: no earlier communication with these ranks was recorded, and the rank
@@ -84,7 +84,7 @@ def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], 
     ranks = []
     for (rank,), rows in pairs.group_by(f"rank{suffix}", maintain_order=True):
         work = compute_activity(job[rank])  # type: ignore[index]
-        begin = job[rank].events["ts"].min()  # type: ignore[index]
+        begin = job[rank].compute_once(find_first_time)  # type: ignore[index]
         to_own = rows[f"own_start{suffix}"] - rows[f"start{suffix}"]
         until = rows[f"own_start{suffix}"].to_numpy()
         since = np.minimum((rows["since"] + to_own).fill_null(begin).to_numpy(), until)

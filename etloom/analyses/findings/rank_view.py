@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.gaps import LONG_PAUSE_NS, MIN_COMPUTE_NS, find_gaps
 from etloom.analyses.iterations import measure_iterations
-from etloom.core import arrays, categories, nesting
+from etloom.core import arrays, categories, nesting, registry
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.iterations import find_iterations
@@ -24,6 +25,9 @@ from etloom.timeline.activity import (
     find_window,
     select_launched_events,
 )
+
+if TYPE_CHECKING:
+    from etloom.analyses.findings.finding import Finding
 
 _MODULE = r"^nn\.Module: (.*)$"
 _FRAME = r"^.*\(\d+\): "
@@ -50,26 +54,55 @@ PLUMBING = (
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True)
+class RankFindings:
+    """What findings need of a rank, from its trace alone.
+
+    Attributes:
+        findings: pattern -> its findings; patterns that compare the rank with others are missing.
+        tables: function of a `RankView` -> its result.
+    """
+
+    findings: Mapping[str, Sequence[Finding]]
+    tables: Mapping[str, pl.DataFrame]
+
+
 class RankView:
-    """One linked rank."""
+    """One linked rank.
+
+    Args:
+        trace: the rank.
+        find_waits: returns the times at which it was blocked in communications waiting for others.
+        find_delays: returns the times by which it arrived late at communications.
+        stored: results that need not be computed.
+    """
 
     def __init__(
         self,
         trace: Trace,
         find_waits: Callable[[], Intervals] = lambda: EMPTY,
         find_delays: Callable[[], Intervals] = lambda: EMPTY,
+        stored: RankFindings | None = None,
     ) -> None:
         self.trace = trace
         self._find_waits = find_waits
         self._find_delays = find_delays
+        self._stored = stored
         self._results: dict[Callable[[RankView], Any], Any] = {}
 
     def compute_once(self, function: Callable[[RankView], _Result]) -> _Result:
         """Return ``function(view)``, computed at the first call: what several patterns need."""
         if function not in self._results:
-            self._results[function] = function(self)
+            stored = None if self._stored is None else self._stored.tables.get(function.__name__)
+            self._results[function] = function(self) if stored is None else stored
         result: _Result = self._results[function]
         return result
+
+    def find(self, pattern: str) -> Sequence[Finding]:
+        """Return the findings of a pattern of ranks."""
+        if self._stored is not None and pattern in self._stored.findings:
+            return self._stored.findings[pattern]
+        return list(registry.get("patterns", pattern).find(self))
 
     @cached_property
     def activity(self) -> Activity:

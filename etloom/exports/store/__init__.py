@@ -5,6 +5,7 @@ staging      the folder of a run that is being added: its key, its lock, its pub
 batches      the ranks that one process prepares
 worker       the process that prepares one batch
 summaries    the answers that are stored
+rank_results what questions to all ranks need of each rank, kept while its batch has it in memory
 host_delays  ranks, hosts and racks that delay others, over the runs of a store
 
 `etloom.formats.parquet.store_layout` describes the files.

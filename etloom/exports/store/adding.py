@@ -19,6 +19,7 @@ from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.core.version import __version__, compute_code_digest
 from etloom.exports.store import batches, staging, summaries
+from etloom.exports.store.rank_results import attach_results
 from etloom.formats.parquet import sniff_folder, writer
 from etloom.formats.parquet.store_layout import (
     STORE_VERSION,
@@ -146,6 +147,7 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
     folder = stage.folder / SUMMARIES
     folder.mkdir(exist_ok=True)
     entries = summaries.write_rank_answers(parts, stage.folder)
+    job = attach_results(job, parts)
     job_entries, skipped = summaries.write_job_answers(job, stage.folder)
     job = job.with_stats(skipped)
     write_json(folder / "facts.json", describe_run(job))

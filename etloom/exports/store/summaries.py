@@ -15,6 +15,7 @@ from etloom.analyses.answers import answer, answer_by_rank
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
+from etloom.exports.store.rank_results import KeptResults
 from etloom.formats.parquet import writer
 from etloom.formats.parquet.store_layout import SUMMARIES
 
@@ -69,16 +70,30 @@ def summarize_ranks(job: Job, folder: Path) -> None:
 
     Args:
         job: the ranks.
-        folder: the new folder: FILE.parquet for each question that a rank can answer, and part.json.
+        folder: the new folder: FILE.parquet for each question that a rank can answer, the results that
+            `rank_results` keeps, and part.json.
     """
-    answers = answer_by_rank(job, {question.file: partial(_ask, question) for question in RANK_QUESTIONS})
-    refusals = {}
+    questions = {question.file: partial(_ask, question) for question in RANK_QUESTIONS}
+    kept = KeptResults()
+    answers = []
+    for rank, trace in job.items():
+        answers.append(answer_by_rank(Job({rank: trace}), questions))
+        kept.add(trace, rank)
     with writer.create_atomically(folder) as new:
-        for file, result in answers.items():
-            if result.table.columns:
-                result.table.write_parquet(new / f"{file}.parquet", compression="zstd", compression_level=1)
-            refusals[file] = [[rank, error.what, error.remedy] for rank, error in result.refused.items()]
-        content = {"ranks": job.ranks, "refusals": refusals}
+        for file in questions:
+            if tables := [by_file[file].table for by_file in answers if by_file[file].table.columns]:
+                pl.concat(tables).write_parquet(
+                    new / f"{file}.parquet", compression="zstd", compression_level=1
+                )
+        refusals = {
+            file: [
+                [rank, error.what, error.remedy]
+                for by_file in answers
+                for rank, error in by_file[file].refused.items()
+            ]
+            for file in questions
+        }
+        content = {"ranks": job.ranks, "refusals": refusals, "results": kept.write(Path(new))}
         Path(new, "part.json").write_text(json.dumps(content), encoding="ascii")
 
 

@@ -8,6 +8,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, Finding, format_times
 from etloom.analyses.findings.job_view import JobView
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
 
 SCOPE = "job"
@@ -23,11 +24,7 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
         return
     sums = []
     for rank in views:
-        kernels = views[rank].kernels.drop_nulls("step")
-        name = pl.col("name").cast(pl.String)
-        experts = kernels.filter(name.str.contains(_EXPERTS) & ~name.str.contains(_NO_EXPERTS))
-        by_step = experts.group_by("step").agg(pl.col("dur").sum(), pl.col("ts").min(), pl.col("end").max())
-        sums.append(by_step.with_columns(rank=pl.lit(rank)))
+        sums.append(views[rank].compute_once(sum_experts).with_columns(rank=pl.lit(rank)))
     table = pl.concat(sums).filter(pl.len().over("step") == len(views))
     mean = pl.col("dur").mean().over("step")
     late = table.with_columns(excess=(pl.col("dur") - mean).round().cast(pl.Int64)).filter(
@@ -51,3 +48,18 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
                 end_ns=worst["end"],
             ),
         )
+
+
+def sum_experts(view: RankView) -> pl.DataFrame:
+    """Return the time of the experts' kernels in each step, from the start of the first to the end of the last."""
+    kernels = view.kernels.drop_nulls("step")
+    is_expert = view.match_activities(kernels, _EXPERTS) & ~view.match_activities(kernels, _NO_EXPERTS)
+    return (
+        kernels.filter(is_expert)
+        .group_by("step")
+        .agg(pl.col("dur").sum(), pl.col("ts").min(), pl.col("end").max())
+    )
+
+
+RANK_TABLES = (sum_experts,)
+"""Tables of a rank that do not depend on others."""

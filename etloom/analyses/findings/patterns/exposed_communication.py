@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import BOTH, DEVICE, Finding
-from etloom.analyses.findings.patterns import small_collectives
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals, union
 from etloom.timeline.activity import select_host_calls
@@ -20,7 +19,7 @@ LIMITED_BY_TRANSFERS = True
 def find(view: RankView) -> Iterator[Finding]:
     times, waits = view.activity.times, view.waiting_for_ranks
     exposed = times["communication"] - times["computation"]
-    small = union(finding.lost for finding in view.compute_once(small_collectives.list_findings))
+    small = union(finding.lost for finding in view.find("small-collectives"))
     lost = exposed - waits - small
     if view.window:
         lost = lost.clip(*view.window)
@@ -32,7 +31,7 @@ def find(view: RankView) -> Iterator[Finding]:
         title += " (without the time until late ranks arrive, which is in stragglers)"
     if small.total:
         title += " (without what small-collectives counts)"
-    calls = _list_communication(view)
+    calls = view.compute_once(list_communication)
     cost = lost.covered(calls["ts"], calls["end"])
     worst = calls.row(int(cost.argmax()), named=True)
     start_ns, end_ns = (lost & Intervals.of([worst["ts"]], [worst["end"]])).span or (None, None)
@@ -55,12 +54,17 @@ def find(view: RankView) -> Iterator[Finding]:
     )
 
 
-def _list_communication(view: RankView) -> pl.DataFrame:
+def list_communication(view: RankView) -> pl.DataFrame:
     """Return ts, end, step, name and event (the host event to look at) of each communication; stream on a device."""
     is_communication = pl.col("kind") == "communication"
     if view.activity.basis == "device":
-        return view.activities.filter(is_communication).with_columns(event="launch")
+        work = view.activities.filter(is_communication)
+        return work.select("ts", "end", "step", "stream", pl.col("name").cast(pl.String), event="launch")
     calls = select_host_calls(view.trace).filter(is_communication)
     return calls.select("ts", "name", end=pl.col("ts") + pl.col("dur"), event="id").with_columns(
         step=view.steps_at(calls["ts"])
     )
+
+
+RANK_TABLES = (list_communication,)
+"""Tables of a rank that do not depend on others."""

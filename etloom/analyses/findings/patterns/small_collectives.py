@@ -47,16 +47,16 @@ def _find_runs(view: RankView) -> Iterator[Finding]:
         run=pl.struct("collective", "pg_name", "small", "step").rle_id()
         + _is_separated(view, ordered).cum_sum()
     )
+    long_runs = ordered.filter("small").filter(pl.len().over("run") >= MIN_RUN_LENGTH)
+    if long_runs.is_empty():
+        return
     # One combined call would still take the time of one; only what nothing hides is lost.
     share = 1 - 1 / pl.len().over("run")
     communication = view.activity.times["communication"]
     exposed = communication - view.activity.times["computation"] - view.waiting_for_ranks
-    alone = pl.Series(exposed.covered(ordered["start"], ordered["end"]))
-    long_runs = (
-        ordered.with_columns(cost_ns=alone * share)
-        .filter("small")
-        .filter(pl.len().over("run") >= MIN_RUN_LENGTH)
-        .with_columns(of_run=pl.col("cost_ns").sum().over("run"))
+    alone = pl.Series(exposed.covered(long_runs["start"], long_runs["end"]))
+    long_runs = long_runs.with_columns(cost_ns=alone * share).with_columns(
+        of_run=pl.col("cost_ns").sum().over("run")
     )
     costliest = long_runs.sort("of_run", "run", "start", descending=(True, False, False), maintain_order=True)
     for (collective, group), rows in costliest.group_by("collective", "pg_name", maintain_order=True):

@@ -10,7 +10,6 @@ from etloom.analyses.findings.finding import BOTH, Finding, format_times
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
-from etloom.timeline.activity import has_device_events
 
 SCOPE = "job"
 SPLIT_BY_RANK = True
@@ -58,7 +57,7 @@ def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, rank_co
     rank = view.trace.rank
     confidence, effect, advice = _TEXTS[is_message]
     reasons = _REASONS
-    if not has_device_events(view.trace):
+    if view.activity.basis != "device":
         reasons, advice = _REASONS_WITHOUT_DEVICE, advice.replace(_DEVICE_ADVICE, "")
     totals = rows.group_by("reason").agg(pl.col("own_late_ns").sum())
     reason = reasons[totals.sort("own_late_ns", "reason", descending=(True, False))["reason"][0]]

@@ -1,0 +1,52 @@
+"""The part of findings that needs the trace of one rank only: it is computed while the rank is in memory."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from etloom.analyses.findings.rank_view import RankFindings, RankView
+from etloom.core import registry
+from etloom.core.intervals import Intervals
+from etloom.core.trace import Trace
+
+
+class _NeedsOtherRanks(Exception):
+    """A pattern compares the rank with others."""
+
+
+def find_in_rank(trace: Trace) -> RankFindings:
+    """Return the findings of all patterns that do not compare the rank with others, and the tables that those need.
+
+    Raises:
+        AnalysisError: the trace has neither GPU activity nor operators.
+    """
+    view = RankView(trace, _refuse, _refuse)
+    patterns = {name: registry.get("patterns", name) for name in registry.list_plugins("patterns")}
+    findings = {}
+    for name, pattern in patterns.items():
+        if pattern.SCOPE == "rank":
+            try:
+                findings[name] = list(pattern.find(view))
+            except _NeedsOtherRanks:
+                continue
+    functions = [
+        measure_rank,
+        *(function for pattern in patterns.values() for function in getattr(pattern, "RANK_TABLES", ())),
+    ]
+    return RankFindings(findings, {function.__name__: view.compute_once(function) for function in functions})
+
+
+def _refuse() -> Intervals:
+    raise _NeedsOtherRanks
+
+
+def measure_rank(view: RankView) -> pl.DataFrame:
+    """Return one row: the time from the first to the last event, the time in steps, the number of steps that count."""
+    step_count = view.steps.height if view.steps_cover_work else 0
+    return pl.DataFrame(
+        {
+            "span": view.span_ns,
+            "in_steps": view.step_intervals.total if step_count else 0,
+            "step_count": step_count,
+        }
+    )

@@ -1,0 +1,233 @@
+"""Results of `Trace.compute_once` that a batch keeps, so that questions to all ranks need not load the ranks again.
+
+Each is a table of all ranks of a batch next to their answers. A result that is missing is computed from the tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.findings.finding import Finding, Part
+from etloom.analyses.findings.rank_findings import find_in_rank
+from etloom.analyses.findings.rank_view import RankFindings
+from etloom.analyses.temporal_breakdown import measure_parts
+from etloom.collectives import list_participations
+from etloom.core import categories
+from etloom.core.errors import AnalysisError
+from etloom.core.intervals import Intervals
+from etloom.core.trace import Job, Trace
+from etloom.timeline.activity import Activity, build_activity, compute_steps, compute_window, find_first_time
+
+MAX_OPEN_FILES = 64
+"""Tables of results in memory: those of a few batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RankResult:
+    """A result that is kept.
+
+    Attributes:
+        name: of its file.
+        function: a function of a trace.
+        arguments: its further arguments, given the rank.
+        encode: returns the result as a table.
+        decode: returns the result of a table.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Callable[[int], tuple[Any, ...]] = lambda rank: ()
+    encode: Callable[[Any], pl.DataFrame] = lambda result: result
+    decode: Callable[[pl.DataFrame], Any] = lambda table: table
+
+    def key(self, rank: int) -> tuple[Any, ...]:
+        """Return the key of `Trace.with_stored_results`."""
+        return (self.function, *self.arguments(rank))
+
+
+def _encode_activity(activity: Activity) -> pl.DataFrame:
+    """Return a row per interval; the first row, which is empty, stands for a rank without any."""
+    sets = [activity.times[kind] for kind in categories.KERNEL_TYPES]
+    kinds = np.repeat(np.arange(len(sets), dtype=np.uint8), list(map(len, sets)))
+    first = np.zeros(1, np.int64)
+    return pl.DataFrame(
+        {
+            "kind": np.concatenate((first.astype(np.uint8), kinds)),
+            "start": np.concatenate((first, *(times.starts for times in sets))),
+            "end": np.concatenate((first, *(times.ends for times in sets))),
+            "basis": activity.basis,
+        }
+    )
+
+
+def _decode_activity(table: pl.DataFrame) -> Activity:
+    kinds, starts, ends = (table[name].to_numpy()[1:] for name in ("kind", "start", "end"))
+    bounds = np.searchsorted(kinds, np.arange(len(categories.KERNEL_TYPES) + 1))
+    times = {
+        kind: Intervals(starts[first:end], ends[first:end])
+        for kind, first, end in zip(categories.KERNEL_TYPES, bounds, bounds[1:], strict=False)
+    }
+    return Activity(table["basis"][0], times)
+
+
+def _encode_values(*names: str) -> Callable[[Any], pl.DataFrame]:
+    def encode(result: Any) -> pl.DataFrame:
+        values = result if isinstance(result, tuple) else (result,) * len(names)
+        return pl.DataFrame([values], schema=dict.fromkeys(names, pl.Int64), orient="row")
+
+    return encode
+
+
+def _decode_window(table: pl.DataFrame) -> tuple[int, int] | None:
+    start, end = table.row(0)
+    return None if start is None else (start, end)
+
+
+def _encode_findings(result: RankFindings) -> pl.DataFrame:
+    """Return a row per pattern with its findings as JSON, and a row per table with its IPC stream."""
+    rows: list[tuple[str, bool, bytes]] = []
+    for pattern, findings in result.findings.items():
+        text = json.dumps(
+            [_pack_finding(finding) for finding in findings], default=lambda value: value.item()
+        )
+        rows.append((pattern, False, text.encode()))
+    for name, table in result.tables.items():
+        table.write_ipc_stream(stream := io.BytesIO())
+        rows.append((name, True, stream.getvalue()))
+    schema = {"name": pl.String, "is_table": pl.Boolean, "content": pl.Binary}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _decode_findings(table: pl.DataFrame) -> RankFindings:
+    findings, tables = {}, {}
+    for name, is_table, content in table.iter_rows():
+        if is_table:
+            tables[name] = pl.read_ipc_stream(content)
+        else:
+            findings[name] = [_unpack_finding(values) for values in json.loads(content)]
+    return RankFindings(findings, tables)
+
+
+def _pack_finding(finding: Finding) -> dict[str, Any]:
+    values = {field.name: getattr(finding, field.name) for field in dataclasses.fields(finding)}
+    values["lost"] = [
+        b64encode(times.tobytes()).decode() for times in (finding.lost.starts, finding.lost.ends)
+    ]
+    values["parts"] = [dataclasses.astuple(part) for part in finding.parts]
+    values["components"] = list(map(_pack_finding, finding.components))
+    return values
+
+
+def _unpack_finding(values: dict[str, Any]) -> Finding:
+    starts, ends = (np.frombuffer(b64decode(text), np.int64) for text in values["lost"])
+    values["lost"] = Intervals(starts, ends)
+    values["parts"] = tuple(Part(*part) for part in values["parts"])
+    values["components"] = tuple(map(_unpack_finding, values["components"]))
+    return Finding(**values)
+
+
+RESULTS = (
+    RankResult("participations", list_participations, lambda rank: (rank,)),
+    RankResult("activity", build_activity, encode=_encode_activity, decode=_decode_activity),
+    RankResult("parts-of-time", measure_parts, lambda rank: (None,)),
+    RankResult("step-times", compute_steps),
+    RankResult("first-time", find_first_time, encode=_encode_values("ts"), decode=lambda table: table.item()),
+    RankResult("window", compute_window, encode=_encode_values("start", "end"), decode=_decode_window),
+    RankResult("rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings),
+)
+
+
+class KeptResults:
+    """Collects the results of the ranks of a batch."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[pl.DataFrame]] = {result.name: [] for result in RESULTS}
+        self._rows: dict[str, dict[int, int]] = {result.name: {} for result in RESULTS}
+
+    def add(self, trace: Trace, rank: int) -> None:
+        """Compute the results of a rank; those that it cannot give are missing."""
+        for result in RESULTS:
+            try:
+                value = trace.compute_once(result.function, *result.arguments(rank))
+            except AnalysisError:
+                continue
+            table = result.encode(value)
+            self._tables[result.name].append(table)
+            self._rows[result.name][rank] = table.height
+
+    def write(self, folder: Path) -> dict[str, list[list[int]]]:
+        """Write a file per result, and return the rows of each rank, in the order of the file."""
+        for name, tables in self._tables.items():
+            if tables:
+                pl.concat(tables).write_parquet(
+                    _file_of(folder, name), compression="zstd", compression_level=1
+                )
+        return {name: [list(pair) for pair in rows.items()] for name, rows in self._rows.items()}
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    return folder / f"result-{name}.parquet"
+
+
+class _StoredResults(Mapping[tuple[Any, ...], Any]):
+    """The results of one rank by their key, each read when it is looked up."""
+
+    def __init__(
+        self,
+        rank: int,
+        folder: Path,
+        places: Mapping[str, tuple[int, int]],
+        read: Callable[[Path], pl.DataFrame],
+    ) -> None:
+        self._folder, self._read = folder, read
+        self._places = {
+            result.key(rank): (result, *places[result.name]) for result in RESULTS if result.name in places
+        }
+
+    def __getitem__(self, key: tuple[Any, ...]) -> Any:
+        result, start, rows = self._places[key]
+        return result.decode(self._read(_file_of(self._folder, result.name)).slice(start, rows))
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _read_table(file: Path) -> pl.DataFrame:
+    return pl.read_parquet(file, glob=False, hive_partitioning=False)
+
+
+def attach_results(job: Job, parts: Sequence[Path]) -> Job:
+    """Return the job with the results that the batches of its ranks kept."""
+    places: dict[int, dict[str, tuple[int, int]]] = {}
+    folders: dict[int, Path] = {}
+    read = lru_cache(MAX_OPEN_FILES)(_read_table)
+    for part in parts:
+        for name, rows in json.loads((part / "part.json").read_text(encoding="ascii"))["results"].items():
+            start = 0
+            for rank, height in rows:
+                places.setdefault(rank, {})[name] = start, height
+                folders[rank] = part
+                start += height
+    return Job(
+        {
+            rank: trace.with_stored_results(_StoredResults(rank, folders[rank], places[rank], read))
+            if rank in places
+            else trace
+            for rank, trace in job.items()
+        },
+        job.meta,
+        job.run_stats,
+    )
