@@ -63,8 +63,15 @@ def summarize_time_shares(
 ) -> list[SummaryLine]:
     """Describe compute, exposed communication and idle time as shares of the summed spans of all ranks.
 
+    Of a run in which only some ranks have GPU activity ("mixed"), host times of the others are left out.
+
     devices: rank -> number of devices, for ranks with several.
     """
+    without_gpu: list[int] = []
+    if basis == "mixed":
+        basis = "device"
+        without_gpu = time.filter(basis="host")["rank"].unique().sort().to_list()
+        time, overlap = (frame.filter(~pl.col("rank").is_in(without_gpu)) for frame in (time, overlap))
     is_total = pl.col("step").is_null()
     total = time.filter(is_total).select(pl.exclude("rank", "step", "basis").sum()).row(0, named=True)
     span = total["span_ns"] if time.height else 0
@@ -96,6 +103,9 @@ def summarize_time_shares(
         f"of the {basis_time} from {begin} to the end: {format_duration(span / time['rank'].n_unique())} "
         "per rank in total"
     )
+    if without_gpu:
+        verbs = ("has", "is") if len(without_gpu) == 1 else ("have", "are")
+        busy += f"; {format_ranks(without_gpu)} {verbs[0]} no GPU activity and {verbs[1]} left out"
     idle = "no GPU activity runs" if basis == "device" else "outside operators: Python, input, waiting"
     if devices:
         have = "has" if len(devices) == 1 else "have up to"

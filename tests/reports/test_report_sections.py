@@ -20,6 +20,7 @@ from etloom.reports.formatting import choose_column_format, format_duration
 from etloom.reports.html_sections import OPEN_FINDINGS, render_findings, render_rank_tables
 from etloom.reports.summary import summarize_run
 from support import small_traces
+from support.fleets import write_fleet
 from support.real_runs import open_run
 from support.reports import HOSTILE, PageElements
 from support.small_traces import RankBuilder
@@ -281,3 +282,16 @@ def test_folders_that_lack_are_made_only_when_the_report_is(tmp_path: Path) -> N
     assert not (tmp_path / "a").exists()
     assert cli.main(["report", str(run), "--out", str(tmp_path / "a" / "b" / "r.html")]) == 0
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["r.html"]
+
+
+def test_shares_leave_out_ranks_without_gpu_activity_if_others_have_some(tmp_path: Path) -> None:
+    run = write_fleet(tmp_path / "run", 3, slow=())
+    expected = {line.topic: line.figure for line in summarize_run(etloom.select(run, rank=[0, 2])).lines}
+    file = run / "kineto_trace_1.json"
+    content = json.loads(file.read_text())
+    content["traceEvents"] = [event for event in content["traceEvents"] if event.get("cat") != "kernel"]
+    file.write_text(json.dumps(content))
+    lines = {line.topic: line for line in summarize_run(etloom.open(run)).lines}
+    for topic in ("Compute", "Exposed communication", "Idle"):
+        assert lines[topic].figure == expected[topic]
+    assert lines["Compute"].text.endswith("per rank in total; rank 1 has no GPU activity and is left out")
