@@ -309,7 +309,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
         self._traces = traces if on_demand else {rank: traces[rank] for rank in sorted(traces)}
         self._meta = MappingProxyType(dict(meta or {}))
         self._run_stats = _build_stats(stats)
-        self._results: dict[Callable[[Job], Any], Any] = {}
+        self._results: dict[tuple[Any, ...], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Job, (dict(self._traces), dict(self._meta), self._run_stats)
@@ -378,11 +378,13 @@ class Job(TableAttributes, Mapping[int, Trace]):
         traces = TracesOnDemand(self._traces, lambda rank: verb(self._traces[rank]))
         return Job(traces, self._meta, self._run_stats, self._stored)
 
-    def compute_once(self, function: Callable[[Job], _Result]) -> _Result:
-        """Return ``function(job)``, computed at the first call and cached with the job: see `Trace.compute_once`."""
-        if function not in self._results:
-            self._results[function] = function(self)
-        result: _Result = self._results[function]
+    def compute_once(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result:
+        """Return ``function(job, *arguments)``, computed at the first call and cached with the job: see
+        `Trace.compute_once`."""
+        key = function, *arguments
+        if key not in self._results:
+            self._results[key] = function(self, *arguments)
+        result: _Result = self._results[key]
         return result
 
     def table(self, name: str) -> pl.DataFrame:

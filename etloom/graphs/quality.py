@@ -7,6 +7,7 @@ compared with how often they would by chance.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,9 +88,12 @@ def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
     calls = list_waiting_calls(trace)
     if not len(calls):
         return 0
-    work = np.flatnonzero((graph.kind == EdgeKind.SEGMENT) & np.isin(graph.owner, calls.to_numpy()))
-    target = graph.target[work]
-    work, target = work[graph.rank[target] == rank], target[graph.rank[target] == rank]
+    points = np.flatnonzero(graph.rank == rank)
+    degree = graph.first[points + 1] - graph.first[points]
+    target = np.repeat(points, degree)
+    work = np.arange(len(target)) + np.repeat(graph.first[points] - np.cumsum(degree) + degree, degree)
+    is_call = (graph.kind[work] == EdgeKind.SEGMENT) & np.isin(graph.owner[work], calls.to_numpy())
+    work, target = work[is_call], target[is_call]
     busy = to_intervals(select_device_events(trace, "ts", "dur"))
     return int(busy.covered(graph.time[graph.source[work]], graph.time[target]).sum())
 
@@ -170,6 +174,13 @@ def find_unexplained_ranks(graph: Graph, job: Job) -> dict[int, str]:
 
     The graph of such a rank states little more than the order of its events.
     """
+    # Several analyses ask; the job does not keep the graph.
+    return dict(job.compute_once(_find_unexplained_ranks, weakref.ref(graph)))
+
+
+def _find_unexplained_ranks(job: Job, reference: weakref.ref[Graph]) -> dict[int, str]:
+    graph = reference()
+    assert graph is not None
     reasons: dict[int, str] = {}
     for rank, trace in job.items():
         time = graph.time if len(job) == 1 else graph.time[graph.rank == rank]

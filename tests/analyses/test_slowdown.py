@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses.helpers.graph_model import GraphModel
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from support import small_traces
@@ -166,6 +168,20 @@ def test_a_linked_job_is_compared_by_its_graph(data: Path) -> None:
     assert 1.0 < rows["job", "all"]["slowdown"] < 1.5
     assert {item for by, item in rows if by == "type"} >= {"all_reduce", "host"}
     assert rows["job", "all"]["time_ns"] == pytest.approx(rows["job", "all"]["recorded_ns"], rel=0.01)
+
+
+def test_few_points_bound_the_steps_of_a_linked_job(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all points of the steps the times are the same."""
+    job = etloom.open(data / "nccl_ddp")
+    monkeypatch.setattr(GraphModel, "_select_extreme", lambda model, points, last: points)
+    complete = GraphModel(job)
+    monkeypatch.undo()
+    model = GraphModel(job)
+    sizes = zip(model._step_ends, complete._step_ends, strict=True)
+    assert all(10 * len(few) < len(points) for few, points in sizes)
+    masks = [np.random.default_rng(seed).random(model.size) < 0.5 for seed in range(3)]
+    assert (model.simulate(masks) == complete.simulate(masks)).all()
+    assert (model.span_ns == complete.span_ns).all()
 
 
 def test_one_rank_of_a_linked_job_is_not_enough(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ class GraphModel:
         self._start = self._graph.time.copy()
         self._ideal = self._compute_ideal()
         self.size = len(self._recorded)
-        self.steps, self._step_points = self._find_step_points()
+        self.steps, points = self._find_step_points()
+        self._step_ends = [self._select_extreme(step_points, last=True) for step_points in points]
+        self._first_points = self._select_extreme(points[0], last=False) if points else None
         self.span_ns = self._measure_steps(self._graph.time)
 
     def _compute_ideal(self) -> Int64Array:
@@ -62,14 +64,18 @@ class GraphModel:
         names = np.full(len(self._graph.source), "", object)
         for rank, edges in edges_by_rank(self._graph, self._job):
             edges = edges[self._transfers[edges]]
-            facts = list_participations(self._job[rank], rank).select(
-                "event",
-                text=pl.format(
-                    "{} {} {}",
-                    pl.col("collective").fill_null("communication"),
-                    pl.col("bytes").cast(pl.String).fill_null("?"),
-                    pl.col("group_size").cast(pl.String).fill_null("?"),
-                ),
+            facts = (
+                self._job[rank]
+                .compute_once(list_participations, rank)
+                .select(
+                    "event",
+                    text=pl.format(
+                        "{} {} {}",
+                        pl.col("collective").fill_null("communication"),
+                        pl.col("bytes").cast(pl.String).fill_null("?"),
+                        pl.col("group_size").cast(pl.String).fill_null("?"),
+                    ),
+                )
             )
             text_at = dict(facts.iter_rows())
             names[edges] = [text_at.get(owner, "") for owner in self._graph.owner[edges].tolist()]
@@ -94,10 +100,23 @@ class GraphModel:
 
     def _measure_steps(self, time: Int64Array) -> FloatArray:
         """Return the time of each step, ns: from the last point of the previous step to its own; all without steps."""
-        if not self._step_points:
+        if self._first_points is None:
             return np.array([float(time.max() - time.min())])
-        ends = [time[points].max() for points in self._step_points]
-        return np.diff([time[self._step_points[0]].min(), *ends]).astype(float)
+        ends = [time[points].max() for points in self._step_ends]
+        return np.diff([time[self._first_points].min(), *ends]).astype(float)
+
+    def _select_extreme(self, points: Int64Array, *, last: bool) -> Int64Array:
+        """Return those of the points that can be the last (or the first) in time.
+
+        Not the others: an edge whose lag is never negative leads from each to another one of the points (or the other
+        way round).
+        """
+        is_member = np.zeros(len(self._graph), bool)
+        is_member[points] = True
+        source, target = self._graph.source, self._graph.target
+        inside = is_member[source] & is_member[target] & (self._recorded >= 0) & (self._ideal >= 0)
+        is_member[(source if last else target)[inside]] = False
+        return np.flatnonzero(is_member)
 
     def list_items(self, kind: str) -> dict[str, Mask]:
         """Return name -> mask of its edges."""
