@@ -91,13 +91,18 @@ def relink(trace: Trace, rank: int) -> Trace:
     return link(trace.replace(None, **empty).replace(meta={"rank": rank, "linked": False, "files": []}))
 
 
-def _remove_interruptions(job: Job) -> Job:
-    """Return the job without the delays of operators that the host's scheduler interrupted."""
+def _remove_interruptions(job: Job, balance: bool = False) -> Job:
+    """Return the job without the delays of operators that the host's scheduler interrupted.
+
+    Args:
+        balance: Scale the operators of each rank to the same sum.
+    """
     from etloom.graphs import algorithms
     from etloom.simulator.retiming import retime_job
 
     graph = build_graph(job).graph
     lag, ranks = graph.lag.copy(), graph.edge_ranks
+    sums: dict[int, tuple[np.ndarray, int]] = {}
     for rank, trace in job.items():
         edges = np.flatnonzero((ranks == rank) & (graph.kind == EdgeKind.SEGMENT) & (graph.owner >= 0))
         names = trace.events["name"].to_physical().to_numpy()[graph.owner[edges]]
@@ -109,8 +114,12 @@ def _remove_interruptions(job: Job) -> Job:
         )
         late = (lag[edges] > INTERRUPTED_RATIO * usual) & (lag[edges] - usual > INTERRUPTED_NS)
         lag[edges[late]] = usual[late]
+        sums[rank] = (edges, int(lag[edges].sum()))
         idle = np.flatnonzero((ranks == rank) & (graph.kind == EdgeKind.IDLE))
         lag[idle] = np.minimum(lag[idle], INTERRUPTED_NS)
+    least = min(total for _, total in sums.values())
+    for edges, total in sums.values() if balance else ():
+        lag[edges] = np.round(lag[edges] * (least / total)).astype(np.int64)
     return retime_job(job, graph, algorithms.compute_times(graph, lag))
 
 
@@ -170,8 +179,8 @@ _OPENERS: dict[str, Callable[[], Job]] = {
     "cpu": lambda: _relink(
         etloom.simulate(_remove_interruptions(_open("cpu/ddp_2", ranks=2)), "comm x0.05").job
     ),
-    # A pipeline of 4 stages on CPUs, without interruptions.
-    "pipeline": lambda: _remove_interruptions(_open("cpu/pp_4", ("comm x0.1",))),
+    # A pipeline of 4 stages on CPUs, without interruptions, and of equal stages.
+    "pipeline": lambda: _relink(_remove_interruptions(_open("cpu/pp_4", ("comm x0.1",)), balance=True)),
 }
 BASES = tuple(_OPENERS)
 

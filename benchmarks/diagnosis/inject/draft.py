@@ -82,13 +82,15 @@ class Built:
 class Draft:
     """See the module.
 
-    ``share``: of the occurrences that a kind may add, how many it adds. ``target_ns``: what they are to cost.
+    ``share``: of the occurrences that a kind may add, how many it adds. ``target_ns``: what they are to
+    cost. ``rank``: the only rank that has occurrences; None for all.
     """
 
     base: Base
     lag: Int64Array
     share: float = 1.0
     target_ns: float = 0.0
+    rank: int | None = None
     weight: np.ndarray = field(init=False)
     rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     tables: dict[int, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
@@ -233,7 +235,11 @@ class Draft:
 
     def _last_kernels(self, rank: int, time: int) -> list[int]:
         """Return the last point of what was launched before a time, on every stream."""
-        streams = [stream for owner, stream in self._streams if owner == rank]
+        streams = [
+            stream
+            for (owner, stream), table in self._streams.items()
+            if owner == rank and table["launch"][0] <= time
+        ]
         return [self._last_kernel(rank, stream, time) for stream in streams]
 
     def _last_kernel(self, rank: int, stream: int, time: int) -> int:
@@ -386,7 +392,7 @@ class Draft:
             (built.edge[edge], built.point[start], built.point[ends], lag[built.edge[edge]])
             for edge, start, ends in self._waits
         ]
-        for _ in range(len(waits) + 2):
+        for _ in range(10 * len(waits) + 10):
             times = algorithms.compute_times(built.graph, lag)
             needed = [
                 max(int(times[ends].max()) - int(times[start]), least) for _, start, ends, least in waits
@@ -474,8 +480,8 @@ class Draft:
         return relink(retimed, rank)
 
 
-def find_slots(base: Base, rank: int, steps: Sequence[int] | None = None) -> list[Slot]:
-    """Return the places between outermost operators of a rank's main thread within these steps."""
+def find_slots(base: Base, rank: int) -> list[Slot]:
+    """Return the places between outermost operators of a rank's main thread, in steps, after the first launch."""
     graph, trace = base.dependencies.graph, base.job[rank]
     annotated = find_steps(trace)
     annotation = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep"))
@@ -491,9 +497,11 @@ def find_slots(base: Base, rank: int, steps: Sequence[int] | None = None) -> lis
     ok &= is_main[graph.event[source]] & is_main[graph.event[target]]
     ok &= (owner < 0) | is_annotation[owner]
     times = graph.time[source]
+    if base.has_device:
+        first = trace.launches["launch"].drop_nulls().min()
+        ok &= times > trace.events["ts"].gather([first]).item()
     slots = []
     for step, start, end in annotated.iter_rows():
-        if steps is None or step in steps:
-            rows = np.flatnonzero(ok & (times >= start) & (times < end) & (graph.time[target] <= end))
-            slots += [Slot(rank, int(edges[i]), int(times[i]), step) for i in rows[np.argsort(times[rows])]]
+        rows = np.flatnonzero(ok & (times >= start) & (times < end) & (graph.time[target] <= end))
+        slots += [Slot(rank, int(edges[i]), int(times[i]), step) for i in rows[np.argsort(times[rows])]]
     return slots

@@ -77,6 +77,8 @@ COLUMNS = {
     "start_ns": pl.Int64,
     "end_ns": pl.Int64,
 }
+MIN_EXPLAINED = 0.7
+"""Share of the gain of a late rank that another finding on it must promise to come before it, as its cause."""
 MAX_SIMULATED = 32
 """Causes whose gain is simulated, those with the highest cost: each takes a pass over the graph."""
 RankFindings = list[tuple[int, Finding]]
@@ -96,23 +98,54 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
     rows = [_describe_costliest(name, findings, sizes) for (name, _), findings in causes.items()]
     by_cost = sorted(zip(rows, causes.values(), strict=True), key=lambda pair: -pair[0]["cost_ns"])
     gains = JobGains(job)
+    splitting = {name for name in patterns if getattr(registry.get("patterns", name), "SPLIT_BY_RANK", False)}
     for row, findings in by_cost[:MAX_SIMULATED]:
         module = registry.get("patterns", row["pattern"])
         limit = gains.transfer_gain if getattr(module, "LIMITED_BY_TRANSFERS", False) else None
         row |= _simulate_gain(gains, findings, row["step_count"], limit)
-        if getattr(module, "SPLIT_BY_RANK", False) and len(findings) > 1:
+        if row["pattern"] in splitting and len(findings) > 1:
             row |= _split_by_rank(row["pattern"], gains, findings, sizes)
+    late_rows = [row for row, _ in by_cost if row["pattern"] in splitting and len(views) > 1]
+    for row, findings in by_cost:
+        row["order"] = row.get("job_gain_ns")
+        if row["pattern"] not in splitting:
+            orders = [_compute_order(row, findings, late_row, list(views)) for late_row in late_rows]
+            row["order"] = max(filter(None, orders), default=row["order"])
     table = pl.DataFrame(
-        [row for row, _ in by_cost], schema={**COLUMNS, "step_count": pl.Int64}, infer_schema_length=None
+        [row for row, _ in by_cost],
+        schema={**COLUMNS, "step_count": pl.Int64, "order": pl.Int64},
+        infer_schema_length=None,
     )
     relevant = table.filter((pl.col("pct") >= min_pct) | (pl.col("job_gain_pct") >= min_pct))
     ranked = relevant.sort(
-        *("job_gain_ns", "cost_ns", "rank", "pattern"),
-        descending=(True, True, False, False),
+        *("order", "job_gain_ns", "cost_ns", "rank", "pattern"),
+        descending=(True, True, True, False, False),
         nulls_last=True,
         maintain_order=True,
     )
     return conform_columns(ranked, COLUMNS)
+
+
+def _compute_order(
+    row: dict[str, Any], findings: RankFindings, late_row: dict[str, Any], ranks: Sequence[int]
+) -> int | None:
+    """Return the gain by which a finding is ordered, ns: its own, or more if it is why a rank is late.
+
+    A late rank is a symptom. What costs mostly this rank, compared with the median of the others, and explains at least
+    `MIN_EXPLAINED` of what the job loses by its lateness, is the cause, and comes first.
+
+    Args:
+        late_row: The row of late ranks, described for the one without whose lateness the job gains most.
+        ranks: All ranks of the job.
+    """
+    gain: int | None = row.get("job_gain_ns")
+    late_gain: int = late_row.get("job_gain_ns") or 0
+    if gain is None or gain <= MIN_EXPLAINED * late_gain or row["confidence"] == "low":
+        return gain
+    costs = {rank: finding.cost_ns for rank, finding in findings}
+    others = sorted(costs.get(rank, 0) for rank in ranks if rank != late_row["rank"])
+    of_late = costs.get(late_row["rank"], 0)
+    return max(gain, late_gain + 1) if of_late > 2 * others[(len(others) - 1) // 2] else gain
 
 
 def _describe_costliest(

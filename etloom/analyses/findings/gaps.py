@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
 
 CAUSES = (
-    *("data", "save", "compile", "profiler", "compute", "allocator", "sync", "pause"),
+    *("data", "save", "compile", "profiler", "compute", "allocator", "copy", "sync", "pause"),
     *("launch", "device"),
 )
 """Causes of a gap between activities.
 
 The host was loading data, saving a checkpoint, compiling, held up by the profiler, computing itself (operators that
-launch nothing), allocating device memory, returned from a synchronization after the device had become idle, ran no
+launch nothing), allocating device memory, returned from a copy out of pageable memory, or from another call that
+synchronizes, after the device had become idle, ran no
 operator for `LONG_PAUSE_NS` or more within an annotated step, or launched late (or nothing more) for another reason; or
 the work was launched in time and the device started it late (the stream waited, or launch delay).
 
@@ -37,6 +38,8 @@ LONG_PAUSE_NS = 1_000_000
 """Python needs less between two operators of a loop."""
 MIN_COMPUTE_NS = 50_000
 """An operator that launches nothing and takes this long itself computes on the host; others only prepare launches."""
+PAGEABLE = r"(?i)(?:HtoD|HostToDevice).*pageable"
+"""Matches copies from pageable memory to the device, which block the host."""
 _LAUNCH_LATENCY_NS = 50_000
 """Longest time from the return of a launch to the start of the activity that counts as part of launching, in ns: about
 5 us on an idle device, several times that for large graphs and with a profiler."""
@@ -47,6 +50,7 @@ _GAP_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "end": pl.Int64,
     "gap_ns": pl.Int64,
     "cause": pl.Enum(CAUSES),
+    "is_late_effect": pl.Boolean,
     "event": pl.Int64,
     "step": pl.Int64,
     "stream": pl.Int64,
@@ -58,8 +62,9 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     """Return the times without activity on any stream within the window of a rank.
 
     Returns:
-        start, end, gap_ns, cause (`CAUSES`), event (the responsible host call: the one that waited, or that launched
-        the activity after the gap), and the step, stream and name of that activity; null after the last activity.
+        start, end, gap_ns, cause (`CAUSES`), is_late_effect (the stall that caused it was over before it began), event
+        (the responsible host call: the one that waited, or that launched the activity after the gap), and the step,
+        stream and name of that activity; null after the last activity.
     """
     if view.activity.basis != "device" or view.window is None:
         return pl.DataFrame(schema=_GAP_SCHEMA)
@@ -90,12 +95,18 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     }
     holds = {name: times.covered(starts, until) * 2 > half for name, times in stalls.items()}
     holds["allocator"] &= (allocation >= 0) & (_take(view.allocations["end"], allocation) > starts)
+    pageable = view.activities.filter(view.match_activities(view.activities, PAGEABLE))["launch"].drop_nulls()
+    holds["copy"] = is_synced & np.isin(_take(view.sync_calls["id"], wait), pageable.to_numpy())
     holds["sync"] = is_synced
     holds["pause"] &= ~is_last
     conditions = [late & holds[name] for name in CAUSES[: len(holds)]]
     cause = np.select([*conditions, late], range(len(conditions) + 1), CAUSES.index("device"))
     responsible = to_array(after["launch"], -1).astype(np.int64)
-    for name, calls, rows in (("sync", view.sync_calls, wait), ("allocator", view.allocations, allocation)):
+    for name, calls, rows in (
+        ("copy", view.sync_calls, wait),
+        ("sync", view.sync_calls, wait),
+        ("allocator", view.allocations, allocation),
+    ):
         is_cause = cause == CAUSES.index(name)
         responsible[is_cause] = _take(calls["id"], rows)[is_cause]
     columns = {
@@ -106,10 +117,10 @@ def find_gaps(view: RankView) -> pl.DataFrame:
         **{name: after[name] for name in ("launch", "launch_end", "step", "stream", "name")},
     }
     explained = pl.Series(late & ~is_last)
-    syncing = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
-    is_stall = cause < CAUSES.index("launch")
-    lost = union([*stalls.values(), syncing]) - view.waiting_for_ranks
-    columns["stall_ns"] = _measure_stalls(lost, is_stall, late, until)
+    stalls["sync"] = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
+    columns["stall_ns"], columns["stall"] = _measure_stalls(
+        {name: times - view.waiting_for_ranks for name, times in stalls.items()}, late & ~is_last, until
+    )
     gaps = _split_after_launch(pl.DataFrame(columns), explained)
     gaps = _extend_stalls(gaps.with_columns(gap_ns=pl.col("end") - pl.col("start")))
     return gaps.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
@@ -131,45 +142,50 @@ def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFram
         event="launch",
         cause=pl.lit("device", gaps.schema["cause"]),
         stall_ns=pl.lit(0, pl.Int64),
+        stall=pl.lit(CAUSES.index("launch"), pl.Int64),
     )
     before = gaps.with_columns(end=pl.when(is_split).then(launched).otherwise("end"))
     return pl.concat([before, rest], how="vertical_relaxed").sort("start", maintain_order=True)
 
 
 def _measure_stalls(
-    stalls: Intervals,
-    is_stall: NDArray[np.bool_],
-    late: NDArray[np.bool_],
-    until: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return how long the host stalled since the late launch that ended the gap before, ns; 0 if it did not stall."""
-    stalled = np.zeros(len(until), np.int64)
-    ends = np.maximum.accumulate(until[late])
-    since = np.concatenate(([-TIME_LIMIT], ends[:-1])) if len(ends) else ends
-    stalled[late] = stalls.covered(since, ends)
-    return np.where(is_stall, stalled, 0)
+    stalls: dict[str, Intervals], late: NDArray[np.bool_], until: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how long the host stalled since the late launch that ended the gap before, ns, and the longest cause."""
+    stall_ns, stall = np.zeros(len(until), np.int64), np.full(len(until), CAUSES.index("launch"))
+    if late.any():
+        ends = np.maximum.accumulate(until[late])
+        since = np.concatenate(([-TIME_LIMIT], ends[:-1]))
+        covered = np.array([times.covered(since, ends) for times in stalls.values()])
+        stall_ns[late] = union(stalls.values()).covered(since, ends)
+        stall[late] = np.array([CAUSES.index(name) for name in stalls])[covered.argmax(axis=0)]
+    return stall_ns, stall
 
 
 def _extend_stalls(gaps: pl.DataFrame) -> pl.DataFrame:
     """Attribute late launches to the stall before them, until they add up to its time before the gap."""
     cause = gaps["cause"].to_physical().to_numpy().astype(np.int64)
-    gap, stall = gaps["gap_ns"].to_numpy(), gaps["stall_ns"].to_numpy()
+    gap, stall_ns = gaps["gap_ns"].to_numpy(), gaps["stall_ns"].to_numpy()
     event = gaps["event"].fill_null(-1).to_numpy().astype(np.int64)
     launch = CAUSES.index("launch")
-    is_stall = cause < launch
-    places = np.flatnonzero(is_stall)
+    # The device may have had work during all of a stall: then no gap is its own.
+    is_hidden = (cause == launch) & (2 * stall_ns > gap)
+    cause[is_hidden] = gaps["stall"].to_numpy()[is_hidden]
+    is_late_effect = is_hidden.copy()
+    places = np.flatnonzero(cause < launch)
     rest, previous = 0, -1
     for i, place in enumerate(places.tolist()):
-        rest = max(0, (rest if cause[place] == previous else 0) + int(stall[place] - gap[place]))
+        rest = max(0, (rest if cause[place] == previous else 0) + int(stall_ns[place] - gap[place]))
         previous = cause[place]
         end = int(places[i + 1]) if i + 1 < len(places) else len(gap)
         rows = place + 1 + np.flatnonzero(cause[place + 1 : end] == launch)
         before = np.cumsum(gap[rows]) - gap[rows]
         due = rows[before < rest]
-        cause[due], event[due] = cause[place], event[place]
+        cause[due], event[due], is_late_effect[due] = cause[place], event[place], True
         rest = max(0, rest - int(gap[rows].sum()))
     return gaps.with_columns(
         cause=pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[cause],
+        is_late_effect=pl.Series(is_late_effect),
         event=pl.Series(event).set(pl.Series(event == -1), None),
     )
 

@@ -12,6 +12,8 @@ TINY_NS = 50_000
 MAX_PAUSE_NS = 5_000_000
 """A longer time between two operators ends a run."""
 MIN_RUN_LENGTH = 64
+MIN_INTERRUPTION_NS = 500_000
+"""A tiny operator that takes this much longer than usual was interrupted; that time is not the loop's."""
 MIN_REPETITIONS = 12
 """Number of operators per name from which a run counts as a loop, not as the layers of a small model."""
 _SCHEMA = dict.fromkeys(
@@ -34,9 +36,13 @@ def find_operator_runs(view: RankView) -> pl.DataFrame:
     if view.activity.basis == "device":
         return pl.DataFrame(schema=_SCHEMA)
     calls = select_outermost(view.find_host_events("", categories.OPERATOR_CATEGORIES))
-    is_tiny = (pl.col("dur").median().over("name") < TINY_NS) & ~categories.is_communication()
+    usual = pl.col("dur").median().over("name")
+    is_tiny = (usual < TINY_NS) & ~categories.is_communication()
+    interruption = (
+        pl.when(pl.col("dur") - usual > MIN_INTERRUPTION_NS).then(pl.col("dur") - usual).otherwise(0)
+    )
     thread = ("pid", "tid")
-    ordered = calls.sort(*thread, "ts").with_columns(tiny=is_tiny)
+    ordered = calls.sort(*thread, "ts").with_columns(tiny=is_tiny, interrupted=interruption)
     pause = pl.col("ts") - pl.col("end").shift(1).over(thread)
     ordered = ordered.with_columns(
         run=pl.struct(*thread, "step", "tiny").rle_id() + (pause > MAX_PAUSE_NS).fill_null(False).cum_sum()
@@ -52,6 +58,7 @@ def find_operator_runs(view: RankView) -> pl.DataFrame:
             pl.col("ts").min().alias("start"),
             pl.col("end").max(),
             pl.len().alias("count"),
+            pl.col("interrupted").sum(),
             pl.col("name").n_unique().alias("names"),
             reads_value.sum().alias("reads"),
             pl.col("name").filter(reads_value).mode().sort().first().alias("read_name"),
@@ -59,5 +66,5 @@ def find_operator_runs(view: RankView) -> pl.DataFrame:
         )
         .filter((pl.col("count") >= MIN_RUN_LENGTH) & (pl.col("count") >= MIN_REPETITIONS * pl.col("names")))
     )
-    cost = (pl.col("end") - pl.col("start")) * (1 - 1 / pl.col("count"))
-    return runs.with_columns(cost_ns=cost.round().cast(pl.Int64)).drop("run", "names")
+    cost = (pl.col("end") - pl.col("start") - pl.col("interrupted")) * (1 - 1 / pl.col("count"))
+    return runs.with_columns(cost_ns=cost.round().cast(pl.Int64)).drop("run", "names", "interrupted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from etloom.graphs.graph import EdgeKind
 
 from ..draft import Call, Draft, Kernel
-from .kind import GPU, MULTI, Kind, Random, draw_rank, draw_slots, find_edges
+from .kind import GPU, MULTI, Kind, Random, draw_rank, draw_slots, find_edges, on_one_rank
 
 
 def slow_host(draft: Draft, random: Random) -> int:
@@ -144,5 +144,8 @@ HOSTS = (
     Kind("GC pauses", GPU, collector_pauses, ("idle-host",)),
     Kind("checkpoint stall", GPU, checkpoint, ("checkpoints",)),
     Kind("recompilation", GPU, recompilation, ("recompilation",)),
+    Kind("data stall on one rank", MULTI, on_one_rank(data_stall), ("data-loading",)),
+    Kind("GC pauses on one rank", MULTI, on_one_rank(collector_pauses), ("idle-host", "stragglers")),
+    Kind("recompilation on one rank", MULTI, on_one_rank(recompilation), ("recompilation",)),
     Kind("CPU optimizer", GPU, cpu_optimizer, ("host-compute",)),
 )

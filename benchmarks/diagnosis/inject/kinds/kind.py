@@ -33,6 +33,17 @@ class Kind:
     scaled: bool = True
 
 
+def on_one_rank(inject: Callable[[Draft, Random], int | None]) -> Callable[[Draft, Random], int]:
+    """Return the function that injects the same on one rank only."""
+
+    def inject_on_one(draft: Draft, random: Random) -> int:
+        draft.rank = draw_rank(draft, random)
+        inject(draft, random)
+        return draft.rank
+
+    return inject_on_one
+
+
 GPU, MULTI, CPU = ("ddp", "resnet"), ("ddp",), ("cpu",)
 
 
@@ -65,6 +76,7 @@ def draw_slots(
         rank: Only this rank.
         skip: Number of first steps to leave out.
     """
+    rank = draft.rank if rank is None else rank
     places = np.sort(random.uniform(low, high, per_step))
     by_rank = {r: find_slots(draft.base, r) for r in draft.base.job if rank is None or r == rank}
     steps = sorted({slot.step for slots in by_rank.values() for slot in slots})[skip:]

@@ -10,7 +10,7 @@ from ..draft import Call, Draft
 from .kind import CPU, Kind, Random, draw_rank, draw_slots, find_edges
 
 PIPELINE = ("pipeline",)
-INTERRUPTION_NS = 1e6
+INTERRUPTION_NS = 1.5e6
 
 
 def slow_process(draft: Draft, random: Random) -> int:
@@ -22,7 +22,7 @@ def slow_process(draft: Draft, random: Random) -> int:
 
 
 def oversubscription(draft: Draft, random: Random) -> None:
-    """Operators are interrupted for half a millisecond to two, on all ranks."""
+    """Operators are interrupted for one to three milliseconds, on all ranks."""
     count = max(1, round(draft.target_ns / INTERRUPTION_NS))
     for rank in draft.base.job:
         edges = find_edges(draft, EdgeKind.SEGMENT, rank=rank)

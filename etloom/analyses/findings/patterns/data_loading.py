@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import polars as pl
+
 from etloom.analyses.findings.finding import BOTH, Finding
 from etloom.analyses.findings.rank_view import RankView
+from etloom.core.intervals import Intervals, union
 from etloom.core.text import count_noun
 
 SCOPE = "rank"
@@ -15,7 +18,8 @@ def find(view: RankView) -> Iterator[Finding]:
     loads = view.data_loads
     if not loads.height or view.window is None:
         return
-    lost = view.data_loading - view.busy
+    late = view.gaps.filter((pl.col("cause") == "data") & pl.col("is_late_effect"))
+    lost = union([view.data_loading - view.busy, Intervals.of(late["start"], late["end"])])
     if view.steps.height:
         lost = lost.clip(*view.window)
     if not lost.total:

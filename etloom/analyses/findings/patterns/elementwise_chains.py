@@ -14,6 +14,8 @@ from etloom.core.text import count_noun
 
 ELEMENTWISE = r"elementwise_kernel|elementwise_kernel_manual_unroll|CUDAFunctor|multi_tensor_apply"
 FUSED = r"multi_tensor_apply|^triton_"
+WRITES_ONLY = r"FillFunctor"
+"""Matches kernels that read nothing, so that fusing them with what comes before saves nothing."""
 MIN_LENGTH = 3
 
 SCOPE = "rank"
@@ -38,7 +40,8 @@ def _find_chains(view: RankView) -> pl.DataFrame:
     """Return the chains as input for `sum_places`: consecutive elementwise kernels of one step and stream."""
     kernels = view.kernels
     is_elementwise = (
-        view.match_activities(kernels, ELEMENTWISE) & ~view.match_activities(kernels, FUSED)
+        view.match_activities(kernels, ELEMENTWISE)
+        & ~view.match_activities(kernels, f"{FUSED}|{WRITES_ONLY}")
     ).to_numpy()
     track = nesting.track_codes(kernels, ("device", "stream"))
     rows = nesting.order_by_track(track)

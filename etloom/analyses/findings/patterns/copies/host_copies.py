@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import BOTH, Finding, describe_place, sum_places
+from etloom.analyses.findings.finding import BOTH, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.intervals import Intervals
@@ -14,6 +14,10 @@ from etloom.core.text import count_noun
 
 SMALL_BYTES = 64 << 10
 MIN_COPIES = 16
+PINNED_ADVICE = (
+    "pin the memory (pin_memory=True in the data loader, tensor.pin_memory()) and copy with non_blocking=True; create "
+    "constants on the device"
+)
 
 
 def find(view: RankView) -> Iterator[Finding]:
@@ -26,11 +30,23 @@ def find(view: RankView) -> Iterator[Finding]:
             f"device{describe_place(row)}"
         ),
         confidence="medium",
-        advice="pin the memory (pin_memory=True in the data loader, tensor.pin_memory()) and copy with "
-        "non_blocking=True; create constants on the device",
+        advice=PINNED_ADVICE,
         tracks=BOTH,
         kind="pageable",
         hidden=hidden,
+    )
+    yield from sum_places(
+        view,
+        view.gaps.filter((pl.col("cause") == "copy") & pl.col("step").is_not_null()).with_columns(
+            cost_ns="gap_ns"
+        ),
+        lambda row: (
+            f"the device waits for the host {format_times(row['count'])} after copies from pageable memory"
+        ),
+        confidence="medium",
+        advice=PINNED_ADVICE,
+        tracks=BOTH,
+        kind="after pageable",
     )
     yield from sum_places(
         view,
