@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,7 @@ gap of its own, of the device.
 
 A stall of the host may take more time than the gap after it, because the device still had work. Late launches after it
 are due to it, too, until they add up to the rest of that time: without the stall, the host would be that far ahead.
-While the device waits for other ranks, the host loses nothing.
+While the device only communicates, perhaps because another rank is late, the host loses nothing.
 """
 LONG_PAUSE_NS = 1_000_000
 """Python needs less between two operators of a loop."""
@@ -77,38 +78,9 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     is_last = ends > view.busy.starts[-1]
     late = (has_launch & (called > starts)) | is_last
     until = np.where(is_last, ends, np.where(late, called, starts))
-    half = np.maximum(until - starts, 1)
-    wait = _find_last_before(view.sync_calls, until)
-    released = _take(view.sync_calls["end"], wait)
-    is_synced = (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
-    # Before the first activity there is nothing to wait for; after the last one, the host launches nothing more.
-    is_synced &= (starts >= view.busy.starts[0]) & ~is_last
-    allocation = _find_last_before(view.allocations, until)
-    stalls = {
-        "data": view.data_loading,
-        "save": view.saving,
-        "compile": view.compiling,
-        "profiler": view.profiling,
-        "compute": view.host_computing,
-        "allocator": view.allocating,
-        "pause": view.pausing,
-    }
-    holds = {name: times.covered(starts, until) * 2 > half for name, times in stalls.items()}
-    holds["allocator"] &= (allocation >= 0) & (_take(view.allocations["end"], allocation) > starts)
-    pageable = view.activities.filter(view.match_activities(view.activities, PAGEABLE))["launch"].drop_nulls()
-    holds["copy"] = is_synced & np.isin(_take(view.sync_calls["id"], wait), pageable.to_numpy())
-    holds["sync"] = is_synced
-    holds["pause"] &= ~is_last
-    conditions = [late & holds[name] for name in CAUSES[: len(holds)]]
-    cause = np.select([*conditions, late], range(len(conditions) + 1), CAUSES.index("device"))
-    responsible = to_array(after["launch"], -1).astype(np.int64)
-    for name, calls, rows in (
-        ("copy", view.sync_calls, wait),
-        ("sync", view.sync_calls, wait),
-        ("allocator", view.allocations, allocation),
-    ):
-        is_cause = cause == CAUSES.index(name)
-        responsible[is_cause] = _take(calls["id"], rows)[is_cause]
+    stalls = _list_stalls(view)
+    cause, responsible = _attribute_gaps(view, stalls, starts, until, late, is_last)
+    responsible = np.where(responsible < 0, to_array(after["launch"], -1).astype(np.int64), responsible)
     columns = {
         "start": starts,
         "end": ends,
@@ -118,12 +90,69 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     }
     explained = pl.Series(late & ~is_last)
     stalls["sync"] = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
+    exposed = view.activity.times["communication"] - view.activity.times["computation"]
     columns["stall_ns"], columns["stall"] = _measure_stalls(
-        {name: times - view.waiting_for_ranks for name, times in stalls.items()}, late & ~is_last, until
+        {name: times - exposed for name, times in stalls.items()}, late & ~is_last, until
     )
     gaps = _split_after_launch(pl.DataFrame(columns), explained)
     gaps = _extend_stalls(gaps.with_columns(gap_ns=pl.col("end") - pl.col("start")))
     return gaps.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
+
+
+def _list_stalls(view: RankView) -> dict[str, Intervals]:
+    """Return the times at which the host is held up, by cause, except by the device."""
+    return {
+        "data": view.data_loading,
+        "save": view.saving,
+        "compile": view.compiling,
+        "profiler": view.profiling,
+        "compute": view.host_computing,
+        "allocator": view.allocating,
+        "pause": view.pausing,
+    }
+
+
+def _attribute_gaps(
+    view: RankView,
+    stalls: Mapping[str, Intervals],
+    starts: NDArray[np.int64],
+    until: NDArray[np.int64],
+    late: NDArray[np.bool_],
+    is_last: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the cause of each gap (its index in `CAUSES`), and the id of the responsible call, -1 for the launch.
+
+    Args:
+        stalls: The result of `_list_stalls`.
+        starts: Start of each gap.
+        until: When the late launch that ends it began; its start if there is none.
+        late: True if a late launch, or nothing, ends it.
+        is_last: True if nothing ends it.
+    """
+    half = np.maximum(until - starts, 1)
+    wait = _find_last_before(view.sync_calls, until)
+    released = _take(view.sync_calls["end"], wait)
+    is_synced = (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
+    # Before the first activity there is nothing to wait for; after the last one, the host launches nothing more.
+    is_synced &= (starts >= view.busy.starts[0]) & ~is_last
+    allocation = _find_last_before(view.allocations, until)
+    holds = {name: times.covered(starts, until) * 2 > half for name, times in stalls.items()}
+    holds["allocator"] &= (allocation >= 0) & (_take(view.allocations["end"], allocation) > starts)
+    pageable = view.activities.filter(view.match_activities(view.activities, PAGEABLE))["launch"].drop_nulls()
+    holds["copy"] = is_synced & np.isin(_take(view.sync_calls["id"], wait), pageable.to_numpy())
+    holds["sync"] = is_synced
+    holds["pause"] &= ~is_last
+    conditions = [late & holds[name] for name in CAUSES[: len(holds)]]
+    cause = np.select([*conditions, late], range(len(conditions) + 1), CAUSES.index("device"))
+    responsible = np.full(len(starts), -1)
+    for name, calls, rows in (
+        ("copy", view.sync_calls, wait),
+        ("sync", view.sync_calls, wait),
+        ("allocator", view.allocations, allocation),
+    ):
+        is_cause = cause == CAUSES.index(name)
+        responsible[is_cause] = _take(calls["id"], rows)[is_cause]
+    return cause, responsible
 
 
 def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFrame:
