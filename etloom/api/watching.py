@@ -22,8 +22,9 @@ class JobWatcher:
 
     Args:
         run: the folder of ``etloom collect --watch``.
-        stall_s: seconds without progress after which the job has stalled; default: three steps, at least 2 s, and 60 s
-            while step times are unknown.
+        stall_s: seconds without progress after which the job has stalled; default: three steps, at least
+            2 s; 60 s while step times are unknown, while all ranks are outside of communication, or wait for a data
+            loader; 300 s in a checkpoint.
         settle_s: seconds after a crash in which the other ranks may write their last states.
     """
 

@@ -33,7 +33,8 @@ _WEBHOOK_TIMEOUT_S = 5
         ["--stall"],
         type=FiniteFloat(min=0.5),
         metavar="SECONDS",
-        help="Time without progress that is a stall; default: three steps, at least 2 s (60 s before the first steps).",
+        help="Time without progress that is a stall; default: three steps, at least 2 s (60 s before the "
+        "first steps, outside of communication or in a data loader; 300 s in a checkpoint).",
     ),
     click.Option(["--webhook"], metavar="URL", help="Send the cause to this URL, as JSON by HTTP POST."),
     click.Option(
@@ -46,8 +47,9 @@ def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> 
     """Watch a job that runs under etloom collect --watch: step time, lateness by rank, changes, and causes of trouble.
 
     When the job stalls or crashes, the cause is printed, the state of all ranks is kept in RUN/incidents, and the
-    command ends. A slow rank and a change of the step time are reported once, and the job is watched further. A pause
-    of all ranks, as for validation or a checkpoint, is a stall too: choose a longer --stall for a job with pauses.
+    command ends. A slow rank and a change of the step time are reported once, and the job is watched further. A
+    pause of one rank in other code while the others wait for it, as for validation, is a stall, too: choose a longer
+    --stall for such a job.
 
     Examples:
 

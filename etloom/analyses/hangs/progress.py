@@ -20,6 +20,8 @@ from etloom.core.calls import DumpedCalls
 MIN_STALL_S = 2.0
 STARTUP_STALL_S = 60.0
 """Seconds without progress that are usual before there are step times, as for compilation."""
+PATIENCE_S = {"a checkpoint": 300.0, "data loading": 60.0, "host": 60.0}
+"""Kind of cause -> seconds without progress that are usual for it in a healthy job."""
 _STALL_STEPS = 3
 _RECENT_STEPS = 5
 _CHANGE = 1.3
@@ -54,8 +56,8 @@ class JobProgress:
     """Follows a job through successive dumps of its ranks.
 
     Args:
-        stall_s: seconds without progress after which the job has stalled; default: three steps, at least `MIN_STALL_S`,
-            and `STARTUP_STALL_S` while step times are unknown.
+        stall_s: seconds without progress after which the job has stalled; default: three steps, at least `MIN_STALL_S`;
+            `STARTUP_STALL_S` while step times are unknown; and as long as `PATIENCE_S` says if no process is broken.
         settle_s: seconds after a crash in which the other ranks may write their last states.
         now_ns: the present time.
     """
@@ -81,7 +83,9 @@ class JobProgress:
         has_crashed = self._has_crashed(is_broken, now_ns)
         has_stalled = not has_ended and (stalled_s >= limit_s or has_crashed)
         cause = find_cause(compare_calls(calls), processes, has_stalled=True) if has_stalled else None
-        if not (has_stalled or is_broken):
+        if cause is not None and not any(state.is_broken for state in processes.values()):
+            has_stalled = stalled_s >= (self._stall_s or PATIENCE_S.get(cause.kind, 0))
+        if not (has_stalled or is_broken):  # a slow rank, or none
             cause = find_slow_rank(calls)
         steps = min((int(facts.get("steps") or 0) for facts in calls.processes.values()), default=0)
         lateness = measure_mean_lateness(calls)
