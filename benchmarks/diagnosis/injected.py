@@ -50,7 +50,7 @@ def diagnose_all(cases: list[Case]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how often findings name injected problems")
     parser.add_argument("--half", choices=("odd", "even"), default="odd", help="of the seeds")
-    parser.add_argument("--seeds", type=int, default=4, help="of each kind and strength")
+    parser.add_argument("--seeds", type=int, default=3, help="of each kind and strength")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--strengths", nargs="*", type=float, default=STRENGTHS, help="in percent of a step")
     parser.add_argument("--processes", type=int, default=2)
