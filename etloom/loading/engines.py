@@ -10,12 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etloom.core.errors import EtloomError, UnknownName
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 LOCAL_ENGINE = "local"
 ENGINES = (LOCAL_ENGINE, "ray")
@@ -72,7 +69,7 @@ def count_cpus(engine: str) -> int:
     return os.cpu_count() or 1
 
 
-def connect() -> ModuleType:
+def connect() -> Any:
     """Return the module ray, connected to the cluster of $RAY_ADDRESS, else to one of this host, else to a new one.
 
     Raises:
