@@ -108,7 +108,7 @@ def open(
     """
     from etloom import loading
 
-    changed = dict(linking.items() - _LINKING_DEFAULTS.items())
+    changed = {name: value for name, value in linking.items() if value != _LINKING_DEFAULTS.get(name)}
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, changed, engine=engine)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)

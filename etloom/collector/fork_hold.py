@@ -12,6 +12,7 @@ has in a job, and what each part does at fork, exit and signals.
 
 from __future__ import annotations
 
+import _thread
 import functools
 import os
 import threading
@@ -29,6 +30,7 @@ output_lock: Any = threading.RLock()
 
 _LOCKS = (profiler_lock, output_lock)
 _held: dict[int, list[Any]] = {}  # thread that forks -> the locks it holds for that
+_interrupted: list[int] = []  # threads that received Ctrl-C while they waited to fork
 _child_callbacks: list[Callable[[], None]] = []
 _registered = False
 
@@ -66,8 +68,9 @@ def close_descriptors_apart(is_writing: Callable[[], bool]) -> None:
     def closerange(*bounds: Any) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
-            acquired = _acquire_locks()
+            acquired: list[Any] = []
             try:
+                _acquire_locks(acquired, deadline)
                 if not is_writing() or time.monotonic() > deadline:
                     return close(*bounds)
             finally:
@@ -77,9 +80,11 @@ def close_descriptors_apart(is_writing: Callable[[], bool]) -> None:
     os.closerange = closerange
 
 
-def _acquire_locks() -> list[Any]:
-    deadline = time.monotonic() + _TIMEOUT_S
-    return [lock for lock in _LOCKS if lock.acquire(timeout=max(0.0, deadline - time.monotonic()))]
+def _acquire_locks(acquired: list[Any], deadline: float) -> None:
+    """Append the locks that are free before the deadline; a signal handler of the job may raise meanwhile."""
+    for lock in _LOCKS:
+        if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            acquired.append(lock)
 
 
 def _release_locks(locks: list[Any]) -> None:
@@ -88,11 +93,18 @@ def _release_locks(locks: list[Any]) -> None:
 
 
 def _prepare_fork() -> None:
-    _held[threading.get_ident()] = _acquire_locks()
+    acquired = _held[threading.get_ident()] = []
+    try:
+        _acquire_locks(acquired, time.monotonic() + _TIMEOUT_S)
+    except KeyboardInterrupt:  # Python ignores what a hook raises
+        _interrupted.append(threading.get_ident())
 
 
 def _finish_fork() -> None:
     _release_locks(_held.pop(threading.get_ident(), []))
+    if threading.get_ident() in _interrupted:
+        _interrupted.remove(threading.get_ident())
+        _thread.interrupt_main()
 
 
 def _release_in_child() -> None:
@@ -102,5 +114,6 @@ def _release_in_child() -> None:
             lock._at_fork_reinit()  # its owner does not exist here
     _finish_fork()
     _held.clear()
+    _interrupted.clear()
     for callback in _child_callbacks:
         callback()

@@ -7,12 +7,12 @@ and runs those of a lost worker again.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.errors import EtloomError, UnknownName, warn
+from etloom.core.text import count_noun
 
 LOCAL_ENGINE = "local"
 ENGINES = (LOCAL_ENGINE, "ray")
@@ -39,7 +39,7 @@ def run_on_ray(
 ) -> None:
     """Run a function with each text on a Ray cluster.
 
-    A task that fails is left to the caller, whose own attempt states the reason.
+    The caller does the work of tasks that fail; one warning states their number and the first reason.
 
     Args:
         function: a function of a module of etloom; what it returns is ignored.
@@ -52,14 +52,26 @@ def run_on_ray(
     ray = connect()
     task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(function)
     running = {task.remote(text): index for index, text in enumerate(texts)}
-    while running:
-        ended, _ = ray.wait(list(running), num_returns=min(_MAX_ENDED, len(running)), timeout=1)
-        for reference in ended:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(reference)
-            index = running.pop(reference)
-            if on_done is not None:
-                on_done(index)
+    failures = []
+    try:
+        while running:
+            ended, _ = ray.wait(list(running), num_returns=min(_MAX_ENDED, len(running)), timeout=1)
+            for reference in ended:
+                index = running.pop(reference)
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    failures.append(str(error).strip().rpartition("\n")[2])
+                if on_done is not None:
+                    on_done(index)
+    finally:
+        for reference in running:  # after Ctrl-C
+            ray.cancel(reference)
+    if failures:
+        warn(
+            f"{count_noun(len(failures), 'task')} of {len(texts):,} failed on the Ray cluster, and this process does "
+            f"their work: {failures[0]}"
+        )
 
 
 def count_cpus(engine: str) -> int:
@@ -86,11 +98,11 @@ def connect() -> Any:
     try:
         ray.init(address=address or "auto", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        if address:
+        if address or not isinstance(error, ConnectionError):
             raise EtloomError(
-                f"no Ray cluster answers: {str(error).partition(chr(10))[0]}",
+                f"the Ray cluster cannot be used: {str(error).partition(chr(10))[0]}",
                 where=address,
-                remedy="check RAY_ADDRESS; without it, etloom starts a cluster on this host",
+                remedy="check RAY_ADDRESS and Ray's version; without a cluster, etloom starts one on this host",
             ) from None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **options)

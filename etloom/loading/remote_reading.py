@@ -43,7 +43,7 @@ def read_on_cluster(plan: LoadPlan) -> None:
             "files": [str(path.resolve()) for path in part.files],
             "captures": [str(path.resolve()) for path in part.captures],
             "linking": dict(plan.options.linking),
-            "names": list(map(str, list_user_paths())),
+            "names": [str(path.resolve()) for path in list_user_paths()],
         }
         tasks.append(json.dumps(task))
     if tasks:

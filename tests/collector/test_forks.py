@@ -132,7 +132,7 @@ def test_operators_after_the_removal_of_the_callbacks_are_not_recorded() -> None
     profile.prepare_trace()
     profile.start_trace()
     torch.ones(2).add(1)
-    fork_safety.remove_callbacks(kineto=True, stock_observer=False)
+    fork_safety.remove_callbacks_in_child(kineto=True, stock_observer=False)
     torch.ones(2).mul(3)
     profile.stop_trace()
     names = {event.name for event in profile.events()}

@@ -14,6 +14,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import etloom
+from etloom.core.errors import EtloomWarning
 from etloom.loading import engines
 from support.fleets import write_fleet
 
@@ -88,7 +89,8 @@ def test_a_task_that_fails_is_left_to_the_caller(connected: str, tmp_path: Path)
         raise ValueError(name)
 
     ended: list[int] = []
-    engines.run_on_ray(fail, ["a", "b"], ended.append)
+    with pytest.warns(EtloomWarning, match="2 tasks of 2 failed on the Ray cluster.*ValueError: [ab]"):
+        engines.run_on_ray(fail, ["a", "b"], ended.append)
     assert sorted(ended) == [0, 1]
 
 

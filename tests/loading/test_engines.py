@@ -103,6 +103,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=refuse))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(
-        EtloomError, match=r"^127.0.0.1:1: no Ray cluster answers: [^\n]* timed out; check RAY_ADDRESS"
+        EtloomError,
+        match=r"^127.0.0.1:1: the Ray cluster cannot be used: [^\n]* timed out; check RAY_ADDRESS",
     ):
         engines.connect()

@@ -98,6 +98,8 @@ class ExecutionTraceObserver:
         if _process_groups() != self._groups:
             self._record_groups()
         with _lock:
+            if self._session is None or not self._running:  # another thread ended it meanwhile
+                return
             self._running = False
             self._session.stop()
 

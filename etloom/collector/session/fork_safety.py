@@ -34,20 +34,25 @@ def redirect_to_null(path: Path) -> None:
             os.close(null)
 
 
-def remove_callbacks(*, kineto: bool, stock_observer: bool) -> None:
-    """Remove the callbacks of torch's profilers in a child of fork, which would record its operators without end.
+def remove_callbacks_in_child(*, kineto: bool, stock_observer: bool) -> None:
+    """Call `remove_callbacks` in a child of fork, which would record its operators without end. torch logs both calls.
 
-    Their sessions stay open: closing them waits for a thread that the child does not have. torch logs both calls.
+    The sessions stay open: closing them waits for a thread that the child does not have.
     """
+    with _silence_stderr():
+        remove_callbacks(kineto=kineto, stock_observer=stock_observer)
+
+
+def remove_callbacks(*, kineto: bool, stock_observer: bool) -> None:
+    """Remove the callbacks of torch's profilers, whose sessions stay open."""
     import torch
 
     autograd: Any = torch._C._autograd
 
-    with _silence_stderr():
-        if kineto and hasattr(autograd, "_toggle_collection_dynamic"):
-            autograd._toggle_collection_dynamic(False, {torch.profiler.ProfilerActivity.CPU})
-        if stock_observer:
-            autograd._disable_execution_trace_observer()
+    if kineto and hasattr(autograd, "_toggle_collection_dynamic"):
+        autograd._toggle_collection_dynamic(False, {torch.profiler.ProfilerActivity.CPU})
+    if stock_observer:
+        autograd._disable_execution_trace_observer()
 
 
 @contextmanager

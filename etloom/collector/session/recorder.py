@@ -15,7 +15,7 @@ from ..diagnosis import explain_unrecorded_process
 from ..options import RecordingOptions
 from ..rank_environment import current_rank
 from ..text import count_noun, describe_error
-from . import active_recorders
+from . import active_recorders, signal_errors
 from .background_writer import BackgroundWriter
 from .messages import MessageLog
 from .process_status import ProcessStatus
@@ -30,7 +30,10 @@ _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
 def _never_raises(method: _Method) -> _Method:
-    """Catch every exception: a failure of the collector must not reach the job."""
+    """Catch every exception: a failure of the collector must not reach the job.
+
+    What a signal handler of the job raises meanwhile, such as a timeout, is the job's, and goes on to it.
+    """
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: Any) -> None:
@@ -41,6 +44,8 @@ def _never_raises(method: _Method) -> _Method:
                 method(self, *args)
             except Exception as error:
                 self._handle_error(error)
+                if signal_errors.is_raised_by_handler(error):
+                    raise
 
     return wrapper  # type: ignore[return-value]
 

@@ -283,9 +283,11 @@ class Window:
         finally:
             self._profile = self._observer = None
             self._running = False
-            if observer is not None:
-                observer.unregister_callback()
-            self._remove_scratch()
+            try:
+                if observer is not None:
+                    observer.unregister_callback()
+            finally:
+                self._remove_scratch()
 
     def release_in_child(self) -> None:
         """Release file and profilers in a child of fork without writing: they belong to the parent.
@@ -297,7 +299,9 @@ class Window:
             self._observer._registered = self._observer._execution_trace_running = False
             fork_safety.redirect_to_null(self._folder / "et.json")
         if self._running:
-            fork_safety.remove_callbacks(kineto=self._profile is not None, stock_observer=records_stock)
+            fork_safety.remove_callbacks_in_child(
+                kineto=self._profile is not None, stock_observer=records_stock
+            )
             if self._gate is not None:
                 self._gate.remove()
             if self._options.stack and self._profile is not None:

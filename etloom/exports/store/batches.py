@@ -78,7 +78,7 @@ def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int
             for rank in members
             if rank in discovered.captures
         }
-        names = list(map(str, list_user_paths()))
+        names = [str(path.resolve()) for path in list_user_paths()]
         batches.append(Batch(str(folder.resolve()), str(part.resolve()), files, captures, names))
     return batches
 
