@@ -186,7 +186,9 @@ def _start(words: Sequence[str], environment: Mapping[str, str], folder: Path) -
 
 def _job_environment(folder: Path) -> dict[str, str]:
     kept = {
-        name: os.environ[name] for name in ("PATH", "HOME", "ETLOOM_OBSERVER_CACHE") if name in os.environ
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "XDG_CACHE_HOME", "ETLOOM_OBSERVER_CACHE")
+        if name in os.environ
     }
     # So that `Thread-N` and sets of names are in the same order in every run.
     return {**kept, "JOB_FOLDER": str(folder), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
