@@ -129,6 +129,7 @@ def test_a_run_by_hand(folder: Path) -> None:
     assert alone["straggler"] == alone["load_imbalance_ratio"] == "requires at least two ranks"
 
 
+@pytest.mark.slow
 def test_what_the_card_is_asked_for(folder: Path) -> None:
     (folder / "card.yaml").write_text(CARD)
     job = etloom.open(folder, use_cache=False)

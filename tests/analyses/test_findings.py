@@ -618,6 +618,7 @@ def test_every_pattern_is_tried_here() -> None:
     assert [name for name in registry.list_plugins("patterns") if f'"{name}"' not in text] == []
 
 
+@pytest.mark.slow
 def test_findings_are_told_in_lines_that_fit_a_page(
     tmp_path: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:

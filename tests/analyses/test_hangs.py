@@ -124,6 +124,7 @@ def test_a_cut_link_is_named_by_connections_without_acknowledgement() -> None:
     assert find_cause(table, describe_processes(facts, NOW)) is None  # calls in flight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lock_gil_1st", "gpu_error_2nd"])
 def test_the_injected_ranks_are_named(name: str, data: Path) -> None:
     table = etloom.analyze(data / "flight_recorder" / name, "hangs")

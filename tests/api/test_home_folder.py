@@ -23,6 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_verbs_take_paths_in_the_home_folder(home: Path) -> None:
     job = etloom.open("~/run", use_cache=False)
     assert len(job) == 2

@@ -186,6 +186,7 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_crash_is_reported_kept_and_sent(
     crashed_run: Path, webhook: tuple[str, list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_folder_where_a_file_is_needed_says_so(
         "specify one file in it\n"  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tables_and_reports_make_the_folders_that_they_lack(
     run: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
@@ -576,6 +577,7 @@ def test_link_refuses_one_trace_given_twice(run: Path, tmp_path: Path, call: Cal
     assert "2 profiler traces of one rank cannot be linked" in err
 
 
+@pytest.mark.slow
 def test_export_by_suffix_name_and_rank(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     for arguments in (
         ["a.json"],
@@ -608,6 +610,7 @@ def test_convert(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> Non
     assert call("convert", run / "kineto_trace_0.json")[0] == 2
 
 
+@pytest.mark.slow
 def test_report_prints_the_verdict_and_writes_the_page(
     run: Path, tmp_path: Path, call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def pair(data: Path, name: str, other: str | None = None) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_file_for_each_rank_where_out_is_no_file(data: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "linked"
     assert call(data / "cpu" / "ddp_2", "--out", out, "--to", "etplus", "--no-cache")[0] == 0
@@ -43,6 +44,7 @@ def test_a_file_for_each_rank_where_out_is_no_file(data: Path, tmp_path: Path, c
     assert sum("inclusive_dur" in node for node in nodes) == 7050
 
 
+@pytest.mark.slow
 def test_one_file_in_a_folder_where_the_format_holds_all_ranks(
     data: Path, tmp_path: Path, call: Call
 ) -> None:
@@ -118,6 +120,7 @@ def test_strict_fails_where_input_was_lost(data: Path, tmp_path: Path, call: Cal
     assert call(*pair(data, "dlrm"), "--strict", "--out", out)[0] == 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "x.etplus.json"
     nsys = data / "nsys" / "h100_2gpu_1s.sqlite.gz"

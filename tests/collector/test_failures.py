@@ -33,6 +33,7 @@ from support.windows import FakeWindow
 HERE = socket.gethostname()
 
 
+@pytest.mark.slow
 def test_concurrent_status_writes_keep_their_order(tmp_path: Path) -> None:
     facts = process_status.ProcessStatus(str(tmp_path))
     left: list[bool] = []

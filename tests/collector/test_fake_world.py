@@ -64,6 +64,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
     return out, etloom.open(out, use_cache=False)[5]
 
 
+@pytest.mark.slow
 def test_the_example_is_recorded_with_its_shapes(gpt: tuple[Path, Trace]) -> None:
     _, trace = gpt
     names = trace.nodes["name"].cast(pl.String)
@@ -76,6 +77,7 @@ def test_the_example_is_recorded_with_its_shapes(gpt: tuple[Path, Trace]) -> Non
     assert set(trace.tensors["device"].cast(pl.String).drop_nulls()) <= {"cuda:5", "cpu"}
 
 
+@pytest.mark.slow
 def test_communications_name_their_groups(gpt: tuple[Path, Trace]) -> None:
     _, trace = gpt
     facts = trace.comms.select(
@@ -92,6 +94,7 @@ def test_communications_name_their_groups(gpt: tuple[Path, Trace]) -> None:
     assert set(messages["bytes"]) == {32 * 64 * 2}
 
 
+@pytest.mark.slow
 def test_the_peak_of_memory_is_recorded(gpt: tuple[Path, Trace]) -> None:
     out, _ = gpt
     facts = json.loads((out / "fake_rank_5.json").read_text())

@@ -25,6 +25,7 @@ FAST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), FAST)
 def test_a_script_does_the_same_under_collect(
     tmp_path: Path, script_server: Server, name: str, options: str

@@ -94,6 +94,7 @@ def test_one_run_against_one_on_a_host_cannot_fail_by_little() -> None:
     assert alike.count("passed") > 9
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_quiet_step_holds_the_truth() -> None:
     """Nine times of ten it says; 21 pieces of 20, beside the overhead, are 4.95 % more."""
     rng = np.random.default_rng(5)
@@ -269,6 +270,7 @@ def test_what_cannot_be_measured_does_not_pass_against_the_steps(
     assert judge_regression(before[:1], before[1:], 20.0)["verdict"][0] == "passed"
 
 
+@pytest.mark.slow
 def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     a, b, slow = map(str, runs)
     junit = tmp_path / "out.xml"

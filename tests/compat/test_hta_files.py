@@ -167,6 +167,7 @@ def test_a_frame_has_htas_columns_index_and_values_for_nothing(tmp_path: Path) -
     assert (copy.bytes, copy.memory_bw_gbps, copy.stream) == (8000, 2.0, 7)
 
 
+@pytest.mark.slow
 def test_frames_are_htas(data: Path) -> None:
     """Places, iterations and partners that HTA 0.6 gives for rows of the first steps of this file."""
     analyzer = TraceAnalysis(trace_files={0: str(data / "hta_misc" / "negative_queue_a100.json.gz")})

@@ -191,6 +191,7 @@ def nodes(draw: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200))
 @given(st.lists(nodes(), max_size=5), st.data())
 def test_made_execution_traces(made: list[Any], draw: Any) -> None:

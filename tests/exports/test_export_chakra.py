@@ -489,6 +489,7 @@ def test_protoc_decodes_it(run: Job, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_writing_asks_for_no_pandas(tmp_path: Path) -> None:
     # Which pyarrow imports, where it is installed, to convert a value: a fifth of a second.
     code = (
@@ -499,6 +500,7 @@ def test_writing_asks_for_no_pandas(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT / "tests")
 
 
+@pytest.mark.slow
 def test_groups_that_no_one_recorded_are_those_that_met(data: Path, tmp_path: Path) -> None:
     etloom.export(open_run(data / "cpu" / "coll_4"), tmp_path / "x.et")
     assert json.loads((tmp_path / "x.comm_groups.json").read_text()) == {"1": [0, 1], "2": [0, 1, 2, 3]}

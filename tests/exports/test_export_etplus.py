@@ -90,6 +90,7 @@ def test_times_are_those_of_the_profiler_exactly(data: Path) -> None:
     assert found == {key: times[key] for key in found}
 
 
+@pytest.mark.slow
 def test_device_work_hangs_on_its_operator_with_its_own_facts(data: Path) -> None:
     document = json.loads(exported_run(data / "nccl_ddp"))
     device = [node for node in document["nodes"] if "cat" in node]

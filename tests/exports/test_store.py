@@ -109,6 +109,7 @@ def test_answers_of_ranks_that_processes_prepared_equal_those_in_memory(tmp_path
             assert_frame_equal(stored[rank].table(name), job[rank].table(name), categorical_as_str=True)
 
 
+@pytest.mark.slow
 def test_kept_results_of_ranks_suffice_for_the_questions_to_all_ranks(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def test_options_and_parts_of_a_run_are_computed_from_its_tables(
     assert etloom.analyze(part, "imbalance")["ranks"].max() == 2
 
 
+@pytest.mark.slow
 def test_check_and_diff_and_report_take_stored_runs(run: Path, store: Path, tmp_path: Path) -> None:
     path = store / "run=monday"
     assert_frame_equal(etloom.check(path, path).table, etloom.check(run, run).table)
@@ -257,6 +259,7 @@ def test_a_second_writer_of_the_same_run_is_refused(run: Path, store: Path) -> N
         etloom.store_add(run, to=store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_run_stays_locked_as_long_as_a_process_prepares_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ def test_a_yaml_path_that_is_not_a_file_does_not_stop_a_run(tmp_path: Path, name
     assert etloom.open(run, use_cache=False).ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

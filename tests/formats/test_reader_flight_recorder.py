@@ -183,6 +183,7 @@ def test_plain_values_are_read(value: Any, protocol: int) -> None:
     assert safe_pickle.load_plain_values(pickle.dumps(value, protocol), "x") == value
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_any_mutation_is_read_or_refused(

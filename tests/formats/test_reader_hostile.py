@@ -115,6 +115,7 @@ def test_a_type_nested_too_deep_ends_no_process(tmp_path: Path) -> None:
     assert trace.nodes["inputs"].to_list() == ["[7]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ['{"ph":{},', "0,"])
 def test_damage_alone_takes_no_quadratic_time(tmp_path: Path, piece: str) -> None:
     pieces = 100_000

@@ -232,6 +232,7 @@ def test_other_files_are_not_taken_for_metrics(head: bytes) -> None:
     assert not metrics.sniff(head)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(300))
 @given(st.text(alphabet='0123456789.,-"{}[]:/ \n\tabctime%', max_size=120))
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:

@@ -132,6 +132,7 @@ def test_real_files_cut_anywhere(data: Path, tmp_path: Path, name: str) -> None:
         assert set(lost(after)) <= set(lost(before)) - {"read.truncated"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear/torch_et_0.json.gz", "linear/kineto_trace_0.json.gz",
                                   "hta_misc/triton_example.json.gz", "et_schemas/hf_gpt2.json.gz"])  # fmt: skip
 def test_a_valid_file_is_left_alone(data: Path, tmp_path: Path, name: str) -> None:
@@ -207,6 +208,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["salvage", str(file)]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ['","id":', '"name":"', "nan ", '{"a":', "[", '\\"', "},", '"x":1,'])
 def test_a_hostile_row_takes_no_quadratic_time(tmp_path: Path, piece: str) -> None:
     file = tmp_path / "et.json"

@@ -99,6 +99,7 @@ def said(trace: Trace, name: str) -> list[tuple[Any, ...]]:
     return [tuple(map(str, row)) for row in table.with_columns(since).sort(pl.exclude(pl.List)).rows()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlrm/kineto_trace_0.json.gz", "nccl_ddp/kineto_trace_0.json.gz"])
 def test_the_same_tables_from_both(data: Path, tmp_path: Path, name: str) -> None:
     one = next(iter(etloom.open(data / name, use_cache=False).values()))

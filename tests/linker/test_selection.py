@@ -211,6 +211,7 @@ def test_no_stretch_of_time(text: str) -> None:
         parse_time_range(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(st.integers(0, 10**6), st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_stretches_share_out_the_events(seed: int, cuts: list[float]) -> None:

@@ -188,6 +188,7 @@ def test_names_that_look_like_patterns(tmp_path: Path, monkeypatch: pytest.Monke
     assert opened("b" * 32).events.height == 3
 
 
+@pytest.mark.slow
 def test_ranks_of_a_large_run_are_cached_though_each_is_quick_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

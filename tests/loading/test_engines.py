@@ -65,6 +65,7 @@ def test_a_rank_that_a_task_cannot_read_is_reported_as_ever(tasks: Tasks, tmp_pa
     assert "job.unreadable_file" in stats[0]["name"]
 
 
+@pytest.mark.slow
 def test_a_store_is_filled_by_tasks(tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "MIN_RANKS", 1)
     run = write_fleet(tmp_path / "run", 4)

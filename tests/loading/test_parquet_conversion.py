@@ -44,6 +44,7 @@ def test_real_traces(data: Path, tmp_path: Path, name: str, part_rows: int) -> N
     assert_spills_as_it_reads(data / name, tmp_path / "out", part_rows)
 
 
+@pytest.mark.slow
 def test_equal_times_and_a_trace_without_events(tmp_path: Path) -> None:
     rows = [
         {"ph": "X", "name": f"op{n % 7}", "cat": "cpu_op", "ts": n // 500, "dur": n % 3, "pid": 1, "tid": 1}

@@ -212,6 +212,7 @@ def test_samples_of_any_kind_are_mapped_once_and_come_along(
         etloom.read(run / "kineto_trace_0.json", unit="s")
 
 
+@pytest.mark.slow
 def test_threads_follow_jobs(tmp_path: Path) -> None:
     kineto(tmp_path / "kineto_trace_0.json")
     code = (

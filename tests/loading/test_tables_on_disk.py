@@ -93,6 +93,7 @@ def test_what_was_asked_once_goes_with_the_tables(run: Path) -> None:
     assert asked == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_as_many_ranks_are_held_as_there_is_room_for(run: Path) -> None:
     size = int(etloom.open(run, use_cache=False)[0].events.estimated_size())
     job = etloom.open(run, max_table_bytes=2 * size + size // 2)
@@ -101,6 +102,7 @@ def test_as_many_ranks_are_held_as_there_is_room_for(run: Path) -> None:
     assert held(job) == [1, 0, 1, 0]  # rank 1 was used longest ago
 
 
+@pytest.mark.slow
 def test_whether_a_run_is_held_is_told_from_the_length_of_its_text(own: Path) -> None:
     """At 0.6 bytes a byte of it, which for this run lies between what its tables take and three times as much."""
     text = sum(file_reading.estimate_text_bytes(path) for path in (own / "ddp_2").glob("*_*_[01].json.gz"))
@@ -153,6 +155,7 @@ def test_a_second_opening_reads_what_the_first_one_kept(run: Path, monkeypatch: 
     assert etloom.open(run, max_table_bytes=0)[3].events.height == 7
 
 
+@pytest.mark.slow
 def test_without_a_cache_the_tables_lie_in_temporary_folders_which_go_with_the_run(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,6 +186,7 @@ def test_the_imports_of_benchmarks_resolve() -> None:
                     importlib.import_module(f"{package}.{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     ["import etloom; etloom.open('run')", "import runpy; runpy.run_module('etloom', run_name='__main__')"],

@@ -380,6 +380,7 @@ def test_a_plan_that_fails_fails_on_all(data: Path) -> None:
     assert all("1 recorded ranks to replay" in err and err.count("\n") == 1 for _, _, err in found)
 
 
+@pytest.mark.slow
 def test_one_trace_for_all(data: Path) -> None:
     from etloom.replayer.comms.plan_builder import PlanOptions, _replicate_lowest_rank, plan_replay
 

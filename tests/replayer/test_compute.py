@@ -62,6 +62,7 @@ def test_the_replay_is_a_trace_that_compares_with_the_recording(tmp_path: Path) 
     assert both.height == 1 and counts[0] == counts[1] > 0
 
 
+@pytest.mark.slow
 def test_a_consumer_gets_what_its_producer_gave(tmp_path: Path) -> None:
     """Values flow: of what is made up only the first input is, and the rest follows from it."""
     x = torch.rand(4, 4)
@@ -309,6 +310,7 @@ def test_shapes_of_recorded_gpu_traces(data: Path, name: str, least: float) -> N
     assert not wrong.height, wrong
 
 
+@pytest.mark.slow
 def test_compiled_code_is_a_row_with_its_time(data: Path) -> None:
     """Of 832.5 us in two compiled graphs, 546.6 us are operators that were recorded and run."""
     done = replay_trace(etloom.open(data / "cpu/compile")[0], repeats=1, warmup=0)

@@ -34,6 +34,7 @@ def test_a_sum_names_the_rank_with_the_largest_time() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_page_sums_over_all_operators_of_all_ranks(data: Path) -> None:
     job = open_run(data / "dlrm")
     page = html_report.render_page(job)

@@ -128,6 +128,7 @@ def test_a_file_of_several_ranks_gives_its_name(data: Path) -> None:
     assert re.search(r"<h1[^>]*>h100_2gpu_1s\.sqlite\.gz</h1>", page)
 
 
+@pytest.mark.slow
 def test_a_page_links_to_what_it_holds(data: Path, tmp_path: Path) -> None:
     def links(page: str) -> list[str]:
         names = re.findall(r'<a href="#([\w-]+)"', page)

@@ -22,6 +22,7 @@ def test_no_text_of_a_trace_runs_or_loads(browser: Any, tmp_path: Path) -> None:
     assert faulty == 0
 
 
+@pytest.mark.slow
 def test_the_reader_sees_scripts_messages_and_requests(browser: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(
