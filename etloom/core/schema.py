@@ -118,8 +118,8 @@ I8, I16, I32, I64, U32, U64, F64 = pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UIn
 TEXT, BOOL = pl.Categorical, pl.Boolean
 
 _ID = Column("id", U32, "row number when read; stays with the row", required=True)
-_EVENT = Column("event", U32, "the event this row describes", refers="events")
-_NODE = Column("node", U32, "the node this row describes", refers="nodes")
+_EVENT = Column("event", U32, "the event this row describes", refers="events", required=True)
+_NODE = Column("node", U32, "the node this row describes", refers="nodes", required=True)
 
 _TABLES = (
     _declare(

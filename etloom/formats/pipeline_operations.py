@@ -96,7 +96,8 @@ def build_job(operations: pl.DataFrame, path: Path) -> Job:
     """Return the job of operations.
 
     Args:
-        operations: rank, dp_rank, stage, step, optype, seq_id, mb_id, optionally mc, and ts and dur in ns.
+        operations: rank, dp_rank, stage, step, optype, seq_id, mb_id, optionally mc and bytes (sizes of messages), and
+            ts and dur in ns.
         path: where they come from.
     """
     groups = _ProcessGroups(operations)
@@ -182,7 +183,9 @@ class _ProcessGroups:
         """Return the rank at the other end of a message; None if it is not in the trace."""
         stage, replica = self._places[rank]
         goes_up = message in ("forward-send", "backward-recv")
-        return self._rank_at.get((stage + (1 if goes_up else -1), replica))
+        # The last stage sends forward only if stages have several chunks: to the next chunk, on the first stage.
+        neighbor = (stage + (1 if goes_up else -1)) % (self._last_stage + 1)
+        return self._rank_at.get((neighbor, replica))
 
     def place(self, rank: int) -> tuple[int, int]:
         """Return the stage and the data-parallel rank of a rank."""
@@ -248,7 +251,8 @@ def _build_comms(rank: int, operations: pl.DataFrame, groups: _ProcessGroups) ->
         },
         orient="row",
     )
-    rows = operations.select("optype", "seq_id", event=pl.int_range(pl.len(), dtype=pl.UInt32))
+    size = pl.col("bytes") if "bytes" in operations.columns else pl.lit(None, pl.Int64)
+    rows = operations.select("optype", "seq_id", event=pl.int_range(pl.len(), dtype=pl.UInt32), bytes=size)
     return rows.join(described, on="optype", maintain_order="left").select(
         pl.exclude("optype", "seq_id"), id=pl.int_range(pl.len(), dtype=pl.UInt32), seq="seq_id"
     )

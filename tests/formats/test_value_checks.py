@@ -20,6 +20,13 @@ def test_rows_without_a_required_value_are_dropped_and_counted() -> None:
     assert [stat[:3] for stat in stats] == [("read.incomplete_rows", "data_loss", 2)]
 
 
+def test_facts_without_their_event_are_dropped() -> None:
+    rows = pl.DataFrame({"event": [0, None], "dims": ["[[2]]", "[[3]]"]})
+    stats: list[Stat] = []
+    assert check_table("arguments", TABLES["arguments"].conform(rows), stats)["event"].to_list() == [0]
+    assert [stat[:3] for stat in stats] == [("read.incomplete_rows", "data_loss", 1)]
+
+
 def test_rows_without_an_id_are_dropped_before_parents_are_followed() -> None:
     rows = pl.DataFrame({"id": [0, None, 2, 3], "name": list("abcd"), "parent": [None, 0, 3, 2]})
     stats: list[Stat] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -10,11 +11,14 @@ import pytest
 import etloom
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
+from etloom.formats.chakra.et_files import load_file
 from etloom.simulator.pipelines import RelaidPipeline, relay
 from etloom.simulator.pipelines.relay import measure_bubble
 from etloom.simulator.pipelines.schedules import BACKWARD, FORWARD, Schedule, recognize_schedule
 from etloom.simulator.pipelines.timing import Message, Pipelines, Rest, Work, compute_timeline
 from support.pipelines import PipelineJob, gpipe, one_f_one_b
+
+SEND, RECV = 5, 6
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +171,26 @@ def test_a_pipeline_operation_trace_has_no_network(data: Path) -> None:
 
 def test_a_pipeline_operation_trace_does_not_become_chakra_without_sizes(tmp_path: Path) -> None:
     relaid = relay(one_f_one_b(3, 3).job(), {"mb": 6})
-    with pytest.raises(EtloomError, match="has no sizes of messages"):
+    with pytest.raises(EtloomError, match=r"the sizes of messages, .* are not in a pipeline operation trace"):
         etloom.export(relaid.job, tmp_path / "run.et")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_another_pipeline_becomes_chakra_with_its_messages(chunks: int, tmp_path: Path) -> None:
+    """All ranks finish in the joint run, whose messages take no time, when the layout without them does."""
+    job = replace(interleaved(4, 4, chunks), elements=1 << 18)
+    relaid = relay(job.job(), {"pp": 3, "mb": 6})
+    etloom.export(relaid.job, tmp_path / "run.et")
+    result = etloom.lint(tmp_path)
+    assert not result.has_errors, result.table
+    ends = 2 * (3 * chunks - 1) * 6 * job.steps
+    nodes = [node for rank in range(3) for node in load_file(tmp_path / f"run.{rank}.et").nodes]
+    assert [sum(node.type == kind for node in nodes) for kind in (SEND, RECV)] == [ends, ends]
+    assert {node.attributes["comm_size"] for node in nodes if node.type in (SEND, RECV)} == {1 << 20}
+    work = {
+        key: item._replace(message=item.message and Message(0, None, 0))
+        for key, item in relaid.pipelines.work.items()
+    }
+    ideal = compute_timeline(replace(relaid.pipelines, work=work)).step_ends
+    assert result.ideal_ns == pytest.approx(max(ideal.values()), rel=0.01)

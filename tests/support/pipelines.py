@@ -41,11 +41,12 @@ def order_greedily(stage: int, stages: int, micro_batches: int, limit: int | Non
 
 @dataclass(frozen=True)
 class PipelineJob:
-    """A job: ``orders`` by stage, ``chunks`` a stage, ``steps``."""
+    """A job: ``orders`` by stage, ``chunks`` a stage, ``steps``, ``elements`` (fp32) of a message if recorded."""
 
     orders: tuple[tuple[Op, ...], ...]
     chunks: int = 1
     steps: int = 2
+    elements: int | None = None
 
     @property
     def virtual_stages(self) -> int:
@@ -170,7 +171,7 @@ class PipelineJob:
                 "peer": row["peer"],
             }
             | group
-            | {"group_size": stages, "is_p2p": True}
+            | {"group_size": stages, "is_p2p": True, "in_nelems": self.elements, "dtype": "Float"}
             for place, row in enumerate(comms)
         ]
         tables = {

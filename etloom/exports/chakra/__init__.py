@@ -37,6 +37,7 @@ from etloom.exports.chakra.group_numbering import (
     number_world,
 )
 from etloom.exports.chakra.node_table import build_nodes
+from etloom.exports.chakra.pipeline_nodes import build_pipeline_nodes, has_message_sizes
 from etloom.exports.chakra.rank_agreement import apply_changes, find_changes, list_communications
 from etloom.exports.chakra.rank_timing import find_start_ns
 from etloom.formats.chakra.et_files import job_name, rank_path
@@ -84,6 +85,8 @@ def write_ranks(
     first = min(starts.values())
 
     def build(rank: int) -> NodeTable:
+        if is_pipeline(ranks[rank]):
+            return build_pipeline_nodes(ranks[rank])
         offset_ns = starts[rank] - first
         return build_nodes(ranks[rank], groups, delays=delays, serialize=serialize, offset_ns=offset_ns)
 
@@ -110,6 +113,11 @@ def write_ranks(
         group_file = path.with_name(f"{job_name(path)}.comm_groups.json")
         content = {str(number): members for number, members in groups.ranks.items()}
         group_file.write_text(json.dumps(content) + "\n")
+
+
+def is_pipeline(trace: Trace) -> bool:
+    """Return whether the trace is a pipeline operation trace of one rank."""
+    return "pipeline_operations" in trace.meta.get("formats", ())
 
 
 def _number_job_groups(ranks: Mapping[int, Trace]) -> GroupNumbers:
@@ -144,11 +152,11 @@ def check_exportable(trace: Trace, path: str | PathLike[str]) -> None:
             where=path,
             remedy="copy the file, or compress it with gzip",
         )
-    if "pipeline_operations" in trace.meta.get("formats", ()):
+    if is_pipeline(trace) and not has_message_sizes(trace):
         raise EtloomError(
-            "a pipeline operation trace has no sizes of messages, which a simulation of a Chakra trace needs",
+            "the sizes of messages, which a simulation of a Chakra trace needs, are not in a pipeline operation trace",
             where=path,
-            remedy="write .parquet, or predict other changes than those of the pipeline",
+            remedy="write .parquet, or predict from linked traces",
         )
     if not trace.events.height:
         raise EtloomError(
@@ -164,7 +172,8 @@ def encode_trace(trace: Trace, groups: GroupNumbers) -> bytes:
     Raises:
         EtloomError: The trace has neither timed operators nor GPU work.
     """
-    return encode_nodes(trace, build_nodes(trace, groups, delays=True))
+    nodes = build_pipeline_nodes(trace) if is_pipeline(trace) else build_nodes(trace, groups, delays=True)
+    return encode_nodes(trace, nodes)
 
 
 def encode_nodes(trace: Trace, nodes: NodeTable) -> bytes:

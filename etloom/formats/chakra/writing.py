@@ -34,6 +34,16 @@ _ATTRIBUTES = {
     "group": _STRING, "replayed": _BOOL,
 }  # fmt: skip
 """Attributes of nodes and the fields of their values: first those of Chakra's feeder and converter, then etloom's."""
+NODE_SCHEMA: dict[str, type[pl.DataType]] = {
+    **dict.fromkeys(("id", "type", "ctrl", "start_time_micros", "duration_micros"), pl.Int64),
+    **dict.fromkeys(("name", "values_in", "shapes_in", "types_in"), pl.String),
+    **dict.fromkeys(("values_out", "shapes_out", "types_out"), pl.String),
+    **{
+        name: {_BOOL: pl.Boolean, _STRING: pl.String}.get(kind, pl.Int64)
+        for name, kind in _ATTRIBUTES.items()
+    },
+}
+"""Columns of `NodeTable.table`."""
 
 
 @dataclass(frozen=True, eq=False)

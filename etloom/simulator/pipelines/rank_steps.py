@@ -31,11 +31,12 @@ class Activity(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """An end of a message on a rank: its direction, the time of the call or kernel, ns."""
+    """An end of a message on a rank: its direction, the time of the call or kernel, ns; bytes if they were recorded."""
 
     start: int
     end: int
     direction: str
+    size: int | None = None
 
 
 @dataclass
@@ -138,15 +139,20 @@ def _split_messages(rows: pl.DataFrame, rank: int, ranks: list[int]) -> tuple[li
     sends: list[Transfer] = []
     receives: list[Transfer] = []
     paired = rows.filter(pl.col("source").is_not_null() & pl.col("destination").is_not_null())
-    for source, destination, start, end in paired.select("source", "destination", "start", "end").iter_rows():
+    ends = paired.select("source", "destination", "start", "end", "bytes")
+    for source, destination, start, end, size in ends.iter_rows():
         if source not in ranks or destination not in ranks:
             continue
         # Towards the next stage is forward; the last stage sends to the first if a stage has several chunks.
         distance = ranks.index(destination) - ranks.index(source)
         wraps = len(ranks) > 2 and abs(distance) == len(ranks) - 1
         direction = FORWARD if (distance > 0) != wraps else BACKWARD
-        (sends if source == rank else receives).append(Transfer(start, end, direction))
-    return sorted(sends), sorted(receives)
+        (sends if source == rank else receives).append(Transfer(start, end, direction, size))
+    return sorted(sends, key=_by_time), sorted(receives, key=_by_time)
+
+
+def _by_time(message: Transfer) -> tuple[int, int, str]:
+    return message[:3]
 
 
 def _list_work(trace: Trace, messages: pl.DataFrame) -> pl.DataFrame:

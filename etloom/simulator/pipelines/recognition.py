@@ -233,6 +233,7 @@ def _place_messages(
             ].end
             lag = receive.start - free if receive.start >= free else None
             begin = max(send.start, receive.start, previous)
-            messages[key] = Message(send.start - origin, lag, max(receive.end - begin, 0.0))
+            size = receive.size if send.size is None else send.size
+            messages[key] = Message(send.start - origin, lag, max(receive.end - begin, 0.0), size)
             spans[key] = spans[key]._replace(sent=begin, arrived=receive.end)
             previous = receive.end

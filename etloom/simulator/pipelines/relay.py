@@ -18,7 +18,7 @@ from etloom.core.trace import Job
 from etloom.formats.pipeline_operations import build_job
 from etloom.simulator.durations import TABLE_SCHEMA, Z_90
 from etloom.simulator.pipelines.recognition import RecordedPipelines, recognize_pipelines
-from etloom.simulator.pipelines.schedules import FORWARD, Schedule
+from etloom.simulator.pipelines.schedules import FORWARD, Operation, Schedule
 from etloom.simulator.pipelines.stretching import stretch
 from etloom.simulator.pipelines.timing import Pipelines, Timeline, compute_timeline
 
@@ -72,30 +72,35 @@ class RelaidPipeline:
         }
 
         def row(
-            rank: int, step: int, optype: str, start: float, end: float, place: tuple[int | None, int | None]
+            rank: int, step: int, optype: str, start: float, end: float, operation: Operation | None
         ) -> dict[str, Any]:
             number = next(counts.setdefault((rank, step, optype), itertools.count()))
-            times = {"ts": round(start), "dur": max(round(end) - round(start), 0)}
-            labels = {"step": step, "optype": optype, "seq_id": number, "mb_id": place[0], "mc": place[1]}
-            return {**places[rank], **labels, **times}
+            labels: dict[str, Any] = {"step": step, "optype": optype, "seq_id": number, "bytes": None}
+            labels |= {"ts": round(start), "dur": max(round(end) - round(start), 0)}
+            labels["mb_id"] = None if operation is None else operation.micro_batch
+            labels["mc"] = None if operation is None else operation.virtual_stage // stages
+            return places[rank] | labels
 
         stages = self.schedule.stages
         last: dict[tuple[int, int], float] = {}
         for (rank, step, operation), span in sorted(
             self.timeline.spans.items(), key=lambda item: item[1].start
         ):
-            place = (operation.micro_batch, operation.virtual_stage // stages)
-            yield row(rank, step, f"{operation.direction}-compute", span.start, span.end, place)
+            yield row(rank, step, f"{operation.direction}-compute", span.start, span.end, operation)
             last[rank, step] = span.end
             if span.sent is None or span.arrived is None:
                 continue
             column = places[rank]["dp_rank"]
             towards = -1 if operation.direction == FORWARD else 1
-            source = self.pipelines.ranks[column][(operation.virtual_stage + towards) % stages]
-            yield row(source, step, f"{operation.direction}-send", span.sent, span.arrived, (None, None))
-            yield row(rank, step, f"{operation.direction}-recv", span.sent, span.arrived, (None, None))
+            origin = operation._replace(virtual_stage=operation.virtual_stage + towards)
+            source = self.pipelines.ranks[column][origin.virtual_stage % stages]
+            message = self.pipelines.work[rank, step, operation].message
+            size = {"bytes": None if message is None else message.size}
+            direction, times = operation.direction, (span.sent, span.arrived)
+            yield row(source, step, f"{direction}-send", *times, origin) | size
+            yield row(rank, step, f"{direction}-recv", *times, operation) | size
         for (rank, step), end in self.timeline.step_ends.items():
-            yield row(rank, step, "rest-of-step", last[rank, step], end, (None, None))
+            yield row(rank, step, "rest-of-step", last[rank, step], end, None)
 
     @cached_property
     def table(self) -> pl.DataFrame:

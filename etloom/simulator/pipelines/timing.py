@@ -17,11 +17,12 @@ from etloom.simulator.pipelines.schedules import FORWARD, Operation
 
 
 class Message(NamedTuple):
-    """The message that an operation waits for; times in ns."""
+    """The message that an operation waits for; times in ns, ``size`` in bytes if it was recorded."""
 
     send_lag_ns: float
     receive_lag_ns: float | None
     transfer_ns: float
+    size: int | None = None
 
 
 class Work(NamedTuple):
