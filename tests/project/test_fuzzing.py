@@ -118,10 +118,15 @@ def test_no_export_fails_on_an_odd_member_of_events(member: str, value: Any, tmp
 
 
 def test_a_number_beyond_the_range_of_a_narrow_column_is_null() -> None:
-    values = {"grid_x": [-5, 3], "block_x": [70_000, 70_001], "occupancy": [float("nan"), 1.0]}
+    values = {
+        "event": [0, 1],
+        "grid_x": [-5, 3],
+        "block_x": [70_000, 70_001],
+        "occupancy": [float("nan"), 1.0],
+    }
     stats: list[Stat] = []
     checked = check_table("kernels", TABLES["kernels"].conform(pl.DataFrame(values)), stats)
-    assert checked.select(values.keys()).rows() == [(None, None, None), (3, None, 1.0)]
+    assert checked.select(values.keys()).rows() == [(0, None, None, None), (1, 3, None, 1.0)]
     assert [(row.name, row.count) for row in stats] == [("read.out_of_range", count) for count in (1, 2, 1)]
 
 
