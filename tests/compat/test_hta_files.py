@@ -13,10 +13,12 @@ import pytest
 
 import etloom
 from etloom.core.errors import AnalysisError, UnknownName
-from support import small_traces
+from etloom.core.trace import Job
+from support import nccl_profiles, small_traces
 
 pytest.importorskip("pandas", reason="pandas is not installed")
 from etloom.compat.hta import TimeSeriesTypes, TraceAnalysis
+from etloom.compat.hta.frames import HtaTrace
 from support.small_traces import COUNTER_EVENTS, counter_event
 
 HTA_COLUMNS = [
@@ -145,6 +147,16 @@ RUN = [
     device("relu", 80, 1, 5),
     device("Memcpy DtoH (Device -> Pageable)", 90, 4, 6, "gpu_memcpy", bytes=8000, **BANDWIDTH),
 ]  # fmt: skip
+
+
+def test_a_run_without_times_starts_at_zero(tmp_path: Path) -> None:
+    line = json.dumps(nccl_profiles.inspector_line(0, 0))
+    (tmp_path / "host-pid1.log").write_text(line + "\n")
+    job = etloom.open(tmp_path)
+    untimed = Job(
+        {rank: trace.replace(events=trace.events.with_columns(ts=None)) for rank, trace in job.items()}
+    )
+    assert HtaTrace(untimed).min_ts == 0
 
 
 def test_a_frame_has_htas_columns_index_and_values_for_nothing(tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ class HtaTrace:
             [trace.events[name].cast(pl.String) for trace in job.values() for name in ("name", "cat")]
         )
         self.symbol_table = SymbolTable([*sorted(texts.drop_nulls().unique()), ""])
-        first = [events["ts"].min() for trace in job.values() if (events := timed_events(trace)).height]
-        self.zero: int = min(first, default=0)  # type: ignore[type-var, assignment]
+        starts = (timed_events(trace)["ts"].min() for trace in job.values())
+        self.zero = min((start for start in starts if isinstance(start, int)), default=0)
         self.min_ts = self.zero / US
         self.traces: dict[int, pd.DataFrame] = {rank: self._frame(trace) for rank, trace in job.items()}
 
