@@ -55,7 +55,9 @@ def edit_path(a: _I32, b: _I32, start: int, slack: int, most_edits: float) -> tu
 
 # Codes (codes.cpp)
 
-def looked_up(table: _U8, codes: _U32) -> _U8: ...
+def looked_up(table: _U8, codes: _U32, clip: bool = False) -> _U8:
+    """Returns the entry of each code; with ``clip`` greater codes have the last one, else they raise ValueError."""
+
 def codes_of(marked: _Bool, codes: _U32, size: int) -> _U8: ...
 def number_pairs(first: _I64, second: _I64) -> _I32: ...
 def sums_of_pairs(

@@ -13,9 +13,10 @@
 
 namespace {
 
-// What a table says of each code.
-nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> looked_up(In<uint8_t> table, In<uint32_t> codes) {
+// What a table says of each code; with clip its last entry is that of all greater codes.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> looked_up(In<uint8_t> table, In<uint32_t> codes, bool clip) {
     const size_t n = codes.shape(0), size = table.shape(0);
+    if (clip && n && !size) throw nb::value_error("there is no such code");
     constexpr size_t BLOCK = 4096;  // looked through twice while it is near
     Paged<uint8_t> found(n);
     bool there = true;
@@ -23,6 +24,11 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> looked_up(In<uint8_t> table, In<uin
         nb::gil_scoped_release release;
         for (size_t low = 0; low < n && there; low += BLOCK) {
             const size_t high = std::min(n, low + BLOCK);
+            if (clip) {
+                const auto last = static_cast<uint32_t>(std::min<size_t>(size - 1, ~uint32_t{0}));
+                for (size_t row = low; row < high; ++row) found[row] = table(std::min(codes(row), last));
+                continue;
+            }
             uint32_t most = 0;
             for (size_t row = low; row < high; ++row) most = std::max(most, codes(row));
             there = most < size;
@@ -162,7 +168,8 @@ nb::tuple sums_of_pairs(In<bool> chosen, In<int32_t> row, In<int64_t> value, In<
 }  // namespace
 
 void bind_codes(nb::module_& module) {
-    module.def("looked_up", &looked_up, nb::arg("table"), nb::arg("codes"), "What a table says of each code.");
+    module.def("looked_up", &looked_up, nb::arg("table"), nb::arg("codes"), nb::arg("clip") = false,
+               "What a table says of each code; with clip its last entry is that of all greater codes.");
     module.def("codes_of", &codes_of, nb::arg("marked"), nb::arg("codes"), nb::arg("size"),
                "Of each code below a size whether a marked row holds it.");
     module.def("number_pairs", &number_pairs, nb::arg("first"), nb::arg("second"),

@@ -92,6 +92,42 @@ def rows_of_ids(
     return rows
 
 
+def find_unique(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the position of the only key equal to each wanted number, and the number of keys that repeat another.
+
+    Args:
+        keys: Positive integers.
+        wanted: Integers to look up; the position is -1 for those that no key or several keys are equal to.
+    """
+    size = int(keys.max(initial=0)) + 1
+    positions = np.arange(keys.size)
+    if size > 64 * keys.size + 4096:  # sparse keys: a lookup table would be as large as the greatest
+        distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
+        at = np.minimum(np.searchsorted(distinct, wanted), max(distinct.size - 1, 0))
+        is_unique = (distinct[at] == wanted) & (counts[at] == 1)
+        return np.where(is_unique, first[at], -1), keys.size - distinct.size
+    position_by_key = np.full(size + 1, -1, np.int64)  # the last entry is for greater numbers
+    position_by_key[keys] = positions
+    repeated = np.flatnonzero(position_by_key[keys] != positions)
+    position_by_key[keys[repeated]] = -1
+    return position_by_key[np.clip(wanted, 0, size)], repeated.size
+
+
+def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:
+    """Return the rows sorted by a key, rows of one key by further keys, else in order.
+
+    It is as `np.lexsort` (with the first key first), but takes the further keys of ties only.
+    """
+    order = np.argsort(keys, kind="stable")
+    values = keys[order]
+    same = values[1:] == values[:-1]
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        rows = order[tied]
+        order[tied] = rows[np.lexsort([*(key[rows] for key in reversed(tie_breakers)), keys[rows]])]
+    return order
+
+
 _Table = TypeVar("_Table", pl.Series, pl.DataFrame)
 
 

@@ -6,14 +6,14 @@ functions. GPU activity, instants, ranges without an end and records that end on
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from etloom._native import nearest, stack_tracks
+from etloom._native import nearest, number_pairs, stack_tracks
 from etloom.core import categories
 from etloom.core.arrays import is_in, match_text, to_array
 
@@ -26,7 +26,6 @@ _ENTRY_ORDER = np.array([1, 1, 0, 0, 2])
 """The place of each kind among events of one start and duration."""
 
 _INT64_MAX = np.iinfo(np.int64).max
-_MAX_LOOKUP_SIZE = 1 << 22
 
 RECORD_FUNCTION_CATEGORIES = categories.OPERATOR_CATEGORIES | categories.ANNOTATION_CATEGORIES
 """Categories of what PyTorch records as a RecordFunction, which is what an execution trace holds too."""
@@ -54,46 +53,12 @@ class Nesting:
     """Rows of the nested events in the order in which they were entered."""
 
 
-def track_codes(events: pl.DataFrame, columns: Collection[str] = ("pid", "tid")) -> np.ndarray:
-    """Return a number (int64) for the (pid, tid) of each event, ascending with it; equal for one thread."""
-    code: np.ndarray | None = None
-    for column in columns:
-        distinct = _sort_distinct(events[column])
-        if distinct.size > 1 or events[column].null_count():
-            ranks = _rank_values(distinct, events[column])
-            if code is not None:
-                code *= distinct.size + 1
-                ranks += code
-            code = ranks
-    return np.zeros(events.height, np.int64) if code is None else code
-
-
-def _sort_distinct(column: pl.Series) -> np.ndarray:
-    """Return the distinct values of a column of integers without null, ascending."""
-    if not column.null_count() and len(column):
-        values = column.to_numpy()
-        low, high = int(values.min()), int(values.max())
-        if high - low <= 16 * len(column):  # else sorting takes less time
-            present = np.zeros(high - low + 1, np.bool_)
-            present[values - low] = True
-            return np.flatnonzero(present) + low
-    distinct: np.ndarray = np.sort(column.unique().drop_nulls().to_numpy())
-    return distinct
-
-
-def _rank_values(distinct: np.ndarray, column: pl.Series) -> np.ndarray:
-    """Return the position of each value among the ascending distinct values; null comes last."""
-    low, high = (int(distinct[0]), int(distinct[-1])) if distinct.size else (0, 0)
-    ranks: np.ndarray
-    if high - low > _MAX_LOOKUP_SIZE or high == _INT64_MAX:
-        ranks = np.searchsorted(distinct, to_array(column, _INT64_MAX))
-        return ranks
-    # Process and thread ids are so close to each other that a lookup table is faster than a search.
-    table = np.zeros(high - low + 2, np.int64)
-    table[distinct - low] = np.arange(distinct.size)
-    table[-1] = distinct.size
-    ranks = table[to_array(column, high + 1) - low]
-    return ranks
+def track_codes(events: pl.DataFrame, columns: Sequence[str] = ("pid", "tid")) -> np.ndarray:
+    """Return a number (int64) for the (pid, tid) of each event, ascending with it, null last; equal for one thread."""
+    code, *others = (to_array(events[column], _INT64_MAX) for column in columns)
+    for values in others:
+        code = number_pairs(code, values)
+    return code.astype(np.int64)
 
 
 def order_by_track(tracks: np.ndarray) -> np.ndarray:
@@ -270,4 +235,7 @@ def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDAr
         while opened and end[opened[-1]] <= cut:
             opened.pop()
         within[place] = opened[-1] if opened else -1
-    return within[np.searchsorted(cuts, np.asarray(ticks, dtype=np.int64), side="right")]
+    times = np.asarray(ticks, dtype=np.int64)
+    if len(times) > len(cuts) and (times[1:] >= times[:-1]).all():
+        return np.repeat(within, np.diff(np.searchsorted(times, cuts), prepend=0, append=len(times)))
+    return within[np.searchsorted(cuts, times, side="right")]

@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from etloom._native import looked_up
+
 ABSENT = np.iinfo(np.uint32).max
 """The code of null."""
 _ANCHOR = pl.Series([""], dtype=pl.Categorical)
@@ -60,7 +62,9 @@ def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
         return mask
     table = _tabulate_values(tuple(values)) if len(values) < 64 else _encode_values(values)
     codes = read_codes(column)
-    return np.take(table, codes, mode="clip") if table.dtype == np.bool_ else np.isin(codes, table)
+    if table.dtype != np.bool_:
+        return np.isin(codes, table)
+    return looked_up(table.view(np.uint8), codes, clip=True).view(np.bool_)
 
 
 @lru_cache(maxsize=512)
@@ -113,7 +117,7 @@ class _PatternMask:
             by_code[: self._by_code.size - 1] = self._by_code[:-1]
             by_code[-1] = _NO
             self._by_code = by_code  # another thread's answers may be lost, and are computed again
-        matches = np.take(by_code, codes, mode="clip")
+        matches = looked_up(by_code, codes, clip=True)
         unknown = np.flatnonzero(matches == _UNKNOWN)
         if unknown.size:
             rows, positions = find_distinct(codes[unknown])

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.trace import Trace
 
@@ -130,26 +130,30 @@ class _Submissions:
         return certain
 
     @cached_property
+    def is_activity(self) -> np.ndarray:
+        """Mask of the events that are GPU activity."""
+        return arrays.is_in(self.events["cat"], categories.DEVICE_CATEGORIES)
+
+    @cached_property
     def activities(self) -> np.ndarray:
         """The rows of GPU activity, by end."""
-        rows = np.flatnonzero(arrays.is_in(self.events["cat"], categories.DEVICE_CATEGORIES))
+        rows = np.flatnonzero(self.is_activity)
         by_end: np.ndarray = rows[np.argsort(self.ends[rows], kind="stable")]
         return by_end
 
     @cached_property
     def before(self) -> np.ndarray:
         """For each activity the row of the last to end of those that start before it on its stream."""
-        rows = self.activities
+        rows = np.flatnonzero(self.is_activity)
+        rows = rows[arrays.sort_rows(self.starts[rows], self.ends[rows])]
         keys = self.events.select("pid", "device", pl.coalesce("stream", "tid").alias("stream"))[rows]
-        frame = keys.with_columns(
-            row=pl.Series(rows), start=pl.Series(self.starts[rows]), end=pl.Series(self.ends[rows])
-        ).sort("pid", "device", "stream", "start", "end", "row")
-        streams = ["pid", "device", "stream"]
-        frame = frame.with_columns(
-            last=pl.when(pl.col("end") == pl.col("end").cum_max().over(streams)).then("row")
-        ).with_columns(before=pl.col("last").forward_fill().shift(1).over(streams).fill_null(-1))
         before = np.full(self.events.height + 1, -1, np.int64)
-        before[frame["row"].to_numpy()] = frame["before"].to_numpy()
+        for part in nesting.group_by_track(nesting.track_codes(keys, ("pid", "device", "stream"))):
+            stream_rows = rows[part]
+            ends = self.ends[stream_rows]
+            is_last = ends == np.maximum.accumulate(ends)
+            last = np.maximum.accumulate(np.where(is_last, np.arange(part.size), 0))
+            before[stream_rows[1:]] = stream_rows[last[:-1]]
         preceding: np.ndarray = before[self.work]
         return preceding
 

@@ -9,6 +9,7 @@ inside a described operator is GPU activity of that communication, whatever its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -54,8 +55,7 @@ def join_launches(trace: Trace) -> Trace:
     )
     missing = work[(call < 0) & (around < 0)]
     alone = call[(call >= 0) & (around < 0)]
-    calls, works = np.unique(call[call >= 0], return_counts=True)
-    graphs = calls[works > 1]
+    graphs = np.flatnonzero(np.bincount(call[call >= 0]) > 1)
     idle = find_launches_without_work(events, call)
     numbers = arrays.to_array(events["correlation"], 0)
     _, highest = _number_ranges(numbers, process, work)
@@ -108,59 +108,69 @@ def find_calls(
         process: The process number of each event, if `encode_processes` has been called.
     """
     process = encode_processes(events, rows) if process is None else process
-    ids = events.select(
-        *(pl.when(pl.col(name) > 0).then(name).alias(name) for name in ("correlation", "external_id")),
-        "ts",
-        process=pl.Series(process),
-        row=pl.int_range(pl.len()),
-    )
-    hosts = ids.filter(pl.Series(arrays.is_in(events["cat"], categories.HOST_CATEGORIES)))
-    calls = ids.filter(pl.Series(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)))
-    wanted = ids[rows].with_columns(at=pl.int_range(pl.len()))
-    call_rows = np.full(len(rows), -1, np.int64)
+    numbers, external = (arrays.to_array(events[name], 0) for name in ("correlation", "external_id"))
+    hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.HOST_CATEGORIES) & (numbers > 0))
+    call, repeated = _find_only_calls(process, numbers, hosts, rows)
+    if repeated:
+        ids = {"process": process, "correlation": numbers, "external_id": external}
+        table = pl.DataFrame({**ids, "row": np.arange(events.height)}).with_columns(events["ts"])
+        wanted = table[rows].drop("row").with_columns(at=pl.int_range(pl.len()))
+        ambiguous = wanted.filter(pl.Series(call < 0), pl.col("correlation") > 0)
+        for pairs in _join_repeated(ambiguous, table[hosts]):
+            call[pairs["at"].to_numpy()] = pairs["row"].to_numpy()
+    unnumbered = np.flatnonzero((call < 0) & (external[rows] > 0))
+    if unnumbered.size:
+        calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (external > 0))
+        other, _ = _find_only_calls(process, external, calls, rows[unnumbered])
+        accepted = (other >= 0) & ((numbers[rows[unnumbered]] <= 0) | (numbers[other] <= 0))
+        call[unnumbered[accepted]] = other[accepted]
+    return call, repeated
 
-    def assign(pairs: pl.DataFrame) -> None:
-        call_rows[pairs["at"].to_numpy()] = pairs["row_right"].to_numpy()
 
-    within = ["process"] if process.any() else []  # a join on fewer keys takes less time
-    by_correlation = hosts.drop_nulls("correlation")
-    keys = [*within, "correlation"]
-    once = by_correlation.unique(keys, keep="none")
-    assign(wanted.drop_nulls(keys).join(once, on=keys, how="inner"))
+def _find_only_calls(
+    process: np.ndarray, ids: np.ndarray, calls: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """Return for these rows the only call of their process with their id (or -1), and how many calls repeat an id.
+
+    Args:
+        process: The process number of each event.
+        ids: An id of each event, positive for the calls.
+        calls: Rows of calls.
+        rows: Rows of device events.
+    """
+    matches = np.full(rows.size, -1, np.int64)
     repeated = 0
-    if once.height < by_correlation.height:
-        repeated = by_correlation.height - by_correlation.select(keys).n_unique()
-        assign(_join_by_time(wanted, by_correlation))
-        assign(_join_on(wanted, by_correlation, *within, "correlation", "external_id"))
-    unnumbered = wanted.filter(pl.Series(call_rows < 0))
-    if unnumbered["external_id"].count():
-        pairs = _join_on(unnumbered, calls, *within, "external_id")
-        assign(pairs.filter(pl.any_horizontal(pl.col("correlation", "correlation_right").is_null())))
-    return call_rows, repeated
+    for of_calls, of_rows in _group_by_process(process[calls], process[rows]):
+        at, count = arrays.find_unique(ids[calls[of_calls]], ids[rows[of_rows]])
+        matches[of_rows] = np.append(calls[of_calls], -1)[at]
+        repeated += count
+    return matches, repeated
 
 
-def _join_on(wanted: pl.DataFrame, calls: pl.DataFrame, *keys: str) -> pl.DataFrame:
-    """Return the rows of ``wanted`` with the only call that has their ids, as ``row_right``."""
-    once = calls.drop_nulls(keys).unique(keys, keep="none")
-    return wanted.drop_nulls(keys).join(once, on=keys, how="inner")
+def _group_by_process(
+    calls: np.ndarray, rows: np.ndarray
+) -> list[tuple[np.ndarray | slice, np.ndarray | slice]]:
+    """Return the positions of the calls and of the rows of each process."""
+    if not calls.any() and not rows.any():
+        return [(slice(None), slice(None))]
+    return [(np.flatnonzero(calls == number), np.flatnonzero(rows == number)) for number in np.unique(calls)]
 
 
-def _join_by_time(wanted: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``wanted`` with a call of their correlation: the last before each, else the first after it."""
-    pairs = [
-        wanted.drop_nulls("correlation")
-        .sort("ts")
-        .join_asof(
-            calls.sort("ts").with_columns(row_right="row").drop("row"),
-            on="ts",
-            by=["process", "correlation"],
-            strategy=strategy,
-            check_sortedness=False,
+def _join_repeated(wanted: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield pairs (at, row) of device events and calls of one correlation; later pairs prevail.
+
+    By time these are the first call after the device event, then the last one before it; last the only call with its
+    External id.
+    """
+    keys = ["process", "correlation", "external_id"]
+    for strategy in _SEARCH_ORDER:
+        yield (
+            wanted.sort("ts")
+            .join_asof(calls.sort("ts"), on="ts", by=keys[:2], strategy=strategy, check_sortedness=False)
+            .drop_nulls("row")
         )
-        .drop_nulls("row_right")
-        for strategy in _SEARCH_ORDER
-    ]
-    return pl.concat(pairs)
+    named = calls.filter(pl.col("external_id") > 0).unique(keys, keep="none")
+    yield wanted.join(named, on=keys, how="inner")
 
 
 def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
@@ -217,8 +227,11 @@ def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> 
     """Return the lowest and the highest correlation of the rows in each group; without rows, an unlimited range."""
     size = int(group.max(initial=0)) + 1
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
-    np.minimum.at(lowest, group[rows], numbers[rows])
-    np.maximum.at(highest, group[rows], numbers[rows])
+    if size == 1:
+        lowest[0], highest[0] = numbers[rows].min(initial=lowest[0]), numbers[rows].max(initial=-1)
+    else:
+        np.minimum.at(lowest, group[rows], numbers[rows])
+        np.maximum.at(highest, group[rows], numbers[rows])
     none = highest < 0
     lowest[none], highest[none] = 0, np.iinfo(np.int64).max
     return lowest, highest
@@ -226,14 +239,13 @@ def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> 
 
 def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:
     """Return rows of calls without recorded GPU activity, of the call names that launch elsewhere in the trace."""
-    used = np.unique(call[call >= 0])
-    numbered = (events["correlation"] > 0).fill_null(False).to_numpy()
-    unused = numbered & arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
+    used = call[call >= 0]
+    unused = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
+    unused &= arrays.to_array(events["correlation"], 0) > 0
     unused[used] = False
     idle = np.flatnonzero(unused)
-    names = events["name"]
-    launching = names[idle].is_in(names[used].unique().implode()).fill_null(False)
-    rows: np.ndarray = idle[launching.to_numpy()]
+    launching = events["name"][used].unique().drop_nulls()
+    rows: np.ndarray = idle[arrays.is_in(events["name"][idle], launching.to_list())]
     return rows
 
 
@@ -307,7 +319,9 @@ def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.n
     )
     number = pl.col("name").cast(pl.String).str.extract(NUMBERED_STEP_PATTERN).cast(pl.Int64, strict=False)
     steps = (
-        events[annotations].select("device", "ts", end=pl.col("ts") + pl.col("dur"), step=number).drop_nulls()
+        events.select("device", "name", "ts", "dur")[annotations]
+        .select("device", "ts", end=pl.col("ts") + pl.col("dur"), step=number)
+        .drop_nulls()
     )
     for (device,), marks in steps.group_by("device"):
         rows = np.flatnonzero((events["device"] == device).fill_null(False).to_numpy() & ~has_step)
@@ -321,10 +335,9 @@ def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarr
     """Return for annotations on the device the row of the host's annotation, by External id and name, or -1."""
     hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES))
     keys = ["external_id", "name"]
-    host = (
-        events[hosts].select(*keys, pl.Series("cause", hosts)).unique(keys, keep="first", maintain_order=True)
-    )
-    joined = events[ranges].select(keys).join(host, on=keys, how="left", maintain_order="left")
+    host = events.select(keys)[hosts].with_columns(pl.Series("cause", hosts))
+    host = host.unique(keys, keep="first", maintain_order=True)
+    joined = events.select(keys)[ranges].join(host, on=keys, how="left", maintain_order="left")
     return joined["cause"].fill_null(-1).to_numpy()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
@@ -86,7 +86,7 @@ def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
     ):  # the first that matches counts
         kinds[arrays.match_text(names, pattern)] = number
     is_sync = kinds >= 0
-    calls: pl.DataFrame = events[runtime[is_sync]].select("id", *_THREAD, "ts", "dur")
+    calls: pl.DataFrame = events.select("id", *_THREAD, "ts", "dur")[runtime[is_sync]]
     return calls.select(
         pl.col("id").alias("call"),
         pl.Series("kind", list(_CALL_PATTERNS), pl.String)[kinds[is_sync]],
@@ -125,8 +125,8 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
         ),
         work,
     )
-    calls = events.filter(pl.col("correlation") > 0).filter(
-        pl.col("cat").is_in(list(categories.RUNTIME_CATEGORIES))
+    calls = events.select("correlation", "ts").filter(
+        pl.Series(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)), pl.col("correlation") > 0
     )
     event_syncs = (
         syncs.filter(pl.col("kind").is_in(["Event Sync", "Stream Wait Event"]))
@@ -232,16 +232,13 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
     not wait for it.
     """
     events = trace.events
-    runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
-    records = events[runtime].select("name", *_THREAD, noted="ts")
-    records = records.filter(_match_name(records, _RECORD_PATTERN)).drop("name")
-    launched = (
-        trace.launches.drop_nulls("launch")
-        .select("launch", pl.col("device_event").alias("event"))
-        .join(events.select(pl.col("id").alias("launch"), *_THREAD, pl.col("ts").alias("then")), on="launch")
-        .join(work.select(pl.col("on").alias("event"), "device", "stream", "ts"), on="event")
-        .sort("then", "ts")
-    )
+    runtime = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
+    record_calls = np.flatnonzero(arrays.match_text(events["name"], _RECORD_PATTERN, runtime))
+    records = events.select("pid", "tid", noted="ts")[record_calls].with_columns(*_THREAD)
+    launch = rows_of_ids(events, work["launch"])
+    launched = work.select(pl.col("on").alias("event"), "device", "stream", "ts", then="launched")
+    threads = events.select("pid", "tid")[launch[launch >= 0]].with_columns(*_THREAD)
+    launched = launched.filter(pl.Series(launch >= 0)).hstack(threads)
     thread = ["pid", "tid"]
     waits = (
         calls.join_asof(
@@ -252,14 +249,14 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
         )
         .drop_nulls(["noted", "event"])
     )
-    streams = pl.concat([work, waits], how="diagonal_relaxed").select(
-        pl.struct("device", "stream").rank("dense").alias("code")
-    )["code"]
-    work_streams, wait_streams = streams[: work.height].to_numpy(), streams[work.height :].to_numpy()
+    streams = nesting.track_codes(
+        pl.concat([frame.select("device", "stream") for frame in (work, waits)]), ("device", "stream")
+    )
+    work_streams, wait_streams = streams[: work.height], streams[work.height :]
     at = work["launched"].search_sorted(waits["noted"], side="right").to_numpy().astype(np.int64) - 1
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(work_streams)) + 1])
-    run = edges[np.searchsorted(edges, np.arange(len(work_streams)), side="right") - 1]
-    at = np.where((at >= 0) & (work_streams[at] == wait_streams), run[at] - 1, at)
+    edges = np.flatnonzero(np.diff(work_streams, prepend=-1))
+    run_start = edges[np.searchsorted(edges, at, side="right") - 1]
+    at = np.where((at >= 0) & (work_streams[at] == wait_streams), run_start - 1, at)
     last_work = work[np.maximum(at, 0)].select("on", "end")
     return (
         waits.with_columns(
@@ -271,8 +268,8 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
 
 
 def order_by_launch(trace: Trace) -> pl.DataFrame:
-    """Return GPU activity in order of launch: on, device, stream, ts, end, launched, known (true if its launch is
-    recorded).
+    """Return GPU activity in order of launch: on, launch, device, stream, ts, end, launched, known (true if its launch
+    is recorded).
 
     Activity whose launch is not recorded, mostly before the trace began, uses its own start as launch.
     """
@@ -286,6 +283,7 @@ def order_by_launch(trace: Trace) -> pl.DataFrame:
         launches.hstack(work)
         .select(
             "on",
+            "launch",
             pl.col("device").fill_null(0),
             pl.coalesce("stream", "tid", pl.lit(0)).alias("stream"),
             "ts",

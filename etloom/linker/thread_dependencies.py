@@ -55,11 +55,12 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
     if not backward.any():
         none = np.zeros(0, np.int64)
         return none, none, 0
-    tracks = pl.Series("track", nesting.track_codes(events))
-    rows = pl.int_range(events.height, eager=True)
-    table = events.select("seq_id", "fwd_tid", "ts", "depth").with_columns(tracks)
-    ours = table.with_columns(rows.alias("backward")).filter(backward)
-    theirs = table.drop("fwd_tid").with_columns(rows.alias("forward")).filter(numbered & ~backward)
+    rows = np.flatnonzero(numbered)
+    table = events.select("seq_id", "fwd_tid", "ts", "depth", "pid", "tid")[rows]
+    table = table.with_columns(track=pl.Series(nesting.track_codes(table)))
+    is_backward = pl.Series(backward[rows])
+    ours = table.with_columns(backward=pl.Series(rows)).filter(is_backward)
+    theirs = table.drop("fwd_tid").with_columns(forward=pl.Series(rows)).filter(~is_backward)
     threads = (
         ours.select("fwd_tid", "seq_id")
         .unique()
@@ -95,26 +96,26 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
     rows = np.flatnonzero(standing)
     starts = events["ts"].to_numpy()[rows]
     runs = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)[rows]
-    ends = starts + np.where(runs, events["dur"].fill_null(0).to_numpy()[rows], 0)
-    tracks = nesting.track_codes(events)[rows]
-    depths = events["depth"].fill_null(0).to_numpy()[rows]
+    ends = starts + np.where(runs, arrays.to_array(events["dur"], 0)[rows], 0)
+    threads = events.select("pid", "tid")[rows]
+    tracks = nesting.track_codes(threads)
+    depths = events["depth"].to_numpy()[rows]
+    pid_by_track = np.zeros(int(tracks.max(initial=-1)) + 1, np.int64)
+    pid_by_track[tracks] = arrays.to_array(threads["pid"], 0)
     pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-    pids = events["pid"].fill_null(0).to_numpy()[rows]
-    for pid in np.unique(pids):
-        process_rows = np.flatnonzero(pids == pid)
-        pauses = process_rows[
-            _starts_after_pause(tracks[process_rows], starts[process_rows], ends[process_rows], threshold_ns)
-        ]
-        ran = process_rows[runs[process_rows]]
-        by_end = ran[np.lexsort((-depths[ran], tracks[ran], -starts[ran], ends[ran]))]
-        if not by_end.size:
+    after_pause = _starts_after_pause(tracks, starts, ends, threshold_ns)
+    for pid in np.unique(pid_by_track):
+        of_process = (pid_by_track == pid)[tracks]
+        pauses, ran = np.flatnonzero(of_process & after_pause), np.flatnonzero(of_process & runs)
+        if not ran.size:
             continue
+        by_end = ran[arrays.sort_rows(ends[ran], -starts[ran], tracks[ran], -depths[ran])]
         track = tracks[by_end]
         last = np.searchsorted(ends[by_end], starts[pauses], side="right") - 1
         # The last entry of another thread: that before the run of entries of one thread.
-        edges = np.concatenate([[0], np.flatnonzero(np.diff(track)) + 1])
-        run_start = edges[np.searchsorted(edges, np.arange(len(track)), side="right") - 1]
-        last = np.where((last >= 0) & (track[last] == tracks[pauses]), run_start[last] - 1, last)
+        edges = np.flatnonzero(np.diff(track, prepend=-1))
+        run_start = edges[np.searchsorted(edges, last, side="right") - 1]
+        last = np.where((last >= 0) & (track[last] == tracks[pauses]), run_start - 1, last)
         ok = last >= 0
         pairs.append((rows[pauses[ok]], rows[by_end[last[ok]]]))
     after, before = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -128,10 +129,8 @@ def _starts_after_pause(
     """Return a mask of operators, sorted by start, that begin more than a threshold after all earlier ones of their
     track ended.
     """
-    order = np.argsort(tracks, kind="stable")
     pauses = np.zeros(len(tracks), bool)
-    for part in np.split(order, np.flatnonzero(np.diff(tracks[order])) + 1):
-        if part.size:
-            open_until = np.maximum.accumulate(ends[part])
-            pauses[part] = np.concatenate([[True], starts[part[1:]] - open_until[:-1] > threshold_ns])
+    for part in nesting.group_by_track(tracks):
+        open_until = np.maximum.accumulate(ends[part])
+        pauses[part] = np.concatenate([[True], starts[part[1:]] - open_until[:-1] > threshold_ns])
     return pauses

@@ -20,6 +20,12 @@ def test_a_table_is_looked_up(codes, table):
     assert found.tolist() == [int(table[code]) for code in codes]
 
 
+@given(CODES, st.lists(st.booleans(), min_size=1, max_size=6))
+def test_the_last_entry_is_that_of_greater_codes(codes, table):
+    found = _native.looked_up(np.array(table, np.uint8), codes, clip=True)
+    assert found.tolist() == [int(table[min(code, len(table) - 1)]) for code in codes]
+
+
 @pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
 def test_a_code_that_no_table_has_is_refused(place):
     codes = np.zeros(10_000, np.uint32)

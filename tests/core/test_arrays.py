@@ -1,0 +1,41 @@
+"""Look-ups and orders of arrays, against obvious Python and numpy."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etloom.core import arrays, nesting
+
+# Close numbers are looked up in a table, numbers far from each other in a sorted array.
+KEYS = st.one_of(st.integers(1, 12), st.sampled_from([10**6, 10**12, 2**62]))
+NUMBERS = st.one_of(KEYS, st.integers(-3, 20))
+
+
+@given(st.lists(KEYS, max_size=40), st.lists(NUMBERS, max_size=20))
+def test_only_unique_keys_are_found(keys, wanted):
+    counts = Counter(keys)
+    positions, repeated = arrays.find_unique(np.array(keys, np.int64), np.array(wanted, np.int64))
+    assert positions.tolist() == [keys.index(number) if counts[number] == 1 else -1 for number in wanted]
+    assert repeated == len(keys) - len(counts)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=40))
+def test_rows_are_sorted_by_all_keys(rows):
+    first, second, third = np.array(rows, np.int64).reshape(-1, 3).T
+    expected = np.lexsort((third, second, first))
+    assert arrays.sort_rows(first, second, third).tolist() == expected.tolist()
+
+
+WINDOWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4)
+
+
+@given(WINDOWS, st.lists(st.integers(-1, 12), min_size=12, max_size=30))
+def test_sorted_times_are_placed_as_others(windows, ticks):
+    starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+    in_order = np.sort(np.array(ticks, np.int64))
+    placed = [int(nesting.find_innermost(starts, ends, [tick])[0]) for tick in in_order]
+    assert nesting.find_innermost(starts, ends, in_order).tolist() == placed
