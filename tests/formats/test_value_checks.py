@@ -27,8 +27,15 @@ def test_facts_without_their_event_are_dropped() -> None:
     assert [stat[:3] for stat in stats] == [("read.incomplete_rows", "data_loss", 1)]
 
 
+def test_events_without_a_start_are_dropped() -> None:
+    rows = pl.DataFrame({"id": [0, 1, 2], "ts": [None, 5, 1 << 62], "dur": [3, 3, 3]})
+    stats: list[Stat] = []
+    assert check_table("events", TABLES["events"].conform(rows), stats)["id"].to_list() == [1]
+    assert ("read.incomplete_rows", "data_loss", 2) in [stat[:3] for stat in stats]
+
+
 def test_rows_without_an_id_are_dropped_before_parents_are_followed() -> None:
-    rows = pl.DataFrame({"id": [0, None, 2, 3], "name": list("abcd"), "parent": [None, 0, 3, 2]})
+    rows = pl.DataFrame({"id": [0, None, 2, 3], "ts": [0, 1, 2, 3], "parent": [None, 0, 3, 2]})
     stats: list[Stat] = []
     checked = check_table("events", TABLES["events"].conform(rows), stats)
     assert checked.select("id", "parent").rows() == [(0, None), (2, None), (3, None)]

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from etloom.core.arrays import is_in, rows_of_ids
-from etloom.core.categories import HOST_CATEGORIES
+from etloom.core.categories import HOST_CATEGORIES, NCCL_COLLECTIVE
 from etloom.core.schema import FLOAT_LIMIT, INTEGER_LIMIT, SIZE_LIMIT, TABLES, Column, Form, Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.json_text import replace_surrogates
@@ -61,6 +61,8 @@ def check_table(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFra
             changed.append(checked)
     frame = frame.with_columns(changed) if changed else frame
     frame = _drop_incomplete_rows(name, frame, stats)
+    if name == "events":
+        frame = _drop_untimed_events(frame, stats)
     if "parent" in frame.columns and (parents := _break_cycles(name, frame, stats)) is not None:
         frame = frame.with_columns(parents)
     return frame
@@ -78,6 +80,17 @@ def _drop_incomplete_rows(name: str, frame: pl.DataFrame, stats: list[Stat]) -> 
         Stat("read.incomplete_rows", "data_loss", count, f"rows of {name} without {', '.join(missing)}")
     )
     return complete
+
+
+def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Return the events that have a start; NCCL's Inspector may state a duration alone."""
+    if not events["ts"].null_count():
+        return events
+    untimed = events["ts"].is_null() & ~pl.Series(is_in(events["cat"], {NCCL_COLLECTIVE}))
+    if not (count := int(untimed.sum())):
+        return events
+    stats.append(Stat("read.incomplete_rows", "data_loss", count, "rows of events without ts"))
+    return events.filter(~untimed)
 
 
 def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Series | None:
