@@ -107,20 +107,27 @@ class Intervals:
     def covered(self, starts: ArrayLike, ends: ArrayLike) -> Ticks:
         """Return the time of the set within each window [start, end), in any order; 0 if end <= start."""
         low, high = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
-        inside: Ticks = np.maximum(self._before(high) - self._before(low), 0)
+        inside: Ticks = np.maximum(self.before(high) - self.before(low), 0)
         return inside
 
-    def _before(self, ticks: Ticks) -> Ticks:
+    def before(self, ticks: Ticks) -> Ticks:
         """Return for each tick how much of the set lies before it, ns."""
         if not self:
             return np.zeros(ticks.shape, dtype=np.int64)
         # The intervals that begin by then, less what the last of them lasts beyond it.
         until = np.concatenate(([0], np.cumsum(self.ends - self.starts)))
         ends = np.concatenate(([_LONG_AGO], self.ends))
-        begun = np.searchsorted(self.starts, ticks, side="right")
-        beyond = np.maximum(ends[begun] - ticks, 0)
-        before: Ticks = until[begun] - beyond
-        return before
+        if len(ticks) > len(self) and (ticks[1:] >= ticks[:-1]).all():
+            # Sorted ticks: those between two starts are a slice.
+            count = np.diff(np.searchsorted(ticks, self.starts), prepend=0, append=len(ticks))
+            until, ends = np.repeat(until, count), np.repeat(ends, count)
+        else:
+            begun = np.searchsorted(self.starts, ticks, side="right")
+            until, ends = until[begun], ends[begun]
+        # In place: memory that is touched for the first time takes longer than the arithmetic.
+        ends -= ticks
+        until -= np.maximum(ends, 0, out=ends)
+        return until
 
     def _at(self, ticks: Ticks, *, start: bool = False, end: bool = False) -> NDArray[np.bool_]:
         """Return a mask of the ticks strictly inside an interval, or (start, end) also at its start or end."""

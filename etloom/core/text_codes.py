@@ -120,10 +120,11 @@ class _PatternMask:
         matches = looked_up(by_code, codes, clip=True)
         unknown = np.flatnonzero(matches == _UNKNOWN)
         if unknown.size:
-            rows, positions = find_distinct(codes[unknown])
-            new = _match_rows(column, unknown[rows], self._condition)
-            by_code[codes[unknown[rows]]] = new
-            matches[unknown] = new[positions]
+            row_by_code = np.full(size, -1, np.int64)
+            row_by_code[codes[unknown]] = unknown
+            distinct = np.flatnonzero(row_by_code >= 0)
+            by_code[distinct] = _match_rows(column, row_by_code[distinct], self._condition)
+            matches = looked_up(by_code, codes, clip=True)
         return matches.view(np.bool_)
 
 

@@ -88,12 +88,11 @@ def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
     calls = list_waiting_calls(trace)
     if not len(calls):
         return 0
-    points = np.flatnonzero(graph.rank == rank)
-    degree = graph.first[points + 1] - graph.first[points]
-    target = np.repeat(points, degree)
-    work = np.arange(len(target)) + np.repeat(graph.first[points] - np.cumsum(degree) + degree, degree)
-    is_call = (graph.kind[work] == EdgeKind.SEGMENT) & np.isin(graph.owner[work], calls.to_numpy())
-    work, target = work[is_call], target[is_call]
+    work = np.flatnonzero(graph.kind == EdgeKind.SEGMENT)
+    work = work[np.isin(graph.owner[work], calls.to_numpy())]
+    target = np.searchsorted(graph.first, work, side="right") - 1
+    in_rank = graph.rank[target] == rank
+    work, target = work[in_rank], target[in_rank]
     busy = to_intervals(select_device_events(trace, "ts", "dur"))
     return int(busy.covered(graph.time[graph.source[work]], graph.time[target]).sum())
 

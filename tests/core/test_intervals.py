@@ -97,6 +97,18 @@ def test_the_innermost_window_is_that_of_a_search(pairs: list[tuple[int, int]], 
             assert (starts[row], ends[row]) == (max(around), min(shortest))
 
 
+@given(
+    st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 15)), max_size=5),
+    st.lists(st.integers(-25, 40), min_size=6, max_size=20),
+)
+def test_sorted_times_are_measured_as_others(pairs: list[tuple[int, int]], ticks: list[int]) -> None:
+    times = Intervals.of([at for at, _ in pairs], [at + took for at, took in pairs])
+    covered = {tick for at, took in pairs for tick in range(at, at + took)}
+    for order in (sorted(ticks), ticks):
+        lengths = times.before(np.array(order, np.int64)).tolist()
+        assert lengths == [sum(other < tick for other in covered) for tick in order]
+
+
 def test_touching_intervals_become_one() -> None:
     a = Intervals.of([10, 0, 5], [12, 5, 10])
     assert (a.starts.tolist(), a.ends.tolist()) == ([0], [12])

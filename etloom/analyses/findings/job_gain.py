@@ -81,10 +81,11 @@ class JobGains:
         lag = graph.lag
         for rank, tracks, lost, share in _merge_losses(findings):
             edges = self._edges[rank][tracks]
-            shorter = lost.clip(self._begin, self._end).covered(
-                graph.time[graph.source[edges]], graph.time[self._target[edges]]
-            )
-            lag[edges] -= np.minimum(np.round(share * shorter).astype(np.int64), lag[edges])
+            before = lost.clip(self._begin, self._end).before(graph.time)
+            shorter = before[self._target[edges]] - before[graph.source[edges]]
+            affected = np.flatnonzero(shorter)
+            edges, gains = edges[affected], np.round(share * shorter[affected]).astype(np.int64)
+            lag[edges] -= np.minimum(gains, lag[edges])
         return self._compare_end(lag)
 
     @cached_property
@@ -99,16 +100,19 @@ class JobGains:
 
     def _compare_end(self, lag: Int64Array) -> int:
         """Return how much earlier the job ends with these lags, ns."""
-        graph = self._graph
-        assert graph is not None
-        return int(graph.time[self._counts].max() - algorithms.compute_times(graph, lag)[self._counts].max())
+        assert self._graph is not None
+        return self._recorded_end - int(algorithms.compute_times(self._graph, lag)[self._counts].max())
 
     @cached_property
-    def _counts(self) -> NDArray[np.bool_] | slice:
-        """The points up to the end of the time that counts, as an index."""
+    def _recorded_end(self) -> int:
         assert self._graph is not None
-        counts: NDArray[np.bool_] = self._graph.time <= self._end
-        return slice(None) if counts.all() else counts
+        return int(self._graph.time[self._counts].max())
+
+    @cached_property
+    def _counts(self) -> slice:
+        """The points up to the end of the time that counts, as an index: points are in order of time."""
+        assert self._graph is not None
+        return slice(int(np.searchsorted(self._graph.time, self._end, side="right")))
 
     @cached_property
     def _target(self) -> NDArray[np.int32]:
