@@ -11,6 +11,7 @@ import polars as pl
 
 from etloom import formats, linker
 from etloom.api.arguments import Run, StrPath, as_collection, as_job, as_paths, as_run, verb
+from etloom.core.errors import EtloomError
 from etloom.core.text import parse_time_range
 from etloom.core.trace import Job, Trace
 from etloom.linker import selection
@@ -249,4 +250,9 @@ def info(run: Run) -> dict[str, Any]:
 def _read_trace(path: StrPath, rank: int | None = None) -> Trace:
     from etloom.linker.merging import select_rank
 
+    if not isinstance(path, (str, os.PathLike)):
+        raise EtloomError(
+            f"cannot link a {type(path).__name__}: expected a Trace, or the path of a file",
+            remedy="the ranks of a Job that etloom.open returns are linked: job[0]",
+        )
     return select_rank(formats.read(path), rank, path)

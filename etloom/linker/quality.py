@@ -135,7 +135,7 @@ def _count_by_category(
 ) -> list[tuple[str, str, int, int]]:
     """Return GPU activity by category, as rows of `summarize_links`; empty if all is of one category."""
     cats = launches.join(
-        events.select("id", "cat"), left_on="device_event", right_on="id", maintain_order="left"
+        events.select("id", "cat"), left_on="device_event", right_on="id", how="left", maintain_order="left"
     )["cat"]
     rows = []
     for subject, names in _CATEGORIES.items():

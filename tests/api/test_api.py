@@ -119,6 +119,8 @@ def test_link_joins_two_traces_in_either_order(run: Path) -> None:
     assert "linked" not in device.meta
     with pytest.raises(LinkError):
         etloom.link(device, device)
+    with pytest.raises(EtloomError, match="cannot link a Job"):
+        etloom.link(etloom.Job({0: one}))
 
 
 def test_analyze_answers_for_a_trace_and_for_every_rank_of_a_job(job: Job) -> None:

@@ -128,6 +128,8 @@ class _Matcher:
         self.previous = -1
         self.signatures: dict[int, bytes] = {}
         self.parent = rows_of_ids(trace.events, trace.events["parent"])
+        self.names = trace.events["name"]
+        self.tokens: dict[str, int | None] = {}
 
     def match(self, codes: Codes, launch: int, outcome: _Outcome) -> tuple[Capture, Codes] | None:
         """Return the capture of a replay and the position of the call of each kernel; None if it has none."""
@@ -272,10 +274,16 @@ class _Matcher:
 
     def _batch_of(self, launch: int) -> int | None:
         """Return the tokens of the iteration around a launch, by the names of the annotations around it."""
-        row, names = launch, self.trace.events["name"]
+        row = launch
         while row >= 0:
-            iteration = iterations.parse_iteration(names[row] or "")
-            if iteration is not None and iteration.tokens is not None:
-                return iteration.tokens
+            if (tokens := self._tokens_in(self.names[row] or "")) is not None:
+                return tokens
             row = int(self.parent[row])
         return None
+
+    def _tokens_in(self, name: str) -> int | None:
+        """Return the tokens of the iteration that a name states; most names occur in every replay."""
+        if name not in self.tokens:
+            iteration = iterations.parse_iteration(name)
+            self.tokens[name] = None if iteration is None else iteration.tokens
+        return self.tokens[name]
