@@ -138,6 +138,8 @@ def _run_all(args: argparse.Namespace, seeds: Path) -> int:
             slowest = max(slowest, time.monotonic() - begin)
         peak = max(peak, worker.peak)
         done += 1
+        if done % 500 == 0:
+            print(f"{done:,} cases, {faulty} with a fault", file=sys.stderr, flush=True)
         if faults is None:
             faults = ["the process died"]
         if faults:
