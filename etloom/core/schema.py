@@ -268,6 +268,7 @@ _TABLES = (
         Column("pid", I64, "process", default=-1),
         Column("tid", I64, "thread or stream", default=-1),
         Column("flow", I64, "id that the ends of one arrow share, within cat"),
+        Column("args", TEXT, "JSON object of the args", form="object"),
     ),
     _declare(
         "threads",

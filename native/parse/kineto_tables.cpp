@@ -90,6 +90,7 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
     flow_pid_ = flows.add<Numbers<int64_t>>("pid");
     flow_tid_ = flows.add<Numbers<int64_t>>("tid");
     flow_id_ = flows.add<Numbers<int64_t>>("flow");
+    flow_args_ = flows.add<Texts>("args", Finish::kCanonical);
 
     // Metadata events (ph M): what a process or thread is called. The reader folds them into `threads`.
     Table& metadata = tables["metadata"];
@@ -111,8 +112,6 @@ void EventTables::add(Event& event, uint64_t position) {
         troubles_[event.ph == 0 ? "no_phase" : "no_time"].add(event.name);
     } else if (event.ph == 's' || event.ph == 't' || event.ph == 'f') {
         add_flow(event, *ts);
-        event.id = {};
-        lost(event);
     } else if (event.ph == 'i' && event.name == "[memory]") {
         add_memory(event, *ts);
     } else {
@@ -159,7 +158,7 @@ void EventTables::push_rest(Texts* column, Event& event) {
     column->push_text(event.rest);
 }
 
-void EventTables::add_flow(const Event& event, int64_t ts) {
+void EventTables::add_flow(Event& event, int64_t ts) {
     flow_ph_->push_text(event.ph_text);
     flow_cat_->push_text_or_null(event.cat);
     flow_name_->push_text_or_null(event.name);
@@ -167,6 +166,9 @@ void EventTables::add_flow(const Event& event, int64_t ts) {
     push_lane(flow_pid_, event.pid);
     push_lane(flow_tid_, event.tid);
     push_flow_id(event.id);
+    event.give_back(event.present, troubles_);
+    if (!event.dur.empty()) event.keep("dur", event.dur, ".", troubles_);
+    push_rest(flow_args_, event);
 }
 
 // Ends of an arrow share an id; one that is no number becomes one that does not occur, as tracks do.

@@ -25,7 +25,7 @@ class EventTables {
     enum class Role : uint8_t { kOther, kHost };
 
     void add_event(Event& event, int64_t ts, uint64_t position);
-    void add_flow(const Event& event, int64_t ts);
+    void add_flow(Event& event, int64_t ts);
     void add_memory(Event& event, int64_t ts);
     void add_counter(const Event& event);
     void add_metadata(const Event& event);
@@ -56,7 +56,7 @@ class EventTables {
     Numbers<int64_t> *counter_ts_, *counter_pid_;
     Texts *counter_name_, *counter_series_;
     Numbers<double>* counter_value_;
-    Texts *flow_ph_, *flow_cat_, *flow_name_;
+    Texts *flow_ph_, *flow_cat_, *flow_name_, *flow_args_;
     Numbers<int64_t> *flow_ts_, *flow_pid_, *flow_tid_, *flow_id_;
     Texts *meta_kind_, *meta_args_;
     Numbers<int64_t> *meta_pid_, *meta_tid_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import etloom
 from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.trace import Trace
 
 pytest.importorskip("pandas", reason="pandas is not installed")
 import pandas as pd
@@ -169,7 +171,7 @@ def test_the_critical_path_of_an_instance(data: Path, tmp_path: Path) -> None:
     assert pieces.set_index("s_name")["duration"]["cudaMalloc"].max() == 179324
     loading = analyzer.critical_path_analysis(0, name, 1, data_load_events=["cudaMalloc"])
     assert loading is not None and loading[0].summary()["data_loading"] > 80
-    first, both = (analyzer.critical_path_analysis(0, name, which) for which in (0, (0, 1)))
+    first, both = (analyzer.critical_path_analysis(0, name, which) for which in (None, (0, 1)))
     assert first is not None and both is not None
     assert (
         both[0].path["time_ns"].sum() == first[0].path["time_ns"].sum() == 296813000
@@ -183,18 +185,25 @@ def test_the_critical_path_of_an_instance(data: Path, tmp_path: Path) -> None:
     assert critical.height == pieces["event_idx"].nunique()
     others = shown.events.filter(~pl.col("id").is_in(critical["id"].implode()) & (pl.col("ph") == "X"))
     assert set(others["cat"]) <= {"user_annotation", "python_function"}
-    arrows = shown.flows.filter(pl.col("cat") == "critical path")
-    assert arrows.height > 100 and set(arrows["ph"]) == {"s", "f"}
+    arrows = read_arrows(shown)
+    assert len(arrows) == 50 and {args["type"] for args in arrows} == {"critical_path_dependency"}
     every = analyzer.overlay_critical_path_analysis(
         0, path, tmp_path / "all", only_show_critical_events=False, show_all_edges=True
     )
     assert etloom.read(every).events.height == analyzer.full_job[0].events.height
-    edges = etloom.read(every).flows.filter(pl.col("cat") == "dependency")
-    assert {"launch", "kernel", "sync"} & set(edges["name"]) == {"launch", "sync"}
-    launches = edges.filter((pl.col("name") == "launch") & (pl.col("ph") == "s"))
-    assert launches.height == path.job[0].launches.height
+    kinds = Counter(args["type"].removeprefix("critical_path_") for args in read_arrows(etloom.read(every)))
+    assert kinds["kernel_launch_delay"] == 2 * path.job[0].launches.height
+    assert set(kinds) == {
+        "operator", "dependency", "kernel_launch_delay", "kernel_kernel_delay", "sync_dependency"
+    }  # fmt: skip
     with pytest.raises(AnalysisError):
         analyzer.overlay_critical_path_analysis(1, path, tmp_path)
+
+
+def read_arrows(trace: Trace) -> list[dict[str, Any]]:
+    """The arguments of the ends of the overlay's arrows."""
+    arrows = trace.flows.filter((pl.col("cat") == "critical_path") & (pl.col("name") == "critical_path"))
+    return [json.loads(args) for args in arrows["args"]]
 
 
 @pytest.mark.slow

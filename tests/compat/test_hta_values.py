@@ -219,6 +219,37 @@ def test_overlays_hold_the_trace_outside_the_annotation(tmp_path: Path) -> None:
     assert names[False] == names[True] | {"aten::add"}
 
 
+def test_the_arrows_of_an_overlay_are_htas(tmp_path: Path) -> None:
+    """The host waits for a kernel. Times in the overlay begin with the first event, at 100 us here."""
+    correlated = {"correlation": 1}
+    events = [
+        annotation("work", 100, 200),
+        complete_event("cuda_runtime", "cudaLaunchKernel", 110, 20, *HOST, **correlated),
+        complete_event("cuda_runtime", "cudaStreamSynchronize", 135, 125, *HOST, correlation=2),
+        complete_event("kernel", "k", 150, 100, *DEVICE, stream=7, device=0, **correlated),
+        complete_event("cuda_sync", "Stream Sync", 136, 124, *DEVICE, stream=7, correlation=2),
+        complete_event("cpu_op", "aten::other", 400, 10, *HOST),
+    ]
+    analyzer = TraceAnalysis(trace_files={0: write_trace(tmp_path / "t.json", events)})
+    graph, _ = analyzer.critical_path_analysis(0, "work", None)
+    arrows = {}
+    for all_edges in (False, True):
+        path = analyzer.overlay_critical_path_analysis(
+            0, graph, tmp_path / str(all_edges), only_show_critical_events=False, show_all_edges=all_edges
+        )
+        arrows[all_edges] = [
+            (event["ph"], event["ts"], *event["args"].values())
+            for event in json.loads(Path(path).read_text())["traceEvents"]
+            if event.get("cat") == event["name"] == "critical_path"
+        ]
+    assert ("s", 29.999, "critical_path_kernel_launch_delay", 1, 20.0) in arrows[False]
+    assert ("f", 50.0, "critical_path_kernel_launch_delay", 1, 20.0) in arrows[False]
+    assert ("f", 159.999, "critical_path_sync_dependency", 1, 10.0) in arrows[False]
+    assert all(critical for _, _, _, critical, _ in arrows[False])
+    assert set(arrows[False]) < set(arrows[True])
+    assert {critical for _, _, _, critical, _ in arrows[True]} == {0, 1}
+
+
 def test_a_saved_critical_path_is_restored(tmp_path: Path) -> None:
     from etloom.compat.hta import restore_cpgraph
 

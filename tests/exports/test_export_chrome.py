@@ -74,6 +74,24 @@ REAL = [
 ]  # fmt: skip
 
 
+def test_arguments_of_arrows_read_back_the_same(tmp_path: Path) -> None:
+    events = [
+        {"ph": ph, "cat": "c", "name": "n", "ts": ts, "pid": 10, "tid": 11, "id": 1, **rest}
+        for ph, ts, rest in (
+            ("s", 1, {"args": {"weight": 2.5, "stream": 7}}),
+            ("f", 2, {"bp": "e", "dur": 3}),
+        )
+    ]
+    events.append(small_traces.complete_event("cpu_op", "n", 0, 5, 10, 11))
+    (tmp_path / "t.json").write_text(json.dumps({**small_traces.kineto(), "traceEvents": events}))
+    trace = etloom.read(tmp_path / "t.json")
+    assert trace.flows["args"].to_list() == ['{"weight": 2.5, "stream": 7}', '{".dur": 3}']
+    assert content(read_back(trace), "flows").equals(content(trace, "flows"))
+    assert "read.unstored_args" not in trace.stats["name"]
+    start, end = (event for event in written(trace)["traceEvents"] if event["ph"] in "sf")
+    assert start["args"] == {"weight": 2.5, "stream": 7} and (end["dur"], end["bp"]) == (3, "e")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", REAL)
 def test_a_real_trace_reads_back_the_same(data: Path, file: str, tmp_path: Path) -> None:

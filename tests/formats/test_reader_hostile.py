@@ -278,7 +278,8 @@ def test_what_no_column_of_an_instant_or_arrow_holds_is_kept_or_counted(tmp_path
         '{"ph":"C","name":"a","ts":1,"id":1,"args":{"x":1}}',
     ]
     trace = read(tmp_path, f"[{','.join(rows)}]")
-    assert counts(trace)["read.unstored_args"] == 2
+    assert counts(trace)["read.unstored_args"] == 1
+    assert trace.flows["args"].to_list() == ['{"x": 1}', None]
     memory = trace.table("memory")
     assert memory["bytes"].to_list() == [5, 5, 5]
     kept = [json.loads(args) if args else None for args in memory["args"]]

@@ -284,7 +284,7 @@ class Kineto:
             **side,
             "memory": Rows("ts", "pid", "tid", "args", *_columns("memory")),
             "counters": Rows("ts", "pid", "name", "series", "value"),
-            "flows": Rows("ph", "cat", "name", "ts", "pid", "tid", "flow"),
+            "flows": Rows("ph", "cat", "name", "ts", "pid", "tid", "flow", "args"),
             "metadata": Rows("kind", "pid", "tid", "args"),
         }
         self.troubles: Counter[str] = Counter()
@@ -361,8 +361,10 @@ class Kineto:
             else:
                 names = {"cat": member["cat"] or None, "name": member["name"] or None}
                 flow = self.flow(event.get("id"))
-                self.tables["flows"].add(ph=ph, **names, ts=ts, pid=pid, tid=tid, flow=flow)
-                self.troubles["unstored_args"] += bool(left or fields or has(event, "dur"))
+                left += [(key, value) for key, (_, value) in fields.items()]
+                left += [(".dur", plain(event.get("dur")))] if has(event, "dur") else []
+                args = ("object", sorted(left, key=repr)) if left else None
+                self.tables["flows"].add(ph=ph, **names, ts=ts, pid=pid, tid=tid, flow=flow, args=args)
             return
         cat = member["cat"]
         on_host = cat in HOST_CATEGORIES or cat.endswith(("_runtime", "_driver"))

@@ -28,18 +28,20 @@ from etloom.core.errors import AnalysisError, ReadError
 from etloom.core.paths import expand_home
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
+from etloom.exports.chrome.graph_overlays import build_edge_arrows
 from etloom.linker.selection import keep_events
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _TYPE = {
-    **dict.fromkeys(("segment", "kernel", "idle"), "critical_path_operator"),
+    **dict.fromkeys(("segment", "kernel"), "critical_path_operator"),
     "launch": "critical_path_kernel_launch_delay",
     "stream": "critical_path_kernel_kernel_delay",
     **dict.fromkeys(("sync", "wait"), "critical_path_sync_dependency"),
 }
-"""Kind of a dependency -> HTA's word; any other is critical_path_dependency."""
+"""Kind of an edge -> HTA's type; any other is a dependency."""
+_DEPENDENCY = "critical_path_dependency"
 _DATA_LOADING = "data_loading"
 _PATH_FILE, _EVENTS_FILE, _FACTS_FILE = "path.parquet", "events.parquet", "facts.json"
 
@@ -71,7 +73,7 @@ class CPGraph:
             pieces.select(
                 event_idx="index",
                 duration=pl.col("time_ns") / US,
-                type=pl.col("kind_of").replace_strict(_TYPE, default="critical_path_dependency"),
+                type=_edge_type("kind_of", "cat"),
                 s_name=pl.col("name").map_elements(shorten_kernel_name, pl.String),
                 cat=pl.col("cat")
                 .cast(pl.String)
@@ -164,12 +166,12 @@ class CriticalPath(Annotations):
         instance_id: int | tuple[int, int] | None = None,
         data_load_events: Sequence[str] | None = None,
     ) -> tuple[CPGraph, bool] | None:
-        """(the path, True) of what begins in these instances of annotations whose names contain ``annotation``; all
-        of them where instance_id is None. None where there is no such instance."""
+        """(the path, True) of what begins in these instances of annotations whose names contain ``annotation``, by
+        default the first. None where there is no such instance."""
         ((_, trace),) = self._select_ranks([rank])
         marks = _instances(trace, annotation)
-        first, last = instance_id if isinstance(instance_id, tuple) else (instance_id, instance_id)
-        instances = marks if first is None or last is None else marks[first : last + 1]
+        first, last = instance_id if isinstance(instance_id, tuple) else (instance_id or 0, instance_id or 0)
+        instances = marks[first : last + 1]
         if annotation and not instances.height:
             return None
         job = Job({rank: trace})
@@ -189,23 +191,35 @@ class CriticalPath(Annotations):
     ) -> str:
         """Write output_dir/overlaid_critical_path_<name of the trace>; returns the file.
 
-        It holds the trace, the path as arrows, and an argument ``critical`` on what is on the path.
+        It holds the trace with an argument ``critical`` on what is on the path, and as arrows called critical_path the
+        path's dependencies, launches and synchronizations. Their arguments are type (that of
+        get_critical_path_breakdown), critical and weight (us).
 
         only_show_critical_events: leave out all else but annotations and Python frames. show_all_edges: draw every
-        edge of the graph too, where all events are shown.
+        edge between different events, where all events are shown.
         """
         if rank not in critical_path_graph.job:
             raise AnalysisError(f"the path is not of rank {rank}", remedy="ask for the rank it was made of")
         target = expand_home(output_dir) / overlays.overlay_path(self._source(rank), "overlaid_critical_path")
+        edges = build_edge_arrows(critical_path_graph.job[rank], overlays.FIRST_EDGE)
         overlay = overlays.add_critical_path(
             self.full_job[rank],
-            critical_path_graph.job[rank],
-            rank,
             critical_path_graph.path,
+            edges.with_columns(type=_edge_type("kind", "category")),
             only_show_critical_events,
             show_all_edges,
         )
         return str(api.export(overlay, target, "chrome"))
+
+
+def _edge_type(kind: str, category: str) -> pl.Expr:
+    """HTA's type of an edge, by columns: its kind, and the category of its event.
+
+    Time of the host outside operators and calls, be it in an annotation, is a dependency between operators.
+    """
+    between = (pl.col(kind) == "segment") & pl.col(category).is_in(sorted(categories.ANNOTATION_CATEGORIES))
+    named = pl.col(kind).cast(pl.String).replace_strict(_TYPE, default=_DEPENDENCY)
+    return pl.when(between.fill_null(False)).then(pl.lit(_DEPENDENCY)).otherwise(named)
 
 
 def _instances(trace: Trace, annotation: str) -> pl.DataFrame:

@@ -10,19 +10,20 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.compat.hta.frames import UNTIMED_CATEGORY
+from etloom.compat.hta.frames import UNTIMED_CATEGORY, US
 from etloom.core import categories, nesting
 from etloom.core.arrays import is_in, rows_of_ids
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
-from etloom.exports.chrome.graph_overlays import build_critical_path_arrows, build_edge_arrows
 from etloom.linker.selection import keep_events
 
 _EVENT_TABLES = ("arguments", "kernels", "syncs", "frames", "comms")
 _IN_ARGS = ("device", "stream", "correlation", "external_id", "rf_id", "seq_id", "fwd_tid")
 """Columns that a trace file keeps in an event's args."""
-_FIRST_EDGE = 1 << 40
+FIRST_EDGE = 1 << 40
 """First id of the arrows of edges, above the ids of a file's own arrows."""
+_ARROW = "critical_path"
+_DRAWN = ("critical_path_dependency", "critical_path_kernel_launch_delay", "critical_path_sync_dependency")
 
 
 def overlay_path(source: Path, *words: str) -> str:
@@ -66,20 +67,24 @@ def add_sequences(trace: Trace, calls: pl.DataFrame, numbers: Mapping[str, int] 
 
 
 def add_critical_path(
-    trace: Trace, part: Trace, rank: int, path: pl.DataFrame, only_critical: bool, all_edges: bool
+    trace: Trace, path: pl.DataFrame, edges: pl.DataFrame, only_critical: bool, all_edges: bool
 ) -> Trace:
-    """The trace with an argument ``critical`` on the events of a path and arrows from one to the next.
+    """The trace with an argument ``critical`` on the events of a path, and edges of its graph as arrows.
 
-    part: The analyzed part of the trace, to which the arrows belong.
-    only_critical: without other events but annotations and Python frames. all_edges: with every edge of the graph.
+    edges: As from `build_edge_arrows`, with HTA's type. Those of the path that are a dependency, a launch or a
+    synchronization are drawn.
+    only_critical: without other events but annotations and Python frames. all_edges: unless only_critical, draw all.
     """
     events = trace.events
     on_path = events["id"].is_in(path["event"].drop_nulls().cast(pl.UInt32).implode())
     arguments = pl.select(pl.when(on_path).then(pl.lit('{"critical": 1}'))).to_series()
-    ends = [trace.flows, _flows(trace, build_critical_path_arrows({rank: part}, 0)[rank])]
-    if all_edges and not only_critical:
-        ends.append(_flows(trace, build_edge_arrows(part, _FIRST_EDGE)))
-    overlay = _add_argument(trace, arguments).replace(None, flows=pl.concat(ends))
+    drawn = (
+        edges
+        if all_edges and not only_critical
+        else edges.filter("is_critical", pl.col("type").is_in(_DRAWN))
+    )
+    flows = pl.concat((trace.flows, _flows(trace, _label_edges(drawn))))
+    overlay = _add_argument(trace, arguments).replace(None, flows=flows)
     if not only_critical:
         return overlay
     is_context = (
@@ -87,6 +92,14 @@ def add_critical_path(
         | (events["ph"] != "X").to_numpy()
     )
     return keep_events(overlay, on_path.to_numpy() | is_context)
+
+
+def _label_edges(edges: pl.DataFrame) -> pl.DataFrame:
+    """Ends of arrows with HTA's name, category and arguments: type, critical (0 or 1), weight (us)."""
+    arguments = pl.struct(
+        "type", critical=pl.col("is_critical").cast(pl.Int8), weight=pl.col("time_ns") / US
+    ).struct.json_encode()
+    return edges.select("id", "ph", "ts", "flow", args=arguments, cat=pl.lit(_ARROW), name=pl.lit(_ARROW))
 
 
 def _add_argument(trace: Trace, arguments: pl.Series) -> Trace:

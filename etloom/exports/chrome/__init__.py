@@ -271,7 +271,11 @@ class _RankFormatter:
             flows = flows.filter(pl.col("cat").cast(pl.String).fill_null("") != "ac2g")
         if self.rank is not None:
             flows = flows.with_columns(flow=pl.col("flow").rank("dense").cast(pl.Int64) - 1 + self.first_flow)
-        return format_objects(_bind_to_enclosing_slice(self._join_tracks(flows)), self.base)
+        frame = _bind_to_enclosing_slice(self._join_tracks(flows))
+        args, members = split_extra_args(flows["args"])
+        return format_objects(
+            frame.with_columns(args=args, extra=pl.concat_str(members, "extra", ignore_nulls=True)), self.base
+        )
 
     def format_launch_arrows(self) -> pl.Series:
         """Format an arrow from each launch call to the GPU work it launched."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.trace import Job, Trace
 from etloom.graphs import build_graph
+from etloom.graphs.algorithms import find_longest_path
 from etloom.graphs.critical_paths import find_critical_path
 from etloom.graphs.graph import EdgeKind
 
 ARROW_NAME = "critical path"
-EDGE_CATEGORY = "dependency"
 
 
 def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[int, pl.DataFrame]:
@@ -40,7 +41,8 @@ def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[
         )
     )
     pieces = pl.concat(
-        _clip_to_slices(pieces.filter(pl.col("rank") == rank), trace.events) for rank, trace in traces.items()
+        _clip_to_slices(pieces.filter(pl.col("rank") == rank), trace.events, "start", "end")
+        for rank, trace in traces.items()
     ).sort("run")
     flow = pl.int_range(pl.len()) + first
     leave = pieces.head(-1).select("rank", "event", ts="end", flow=flow, ph=pl.lit("s"))
@@ -52,11 +54,11 @@ def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[
     }
 
 
-def _clip_to_slices(pieces: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Clip start and end to the slice of the event, because an arrow is bound to the slices at its ends."""
+def _clip_to_slices(pieces: pl.DataFrame, events: pl.DataFrame, *times: str) -> pl.DataFrame:
+    """Clip these times to the slice of the event, because an arrow is bound to the slices at its ends."""
     slices = events.select("id", low="ts", high=pl.col("ts") + (pl.col("dur").fill_null(0) - 1).clip(0))
     joined = pieces.with_columns(pl.col("event").cast(pl.UInt32)).join(slices, left_on="event", right_on="id")
-    return joined.with_columns(pl.col("start", "end").clip(pl.col("low"), pl.col("high"))).drop("low", "high")
+    return joined.with_columns(pl.col(times).clip(pl.col("low"), pl.col("high"))).drop("low", "high")
 
 
 def build_edge_arrows(trace: Trace, first: int) -> pl.DataFrame:
@@ -67,19 +69,29 @@ def build_edge_arrows(trace: Trace, first: int) -> pl.DataFrame:
         first: Number of the first arrow.
 
     Returns:
-        The ends of the arrows: name (kind of the edge), ts, flow (number of the arrow), id (of the event), ph, cat.
+        The ends of the arrows: ph, ts, flow (number of the arrow), id (of the event), and of the edge kind, category
+        (that of the event that its time belongs to), time_ns and is_critical (it is on the critical path).
     """
     graph = build_graph(Job({trace.rank or 0: trace})).graph
     source, target = graph.source, graph.target
+    is_critical = np.zeros(source.size, dtype=np.bool_)
+    is_critical[find_longest_path(graph)] = True
     joins_events = (
         (graph.event[source] >= 0) & (graph.event[target] >= 0) & (graph.event[source] != graph.event[target])
     )
-    labels = pl.Series([EdgeKind(code).label for code in graph.kind[joins_events]], dtype=pl.String)
-    flow = pl.Series(np.arange(first, first + labels.len()))
+    time = graph.time[target] - graph.time[source]
+    owner = rows_of_ids(trace.events, pl.Series(graph.owner[joins_events]))
+    edges = pl.DataFrame(
+        {
+            "kind": pl.Series([EdgeKind(code).label for code in graph.kind[joins_events]], dtype=pl.String),
+            "category": take_rows(trace.events["cat"], owner),
+            "time_ns": time[joins_events],
+            "is_critical": is_critical[joins_events],
+        }
+    ).with_columns(flow=pl.int_range(pl.len()) + first)
     ends = (("s", source[joins_events]), ("f", target[joins_events]))
-    return pl.concat(
-        pl.DataFrame(
-            {"name": labels, "ts": graph.time[points], "flow": flow, "id": graph.event[points]}
-        ).with_columns(ph=pl.lit(ph), cat=pl.lit(EDGE_CATEGORY))
+    arrows = pl.concat(
+        edges.with_columns(ph=pl.lit(ph), ts=graph.time[points], event=graph.event[points])
         for ph, points in ends
     )
+    return _clip_to_slices(arrows, trace.events, "ts").rename({"event": "id"})

@@ -49,7 +49,7 @@ _MEANING = {
     "long_text": ("info", "text of more than 1 MB, kept: "),
     "no_flow_id": ("data_loss", "flow event without id, now null"),
     "text_flow_id": ("info", f"flow id not an integer, replaced by ids from {FIRST_TEXT_ID} downwards: "),
-    "unstored_args": ("data_loss", "arguments of counter, flow or metadata events that have no column: "),
+    "unstored_args": ("data_loss", "arguments of counter or metadata events that have no column: "),
     "counter_events": ("info", "counter events, each with one or more samples: "),
     "metadata_events": ("info", "metadata events (names of processes and threads): "),
 }
