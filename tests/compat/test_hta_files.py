@@ -321,8 +321,16 @@ def test_sequences_without_a_folder_write_nothing(tmp_path: Path) -> None:
     analyzer = analyzer_of(tmp_path, RUN)
     assert len(analyzer.get_frequent_cuda_kernel_sequences("aten::linear", min_pattern_len=2)) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["kineto_trace_0.json"]
-    with pytest.raises(AnalysisError, match="no operator name"):
-        analyzer.get_frequent_cuda_kernel_sequences("nowhere")
+
+
+def test_sequences_of_an_absent_operator_are_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    analyzer = analyzer_of(tmp_path, RUN)
+    present, absent = (
+        analyzer.get_frequent_cuda_kernel_sequences(name, tmp_path / "out", min_pattern_len=2)
+        for name in ("aten::linear", "nowhere")
+    )
+    assert absent.empty and absent.columns.equals(present.columns)
+    assert "no operator name contains 'nowhere'" in caplog.text
 
 
 def test_stragglers_of_some_steps(data: Path) -> None:

@@ -166,6 +166,16 @@ def test_bad_values_are_value_errors(tmp_path: Path) -> None:
         labeled.extract_ops(rank="bad")
 
 
+def test_extracted_operators_have_the_index_of_the_frame(data: Path) -> None:
+    labeled = LabeledTrace("a", trace_dir=data / "hta_multirank")
+    step = labeled.iterations()[1]
+    single, several = labeled.extract_ops(1, step), labeled.extract_ops([0, 1], step)
+    frame = labeled.t.get_trace(1)
+    assert single.equals(frame[frame["iteration"] == step])
+    assert several.columns[:3].tolist() == ["rank", "idx", "index"]
+    assert several.loc[several["rank"] == 1, "idx"].tolist() == single.index.tolist()
+
+
 def test_names_that_notebooks_import() -> None:
     import pandas as pd
 

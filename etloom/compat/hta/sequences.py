@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from etloom.compat.hta.counters import Counters
 from etloom.compat.hta.frames import US, frame_to_pandas
 from etloom.core import categories
 from etloom.core.arrays import is_in
+from etloom.core.errors import AnalysisError
 from etloom.core.paths import expand_home
 from etloom.core.trace import Trace
 
@@ -26,6 +28,13 @@ _KERNEL_CATEGORIES = (
 )
 
 _DRAWN_ROWS = 20
+_log = logging.getLogger(__name__)
+_PATTERN_COLUMNS = {
+    "pattern": pl.String,
+    "count": pl.Int64,
+    "GPU kernel duration (us)": pl.Float64,
+    "CPU op duration (us)": pl.Float64,
+}
 
 
 class Sequences(Counters):
@@ -73,10 +82,15 @@ class Sequences(Counters):
         Writes output_dir/overlaid_<name of the trace>, unless output_dir is omitted: the trace in which the events of
         the top_k patterns have an argument ``Patterns`` ({pattern: count}), to search for. With
         compress_other_kernels all other events are named by a number, which the file's ``symbols`` lists, and have no
-        arguments.
+        arguments. As in HTA, an operator that the rank lacks is logged and gives an empty frame.
         """
         ((_, trace),) = self._select_ranks([rank])
-        calls = find_occurrences(trace, operator_name, min_pattern_len).with_columns(
+        try:
+            occurrences = find_occurrences(trace, operator_name, min_pattern_len)
+        except AnalysisError as error:
+            _log.error("%s", error)
+            return frame_to_pandas(pl.DataFrame(schema=_PATTERN_COLUMNS))
+        calls = occurrences.with_columns(
             pattern=pl.concat_list(
                 "operator", pl.col("name").list.eval(pl.element().cast(pl.String))
             ).list.join("|")
@@ -91,10 +105,10 @@ class Sequences(Counters):
             .sort("count", "pattern", descending=(True, False))
         )
         if output_dir:
-            occurrences = calls.join(table.head(top_k).select("pattern", "count"), on="pattern")
+            frequent = calls.join(table.head(top_k).select("pattern", "count"), on="pattern")
             numbers = self.t.symbol_table.sym_index if compress_other_kernels else None
             target = expand_home(output_dir) / overlays.overlay_path(self._source(rank), "overlaid")
-            api.export(overlays.add_sequences(trace, occurrences, numbers), target, "chrome")
+            api.export(overlays.add_sequences(trace, frequent, numbers), target, "chrome")
         frame = frame_to_pandas(table)
         if visualize:
             charts.show_bars(

@@ -52,10 +52,17 @@ class LabeledTrace:
     def extract_ops(
         self, rank: Numbers = None, iteration: Numbers = None, device_type: DeviceType = DeviceType.ALL
     ) -> pd.DataFrame:
-        """The events of these ranks and steps, by default of the first of each. Raises AnalysisError."""
+        """The events of these ranks and steps, by default of the first of each.
+
+        Of several ranks they have the columns ``rank`` and ``idx`` (the index in the frame of the rank) first.
+        Raises InvalidValue for a rank or step that the trace lacks.
+        """
         ranks = _select_existing("rank", rank, self.ranks(), self.label)
         steps = _select_existing("step", iteration, self.iterations(), self.label)
-        events = import_pandas().concat([self.t.get_trace(rank_id) for rank_id in ranks], ignore_index=True)
+        frames = [self.t.get_trace(rank_id) for rank_id in ranks]
+        events = frames[0]
+        if len(frames) > 1:
+            events = import_pandas().concat(frames, keys=ranks, names=["rank", "idx"]).reset_index()
         events = events[events["iteration"].isin(steps)]
         if device_type is DeviceType.CPU:
             return events[events["stream"] == -1]
