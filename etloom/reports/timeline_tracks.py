@@ -127,23 +127,27 @@ def assign_rows(events: pl.DataFrame) -> tuple[list[int], int]:
     Events are ordered by start, the longest first; each takes the first row, from its depth on, whose last event has
     ended.
     """
-    free: dict[int, list[int]] = {}
+    ends_by_track: dict[int, list[int]] = {track: [] for track in events["_track"].unique()}
     rows, sharing_last_row = [], 0
     columns = events.select(
-        "_track", "ts", pl.col("dur").fill_null(0).clip(1), pl.col("depth").fill_null(0).clip(0)
+        *("_track", "ts"),
+        end=pl.col("ts") + pl.col("dur").fill_null(0).clip(1),
+        row=pl.col("depth").fill_null(0).clip(0, MAX_ROWS - 1),
     )
-    for track, ts, dur, depth in columns.iter_rows():
-        ends = free.setdefault(track, [])
-        row = min(depth, MAX_ROWS - 1)
-        while row < len(ends) and ends[row] > ts:
+    for track, ts, end, row in zip(*(column.to_list() for column in columns), strict=True):
+        ends = ends_by_track[track]
+        count = len(ends)
+        while row < count and ends[row] > ts:
             row += 1
-        if row >= MAX_ROWS:
+        if row < count:
+            ends[row] = end
+        elif row < MAX_ROWS:
+            ends += [0] * (row - count)
+            ends.append(end)
+        else:
             row = MAX_ROWS - 1
             sharing_last_row += 1
-            ends[row] = max(ends[row], ts + dur)
-        else:
-            ends.extend([0] * (row + 1 - len(ends)))
-            ends[row] = ts + dur
+            ends[row] = max(ends[row], end)
         rows.append(row)
     return rows, sharing_last_row
 
