@@ -18,7 +18,7 @@ from _measure import PEERS, ROOT, describe_machine
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "benchmarks.md"
-SCRIPTS = ("read", "link", "chakra", "graphs", "analyses", "ranks", "collect", "replay", "gate")
+SCRIPTS = ("read", "link", "chakra", "graphs", "analyses", "ranks", "collect", "replay", "gate", "mcp")
 HEAD = """# Benchmarks
 
 `make bench` writes this page. Compare ratios, not seconds: all programs of a table ran in turn on one machine, and the

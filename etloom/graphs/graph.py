@@ -149,6 +149,14 @@ class Graph:
         return np.where(rank >= 0, rank, self.rank[self.source])
 
     @cached_property
+    def edges_of_ranks(self) -> tuple[Int32Array, list[Int64Array]]:
+        """The ranks that have edges, ascending, and the indices of the edges of each. Computed on first access."""
+        ranks = self.edge_ranks
+        order = np.argsort(ranks, kind="stable")
+        unique, first = np.unique(ranks[order], return_index=True)
+        return unique, np.split(order, first[1:])
+
+    @cached_property
     def unexplained(self) -> Int64Array:
         """Per edge, int64 ns: recorded time beyond the minimum latencies of all edges into the same target if this
         edge is one of those that bind it, else 0. Computed on first access."""

@@ -51,9 +51,11 @@ def mask_events(trace: Trace, kind: str) -> Mask:
 
 def edges_by_rank(graph: Graph, job: Job) -> Iterator[tuple[int, Int64Array]]:
     """Yield (rank, indices of its edges) for each rank of the job."""
-    ranks = graph.edge_ranks
+    ranks, edges = graph.edges_of_ranks
     for rank in job:
-        yield rank, np.flatnonzero(ranks == rank)
+        position = np.searchsorted(ranks, rank)
+        has_edges = position < len(ranks) and ranks[position] == rank
+        yield rank, edges[position] if has_edges else np.zeros(0, np.int64)
 
 
 def owner_rows(graph: Graph, events: pl.DataFrame, edges: Int64Array) -> NDArray[np.int32]:

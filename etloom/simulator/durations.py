@@ -54,8 +54,8 @@ class Durations:
             steps.append(on_rank.filter(pl.col("rank") < MAX_RANKS_WITH_STEPS).join(ids, on="event"))
             begins = on_rank.filter(pl.col("role") == PointRole.START)
             starts.append(begins.join(_step_annotations(scenario.recorded[recorded]), on="event"))
-        self._by_step = _Spans(pl.concat(steps), "rank", "step")
-        self._by_rank = _Spans(points.filter(pl.col("rank") >= 0), "rank")
+        self._by_step = PointSpans(pl.concat(steps), "rank", "step")
+        self._by_rank = PointSpans(points.filter(pl.col("rank") >= 0), "rank")
         self._starts = pl.concat(starts).sort("rank", "step").select("rank", "step", "point")
         rows = [("job", None, None)]
         if self._periods(graph.time).size:
@@ -83,7 +83,7 @@ class Durations:
         return np.asarray(np.diff(starts)[np.diff(ranks) == 0])
 
 
-class _Spans:
+class PointSpans:
     """The time from the first to the last point of each group of points."""
 
     def __init__(self, points: pl.DataFrame, *by: str) -> None:

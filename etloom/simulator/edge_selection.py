@@ -31,6 +31,7 @@ class EdgeSelector:
         self.graph = graph
         self.job = job
         self._participations_by_rank: dict[int, pl.DataFrame] = {}
+        self._targets: dict[str, Mask] = {}
         self.rank: np.ndarray = graph.edge_ranks
         self.target: np.ndarray = graph.target
 
@@ -69,6 +70,12 @@ class EdgeSelector:
         )
 
     def _select_target(self, target: str) -> Mask:
+        """Return a new mask of the edges of a target."""
+        if target not in self._targets:
+            self._targets[target] = self._find_target(target)
+        return self._targets[target].copy()
+
+    def _find_target(self, target: str) -> Mask:
         kind = self.graph.kind
         if target in DELAY_KINDS:
             mask = kind == DELAY_KINDS[target]
@@ -77,7 +84,7 @@ class EdgeSelector:
             owner_kind = "computation" if target == "kernel" else "memory"
             mask = mask_owned_edges(self.graph, self.job, owner_kind, is_activity)
         elif target == "comm":
-            mask = self.communication.copy()
+            mask = self.communication
         elif target == "python":
             is_segment = kind == EdgeKind.SEGMENT
             mask = (kind == EdgeKind.IDLE) | mask_owned_edges(self.graph, self.job, "python", is_segment)

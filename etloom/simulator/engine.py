@@ -18,18 +18,15 @@ import polars as pl
 
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
-from etloom.graphs import DependencyGraph, algorithms, build_graph, check_timed
+from etloom.graphs import DependencyGraph, algorithms
 from etloom.graphs.algorithms import REMOVED_LAG
-from etloom.graphs.graph import EdgeKind, Int64Array
+from etloom.graphs.graph import Int64Array
 from etloom.graphs.peers import PeerTimes, compute_peer_times
 from etloom.simulator.changes import AnyChange, Change, LikePeers, Network, NoStraggler, RemoveSync
-from etloom.simulator.edge_selection import EdgeSelector, no_communication_error
-from etloom.simulator.network import apply_network, resolve_change, try_fit
-from etloom.simulator.recording import describe_recording, recorded_starts
+from etloom.simulator.edge_selection import no_communication_error
+from etloom.simulator.network import apply_network, resolve_change
+from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
 from etloom.simulator.retiming import retime_job
-
-QUANTILE = 0.95
-"""Quantile of the unexplained delays of a kind up to which a delay may disappear with its cause."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,15 +36,16 @@ class Simulated:
     ``job``: the job at its upper bound, which every verb takes. ``table``: the figures. ``reasons``: what the
     prediction depends on.
 
-    ``recorded_job`` and ``graph``: the input. ``changes``: as applied. ``upper_bound`` and ``lower_bound``: times of
-    all points if unexplained delays stay, and if they disappear with their cause as far as is usual for their kind.
+    ``recorded_job`` and ``graph``: the input; ``recording``: what all questions share. ``changes``: as applied.
+    ``upper_bound`` and ``lower_bound``: times of all points if unexplained delays stay, and if they disappear with
+    their cause as far as is usual for their kind.
     ``residual_delay_ns``: unexplained delay on changed edges that stays even in the lower bound.
     ``removed_delay_ns``: unexplained delay of removed edges. ``lag``: per edge, of the upper bound.
     ``network_notes``: sentences on the network model, if a change is of the network.
     ``peers``: of each change that makes ranks work like their peers, what it changed.
     """
 
-    graph: DependencyGraph
+    recording: RecordedRun
     recorded_job: Job
     changes: tuple[AnyChange, ...]
     upper_bound: Int64Array
@@ -57,6 +55,11 @@ class Simulated:
     lag: Int64Array
     network_notes: tuple[str, ...] = ()
     peers: tuple[PeerTimes, ...] = ()
+
+    @property
+    def graph(self) -> DependencyGraph:
+        """The dependency graph of the recorded job."""
+        return self.recording.graph
 
     @property
     def recorded(self) -> Int64Array:
@@ -120,18 +123,18 @@ def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | No
         AnalysisError: the job has no timed event.
         EtloomError: a change matches nothing, or its times exceed 64 bits.
     """
-    graph = graph or build_graph(job)
-    check_timed(graph, job)
-    schedule = _Schedule(graph, job)
+    recording = get_recorded_run(job, graph)
+    schedule = _Schedule(recording, job)
     for change in changes:
         schedule.apply(change)
     upper_lag = schedule.min_latency + schedule.upper
+    points = recording.graph.graph
     return Simulated(
-        graph,
+        recording,
         job,
         tuple(changes),
-        algorithms.compute_times(graph.graph, upper_lag, schedule.start),
-        algorithms.compute_times(graph.graph, schedule.min_latency + schedule.lower, schedule.start),
+        algorithms.compute_times(points, upper_lag, schedule.start),
+        algorithms.compute_times(points, schedule.min_latency + schedule.lower, schedule.start),
         schedule.residual_ns,
         schedule.removed_ns,
         upper_lag,
@@ -147,14 +150,13 @@ class _Schedule:
     ns. ``residual_ns``, ``removed_ns``, ``network_notes``, ``peers``: see `Simulated`.
     """
 
-    def __init__(self, dependencies: DependencyGraph, job: Job) -> None:
-        graph = dependencies.graph
-        self.dependencies, self.graph, self.job = dependencies, graph, job
-        self.edges = EdgeSelector(graph, job)
+    def __init__(self, recording: RecordedRun, job: Job) -> None:
+        graph = recording.graph.graph
+        self.recording, self.graph, self.job = recording, graph, job
+        self.edges = recording.edges
         self.min_latency = graph.min_latency.copy()
         self.upper, self.lower = graph.unexplained.copy(), graph.unexplained.copy()
-        self.usual = _usual_delays(graph.kind, graph.unexplained)
-        self.start = recorded_starts(graph)
+        self.start = recording.starts.copy()
         self.residual_ns = self.removed_ns = 0
         self.network_notes: list[str] = []
         self.peers: list[PeerTimes] = []
@@ -189,8 +191,7 @@ class _Schedule:
         """Give transfers the times of another network, under the delays of either bound."""
         if not self.edges.communication.any():
             raise no_communication_error(change)
-        recorded = describe_recording(self.job, self.dependencies)
-        fit = try_fit(recorded)
+        recorded, fit = self.recording.scenario, self.recording.network_fit
         target = resolve_change(change, fit)
         assert target.model is not None, "only without a target"
         bounds = (
@@ -216,7 +217,7 @@ class _Schedule:
         edges, kinds = self.edges, self.graph.kind
         mask = edges.select(change)
         mask = mask & (self.min_latency != REMOVED_LAG)  # a removed edge stays removed
-        removable = np.minimum(self.lower[mask], self.usual[kinds[mask]])
+        removable = np.minimum(self.lower[mask], self.recording.usual_delays[kinds[mask]])
         residual = self.lower[mask] - removable
         self.residual_ns += int(residual.sum())
         self.lower[mask] = _scale_removable_delay(change, removable) + residual
@@ -250,13 +251,3 @@ def _changed_latencies(change: Change, before: Int64Array) -> Int64Array:
 def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
     """Multiply lags, rounded to the nanosecond; limited to what `_check_range` refuses."""
     return np.asarray(np.round(np.minimum(lag * factor, 2.0**62)), dtype=np.int64)
-
-
-def _usual_delays(kinds: np.ndarray, unexplained: Int64Array) -> Int64Array:
-    """Return by kind the delay that 95 % of its edges with an unexplained delay do not exceed, ns."""
-    delays = np.zeros(len(EdgeKind), np.int64)
-    for kind in EdgeKind:
-        positive = unexplained[(kinds == kind) & (unexplained > 0)]
-        if positive.size:
-            delays[kind] = int(np.quantile(positive, QUANTILE, method="lower"))
-    return delays

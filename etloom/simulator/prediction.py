@@ -19,7 +19,7 @@ from etloom.analyses.helpers.pipeline_schedule import has_operations
 from etloom.collectives.process_mesh import infer_mesh
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
-from etloom.graphs import DependencyGraph, build_graph
+from etloom.graphs import DependencyGraph
 from etloom.graphs.graph import Int64Array
 from etloom.simulator.devices import change_collectives, change_device
 from etloom.simulator.durations import TABLE_SCHEMA, Z_90, Durations
@@ -28,10 +28,9 @@ from etloom.simulator.network import (
     apply_network,
     parse_target,
     resolve_network,
-    try_fit,
 )
 from etloom.simulator.pipelines import PIPELINE_AXES, RelaidPipeline, relay
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
 from etloom.simulator.resizing import resize, synthesize_job
 from etloom.simulator.scenario import Basis, Scenario
 
@@ -43,14 +42,22 @@ class Prediction:
     Attributes:
         recorded_job: the input.
         scenario: the predicted scenario.
-        recorded: the scenario of the recording.
-        reproduced: the recording as the models reproduce it; None if nothing could be fitted.
+        recording: what all predictions of the job share.
     """
 
     recorded_job: Job
     scenario: Scenario
-    recorded: Scenario
-    reproduced: Scenario | None
+    recording: RecordedRun
+
+    @property
+    def recorded(self) -> Scenario:
+        """The scenario of the recording."""
+        return self.recording.scenario
+
+    @property
+    def reproduced(self) -> Scenario | None:
+        """The recording as the models reproduce it; None if nothing could be fitted."""
+        return self.recording.reproduced
 
     @cached_property
     def times(self) -> Int64Array:
@@ -69,13 +76,14 @@ class Prediction:
         Columns: scope, rank, step, before_ns (recorded; null for ranks and steps that were not), predicted_ns,
         lower_bound_ns and upper_bound_ns (90 % interval), change_pct.
         """
-        durations = Durations(self.scenario)
+        is_same = self.scenario.graph is self.recorded.graph
+        durations = self.recording.durations if is_same else Durations(self.scenario)
         predicted = durations.measure(self.times).astype(float)
         below, above = np.zeros(len(predicted)), np.zeros(len(predicted))
         for faster, slower in self._vary_lags():
             below += np.square(np.maximum(predicted - durations.measure(faster), 0.0))
             above += np.square(np.maximum(durations.measure(slower) - predicted, 0.0))
-        before = Durations(self.recorded)
+        before = self.recording.durations
         recorded = before.rows.with_columns(before_ns=pl.Series(before.measure(self.recorded.graph.time)))
         table = durations.rows.with_columns(
             predicted_ns=pl.Series(predicted),
@@ -108,7 +116,7 @@ class Prediction:
         """The step time (without steps: the run time) as reproduced, relative to the recorded one, minus 1."""
         if self.reproduced is None:
             return None
-        durations = Durations(self.recorded)
+        durations = self.recording.durations
         row = min(1, durations.rows["scope"].to_list().count("step time"))
         recorded = durations.measure(self.recorded.graph.time)[row]
         return (
@@ -196,7 +204,7 @@ def predict(
             remedy="such as --parallel pp=8,mb=32, alone",
         )
     prediction = _predict_times(
-        job, graph or build_graph(job), (network, recorded_network), (ranks, parallel or None), device
+        job, get_recorded_run(job, graph), (network, recorded_network), (ranks, parallel or None), device
     )
     if not laid_out:
         return prediction
@@ -236,7 +244,7 @@ def _split_parallel(
 
 def _predict_times(
     job: Job,
-    graph: DependencyGraph,
+    recording: RecordedRun,
     networks: tuple[str | None, str | None],
     sizes: tuple[int | None, Mapping[str, int] | None],
     device: str | None,
@@ -244,12 +252,10 @@ def _predict_times(
     """Predict a job without changes of its pipeline; networks: the new and the recorded one."""
     network, recorded_network = networks
     ranks, parallel = sizes
-    recorded = describe_recording(job, graph)
-    fit = try_fit(recorded)
-    reproduced = None if fit is None else apply_network(recorded, fit.model, Basis.FITTED)
+    recorded, fit = recording.scenario, recording.network_fit
     target = resolve_network(_parse_network(network), fit, _parse_network(recorded_network))
     scenario = recorded
-    deviations = {**scenario.deviations, Basis.RECORDED: _measure_variation(recorded)}
+    deviations = {**scenario.deviations, Basis.RECORDED: _measure_variation(recording.durations, recorded)}
     if ranks is not None or parallel is not None:
         scenario = resize(scenario, ranks, parallel)
         growth = abs(np.log2(len(scenario.template) / len(recorded.template)))
@@ -262,7 +268,7 @@ def _predict_times(
         scenario = change_collectives(scenario, device)
     deviations[target.basis] = max(target.deviation, deviations[target.basis] if not target.model else 0.0)
     scenario = scenario.replace(deviations=deviations, notes=(*scenario.notes, *target.notes))
-    return _widen_by_error(Prediction(job, scenario, recorded, reproduced))
+    return _widen_by_error(Prediction(job, scenario, recording))
 
 
 def _parse_network(text: str | None) -> float | Topology | None:
@@ -276,9 +282,8 @@ def _widen_by_error(prediction: Prediction) -> Prediction:
     return replace(prediction, scenario=scenario.replace(deviations=deviations))
 
 
-def _measure_variation(recorded: Scenario) -> float:
+def _measure_variation(durations: Durations, recorded: Scenario) -> float:
     """Return the relative standard deviation of the recorded part: how steady its steps are, at least 1.5 %."""
-    durations = Durations(recorded)
     measured = durations.measure(recorded.graph.time)
     steps = measured[(durations.rows["scope"] == "step").to_numpy()]
     if len(steps) < 4:

@@ -6,12 +6,11 @@ import numpy as np
 
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
-from etloom.graphs import critical_paths, quality
+from etloom.graphs import quality
 from etloom.graphs.algorithms import compute_times
 from etloom.graphs.graph import EdgeKind, Int64Array
 from etloom.simulator.changes import AnyChange, Change, Network
 from etloom.simulator.engine import Simulated
-from etloom.simulator.recording import recorded_starts
 
 _NEGLIGIBLE = 0.001
 """Share of the makespan below which a delay is not mentioned."""
@@ -22,13 +21,11 @@ _MAX_MISSING_LAUNCHES = 0.05
 
 def explain_simulation(simulated: Simulated) -> list[str]:
     """Return sentences on what bounds the prediction, what it depends on and what it leaves out."""
-    graph = simulated.graph.graph
-    recorded_path = _describe_path(simulated, graph.time, graph.lag)
-    predicted_path = _describe_path(simulated, simulated.upper_bound, simulated.lag)
+    predicted_path = simulated.recording.describe_path(simulated.upper_bound, simulated.lag)
     lines = [
         *_explain_misfit(simulated),
         *_explain_coverage(simulated.recorded_job),
-        f"the critical path was {recorded_path}",
+        f"the critical path was {simulated.recording.critical_path}",
         f"it becomes {predicted_path}",
     ]
     makespan = simulated.graph.makespan
@@ -98,7 +95,7 @@ def _explain_peers(simulated: Simulated) -> list[str]:
 def _explain_starts(simulated: Simulated) -> list[str]:
     """Return a sentence on how much of the saving comes from recordings that begin later than those of peers."""
     graph, makespan = simulated.graph.graph, simulated.graph.makespan
-    with_recorded_starts = compute_times(graph, simulated.lag, recorded_starts(graph))
+    with_recorded_starts = compute_times(graph, simulated.lag, simulated.recording.starts)
     saving = makespan(with_recorded_starts) - makespan(simulated.upper_bound)
     if saving < _NEGLIGIBLE * makespan():
         return []
@@ -138,12 +135,6 @@ def _explain_communication(simulated: Simulated) -> list[str]:
 
 def _format_time(ns: int) -> str:
     return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} µs"
-
-
-def _describe_path(simulated: Simulated, time: Int64Array, lag: Int64Array) -> str:
-    """Describe the critical path at these times in the words of a report."""
-    table = critical_paths.summarize_path_at(simulated.graph.graph, simulated.recorded_job, time, lag)
-    return ", ".join(critical_paths.format_path_shares(table, digits=0, most=4, least_pct=0.5))
 
 
 def _sum_wait_and_transfer(simulated: Simulated, time: Int64Array) -> tuple[int, int]:

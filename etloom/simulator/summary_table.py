@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import polars as pl
 
-from etloom.core.trace import Trace
-from etloom.graphs import algorithms
-from etloom.graphs.graph import Graph
+from etloom.graphs.graph import Int64Array
+from etloom.simulator.durations import PointSpans
 from etloom.simulator.engine import Simulated
 
 SUMMARY_SCHEMA = {
@@ -34,39 +31,32 @@ def summarize_simulation(simulated: Simulated) -> pl.DataFrame:
         scope (job, rank or step), rank, step, before_ns (recorded), upper_bound_ns, lower_bound_ns, and the changes
         upper_bound_change_pct and lower_bound_change_pct.
     """
-    graph = simulated.graph.graph
-    rows = [_summary_row(simulated, "job", None, None, np.ones(len(graph), bool))]
-    for rank in simulated.recorded_job:
-        in_rank = graph.rank == rank
-        if in_rank.any() and len(simulated.recorded_job) > 1:
-            rows.append(_summary_row(simulated, "rank", rank, None, in_rank))
-    for rank, trace in simulated.recorded_job.items():
-        for step, points in _iterate_steps(trace, graph, rank):
-            rows.append(_summary_row(simulated, "step", rank, step, points))
+    by_rank, by_step = simulated.recording.spans
+    makespans = [simulated.graph.makespan(time) for time in _list_times(simulated)]
+    rows = [_summary_row("job", None, None, makespans)]
+    if len(simulated.recorded_job) > 1:
+        rows += [
+            _summary_row("rank", rank, None, spans)
+            for (rank,), spans in zip(by_rank.keys, _measure(by_rank, simulated), strict=True)
+        ]
+    rows += [
+        _summary_row("step", rank, step, spans)
+        for (rank, step), spans in zip(by_step.keys, _measure(by_step, simulated), strict=True)
+    ]
     return pl.DataFrame(rows, schema=SUMMARY_SCHEMA, orient="row")
 
 
-def _summary_row(
-    simulated: Simulated, scope: str, rank: int | None, step: int | None, points: np.ndarray
-) -> list[object]:
-    before, upper, lower = (
-        algorithms.compute_makespan(simulated.graph.graph, time[points])
-        for time in (simulated.recorded, simulated.upper_bound, simulated.lower_bound)
-    )
+def _list_times(simulated: Simulated) -> tuple[Int64Array, Int64Array, Int64Array]:
+    return simulated.recorded, simulated.upper_bound, simulated.lower_bound
+
+
+def _measure(groups: PointSpans, simulated: Simulated) -> list[list[int]]:
+    """Return the recorded span of each group, its upper and its lower bound, ns."""
+    spans: list[list[int]] = np.column_stack(list(map(groups.measure, _list_times(simulated)))).tolist()
+    return spans
+
+
+def _summary_row(scope: str, rank: int | None, step: int | None, spans: list[int]) -> list[object]:
+    before, upper, lower = spans
     changes = [100 * (bound - before) / before if before else None for bound in (upper, lower)]
     return [scope, rank, step, before, upper, lower, *changes]
-
-
-def _iterate_steps(trace: Trace, graph: Graph, rank: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (step, mask of all points of its events) for each step."""
-    events = trace.events.select("id", "step").drop_nulls("step")
-    in_rank = np.flatnonzero((graph.rank == rank) & (graph.event >= 0))
-    row_steps = np.full(trace.events.height, -(2**62), np.int64)
-    ids = trace.events["id"].to_numpy()
-    row_steps[np.searchsorted(ids, events["id"].to_numpy())] = events["step"].to_numpy()
-    point_steps = row_steps[np.searchsorted(ids, graph.event[in_rank])]
-    for step in events["step"].unique().sort().to_list():
-        points = np.zeros(len(graph), bool)
-        points[in_rank[point_steps == step]] = True
-        if points.sum() > 1:
-            yield step, points

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import etloom
+from etloom.analyses.helpers import dependency_graph
 from etloom.cli import app, main
 from etloom.core.errors import EtloomError
 from etloom.graphs import algorithms, build_graph, critical_paths
@@ -319,3 +320,18 @@ def test_a_path_through_what_nothing_explains_says_so(data: Path, capsys: pytest
             one for one in summarize_run(open_run(data / name)).lines if one.topic == "Critical path"
         )
         assert ("not reliable" in sentence.text) is not explained
+
+
+def test_questions_about_a_job_share_its_graph_and_stay_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs.job_of(jobs.simulate(jobs.programs(0)))
+    builds = []
+    build = dependency_graph.build_graph
+    monkeypatch.setattr(dependency_graph, "build_graph", lambda run: [builds.append(run), build(run)][1])
+    changes = ("kernel x0.5", "op x0.5", "launch =0ns", "kernel x0.5")
+    first, *_, last = (etloom.simulate(job, change) for change in changes)
+    etloom.analyze(job, "critical-path")
+    assert len(builds) == 1
+    assert last.table.equals(first.table)
+    assert last.reasons == first.reasons
+    alone = simulate_with(job, [parse_change("kernel x0.5")], build(job))
+    assert last.table.equals(alone.table)

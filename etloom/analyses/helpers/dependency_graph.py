@@ -9,14 +9,18 @@ import polars as pl
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, build_graph, check_timed
 
-MAX_KEPT_EVENTS = 4_000_000
+MAX_KEPT_EVENTS = 12_000_000
 """The graph of a larger job takes too much memory to be kept between analyses."""
 
 
 def build_dependencies(job: Job) -> DependencyGraph:
-    """Build the dependency graph, once for all analyses; raise AnalysisError if the job has no timed event."""
-    events = sum(trace.rows("events") for trace in job.values())
-    return job.compute_once(_build) if events <= MAX_KEPT_EVENTS else _build(job)
+    """Build the dependency graph, once for all questions; raise AnalysisError if the job has no timed event."""
+    return job.compute_once(_build) if is_kept(job) else _build(job)
+
+
+def is_kept(job: Job) -> bool:
+    """Return whether the graph of a job stays in memory with it: about 90 bytes per event."""
+    return sum(trace.rows("events") for trace in job.values()) <= MAX_KEPT_EVENTS
 
 
 def _build(job: Job) -> DependencyGraph:
