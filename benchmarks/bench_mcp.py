@@ -3,7 +3,8 @@
     python benchmarks/bench_mcp.py --millions 2.7
     python benchmarks/bench_mcp.py --answers answers.json    # to compare the answers of two versions
 
-The first call of a tool, which may compute what later calls reuse, is a column of its own.
+The server prepares an opened run in the background, here before the calls. The first call of a tool, which may compute
+what later calls reuse, is a column of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from _measure import machine, table
 from make import make_ranks
 
 from etloom.cli.mcp.opened_runs import OpenedRuns
-from etloom.cli.mcp.tools import RunTools
+from etloom.cli.mcp.tools import RunTools, prepare_job
 from etloom.core import registry
 from etloom.core.schema import TABLES
 
@@ -96,6 +97,9 @@ def main() -> None:
     job = tools.runs.get_job("")
     events = sum(trace.rows("events") for trace in job.values())
     print(f"opened in {time.perf_counter() - begin:.1f} s ({time.process_time() - cpu:.1f} s of CPU)")
+    begin, cpu = time.perf_counter(), time.process_time()
+    prepare_job(job)
+    print(f"prepared in {time.perf_counter() - begin:.1f} s ({time.process_time() - cpu:.1f} s of CPU)")
     rows, answers = measure_calls(tools, options.calls)
     header = ["", "calls", "first ms", "first CPU", "p50 ms", "p95 ms", "p50 CPU", "p95 CPU"]
     table(f"{events:,} events: time of a call (target: {TARGET_MS} ms)", header, rows)

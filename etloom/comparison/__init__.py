@@ -56,7 +56,7 @@ class Difference:
         """The shift of the best-case (noise-free) step time; None if it cannot be estimated."""
         return estimate_best_case_shift([self.before], [self.after])
 
-    @property
+    @cached_property
     def stepped(self) -> bool:
         """True if both runs have step annotations, so that figures are per step."""
         return has_steps(self.before) and has_steps(self.after)
@@ -84,7 +84,7 @@ class Difference:
             return f"no change beyond noise: {estimate.percent:+.1f} % per {noun} ({interval})"
         return f"{'slower' if estimate.percent > 0 else 'faster'} by {size} per {noun} ({interval})"
 
-    @property
+    @cached_property
     def explanation(self) -> str | None:
         """One sentence on the parts of the step and the operators that changed most. None without a clear change, or if
         the parts are not comparable."""
@@ -133,7 +133,7 @@ class Difference:
         ]
         return [bases.pop() if len(bases) == 1 else "mixed" for bases in estimate]
 
-    @property
+    @cached_property
     def notes(self) -> list[str]:
         """Sentences on what limits the comparison."""
         lines: list[str] = []
@@ -192,14 +192,24 @@ class Difference:
         Raises:
             UnknownName: The grouping does not exist.
         """
+        if by not in self._tables:
+            self._tables[by] = self._compare_by(by)
+        table = self._tables[by]
+        return table.clone() if top is None else table.head(top)
+
+    @cached_property
+    def _tables(self) -> dict[str, pl.DataFrame]:
+        """The tables computed so far, by grouping."""
+        return {}
+
+    def _compare_by(self, by: str) -> pl.DataFrame:
         if by == "step":
             return compare_measures([self.before], [self.after])
         if by not in TABLES:
             raise UnknownName("grouping", by, BY, option="by")
         first, second = (TABLES[by](job, self.stepped) for job in (self.before, self.after))
         noise = self.step_time is not None and self.step_time.is_known and not self.step_time.is_clear
-        table = join_sides(first, second, clear=not noise)
-        return table if top is None else table.head(top)
+        return join_sides(first, second, clear=not noise)
 
 
 def _format_size(percent: float) -> str:

@@ -5,6 +5,7 @@ Neither is ever changed: a verb returns a new one that shares the columns it did
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -295,7 +296,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
         stored: The stored run whose unchanged traces these are.
     """
 
-    __slots__ = ("_meta", "_results", "_run_stats", "_stored", "_traces")
+    __slots__ = ("_locks", "_meta", "_results", "_run_stats", "_stored", "_traces")
 
     def __init__(
         self,
@@ -310,6 +311,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
         self._meta = MappingProxyType(dict(meta or {}))
         self._run_stats = _build_stats(stats)
         self._results: dict[tuple[Any, ...], Any] = {}
+        self._locks: dict[tuple[Any, ...], threading.RLock] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Job, (dict(self._traces), dict(self._meta), self._run_stats)
@@ -380,10 +382,12 @@ class Job(TableAttributes, Mapping[int, Trace]):
 
     def compute_once(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result:
         """Return ``function(job, *arguments)``, computed at the first call and cached with the job: see
-        `Trace.compute_once`."""
+        `Trace.compute_once`. Threads that ask while it is computed wait for it."""
         key = function, *arguments
         if key not in self._results:
-            self._results[key] = function(self, *arguments)
+            with self._locks.setdefault(key, threading.RLock()):
+                if key not in self._results:
+                    self._results[key] = function(self, *arguments)
         result: _Result = self._results[key]
         return result
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.answers import answer, answer_by_rank, find_stored_answer
+from etloom.analyses.answers import Answer, answer, answer_by_rank, find_stored_answer
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.text import SIZE_UNITS, format_ranks
@@ -79,6 +79,15 @@ class RunSummary:
 def summarize_run(job: Job) -> RunSummary:
     """Summarize a run of linked traces; computed once per job."""
     return job.compute_once(_compute_summary)
+
+
+def answer_once(job: Job, name: str) -> Answer:
+    """Return the answer of all ranks to an analysis, with the options of the summary; computed once per job."""
+    return job.compute_once(_answer, name)
+
+
+def _answer(job: Job, name: str) -> Answer:
+    return answer(job, name, **ANALYSIS_OPTIONS.get(name, {}))
 
 
 def is_untimed(job: Job) -> bool:
@@ -172,7 +181,7 @@ def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
     if name == "critical-path" and sum(trace.rows("events") for trace in job.values()) > MAX_GRAPH_EVENTS:
         return empty, f"more than {MAX_GRAPH_EVENTS:,} events: run `etloom analyze critical-path`"
     try:
-        return answer(job, name, **ANALYSIS_OPTIONS.get(name, {})).table, None
+        return answer_once(job, name).table, None
     except AnalysisError as error:
         return empty, error.what if len(job) > 1 and name in ("stragglers", "clocks") else None
 

@@ -18,8 +18,9 @@ from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_lines, estimate_tokens
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.time_limit import TimeLimit
-from etloom.cli.mcp.tools import RunTools
+from etloom.cli.mcp.tools import RunTools, prepare_job
 from etloom.core.errors import EtloomError, LimitError
+from etloom.core.trace import Job
 from etloom.simulator import parse_change
 from etloom.simulator.network import parse_target
 from etloom.simulator.resizing import parse_parallel
@@ -231,6 +232,29 @@ def test_answers_are_cached_up_to_a_number_and_a_length(runs: OpenedRuns) -> Non
     assert len(runs._answers) == 256
     runs.answer_once("x" * 10_000, str)
     assert "x" * 10_000 not in runs._answers
+
+
+def test_an_opened_run_is_prepared_once_and_answers_as_without(runs: OpenedRuns, tools: RunTools) -> None:
+    prepared: list[Job] = []
+    is_done = threading.Event()
+
+    def prepare(job: Job) -> None:
+        prepare_job(job)
+        prepared.append(job)
+        is_done.set()
+
+    opened = OpenedRuns(runs.roots, prepare)
+    ahead = RunTools(opened)
+    assert ahead.findings(run="before") == tools.findings(run="before")
+    assert ahead.summary(run="before") == tools.summary(run="before")
+    assert is_done.wait(600)
+    assert prepared == [opened.get_job("before")]
+    assert ahead.what_if(run="before", changes=["kernel x0.5"]) == tools.what_if(
+        run="before", changes=["kernel x0.5"]
+    )
+    for by in ("kernel", "operator", "kernel"):
+        assert ahead.compare(before="before", after="after", by=by) == tools.compare("before", "after", by)
+    assert opened.get_difference("before", "after") is opened.get_difference("before", "after")
 
 
 def test_a_query_has_a_time_limit_and_one_runs_at_a_time() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import polars as pl
@@ -263,3 +265,22 @@ def test_html_of_traces_and_jobs_escapes_what_files_say() -> None:
 
 def small_threads() -> pl.DataFrame:
     return pl.DataFrame({"pid": [1], "tid": [2], "name": ["main"]})
+
+
+def test_threads_wait_for_a_result_that_another_thread_computes() -> None:
+    job = Job({})
+    calls: list[int] = []
+    started, may_end = threading.Event(), threading.Event()
+
+    def compute(_: Job) -> int:
+        calls.append(1)
+        started.set()
+        may_end.wait(600)
+        return len(calls)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(job.compute_once, compute)
+        assert started.wait(600)
+        second = threads.submit(job.compute_once, compute)
+        may_end.set()
+        assert (first.result(), second.result(), len(calls)) == (1, 1, 1)

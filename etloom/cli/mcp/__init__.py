@@ -49,8 +49,9 @@ def mcp(runs: tuple[Path, ...], http: int | None) -> None:
       etloom mcp runs/before runs/after --http 8765
     """
     from etloom.cli.mcp.opened_runs import OpenedRuns
+    from etloom.cli.mcp.tools import prepare_job
 
-    server = build_server(OpenedRuns(runs))
+    server = build_server(OpenedRuns(runs, prepare_job))
     if http is None:
         server.run("stdio")
     else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
+    from etloom.comparison import Difference
     from etloom.core.trace import Job
 
 MAX_OPEN_RUNS = 4
@@ -25,17 +26,20 @@ class OpenedRuns:
 
     Args:
         roots: folders and files that may be opened.
+        prepare: runs in the background for each run that is opened, such as to compute what first questions need.
 
     Raises:
         EtloomError: a root does not exist.
     """
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], prepare: Callable[[Job], None] | None = None) -> None:
         missing = [root for root in roots if not root.exists()]
         if missing:
             raise EtloomError("no such file or folder", where=missing[0], remedy="check the path")
         self.roots = [root.resolve() for root in roots]
+        self._prepare = prepare
         self._jobs: OrderedDict[Path, Job] = OrderedDict()
+        self._differences: dict[tuple[Path, Path], Difference] = {}
         self._answers: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -68,11 +72,30 @@ class OpenedRuns:
         with self._lock:
             if path not in self._jobs:
                 self._jobs[path] = etloom.open(path, use_cache=False)  # the server writes nothing
+                if self._prepare is not None:
+                    job = self._jobs[path]
+                    threading.Thread(target=self._prepare, args=(job,), daemon=True).start()
                 while len(self._jobs) > MAX_OPEN_RUNS:
                     self._jobs.popitem(last=False)
+                    self._differences.clear()
                     self._answers.clear()  # a question may name a run by several paths
             self._jobs.move_to_end(path)
             return self._jobs[path]
+
+    def get_difference(self, before: str, after: str) -> Difference:
+        """Return the difference of two runs, whose figures are computed on first use.
+
+        Raises:
+            EtloomError: a path is refused or a run cannot be read.
+        """
+        import etloom
+
+        key = self.resolve(before), self.resolve(after)
+        with self._lock:
+            if key not in self._differences:
+                difference = etloom.diff(self.get_job(before), self.get_job(after))
+                self._differences[key] = difference
+            return self._differences[key]
 
     def answer_once(self, question: str, compute: Callable[[], str]) -> str:
         """Return the answer to a question about opened runs, which do not change; computed once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from etloom.core.text import unknown_rank_error
 if TYPE_CHECKING:
     import polars as pl
 
-    from etloom.core.trace import Trace
+    from etloom.core.trace import Job, Trace
 
 _FINDING_COLUMNS = (
     "pattern",
@@ -127,9 +128,7 @@ class RunTools:
     @_answer
     def compare(self, before: str, after: str, by: str = "category") -> list[str]:
         """Compare two runs by category, family, operator, kernel, collective or step: is the second slower, and why."""
-        import etloom
-
-        difference = etloom.diff(self.runs.get_job(before), self.runs.get_job(after))
+        difference = self.runs.get_difference(before, after)
         lines = list(filter(None, (difference.verdict, difference.explanation, *difference.notes)))
         return [*lines, *list_rows(difference.table(by, _MAX_ROWS))]
 
@@ -244,13 +243,23 @@ class RunTools:
         ]
 
     def _list_findings(self, run: str) -> pl.DataFrame:
-        return self.runs.get_job(run).compute_once(_analyze_findings)
+        from etloom.reports.summary import answer_once
+
+        return answer_once(self.runs.get_job(run), "findings").table
 
 
-def _analyze_findings(job: Any) -> pl.DataFrame:
+def prepare_job(job: Job) -> None:
+    """Compute what the first questions about a job need, cached with it: findings, summary, graph and its path."""
     import etloom
+    from etloom.reports.summary import answer_once, summarize_run
 
-    return etloom.analyze(job, "findings")
+    for work in (
+        lambda: answer_once(job, "findings"),
+        lambda: etloom.simulate(job).reasons,
+        lambda: summarize_run(job),
+    ):
+        with suppress(EtloomError):  # the question that needs it reports it
+            work()
 
 
 def _is_problem() -> pl.Expr:
