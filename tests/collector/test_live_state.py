@@ -80,7 +80,7 @@ def test_the_last_state_replaces_one_that_is_being_written(
         original(*arguments)
 
     monkeypatch.setattr(live_state, "write_atomically", write_slowly)
-    monkeypatch.setattr(live_state, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(state, "_interval_s", 0.001)
     writer = threading.Thread(target=state.run)
     writer.start()
     assert is_writing.wait(10)
@@ -91,3 +91,21 @@ def test_the_last_state_replaces_one_that_is_being_written(
     ending.join()
     writer.join()
     assert read_state(tmp_path)["finished"]
+
+
+def test_an_expensive_state_is_written_less_often() -> None:
+    assert live_state.choose_interval(0.0001) == 0.5
+    assert live_state.choose_interval(0.004) == 1.0
+    assert live_state.choose_interval(1.0) == 1.25
+
+
+def test_the_interval_follows_the_cost_and_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, optimizer = LiveState(tmp_path), _Optimizer()
+    state.count_step(optimizer, (), {})
+    waits: list[float] = []
+    monkeypatch.setattr(state._ended, "wait", lambda seconds: waits.append(seconds) or len(waits) > 2)
+    clock = iter([0.0, 0.004, 1.0, 1.004])
+    monkeypatch.setattr(live_state.time, "thread_time", lambda: next(clock))
+    state.run()
+    assert waits == pytest.approx([0.5, 1.0, 1.0])
+    assert read_state(tmp_path)["interval_s"] == pytest.approx(1.0)

@@ -22,8 +22,8 @@ from .finalization import finalize_run
 from .nsys_command import wrap_command
 
 _FLIGHT_RECORDER_ENTRIES = "2000"
-_WATCHED_ENTRIES = "256"
-"""Collectives of the ring that --watch writes twice a second: few, to cost the job less than 0.5 %."""
+_WATCHED_ENTRIES = "128"
+"""Collectives of the ring that --watch writes up to twice a second: few, to cost the job less than 0.5 % of a core."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""State of a running rank for `etloom watch`: its last collectives, steps and main thread, in a file twice a second.
+"""State of a running rank for `etloom watch`: its last collectives, steps and main thread, in a file every half second.
 
 The file is a Flight Recorder dump with the member `process`. A thread writes it, so a process that is stopped, or whose
 GIL is held, leaves an old file: that tells it from a rank that waits.
@@ -31,6 +31,9 @@ from .profilers import read_flight_recorder
 
 WATCH_FOLDER = ".watch"
 INTERVAL_S = 0.5
+_MAX_INTERVAL_S = 1.25
+_MAX_CPU_SHARE = 0.004
+"""Share of a core up to which the writing thread runs: a state that costs more is written less often."""
 _MAX_FRAMES = 40
 _MAX_STEPS = 32
 _MAX_LAST_WRITE_S = 5.0
@@ -65,6 +68,7 @@ class LiveState:
         self._ended = threading.Event()
         self._writing = threading.Lock()
         self._status = ""
+        self._interval_s = INTERVAL_S
 
     def count_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Count a step of the first optimizer that steps; when it is freed, the next one replaces it."""
@@ -78,9 +82,11 @@ class LiveState:
 
     def run(self) -> None:
         """Write the state until the process ends; never raises into the job."""
-        while not self._ended.wait(INTERVAL_S):
+        while not self._ended.wait(self._interval_s):
+            begin = time.thread_time()
             with suppress(Exception), self._writing:
                 self.write()
+            self._interval_s = choose_interval(time.thread_time() - begin)
 
     def finish(self) -> None:
         """Write the last state, with the error that ends the process, if any."""
@@ -105,7 +111,7 @@ class LiveState:
             "pid": self._pid,
             "host": socket.gethostname(),
             "written_ns": time.time_ns(),
-            "interval_s": INTERVAL_S,
+            "interval_s": self._interval_s,
             "world_size": world_size,
             "steps": self._steps,
             "step_ends_ns": list(self._step_ends_ns),
@@ -125,6 +131,11 @@ class LiveState:
         if has_progress or '"retired": false' not in dump.replace('"retired":false', '"retired": false'):
             return {}
         return list_connections()
+
+
+def choose_interval(cpu_s: float) -> float:
+    """Return the seconds until the next write, after one that took this much CPU time."""
+    return min(max(INTERVAL_S, cpu_s / _MAX_CPU_SHARE), _MAX_INTERVAL_S)
 
 
 def list_connections() -> dict[str, list[str]]:
