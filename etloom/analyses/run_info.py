@@ -33,21 +33,18 @@ def describe_run(job: Job) -> dict[str, Any]:
         "world_size": _agreed_value(trace.meta.get("world_size") for trace in traces),
         "formats": sorted({name for trace in traces for name in trace.meta.get("formats", ())}),
         "schema_versions": _list_versions(traces),
-        "devices": dict(Counter(device for trace in traces for device in _list_devices(trace))),
+        "devices": dict(Counter(device for trace in traces for device in trace.compute_once(list_devices))),
         "hosts": sorted({str(trace.meta["host"]) for trace in traces if trace.meta.get("host")}),
         "clock": _agreed_value(trace.meta.get("clock") for trace in traces),
         "start_ns": first if has_one_clock else None,
         "span_ns": last - first if has_one_clock else None,  # type: ignore[operator]
-        "steps": sorted({step for trace in traces for step in trace.compute_once(_find_steps)["step"]}),
+        "steps": sorted(
+            {step for trace in traces for step in trace.compute_once(find_annotated_steps)["step"]}
+        ),
         "mean_step_ns": ranks["mean_step_ns"].mean(),
         "rings": _list_rings(job),
         "tables": {name: count for name in TABLES if (count := sum(trace.rows(name) for trace in traces))},
-        "categories": dict(
-            job.query("select cat, count(*) as n from events group by cat")
-            .with_columns(pl.col("cat").fill_null("(none)"))
-            .sort("n", "cat", descending=[True, False])
-            .rows()
-        ),
+        "categories": _sum_categories(traces),
         "by_rank": ranks.to_dicts(),
         "stats": job.stats.with_columns(pl.col("rank").cast(pl.Int64)).to_dicts(),
     }
@@ -57,13 +54,10 @@ def describe_ranks(job: Job) -> pl.DataFrame:
     """Return a table with one row per rank, columns of `get_rank_schema`."""
     import polars as pl
 
-    from etloom.core import categories
-
     rows = []
     for rank, trace in job.items():
-        link, steps = trace.meta.get("link", {}), trace.compute_once(_find_steps)["dur"]
-        device = pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)).sum()
-        first, last, on_device = _compute(trace, "events", *categories.recorded_extent(), device)
+        link, steps = trace.meta.get("link", {}), trace.compute_once(find_annotated_steps)["dur"]
+        first, last, on_device = trace.compute_once(measure_recording)
         rows.append(
             {
                 "rank": rank,
@@ -116,13 +110,37 @@ def get_rank_schema() -> dict[str, Any]:
     return {**numbers, "mean_step_ns": pl.Float64, **links, "lost": pl.Int64}
 
 
-def _compute(trace: Trace, table: str, *aggregates: pl.Expr) -> tuple[Any, ...]:
-    """Compute aggregates of a table, reading only the columns that they need."""
-    columns = [aggregate.alias(str(number)) for number, aggregate in enumerate(aggregates)]
-    return trace.scan(table).select(columns).collect(engine=trace.engine).row(0)
+def measure_recording(trace: Trace) -> tuple[int | None, int | None, int]:
+    """Return start and end of the recorded events in ns (None without events), and the number of device events."""
+    import polars as pl
+
+    from etloom.core import categories
+
+    start, end = categories.recorded_extent()
+    on_device = pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)).sum()
+    facts = trace.scan("events").select(start=start, end=end, on_device=on_device)
+    first, last, count = facts.collect(engine=trace.engine).row(0)
+    return first, last, count
 
 
-def _find_steps(trace: Trace) -> pl.DataFrame:
+def count_categories(trace: Trace) -> pl.DataFrame:
+    """Return the number ``n`` of events of each category ``cat``, "(none)" for none."""
+    import polars as pl
+
+    name = pl.col("cat").cast(pl.String).fill_null("(none)")
+    counts = trace.scan("events").group_by("cat").agg(n=pl.len().cast(pl.Int64))
+    return counts.select(name, "n").sort("cat").collect(engine=trace.engine)
+
+
+def _sum_categories(traces: Iterable[Trace]) -> dict[str, int]:
+    """Return the number of events of each category, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for trace in traces:
+        counts.update(dict(trace.compute_once(count_categories).iter_rows()))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def find_annotated_steps(trace: Trace) -> pl.DataFrame:
     """Return number, start and duration in ns of annotated steps, also if the trace is not linked.
 
     An execution trace alone has no times, so these are null.
@@ -151,7 +169,7 @@ def _find_steps(trace: Trace) -> pl.DataFrame:
     return find_steps(trace).select("step", ts="start", dur=pl.col("end") - pl.col("start"))
 
 
-def _list_devices(trace: Trace) -> list[str]:
+def list_devices(trace: Trace) -> list[str]:
     """List the devices with activity; the CPU if there is no GPU activity, nothing if the trace cannot say.
 
     For an execution trace alone these are the devices of its tensors. Flight Recorder dumps list calls, not devices.

@@ -50,7 +50,8 @@ class AsyncRanges:
 
 def find_participations(trace: Trace, events: EventArrays, rank: int, has_peers: bool) -> pl.DataFrame | None:
     """List the participations of a rank; None if nothing needs them: it has no peers and no asynchronous ranges."""
-    return collectives.list_participations(trace, rank) if has_peers or _is_async(events).any() else None
+    is_needed = has_peers or _is_async(events).any()
+    return trace.compute_once(collectives.list_participations, rank) if is_needed else None
 
 
 def count_gpu_communications(events: EventArrays, activities: GpuActivities) -> int:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from etloom.collectives import matching
@@ -53,19 +54,10 @@ def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
     """Report groups used by more ranks than they have members: one name for several groups."""
     if len(traces) < 2:
         return []
-    facts = dict.fromkeys(("collective", "pg_name", "ranks"), pl.String) | {"group_size": pl.Int64}
-    calls = []
-    for rank, trace in traces.items():
-        calls_in_groups = trace.scan("comms").filter(
-            pl.col("pg_name").is_not_null() & ~pl.col("is_p2p").fill_null(False)
-        )
-        first_calls = calls_in_groups.group_by(*facts).agg(start=pl.col("id").min().cast(pl.Int64))
-        calls.append(
-            first_calls.collect(engine=trace.engine)
-            .cast(facts)  # type: ignore[arg-type]
-            .with_columns(rank=pl.lit(rank), event="start")
-        )
-    ambiguous = matching.find_ambiguous_groups(pl.concat(calls)).sort("group", "rank")
+    calls = [trace.compute_once(list_first_calls) for trace in traces.values()]
+    ranks = np.repeat(np.array(list(traces), np.int32), [table.height for table in calls])
+    first_calls = pl.concat(calls).with_columns(rank=ranks, event="start")
+    ambiguous = matching.find_ambiguous_groups(first_calls).sort("group", "rank")
     if not ambiguous.height:
         return []
     group, size = ambiguous.select("group", "group_size").row(0)
@@ -77,6 +69,25 @@ def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
     return [Stat("job.ranks_beyond_group", "data_loss", names, example)]
 
 
+def list_first_calls(trace: Trace) -> pl.DataFrame:
+    """Return the first call of each collective in each process group, as ``start`` its id in the table comms."""
+    facts = dict.fromkeys(("collective", "pg_name", "ranks"), pl.String) | {"group_size": pl.Int64}
+    in_groups = trace.scan("comms").filter(
+        pl.col("pg_name").is_not_null() & ~pl.col("is_p2p").fill_null(False)
+    )
+    first_calls = in_groups.group_by(*facts).agg(start=pl.col("id").min().cast(pl.Int64))
+    return first_calls.sort("start").collect(engine=trace.engine).cast(facts)  # type: ignore[arg-type]
+
+
+def compute_extent(trace: Trace) -> tuple[int | None, int | None]:
+    """Return the start of the first event and the end of the last one in ns; None if there are no events."""
+    end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
+    first, last = (
+        trace.scan("events").select(first=pl.col("ts").min(), last=end).collect(engine=trace.engine).row(0)
+    )
+    return first, last
+
+
 def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
     """Report a rank that ended, by its clock, before another began: a clock is wrong, or the files are of two runs.
 
@@ -86,10 +97,8 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
     spans = {}
     for rank, trace in traces.items():
         if trace.meta.get("clock") == "epoch" and "flight_recorder" not in trace.meta.get("formats", ()):
-            end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
-            times = trace.scan("events").select(first=pl.col("ts").min(), last=end)
-            first, last = times.collect(engine=trace.engine).row(0)
-            if first is not None:
+            first, last = trace.compute_once(compute_extent)
+            if first is not None and last is not None:
                 spans[rank] = (first, last)
     if len(spans) < 2:
         return []

@@ -151,7 +151,7 @@ class _Execution:
         files = (*plan.files, *plan.captures)
         kept = None if options.keep is None or rank is None else options.keep / f"rank={rank}"
         if kept is not None and parquet.sniff_folder(kept):
-            return self._open_kept(kept)
+            return self._open_kept(kept).with_stored_results(options.results.get(rank or 0, {}))
         key = make_entry_key(rank, plan, options)
         is_evictable = plan.storage is Storage.EVICTABLE
         if key is not None:

@@ -39,6 +39,7 @@ class LoadOptions:
         engine: "local", or "ray" to read ranks that are not in the cache on a cluster (`etloom.loading.engines`).
         keep: a folder that receives the linked tables of each rank as ``rank=N``, and from which ranks that it already
             holds are opened; the tables stay there. The caller vouches that the files did not change.
+        results: rank -> results of `Trace.compute_once` that need not be computed, of ranks that `keep` holds.
     """
 
     progress: Progress | None = None
@@ -48,6 +49,7 @@ class LoadOptions:
     max_table_bytes: int | None = None
     linking: Mapping[str, Any] = field(default_factory=dict)
     keep: Path | None = None
+    results: Mapping[int, Mapping[tuple[Any, ...], Any]] = field(default_factory=dict)
     engine: str = "local"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -21,6 +22,7 @@ from etloom.core.trace import Job, Trace
 from etloom.exports.store import adding, batches, rank_results, summaries
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
 from etloom.formats.parquet import stored_runs
+from etloom.loading import LoadOptions, load_path
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 
@@ -127,6 +129,23 @@ def test_kept_results_of_ranks_suffice_for_the_questions_to_all_ranks(
     for question in JOB_QUESTIONS:
         expected, kept = (answer(run, question.analysis).table for run in (Job(dict(job)), known))
         assert_frame_equal(kept, expected, check_exact=True)
+
+
+def test_ranks_whose_results_are_kept_are_opened_without_their_tables(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: None
+) -> None:
+    options = LoadOptions(use_cache=False, keep=tmp_path / "ranks")
+    first = load_path(run, options)
+    summaries.summarize_ranks(first, tmp_path / "part")
+    results = rank_results.open_results([tmp_path / "part"])
+    scan = Trace.scan
+    monkeypatch.setattr(
+        Trace,
+        "scan",
+        lambda trace, name: scan(trace, name) if name == "stats" else pytest.fail(f"{name} was read"),
+    )
+    again = load_path(run, replace(options, results=results))
+    assert_frame_equal(again.stats, first.stats)
 
 
 def test_the_tables_and_facts_of_a_stored_run_equal_those_in_memory(job: Job, stored: Job) -> None:

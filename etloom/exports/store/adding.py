@@ -19,7 +19,7 @@ from etloom.core.trace import Job
 from etloom.core.urls import describe_path
 from etloom.core.version import __version__, compute_code_digest
 from etloom.exports.store import batches, staging, summaries
-from etloom.exports.store.rank_results import attach_results
+from etloom.exports.store.rank_results import attach_results, open_results
 from etloom.formats.parquet import sniff_folder, writer
 from etloom.formats.parquet.store_layout import (
     STORE_VERSION,
@@ -179,7 +179,12 @@ def _open_staged(
 ) -> Job:
     """Open the run with the tables of each rank in the staging folder; what is not there yet is read and written."""
     load = LoadOptions(
-        progress, jobs, use_cache=False, max_table_bytes=batches.MAX_TABLE_BYTES, keep=stage.folder
+        progress,
+        jobs,
+        use_cache=False,
+        max_table_bytes=batches.MAX_TABLE_BYTES,
+        keep=stage.folder,
+        results=open_results(part for part, _ in _list_parts(stage)),
     )
     job = load_path(source.path, load, options.rank_pattern)
     for rank, trace in job.items():  # of a file of several ranks, or a folder of Parquet
@@ -192,8 +197,7 @@ def _open_staged(
 def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
     """Return the parts of all ranks; ranks whose batch left none are answered here."""
     parts, ranks = [], set(job.ranks)
-    for part in sorted(stage.parts.iterdir()):
-        members = set(read_json(part / "part.json")["ranks"]) if (part / "part.json").is_file() else set()
+    for part, members in _list_parts(stage):
         if members and members <= ranks:
             parts.append(part)
             ranks -= members
@@ -204,6 +208,15 @@ def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
         summaries.summarize_ranks(Job({rank: job[rank] for rank in members_left}), part)
         parts.append(part)
     return parts
+
+
+def _list_parts(stage: staging.Staging) -> list[tuple[Path, set[int]]]:
+    """Return the complete parts and their ranks."""
+    return [
+        (part, set(read_json(part / "part.json")["ranks"]))
+        for part in sorted(stage.parts.iterdir())
+        if (part / "part.json").is_file()
+    ]
 
 
 def _report_files(files: Iterable[str], progress: Progress | None) -> None:

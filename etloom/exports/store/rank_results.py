@@ -9,7 +9,7 @@ import dataclasses
 import io
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ import polars as pl
 from etloom.analyses.findings.finding import Finding, Part
 from etloom.analyses.findings.rank_findings import find_in_rank
 from etloom.analyses.findings.rank_view import RankFindings
+from etloom.analyses.run_info import count_categories, find_annotated_steps, list_devices, measure_recording
 from etloom.analyses.temporal_breakdown import measure_parts
 from etloom.collectives import list_participations
 from etloom.core import categories
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Job, Trace
+from etloom.loading.consistency import compute_extent, list_first_calls
 from etloom.timeline.activity import Activity, build_activity, compute_steps, compute_window, find_first_time
 
 MAX_OPEN_FILES = 64
@@ -93,6 +95,10 @@ def _decode_window(table: pl.DataFrame) -> tuple[int, int] | None:
     return None if start is None else (start, end)
 
 
+def _encode_devices(names: list[str]) -> pl.DataFrame:
+    return pl.DataFrame({"names": [names]}, schema={"names": pl.List(pl.String)})
+
+
 def _encode_findings(result: RankFindings) -> pl.DataFrame:
     """Return a row per pattern with its findings as JSON, and a row per table with its IPC stream."""
     rows: list[tuple[str, bool, bytes]] = []
@@ -143,6 +149,19 @@ RESULTS = (
     RankResult("step-times", compute_steps),
     RankResult("first-time", find_first_time, encode=_encode_values("ts"), decode=lambda table: table.item()),
     RankResult("window", compute_window, encode=_encode_values("start", "end"), decode=_decode_window),
+    RankResult(
+        "extent", compute_extent, encode=_encode_values("start", "end"), decode=lambda table: table.row(0)
+    ),
+    RankResult("first-calls", list_first_calls),
+    RankResult(
+        "recording",
+        measure_recording,
+        encode=_encode_values("start", "end", "on_device"),
+        decode=lambda table: table.row(0),
+    ),
+    RankResult("categories", count_categories),
+    RankResult("annotated-steps", find_annotated_steps),
+    RankResult("devices", list_devices, encode=_encode_devices, decode=lambda table: table.item().to_list()),
     RankResult("rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings),
 )
 
@@ -209,8 +228,8 @@ def _read_table(file: Path) -> pl.DataFrame:
     return pl.read_parquet(file, glob=False, hive_partitioning=False)
 
 
-def attach_results(job: Job, parts: Sequence[Path]) -> Job:
-    """Return the job with the results that the batches of its ranks kept."""
+def open_results(parts: Iterable[Path]) -> dict[int, Mapping[tuple[Any, ...], Any]]:
+    """Return the results that batches kept, by rank, each read when it is looked up."""
     places: dict[int, dict[str, tuple[int, int]]] = {}
     folders: dict[int, Path] = {}
     read = lru_cache(MAX_OPEN_FILES)(_read_table)
@@ -221,13 +240,14 @@ def attach_results(job: Job, parts: Sequence[Path]) -> Job:
                 places.setdefault(rank, {})[name] = start, height
                 folders[rank] = part
                 start += height
-    return Job(
-        {
-            rank: trace.with_stored_results(_StoredResults(rank, folders[rank], places[rank], read))
-            if rank in places
-            else trace
-            for rank, trace in job.items()
-        },
-        job.meta,
-        job.run_stats,
-    )
+    return {rank: _StoredResults(rank, folders[rank], places[rank], read) for rank in places}
+
+
+def attach_results(job: Job, parts: Iterable[Path]) -> Job:
+    """Return the job with the results that the batches of its ranks kept."""
+    results = open_results(parts)
+    traces = {
+        rank: trace.with_stored_results(results[rank]) if rank in results else trace
+        for rank, trace in job.items()
+    }
+    return Job(traces, job.meta, job.run_stats)
