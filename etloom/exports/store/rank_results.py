@@ -217,6 +217,9 @@ class _StoredResults(Mapping[tuple[Any, ...], Any]):
         result, start, rows = self._places[key]
         return result.decode(self._read(_file_of(self._folder, result.name)).slice(start, rows))
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._places  # without reading the result
+
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return iter(self._places)
 
