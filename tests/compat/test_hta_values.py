@@ -176,6 +176,18 @@ def test_extracted_operators_have_the_index_of_the_frame(data: Path) -> None:
     assert several.loc[several["rank"] == 1, "idx"].tolist() == single.index.tolist()
 
 
+def test_the_run_states_its_files_and_finds_names(tmp_path: Path) -> None:
+    events = [annotation("work.a", 0, 9), annotation("work+b", 10, 9), annotation("rest", 20, 9)]
+    file = write_trace(tmp_path / "t.json", events)
+    run = TraceAnalysis(trace_files={0: file}).t
+    assert run.trace_files == {0: str(file)} and run.is_parsed
+    names = run.symbol_table.find_matched_symbols(["work+", "st"])
+    assert set(names) == {"work+b", "rest"}
+    assert [
+        run.symbol_table.sym_table[number] for number in run.symbol_table.find_matches(["work+", "st"])
+    ] == names
+
+
 def test_names_that_notebooks_import() -> None:
     import pandas as pd
 

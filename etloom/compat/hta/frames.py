@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -93,6 +95,13 @@ def flatten_column_names(df: pd.DataFrame) -> None:
         df.columns = ["_".join(names).rstrip("_") for names in df.columns]
 
 
+def find_profiler_file(trace: Trace) -> Path:
+    """Return the file with the profiler's events of a rank."""
+    files = dict(zip(reversed(trace.meta["formats"]), reversed(trace.meta["files"]), strict=False))
+    files.pop("execution_trace", None)
+    return Path(next(reversed(files.values())))
+
+
 class SymbolTable:
     """The names and categories of a job as numbers: ``sym_table[number]`` is a text, ``sym_index[text]`` its
     number."""
@@ -107,6 +116,14 @@ class SymbolTable:
     def get_sym_id_map(self) -> dict[str, int]:
         return self.sym_index
 
+    def find_matches(self, patterns: Sequence[str]) -> list[int]:
+        """Return the numbers of the texts that contain one of the patterns, which HTA takes as plain text too."""
+        return [self.sym_index[text] for text in self.find_matched_symbols(patterns)]
+
+    def find_matched_symbols(self, patterns: Sequence[str]) -> list[str]:
+        """Return the texts that contain one of the patterns."""
+        return [text for text in self.sym_table if any(pattern in text for pattern in patterns)]
+
     def add_symbols_to_trace_df(self, trace_df: pd.DataFrame, col: str) -> None:
         """Put the texts in place of the numbers of a column, in the frame itself."""
         trace_df[col] = [self.sym_table[int(number)] for number in trace_df[col]]
@@ -114,7 +131,9 @@ class SymbolTable:
 
 class HtaTrace:
     """The frames of a run, ``TraceAnalysis(...).t``: ``get_trace(rank)``, ``get_all_traces()``, ``symbol_table``,
-    ``traces``."""
+    ``traces``, ``trace_files``."""
+
+    is_parsed = True
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -126,6 +145,11 @@ class HtaTrace:
         self.zero = min((start for start in starts if isinstance(start, int)), default=0)
         self.min_ts = self.zero / US
         self.traces: dict[int, pd.DataFrame] = {rank: self._frame(trace) for rank, trace in job.items()}
+
+    @property
+    def trace_files(self) -> dict[int, str]:
+        """The file with the profiler's events of each rank."""
+        return {rank: str(find_profiler_file(trace)) for rank, trace in self.job.items()}
 
     def get_ranks(self) -> list[int]:
         return sorted(self.traces)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from etloom.compat.hta.frames import HtaTrace, frame_indices
+from etloom.compat.hta.frames import HtaTrace, find_profiler_file, frame_indices
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import has_device_events
@@ -34,10 +34,7 @@ class RunAccess:
 
     def _source(self, rank: int) -> Path:
         """The file with the profiler's events of a rank."""
-        meta = self.full_job[rank].meta
-        files = dict(zip(reversed(meta["formats"]), reversed(meta["files"]), strict=False))
-        files.pop("execution_trace", None)
-        return Path(next(reversed(files.values())))
+        return find_profiler_file(self.full_job[rank])
 
 
 def add_frame_index(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
