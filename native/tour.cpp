@@ -109,7 +109,9 @@ nb::tuple tour(In<bool> marks, In<int32_t> lanes, In<int64_t> starts, In<int64_t
         for (size_t i = 0; i <= n; ++i) {
             const bool other_lane = i == n || (i > 0 && lane[rows[i]] != lane[rows[i - 1]]);
             const int64_t at = other_lane ? std::numeric_limits<int64_t>::max() : start[rows[i]];
-            const int64_t around = other_lane ? -1 : parent[rows[i]];
+            // A parent that ended as a sibling began, in the microsecond in which its child starts, is not open any more.
+            int64_t around = other_lane ? -1 : parent[rows[i]];
+            while (around >= 0 && (places[START][around] < 0 || places[END][around] >= 0)) around = parent[around];
             while (!open.empty() && open.back().row != around) close(at);
             if (i == n) break;
             if (other_lane) {

@@ -30,14 +30,13 @@ COLUMNS = {
     "attributed_pct": pl.Float64,
     "operators": pl.Int64,
 }
-_GRAPH_LAUNCH = r"GraphLaunch"
 
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
     events, launches = trace.events, trace.launches
     calls = take_rows(events["name"], rows_of_ids(events, launches["launch"]))
-    is_replay = arrays.match_text(calls, _GRAPH_LAUNCH)
+    is_replay = arrays.match_text(calls, categories.GRAPH_LAUNCH)
     if not is_replay.any():
         raise AnalysisError(
             "the trace contains no replays of device graphs",

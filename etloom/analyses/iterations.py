@@ -56,7 +56,6 @@ COLUMNS = {
     "skew_ns": pl.Int64,
 }
 GRAPH_PCT = 90.0
-_GRAPH_LAUNCH = r"GraphLaunch"
 _PHASE_FUNCTIONS = {
     "prefill": r"(?:^|[ ._])(?:forward_extend|forward_prefill|_forward_prefill|run_batch_prefill)$",
     "decode": r"(?:^|[ ._])(?:forward_decode|_forward_decode)$",
@@ -183,7 +182,7 @@ def _measure_device(trace: Trace) -> pl.DataFrame:
     """Return step, device_start, device_end, device_ns, graph_pct and kernels of the GPU activity of each step."""
     work = select_launched_events(trace, "step", "ts", "end", "dur", "launch").drop_nulls("step")
     calls = take_rows(trace.events["name"], rows_of_ids(trace.events, work["launch"]))
-    in_graph = arrays.match_text(calls, _GRAPH_LAUNCH)
+    in_graph = arrays.match_text(calls, categories.GRAPH_LAUNCH)
     graph_ns = pl.col("dur").filter(pl.col("in_graph")).sum()
     sums = (
         work.with_columns(pl.Series("in_graph", in_graph))

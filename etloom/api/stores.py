@@ -102,7 +102,7 @@ def store_list(store: StrPath) -> pl.DataFrame:
 
 @verb
 def store_refresh(store: OwnPath, *, jobs: int | None = None) -> list[AddedRun]:
-    """Write the runs of a store again that another version of etloom stored, from their tables.
+    """Rewrite the runs of a store that another version of etloom stored, from their stored tables.
 
     Args:
         store: the folder.

@@ -164,7 +164,7 @@ def _save(linked: Trace | Job, out: Path, format: str) -> None:
     suffix = registry.get_suffixes("exports", format)[0]
     if clean_url(out) is not None:
         raise EtloomError(
-            "one file per rank cannot be uploaded",
+            "a format of one file per rank cannot be written to an object store",
             where=out,
             remedy="write --out NAME.parquet, or a local folder",
         )

@@ -117,8 +117,10 @@ def unattributed_gpu_ns(trace: Trace) -> int:
 
 
 def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return collective, group_size, bytes, count, ns (sum of the shortest time of a rank in each), wait_ns,
-    transfer_ns of the communications in which a rank participates."""
+    """Return collective, group_size, bytes, count, ns, wait_ns and transfer_ns of the communications of the job.
+
+    ns: sum over the communications of the shortest duration of a rank.
+    """
     keys = ["collective", "group_size", "bytes"]
     schema = {"collective": pl.String, "group_size": pl.Int64, "bytes": pl.Int64}
     names = ("ns", "wait_ns", "transfer_ns")

@@ -68,7 +68,7 @@ class TraceLinker:
         Args:
             arguments: The rank and the paths, in Chakra's order.
             named: The same by name: rank, chakra_host_trace, chakra_device_trace, output_file. The rank is optional:
-                which of several ranks of a device trace (Nsight), or the rank that both are of.
+                the one to select from a device trace of several ranks (Nsight), otherwise that of both traces.
 
         Raises:
             ReadError, LinkError, EtloomError: As `etloom.link` and `etloom.export`.

@@ -100,7 +100,7 @@ def _step(columns: list[str]) -> Step:
     if collective != "NONE" and collective_name is None:
         raise ValueError(f"unknown collective {collective!r}")
     if not (0 <= time < 1 << 63 and 0 <= size < 1 << 63):
-        raise ValueError(f"{time} us and {size} bytes are not a valid time and size")
+        raise ValueError(f"time {time} us or size {size} B is out of range; expected 0 to 2^63 - 1")
     return time, collective_name, size
 
 

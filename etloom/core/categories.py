@@ -50,6 +50,8 @@ MTIA_CATEGORIES = frozenset({"mtia_ccp_events"})
 DEVICE_CATEGORIES = frozenset({"kernel", "Kernel"}) | MEMCPY_CATEGORIES | MEMSET_CATEGORIES | MTIA_CATEGORIES
 """Categories of work that a device did. Synchronisations (cuda_sync) and gpu_user_annotation are none."""
 
+GRAPH_LAUNCH = r"GraphLaunch"
+"""Part of the names of runtime calls that replay a device graph (cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch)."""
 NCCL_COLLECTIVE = "nccl_collective"
 """Category of a communication that NCCL's own profilers recorded."""
 

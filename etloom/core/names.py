@@ -82,7 +82,7 @@ def list_user_paths() -> tuple[Path, ...]:
 
 @cache
 def list_names(section: str) -> tuple[Row, ...]:
-    """Return the rows of a section: of added files, of entry points, of etloom; ``pattern`` is compiled."""
+    """Return the rows of a section by precedence: added files, entry points, etloom; ``pattern`` is compiled."""
     tables = [*(rows for _, rows in _user_files.values()), *_load_entry_points()]
     rows = [row for table in tables for row in table.get(section, ())]
     return (*rows, *[{**row, "pattern": re.compile(row["pattern"])} for row in KNOWN_NAMES[section]])

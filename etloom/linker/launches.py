@@ -55,7 +55,8 @@ def join_launches(trace: Trace) -> Trace:
     )
     missing = work[(call < 0) & (around < 0)]
     alone = call[(call >= 0) & (around < 0)]
-    graphs = np.flatnonzero(np.bincount(call[call >= 0]) > 1)
+    several = np.flatnonzero(np.bincount(call[call >= 0]) > 1)
+    graphs = several[arrays.match_text(events["name"][several], categories.GRAPH_LAUNCH)]
     idle = find_launches_without_work(events, call)
     numbers = arrays.to_array(events["correlation"], 0)
     _, highest = _number_ranges(numbers, process, work)

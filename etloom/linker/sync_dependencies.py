@@ -328,9 +328,7 @@ def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_first_after(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return syncs (at, device, stream) with ``event``, the first activity launched on the stream after, if there is
-    one.
-    """
+    """Add ``event`` to syncs (at, device, stream): the first activity launched on the stream after it, else null."""
     return (
         syncs.sort("at")
         .join_asof(

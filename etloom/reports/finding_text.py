@@ -32,7 +32,7 @@ def format_gain(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def format_cost(row: Mapping[str, Any], rank_count: int | None) -> str:
-    """Return which ranks lose time (of stragglers: cause it), and how much the one that loses most does.
+    """Return the ranks that lose time (for stragglers: that cause the loss), and the largest loss of one rank.
 
     row: of the analysis findings. rank_count: number of ranks of the job, if known.
     """

@@ -17,7 +17,7 @@ import polars as pl
 
 from etloom.analyses.helpers.pipeline_schedule import has_operations
 from etloom.collectives.process_mesh import infer_mesh
-from etloom.core.errors import EtloomError
+from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph
 from etloom.graphs.graph import Int64Array
@@ -33,6 +33,9 @@ from etloom.simulator.pipelines import PIPELINE_AXES, RelaidPipeline, relay
 from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
 from etloom.simulator.resizing import resize, synthesize_job
 from etloom.simulator.scenario import Basis, Scenario
+
+MAX_REPRODUCTION_ERROR = 0.5
+"""Largest error of the step time of the recording, relative, with which another network is still predicted."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -206,12 +209,25 @@ def predict(
     prediction = _predict_times(
         job, get_recorded_run(job, graph), (network, recorded_network), (ranks, parallel or None), device
     )
+    if network is not None:
+        _check_reproduction(prediction)
     if not laid_out:
         return prediction
     row = prediction.table.row(0, named=True)
     deviation = float(np.log(row["upper_bound_ns"] / max(row["lower_bound_ns"], 1)) / (2 * Z_90))
     notes = tuple(prediction.reasons)
     return relay(job, laid_out, changed=prediction.job, deviation=deviation, notes=notes)
+
+
+def _check_reproduction(prediction: Prediction) -> None:
+    """Refuse to predict another network with a model that is far from the recording itself."""
+    error = prediction.reproduction_error
+    if error is not None and abs(error) > MAX_REPRODUCTION_ERROR:
+        raise AnalysisError(
+            f"no prediction: the models reproduce the recorded step time with an error of {100 * error:+.0f} %",
+            remedy="record all ranks and more steps; etloom predict RUN without options shows the fit, "
+            'etloom simulate RUN --set "comm x0.5" needs none',
+        )
 
 
 def _split_parallel(

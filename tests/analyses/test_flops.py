@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from etloom.analyses.flops.attention import count_pairs
 from etloom.analyses.flops.call_costs import compute_cost
 from etloom.analyses.flops.convolution import compute_result_shape
-from etloom.analyses.flops.formulas import REGISTRY
+from etloom.analyses.flops.formulas import REGISTRY, find_entry
 from etloom.analyses.flops.gemm import broadcast_shapes
 from etloom.analyses.flops.memory_bound import promote_types
 from etloom.analyses.flops.operator_call import Call, Cost, Tensor, parse_kineto_call, parse_node_call
@@ -281,3 +281,7 @@ def test_every_operator_has_one_family() -> None:
     assert len(REGISTRY) > 300
     names = list(itertools.chain(REGISTRY))
     assert len(names) == len(set(names))
+
+
+def test_an_operator_without_a_name_has_no_formula() -> None:
+    assert find_entry(None) is None

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
+from etloom import _native
 from etloom.analyses import critical_path, slack
 from etloom.core import registry
 from etloom.core.errors import AnalysisError, InvalidValue, LinkError, UnknownName
@@ -594,3 +595,13 @@ def test_any_trace_has_a_graph_that_gives_its_times(ranks: list[list[dict[str, A
         assert table["time_ns"].sum() == algorithms.compute_makespan(graph)
         etloom.analyze(job, "graph-quality")
         etloom.analyze(job, "slack")
+
+
+def test_a_parent_that_ended_as_its_child_starts_ends_none_around_it() -> None:
+    """In traces of microseconds a sibling may begin before a call ends, and the child of the call after it."""
+    start, end = np.array([0, 10, 10, 11, 50]), np.array([100, 11, 10, 11, 60])
+    depth, parent = np.array([0, 1, 1, 2, 1], np.int16), np.array([-1, 0, 0, 1, 0], np.int32)
+    marked, thread = np.ones(5, bool), np.zeros(5, np.int32)
+    calls, submission = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    _, _, time, _, _, ends, _ = _native.tour(marked, thread, start, end, depth, parent, calls, submission)
+    assert time[ends].tolist() == [100, 10, 10, 11, 60]

@@ -45,8 +45,10 @@ REGISTRY: dict[str, Entry] = {
 }
 
 
-def find_entry(operator: str) -> Entry | None:
-    """Return the entry of an operator, None if it has none."""
+def find_entry(operator: str | None) -> Entry | None:
+    """Return the entry of an operator, None if it has none or no name."""
+    if operator is None:
+        return None
     if operator.startswith(memory_bound.FUSED):
         return Entry("elementwise", memory_bound.FUSED_FORMULA)
     return REGISTRY.get(operator)

@@ -66,7 +66,7 @@ class _Scene:
     has_stalled: bool
 
     def select_ranks(self, test: Callable[[ProcessState], bool]) -> set[int]:
-        """Return the ranks whose process passes a test."""
+        """Return the ranks for whose process ``test`` is true."""
         return {rank for rank, state in self.processes.items() if test(state)}
 
 

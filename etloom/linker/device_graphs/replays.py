@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core import names
+from etloom.core import categories, names
 from etloom.core.arrays import is_in, match_text, rows_of_ids, to_array
 from etloom.core.categories import CAPTURED_CALL, CAPTURED_GRAPH, CAPTURED_OPERATOR
 from etloom.core.nesting import find_nearest_ancestor
@@ -18,7 +18,6 @@ from etloom.linker.device_graphs.sequence_alignment import UNKNOWN, Codes
 
 Rows = NDArray[np.int64]
 
-GRAPH_LAUNCH = r"GraphLaunch"
 _MEMORY_CODES = {"memcpy": -3, "memset": -4}
 _MEMORY_NAMES = {
     "memcpy": r"^(?:(?:cuda|cu|hip)\w*)?Memcpy|^Copy(?:Host|Device)To|rocclr_copyBuffer",
@@ -68,7 +67,7 @@ def list_replays(trace: Trace) -> Replays | None:
     """Return the replays of a trace with launches; None if it has none."""
     events, launches = trace.events, trace.launches
     call = rows_of_ids(events, launches["launch"])
-    is_graph = match_text(events["name"], GRAPH_LAUNCH)
+    is_graph = match_text(events["name"], categories.GRAPH_LAUNCH)
     pairs = np.flatnonzero((call >= 0) & is_graph[call])
     if not pairs.size:
         return None

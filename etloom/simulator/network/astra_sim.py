@@ -149,14 +149,14 @@ class _Network:
             self.delay = GROUP_DELAY
 
     def hops(self, distance: int, first: int = 0) -> int:
-        """Return the hops from a member to the one so many places further."""
+        """Return the hops from a member to the member ``distance`` places after it."""
         if self.kind == "Ring":
             gap = self.members[(first + distance) % self.size] - self.members[first]
             return min(gap % self.npus, -gap % self.npus)
         return 2 if self.kind == "Switch" else 1
 
     def farthest_hops(self, distance: int) -> int:
-        """Return the most hops from any member to the one so many places further."""
+        """Return the largest number of hops from any member to the member ``distance`` places after it."""
         return max(self.hops(distance, first) for first in ([0] if self.is_whole else range(self.size)))
 
     def message(self, size: int, hops: int) -> int:

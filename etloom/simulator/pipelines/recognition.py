@@ -70,7 +70,7 @@ def _find_schedule(ranks: list[int], steps: dict[int, dict[int, RankStep]], comm
         order = "".join(work.direction[0].upper() for work in steps[ranks[0]][common[0]].work)
         raise AnalysisError(
             f"the order of forward and backward operations is of no known schedule (first stage: {order[:60]})",
-            remedy="GPipe, 1F1B and interleaved 1F1B are known",
+            remedy="predict from a recording with GPipe, 1F1B or interleaved 1F1B",
         )
     return counts.most_common(1)[0][0]
 
@@ -220,8 +220,8 @@ def _place_messages(
         sent = [message for message in steps[source][step].sends if message.direction == direction]
         if not len(received) == len(sent) == len(waiting):
             raise AnalysisError(
-                f"step {step}: rank {source} sent {len(sent)} and rank {rank} received {len(received)} messages for "
-                f"{len(waiting)} {direction} operations",
+                f"step {step}: rank {source} sent {len(sent)} messages, rank {rank} received {len(received)}, and "
+                f"{len(waiting)} {direction} operations wait for them; the numbers must be equal",
                 remedy="record all messages between stages (send and recv)",
             )
         previous = -np.inf
