@@ -151,7 +151,9 @@ def _parse_percent(text: str) -> float:
         limit = -1
     if not 0 <= limit < float("inf"):
         raise InvalidValue(
-            f"expected a percentage, got {text!r}", remedy="write it as 3%", option="max_regression"
+            f"expected a percentage of 0 or more, got {text!r}",
+            remedy="write it as 3%",
+            option="max_regression",
         )
     return limit
 

@@ -139,7 +139,8 @@ def _describe_steps(facts: dict[str, Any]) -> str:
     numbers = f"{count:,} (number{'s' * (count != 1)} {format_ranges(facts['steps'])})"
     if facts["mean_step_ns"] is None:
         return f"{numbers}, without times"
-    return f"{numbers}, {'mean ' * (count != 1)}duration {format_duration(facts['mean_step_ns'])}"
+    mean = "mean " * (count != 1 or len(facts["ranks"]) > 1)
+    return f"{numbers}, {mean}duration {format_duration(facts['mean_step_ns'])}"
 
 
 def _describe_rings(facts: dict[str, Any]) -> str:

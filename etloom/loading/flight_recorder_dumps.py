@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from etloom import formats
@@ -14,6 +15,8 @@ from etloom.loading.file_names import find_rank_in_name
 WATCH_FOLDER = ".watch"
 """Folder of a run in which `etloom collect --watch` keeps the latest dump of each rank."""
 _FORMAT = "flight-recorder"
+_DUMP_NAME = re.compile(r"_dump_\d+$|flight_recorder")
+"""Names of files that are dumps, or the remains of one."""
 _MAX_NAMED_FOLDERS = 5
 
 
@@ -38,7 +41,11 @@ def read_dumps(path: Path) -> tuple[dict[int, DumpedCalls], list[Stat]]:
     for file in files:
         try:
             # Hidden: a file that a rank is still writing, or was when it was killed.
-            if file.name.startswith(".") or not file.is_file() or formats.detect_format(file) != _FORMAT:
+            if file.name.startswith(".") or not file.is_file():
+                continue
+            if formats.detect_format(file) != _FORMAT:
+                if _DUMP_NAME.search(file.name):
+                    raise ReadError("is no readable Flight Recorder dump", where=file)
                 continue
             dump = read_calls(file)
         except EtloomError as error:

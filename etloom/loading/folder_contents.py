@@ -95,4 +95,4 @@ def suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
 def _file_ending(path: Path) -> str:
     """Return the ending of a name with its compression: .json.gz, .txt."""
     is_compressed = path.suffix in (".gz", ".zst")
-    return "".join(path.suffixes[-2:] if is_compressed else path.suffixes[-1:]) or "without an ending"
+    return "".join(path.suffixes[-2:] if is_compressed else path.suffixes[-1:]) or "without a suffix"

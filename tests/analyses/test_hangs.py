@@ -15,6 +15,7 @@ import pytest
 import etloom
 from etloom.analyses.hangs import COLUMNS, describe_processes, find_cause, remarks
 from etloom.cli import main
+from etloom.core.errors import ReadError
 from support.paths import ROOT
 
 
@@ -173,3 +174,9 @@ def test_a_finding_states_the_axis_of_its_group(data: Path) -> None:
     table = etloom.analyze(job, "hangs").filter(pl.col("group").str.contains(" TENSOR_MODEL_PARALLEL_GROUP"))
     assert table.height
     assert set(table["axis"]) == {"tp"}
+
+
+def test_a_damaged_dump_is_named(tmp_path: Path) -> None:
+    (tmp_path / "_dump_0").write_bytes(b"\x80")
+    with pytest.raises(ReadError, match="_dump_0: is no readable Flight Recorder dump"):
+        etloom.hangs(tmp_path)

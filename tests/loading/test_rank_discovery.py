@@ -160,7 +160,7 @@ def test_a_folder_without_traces_says_what_lies_in_it(tmp_path: Path) -> None:
         discover_ranks(tmp_path)
     for name in ("a.txt", "b.txt", "c.log.gz", "Makefile"):
         (tmp_path / name).write_text("x")
-    said = "no traces found; it contains 2 .txt, 1 without an ending, 1 .log.gz; supported are PyTorch"
+    said = "no traces found; it contains 2 .txt, 1 without a suffix, 1 .log.gz; supported are PyTorch"
     with pytest.raises(ReadError, match=said):
         discover_ranks(tmp_path)
 

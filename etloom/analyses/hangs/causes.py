@@ -123,7 +123,7 @@ def _find_crash(scene: _Scene) -> HangCause | None:
     }
     if not ranks:
         return None
-    return _make_cause(scene, "crashed", ranks, f"{format_ranks(ranks)} crashed or left no dump")
+    return _make_cause(scene, "crashed", ranks, f"{format_ranks(ranks)} crashed or left no readable dump")
 
 
 def _find_late_ranks(scene: _Scene) -> HangCause | None:
