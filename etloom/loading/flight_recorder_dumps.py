@@ -15,7 +15,7 @@ from etloom.loading.file_names import find_rank_in_name
 WATCH_FOLDER = ".watch"
 """Folder of a run in which `etloom collect --watch` keeps the latest dump of each rank."""
 _FORMAT = "flight-recorder"
-_DUMP_NAME = re.compile(r"_dump_\d+$|flight_recorder")
+_DUMP_NAME = re.compile(r"_dump_\d+$|flight_recorder_\d+(?:\.\w+)*$")
 """Names of files that are dumps, or the remains of one."""
 _MAX_NAMED_FOLDERS = 5
 
