@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import etloom
-from etloom.core.errors import EtloomError
+from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.graphs import build_graph
 from etloom.graphs.graph import EdgeKind
@@ -18,6 +18,7 @@ from etloom.simulator import Network, parse_change
 from etloom.simulator import simulate as simulate_with
 from etloom.simulator.changes import parse_network
 from etloom.simulator.edge_selection import EdgeSelector
+from support.real_runs import open_run
 
 NCCL = "ncclDevKernel_{}_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BYTES = 4_000_000
@@ -181,3 +182,10 @@ def test_a_run_without_communication_has_no_network(job: Job, change: Any) -> No
         silent[rank] = trace.replace(events=trace.events.with_columns(names), comms=trace.comms.clear())
     with pytest.raises(EtloomError, match="this run has no communication"):
         simulate_with(Job(silent), [change])
+
+
+def test_models_that_miss_the_recording_predict_no_other_network(data: Path) -> None:
+    job = open_run(data / "dlrm")  # 4 of 8 ranks: waits for the others pass for transfers
+    with pytest.raises(AnalysisError, match=r"reproduce the recorded step time with an error of \+\d+ %"):
+        etloom.predict(job, network="x2")
+    assert etloom.predict(job).reasons[0].startswith("do not rely on this")
