@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -65,3 +66,16 @@ def test_usual_pauses_are_stalls_later(state: dict[str, Any], limit_s: float) ->
     asked = JobProgress(1, 1.5, begin)
     asked.observe(make_dumps(20, begin, **state), begin)
     assert asked.observe(make_dumps(20, now, **state), now).has_stalled
+
+
+def test_a_state_from_before_the_stall_blames_nobody_yet() -> None:
+    """Rank 0 waits for rank 1, whose last state is older than the last step that the watcher saw."""
+    begin = 20 * STEP_NS
+    for age_s, stalls in ((0.0, True), (2.6, False)):
+        progress = JobProgress(None, 1.5, 0)
+        progress.observe(make_dumps(20, begin), begin)
+        now = begin + 2_500_000_000
+        dumps = make_dumps(20, now, waits=True)
+        process = {**dumps[0].process, "interval_s": 1.25, "written_ns": now - int(age_s * 1e9)}
+        dumps[0] = replace(dumps[0], process=process)
+        assert progress.observe(dumps, now).has_stalled is stalls

@@ -11,9 +11,8 @@ from typing import Any
 
 from etloom.core.text import format_ranges
 
-_SILENT_INTERVALS = 4
-"""Missed writing intervals after which a process counts as unresponsive."""
-_MIN_SILENT_NS = 1_500_000_000
+_SILENT_NS = 1_500_000_000
+"""Time after a state should have been written after which its process counts as unresponsive."""
 _LOST_PEER = re.compile(
     r"connection (reset|closed|refused)|read error|write error|broken pipe|timed out|remote process|socket",
     re.I,
@@ -107,7 +106,7 @@ def _find_condition(facts: Mapping[str, Any], now_ns: int, system_state: str | N
         return "stopped", "the process is stopped (SIGSTOP or a debugger)"
     age_ns = now_ns - int(facts.get("written_ns") or 0)
     interval_ns = int(float(facts.get("interval_s") or 0) * 1e9)
-    if age_ns > max(_MIN_SILENT_NS, _SILENT_INTERVALS * interval_ns):
+    if age_ns > interval_ns + _SILENT_NS:
         state = f"; the system reports state {system_state}" if system_state else ""
         return "unresponsive", (
             f"none of its Python threads has run for {age_ns / 1e9:.1f} s: the GIL is held, or its host is down{state}"

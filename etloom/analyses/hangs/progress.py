@@ -84,12 +84,23 @@ class JobProgress:
         has_stalled = not has_ended and (stalled_s >= limit_s or has_crashed)
         cause = find_cause(compare_calls(calls), processes, has_stalled=True) if has_stalled else None
         if cause is not None and not any(state.is_broken for state in processes.values()):
-            has_stalled = stalled_s >= (self._stall_s or PATIENCE_S.get(cause.kind, 0))
+            usual_s = PATIENCE_S.get(cause.kind, 0)
+            has_stalled = stalled_s >= (self._stall_s or usual_s) and self._is_current(calls, now_ns)
         if not (has_stalled or is_broken):  # a slow rank, or none
             cause = find_slow_rank(calls)
         steps = min((int(facts.get("steps") or 0) for facts in calls.processes.values()), default=0)
         lateness = measure_mean_lateness(calls)
         return Observation(steps, step_ns, lateness, change, cause, has_stalled, has_ended, stalled_s)
+
+    def _is_current(self, calls: JobCalls, now_ns: int) -> bool:
+        """Return whether all ranks have written their states since the last progress.
+
+        An earlier state may show calls that have ended since, and its rank may be the one that is stuck.
+        """
+        if self._stall_s is not None:  # then states are as old as the user allows
+            return True
+        written = (int(facts.get("written_ns") or now_ns) for facts in calls.processes.values())
+        return min(written, default=now_ns) >= self._last_progress_ns
 
     def _has_crashed(self, is_broken: bool, now_ns: int) -> bool:
         """Return whether a process crashed, some time ago: the others write their last states after it."""
