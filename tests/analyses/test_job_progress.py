@@ -73,7 +73,7 @@ def test_a_state_from_before_the_stall_blames_nobody_yet() -> None:
     begin = 20 * STEP_NS
     for age_s, stalls in ((0.0, True), (2.6, False)):
         progress = JobProgress(None, 1.5, 0)
-        progress.observe(make_dumps(20, begin), begin)
+        progress.observe(make_dumps(20, begin, waits=True), begin)
         now = begin + 2_500_000_000
         dumps = make_dumps(20, now, waits=True)
         process = {**dumps[0].process, "interval_s": 1.25, "written_ns": now - int(age_s * 1e9)}
