@@ -105,7 +105,7 @@ def test_a_rank_that_inherits_its_delay_is_not_a_straggler(tmp_path: Path) -> No
     ]
     (row,) = etloom.analyze(job, "findings", pattern="stragglers", min_pct=0).iter_rows(named=True)
     assert (row["rank"], row["ranks"], row["count"], row["cost_ns"]) == (0, 1, 1, 300_000)
-    assert row["title"] == "rank 0 delays other ranks once: longer compute"
+    assert row["title"] == "rank 0 delays other ranks once in its tp group: longer compute"
 
 
 def test_the_named_straggler_is_the_one_without_which_the_job_gains_most(data: Path) -> None:

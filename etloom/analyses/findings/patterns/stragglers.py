@@ -50,18 +50,26 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
     for (is_message,), rows in sorted(late.group_by(pl.col("collective") == "message")):
         ranks = rows.partition_by("rank", as_dict=True)
         for (rank,), rank_rows in sorted(ranks.items()):
-            yield rank, _describe_rank(views[rank], rank_rows, is_message, len(ranks))
+            yield rank, _describe_rank(views[rank], rank_rows, is_message, (len(ranks), len(views)))
 
 
-def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, rank_count: int) -> Finding:
-    rank = view.trace.rank
+def _describe_axis(rows: pl.DataFrame, job_size: int) -> str:
+    """Return in which groups most of the delay is, if their axis of parallelism is known and they are not all ranks."""
+    groups = rows.group_by(pl.col("axis").cast(pl.String), "group_size").agg(pl.col("own_late_ns").sum())
+    axis, size, _ = groups.sort("own_late_ns", "axis", "group_size", descending=(True, False, False)).row(0)
+    return f" in its {axis} group" if axis and size is not None and size < job_size else ""
+
+
+def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, counts: tuple[int, int]) -> Finding:
+    """Return the finding on a rank; counts: of the ranks that delay others, and of the job."""
+    rank, (rank_count, job_size) = view.trace.rank, counts
     confidence, effect, advice = _TEXTS[is_message]
     reasons = _REASONS
     if view.activity.basis != "device":
         reasons, advice = _REASONS_WITHOUT_DEVICE, advice.replace(_DEVICE_ADVICE, "")
     totals = rows.group_by("reason").agg(pl.col("own_late_ns").sum())
     reason = reasons[totals.sort("own_late_ns", "reason", descending=(True, False))["reason"][0]]
-    title = f"rank {rank} {effect} {format_times(rows.height)}: {reason}"
+    title = f"rank {rank} {effect} {format_times(rows.height)}{_describe_axis(rows, job_size)}: {reason}"
     if rank_count > 1:
         title = f"{rank_count} ranks delay others; the job loses most as {title}"
     worst = rows.sort("own_late_ns", "start", descending=(True, False)).row(0, named=True)
