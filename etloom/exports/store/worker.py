@@ -8,5 +8,5 @@ import sys
 from etloom.exports.store.batches import prepare_batch
 
 if __name__ == "__main__":
-    gc.freeze()  # the modules stay; collections that go through them take a twentieth of the time
+    gc.freeze()  # the modules stay: garbage collections need not go through them
     prepare_batch(sys.stdin.read())
