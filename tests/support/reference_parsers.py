@@ -216,6 +216,7 @@ HOST_CATEGORIES = {
 }  # fmt: skip
 JSON_COLUMNS = {
     "events": {"args"},
+    "flows": {"args"},
     "arguments": {"dims", "types", "strides", "concrete_inputs"},
     "metadata": {"args"},
     "memory": {"args"},
