@@ -155,6 +155,12 @@ def _parse_percent(text: str) -> float:
             remedy="write it as 3%",
             option="max_regression",
         )
+    if 0 < limit < 1 and not text.strip().endswith("%"):
+        raise InvalidValue(
+            f"{text!r} may be a fraction or a percentage",
+            remedy=f"write it as {100 * limit:g}% or as {limit:g}%",
+            option="max_regression",
+        )
     return limit
 
 

@@ -286,9 +286,16 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
     for wrong, said in (
         (
             ["--baseline", a, "--max-regression", "x"],
-            "--max-regression: expected a percentage, got 'x'; write it as 3%; see etloom check --help",
+            "--max-regression: expected a percentage of 0 or more, got 'x'; write it as 3%; see etloom check --help",
         ),
-        (["--baseline", a, "--max-regression", "-3%"], "--max-regression: expected a percentage, got '-3%'"),
+        (
+            ["--baseline", a, "--max-regression", "-3%"],
+            "--max-regression: expected a percentage of 0 or more, got '-3%'",
+        ),
+        (
+            ["--baseline", a, "--max-regression", "0.03"],
+            "--max-regression: '0.03' may be a fraction or a percentage; write it as 3% or as 0.03%",
+        ),
         (["--baseline", a, "--metric", "speed"], "--metric: unknown metric 'speed'"),
         ([], f"missing the run to compare with: etloom check {slow} --baseline MAIN"),
         ([b], f"missing the run to compare with: etloom check {b} --baseline {slow}"),
