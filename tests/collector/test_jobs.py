@@ -291,7 +291,7 @@ def test_exit_status_of_a_signal(tmp_path: Path) -> None:
 def test_the_python_of_the_job_sees_no_difference(tmp_path: Path) -> None:
     """sys.path, the modules and the user's own sitecustomize are as without us."""
     look = (
-        "import sys; c = sys.modules.get('sitecustomize'); print(sys.path[1:], c and c.MARK, "
+        "import sys; c = sys.modules.get('sitecustomize'); print(sys.path[1:], getattr(c, 'MARK', None), "
         "[m for m in sys.modules if 'etloom_' in m and 'editable' not in m], 'torch' in sys.modules)"
     )
     own = tmp_path / "own"

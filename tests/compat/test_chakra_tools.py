@@ -185,9 +185,9 @@ def test_text_dlrm(kind: str, tmp_path: Path) -> None:
         ("DATA\n1\nconv -1 1 SUM 0 1 NONE 0 1 NONE 0 1\n", "unknown collective 'SUM'"),
         (
             "DATA\n1\nconv -1 -1 NONE 0 1 NONE 0 1 NONE 0 1\n",
-            "-1 us and 0 bytes are not a valid time and size",
+            "time -1 us or size 0 B is out of range",
         ),
-        (f"DATA\n1\nconv -1 1 NONE 0 1 NONE 0 1 ALLREDUCE {1 << 63} 1\n", "not a valid time and size"),
+        (f"DATA\n1\nconv -1 1 NONE 0 1 NONE 0 1 ALLREDUCE {1 << 63} 1\n", "is out of range"),
         ("HYBRID_DLRM 4\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "has no layer 4"),
     ],
 )
