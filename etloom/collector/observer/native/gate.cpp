@@ -3,7 +3,9 @@
 // With profile_all_threads, torch's profiler frees its events when it stops. A thread that is inside one of its
 // callbacks then writes to freed memory; so does an operator that ends in a later window than it began in. Two
 // callbacks of ours enclose those of the profiler: the outer one is registered before it, the inner one after it, and
-// torch runs the callbacks of an operator in the order of their registration, at its begin and at its end.
+// torch runs the callbacks of an operator in the order of their registration, at its begin and at its end. An operator
+// that is created while the profiler starts lacks the inner callback: its thread counts as inside until it runs another
+// operator, or for `kMaxCallback`.
 #include <ATen/record_function.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -22,12 +24,37 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kPause = std::chrono::microseconds(20);
-constexpr auto kMaxWait = std::chrono::seconds(10);  // of the job's threads; the profiler needs microseconds
+constexpr auto kMaxWait = std::chrono::seconds(10);     // of the job's threads; the profiler needs microseconds
+constexpr auto kMaxCallback = std::chrono::seconds(3);  // of the profiler, which needs microseconds
+
+struct Unfinished;
 
 // A thread of the job; never freed, reused by a new thread when its own has ended.
 struct Visitor {
-  std::atomic<bool> inside{false};  // between the outer callback and the inner one
-  bool taken = true;                // guarded by `mutex`
+  std::atomic<bool> inside{false};       // between the outer callback and the inner one
+  std::atomic<bool> has_inner{false};    // the inner callback is known to follow
+  std::atomic<uint64_t> entries{0};      // how often the thread came inside
+  Unfinished* beginning = nullptr;       // the operator whose callbacks run at its begin
+  bool taken = true;                     // guarded by `mutex`, as all below
+  uint64_t entry_seen = 0;               // the entry that was seen last, and when it was first seen
+  Clock::time_point seen_at{};
+
+  void come_inside(bool inner_follows) {
+    has_inner.store(inner_follows, std::memory_order_relaxed);
+    entries.fetch_add(1, std::memory_order_relaxed);
+    inside.store(true);
+  }
+
+  // Whether the thread may be in a callback of the profiler.
+  bool may_be_inside(Clock::time_point now) {
+    if (!inside.load()) return false;
+    const uint64_t entry = entries.load(std::memory_order_relaxed);
+    if (entry != entry_seen) {
+      entry_seen = entry;
+      seen_at = now;
+    }
+    return has_inner.load(std::memory_order_relaxed) || now - seen_at < kMaxCallback;
+  }
 };
 
 std::mutex mutex;
@@ -39,8 +66,6 @@ constinit thread_local Visitor* thread_visitor = nullptr;
 thread_local bool thread_exiting = false;
 
 std::atomic<bool> closed{false};
-// The profiler is starting: an operator may get the outer callback without the inner one.
-std::atomic<bool> starting{false};
 std::atomic<int64_t> unfinished{0};  // operators that began in a window and have not ended
 std::atomic<uint64_t> process{0};    // counts the forks that lead to this process
 at::CallbackHandle outer = at::INVALID_CALLBACK_HANDLE, inner = at::INVALID_CALLBACK_HANDLE;
@@ -51,6 +76,7 @@ struct ThreadExit {
     const std::lock_guard<std::mutex> lock(mutex);
     if (thread_visitor == nullptr) return;
     thread_visitor->inside.store(false);
+    thread_visitor->beginning = nullptr;
     thread_visitor->taken = false;
     thread_visitor = nullptr;
   }
@@ -100,55 +126,58 @@ void wait_until_open(Clock::time_point deadline) {
   if (state != nullptr) python.lock(state);
 }
 
-void enter() {
+Visitor* enter(bool inner_follows) {
   Visitor* const visitor = find_visitor();
-  if (visitor == nullptr) return;
-  visitor->inside.store(true);
-  if (!closed.load()) return;
+  if (visitor == nullptr) return nullptr;
+  visitor->come_inside(inner_follows);
+  if (!closed.load()) return visitor;
   const auto deadline = Clock::now() + kMaxWait;
   while (closed.load() && !profiler_is_gone() && Clock::now() < deadline) {
     visitor->inside.store(false);
     wait_until_open(deadline);
-    visitor->inside.store(true);
+    visitor->come_inside(inner_follows);
   }
-}
-
-void leave() {
-  if (thread_visitor != nullptr) thread_visitor->inside.store(false);
+  return visitor;
 }
 
 struct Unfinished : at::ObserverContext {
-  Unfinished(uint64_t process, bool has_inner) : process(process), has_inner(has_inner) {}
+  explicit Unfinished(uint64_t process) : process(process) {}
   uint64_t process;
-  bool has_inner;
+  bool has_inner = false;
 };
 
 std::unique_ptr<at::ObserverContext> begin_outer(const at::RecordFunction&) {
-  const bool has_inner = !starting.load();
-  if (has_inner) enter();
+  auto operation = std::make_unique<Unfinished>(process.load());
+  if (Visitor* const visitor = enter(false)) visitor->beginning = operation.get();
   unfinished.fetch_add(1);
-  return std::make_unique<Unfinished>(process.load(), has_inner);
+  return operation;
 }
 
 void end_outer(const at::RecordFunction&, at::ObserverContext* context) {
   const auto* const operation = static_cast<Unfinished*>(context);
-  if (operation->has_inner) enter();
+  enter(operation->has_inner);
   if (operation->process == process.load()) unfinished.fetch_sub(1);
 }
 
+// An operator with the inner callback also has the outer one, which ran on this thread before it.
 std::unique_ptr<at::ObserverContext> begin_inner(const at::RecordFunction&) {
-  leave();
+  if (thread_visitor == nullptr) return nullptr;
+  if (thread_visitor->beginning != nullptr) thread_visitor->beginning->has_inner = true;
+  thread_visitor->beginning = nullptr;
+  thread_visitor->inside.store(false);
   return nullptr;
 }
 
-void end_inner(const at::RecordFunction&, at::ObserverContext*) { leave(); }
+void end_inner(const at::RecordFunction&, at::ObserverContext*) {
+  if (thread_visitor != nullptr) thread_visitor->inside.store(false);
+}
 
 bool is_empty() {
   const std::lock_guard<std::mutex> lock(mutex);
-  for (const Visitor* visitor : visitors()) {
-    if (visitor->inside.load()) return false;
-  }
-  return true;
+  const auto now = Clock::now();
+  bool empty = true;
+  for (Visitor* visitor : visitors()) empty = !visitor->may_be_inside(now) && empty;
+  return empty;
 }
 
 template <class Condition>
@@ -195,14 +224,12 @@ int etloom_gate_is_clear(int64_t timeout_ms) {
 void etloom_gate_add_outer() {
   static const int atfork = pthread_atfork(gate::before_fork, gate::in_parent, gate::in_child);
   (void)atfork;
-  gate::starting.store(true);
   gate::outer = at::addGlobalCallback(at::RecordFunctionCallback(gate::begin_outer, gate::end_outer));
 }
 
 // Registers the inner callback: called when the profiler has started.
 void etloom_gate_add_inner() {
   gate::inner = at::addGlobalCallback(at::RecordFunctionCallback(gate::begin_inner, gate::end_inner));
-  gate::starting.store(false);
 }
 
 // Closes the gate and waits until no thread is inside; returns 0, with the gate open, if one still is.
@@ -216,8 +243,7 @@ int etloom_gate_close(int64_t timeout_ms) {
 // Opens the gate and removes the callbacks.
 void etloom_gate_remove() {
   gate::closed.store(false);
-  gate::starting.store(false);
-  gate::remove(gate::outer);
   gate::remove(gate::inner);
+  gate::remove(gate::outer);
 }
 }
