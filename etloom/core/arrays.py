@@ -54,6 +54,13 @@ def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Se
     return new[pl.Series(np.where(positions < 0, rows.size, positions).astype(np.uint32))].alias(column.name)
 
 
+def encode_texts(column: pl.Series) -> np.ndarray:
+    """Return a number from 0 for the text of each row; null has one, too."""
+    codes = text_codes.read_codes(column.cast(pl.Categorical))
+    numbers: np.ndarray = np.unique(codes, return_inverse=True)[1]
+    return numbers
+
+
 def to_array(column: pl.Series, null: int) -> np.ndarray:
     """Return a column of integers as an array, with ``null`` in place of null."""
     if not column.null_count():
@@ -75,7 +82,7 @@ def rows_of_ids(
     size = int(table_ids.max()) + 1 if table_ids.size else 0
     rows: np.ndarray
     if dtype is np.int32 and ids.dtype == pl.UInt32:
-        rows = ids.fill_null(_NULL_ID).to_numpy().view(np.int32)
+        rows = (ids.fill_null(_NULL_ID) if ids.null_count() else ids).to_numpy().view(np.int32)
     else:
         rows = to_array(ids, -1).astype(dtype)
     if size > 64 * table_ids.size + 4096:  # sparse ids: a lookup table would be as large as the greatest id

@@ -13,9 +13,11 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import numpy as np
 import polars as pl
 
-from etloom.core import names
+from etloom.core import names, text_codes
+from etloom.core.arrays import take_rows
 
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 """Categories of operators on the host."""
@@ -168,9 +170,25 @@ def is_profiler_internal() -> pl.Expr:
 
 
 def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
-    """Return events with a column ``kind``, computed once per distinct (cat, name)."""
-    distinct = events.select("cat", "name").unique().with_columns(kernel_type())
-    return events.join(distinct, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
+    """Return events with a column ``kind``, computed once per category and name of the process."""
+    cats, texts = (events[column].cast(pl.Categorical) for column in ("cat", "name"))
+    codes, user_files = text_codes.read_codes(texts), names.list_user_files()
+    kinds = np.full(events.height, -1)
+    rows, positions = text_codes.find_distinct(text_codes.read_codes(cats))
+    for position, category in enumerate(cats[rows].to_list()):
+        selected = np.flatnonzero(positions == position)
+        if category in MEMCPY_CATEGORIES | MEMSET_CATEGORIES:
+            kinds[selected] = KERNEL_TYPES.index("memory")
+        elif category in DEVICE_CATEGORIES:
+            kinds[selected] = text_codes.compute_numbers(
+                texts[selected], codes[selected], _number_kernel_type, category, user_files
+            )
+    return events.hstack([take_rows(pl.Series("kind", KERNEL_TYPES, dtype=KERNEL_TYPE_DTYPE), kinds)])
+
+
+def _number_kernel_type(name: pl.Expr, category: str, user_files: tuple[str, ...]) -> pl.Expr:
+    """Return an expression for the index in `KERNEL_TYPES`; it depends on the user's files of names."""
+    return kernel_type(pl.lit(category), name).to_physical()
 
 
 def is_communication(name: pl.Expr | None = None) -> pl.Expr:

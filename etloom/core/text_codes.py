@@ -7,7 +7,7 @@ whose names are the same, share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -24,17 +24,18 @@ _CODES = pl.col("text").to_physical()
 _CODES_WITHOUT_NULL = _CODES.fill_null(ABSENT)
 _MAX_KEPT = 1 << 18
 """Texts of greater codes are matched at each call, so that the tables stay small."""
-_NO, _UNKNOWN = np.uint8(0), np.uint8(2)
-"""Entries of the table of a pattern; 1 is a match."""
+_UNKNOWN = np.uint8(255)
+"""Entry of a table for a text that has not occurred."""
 
 Codes = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
+Numbers = NDArray[np.uint8]
 
 
 def read_codes(column: pl.Series) -> Codes:
     """Return the code of each row of a Categorical column, ABSENT for null."""
     query = _CODES_WITHOUT_NULL if column.null_count() else _CODES
-    codes: Codes = column.to_frame("text").select(query).to_series().to_numpy()
+    codes: Codes = column.to_frame("text").select_seq(query).to_series().to_numpy()
     return codes
 
 
@@ -90,47 +91,73 @@ def match_distinct(column: pl.Series, codes: Codes, condition: pl.Expr) -> Mask:
         codes: Its codes.
         condition: An expression of the Categorical column ``text``.
     """
+    return _compute_distinct(column, codes, condition).view(np.bool_)
+
+
+def _compute_distinct(column: pl.Series, codes: Codes, expression: pl.Expr) -> Numbers:
     rows, positions = find_distinct(codes)
-    return np.append(_match_rows(column, rows, condition), False)[positions]
+    return np.append(_compute_rows(column, rows, expression), np.uint8(0))[positions]
 
 
-def _match_rows(column: pl.Series, rows: NDArray[np.int64], condition: pl.Expr) -> Mask:
+def _compute_rows(column: pl.Series, rows: NDArray[np.int64], expression: pl.Expr) -> Numbers:
     texts = column[pl.Series(rows.astype(np.uint32))].to_frame("text")
-    matches: Mask = texts.select(condition).to_series().to_numpy()
-    return matches
+    numbers: Numbers = texts.select(expression.cast(pl.UInt8)).to_series().to_numpy()
+    return numbers
 
 
-class _PatternMask:
-    """The texts of the process that contain a match of a regular expression, as far as they have occurred."""
+class _TextTable:
+    """A number below 255 of each text of the process, as far as they have occurred; 0 for null.
 
-    def __init__(self, pattern: str) -> None:
-        self._condition = pl.col("text").cast(pl.String).str.contains(pattern)
+    Args:
+        expression: An expression of the Categorical column ``text``.
+    """
+
+    def __init__(self, expression: pl.Expr) -> None:
+        self._expression = expression
         self._by_code = np.zeros(1, np.uint8)  # the last entry is for ABSENT
 
-    def match(self, column: pl.Series, codes: Codes) -> Mask:
+    def look_up(self, column: pl.Series, codes: Codes) -> Numbers:
         size = _count_codes(codes)
         if size > _MAX_KEPT:
-            return match_distinct(column, codes, self._condition)
+            return _compute_distinct(column, codes, self._expression)
         by_code = self._by_code
         if size >= by_code.size:
             by_code = np.full(2 * size + 1, _UNKNOWN)
             by_code[: self._by_code.size - 1] = self._by_code[:-1]
-            by_code[-1] = _NO
+            by_code[-1] = 0
             self._by_code = by_code  # another thread's answers may be lost, and are computed again
-        matches = looked_up(by_code, codes, clip=True)
-        unknown = np.flatnonzero(matches == _UNKNOWN)
+        numbers: Numbers = looked_up(by_code, codes, clip=True)
+        unknown = np.flatnonzero(numbers == _UNKNOWN)
         if unknown.size:
             row_by_code = np.full(size, -1, np.int64)
             row_by_code[codes[unknown]] = unknown
             distinct = np.flatnonzero(row_by_code >= 0)
-            by_code[distinct] = _match_rows(column, row_by_code[distinct], self._condition)
-            matches = looked_up(by_code, codes, clip=True)
-        return matches.view(np.bool_)
+            by_code[distinct] = _compute_rows(column, row_by_code[distinct], self._expression)
+            numbers = looked_up(by_code, codes, clip=True)
+        return numbers
 
 
 @lru_cache(maxsize=512)
-def _mask_pattern(pattern: str) -> _PatternMask:
-    return _PatternMask(pattern)
+def _tabulate(function: Callable[..., pl.Expr], *arguments: Hashable) -> _TextTable:
+    return _TextTable(function(pl.col("text").cast(pl.String), *arguments))
+
+
+def compute_numbers(
+    column: pl.Series, codes: Codes, function: Callable[..., pl.Expr], *arguments: Hashable
+) -> Numbers:
+    """Return a number below 255 for each row of a Categorical column, computed once per text of the process.
+
+    Args:
+        column: The column; null has the number 0.
+        codes: Its codes.
+        function: Returns an expression for the number of a text, an expression itself, with these arguments. The
+            numbers are kept as long as the process, by function and arguments.
+    """
+    return _tabulate(function, *arguments).look_up(column, codes)
+
+
+def _contains(text: pl.Expr, pattern: str) -> pl.Expr:
+    return text.str.contains(pattern)
 
 
 def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -> Mask:
@@ -141,12 +168,13 @@ def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -
         pattern: The regular expression.
         within: Mask of the rows to look at; the others do not match.
     """
-    codes, mask = read_codes(column), _mask_pattern(pattern)
+    codes, table = read_codes(column), _tabulate(_contains, pattern)
     if within is None:
-        return mask.match(column, codes)
+        return table.look_up(column, codes).view(np.bool_)
     matches = np.zeros(codes.size, np.bool_)
     if (rows := np.flatnonzero(within)).size:
-        matches[rows] = mask.match(column[pl.Series(rows.astype(np.uint32))], codes[rows])
+        texts = column[pl.Series(rows.astype(np.uint32))]
+        matches[rows] = table.look_up(texts, codes[rows]).view(np.bool_)
     return matches
 
 

@@ -122,8 +122,9 @@ def _columns_sharing_unit(frame: pl.DataFrame, name: str) -> list[str]:
 def _largest_magnitude(frame: pl.DataFrame, name: str) -> float:
     """Return the largest displayed magnitude of a column."""
     column = frame[name]
-    top: Any = (column - _epoch_origin(frame) if _is_epoch_time(column) else column).abs().max()
-    return float(top or 0)
+    zero = _epoch_origin(frame) if _is_epoch_time(column) else 0
+    ends: tuple[Any, ...] = (column.min(), column.max())
+    return max((float(abs(end - zero)) for end in ends if end is not None), default=0.0)
 
 
 def _epoch_origin(frame: pl.DataFrame) -> int:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from etloom.core.arrays import to_array
 from etloom.core.trace import Trace
 from etloom.reports.colors import add_color_code
 from etloom.reports.timeline_path import place_pieces
@@ -35,6 +36,7 @@ from etloom.timeline.activity import find_steps
 
 MAX_TEXT = 2000
 NULL_WORD = 0xFFFFFFFF
+_NULL = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -216,10 +218,11 @@ class _Column(NamedTuple):
 def _encode(name: str, form: str, values: pl.Series) -> _Column:
     """Encode a column as ``wide`` (null as all ones), ``u32`` or ``u8`` (null as 0)."""
     if form == "wide":
-        numbers = values.clip(0).fill_null(-1).to_numpy().astype(np.int64).view(np.uint64)
+        known = to_array(values, _NULL)
+        numbers = np.where(known == _NULL, -1, np.maximum(known, 0)).astype(np.int64).view(np.uint64)
         data = (numbers & NULL_WORD).astype("<u4").tobytes() + (numbers >> 32).astype("<u4").tobytes()
     else:
-        data = values.fill_null(0).to_numpy().astype({"u32": "<u4", "u8": "u1"}[form]).tobytes()
+        data = to_array(values, 0).astype({"u32": "<u4", "u8": "u1"}[form]).tobytes()
     return _Column(name, form, len(values), data)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import polars as pl
 import pytest
 
-from etloom.core import categories
+from etloom.core import categories, names
 from etloom.core.steps import STEP_PATTERN
 
 COPY, SET = "gpu_memcpy", "gpu_memset"
@@ -282,3 +283,23 @@ def test_the_extent_is_of_work_alone() -> None:
     )
     assert events.select(first, last).row(0) == (15, 70)
     assert events[:2].select(first, last).row(0) == (None, None)
+
+
+def test_types_of_events_of_several_categories_stay_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(names, "_user_files", {})
+    request.addfinalizer(names.list_names.cache_clear)
+    events = pl.DataFrame(
+        {
+            "cat": ["kernel", None, "gpu_memcpy", "cpu_op", "kernel", "Kernel", "kernel", "kernel"],
+            "name": ["my_ring", "my_ring", None, "my_ring", "ncclKernel_X", "Memcpy", None, "elementwise"],
+        }
+    )
+    expected = ["computation", None, "memory", None, "communication", "memory", "computation", "computation"]
+    assert categories.add_kernel_type(events)["kind"].to_list() == expected
+    file = tmp_path / "mine.yaml"
+    file.write_text("communication:\n  - {pattern: '^my_ring'}\n")
+    names.add_names(file)  # what is kept of the names is not used any more
+    kinds = categories.add_kernel_type(events.cast({"cat": pl.Categorical, "name": pl.Categorical}))["kind"]
+    assert kinds.to_list() == ["communication", *expected[1:]]

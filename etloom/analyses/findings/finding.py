@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core.arrays import map_text
+from etloom.core.arrays import encode_texts, map_text
 from etloom.core.intervals import EMPTY, Intervals, union
 from etloom.core.text import count_noun
 
@@ -108,29 +108,23 @@ def sum_places(
         min_rows: Minimum number of rows of a place.
         hidden: Times at which nothing is lost.
     """
-    rows = rows.filter(pl.col("cost_ns") > 0)
+    rows = rows[np.flatnonzero(rows["cost_ns"].to_numpy() > 0)]
     if rows.height < min_rows or rows.is_empty():
         return
-    located = _add_blocks(rows.hstack(view.locate(rows["event"])))
+    located = rows.hstack(view.locate(rows["event"]))
+    if by == "block":
+        located = located.hstack([_name_blocks(located["module"], located["operator"])])
     if min_rows > 1:
-        located = located.filter(pl.len().over(by) >= min_rows)
+        place = encode_texts(located[by])
+        located = located[np.flatnonzero(np.bincount(place)[place] >= min_rows)]
     if located.is_empty():
         return
-    located = located.with_row_index("row")
-    places = (
-        located.group_by(by)
-        .agg(
-            pl.col("cost_ns").sum(),
-            pl.len().alias("count"),
-            pl.col("cost_ns").max().alias("largest"),
-            pl.col("row").get(pl.col("cost_ns").arg_max()),
-        )
-        .sort("cost_ns", "largest", "row", descending=(True, True, False))
-    )
-    row = located.row(places["row"][0], named=True)
-    row["longest"] = located["cost_ns"].top_k(LONGEST_COUNT).sort(descending=True).to_list()
+    costs = located["cost_ns"].to_numpy()
+    places, place_costs, counts = _rank_places(encode_texts(located[by]), costs)
+    row = located.row(int(places[0]), named=True)
+    row["longest"] = np.sort(costs)[::-1][:LONGEST_COUNT].tolist()
     row["cost_ns"], row["in_steps_ns"] = compute_cost(view, located, hidden)
-    row |= {"count": located.height, "places": places.height}
+    row |= {"count": located.height, "places": places.size}
     location: dict[str, Any] = {name: row.get(name) for name in _LOCATION}
     yield Finding(
         title(row),
@@ -145,19 +139,27 @@ def sum_places(
         end_ns=row["end"],
         in_steps_ns=row["in_steps_ns"],
         kind=kind,
-        parts=_limit_parts([Part(*part) for part in places.select(by, "cost_ns", "count").iter_rows()])
-        if places.height > 1
+        parts=_limit_parts(list(map(Part, located[by][places].to_list(), place_costs, counts)))
+        if places.size > 1
         else (),
     )
 
 
-def _add_blocks(located: pl.DataFrame) -> pl.DataFrame:
-    """Add the column block: the class of the module (layers of one class count as one place), else the operator."""
-    module = located["module"]
-    if module.null_count() == located.height:
-        return located.with_columns(module.alias("class"), located["operator"].alias("block"))
-    layer = map_text(module, lambda name: name.str.replace(r"_\d+$", "")).alias("class")
-    return located.with_columns(layer).with_columns(block=pl.coalesce("class", "operator"))
+def _rank_places(place: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, list[int], list[int]]:
+    """Return the costliest row of each place, and the cost and number of its rows; the costliest place first."""
+    by_place = np.lexsort((-costs, place))
+    firsts = np.flatnonzero(np.diff(place[by_place], prepend=-1))
+    rows, sums = by_place[firsts], np.add.reduceat(costs[by_place], firsts)
+    order = np.lexsort((rows, -costs[rows], -sums))
+    return rows[order], sums[order].tolist(), np.diff(firsts, append=costs.size)[order].tolist()
+
+
+def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
+    """Return the block of each row: the class of the module (layers of one class count as one), else the operator."""
+    if modules.null_count() == len(modules):
+        return operators.alias("block")
+    classes = map_text(modules, lambda name: name.str.replace(r"_\d+$", ""))
+    return classes.zip_with(classes.is_not_null(), operators).alias("block")
 
 
 def sum_findings(findings: Sequence[Finding], title: str) -> Finding:

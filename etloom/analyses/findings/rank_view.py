@@ -238,12 +238,19 @@ class RankView:
 
         Columns: id, parent, cat, name (text), ts, end, dur, pid, tid, step.
         """
-        events = self.trace.events.select("id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name")
+        events = self.trace.events
+        mask = arrays.is_in(events["cat"], categories) & self._is_timed
         if names:
-            events = events[np.flatnonzero(self.match_events(names))]
-        return events.filter(
-            pl.col("cat").is_in(list(categories)) & pl.col("dur").is_not_null()
-        ).with_columns(pl.col("name").cast(pl.String), end=pl.col("ts") + pl.col("dur"))
+            mask &= self.match_events(names)
+        columns = ["id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name"]
+        matches = events[columns][np.flatnonzero(mask)]
+        return matches.with_columns(
+            matches["name"].cast(pl.String), (matches["ts"] + matches["dur"]).alias("end")
+        )
+
+    @cached_property
+    def _is_timed(self) -> np.ndarray:
+        return self.trace.events["dur"].is_not_null().to_numpy()
 
     @cached_property
     def sync_calls(self) -> pl.DataFrame:
