@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import settings
 from etloom import cli
 from support.examples import FULL_EXAMPLES, QUICK_EXAMPLES
 from support.paths import DATA, ROOT
+
+# Full collections look at all modules and trees again and again: an eighth of the tests' time.
+gc.set_threshold(100_000, 50, 100)
 
 # No deadline: a busy machine is not a failure, speed is measured by the benchmarks.
 settings.register_profile("full", deadline=None, max_examples=FULL_EXAMPLES)
