@@ -74,10 +74,10 @@ def analyze(job: Job) -> pl.DataFrame:
     graph = dependencies.graph
     latency_fits = quality.measure_fit_by_rank(graph, job.ranks)
     rows = []
-    for rank in job.ranks:
+    for rank, part in graph.split_by_rank(job.ranks):
         fit, counts = latency_fits[rank], dependencies.counts[rank]
-        starts = quality.measure_explained_starts(graph, job[rank], rank)
-        waits = quality.measure_unexplained_waits(graph, job[rank], rank)
+        starts = quality.measure_explained_starts(part, job[rank], rank)
+        waits = quality.measure_unexplained_waits(part, job[rank], rank)
         reason = quality.explain_misfit(starts, fit.makespan, fit.residual, waits)
         rows.append(
             {

@@ -15,11 +15,11 @@ Points are numbered so that every edge goes forward; each algorithm is therefore
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,33 @@ class Graph:
         order = np.argsort(ranks, kind="stable")
         unique, first = np.unique(ranks[order], return_index=True)
         return unique, np.split(order, first[1:])
+
+    def split_by_rank(self, ranks: Sequence[int]) -> Iterator[tuple[int, Graph]]:
+        """Yield each of all ranks with its part of the graph: its points, the edges into them, and their sources."""
+        if len(ranks) == 1:
+            yield ranks[0], self
+            return
+        order = np.argsort(self.rank, kind="stable")
+        sides: tuple[Literal["left", "right"], ...] = ("left", "right")
+        begins, ends = (np.searchsorted(self.rank[order], ranks, side=side) for side in sides)
+        for rank, begin, end in zip(ranks, begins.tolist(), ends.tolist(), strict=True):
+            yield rank, self._select_part(order[begin:end])
+
+    def _select_part(self, targets: Int64Array) -> Graph:
+        """Return the graph of these points (ascending), the edges into them, and their sources."""
+        degrees = self.first[targets + 1] - self.first[targets]
+        ends = np.cumsum(degrees)
+        edges = np.repeat(self.first[targets] - ends + degrees, degrees) + np.arange(degrees.sum())
+        points = np.union1d(targets, self.source[edges])
+        first = np.zeros(points.size + 1, np.int32)
+        first[np.searchsorted(points, targets) + 1] = degrees
+        return Graph(
+            **{name: getattr(self, name)[points] for name in ("time", "event", "role", "rank")},
+            first=np.cumsum(first, dtype=np.int32),
+            source=np.searchsorted(points, self.source[edges]).astype(np.int32),
+            **{name: getattr(self, name)[edges] for name in ("min_latency", "kind", "owner")},
+            dropped=self.dropped,
+        )
 
     @cached_property
     def unexplained(self) -> Int64Array:

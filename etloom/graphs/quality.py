@@ -181,12 +181,12 @@ def _find_unexplained_ranks(job: Job, reference: weakref.ref[Graph]) -> dict[int
     graph = reference()
     assert graph is not None
     reasons: dict[int, str] = {}
-    for rank, trace in job.items():
-        time = graph.time if len(job) == 1 else graph.time[graph.rank == rank]
+    for rank, part in graph.split_by_rank(job.ranks):
+        time = part.time if len(job) == 1 else part.time[part.rank == rank]
         if len(time):
-            explained = measure_explained_starts(graph, trace, rank, shifts=())
-            waits = measure_unexplained_waits(graph, trace, rank)
-            makespan = algorithms.compute_makespan(graph, time)
+            explained = measure_explained_starts(part, job[rank], rank, shifts=())
+            waits = measure_unexplained_waits(part, job[rank], rank)
+            makespan = algorithms.compute_makespan(part, time)
             reason = explain_misfit(explained, makespan, explained.residual, waits)
             reasons |= {rank: reason} if reason is not None else {}
     return reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,3 +101,18 @@ def test_the_sum_of_what_no_floor_explains(recording):
     assert quality.sum_residuals(graph) == graph.residual.sum()
     own = graph.rank == 1
     assert quality.sum_residuals(graph, own) == graph.residual[own].sum()
+
+
+@settings(max_examples=examples(100))
+@given(recordings())
+def test_a_part_of_the_graph_suffices_to_measure_a_rank(recording):
+    graph, trace = recording
+    is_between_ranks = graph.rank[graph.source] != graph.rank[graph.target]  # where no kernel runs
+    kind = np.where(is_between_ranks & (graph.kind == EdgeKind.KERNEL), EdgeKind.STREAM, graph.kind)
+    graph = dataclasses.replace(graph, kind=kind.astype(np.uint8))
+    parts = dict(graph.split_by_rank([0, 1, 7]))
+    assert len(parts[7]) == 0
+    for rank in (0, 1):
+        expected = quality.measure_explained_starts(graph, trace, rank)
+        assert quality.measure_explained_starts(parts[rank], trace, rank) == expected
+        assert len(parts[rank].source) == np.isin(graph.rank[graph.target], [rank]).sum()

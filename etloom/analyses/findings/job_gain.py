@@ -80,9 +80,13 @@ class JobGains:
             return None
         lag = graph.lag
         for rank, tracks, lost, share in _merge_losses(findings):
-            edges = self._edges[rank][tracks]
-            before = lost.clip(self._begin, self._end).before(graph.time)
-            shorter = before[self._target[edges]] - before[graph.source[edges]]
+            edges, lost = self._edges[rank][tracks], lost.clip(self._begin, self._end)
+            source, target = graph.source[edges], self._target[edges]
+            if 4 * edges.size < graph.time.size:  # of many ranks: only its part of the graph
+                shorter = lost.covered(graph.time[source], graph.time[target])
+            else:
+                before = lost.before(graph.time)
+                shorter = before[target] - before[source]
             affected = np.flatnonzero(shorter)
             edges, gains = edges[affected], np.round(share * shorter[affected]).astype(np.int64)
             lag[edges] -= np.minimum(gains, lag[edges])
