@@ -56,7 +56,7 @@ def analyze(
         )
     if min_pct:
         host, device = (
-            (pl.col(total).sum() > 0) & (100 * pl.col(column) >= min_pct * pl.col(total).sum())
+            (pl.col(total).sum() > 0) & (100.0 * pl.col(column) >= min_pct * pl.col(total).sum())
             for column, total in (("total_ns", "self_ns"), ("device_ns", "self_device_ns"))
         )
         tree = tree.filter(host | device)

@@ -108,7 +108,7 @@ def analyze(
     missing = [name for name in COLUMNS if name not in (*path.columns, "pct", "explainable")]
     path = path.with_columns(
         pl.when(pl.col("rank") == pl.col("last")).then("rank"),
-        (100 * pl.col("time_ns") / max(total, 1)).alias("pct"),
+        (100.0 * pl.col("time_ns") / max(total, 1)).alias("pct"),
         pl.lit(not quality.find_unexplained_ranks(graph, job)).alias("explainable"),
         *(pl.lit(None).alias(name) for name in missing),
     ).with_columns(critical_paths.extract_module_names(pl.col("module")).alias("module"))

@@ -65,7 +65,7 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
             pl.col("rank").get(pl.col("time").arg_max()).alias("max_rank"),
         )
     )
-    imbalance = 100 * (pl.col("max_ns") / pl.col("mean_ns") - 1)
+    imbalance = 100.0 * (pl.col("max_ns") / pl.col("mean_ns") - 1)
     return conform_columns(
         table.with_columns(pl.when(pl.col("mean_ns") > 0).then(imbalance).alias("imbalance_pct")), COLUMNS
     )

@@ -93,7 +93,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         repeated.group_by("operator", "backward", "how")
         .agg(pl.len().alias("count"), pl.col("host_ns", "device_ns").sum())
         .with_columns(
-            (100 * pl.col(f"{basis}_ns") / time if time else pl.lit(None, pl.Float64)).alias(f"{basis}_pct")
+            (100.0 * pl.col(f"{basis}_ns") / time if time else pl.lit(None, pl.Float64)).alias(f"{basis}_pct")
             for basis, time in totals.items()
         )
         .sort("device_ns", "host_ns", "operator", "backward", descending=[True, True, False, False])

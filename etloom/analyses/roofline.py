@@ -118,7 +118,7 @@ def _aggregate() -> list[pl.Expr]:
         .then(flops / (pl.max_horizontal(*limits) / pl.len()) / 1e3)
         .alias("attainable_tflops_per_s"),
         pl.when(has_limits | by_memory)
-        .then(100 * pl.col("ideal_ns").sum() / pl.col("time_ns").sum())
+        .then(100.0 * pl.col("ideal_ns").sum() / pl.col("time_ns").sum())
         .alias("roofline_pct"),
         pl.when(has_limits & (limits[0] > limits[1]))
         .then(pl.lit("compute"))

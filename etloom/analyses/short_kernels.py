@@ -49,6 +49,6 @@ def analyze(trace: Trace, *, threshold_ns: int = 10_000, step: int | None = None
             pl.col("dur").mean().alias("mean_ns"),
             pl.col("gap").sum().alias("gap_ns"),
         )
-        .with_columns(count_pct=100 * pl.col("count") / max(1, kernels.height))
+        .with_columns(count_pct=100.0 * pl.col("count") / max(1, kernels.height))
     )
     return conform_columns(table, COLUMNS).sort("count", "name", descending=(True, False))

@@ -78,7 +78,7 @@ def analyze(job: Job) -> pl.DataFrame:
         .join(sums, on="rank", how="left")
         .join(_compare_links(parts), on="rank", how="left")
         .with_columns(pl.col("last", "late_confirmed", "delay_ns", *CAUSES).fill_null(0))
-        .with_columns(pct=100 * pl.col("delay_ns") / span, cause=largest_cause("slow_link_ns"))
+        .with_columns(pct=100.0 * pl.col("delay_ns") / span, cause=largest_cause("slow_link_ns"))
         .sort("delay_ns", "rank", descending=(True, False))
     )
     marks = [_find_step(job, rank, at) for rank, at in table.select("rank", "own_start").iter_rows()]

@@ -64,12 +64,28 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
             staged = [_stage(values, name, uploads) for name in values.keys() & written]
             for name in values.keys() & read:
                 values[name] = _map_paths(values[name], _fetch_path)
-            result = function(*bound.args, **bound.kwargs)
+            try:
+                result = function(*bound.args, **bound.kwargs)
+            except BaseException as error:  # a panic in polars is no Exception
+                if type(error).__module__.partition(".")[0] in ("polars", "pyo3_runtime"):
+                    _check_tables_on_disk([values[name] for name in values.keys() & read])
+                raise
         for folder, url in filter(None, staged):
             result = name_uploaded(result, folder, url)
         return result
 
     return call
+
+
+def _check_tables_on_disk(runs: Any) -> None:
+    """Raise ReadError, which names the file, if a table of these runs cannot be read as a whole."""
+    if isinstance(runs, (list, tuple, dict)) and not hasattr(runs, "_fields"):
+        for run in runs.values() if isinstance(runs, dict) else runs:
+            _check_tables_on_disk(run)
+    elif isinstance(runs, (str, os.PathLike, Trace, Job)):
+        for trace in as_job(runs).values():
+            for loader in trace.loaders.values():
+                loader.read()
 
 
 def _map_paths(value: Any, change: Callable[[str | os.PathLike[str]], Any]) -> Any:

@@ -178,7 +178,7 @@ def format_path_shares(path: pl.DataFrame, digits: int, most: int, least_pct: fl
         .otherwise(pl.lit("kernels"))
     )
     name = pl.when(kind == EdgeKind.KERNEL.label).then(memory).otherwise(kind.replace(KIND_LABELS))
-    parts = path.group_by(name.alias("part")).agg(pct=100 * pl.col("time_ns").sum() / total)
+    parts = path.group_by(name.alias("part")).agg(pct=100.0 * pl.col("time_ns").sum() / total)
     parts = parts.filter(pl.col("pct") > least_pct).sort("pct", "part", descending=(True, False)).head(most)
     return [f"{pct:.{digits}f} % {part}" for part, pct in parts.iter_rows()]
 

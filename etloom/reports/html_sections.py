@@ -109,7 +109,7 @@ def render_critical_path(table: pl.DataFrame) -> str:
     rows = (
         table.group_by("kind", "category", "name", "operator", maintain_order=True)
         .agg(pl.len().alias("count"), pl.col("time_ns", "unexplained_ns").sum())
-        .with_columns(pct=100 * pl.col("time_ns") / total)
+        .with_columns(pct=100.0 * pl.col("time_ns") / total)
         .sort("time_ns", "name", descending=(True, False), maintain_order=True)
         .select("time_ns", "pct", "count", "kind", "category", "name", "operator", "unexplained_ns")
     )

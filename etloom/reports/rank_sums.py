@@ -33,7 +33,7 @@ def sum_over_ranks(table: pl.DataFrame, cost: str) -> pl.DataFrame:
             pl.col(cost).max().alias("max_ns"),
             pl.col("rank").get(most).alias("max_rank"),
         )
-        .with_columns(pct=100 * pl.col(cost) / total)
+        .with_columns(pct=100.0 * pl.col(cost) / total)
         .select(*keys, *first, *(name for name in summed if name not in first), "max_ns", "max_rank")
         .sort(cost, *keys, descending=[True, *[False] * len(keys)], nulls_last=True)
     )

@@ -51,7 +51,7 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
     extended = time.filter(is_total).with_columns(pl.col("span_ns", "idle_ns") + margin)
     shares = (
         pl.when(pl.col("span_ns") > 0)
-        .then(100 * pl.col(f"{part}_ns") / pl.col("span_ns"))
+        .then(100.0 * pl.col(f"{part}_ns") / pl.col("span_ns"))
         .alias(f"{part}_pct")
         for part in PART_LABELS
     )

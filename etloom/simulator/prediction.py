@@ -93,7 +93,7 @@ class Prediction:
             lower_bound_ns=pl.Series(predicted - np.sqrt(below)),
             upper_bound_ns=pl.Series(predicted + np.sqrt(above)),
         ).join(recorded, on=("scope", "rank", "step"), how="left", nulls_equal=True, maintain_order="left")
-        change = 100 * (pl.col("predicted_ns") - pl.col("before_ns")) / pl.col("before_ns")
+        change = 100.0 * (pl.col("predicted_ns") - pl.col("before_ns")) / pl.col("before_ns")
         table = table.with_columns(change_pct=pl.when(pl.col("before_ns") > 0).then(change))
         return table.with_columns(pl.col(r"^.*_ns$").round()).select(
             pl.col(name).cast(dtype) for name, dtype in TABLE_SCHEMA.items()

@@ -152,6 +152,18 @@ def test_a_damaged_folder_is_one_line(
     assert "\n" not in str(raised.value)
 
 
+def test_a_column_that_is_damaged_behind_a_valid_footer_is_one_line(job: Job, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.parquet"
+    etloom.export(job, saved)
+    events = saved / "rank=0" / "events.parquet"
+    start = pq.ParquetFile(events).metadata.row_group(0).column(2).dictionary_page_offset
+    content = bytearray(events.read_bytes())
+    content[start : start + 16] = b"\xff" * 16
+    events.write_bytes(content)
+    with pytest.raises(ReadError, match="is not a valid table 'events'.*; export it again"):
+        etloom.info(saved)
+
+
 def test_a_table_with_a_foreign_column_is_refused(job: Job, tmp_path: Path) -> None:
     target = tmp_path / "it.parquet"
     export.write(job[0], target)

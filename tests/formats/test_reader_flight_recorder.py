@@ -148,8 +148,9 @@ def test_a_memo_of_two_thousand_million_entries_is_not_made(tmp_path: Path) -> N
         b"\x80\x09N.",
         b"\x80\x02X\xff\xff\xff\x7fab.",
         b"\x80\x02}(]K\x01u.",  # a list as a key
+        pickle.dumps({"entries": ["\ud800"]}),  # half of a surrogate pair
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_damaged_pickles_are_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)

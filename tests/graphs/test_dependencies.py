@@ -17,7 +17,7 @@ from etloom.analyses import critical_path, slack
 from etloom.core import registry
 from etloom.core.errors import AnalysisError, InvalidValue, LinkError, UnknownName
 from etloom.core.trace import Job, Trace
-from etloom.graphs import MinimumLatencies, algorithms, build_graph, quality
+from etloom.graphs import MinimumLatencies, algorithms, build_graph, critical_paths, quality
 from etloom.graphs.graph import EdgeKind, Graph, PointRole
 from support import small_traces
 from support.examples import examples
@@ -605,3 +605,9 @@ def test_a_parent_that_ended_as_its_child_starts_ends_none_around_it() -> None:
     calls, submission = np.zeros(0, np.int32), np.zeros(0, np.int64)
     _, _, time, _, _, ends, _ = _native.tour(marked, thread, start, end, depth, parent, calls, submission)
     assert time[ends].tolist() == [100, 10, 10, 11, 60]
+
+
+def test_shares_of_a_path_that_lasts_for_years() -> None:
+    row = {"kind": ["segment"], "category": [None], "time_ns": [1 << 62]}
+    path = pl.DataFrame(row, schema={"kind": pl.String, "category": pl.String, "time_ns": pl.Int64})
+    assert critical_paths.format_path_shares(path, digits=1, most=4) == ["100.0 % host operators and calls"]

@@ -66,7 +66,7 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
         )
         .with_columns(
             percent_of_total("time_ns"),
-            pl.when(time > 0).then(100 * pl.col("known_ns") / time).alias("covered_pct"),
+            pl.when(time > 0).then(100.0 * pl.col("known_ns") / time).alias("covered_pct"),
             *(
                 pl.lit(None, dtype=pl.String).alias(key)
                 for key in ("family", "name")

@@ -77,7 +77,7 @@ def filter_step(trace: Trace, events: pl.DataFrame, step: int | None) -> pl.Data
 def percent(part: str, total: str | pl.Expr) -> pl.Expr:
     """Return the expression 100 part / total, named ``<part>_pct`` without ``_ns``; null where the total is 0."""
     total = pl.col(total) if isinstance(total, str) else total
-    return pl.when(total > 0).then(100 * pl.col(part) / total).alias(f"{part.removesuffix('_ns')}_pct")
+    return pl.when(total > 0).then(100.0 * pl.col(part) / total).alias(f"{part.removesuffix('_ns')}_pct")
 
 
 def percent_of_total(part: str) -> pl.Expr:

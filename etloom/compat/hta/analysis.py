@@ -104,7 +104,7 @@ class TraceAnalysis(CriticalPath):
         by_kind = combined.select(
             kernel_type=pl.col("kinds").map_elements(_overlapping, pl.String),
             sum=pl.col("time_ns") / US,
-            percentage=(100 * pl.col("time_ns") / pl.col("time_ns").sum()).round(1),
+            percentage=(100.0 * pl.col("time_ns") / pl.col("time_ns").sum()).round(1),
         ).sort("sum", descending=True)
         types = frame_to_pandas(by_kind)
         kernels = frame_to_pandas(self._kernels(duration_ratio, num_kernels, include_memory_kernels))

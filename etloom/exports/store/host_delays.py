@@ -117,7 +117,7 @@ def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
     table = units.join(delays, on=by, how="left", maintain_order="left")
     counts = ("late", "late_confirmed", "delay_ns")
     filled = table.with_columns(pl.col(counts).fill_null(0).cast(pl.Int64))
-    return filled.with_columns(pct=100 * pl.col("delay_ns") / span)
+    return filled.with_columns(pct=100.0 * pl.col("delay_ns") / span)
 
 
 def _read(file: Path, columns: Sequence[str]) -> pl.DataFrame:

@@ -67,6 +67,8 @@ def load_plain_values(
             # The memo is an array as long as its highest index: a few bytes could allocate all memory.
             if opcode.name in _MEMO and isinstance(argument, int) and argument > len(data):
                 raise ReadError(f"is a damaged pickle: memo {argument} at byte {position}", where=str(path))
+            if isinstance(argument, str) and not argument.isascii():
+                argument.encode()  # raises UnicodeError for a lone surrogate, which is not a character
             if isinstance(argument, int) and argument.bit_length() > 4 * _MAX_DIGITS:
                 raise LimitError(f"contains an integer of more than {_MAX_DIGITS} digits", where=str(path))
         value = _Unpickler(io.BytesIO(data)).load()

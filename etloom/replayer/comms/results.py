@@ -157,7 +157,7 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
             bus_gb_per_s=pl.when(is_timed, pl.col("bytes") > 0).then(
                 pl.col("bus_bytes") / pl.col("transfer")
             ),
-            share_pct=100 * pl.col("total_ms") / pl.col("total_ms").sum(),
+            share_pct=100.0 * pl.col("total_ms") / pl.col("total_ms").sum(),
             replayed_over_recorded=pl.col("p50_us") / pl.col("recorded_p50_us"),
         )
     )

@@ -344,10 +344,10 @@ def coverage_table(executor: Executor) -> pl.DataFrame:
         .agg(pl.len().cast(pl.Int64).alias("count"), pl.when(has_times).then(pl.col("recorded_ns").sum()))
         .with_columns(
             share_of_count_pct=pl.when(computes).then(
-                100 * pl.col("count") / pl.col("count").filter(computes).sum()
+                100.0 * pl.col("count") / pl.col("count").filter(computes).sum()
             ),
             share_of_time_pct=pl.when(computes).then(
-                100 * pl.col("recorded_ns") / pl.col("recorded_ns").filter(computes).sum()
+                100.0 * pl.col("recorded_ns") / pl.col("recorded_ns").filter(computes).sum()
             ),
         )
         .select(*COVERAGE_COLUMNS)
