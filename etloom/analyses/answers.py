@@ -97,6 +97,22 @@ def find_stored_answer(job: Job, name: str, options: Mapping[str, Any]) -> Answe
     return Answer(stored.table, refused) if stored.table.schema == pl.Schema(columns) else None
 
 
+def find_stored_table(job: Job, name: str, schema: Mapping[str, Any]) -> pl.DataFrame | None:
+    """Return a table of the run that was computed when the run was put into a store; None if it has to be computed.
+
+    Raises:
+        AnalysisError: the stored result is that the run does not allow it.
+    """
+    if job.stored is None or list_user_files():
+        return None
+    stored = job.stored.answer(name, {})
+    if stored is None:
+        return None
+    for _, what, remedy in stored.refusals:
+        raise AnalysisError(what, remedy=remedy)
+    return stored.table if stored.table.schema == pl.Schema(schema) else None
+
+
 def select_changed_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an analysis that differ from their defaults."""
     defaults = {option.name: option.default for option in registry.list_options("analyses", name)}

@@ -14,23 +14,27 @@ from statistics import fmean
 
 import polars as pl
 
-from etloom.comparison.best_case import CONFIDENCE, BestCaseShift, estimate_best_case_shift
+from etloom.comparison.best_case import CONFIDENCE, ESTIMATES, BestCaseShift, estimate_best_case_shift
 from etloom.comparison.difference_tables import BY as BY
 from etloom.comparison.difference_tables import (
     MIN_COMMON_SHARE,
-    TABLES,
+    SUMS,
+    UNATTRIBUTED,
     common_operator_shares,
     describe_largest_changes,
     format_signed_time,
     join_sides,
-    unattributed_gpu_ns,
+    sum_run,
 )
-from etloom.comparison.measures import compare_measures, has_steps, step_values
+from etloom.comparison.measures import VALUES, compare_measures, step_values
+from etloom.comparison.run_tables import BASES, STEPS, has_steps
 from etloom.comparison.shift_estimate import Shift as Shift
 from etloom.comparison.shift_estimate import estimate_shift as shift
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Job
-from etloom.timeline.activity import compute_activity, find_steps
+
+RUN_TABLES = (STEPS, BASES, UNATTRIBUTED, ESTIMATES, *VALUES.values(), *SUMS.values())
+"""What a store keeps of a run for comparisons."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,8 @@ class Difference:
     @cached_property
     def _bases(self) -> list[str]:
         """The basis of the categories of each side: device, host, or mixed if its ranks differ."""
-        estimate = [
-            {compute_activity(trace).basis for trace in job.values()} for job in (self.before, self.after)
-        ]
-        return [bases.pop() if len(bases) == 1 else "mixed" for bases in estimate]
+        bases = [BASES.read(job)["basis"].to_list() for job in (self.before, self.after)]
+        return [side[0] if len(side) == 1 else "mixed" for side in bases]
 
     @cached_property
     def notes(self) -> list[str]:
@@ -144,9 +146,7 @@ class Difference:
                 f"little in common: operators of both runs take {parts}; "
                 "for two different programs, the change is not meaningful"
             )
-        counts = [
-            max(find_steps(trace).height for trace in job.values()) for job in (self.before, self.after)
-        ]
+        counts = [STEPS.read(job)["most"].item() for job in (self.before, self.after)]
         if not self.stepped:
             lines.append("a run has no step annotations, so both are compared as a whole")
         elif counts[0] != counts[1]:
@@ -162,9 +162,7 @@ class Difference:
         if len(self.before) != len(self.after):
             ranks = f"ranks: {len(self.before)} before, {len(self.after)} after"
             lines.append(f"{ranks}; figures are means over ranks")
-        unattributed = [
-            max(map(unattributed_gpu_ns, job.values()), default=0) for job in (self.before, self.after)
-        ]
+        unattributed = [UNATTRIBUTED.read(job)["ns"].item() for job in (self.before, self.after)]
         if self.stepped and any(unattributed):
             lines.append(
                 f"{unattributed[0] / 1e6:,.2f} ms (before) and {unattributed[1] / 1e6:,.2f} ms (after) of GPU time "
@@ -205,9 +203,9 @@ class Difference:
     def _compare_by(self, by: str) -> pl.DataFrame:
         if by == "step":
             return compare_measures([self.before], [self.after])
-        if by not in TABLES:
+        if by not in SUMS:
             raise UnknownName("grouping", by, BY, option="by")
-        first, second = (TABLES[by](job, self.stepped) for job in (self.before, self.after))
+        first, second = (sum_run(job, by, self.stepped) for job in (self.before, self.after))
         noise = self.step_time is not None and self.step_time.is_known and not self.step_time.is_clear
         return join_sides(first, second, clear=not noise)
 

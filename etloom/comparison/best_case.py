@@ -24,11 +24,13 @@ the more their steps are disturbed (ALONE).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from math import exp, log, sqrt
 
 import numpy as np
+import polars as pl
 
+from etloom.comparison.run_tables import STEPS, RunTable
 from etloom.comparison.step_segments import MIN_STEPS as MIN_STEPS
 from etloom.comparison.step_segments import StepSegments, split_steps
 from etloom.comparison.student_t import student_t_quantile
@@ -102,7 +104,7 @@ class BestCaseShift:
 
 def estimate_best_case_shift(before: Sequence[Job], after: Sequence[Job]) -> BestCaseShift | None:
     """Estimate the change between runs; None if a run has fewer than MIN_STEPS, or its best case covers too little."""
-    least = min(find_steps(trace).height for job in (*before, *after) for trace in job.values())
+    least = min(STEPS.read(job)["least"].item() for job in (*before, *after))
     if least < MIN_STEPS:
         return None
     first, second = _measure_side(before, least), _measure_side(after, least)
@@ -125,7 +127,7 @@ def estimate_best_case_shift(before: Sequence[Job], after: Sequence[Job]) -> Bes
     change = means[1] - means[0]
     alone = None
     if len(before) == len(after) == 1 and not any(
-        has_device_events(trace) for job in (*before, *after) for trace in job.values()
+        ESTIMATES.read(job)["on_device"].any() for job in (*before, *after)
     ):
         alone = _interval(change, t * sqrt(within + between))
         between += (SINGLE_RUN_ERROR * strains[0]) ** 2 + (SINGLE_RUN_ERROR * strains[1]) ** 2
@@ -142,7 +144,7 @@ def estimate_best_case_shift(before: Sequence[Job], after: Sequence[Job]) -> Bes
 
 def _measure_side(runs: Sequence[Job], length: int) -> list[BestCaseStep] | None:
     """Return the best-case step of each run of a side; None if a rank has none, or it covers too little."""
-    estimates = [[_estimate_rank(trace, length) for trace in job.values()] for job in runs]
+    estimates = [_estimate_ranks(job, length) for job in runs]
     complete = [[rank for rank in ranks if rank is not None] for ranks in estimates]
     if complete != estimates:
         return None
@@ -180,7 +182,7 @@ class _PartEstimate:
 
 
 @dataclass(frozen=True)
-class _RankEstimate(_PartEstimate):
+class RankEstimate(_PartEstimate):
     """Estimate from a rank, with the number of its steps, the fastest and the median, ns."""
 
     steps: int
@@ -188,17 +190,18 @@ class _RankEstimate(_PartEstimate):
     median: float
 
 
-def _estimate_rank(trace: Trace, length: int) -> _RankEstimate | None:
-    """Estimate the best-case step of a rank from parts of ``length`` steps. The many segments are not kept."""
+def estimate_rank(trace: Trace, length: int | None) -> RankEstimate | None:
+    """Estimate the best-case step of a rank from parts of ``length`` steps; None: from all its steps. The many segments
+    are not kept."""
     segments = split_steps(trace)
     if segments is None:
         return None
-    parts = max(1, segments.steps // length)
+    parts = max(1, segments.steps // (length or segments.steps))
     parts_estimates = [
         _estimate_part(segments, part * segments.steps // parts, (part + 1) * segments.steps // parts)
         for part in range(parts)
     ]
-    return _RankEstimate(
+    return RankEstimate(
         float(np.mean([part.log for part in parts_estimates])),
         float(np.mean([part.variance for part in parts_estimates])) / parts,
         float(np.mean([part.bias for part in parts_estimates])),
@@ -207,7 +210,36 @@ def _estimate_rank(trace: Trace, length: int) -> _RankEstimate | None:
     )
 
 
-def _estimate_run(ranks: Sequence[_RankEstimate], length: int) -> BestCaseStep:
+def _estimate_ranks(job: Job, length: int) -> list[RankEstimate | None]:
+    """Estimate the best-case step of each rank of a run from parts of ``length`` steps."""
+    if length != STEPS.read(job)["least"].item():
+        return [estimate_rank(trace, length) for trace in job.values()]
+    rows = ESTIMATES.read(job).drop("on_device").iter_rows()
+    return [None if row[0] is None else RankEstimate(*row) for row in rows]
+
+
+def _tabulate_estimates(job: Job) -> pl.DataFrame:
+    least = STEPS.read(job)["least"].item()
+    rows = []
+    for trace in job.values():
+        length = None if least == find_steps(trace).height else least
+        estimate = trace.compute_once(estimate_rank, length) if least >= MIN_STEPS else None
+        values = (None,) * len(fields(RankEstimate)) if estimate is None else astuple(estimate)
+        rows.append((*values, trace.compute_once(has_device_events)))
+    return pl.DataFrame(rows, schema=ESTIMATES.schema, orient="row")
+
+
+ESTIMATE_SCHEMA = {
+    **dict.fromkeys(("log", "variance", "bias", "rare"), pl.Float64),
+    **dict.fromkeys(("steps", "fastest"), pl.Int64),
+    "median": pl.Float64,
+}
+"""Columns of a `RankEstimate`."""
+ESTIMATES = RunTable("compared-best-case", {**ESTIMATE_SCHEMA, "on_device": pl.Boolean}, _tabulate_estimates)
+"""A row per rank: its estimate from parts of as many steps as the shortest rank has, null if there is none."""
+
+
+def _estimate_run(ranks: Sequence[RankEstimate], length: int) -> BestCaseStep:
     """Return the best-case step of a run: the mean over its ranks, from parts of ``length`` steps. Ranks share a
     machine, so more ranks do not reduce the error."""
     freedom = (min(_BLOCKS, length) - 1) * max(1, ranks[0].steps // length)

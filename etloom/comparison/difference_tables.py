@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import polars as pl
 
 from etloom.analyses import kernel_families, temporal_breakdown
 from etloom.analyses.collectives import number_instances, summarize_instances
 from etloom.analyses.helpers.operator_times import measure_operators
-from etloom.collectives import match_collectives
+from etloom.collectives import list_participations, match_collectives
+from etloom.comparison.run_tables import RunTable, has_steps, is_stepped, measure_rank
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.intervals import Intervals
 from etloom.core.nesting import find_innermost
@@ -25,6 +28,22 @@ MIN_MENTIONED_SHARE = 0.03
 MIN_COMMON_SHARE = 1 / 3
 """Share of the time in operators of both runs below which they may be different programs."""
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
+_DURATIONS = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
+_SUM_COLUMNS = dict.fromkeys(("count", "ns"), pl.Float64)
+_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+    "category": {"category": pl.String, "ns": pl.Float64},
+    "family": {"family": pl.String, **_SUM_COLUMNS},
+    "operator": {"operator": pl.String, **_SUM_COLUMNS, "device_ns": pl.Float64},
+    "kernel": {"kernel": pl.String, "kind": pl.String, **_SUM_COLUMNS},
+    "collective": {
+        "collective": pl.String,
+        "group_size": pl.Int64,
+        "bytes": pl.Int64,
+        **_SUM_COLUMNS,
+        "wait_ns": pl.Float64,
+        "transfer_ns": pl.Float64,
+    },
+}
 
 
 def by_category(job: Job, stepped: bool) -> pl.DataFrame:
@@ -34,7 +53,7 @@ def by_category(job: Job, stepped: bool) -> pl.DataFrame:
         table = temporal_breakdown.analyze(trace)
         parts.append(table.filter(pl.col("step").is_not_null() == stepped).select(f"{p}_ns" for p in _PARTS))
     means = pl.concat(part.mean() for part in parts).mean().row(0)
-    return pl.DataFrame({"category": _PARTS, "ns": means}, schema={"category": pl.String, "ns": pl.Float64})
+    return pl.DataFrame({"category": _PARTS, "ns": means}, schema=_SCHEMAS["category"])
 
 
 def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
@@ -43,50 +62,115 @@ def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
 
     GPU activities without an operator have a row with a null operator, so that device_ns sums to all GPU activities.
     """
-    by_rank = [_operators(trace, stepped) for trace in job.values()]
-    return _mean_over_ranks(by_rank, ["name"]).rename({"name": "operator"})
-
-
-def _operators(trace: Trace, stepped: bool) -> pl.DataFrame:
-    sums = pl.len().alias("count"), pl.col("exclusive_ns").sum().alias("ns")
-    calls = _per_step(trace, measure_operators(trace), stepped, ["name"], *sums)
-    by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
-    names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")
-    activities = (
-        _assign_steps(trace).drop("name").join(names, on="id", how="left").rename({"operator": "name"})
-    )
-    launched = _per_step(trace, activities, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
-    both = calls.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
-    return both.select("name", "count", "ns", "device_ns").fill_null(0.0)
+    return _mean_over_ranks(job, sum_operators, stepped, ["operator"])
 
 
 def by_family(job: Job, stepped: bool) -> pl.DataFrame:
     """Return family, count, ns (sum of durations) by kernel family, which is independent of the vendor."""
-    sums = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
-    by_rank = []
-    for trace in job.values():
-        activities = _assign_steps(trace)
-        if activities.height:
-            named = kernel_families.classify_kernels(trace).select("id", "family")
-            activities = activities.join(named, on="id", how="left")
-        else:
-            activities = activities.with_columns(family=pl.lit(None, pl.String))
-        by_rank.append(_per_step(trace, activities, stepped, ["family"], *sums))
-    return _mean_over_ranks(by_rank, ["family"])
+    return _mean_over_ranks(job, sum_families, stepped, ["family"])
 
 
 def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
     """Return kernel, kind, count, ns (sum of durations)."""
-    keys = ["name", "kind"]
-    sums = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
-    by_rank = [_per_step(trace, _assign_steps(trace), stepped, keys, *sums) for trace in job.values()]
-    return _mean_over_ranks(by_rank, keys).rename({"name": "kernel"})
+    return _mean_over_ranks(job, sum_kernels, stepped, ["kernel", "kind"])
+
+
+def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
+    """Return collective, group_size, bytes, count, ns, wait_ns and transfer_ns of the communications of the job.
+
+    ns: sum over the communications of the shortest duration of a rank.
+    """
+    schema = _SCHEMAS["collective"]
+    keys, sums = list(schema)[:3], list(schema)[4:]
+    if not match_collectives(job).parts.height:
+        return pl.DataFrame(schema=schema)
+    parts = number_instances(match_collectives(job).comparable)
+    totals = summarize_instances(parts).select("instance", *keys, "wait_ns", "transfer_ns", ns="duration_ns")
+    calls = parts.select("rank", "event", "instance").join(totals, on="instance", maintain_order="left")
+    if stepped:
+        steps = pl.concat(
+            trace.compute_once(find_communication_steps, rank).with_columns(
+                pl.lit(rank, pl.Int64).alias("rank")
+            )
+            for rank, trace in job.items()
+        )
+        calls = calls.join(steps.drop_nulls("step"), on=("rank", "event"), how="semi", maintain_order="left")
+    numbers = [find_steps(trace).height if stepped else 1 for trace in job.values()]
+    ranks = pl.DataFrame(
+        {"rank": job.ranks, "number": numbers}, schema={"rank": pl.Int64, "number": pl.Int64}
+    )
+    by_rank = (
+        calls.group_by("rank", *keys, maintain_order=True)
+        .agg(pl.len().alias("count"), *(pl.col(name).sum() for name in sums))
+        .join(ranks, on="rank", maintain_order="left")
+    )
+    per_step = pl.col("count", *sums).cast(pl.Float64) / pl.col("number")
+    means = by_rank.group_by(keys, maintain_order=True).agg(per_step.sum() / len(job))
+    return means.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+
+
+def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
+    """Return the sums of `by_operator` of a rank.
+
+    Args:
+        trace: a linked trace.
+        stepped: per step; None: if the rank has steps.
+    """
+    sums = pl.len().alias("count"), pl.col("exclusive_ns").sum().alias("ns")
+    calls = _sum_per_step(trace, measure_operators(trace), stepped, ["name"], *sums)
+    by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
+    names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")
+    activities = (
+        trace.compute_once(_assign_steps)
+        .drop("name")
+        .join(names, on="id", how="left")
+        .rename({"operator": "name"})
+    )
+    launched = _sum_per_step(trace, activities, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
+    both = calls.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
+    return (
+        both.select("count", "ns", "device_ns", operator="name").select(*_SCHEMAS["operator"]).fill_null(0.0)
+    )
+
+
+def sum_families(trace: Trace, stepped: bool | None) -> pl.DataFrame:
+    """Return the sums of `by_family` of a rank; see `sum_operators`."""
+    activities = trace.compute_once(_assign_steps)
+    if activities.height:
+        named = kernel_families.classify_kernels(trace).select("id", "family")
+        activities = activities.join(named, on="id", how="left")
+    else:
+        activities = activities.with_columns(family=pl.lit(None, pl.String))
+    return _sum_per_step(trace, activities, stepped, ["family"], *_DURATIONS)
+
+
+def sum_kernels(trace: Trace, stepped: bool | None) -> pl.DataFrame:
+    """Return the sums of `by_kernel` of a rank; see `sum_operators`."""
+    activities = trace.compute_once(_assign_steps).rename({"name": "kernel"})
+    return _sum_per_step(trace, activities, stepped, ["kernel", "kind"], *_DURATIONS)
+
+
+def find_communication_steps(trace: Trace, rank: int) -> pl.DataFrame:
+    """Return event and step of the communications of a rank."""
+    participations = trace.compute_once(list_participations, rank).select("event", "where", "issuer")
+    participations = participations.join(
+        trace.compute_once(_assign_steps).select("step", event="id"),
+        on="event",
+        how="left",
+        maintain_order="left",
+    )
+    # A host backend may begin its work in a later step than that of the call.
+    call = participations.select(pl.coalesce("issuer", "event")).to_series()
+    calls = take_rows(trace.events["step"], rows_of_ids(trace.events, call))
+    call_step = pl.when(pl.col("where") == "host").then(calls)
+    return participations.select("event", step=pl.coalesce("step", call_step))
 
 
 def _assign_steps(trace: Trace) -> pl.DataFrame:
     """Return GPU activities by start, with the step of their launch. Without a recorded launch, the step is the
     innermost one at their start, unless they were launched before the recording."""
-    activities = _with_launched(trace, select_device_events(trace).sort("ts"))
+    columns = ("id", "name", "kind", "ts", "dur", "step", "device", "stream")
+    activities = _with_launched(trace, select_device_events(trace, *columns).sort("ts"))
     marks = find_steps(trace)
     enclosing = take_rows(marks["step"], find_innermost(marks["start"], marks["end"], activities["ts"]))
     inferred_step = pl.when(~pl.col("launched") & ~_launched_before_recording()).then(enclosing)
@@ -107,66 +191,69 @@ def _launched_before_recording() -> pl.Expr:
     return (~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)
 
 
-def unattributed_gpu_ns(trace: Trace) -> int:
+def measure_unattributed(trace: Trace) -> int:
     """Return the time in steps with GPU activities launched before the recording or outside of steps, ns."""
     marks = find_steps(trace)
     if not marks.height:
         return 0
-    before = to_intervals(_assign_steps(trace).filter(pl.col("step").is_null()))
+    before = to_intervals(trace.compute_once(_assign_steps).filter(pl.col("step").is_null()))
     return (before & Intervals.of(marks["start"].to_numpy(), marks["end"].to_numpy())).total
 
 
-def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return collective, group_size, bytes, count, ns, wait_ns and transfer_ns of the communications of the job.
-
-    ns: sum over the communications of the shortest duration of a rank.
-    """
-    keys = ["collective", "group_size", "bytes"]
-    schema = {"collective": pl.String, "group_size": pl.Int64, "bytes": pl.Int64}
-    names = ("ns", "wait_ns", "transfer_ns")
-    if not match_collectives(job).parts.height:
-        return pl.DataFrame(schema={**schema, **dict.fromkeys(("count", *names), pl.Float64)})
-    parts = number_instances(match_collectives(job).comparable)
-    totals = summarize_instances(parts).select("instance", *keys, "wait_ns", "transfer_ns", ns="duration_ns")
-    sums = pl.len().alias("count"), *(pl.col(name).sum() for name in names)
-    by_rank = []
-    for rank, trace in job.items():
-        participations = parts.filter(pl.col("rank") == rank).select("event", "where", "issuer", "instance")
-        participations = participations.join(totals, on="instance", maintain_order="left")
-        participations = participations.join(
-            _assign_steps(trace).select("step", event="id"), on="event", how="left", maintain_order="left"
-        )
-        # A host backend may begin its work in a later step than that of the call.
-        call = participations.select(pl.coalesce("issuer", "event")).to_series()
-        calls = take_rows(trace.events["step"], rows_of_ids(trace.events, call))
-        call_step = pl.when(pl.col("where") == "host").then(calls)
-        participations = participations.with_columns(step=pl.coalesce("step", call_step))
-        by_rank.append(_per_step(trace, participations, stepped, keys, *sums))
-    return _mean_over_ranks(by_rank, keys).cast(schema)  # type: ignore[arg-type]
-
-
-def _per_step(
-    trace: Trace, events: pl.DataFrame, stepped: bool, keys: list[str], *sums: pl.Expr
+def _sum_per_step(
+    trace: Trace, events: pl.DataFrame, stepped: bool | None, keys: list[str], *sums: pl.Expr
 ) -> pl.DataFrame:
     """Return the sums over the events of a rank's steps, divided by the number of steps."""
-    number = find_steps(trace).height if stepped else 1
-    in_steps = events.filter(pl.col("step").is_not_null()) if stepped else events
+    per_step = is_stepped(trace, stepped)
+    number = find_steps(trace).height if per_step else 1
+    in_steps = events.filter(pl.col("step").is_not_null()) if per_step else events
     grouped = in_steps.group_by(pl.col(key).cast(pl.String) for key in keys).agg(sums)
     return grouped.with_columns(pl.exclude(keys).cast(pl.Float64) / number)
 
 
-def _mean_over_ranks(by_rank: Sequence[pl.DataFrame], keys: list[str]) -> pl.DataFrame:
-    """Return the mean over ranks; a missing row counts as 0."""
-    return pl.concat(by_rank).group_by(keys).agg(pl.exclude(keys).sum() / len(by_rank))
+def _mean_over_ranks(
+    job: Job, measure: Callable[[Trace, bool | None], pl.DataFrame], stepped: bool, keys: list[str]
+) -> pl.DataFrame:
+    """Return the mean of sums over ranks; a missing row counts as 0."""
+    by_rank: list[pl.DataFrame] = [
+        measure_rank(trace, measure, stepped).sort(keys) for trace in job.values()
+    ]
+    return pl.concat(by_rank).group_by(keys, maintain_order=True).agg(pl.exclude(keys).sum() / len(by_rank))
 
 
-TABLES = {
+_SUMS: Mapping[str, Callable[[Job, bool], pl.DataFrame]] = {
     "category": by_category,
     "family": by_family,
     "operator": by_operator,
     "kernel": by_kernel,
     "collective": by_collective,
 }
+
+
+def _compute_sums(by: str, job: Job) -> pl.DataFrame:
+    return _SUMS[by](job, has_steps(job)).sort(pl.all())
+
+
+def _measure_unattributed(job: Job) -> pl.DataFrame:
+    times = [trace.compute_once(measure_unattributed) for trace in job.values()]
+    return pl.DataFrame({"ns": [max(times)]}, schema=UNATTRIBUTED.schema)
+
+
+SUMS = {by: RunTable(f"compared-{by}", schema, partial(_compute_sums, by)) for by, schema in _SCHEMAS.items()}
+"""The sums of a run as it is compared with one that has steps if it has some itself."""
+UNATTRIBUTED = RunTable("compared-unattributed", {"ns": pl.Int64}, _measure_unattributed)
+"""The largest time of a rank in GPU activities that belong to no step (`measure_unattributed`)."""
+
+
+def sum_run(job: Job, by: str, stepped: bool) -> pl.DataFrame:
+    """Return the sums of a run, by one of `SUMS`.
+
+    Args:
+        job: linked ranks.
+        by: category, family, operator, kernel or collective.
+        stepped: per step, else of the run.
+    """
+    return SUMS[by].read(job) if stepped == has_steps(job) else _SUMS[by](job, stepped)
 
 
 def join_sides(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) -> pl.DataFrame:

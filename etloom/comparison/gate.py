@@ -21,7 +21,8 @@ from typing import Any
 import polars as pl
 
 from etloom.comparison.best_case import CONFIDENCE, MIN_STEPS, estimate_best_case_shift
-from etloom.comparison.measures import MEASURES, compare_measure, has_steps
+from etloom.comparison.measures import MEASURES, compare_measure
+from etloom.comparison.run_tables import has_steps
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Job
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.analyses import temporal_breakdown
+from etloom.comparison.run_tables import RunTable, has_steps, is_stepped, measure_rank
 from etloom.comparison.shift_estimate import estimate_shift
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Job, Trace
-from etloom.timeline.activity import find_steps, select_device_events
-
-
-def has_steps(job: Job) -> bool:
-    """Return whether every rank has step annotations; if not, the run is compared as a whole."""
-    return all(find_steps(trace).height for trace in job.values())
+from etloom.timeline.activity import find_steps, has_device_events
 
 
 def _breakdown_column(column: str) -> Callable[[Trace, bool], pl.DataFrame | None]:
@@ -30,20 +27,26 @@ def _breakdown_column(column: str) -> Callable[[Trace, bool], pl.DataFrame | Non
 
 
 def _device_busy(trace: Trace, stepped: bool) -> pl.DataFrame | None:
-    return _breakdown_column("busy_ns")(trace, stepped) if select_device_events(trace).height else None
+    has_device = trace.compute_once(has_device_events)
+    return _breakdown_column("busy_ns")(trace, stepped) if has_device else None
 
 
 def _peak_memory(trace: Trace, stepped: bool) -> pl.DataFrame | None:
+    table: pl.DataFrame = measure_rank(trace, measure_peak_memory, stepped)
+    return table if table.height else None
+
+
+def measure_peak_memory(trace: Trace, stepped: bool | None) -> pl.DataFrame:
     """Return the peak allocation per step, or of the run, on one device, or on the host if no device is recorded.
 
-    As in memory-timeline, it includes memory that was allocated when the step began.
+    As in memory-timeline, it includes memory that was allocated when the step began. Empty without a record of memory.
     """
     allocations = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
     on_devices = allocations.filter(pl.col("device_type") != 0)
     allocations = on_devices if on_devices.height else allocations
     if not allocations.height:
-        return None
-    marks = find_steps(trace) if stepped else find_steps(trace).clear()
+        return pl.DataFrame(schema={"step": pl.Int64, "value": pl.Int64})
+    marks = find_steps(trace) if is_stepped(trace, stepped) else find_steps(trace).clear()
     peaks = [
         _peaks(rows, marks["start"].to_numpy(), marks["end"].to_numpy())
         for _, rows in allocations.group_by("device_type", "device")
@@ -92,13 +95,29 @@ def step_values(job: Job, measure: str, stepped: bool | None = None) -> list[flo
     """
     if measure not in MEASURES:
         raise UnknownName("measure", measure, MEASURES)
-    _, _, measure_rank = MEASURES[measure]
-    by_step = has_steps(job) if stepped is None else stepped
-    tables = [table for trace in job.values() if (table := measure_rank(trace, by_step)) is not None]
+    if stepped is None or stepped == has_steps(job):
+        return VALUES[measure].read(job)["value"].to_list()
+    return _measure_steps(measure, stepped, job)
+
+
+def _measure_steps(measure: str, stepped: bool, job: Job) -> list[float]:
+    measure_trace = MEASURES[measure][2]
+    tables = [table for trace in job.values() if (table := measure_trace(trace, stepped)) is not None]
     if not tables:
         return []
     means = pl.concat(tables).group_by("step").agg(pl.col("value").mean().cast(pl.Float64)).sort("step")
     return means["value"].to_list()
+
+
+def _tabulate_measure(measure: str, job: Job) -> pl.DataFrame:
+    return pl.DataFrame({"value": _measure_steps(measure, has_steps(job), job)}, schema={"value": pl.Float64})
+
+
+VALUES = {
+    name: RunTable(f"compared-{name}", {"value": pl.Float64}, partial(_tabulate_measure, name))
+    for name in MEASURES
+}
+"""The values of `step_values` of a run as it is compared with one that has steps if it has some itself."""
 
 
 MEASURE_SCHEMA = {

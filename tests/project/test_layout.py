@@ -24,10 +24,11 @@ LEVELS = {
     "collectives": 3,
     "graphs": 4, "loading": 4, "replayer": 4,
     "analyses": 5,
-    "comparison": 6, "exports": 6, "simulator": 6,
-    "reports": 7,
-    "api": 8,
-    "cli": 9, "compat": 9,
+    "comparison": 6,
+    "exports": 7, "simulator": 7,
+    "reports": 8,
+    "api": 9,
+    "cli": 10, "compat": 10,
 }  # fmt: skip
 """Package -> level. A package imports from lower levels only; packages of one level do not know each other."""
 TORCH_PACKAGES = {"collector", "replayer"}

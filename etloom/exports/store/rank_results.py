@@ -23,12 +23,28 @@ from etloom.analyses.findings.rank_view import RankFindings
 from etloom.analyses.run_info import count_categories, find_annotated_steps, list_devices, measure_recording
 from etloom.analyses.temporal_breakdown import measure_parts
 from etloom.collectives import list_participations
+from etloom.comparison.best_case import ESTIMATE_SCHEMA, RankEstimate, estimate_rank
+from etloom.comparison.difference_tables import (
+    find_communication_steps,
+    measure_unattributed,
+    sum_families,
+    sum_kernels,
+    sum_operators,
+)
+from etloom.comparison.measures import measure_peak_memory
 from etloom.core import categories
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Job, Trace
 from etloom.loading.consistency import compute_extent, list_first_calls
-from etloom.timeline.activity import Activity, build_activity, compute_steps, compute_window, find_first_time
+from etloom.timeline.activity import (
+    Activity,
+    build_activity,
+    compute_steps,
+    compute_window,
+    find_first_time,
+    has_device_events,
+)
 
 MAX_OPEN_FILES = 64
 """Tables of results in memory: those of a few batches."""
@@ -95,6 +111,10 @@ def _decode_window(table: pl.DataFrame) -> tuple[int, int] | None:
     return None if start is None else (start, end)
 
 
+def _encode_flag(flag: bool) -> pl.DataFrame:
+    return pl.DataFrame({"flag": [flag]})
+
+
 def _encode_devices(names: list[str]) -> pl.DataFrame:
     return pl.DataFrame({"names": [names]}, schema={"names": pl.List(pl.String)})
 
@@ -142,6 +162,20 @@ def _unpack_finding(values: dict[str, Any]) -> Finding:
     return Finding(**values)
 
 
+def _encode_estimate(estimate: RankEstimate | None) -> pl.DataFrame:
+    rows = [] if estimate is None else [dataclasses.astuple(estimate)]
+    return pl.DataFrame(rows, schema=ESTIMATE_SCHEMA, orient="row")
+
+
+def _decode_estimate(table: pl.DataFrame) -> RankEstimate | None:
+    return RankEstimate(*table.row(0)) if table.height else None
+
+
+def _for_own_steps(rank: int) -> tuple[None]:
+    """Return the argument of functions of `etloom.comparison` that measure a rank by its own steps."""
+    return (None,)
+
+
 RESULTS = (
     RankResult("participations", list_participations, lambda rank: (rank,)),
     RankResult("activity", build_activity, encode=_encode_activity, decode=_decode_activity),
@@ -162,6 +196,16 @@ RESULTS = (
     RankResult("categories", count_categories),
     RankResult("annotated-steps", find_annotated_steps),
     RankResult("devices", list_devices, encode=_encode_devices, decode=lambda table: table.item().to_list()),
+    RankResult("on-device", has_device_events, encode=_encode_flag, decode=lambda table: table.item()),
+    RankResult("operators", sum_operators, _for_own_steps),
+    RankResult("families", sum_families, _for_own_steps),
+    RankResult("kernels", sum_kernels, _for_own_steps),
+    RankResult("communication-steps", find_communication_steps, lambda rank: (rank,)),
+    RankResult(
+        "unattributed", measure_unattributed, encode=_encode_values("ns"), decode=lambda table: table.item()
+    ),
+    RankResult("peak-memory", measure_peak_memory, _for_own_steps),
+    RankResult("best-case", estimate_rank, _for_own_steps, _encode_estimate, _decode_estimate),
     RankResult("rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings),
 )
 

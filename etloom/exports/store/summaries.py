@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.answers import answer, answer_by_rank
+from etloom.comparison import RUN_TABLES
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
@@ -97,8 +98,8 @@ def summarize_ranks(job: Job, folder: Path) -> None:
         Path(new, "part.json").write_text(json.dumps(content), encoding="ascii")
 
 
-def _ask(question: StoredQuestion, trace: Trace) -> pl.DataFrame:
-    return answer(trace, question.analysis, **question.options).table
+def _ask(question: StoredQuestion, run: Trace | Job) -> pl.DataFrame:
+    return answer(run, question.analysis, **question.options).table
 
 
 def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
@@ -122,12 +123,20 @@ def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, An
 
 
 def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], list[Stat]]:
-    """Answer the questions to all ranks, and return the entries of the manifest and what was left out."""
+    """Answer the questions to all ranks, and return the entries of the manifest and what was left out.
+
+    Next to the answers are the tables from which the run is compared with others.
+    """
     is_small = sum(trace.rows("events") for trace in job.values()) <= MAX_GRAPH_EVENTS
+    graph_questions = GRAPH_QUESTIONS if is_small else ()
+    computations: list[tuple[StoredQuestion, Callable[[], pl.DataFrame]]] = [
+        (question, partial(_ask, question, job)) for question in (*JOB_QUESTIONS, *graph_questions)
+    ]
+    computations += [(StoredQuestion(table.name), partial(table.read, job)) for table in RUN_TABLES]
     entries = []
-    for question in (*JOB_QUESTIONS, *(GRAPH_QUESTIONS if is_small else ())):
+    for question, compute in computations:
         try:
-            table = answer(job, question.analysis, **question.options).table
+            table = compute()
         except AnalysisError as error:
             entries.append(_describe(question, [[None, error.what, error.remedy]], has_table=False))
             continue

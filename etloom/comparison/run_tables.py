@@ -1,0 +1,68 @@
+"""Tables of one run from which runs are compared: a store keeps them, so that a comparison opens none of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses.answers import find_stored_table
+from etloom.core.trace import Job, Trace
+from etloom.timeline.activity import compute_activity, find_steps
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A table of a run.
+
+    Attributes:
+        name: in a store.
+        schema: its columns.
+        compute: returns the table of a linked run.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    compute: Callable[[Job], pl.DataFrame]
+
+    def read(self, job: Job) -> pl.DataFrame:
+        """Return the table of a run: the stored one if the run is from a store, else computed once.
+
+        Raises:
+            AnalysisError: the run does not allow it.
+        """
+        stored = find_stored_table(job, self.name, self.schema)
+        return job.compute_once(self.compute) if stored is None else stored
+
+
+def _count_steps(job: Job) -> pl.DataFrame:
+    counts = [find_steps(trace).height for trace in job.values()]
+    return pl.DataFrame([(min(counts), max(counts))], schema=STEPS.schema, orient="row")
+
+
+def _list_bases(job: Job) -> pl.DataFrame:
+    return pl.DataFrame({"basis": sorted({compute_activity(trace).basis for trace in job.values()})})
+
+
+STEPS = RunTable("compared-steps", {"least": pl.Int64, "most": pl.Int64}, _count_steps)
+"""The least and the largest number of steps of a rank."""
+BASES = RunTable("compared-bases", {"basis": pl.String}, _list_bases)
+"""What the categories of the ranks refer to: device, host."""
+
+
+def has_steps(job: Job) -> bool:
+    """Return whether every rank has step annotations; if not, the run is compared as a whole."""
+    return bool(STEPS.read(job)["least"].item())
+
+
+def is_stepped(trace: Trace, stepped: bool | None) -> bool:
+    """Return ``stepped``; if it is None, whether the rank has step annotations."""
+    return bool(find_steps(trace).height) if stepped is None else stepped
+
+
+def measure_rank(trace: Trace, function: Callable[..., Any], stepped: bool) -> Any:
+    """Return ``function(trace, stepped)``; a store keeps ``function(trace, None)``, which divides the rank by its own
+    steps."""
+    return trace.compute_once(function, None if stepped == is_stepped(trace, None) else stepped)
