@@ -20,7 +20,7 @@ from etloom.core.trace import Job, Trace
 if TYPE_CHECKING:
     import altair
 
-    from etloom.comparison import Difference
+    from etloom.comparison import Difference as Difference
     from etloom.graphs import DependencyGraph
     from etloom.simulator import Simulated
     from etloom.simulator.changes import AnyChange

@@ -129,7 +129,10 @@ def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
     launched = _sum_per_step(trace, activities, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
     both = calls.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
     return (
-        both.select("count", "ns", "device_ns", operator="name").select(*_SCHEMAS["operator"]).fill_null(0.0)
+        both.select("count", "ns", "device_ns", operator="name")
+        .select(*_SCHEMAS["operator"])
+        .fill_null(0.0)
+        .sort("operator")
     )
 
 
@@ -208,16 +211,14 @@ def _sum_per_step(
     number = find_steps(trace).height if per_step else 1
     in_steps = events.filter(pl.col("step").is_not_null()) if per_step else events
     grouped = in_steps.group_by(pl.col(key).cast(pl.String) for key in keys).agg(sums)
-    return grouped.with_columns(pl.exclude(keys).cast(pl.Float64) / number)
+    return grouped.with_columns(pl.exclude(keys).cast(pl.Float64) / number).sort(keys)
 
 
 def _mean_over_ranks(
     job: Job, measure: Callable[[Trace, bool | None], pl.DataFrame], stepped: bool, keys: list[str]
 ) -> pl.DataFrame:
     """Return the mean of sums over ranks; a missing row counts as 0."""
-    by_rank: list[pl.DataFrame] = [
-        measure_rank(trace, measure, stepped).sort(keys) for trace in job.values()
-    ]
+    by_rank: list[pl.DataFrame] = [measure_rank(trace, measure, stepped) for trace in job.values()]
     return pl.concat(by_rank).group_by(keys, maintain_order=True).agg(pl.exclude(keys).sum() / len(by_rank))
 
 

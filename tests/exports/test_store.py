@@ -16,12 +16,15 @@ from polars.testing import assert_frame_equal
 import etloom
 from etloom.analyses.answers import answer, find_stored_answer
 from etloom.analyses.findings import job_gain
+from etloom.comparison.difference_tables import BY
+from etloom.comparison.gate import METRICS
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.exports.store import adding, batches, rank_results, summaries
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
 from etloom.formats.parquet import stored_runs
+from etloom.formats.parquet.table_files import ParquetTable
 from etloom.loading import LoadOptions, load_path
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
@@ -194,6 +197,35 @@ def test_check_and_diff_and_report_take_stored_runs(run: Path, store: Path, tmp_
     assert_frame_equal(etloom.diff(path, run).table("category"), etloom.diff(run, run).table("category"))
     etloom.report(path, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 6])
+def test_stored_runs_are_compared_without_a_table_of_events(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [
+        write_fleet(tmp_path / name, 3, slow=slow, steps=steps or 1)
+        for name, slow in (("a", ()), ("b", (1,)))
+    ]
+    if not steps:
+        for file in tmp_path.rglob("*.json"):
+            file.write_text(file.read_text().replace("ProfilerStep#", "Iteration"))
+    etloom.store_add(*runs, to=tmp_path / "store", jobs=1)
+    metrics = METRICS if steps else ("device-busy", "exposed-communication")
+    expected = etloom.diff(*runs)
+    judged = etloom.check(runs[1], runs[0], metrics=[name for name in metrics if name != "peak-memory"])
+    tables = {by: expected.table(by) for by in BY}
+    lines = expected.verdict, expected.explanation, expected.notes
+    for method in ("read", "scan"):
+        monkeypatch.setattr(ParquetTable, method, lambda *_: pytest.fail("a table was read"))
+    first, second = (tmp_path / "store" / f"run={run.name}" for run in runs)
+    difference = etloom.diff(first, second)
+    for by in BY:
+        assert_frame_equal(difference.table(by), tables[by], check_exact=True)
+    assert (difference.verdict, difference.explanation, difference.notes) == lines
+    again = etloom.check(second, first, metrics=[name for name in metrics if name != "peak-memory"])
+    assert_frame_equal(again.table, judged.table, check_exact=True)
 
 
 def test_other_programs_read_the_store(store: Path) -> None:

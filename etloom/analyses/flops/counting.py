@@ -8,6 +8,8 @@ of the execution trace are used, through the links.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from etloom.analyses.recompute import find_recomputed
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
+from etloom.core.names import list_user_files
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, select_device_events
 
@@ -120,20 +123,9 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
         AnalysisError: The trace has no GPU activity.
     """
     work = select_launched_work(trace, "id", "kind", "name", "step", "ts", "dur", "end", "operator", "launch")
-    names = work.select("kind", "name").unique()
-    name = pl.col("name").cast(pl.String)
-    names = names.with_columns(
-        kernel_family=infer_kernel_family(pl.col("kind").cast(pl.String), name).cast(FAMILY),
-        tf32=name.str.contains(_TF32),
-        product=~name.str.contains(_SPLIT_K_SUM),
-        bus=name.str.contains(_BUS),
-        gradient=pl.when(name.str.contains(_INPUT_GRADIENT))
-        .then(pl.lit("input"))
-        .when(name.str.contains(_WEIGHT_GRADIENT))
-        .then(pl.lit("weight"))
-        .when(~name.str.contains(f"{_SPLIT_K_SUM}|{_LAYOUT}"))
-        .then(pl.lit("")),
-    ).with_columns(pl.when(pl.col("kernel_family").is_in(["gemm", "convolution"])).then("gradient"))
+    names = work.select("kind", "name").unique().sort("kind", "name")
+    texts = names.select(pl.all().cast(pl.String)).rows()
+    names = names.hstack(_classify_names(tuple(texts), list_user_files()))
     work = work.join(names, on=["kind", "name"], how="left", maintain_order="left")
     if parent is None or counted is None:
         parent = rows_of_ids(trace.events, trace.events["parent"])
@@ -144,6 +136,33 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
     replay = np.where((around >= 0) & captured[around], arrays.to_array(work["launch"], -1), -1)
     return work.drop("operator", "launch").with_columns(
         pl.Series("row", np.where(owner >= 0, owner, around)), pl.Series("replay", replay)
+    )
+
+
+@lru_cache(maxsize=64)
+def _classify_names(names: tuple[tuple[str, str], ...], user_files: tuple[str, ...]) -> pl.DataFrame:
+    """Return what the names of GPU activities show; ranks of one program have the same names.
+
+    Args:
+        names: kind and name of each.
+        user_files: files of names that apply.
+    """
+    name = pl.col("name")
+    return (
+        pl.DataFrame(names, schema={"kind": pl.String, "name": pl.String}, orient="row")
+        .select(
+            kernel_family=infer_kernel_family(pl.col("kind"), name).cast(FAMILY),
+            tf32=name.str.contains(_TF32),
+            product=~name.str.contains(_SPLIT_K_SUM),
+            bus=name.str.contains(_BUS),
+            gradient=pl.when(name.str.contains(_INPUT_GRADIENT))
+            .then(pl.lit("input"))
+            .when(name.str.contains(_WEIGHT_GRADIENT))
+            .then(pl.lit("weight"))
+            .when(~name.str.contains(f"{_SPLIT_K_SUM}|{_LAYOUT}"))
+            .then(pl.lit("")),
+        )
+        .with_columns(pl.when(pl.col("kernel_family").is_in(["gemm", "convolution"])).then("gradient"))
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
-    from etloom.comparison import Difference
+    from etloom.api.questions import Difference
     from etloom.core.trace import Job
 
 MAX_OPEN_RUNS = 4
