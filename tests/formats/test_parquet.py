@@ -160,7 +160,7 @@ def test_a_column_that_is_damaged_behind_a_valid_footer_is_one_line(job: Job, tm
     content = bytearray(events.read_bytes())
     content[start : start + 16] = b"\xff" * 16
     events.write_bytes(content)
-    with pytest.raises(ReadError, match="is not a valid table 'events'.*; export it again"):
+    with pytest.raises(ReadError, match=r"is not a valid table 'events'.*; export it again"):
         etloom.info(saved)
 
 
