@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import polars as pl
 
 from etloom.core.errors import InvalidValue
 from etloom.core.known_names import KNOWN_NAMES
+from etloom.core.registry import list_entry_points
 
 SECTIONS = ("iterations", "captures", "families", "communication")
 ENTRY_POINT = "etloom.names"
@@ -91,7 +91,7 @@ def list_names(section: str) -> tuple[Row, ...]:
 @cache
 def _load_entry_points() -> list[dict[str, list[Row]]]:
     """Return the rows of the tables that installed packages provide, by section."""
-    points = metadata.entry_points(group=ENTRY_POINT)
+    points = list_entry_points(ENTRY_POINT)
     return [check_names(point.load(), f"entry point {point.name}") for point in points]
 
 

@@ -322,10 +322,22 @@ def _find_plugins(kind: str) -> dict[str, _Plugin]:
         for module in pkgutil.iter_modules(folder.__path__)
         if not module.name.startswith("_") and module.name not in helpers
     }
-    for entry in importlib.metadata.entry_points(group=f"etloom.{kind}"):
+    for entry in list_entry_points(f"etloom.{kind}"):
         package = entry.dist.name if entry.dist else entry.value.partition(".")[0]
         plugins.setdefault(entry.name.replace("_", "-"), _Plugin(entry.value, package))
     return plugins
+
+
+def list_entry_points(group: str) -> importlib.metadata.EntryPoints:
+    """Return the entry points of a group; the metadata of the installed packages is read once."""
+    points: importlib.metadata.EntryPoints = _read_entry_points(tuple(sys.path)).select(group=group)
+    return points
+
+
+@cache
+def _read_entry_points(path: tuple[str, ...]) -> Any:
+    """Return the entry points of all packages on a path, which is that of the process."""
+    return importlib.metadata.entry_points()
 
 
 def check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:

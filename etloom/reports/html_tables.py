@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from html import escape
 from typing import Any
 
@@ -43,17 +44,13 @@ def render_table(
         f'<th scope="col"{_class_attribute(column)}><button type="button">{escape(column.header)}</button></th>'
         for column in columns
     )
-    nulls = [(absent or {}).get(column, "none") for column in frame.columns]
-    largest = 0.0 if bar is None else float(frame.head(limit)[bar].abs().max() or 0)  # type: ignore[arg-type]
-    largest_by_column = [largest if column == bar else 0.0 for column in frame.columns]
-    short = [
-        _shortened_texts(frame[column].head(limit)) if column in BREAKABLE_COLUMNS else {}
-        for column in frame.columns
+    shown = frame.head(limit)
+    largest = 0.0 if bar is None else float(shown[bar].abs().max() or 0)  # type: ignore[arg-type]
+    cells = [
+        _render_cells(column, shown[name], (absent or {}).get(name, "none"), largest if name == bar else 0.0)
+        for column, name in zip(columns, frame.columns, strict=True)
     ]
-    rows = "".join(
-        f"<tr>{''.join(map(_render_cell, columns, frame.columns, row, nulls, short, largest_by_column))}</tr>"
-        for row in frame.head(limit).iter_rows()
-    )
+    rows = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
     return (
         f'<div class="table"><div class="table-head"><h3 id="{name}-title">{escape(title)}</h3>'
         f"<p>{escape(note)}</p>"
@@ -84,8 +81,19 @@ def _class_attribute(column: ColumnFormat, *more: str) -> str:
     return f' class="{" ".join(classes)}"' if classes else ""
 
 
+def _render_cells(column: ColumnFormat, values: pl.Series, absent: str, top: float) -> list[str]:
+    """Render the cells of a column, each value once."""
+    short = _shortened_texts(values) if values.name in BREAKABLE_COLUMNS else {}
+
+    def render(value: Any) -> str:
+        return _render_cell(column, values.name, value, absent, short, top)
+
+    # A list cannot be looked up.
+    return list(map(render if values.dtype.is_nested() else cache(render), values.to_list()))
+
+
 def _render_cell(
-    column: ColumnFormat, name: str, value: Any, absent: str, short: Mapping[str, str], top: float = 0
+    column: ColumnFormat, name: str, value: Any, absent: str, short: Mapping[str, str], top: float
 ) -> str:
     text = column.text(value)
     if text == "" and value != "":

@@ -20,11 +20,11 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module = ModuleType("elsewhere_analysis", "Count what matters.\n\nMore of it.")
     entry = importlib.metadata.EntryPoint("their_own", module.__name__, "etloom.analyses")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    real = importlib.metadata.entry_points
+    real = registry.list_entry_points
     monkeypatch.setattr(
-        importlib.metadata,
-        "entry_points",
-        lambda **what: [entry] if what == {"group": "etloom.analyses"} else real(**what),
+        registry,
+        "list_entry_points",
+        lambda group: [entry] if group == "etloom.analyses" else real(group),
     )
     registry._find_plugins.cache_clear()
     yield module
