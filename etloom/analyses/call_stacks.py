@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, require_linked
-from etloom.core.errors import AnalysisError, InvalidValue
+from etloom.analyses.helpers import check_percentage, conform_columns, require_linked
+from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, has_device_events
 from etloom.timeline.call_tree import SCHEMA, build_call_tree
@@ -41,12 +41,7 @@ def analyze(
     min_pct: float = 1.0,
 ) -> pl.DataFrame:
     require_linked(trace)
-    if not 0 <= min_pct <= 100:
-        raise InvalidValue(
-            f"expected a percentage from 0 to 100, got {min_pct:g}",
-            remedy="specify 0 to 100",
-            option="min_pct",
-        )
+    check_percentage(min_pct, "min_pct")
     tree = build_call_tree(trace, joined=joined, kernels=kernels)
     if not tree.height:
         raise AnalysisError(

@@ -17,7 +17,7 @@ one clock: see clocks.
 - bytes: message size as nccl-tests counts it: the full output of an all-gather, the full input of a reduce-scatter,
   else the input of one rank. algo_gb_per_s is bytes / transfer_ns; bus_gb_per_s is that times 2(n-1)/n (all-reduce),
   (n-1)/n (all-gather, reduce-scatter, all-to-all, gather, scatter), 1 (others); for an uneven all-to-all it is the
-  bytes sent or received by the busiest rank / transfer_ns.
+  bytes sent or received by the busiest recorded rank / transfer_ns, and null if the splits are not recorded.
 
 Units: ns, B, GB/s with GB = 1e9 B. Definition of bandwidths: nccl-tests (PERFORMANCE.md); of wait and transfer:
 TraceLens' NcclAnalyser, on one clock.
@@ -80,6 +80,15 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
             "(clock_error_ns): they are not significant"
         )
 
+    uneven = table.filter(
+        pl.col("bus_gb_per_s").is_null() & pl.col("algo_gb_per_s").is_not_null(), collective="all_to_all"
+    )
+    if uneven.height:
+        yield (
+            f"{uneven.height:,} of {table.height:,} communications are uneven all-to-alls without recorded splits: "
+            "their bus bandwidth is unknown"
+        )
+
 
 def explain_unmatched(group_size: int | None) -> str:
     """Return the reason why a communication has no wait and no transfer."""
@@ -128,6 +137,7 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
             pl.len().alias("recorded"),
             pl.col("bytes").max(),
             pl.col("moved").max(),
+            (pl.col("uneven").any() | (pl.col("bytes").n_unique() > 1)).alias("uneven"),
             (pl.col("end") - pl.col("start")).min().alias("duration_ns"),
             pl.when(shared).then(last - pl.col("start").min()).alias("start_spread_ns"),
             pl.when(shared).then(pl.col("wait").max()).alias("wait_ns"),
@@ -150,9 +160,11 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
         )
     )
     positive_transfer = pl.when(pl.col("transfer_ns") > 0).then("transfer_ns")
+    is_even = (pl.col("collective") != "all_to_all") | ~pl.col("uneven")
+    moved = pl.coalesce("moved", pl.when(is_even).then(pl.col("bytes") * pl.col("factor")))
     return rows.with_columns(
         algo_gb_per_s=pl.col("bytes") / positive_transfer,
-        bus_gb_per_s=pl.coalesce("moved", pl.col("bytes") * pl.col("factor")) / positive_transfer,
+        bus_gb_per_s=moved / positive_transfer,
     ).sort("start_ns", "instance")
 
 

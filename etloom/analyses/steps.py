@@ -82,3 +82,16 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         .with_columns(pl.col("operators", "kernels").fill_null(0))
     )
     return conform_columns(table, COLUMNS)
+
+
+def measure_device_tail(steps: pl.DataFrame) -> int:
+    """Return the time from the end of the last annotation to the end of the GPU activity that the steps launched, ns.
+
+    The host runs ahead of the device, so the annotations may end long before the work they launched; 0 if they do not.
+
+    Args:
+        steps: the table of a rank.
+    """
+    ends = steps.select(pl.col("device_end_ns").max(), host=(pl.col("start_ns") + pl.col("dur_ns")).max())
+    device, host = ends.row(0)
+    return 0 if device is None or host is None else max(0, device - host)

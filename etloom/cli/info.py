@@ -52,18 +52,26 @@ def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: Run
     )  # sets the threads of polars, so imports of it come later
     import etloom
     from etloom.analyses.run_info import describe_ranks
+    from etloom.core.errors import ReadError
+    from etloom.core.losses import describe_loss
 
+    facts = {**etloom.info(job), "path": str(path)}
     if metric_format is not None:
         from etloom.reports.monitoring import measure_run
 
-        write_metrics(measure_run(etloom.info(job)), path, metric_format, out)
+        write_metrics(measure_run(facts), path, metric_format, out)
     elif selected is Format.json:
-        facts = {**etloom.info(job), "path": str(path)}
         write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", out)
     elif selected in (Format.csv, Format.parquet):
         write_table(describe_ranks(job), selected, out)
     else:
-        _show(job, {**etloom.info(job), "path": str(path)}, out)
+        _show(job, facts, out)
+    if _is_empty(facts) and (loss := describe_loss(job.stats)):
+        raise ReadError(f"no event or operator could be read: {loss}", where=path, remedy="record it again")
+
+
+def _is_empty(facts: dict[str, Any]) -> bool:
+    return not facts["tables"].keys() - {"stats"}
 
 
 def _show(job: Job, facts: dict[str, Any], out: Path | None) -> None:
@@ -87,14 +95,13 @@ def _show(job: Job, facts: dict[str, Any], out: Path | None) -> None:
         Text(),
         build_table(ranks),
     ]
-    is_empty = not facts["tables"].keys() - {"stats"}
-    if is_empty:
+    if _is_empty(facts):
         parts.append(Text("\nno events"))
     if has_many_ranks:
         parts.append(Text("one row per rank: --format csv; everything: --format json"))
     if stats.height:
         parts += [Text(), build_table(stats)]
-    elif not is_empty:
+    elif not _is_empty(facts):
         parts.append(Text(f"\nno data was lost in {count_noun(len(job), 'rank')}"))
     write_text(render_text(*parts, out=out), out)
 
@@ -140,7 +147,7 @@ def _describe_steps(facts: dict[str, Any]) -> str:
     if facts["mean_step_ns"] is None:
         return f"{numbers}, without times"
     mean = "mean " * (count != 1 or len(facts["ranks"]) > 1)
-    return f"{numbers}, {mean}duration {format_duration(facts['mean_step_ns'])}"
+    return f"{numbers}, {mean}duration of the annotation {format_duration(facts['mean_step_ns'])}"
 
 
 def _describe_rings(facts: dict[str, Any]) -> str:

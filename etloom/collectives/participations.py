@@ -41,6 +41,7 @@ COLUMNS = {
     "dtype": pl.String,
     "bytes": pl.Int64,  # message size, see `compute_message_size`
     "moved": pl.Int64,  # bytes through the busier direction of this rank's link, if splits are recorded
+    "uneven": pl.Boolean,  # an all-to-all whose input and output differ in size on this rank
     "start": pl.Int64,
     "end": pl.Int64,
 }
@@ -228,6 +229,7 @@ def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
         ends = (rank, row["peer"]) if collective == "send" else (row["peer"], rank)
         completed |= {"collective": "message", "source": ends[0], "destination": ends[1]}
     me = members.index(rank) if rank in members else rank
+    completed["uneven"] = collective == "all_to_all" and None not in (into, out) and into != out
     if size and me < min(len(sent), len(received)):
         completed["moved"] = size * max(sum(sent) - sent[me], sum(received) - received[me])
     return completed

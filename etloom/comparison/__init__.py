@@ -14,6 +14,8 @@ from statistics import fmean
 
 import polars as pl
 
+from etloom.analyses.answers import answer
+from etloom.analyses.steps import measure_device_tail
 from etloom.comparison.best_case import CONFIDENCE, ESTIMATES, BestCaseShift, estimate_best_case_shift
 from etloom.comparison.difference_tables import BY as BY
 from etloom.comparison.difference_tables import (
@@ -35,6 +37,9 @@ from etloom.core.trace import Job
 
 RUN_TABLES = (STEPS, BASES, UNATTRIBUTED, ESTIMATES, *VALUES.values(), *SUMS.values())
 """What a store keeps of a run for comparisons."""
+
+NEGLIGIBLE_TAIL = 0.01
+"""Share of the time of all steps, for GPU activity after their last annotation."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,8 @@ class Difference:
                 "was launched outside the recorded steps; it is included in step time and categories "
                 "but not attributed to kernels, families, operators or collectives"
             )
+        if tails := self._describe_device_tails():
+            lines.append(tails)
         bases = self._bases
         if "mixed" in bases:
             lines.append(
@@ -179,6 +186,25 @@ class Difference:
                 f"categories refer to the {bases[0]} before and to the {bases[1]} after, which are not comparable"
             )
         return lines
+
+    def _describe_device_tails(self) -> str | None:
+        """Describe the GPU activity of the steps after their last annotations, which no step time includes.
+
+        None if it is negligible on both sides.
+        """
+        if not self.stepped:
+            return None
+        tails = [
+            max(map(measure_device_tail, answer(job, "steps").table.partition_by("rank")))
+            for job in (self.before, self.after)
+        ]
+        totals = map(sum, self.step_times)
+        if all(tail < NEGLIGIBLE_TAIL * total for tail, total in zip(tails, totals, strict=True)):
+            return None
+        return (
+            f"step times are of the annotations on the host; the GPU ends {tails[0] / 1e6:,.2f} ms (before) and "
+            f"{tails[1] / 1e6:,.2f} ms (after) after the last one, which is not included"
+        )
 
     def table(self, by: str = "category", top: int | None = None) -> pl.DataFrame:
         """Return the changes by one of `BY`, the largest first.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -114,10 +114,22 @@ class InvalidOption(CollectError, InvalidValue):
 
 
 class UnknownName(InvalidValue):
-    """A name that is not registered; the remedy is the nearest known name, or for an option all of them."""
+    """A name that is not registered; the remedy is the nearest known name, or for an option all of them.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, option: str | None = None) -> None:
+    ``synonyms``: name that other tools use -> the known name, which then is the nearest.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str],
+        *,
+        option: str | None = None,
+        synonyms: Mapping[str, str] | None = None,
+    ) -> None:
         known = list(known) if option else sorted(known)
-        near = () if option else difflib.get_close_matches(name, known, n=1)
+        synonym = (synonyms or {}).get(name)
+        near = [synonym] if synonym else [] if option else difflib.get_close_matches(name, known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
         super().__init__(f"unknown {kind} {name!r}", remedy=remedy, option=option)

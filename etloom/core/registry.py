@@ -70,6 +70,20 @@ PACKAGES = {
 _ENTRY_FUNCTIONS = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 _KIND_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "export", "patterns": "pattern"}
 _PLUGIN_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "format"}
+_SYNONYMS = {
+    "analyses": {
+        "breakdown": "temporal-breakdown",
+        "communication": "collectives",
+        "gpu-kernels": "kernel-breakdown",
+        "kernels": "kernel-breakdown",
+        "memory": "memory-timeline",
+        "operators": "top-ops",
+        "overlap": "comm-overlap",
+        "top-kernels": "kernel-breakdown",
+        "top-operators": "top-ops",
+    }
+}
+"""Kind -> names that users try, with the plugin that answers them; for the remedy of the error only."""
 _ACCEPTED: dict[Any, tuple[str, tuple[type, ...]]] = {
     int: ("an integer", (Integral,)),
     float: ("a number", (Real,)),
@@ -107,7 +121,7 @@ def get(kind: str, name: str) -> ModuleType:
         raise InvalidValue(f"expected the name of a plugin ({_KIND_NOUNS[kind]}), got {type(name).__name__}")
     name = name.replace("_", "-")
     if name not in plugins:
-        raise UnknownName(_KIND_NOUNS[kind], name, plugins)
+        raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=_SYNONYMS.get(kind))
     plugin = plugins[name]
     try:
         module = importlib.import_module(plugin.module)
@@ -132,7 +146,7 @@ def find_package(kind: str, name: str) -> str | None:
     plugins = _find_plugins(kind)
     name = name.replace("_", "-")
     if name not in plugins:
-        raise UnknownName(_KIND_NOUNS[kind], name, plugins)
+        raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=_SYNONYMS.get(kind))
     return plugins[name].package
 
 

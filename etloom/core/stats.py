@@ -313,6 +313,12 @@ DECLARED_STATS = (
     DeclaredStat("read.entries", "info", "entries in the file"),
     DeclaredStat("read.header", "data_loss", "a damaged member of the file's header", _REWRITE),
     DeclaredStat(
+        "read.parent_cycle",
+        "data_loss",
+        "rows that depend on themselves through their parents; their parent is now null",
+        _REWRITE,
+    ),
+    DeclaredStat(
         "read.wrong_type", "data_loss", "values of another type or form than their column; now null", _REWRITE
     ),
     DeclaredStat(

@@ -253,7 +253,7 @@ class Trace(TableAttributes):
 
     def check_lossless(self) -> None:
         """Raise DataLoss if stats count lost data or an error (--strict)."""
-        _check_lossless(self.table("stats"), f"rank {self.rank}")
+        _check_lossless(self.table("stats"), "the trace" if self.rank is None else f"rank {self.rank}")
 
 
 class TracesOnDemand(Mapping[int, Trace]):
@@ -418,8 +418,8 @@ class Job(TableAttributes, Mapping[int, Trace]):
     def check_lossless(self) -> None:
         """Raise DataLoss if stats of the run or of any rank count lost data or an error."""
         _check_lossless(self._run_stats, "the run")
-        for trace in self._traces.values():
-            trace.check_lossless()
+        for rank, trace in self._traces.items():
+            _check_lossless(trace.table("stats"), f"rank {rank}")
 
     def _scan(self, name: str) -> pl.LazyFrame:
         run_table = self._run_stats if name == "stats" else TABLES[name].empty()

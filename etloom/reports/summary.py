@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom.analyses import steps as step_analysis
 from etloom.analyses.answers import Answer, answer, answer_by_rank, find_stored_answer
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
@@ -54,6 +55,8 @@ MAX_OPERATORS = 20
 """Operators listed per rank, by exclusive time."""
 MAX_GRAPH_EVENTS = 8_000_000
 """The critical path of a larger run is left to `etloom analyze critical-path`: its graph takes too much memory."""
+MIN_DEVICE_TAIL = 0.01
+"""Share of the time of all steps below which GPU activity after the last annotation is not mentioned."""
 MIN_LINKED_PCT = 95.0
 """Percentage of linked host operators below which the summary warns."""
 
@@ -247,10 +250,13 @@ def _summarize_step_time(steps: pl.DataFrame) -> SummaryLine:
     statistics: tuple[Any, ...] = (times.mean(), times.median(), times.min(), times.max())
     mean, median, shortest, longest = (float(value or 0) for value in statistics)
     ranks = steps["rank"].n_unique()
+    tail = _describe_device_tail(steps, len(times) * mean)
     if len(times) == 1 or not mean:
         only = "the only step" if len(times) == 1 else "mean"
         return SummaryLine(
-            "Step time", format_duration(mean), f"{only}, mean over {ranks:,} ranks" if ranks > 1 else only
+            "Step time",
+            format_duration(mean),
+            (f"{only}, mean over {ranks:,} ranks" if ranks > 1 else only) + tail,
         )
     each = f", each the mean over {ranks:,} ranks" if ranks > 1 else ""
     spread = 100 * float(times.std() or 0) / mean  # type: ignore[arg-type]
@@ -258,8 +264,17 @@ def _summarize_step_time(steps: pl.DataFrame) -> SummaryLine:
         "Step time",
         f"{format_duration(mean)} ± {format_number(spread, 2)} %",
         f"mean and standard deviation of {count_noun(len(times), 'step')}{each}; "
-        f"median {format_duration(median)}, shortest {format_duration(shortest)}, longest {format_duration(longest)}",
+        f"median {format_duration(median)}, shortest {format_duration(shortest)}, longest {format_duration(longest)}"
+        f"{tail}",
     )
+
+
+def _describe_device_tail(steps: pl.DataFrame, total_ns: float) -> str:
+    """Return a note if the GPU activity of the steps ends later than their annotations; empty if by little."""
+    tail_ns = max(map(step_analysis.measure_device_tail, steps.partition_by("rank")), default=0)
+    if tail_ns < MIN_DEVICE_TAIL * total_ns:
+        return ""
+    return f"; of the annotations on the host: the GPU ends {format_duration(tail_ns)} after the last one"
 
 
 def _summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:

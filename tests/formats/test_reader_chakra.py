@@ -441,3 +441,13 @@ def test_astra_sims_microbenchmarks(data: Path, name: str) -> None:
         }
         assert texts(trace.comms).select("collective", "bytes").rows() == [(name, 1048576)]
         assert trace.stats.is_empty()
+
+
+def test_a_cycle_of_dependencies_is_named_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.0.et"
+    path.write_bytes(framed(VERSION, node(1, ctrl_deps=[2]), node(2, ctrl_deps=[1]), node(3, ctrl_deps=[2])))
+    stats = {row["name"]: row for row in chakra.read(path).stats.iter_rows(named=True)}
+    if "read.parent_cycle" not in stats:
+        stats = {row["name"]: row for row in etloom.open(path, use_cache=False).stats.iter_rows(named=True)}
+    assert stats["read.parent_cycle"]["count"] == 3
+    assert "read.wrong_type" not in stats

@@ -139,7 +139,7 @@ def test_a_cycle_of_parents_in_a_saved_trace_is_broken(seeds: Path, tmp_path: Pa
     ).write_parquet(file)
     trace = etloom.read(tmp_path / "saved")[0]
     assert trace.events["parent"].null_count() == events.height
-    assert trace.stats.filter(pl.col("name") == "read.wrong_type")["count"].to_list() == [events.height]
+    assert trace.stats.filter(pl.col("name") == "read.parent_cycle")["count"].to_list() == [events.height]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part
 from etloom.analyses.findings.job_gain import JobGains
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.rank_findings import measure_rank
-from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers import check_percentage, conform_columns
 from etloom.core import registry
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Job
@@ -86,6 +86,7 @@ RankFindings = list[tuple[int, Finding]]
 
 def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MIN_PCT) -> pl.DataFrame:
     patterns = registry.list_plugins("patterns")
+    check_percentage(min_pct, "min_pct")
     if pattern is not None and pattern.replace("_", "-") not in patterns:
         raise UnknownName("pattern", pattern, patterns, option="pattern")
     views = JobView(job)

@@ -91,6 +91,14 @@ def check_top(top: int) -> None:
         raise InvalidValue(f"expected at least 1 row, got {top}", remedy="specify 1 or more", option="top")
 
 
+def check_percentage(value: float, option: str) -> None:
+    """Raise InvalidValue unless the value of an option is a percentage."""
+    if not 0 <= value <= 100:
+        raise InvalidValue(
+            f"expected a percentage from 0 to 100, got {value:g}", remedy="specify 0 to 100", option=option
+        )
+
+
 def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[str, Any]) -> pl.DataFrame:
     """Return exactly these columns, in their order and types.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
+from etloom.analyses.helpers import check_percentage
 from etloom.core.errors import AnalysisError, InvalidValue, ReadError, UnknownName
 from etloom.formats.parquet.store_layout import SUMMARIES, list_runs, run_folder
 
@@ -66,6 +67,7 @@ def compare_hosts(
         InvalidValue: the pattern is not a regular expression with a group.
         AnalysisError: no run has an answer, or no rank names its host or rack.
     """
+    check_percentage(min_pct, "min_pct")
     if by not in UNITS:
         raise UnknownName("unit", by, UNITS, option="by")
     _check_pattern(rack_pattern)

@@ -20,6 +20,8 @@ from etloom.formats.io.json_text import load_json
 
 Progress = Callable[[int], None]
 
+SALVAGED_MEMBER = "etloom_salvaged"
+"""Member of a Kineto trace whose end was missing before `etloom salvage` closed it."""
 FIRST_TEXT_ID = -(1 << 40)
 """Processes, threads and flows that the file identifies by text instead of a number get ids from here downwards."""
 
@@ -93,9 +95,11 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
         raise ReadError("the file is empty", where=path)
     if not summary["found_rows"]:
         raise ReadError("no trace found", where=path, remedy="expected Kineto JSON or an execution trace")
-    if summary["truncated"]:
+    header = _load_header(summary["header"], stats)
+    if summary["truncated"] or header.get(SALVAGED_MEMBER) is True:
+        verb = "ends" if summary["truncated"] else "was salvaged, it ended"
         stats.append(
-            Stat("read.truncated", "data_loss", 1, "the file ends early; everything before was read")
+            Stat("read.truncated", "data_loss", 1, f"the file {verb} early; everything before was read")
         )
     if summary["trailing"]:
         stats.append(
@@ -104,7 +108,6 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
     for name, (count, example) in sorted(summary["troubles"].items()):
         severity, meaning = _MEANING[name]
         stats.append(Stat(f"read.{name}", severity, count, (meaning + _to_line(example)).rstrip(" :")))
-    header = _load_header(summary["header"], stats)
     return ParsedFile(take_frames(parser), header, stats, summary["rows"])
 
 

@@ -4,7 +4,8 @@ PyTorch's execution-trace observer writes names without escaping them, and a kil
 without its end. The file is split where one row ends and the next begins. A row that is valid JSON is copied byte for
 byte. In any other row the name, control characters and invalid escapes are escaped, and ``nan`` and ``inf`` are
 quoted; if it is still not JSON, it is skipped and counted. The head and the tail of the document are kept or closed.
-At most one row and one chunk of the file are in memory at a time.
+At most one row and one chunk of the file are in memory at a time. A Kineto trace whose end was missing gets a member
+that states it: GPU events are written last, and without them the trace would be read as one of the CPU.
 
 Limit: an unescaped name that happens to be valid JSON, such as ``back\\name`` with one backslash, is left unchanged.
 """
@@ -25,6 +26,7 @@ import zstandard
 from etloom.core.errors import EtloomError, LimitError, ReadError
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
 from etloom.formats.io.json_repair import find_row_end, is_valid, is_valid_tail, repair_row, split_members
+from etloom.formats.io.native_parser import SALVAGED_MEMBER
 
 ROW_BYTES = 1 << 26
 """The longest row, head or tail that is processed."""
@@ -152,7 +154,8 @@ def _copy(source: _RowSource, file: BinaryIO, result: SalvagedFile) -> None:
         return
     if not result.kept and not result.lost:
         result.add_problem("no rows")
-    file.write(b"\n]" + (b"}" if head.lstrip()[:1] == b"{" else b""))
+    mark = f', "{SALVAGED_MEMBER}": true' if kind == "traceEvents" else ""
+    file.write(b"\n]" + (f"{mark}}}".encode() if head.lstrip()[:1] == b"{" else b""))
 
 
 def _read_head(source: _RowSource, result: SalvagedFile) -> tuple[str, bytes]:

@@ -109,7 +109,7 @@ def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Serie
     if not endless.any():
         return None
     example = f"{name}.parent of row {endless.arg_true()[0]} leads back to it: now null"
-    stats.append(Stat("read.wrong_type", "data_loss", int(endless.sum()), example))
+    stats.append(Stat("read.parent_cycle", "data_loss", int(endless.sum()), example))
     return parents.set(endless, None)
 
 

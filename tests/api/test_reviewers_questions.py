@@ -1,0 +1,142 @@
+"""Questions of a reviewer who computes the answer from the raw events: which time a figure is of, what was lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etloom
+from etloom import cli
+from etloom.collectives.participations import _complete_row
+from etloom.core.errors import InvalidValue, UnknownName
+from etloom.core.trace import Job, Trace
+from etloom.formats.io.salvage import salvage
+from etloom.reports.summary import summarize_run
+from support.small_traces import OperatorTraceBuilder, complete_event, kineto
+
+
+def test_a_salvaged_gpu_trace_is_not_one_of_the_cpu(tmp_path: Path) -> None:
+    document = {**kineto(), "deviceProperties": [{"id": 0, "name": "H100"}]}
+    text = json.dumps(document)
+    cut, out = tmp_path / "cut.json", tmp_path / "out.json"
+    cut.write_text(text[: text.index('"kernel"') - 20])
+    salvage(cut, out)
+    for file in (cut, out):
+        job = etloom.open(file, use_cache=False)
+        assert list(etloom.info(job)["devices"]) == ["H100 (the file ends before its work)"]
+        assert {"read.truncated", "read.missing_gpu_events"} <= set(job.stats["name"])
+    assert salvage(out, tmp_path / "again.json").is_intact
+
+
+def step_behind(folder: Path, kernel_ns: int) -> Job:
+    """Two steps of 100 us on the host; each launches one kernel, and the device works through them from 10 us on."""
+    folder.mkdir()
+    run = OperatorTraceBuilder()
+    for number in range(2):
+        run.step(number, 100 * number, 100)
+        run.kernel("gemm", 100 * number + 5, 10 + kernel_ns * number, kernel_ns)
+    return run.open(folder)
+
+
+def test_a_step_time_states_the_gpu_work_that_it_does_not_cover(tmp_path: Path) -> None:
+    short, long = step_behind(tmp_path / "a", 50), step_behind(tmp_path / "b", 400)
+    line = {line.topic: line for line in summarize_run(long).lines}["Step time"]
+    assert line.figure.startswith("100")
+    assert line.text.endswith("of the annotations on the host: the GPU ends 610.0 µs after the last one")
+    assert (
+        "after the last one"
+        not in {line.topic: line for line in summarize_run(short).lines}["Step time"].text
+    )
+    difference = etloom.diff(short, long)
+    assert [
+        note for note in difference.notes if "0.00 ms (before) and 0.61 ms (after) after the last" in note
+    ]
+    assert not [note for note in etloom.diff(short, short).notes if "after the last" in note]
+
+
+def all_to_all(
+    rank: int, sizes: tuple[int, int], splits: tuple[list[int], list[int]] | None
+) -> list[dict[str, Any]]:
+    """An all-to-all of two ranks in which this one sends and receives so many elements."""
+    row: dict[str, Any] = {"In msg nelems": sizes[0], "Out msg nelems": sizes[1], "dtype": "Float"}
+    if splits is not None:
+        row |= {"In split size": str(splits[0]), "Out split size": str(splits[1])}
+    args = {
+        "device": 0, "stream": 7, "Collective name": "all_to_allv", "Group size": 2, "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]", "Seq": 1,
+    }  # fmt: skip
+    return [complete_event("kernel", "ncclDevKernel_SendRecv", 100, 50, 0, 7, **args, **row)]
+
+
+@pytest.mark.parametrize(
+    ("splits", "bandwidth"),
+    [
+        (None, None),
+        # Rank 0 sends 900 of its 1,000 elements to rank 1, which is more than either receives.
+        ((([100, 900], [100, 200]), ([200, 300], [900, 300])), 900 * 4 / 50_000),
+    ],
+)
+def test_the_bus_bandwidth_of_an_uneven_all_to_all(
+    tmp_path: Path, splits: Any, bandwidth: float | None
+) -> None:
+    for rank, sizes in enumerate(((1000, 300), (500, 1200))):
+        events = all_to_all(rank, sizes, splits and splits[rank])
+        document = {
+            "schemaVersion": 1,
+            "distributedInfo": {"rank": rank, "world_size": 2},
+            "traceEvents": events,
+        }
+        (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps(document))
+    table = etloom.analyze(etloom.open(tmp_path, use_cache=False), "collectives")
+    row = table.row(0, named=True)
+    assert (table.height, row["bytes"], row["algo_gb_per_s"]) == (1, 4000, pytest.approx(4000 / 50_000))
+    assert row["bus_gb_per_s"] == (bandwidth and pytest.approx(bandwidth))
+
+
+def test_an_even_all_to_all_has_a_bus_bandwidth_without_splits() -> None:
+    row = {
+        "in_split": None,
+        "out_split": None,
+        "ranks": "[0, 1]",
+        "group_size": 2,
+        "peer": None,
+        "dtype": "Float",
+    }
+    even = _complete_row({**row, "collective": "all_to_all", "in_nelems": 8, "out_nelems": 8}, 0)
+    uneven = _complete_row({**row, "collective": "all_to_all", "in_nelems": 8, "out_nelems": 9}, 0)
+    gathered = _complete_row({**row, "collective": "all_gather", "in_nelems": 8, "out_nelems": 16}, 0)
+    assert (even["uneven"], uneven["uneven"], gathered["uneven"]) == (False, True, False)
+
+
+def test_info_fails_if_nothing_could_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kineto_trace_0.json"
+    file.write_text('{"traceEvents": [{"ph": "X", "name": "a", "ts": "x", "dur": 1, "pid": 1, "tid": 1}]}')
+    for arguments in ([], ["--format", "json"], ["--format", "csv"]):
+        assert cli.main(["info", str(file), *arguments]) == 1
+        assert "no event or operator could be read: read.no_time 1" in capsys.readouterr().err
+    assert cli.main(["info", str(file), "--strict"]) == 1
+    assert "rank 0: read.no_time" in capsys.readouterr().err
+    file.write_text('{"traceEvents": []}')  # nothing lost
+    assert cli.main(["info", str(file)]) == 0
+
+
+@pytest.mark.parametrize("value", [-1.0, 100.5, float("nan")])
+@pytest.mark.parametrize("analysis", ["findings", "call-stacks"])
+def test_percentages_beyond_100_are_refused(tmp_path: Path, analysis: str, value: float) -> None:
+    job = step_behind(tmp_path / "a", 50)
+    with pytest.raises(InvalidValue, match="expected a percentage from 0 to 100"):
+        etloom.analyze(job, analysis, min_pct=value)
+
+
+def test_names_of_other_tools_lead_to_the_analysis() -> None:
+    for name, analysis in (
+        ("top-kernels", "kernel-breakdown"),
+        ("top_ops_", "top-ops"),
+        ("operators", "top-ops"),
+    ):
+        with pytest.raises(UnknownName) as caught:
+            etloom.analyze(Trace({}), name)
+        assert caught.value.remedy == f"did you mean {analysis!r}?"
