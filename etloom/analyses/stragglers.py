@@ -60,9 +60,10 @@ COLUMNS = {
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    parts = match_comparable_ranks(job).comparable.filter(pl.col("instance").is_not_null())
+    participations = match_comparable_ranks(job).comparable
+    parts = participations.filter(pl.col("instance").is_not_null())
     span = parts.select((pl.col("end").max() - pl.col("start").min()).cast(pl.Float64)).item()
-    late = compute_delays(parts, job)
+    late = compute_delays(participations, job)
     worst = pl.when(pl.col("delay_ns").max() > 0).then(pl.col("delay_ns").arg_max())
     sums = late.group_by("rank").agg(
         pl.len().alias("last"),

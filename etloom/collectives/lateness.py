@@ -22,14 +22,15 @@ def compute_delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFram
     Ranks that arrive simultaneously do not count.
 
     Args:
-        parts: The matched participations of `MatchedCollectives.comparable`.
+        parts: The participations of `MatchedCollectives.comparable`. One that is unmatched, as if a rank did not record
+            a step, delays nobody; what was done since then is not compared.
         job: The traces by rank.
 
     Returns:
         One row per instance with a last rank: instance, rank, start and own_start (on the common and the rank's clock),
         issuer (the host operator), collective, error (see `MatchedCollectives.comparable`), delay_ns, CAUSES.
     """
-    if parts.is_empty():
+    if parts["instance"].is_null().all():
         schema = {
             "instance": pl.Int64,
             "rank": pl.Int64,
@@ -99,14 +100,15 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """Add the work of the rank since it left the previous instance of the group: left, compute, busy."""
-    before = pl.col("end", "own_end").shift(1).over("rank", "where", "group", order_by="start")
-    ordered = parts.with_columns(before.name.prefix("before_"))
+    """Return the matched participations with the work of the rank since it left the previous instance of the group:
+    left, compute, busy. left is null if there is no previous one, or no other rank recorded it."""
+    before = pl.col("end", "own_end", "instance").shift(1).over("rank", "where", "group", order_by="start")
+    ordered = parts.with_columns(before.name.prefix("before_")).filter(pl.col("instance").is_not_null())
     # A participation may begin before the previous one ended, on another stream: then there is no time in between.
     ordered = ordered.with_columns(
         left=pl.min_horizontal("before_end", "start"),
         own_left=pl.min_horizontal("before_own_end", "own_start"),
-    ).with_columns(pl.when(pl.col("before_end").is_not_null()).then("left").alias("left"))
+    ).with_columns(pl.when(pl.col("before_instance").is_not_null()).then("left").alias("left"))
     return pl.concat(
         _add_work(rank_rows, job[rank])  # type: ignore[index]
         for (rank,), rank_rows in ordered.group_by("rank", maintain_order=True)

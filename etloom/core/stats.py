@@ -213,6 +213,12 @@ DECLARED_STATS = (
         "profile with activity CPU",
     ),
     DeclaredStat(
+        "link.shared_correlations",
+        "error",
+        "GPU activity whose correlation id calls of several processes have, as in merged files",
+        "analyze one process per trace",
+    ),
+    DeclaredStat(
         "link.repeated_correlations",
         "info",
         "correlation ids shared by several calls; the latest before the activity is used",

@@ -80,8 +80,27 @@ def join_launches(trace: Trace) -> Trace:
                 repeated,
                 "of calls; the latest before the work is taken",
             ),
+            *([_count_shared_correlations(events, process, work, call)] if repeated else []),
         ]
     )
+
+
+def _count_shared_correlations(
+    events: pl.DataFrame, process: np.ndarray, work: np.ndarray, call: np.ndarray
+) -> Stat:
+    """Count the GPU activity whose correlation calls of several processes have, as if two traces were merged into one
+    file, and whose External id does not show which call is meant."""
+    external = arrays.to_array(events["external_id"], 0)
+    work = work[(external[work] <= 0) | (external[work] != external[call])]
+    ids = events.select("correlation", "cat", pid=pl.col("pid").fill_null(0)).with_columns(
+        process=pl.Series(process)
+    )
+    keys = ["process", "correlation"]
+    is_call = pl.Series(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
+    calls = ids.filter(is_call & (pl.col("correlation") > 0)).group_by(keys).agg(pl.col("pid").n_unique())
+    shared = ids[work].join(calls.filter(pl.col("pid") > 1), on=keys, how="semi").height
+    example = "the launch of each may be that of the other process"
+    return Stat("link.shared_correlations", "error", shared, example)
 
 
 def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
@@ -201,7 +220,7 @@ def classify_missing_launches(
 
     A process numbers its calls upwards. So GPU activity with a lower number than all recorded calls of its process
     was launched_before_recording (the host runs ahead of the device), with a higher one launched_after_recording;
-    otherwise the recorder lost the call: launch_not_recorded. without_correlation: the call is unknown.
+    otherwise the recorder lost the call: launch_not_recorded. without_correlation: it or no call has a number.
     no_calls_recorded: the recording holds the device side only.
 
     Args:
@@ -212,7 +231,8 @@ def classify_missing_launches(
     correlation = arrays.to_array(events["correlation"], 0)
     calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (correlation > 0))
     if not calls.size:
-        return {"no_calls_recorded": missing}
+        unnumbered = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES).any()
+        return {"without_correlation" if unnumbered else "no_calls_recorded": missing}
     lowest, highest = _number_ranges(correlation, process, calls)
     numbers, missing_process = correlation[missing], process[missing]
     before, after = numbers < lowest[missing_process], numbers > highest[missing_process]

@@ -140,3 +140,78 @@ def test_names_of_other_tools_lead_to_the_analysis() -> None:
         with pytest.raises(UnknownName) as caught:
             etloom.analyze(Trace({}), name)
         assert caught.value.remedy == f"did you mean {analysis!r}?"
+
+
+@pytest.mark.parametrize(("ids", "shared"), [((0, 0), 2), ((5, 6), 0)])
+def test_two_processes_in_one_file_that_share_correlations(
+    tmp_path: Path, ids: tuple[int, int], shared: int
+) -> None:
+    events = []
+    for process, external in enumerate(ids):
+        args = {"correlation": 7, **({"External id": external} if external else {})}
+        events.append(
+            complete_event("cuda_runtime", "cudaLaunchKernel", 10 + process, 5, 50 + process, 1, **args)
+        )
+        device = {"device": process, "stream": 7, **args}
+        events.append(complete_event("kernel", "gemm", 100 + process, 50, process, 7, **device))
+    file = tmp_path / "kineto_trace_0.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    stats = etloom.open(file, use_cache=False).stats
+    assert stats.filter(name="link.shared_correlations", severity="error")["count"].sum() == shared
+
+
+def test_launch_calls_without_numbers_are_not_missing(tmp_path: Path) -> None:
+    events = [
+        complete_event("cuda_runtime", "cudaLaunchKernel", 10, 5, 50, 1),
+        complete_event("kernel", "gemm", 100, 50, 0, 7, device=0, stream=7),
+    ]
+    file = tmp_path / "kineto_trace_0.json"
+    for recorded, reason in ((events, "without_correlation"), (events[1:], "no_calls_recorded")):
+        file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": recorded}))
+        names = set(etloom.open(file, use_cache=False).stats["name"])
+        assert names & {"link.without_correlation", "link.no_calls_recorded"} == {f"link.{reason}"}
+
+
+def two_ranks(folder: Path, missing: int | None) -> Job:
+    """Six steps of 100 ms on two ranks; rank 1 computes for 30 instead of 10 ms before each all-reduce, and the
+    profiler missed one of its steps."""
+    folder.mkdir()
+    for rank in range(2):
+        events = []
+        for step in range(6):
+            if rank and step == missing:
+                continue
+            begin, compute = 100_000 * step, 30_000 if rank else 10_000
+            group = {
+                "Process Group Name": "0",
+                "Process Group Ranks": "[0, 1]",
+                "Group size": 2,
+                "Seq": step + 1,
+            }
+            device = {"device": 0, "stream": 7}
+            events += [
+                complete_event("user_annotation", f"ProfilerStep#{step}", begin, 90_000, 10, 11),
+                complete_event("kernel", "gemm", begin + 300, compute, 0, 7, **device),
+                complete_event(
+                    "kernel", "ncclDevKernel_AllReduce_Sum_f32", begin + 300 + compute, 35_000 - compute, 0, 20,
+                    **{"device": 0, "stream": 20, "Collective name": "allreduce", "In msg nelems": 10, **group},
+                ),
+                complete_event("kernel", "adam", begin + 35_300, 30_000, 0, 7, **device),
+            ]  # fmt: skip
+        document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "host_name": "a"}
+        (folder / f"kineto_trace_{rank}.json").write_text(json.dumps({**document, "traceEvents": events}))
+    return etloom.open(folder, use_cache=False)
+
+
+def test_a_step_that_a_rank_did_not_record_is_not_compared(tmp_path: Path) -> None:
+    complete = etloom.analyze(two_ranks(tmp_path / "a", None), "stragglers").row(0, named=True)
+    assert (complete["rank"], complete["delay_ns"], complete["longer_compute_ns"]) == (
+        1,
+        120_000_000,
+        100_000_000,
+    )
+    row = etloom.analyze(two_ranks(tmp_path / "b", 3), "stragglers").row(0, named=True)
+    # Of the five all-reduces in common, the first and the one after the gap have no previous one to compare with.
+    assert (row["rank"], row["delay_ns"], row["longer_compute_ns"]) == (1, 100_000_000, 60_000_000)
+    assert (row["late_launch_ns"], row["other_work_ns"], row["inherited_delay_ns"]) == (0, 0, 40_000_000)
+    assert row["cause"] == "longer compute"
