@@ -158,14 +158,14 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_bandwidth(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add algo_gb_per_s and bus_gb_per_s to communications."""
+    """Add factor (`get_bus_factor`), algo_gb_per_s and bus_gb_per_s to communications."""
     factor = pl.struct("collective", "group_size").map_elements(
         lambda row: get_bus_factor(row["collective"], row["group_size"]), pl.Float64
     )
     positive_transfer = pl.when(pl.col("transfer_ns") > 0).then("transfer_ns")
     is_even = (pl.col("collective") != "all_to_all") | ~pl.col("uneven")
-    moved = pl.coalesce("moved", pl.when(is_even).then(pl.col("bytes") * factor))
-    return rows.with_columns(
+    moved = pl.coalesce("moved", pl.when(is_even).then(pl.col("bytes") * pl.col("factor")))
+    return rows.with_columns(factor=factor).with_columns(
         algo_gb_per_s=pl.col("bytes") / positive_transfer, bus_gb_per_s=moved / positive_transfer
     )
 
