@@ -30,7 +30,8 @@ from math import exp, log, sqrt
 import numpy as np
 import polars as pl
 
-from etloom.comparison.run_tables import STEPS, RunTable
+from etloom.analyses.helpers.run_tables import RunTable
+from etloom.comparison.run_tables import STEPS
 from etloom.comparison.step_segments import MIN_STEPS as MIN_STEPS
 from etloom.comparison.step_segments import StepSegments, split_steps
 from etloom.comparison.student_t import student_t_quantile

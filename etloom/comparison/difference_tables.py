@@ -11,8 +11,9 @@ import polars as pl
 from etloom.analyses import kernel_families, temporal_breakdown
 from etloom.analyses.collectives import number_instances, summarize_instances
 from etloom.analyses.helpers.operator_times import measure_operators
+from etloom.analyses.helpers.run_tables import RunTable
 from etloom.collectives import list_participations, match_collectives
-from etloom.comparison.run_tables import RunTable, has_steps, is_stepped, measure_rank
+from etloom.comparison.run_tables import has_steps, is_stepped, measure_rank
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.intervals import Intervals
 from etloom.core.nesting import find_innermost

@@ -11,7 +11,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.analyses import temporal_breakdown
-from etloom.comparison.run_tables import RunTable, has_steps, is_stepped, measure_rank
+from etloom.analyses.helpers.run_tables import RunTable
+from etloom.comparison.run_tables import has_steps, is_stepped, measure_rank
 from etloom.comparison.shift_estimate import estimate_shift
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Job, Trace

@@ -1,40 +1,15 @@
-"""Tables of one run from which runs are compared: a store keeps them, so that a comparison opens none of its ranks."""
+"""Tables of a run from which runs are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
 
-from etloom.analyses.answers import find_stored_table
+from etloom.analyses.helpers.run_tables import RunTable
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import compute_activity, find_steps
-
-
-@dataclass(frozen=True)
-class RunTable:
-    """A table of a run.
-
-    Attributes:
-        name: in a store.
-        schema: its columns.
-        compute: returns the table of a linked run.
-    """
-
-    name: str
-    schema: Mapping[str, Any]
-    compute: Callable[[Job], pl.DataFrame]
-
-    def read(self, job: Job) -> pl.DataFrame:
-        """Return the table of a run: the stored one if the run is from a store, else computed once.
-
-        Raises:
-            AnalysisError: the run does not allow it.
-        """
-        stored = find_stored_table(job, self.name, self.schema)
-        return job.compute_once(self.compute) if stored is None else stored
 
 
 def _count_steps(job: Job) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.collectives import match_collectives
+from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER
 from etloom.core.trace import Job
 from etloom.reports.formatting import format_duration
 
@@ -46,7 +46,7 @@ class FindingView:
 
 def find_views(findings: pl.DataFrame, job: Job) -> list[FindingView | None]:
     """Return the view of each finding; None if the finding has no time."""
-    collectives = _compare_arrivals(job)
+    collectives = ARRIVAL_ORDER.read(job)
     return [_find_view(row, collectives) for row in findings.iter_rows(named=True)]
 
 
@@ -54,16 +54,6 @@ def list_named_ranks(views: list[FindingView | None]) -> list[int]:
     """Return the ranks of the views, those of the first view first, each once."""
     ranks = [rank for view in views if view for rank in (view.rank, view.peer) if rank is not None]
     return list(dict.fromkeys(ranks))
-
-
-def _compare_arrivals(job: Job) -> pl.DataFrame:
-    """Return the participations in collectives of several ranks, with ``order`` of arrival, from 0, and ``size``."""
-    if len(job) < 2:
-        return pl.DataFrame()
-    parts = match_collectives(job).comparable.filter(pl.col("instance").is_not_null())
-    return parts.with_columns(
-        order=pl.col("start").rank("ordinal").over("instance") - 1, size=pl.len().over("instance")
-    ).filter(pl.col("size") > 1)
 
 
 def _find_view(row: Mapping[str, Any], collectives: pl.DataFrame) -> FindingView | None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from etloom.analyses.helpers.run_tables import WINDOWS
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 from etloom.reports.formatting import format_duration
-from etloom.timeline.activity import find_window
 
 PART_LABELS = {
     "compute": "compute",
@@ -42,13 +42,11 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
     before its first kernel is idle in that time, too, and so is a device between a launch and its first kernel. Adds
     this time to span_ns and idle_ns, and recomputes the percentages.
     """
-    ranks = set(time["rank"])
-    windows = {rank: find_window(trace) for rank, trace in job.items() if rank in ranks}
-    lengths = {rank: window[1] - window[0] for rank, window in windows.items() if window is not None}
-    length = pl.col("rank").replace_strict(lengths, default=None, return_dtype=pl.Int64)
-    margin = (length - pl.col("span_ns")).clip(0).fill_null(0)
+    lengths = WINDOWS.read(job).select("rank", length=pl.col("end") - pl.col("start"))
+    margin = (pl.col("length") - pl.col("span_ns")).clip(0).fill_null(0)
     is_total = pl.col("step").is_null()
-    extended = time.filter(is_total).with_columns(pl.col("span_ns", "idle_ns") + margin)
+    extended = time.filter(is_total).join(lengths, on="rank", how="left", maintain_order="left")
+    extended = extended.with_columns(pl.col("span_ns", "idle_ns") + margin).drop("length")
     shares = (
         pl.when(pl.col("span_ns") > 0)
         .then(100.0 * pl.col(f"{part}_ns") / pl.col("span_ns"))

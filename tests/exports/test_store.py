@@ -16,6 +16,7 @@ from polars.testing import assert_frame_equal
 import etloom
 from etloom.analyses.answers import answer, find_stored_answer
 from etloom.analyses.findings import job_gain
+from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
 from etloom.comparison.difference_tables import BY
 from etloom.comparison.gate import METRICS
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, ReadError
@@ -217,6 +218,8 @@ def test_stored_runs_are_compared_without_a_table_of_events(
     judged = etloom.check(runs[1], runs[0], metrics=[name for name in metrics if name != "peak-memory"])
     tables = {by: expected.table(by) for by in BY}
     lines = expected.verdict, expected.explanation, expected.notes
+    of_report = [table.read(expected.before) for table in (WINDOWS, ARRIVAL_ORDER)]
+    assert all(table.height for table in of_report)
     for method in ("read", "scan"):
         monkeypatch.setattr(ParquetTable, method, lambda *_: pytest.fail("a table was read"))
     first, second = (tmp_path / "store" / f"run={run.name}" for run in runs)
@@ -224,6 +227,8 @@ def test_stored_runs_are_compared_without_a_table_of_events(
     for by in BY:
         assert_frame_equal(difference.table(by), tables[by], check_exact=True)
     assert (difference.verdict, difference.explanation, difference.notes) == lines
+    for table, rows in zip((WINDOWS, ARRIVAL_ORDER), of_report, strict=True):
+        assert_frame_equal(table.read(difference.before), rows, check_exact=True)
     again = etloom.check(second, first, metrics=[name for name in metrics if name != "peak-memory"])
     assert_frame_equal(again.table, judged.table, check_exact=True)
 

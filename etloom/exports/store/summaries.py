@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.answers import answer, answer_by_rank
+from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
 from etloom.comparison import RUN_TABLES
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import Stat
@@ -125,14 +126,15 @@ def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, An
 def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], list[Stat]]:
     """Answer the questions to all ranks, and return the entries of the manifest and what was left out.
 
-    Next to the answers are the tables from which the run is compared with others.
+    Next to the answers are the tables that the report needs, and those from which runs are compared.
     """
     is_small = sum(trace.rows("events") for trace in job.values()) <= MAX_GRAPH_EVENTS
     graph_questions = GRAPH_QUESTIONS if is_small else ()
     computations: list[tuple[StoredQuestion, Callable[[], pl.DataFrame]]] = [
         (question, partial(_ask, question, job)) for question in (*JOB_QUESTIONS, *graph_questions)
     ]
-    computations += [(StoredQuestion(table.name), partial(table.read, job)) for table in RUN_TABLES]
+    tables = (WINDOWS, ARRIVAL_ORDER, *RUN_TABLES)
+    computations += [(StoredQuestion(table.name), partial(table.read, job)) for table in tables]
     entries = []
     for question, compute in computations:
         try:

@@ -1,0 +1,75 @@
+"""Tables of a run that a store keeps next to its answers, so that what needs them opens none of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from etloom.analyses.answers import find_stored_table
+from etloom.collectives import match_collectives
+from etloom.core.errors import AnalysisError
+from etloom.core.trace import Job
+from etloom.timeline.activity import find_window
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A table of a run.
+
+    Attributes:
+        name: in a store.
+        schema: its columns.
+        compute: returns the table of a linked run.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    compute: Callable[[Job], pl.DataFrame]
+
+    def read(self, job: Job) -> pl.DataFrame:
+        """Return the table of a run: the stored one if the run is from a store, else computed once.
+
+        Raises:
+            AnalysisError: the run does not allow it.
+        """
+        stored = find_stored_table(job, self.name, self.schema)
+        return job.compute_once(self.compute) if stored is None else stored
+
+
+def _list_windows(job: Job) -> pl.DataFrame:
+    rows = []
+    for rank, trace in job.items():
+        try:
+            window = find_window(trace)
+        except AnalysisError:
+            continue
+        if window is not None:
+            rows.append((rank, *window))
+    return pl.DataFrame(rows, schema=WINDOWS.schema, orient="row")
+
+
+def _order_arrivals(job: Job) -> pl.DataFrame:
+    if len(job) < 2:
+        return pl.DataFrame(schema=ARRIVAL_ORDER.schema)
+    parts = match_collectives(job).comparable.filter(pl.col("instance").is_not_null())
+    ordered = parts.with_columns(
+        order=pl.col("start").rank("ordinal").over("instance") - 1, size=pl.len().over("instance")
+    ).filter(pl.col("size") > 1)
+    return ordered.select(pl.col(name).cast(dtype) for name, dtype in ARRIVAL_ORDER.schema.items())
+
+
+WINDOWS = RunTable("windows", dict.fromkeys(("rank", "start", "end"), pl.Int64), _list_windows)
+"""The time in which each rank should be busy (`find_window`), on its own clock; no row for a rank without activity."""
+ARRIVAL_ORDER = RunTable(
+    "arrival-order",
+    {
+        **dict.fromkeys(("rank", "event", "instance"), pl.Int64),
+        "collective": pl.String,
+        **dict.fromkeys(("start", "own_start", "own_end", "wait", "order", "size"), pl.Int64),
+    },
+    _order_arrivals,
+)
+"""Participations in collectives of several ranks, with ``order`` of arrival, from 0, and ``size``, their ranks."""
