@@ -5,7 +5,7 @@ second-last rank to its own. The activities of the two since each left the previ
 compared, which splits the delay completely:
 
 - longer_compute_ns: it computed longer.
-- other_work_ns: it spent longer on other work: communication of other groups, memcpys.
+- other_work_ns: it spent longer on other work: communication of groups with other members, memcpys.
 - late_launch_ns: its device was idle for longer because the host launched late. (For gloo, on the host: it was outside
   of operators for longer, which is Python, input data, or a blocked thread.)
 - inherited_delay_ns: it left the previous communication later, or that was not recorded.

@@ -100,9 +100,11 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """Return the matched participations with the work of the rank since it left the previous instance of the group:
-    left, compute, busy. left is null if there is no previous one, or no other rank recorded it."""
-    before = pl.col("end", "own_end", "instance").shift(1).over("rank", "where", "group", order_by="start")
+    """Return the matched participations with the work of the rank since it left the previous instance of the group, or
+    of another group with the same members: left, compute, busy. left is null if there is no previous one, or no other
+    rank recorded it."""
+    members = pl.coalesce(pl.col("ranks").str.replace_all(" ", "", literal=True), "group")
+    before = pl.col("end", "own_end", "instance").shift(1).over("rank", "where", members, order_by="start")
     ordered = parts.with_columns(before.name.prefix("before_")).filter(pl.col("instance").is_not_null())
     # A participation may begin before the previous one ended, on another stream: then there is no time in between.
     ordered = ordered.with_columns(

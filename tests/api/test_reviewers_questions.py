@@ -215,3 +215,27 @@ def test_a_step_that_a_rank_did_not_record_is_not_compared(tmp_path: Path) -> No
     assert (row["rank"], row["delay_ns"], row["longer_compute_ns"]) == (1, 100_000_000, 60_000_000)
     assert (row["late_launch_ns"], row["other_work_ns"], row["inherited_delay_ns"]) == (0, 0, 40_000_000)
     assert row["cause"] == "longer compute"
+
+
+def test_groups_with_the_same_members_share_their_previous_communication(tmp_path: Path) -> None:
+    """Rank 1 computes 200 us longer before each all-reduce of group 0; group 1, of the same ranks, follows at once."""
+    for rank in range(2):
+        events = []
+        for step in range(4):
+            begin, compute = 1000 * step, 300 if rank else 100
+            events.append(complete_event("kernel", "gemm", begin, compute, 0, 7, device=0, stream=7))
+            for group, (start, end) in enumerate(
+                ((begin + compute, begin + 350), (begin + 360 + rank, begin + 400))
+            ):
+                args = {
+                    "Process Group Name": str(group), "Process Group Ranks": "[0, 1]", "Group size": 2,
+                    "Seq": step + 1, "Collective name": "allreduce", "In msg nelems": 10, "device": 0, "stream": 20,
+                }  # fmt: skip
+                name = "ncclDevKernel_AllReduce_Sum_f32"
+                events.append(complete_event("kernel", name, start, end - start, 0, 20, **args))
+        document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "host_name": "a"}
+        (tmp_path / f"kineto_trace_{rank}.json").write_text(json.dumps({**document, "traceEvents": events}))
+    row = etloom.analyze(etloom.open(tmp_path, use_cache=False), "stragglers").row(0, named=True)
+    assert (row["rank"], row["delay_ns"], row["longer_compute_ns"]) == (1, 804_000, 600_000)
+    # The first delay has no previous communication; four arrivals 1 us late in group 1 are late launches.
+    assert (row["other_work_ns"], row["late_launch_ns"], row["inherited_delay_ns"]) == (0, 4_000, 200_000)
