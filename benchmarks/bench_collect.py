@@ -3,8 +3,8 @@
     python benchmarks/bench_collect.py [ITERATIONS]
 
 Every kind runs in its own processes, in turn with the others. Columns: the shortest iteration, its ratio to none,
-the overhead per operator, the bytes of the file per operator, and the time of `stop`. Targets: at most 1.5 us and
-250 B per operator with inputs and outputs, 0.4 us in time-only mode, 50 ms to stop after 60,000 operators.
+the overhead per operator, the bytes of the file per operator, and the time of `stop`. Targets: at most 0.7 us and
+250 B per operator with inputs and outputs, 0.3 us in time-only mode, 50 ms to stop after 60,000 operators.
 """
 
 from __future__ import annotations
