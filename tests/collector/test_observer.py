@@ -221,6 +221,17 @@ def test_names_and_texts_of_any_kind(trace: etloom.Trace, tmp_path: Path) -> Non
     assert [node["name"] for node in json.loads(target.read_text())["nodes"]][:5] == ODD
 
 
+# Names of every length up to 20 that differ from each other in one letter only, at every place.
+SIMILAR = [
+    letter.join(("x" * i, "x" * (n - i - 1))) for n in range(1, 21) for i in range(n) for letter in "yz"
+]
+
+
+@scenario("observer.start()\n" + f"for name in 2 * {SIMILAR!r}:\n    with record_function(name): pass\n")
+def test_similar_names_are_not_confused(trace: etloom.Trace) -> None:
+    assert names(trace) == SIMILAR * 2
+
+
 @scenario("""observer.start()
 for value in (1e-12, 1 / 3, 1e300, float("nan"), float("inf"), -0.0, 2.0):
     h = torch.autograd._record_function_with_args_enter("it", value); torch.autograd._record_function_with_args_exit(h)

@@ -80,6 +80,8 @@ def _compiler_flags() -> list[str]:
     libraries = Path(torch.__file__).parent / "lib"
     # -DNDEBUG: without it the header declares a member that torch's own build does not have.
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-DNDEBUG"]
+    # Without it every function of the library can be replaced by another library, so none is inlined.
+    flags.append("-fno-semantic-interposition")
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     if torch.distributed.is_available():
         flags += ["-DUSE_DISTRIBUTED", "-DUSE_C10D"]

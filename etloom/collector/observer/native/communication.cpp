@@ -66,7 +66,7 @@ bool encode_communication(Stream& stream, const c10::IValue& value) {
   if (type == group_type) {
     const auto group = value.toCustomClass<c10d::ProcessGroup>();
     append_tag(stream, 'G', stream.text(group_json(*group)));
-    stream.words.push_back(sequence_number(*group));
+    stream.words.push(sequence_number(*group));
     return true;
   }
   if (type == reduce_type) {

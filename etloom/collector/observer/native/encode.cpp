@@ -44,18 +44,20 @@ uint32_t define_layout(Stream& stream, const c10::TensorImpl& tensor) {
     if (strided) strides = tensor.strides();
     head.dimensions = static_cast<uint16_t>(sizes.size());
   }
-  char key[sizeof head + 16 * sizeof(int64_t)];
-  std::string long_key;
-  char* at = key;
-  const size_t bytes = sizeof head + (sizes.size() + strides.size()) * sizeof(int64_t);
-  if (bytes > sizeof key) {
-    long_key.resize(bytes);
-    at = long_key.data();
+  int64_t short_key[1 + 16];
+  std::vector<int64_t> long_key;
+  int64_t* key = short_key;
+  const size_t length = 1 + sizes.size() + strides.size();
+  if (length > std::size(short_key)) {
+    long_key.resize(length);
+    key = long_key.data();
   }
-  std::memcpy(at, &head, sizeof head);
-  if (!sizes.empty()) std::memcpy(at + sizeof head, sizes.data(), sizes.size() * 8);
-  if (!strides.empty()) std::memcpy(at + sizeof head + sizes.size() * 8, strides.data(), strides.size() * 8);
-  return stream.define(kLayout, {at, bytes}, [&] {
+  static_assert(sizeof head == sizeof *key);
+  std::memcpy(key, &head, sizeof head);
+  int64_t* at = key + 1;
+  for (const int64_t size : sizes) *at++ = size;
+  for (const int64_t stride : strides) *at++ = stride;
+  return stream.define(kLayout, {reinterpret_cast<const char*>(key), length * sizeof *key}, [&] {
     std::string text = "{\"dtype\":";
     append_json(text, std::string(tensor.dtype().name()));
     text += ",\"itemsize\":" + std::to_string(tensor.itemsize()) + ",\"device\":";
@@ -70,7 +72,7 @@ uint32_t define_layout(Stream& stream, const c10::TensorImpl& tensor) {
 
 void encode_tensor(Stream& stream, const at::Tensor& tensor) {
   if (!tensor.defined()) {
-    stream.form += 'U';
+    stream.form.push('U');
     return;
   }
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -80,17 +82,14 @@ void encode_tensor(Stream& stream, const at::Tensor& tensor) {
   append_tag(stream, offset == 0 ? 'T' : 'O', layout);
   const auto storage = has_storage ? impl.unsafe_storage().unsafeGetStorageImpl() : nullptr;
   const auto& counter = const_cast<c10::TensorImpl&>(impl).version_counter();
-  stream.words.push_back(reinterpret_cast<uintptr_t>(&impl));
-  stream.words.push_back(reinterpret_cast<uintptr_t>(storage));
-  stream.words.push_back(counter.enabled() ? counter.current_version() : 0);
-  if (offset != 0) stream.words.push_back(static_cast<uint64_t>(offset));
+  uint64_t* const words = stream.words.extend(offset == 0 ? 3 : 4);
+  words[0] = reinterpret_cast<uintptr_t>(&impl);
+  words[1] = reinterpret_cast<uintptr_t>(storage);
+  words[2] = counter.enabled() ? counter.current_version() : 0;
+  if (offset != 0) words[3] = static_cast<uint64_t>(offset);
 }
 
-void push_double(Stream& stream, double value) {
-  uint64_t word;
-  std::memcpy(&word, &value, sizeof word);
-  stream.words.push_back(word);
-}
+void push_double(Stream& stream, double value) { stream.words.push(std::bit_cast<uint64_t>(value)); }
 
 void encode_value(Stream& stream, const c10::IValue& value);
 
@@ -108,7 +107,7 @@ void encode_list(Stream& stream, c10::ArrayRef<c10::IValue> items, char tag) {
     if (same_type) {
       append_tag(stream, integers ? 'I' : 'D', static_cast<uint32_t>(items.size()));
       for (const c10::IValue& item : items) {
-        integers ? stream.words.push_back(static_cast<uint64_t>(item.toInt())) : push_double(stream, item.toDouble());
+        integers ? stream.words.push(static_cast<uint64_t>(item.toInt())) : push_double(stream, item.toDouble());
       }
       return;
     }
@@ -121,14 +120,14 @@ void encode_value(Stream& stream, const c10::IValue& value) {
   if (value.isTensor()) {
     encode_tensor(stream, value.toTensor());
   } else if (value.isInt()) {
-    stream.form += 'i';
-    stream.words.push_back(static_cast<uint64_t>(value.toInt()));
+    stream.form.push('i');
+    stream.words.push(static_cast<uint64_t>(value.toInt()));
   } else if (value.isNone()) {
-    stream.form += 'N';
+    stream.form.push('N');
   } else if (value.isBool()) {
-    stream.form += value.toBool() ? 't' : 'f';
+    stream.form.push(value.toBool() ? 't' : 'f');
   } else if (value.isDouble()) {
-    stream.form += 'd';
+    stream.form.push('d');
     push_double(stream, value.toDouble());
   } else if (value.isList()) {
     encode_list(stream, value.toListRef(), 'L');
@@ -139,7 +138,7 @@ void encode_value(Stream& stream, const c10::IValue& value) {
   } else if (value.isDevice()) {
     append_tag(stream, 'v', stream.text(value.toDevice().str()));
   } else if (value.isComplexDouble()) {
-    stream.form += 'c';
+    stream.form.push('c');
     push_double(stream, value.toComplexDouble().real());
     push_double(stream, value.toComplexDouble().imag());
   } else if (!encode_communication(stream, value)) {
@@ -150,8 +149,9 @@ void encode_value(Stream& stream, const c10::IValue& value) {
 }  // namespace
 
 void append_tag(Stream& stream, char tag, uint32_t number) {
-  stream.form += tag;
-  stream.form.append(reinterpret_cast<const char*>(&number), sizeof number);
+  char* const at = stream.form.extend(1 + sizeof number);
+  *at = tag;
+  std::memcpy(at + 1, &number, sizeof number);
 }
 
 void append_json(std::string& out, std::string_view text) {

@@ -93,7 +93,8 @@ uint32_t encode_arguments(Stream& stream, c10::ArrayRef<c10::IValue> values, siz
     if (head + stream.words.size() > kPayloadWords) {
       file.count(kArgumentsOmitted);
     } else {
-      form = stream.define(kForm, stream.form, [&] { return std::string_view(stream.form); });
+      const std::string_view code(stream.form.data(), stream.form.size());
+      form = stream.define(kForm, code, [&] { return code; });
     }
   } catch (...) {
     file.count(kFailed);

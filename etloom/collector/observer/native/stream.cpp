@@ -9,20 +9,40 @@ namespace {
 constexpr size_t kMaxDefinitions = 1 << 17;  // per kind and thread: limits host memory
 constexpr size_t kMaxScopes = kMaxDefinitions / 2;  // of the names: leaves ids for those of operators
 
-uint64_t hash_of(std::string_view key) {
-  uint64_t hash = 0x9e3779b97f4a7c15ull ^ key.size();
-  const char* at = key.data();
-  size_t left = key.size();
-  for (; left >= 8; at += 8, left -= 8) {
-    uint64_t word;
-    std::memcpy(&word, at, 8);
-    hash = (hash ^ word) * 0xff51afd7ed558ccdull;
-    hash ^= hash >> 32;
+// The functions of `find`, which runs for every tensor, are inlined even where the compiler finds them too large.
+template <class Word>
+Word load(const char* at) {
+  Word word;
+  std::memcpy(&word, at, sizeof word);
+  return word;
+}
+
+// Returns the last 1 to 8 bytes of `key`, or 0 for an empty one. Copying a variable number of bytes would be a call.
+[[gnu::always_inline]] inline uint64_t last_word(std::string_view key) {
+  const size_t size = key.size();
+  const char* const end = key.data() + size;
+  if (size >= 8) return load<uint64_t>(end - 8);
+  if (size >= 4) return load<uint32_t>(key.data()) | uint64_t{load<uint32_t>(end - 4)} << 32;
+  if (size == 0) return 0;
+  const auto byte = [&](size_t index) { return uint64_t{static_cast<unsigned char>(key[index])}; };
+  return byte(0) | byte(size / 2) << 8 | byte(size - 1) << 16;
+}
+
+[[gnu::always_inline]] inline uint64_t hash_of(std::string_view key) {
+  uint64_t hash = key.size();
+  for (size_t at = 0; at + 8 < key.size(); at += 8) {
+    hash = (hash + load<uint64_t>(key.data() + at)) * 0xff51afd7ed558ccdull;
   }
-  uint64_t word = 0;
-  std::memcpy(&word, at, left);
-  hash = (hash ^ word) * 0xc4ceb9fe1a85ec53ull;
-  return hash ^ (hash >> 29);
+  hash = (hash + last_word(key)) * 0xc4ceb9fe1a85ec53ull;
+  return __builtin_bswap64(hash);  // the slot is chosen by the low bits, but the high ones depend on all of the key
+}
+
+[[gnu::always_inline]] inline bool equal(std::string_view first, std::string_view second) {
+  if (first.size() != second.size()) return false;
+  for (size_t at = 0; at + 8 < first.size(); at += 8) {
+    if (load<uint64_t>(first.data() + at) != load<uint64_t>(second.data() + at)) return false;
+  }
+  return last_word(first) == last_word(second);
 }
 
 }  // namespace
@@ -32,7 +52,7 @@ uint32_t Interner::find(std::string_view key) const {
   const uint64_t hash = hash_of(key);
   size_t place = hash & (slots_.size() - 1);
   while (slots_[place].id != 0) {
-    if (slots_[place].hash == hash && slots_[place].key == key) return slots_[place].id;
+    if (slots_[place].hash == hash && equal(slots_[place].key, key)) return slots_[place].id;
     place = (place + 1) & (slots_.size() - 1);
   }
   return 0;

@@ -13,6 +13,28 @@
 
 namespace etloom {
 
+// Scratch space for the values of one call, which grows several values at a time.
+template <class T>
+class Scratch {
+ public:
+  // Returns where to write `count` further values.
+  T* extend(size_t count) {
+    if (size_ + count > values_.size()) grow(count);
+    T* const at = values_.data() + size_;
+    size_ += count;
+    return at;
+  }
+  void push(T value) { *extend(1) = value; }
+  void clear() { size_ = 0; }
+  const T* data() const { return values_.data(); }
+  size_t size() const { return size_; }
+
+ private:
+  [[gnu::noinline]] void grow(size_t count) { values_.resize((size_ + count) * 2); }
+  std::vector<T> values_ = std::vector<T>(256);
+  size_t size_ = 0;
+};
+
 // Assigns ids to distinct byte strings in order of appearance.
 class Interner {
  public:
@@ -110,8 +132,8 @@ class Stream {
   std::atomic<bool> busy{false};
   std::atomic<bool> taken{true};  // in use by a live thread
   std::atomic<uint64_t> window{0};
-  std::string form;  // scratch space of the encoder, like `words`
-  std::vector<uint64_t> words;
+  Scratch<char> form;  // of the arguments that are encoded
+  Scratch<uint64_t> words;
 
  private:
   bool has_number(const Interner& known, bool scope) const;
