@@ -15,6 +15,7 @@ Definition: HolisticTraceAnalysis get_cupti_counter_data_with_operators, which l
 
 from __future__ import annotations
 
+import sys
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -93,7 +94,9 @@ def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"counter": name, "value": float(value)}
         for name, value in args.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
     ]
 
 

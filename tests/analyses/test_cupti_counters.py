@@ -35,6 +35,13 @@ def test_ranges_are_joined_to_launches_in_their_order(tmp_path: Path) -> None:
         etloom.analyze(opened(tmp_path, COUNTER_EVENTS), "cupti-counters", counter="cycles")
 
 
+def test_a_value_beyond_all_floats_is_no_value(tmp_path: Path) -> None:
+    events = json.loads(json.dumps(COUNTER_EVENTS).replace('"inst": 7', '"inst": 7' + "0" * 400))
+    assert events != COUNTER_EVENTS
+    found = etloom.analyze(opened(tmp_path, events), "cupti-counters", counter="inst")
+    assert "alone" not in found["kernel"].to_list()
+
+
 @pytest.mark.parametrize("change", ["a launch less", "two devices"])
 def test_where_order_cannot_tell_nothing_is_guessed(tmp_path: Path, change: str) -> None:
     events = (

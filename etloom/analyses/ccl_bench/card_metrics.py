@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from etloom.analyses.ccl_bench.rank_data import MetricUnavailable
@@ -28,7 +29,7 @@ def _card_value(run: RunData, path: tuple[str, ...], *names: str) -> Any:
 def _card_number(run: RunData, path: tuple[str, ...], *names: str) -> float:
     """Return a positive number from the card; raise MetricUnavailable if it is missing or invalid."""
     value = _card_value(run, path, *names)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
         raise MetricUnavailable(
             f"{'.'.join((*path, names[0]))} of the workload card is {value!r}; expected a positive number"
         )

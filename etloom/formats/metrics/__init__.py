@@ -11,6 +11,7 @@ a time zone are read as UTC, which is counted, unless ``utc_offset`` is set.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,11 @@ def _parse_vllm_latency(data: bytes) -> pl.DataFrame | None:
         (f"p{key}", value) for key, value in (percentiles if isinstance(percentiles, dict) else {}).items()
     ]
     rows += [("iteration", value) for value in (samples if isinstance(samples, list) else [])]
-    values = [(series, float(value)) for series, value in rows if isinstance(value, (int, float))]
+    values = [
+        (series, float(value))
+        for series, value in rows
+        if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    ]
     frame = pl.DataFrame(values, schema={"series": pl.String, "value": pl.Float64}, orient="row")
     return frame.select(pl.lit("latency [s]").alias("name"), "series", "value").with_row_index("id")
 
