@@ -66,7 +66,8 @@ def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: Run
         write_table(describe_ranks(job), selected, out)
     else:
         _show(job, facts, out)
-    if _is_empty(facts) and (loss := describe_loss(job.stats)):
+    unread = job.stats.filter(job.stats["name"].str.starts_with("read."))
+    if _is_empty(facts) and (loss := describe_loss(unread)):
         raise ReadError(f"no event or operator could be read: {loss}", where=path, remedy="record it again")
 
 

@@ -41,7 +41,7 @@ def test_rows_without_an_id_are_dropped_before_parents_are_followed() -> None:
     assert checked.select("id", "parent").rows() == [(0, None), (2, None), (3, None)]
     assert [stat[:3] for stat in stats if stat.name != "read.absent_value"] == [
         ("read.incomplete_rows", "data_loss", 1),
-        ("read.wrong_type", "data_loss", 2),
+        ("read.parent_cycle", "data_loss", 2),
     ]
 
 
