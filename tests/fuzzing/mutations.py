@@ -161,7 +161,7 @@ def _change_times(rng: random.Random, slots: dict[str, list[Slot]], keys: tuple[
             lambda number=number: number + shift,
             lambda: 0,
             lambda number=number: number * 1000,
-            lambda c=other_container, k=other_key: c[k],
+            lambda c=other_container, k=other_key: _leaf(c[k]),
         )[action]()
 
 
@@ -171,6 +171,14 @@ def _change_ids(rng: random.Random, slots: dict[str, list[Slot]], keys: tuple[st
     if not names:
         return
     target, source = slots[rng.choice(names)], slots[rng.choice(names)]
-    values = [container[key] for container, key in source]
+    values = [_leaf(container[key]) for container, key in source]
     for container, key in _choose(rng, target):
         container[key] = rng.choice(values)
+
+
+def _leaf(value: Any) -> Any:
+    """Return a value, or null for one that holds containers: put into itself, it would make the tree a cycle."""
+    if isinstance(value, (dict, list)):
+        items = value.values() if isinstance(value, dict) else value
+        return None if any(isinstance(item, (dict, list)) for item in items) else copy.copy(value)
+    return value
