@@ -81,7 +81,6 @@ def compare_speed(rounds: int) -> None:
 def compare_makespans() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.et"
         for name in RECORDINGS:
             if not (DATA / name).exists():
                 continue
@@ -89,7 +88,7 @@ def compare_makespans() -> None:
                 shares: list[str] = []
                 count = 0
                 for delays in (True, False):
-                    etloom.export(trace, path, delays=delays)
+                    path = etloom.export(trace, Path(folder) / "x.et", delays=delays)
                     nodes = load_file(path).nodes
                     count = count if shares else len(nodes)
                     timed = [node.attributes for node in nodes if "start_ns" in node.attributes]
