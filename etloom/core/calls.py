@@ -25,6 +25,8 @@ CALL_COLUMNS: dict[str, Any] = {
 }
 """group: name and description; state: of an unfinished call, "completed", or null if the
 backend records none; called_at: the innermost frame outside of torch."""
+Call = tuple[Any, ...]
+"""The values of `CALL_COLUMNS` of one call."""
 _TORCH_FRAME = re.compile(r"[/\\]torch[/\\]")
 
 
@@ -33,13 +35,13 @@ class DumpedCalls:
     """The calls of one rank.
 
     Attributes:
-        table: columns of `CALL_COLUMNS`, in the order of the dump.
+        rows: the values of `CALL_COLUMNS` of each call, in the order of the dump.
         members: group -> its ranks; groups whose ranks are unknown are missing.
         process: facts of the process that `etloom collect --watch` adds to a dump.
         stats: rows of stats about damage.
     """
 
-    table: pl.DataFrame
+    rows: list[Call]
     members: dict[str, tuple[int, ...]]
     process: dict[str, Any] = field(default_factory=dict)
     stats: list[Stat] = field(default_factory=list)

@@ -70,11 +70,15 @@ def read(
     return check_values(trace) if isinstance(trace, Trace) else trace.map(check_values)
 
 
-def detect_format(path: Path) -> str | None:
+def detect_format(path: Path, likely: str = "") -> str | None:
     """Return the name of the reader of a file or folder, or None if it is not a trace.
 
     A file is recognized by its first 64 KiB, decompressed (of Parquet also by its last 64 KiB); a folder by
     the optional `sniff_folder` of a reader.
+
+    Args:
+        path: The file or folder.
+        likely: The reader to try first, where many files have the same format.
 
     Raises:
         ReadError: If the path is missing, is neither a file nor a folder, or cannot be opened.
@@ -90,7 +94,8 @@ def detect_format(path: Path) -> str | None:
     head = _read_head(path)
     if not head:
         return None
-    return next((name for name in _order_for_sniffing() if registry.get("readers", name).sniff(head)), None)
+    names = _order_for_sniffing(likely)
+    return next((name for name in names if registry.get("readers", name).sniff(head)), None)
 
 
 def is_compressed(path: Path) -> bool:
@@ -98,13 +103,13 @@ def is_compressed(path: Path) -> bool:
     return detect_compression(path) is not None
 
 
-def _order_for_sniffing() -> list[str]:
+def _order_for_sniffing(likely: str) -> list[str]:
     """Return the readers' names in the order in which their `sniff` is tried.
 
     No two sniffers accept the same file, so the order matters for speed only: the most common formats come first.
     """
     names = registry.list_plugins("readers")
-    return sorted(names, key=lambda name: name not in _COMMON_FORMATS)
+    return sorted(names, key=lambda name: (name != likely, name not in _COMMON_FORMATS))
 
 
 def _check_exists(path: Path) -> None:

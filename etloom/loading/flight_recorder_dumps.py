@@ -43,7 +43,7 @@ def read_dumps(path: Path) -> tuple[dict[int, DumpedCalls], list[Stat]]:
             # Hidden: a file that a rank is still writing, or was when it was killed.
             if file.name.startswith(".") or not file.is_file():
                 continue
-            if formats.detect_format(file) != _FORMAT:
+            if formats.detect_format(file, likely=_FORMAT) != _FORMAT:
                 if _DUMP_NAME.search(file.name):
                     raise ReadError("is no readable Flight Recorder dump", where=file)
                 continue

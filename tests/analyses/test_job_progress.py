@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import polars as pl
 import pytest
 
 from etloom.analyses.hangs.progress import PATIENCE_S, JobProgress
@@ -37,9 +36,7 @@ def make_dumps(
     calls = [rows, [*rows, dict.fromkeys(CALL_COLUMNS) | last] if waits else rows]
     facts = [{"written_ns": 0 if silent else now_ns, "frames": list(frames)}, {"written_ns": now_ns}]
     return {
-        rank: DumpedCalls(
-            pl.DataFrame(calls[rank], schema=CALL_COLUMNS), {"0": (0, 1)}, process | facts[rank]
-        )
+        rank: DumpedCalls([tuple(row.values()) for row in calls[rank]], {"0": (0, 1)}, process | facts[rank])
         for rank in range(2)
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.calls import CALL_COLUMNS, DumpedCalls, find_call_site, get_state, name_group
+from etloom.core.calls import CALL_COLUMNS, Call, DumpedCalls, find_call_site, get_state, name_group
 from etloom.core.text import format_ranges
 from etloom.core.trace import Job, Trace
 
@@ -34,17 +34,15 @@ class JobCalls:
 def combine_calls(dumps: Mapping[int, DumpedCalls]) -> JobCalls:
     """Combine the calls of the ranks; groups of one name with other members are different groups."""
     members: dict[str, tuple[int, ...]] = {}
-    frames = []
+    rows: list[Call] = []
     for rank, dump in dumps.items():
         renamed = {}
         for group, ranks in dump.members.items():
             if members.setdefault(group, ranks) is not ranks and members[group] != ranks:
                 renamed[group] = f"{group} ({format_ranges(ranks)})"
                 members[renamed[group]] = ranks
-        frame = dump.table.with_columns(pl.lit(rank, pl.Int64).alias("rank"))
-        frames.append(frame.with_columns(pl.col("group").replace(renamed)) if renamed else frame)
-    schema = {**CALL_COLUMNS, "rank": pl.Int64}
-    table = pl.concat(frames) if frames else pl.DataFrame(schema=schema)
+        rows += [(renamed.get(group, group), *values, rank) for group, *values in dump.rows]
+    table = pl.DataFrame(rows, schema={**CALL_COLUMNS, "rank": pl.Int64}, orient="row")
     processes = {rank: dump.process for rank, dump in dumps.items() if dump.process}
     return JobCalls(table.filter(pl.col("seq").is_not_null()), members, frozenset(dumps), processes)
 
@@ -83,7 +81,7 @@ def _read_trace(trace: Trace) -> DumpedCalls:
             members[group] = tuple(json.loads(row["ranks"]))
         rows.append(
             {
-                **{name: row.get(name) for name in CALL_COLUMNS},
+                **row,
                 "group": group,
                 "is_p2p": bool(row["is_p2p"]),
                 "state": get_state(row["name"] or "", args.get("state"), args.get("retired")),
@@ -91,4 +89,4 @@ def _read_trace(trace: Trace) -> DumpedCalls:
                 "called_at": find_call_site(args.get("frames") or []),
             }
         )
-    return DumpedCalls(pl.DataFrame(rows, schema=CALL_COLUMNS, orient="row"), members)
+    return DumpedCalls([tuple(map(row.get, CALL_COLUMNS)) for row in rows], members)

@@ -1,13 +1,11 @@
-"""Calls of one dump as columns for comparison across ranks: no Trace, so that thousands of dumps take seconds."""
+"""Calls of one dump for comparison across ranks: no Trace and no table, so that thousands of dumps take seconds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
-from etloom.core.calls import CALL_COLUMNS, DumpedCalls, find_call_site, get_state, name_group
+from etloom.core.calls import Call, DumpedCalls, find_call_site, get_state, name_group
 from etloom.core.categories import parse_collective
 from etloom.core.schema import Stat
 from etloom.formats.flight_recorder.dump import (
@@ -55,13 +53,12 @@ def read_calls(path: Path, *, limit: int = 256 << 20) -> DumpedCalls:
         stats.append(
             Stat("read.damaged_entry", "data_loss", invalid, "a fact of another type about the process")
         )
-    table = pl.DataFrame(rows, schema=CALL_COLUMNS, orient="row")
-    return DumpedCalls(table, members, process, stats)
+    return DumpedCalls(rows, members, process, stats)
 
 
 def _build_call(
     entry: dict[str, Any], groups: dict[str, dict[str, Any]], members: dict[str, tuple[int, ...]]
-) -> tuple[Any, ...] | None:
+) -> Call | None:
     """Return the values of `CALL_COLUMNS` and add the group to members; None for an entry without name or time."""
     name, created = entry.get("profiling_name"), to_int(entry.get("time_created_ns"))
     if not isinstance(name, str) or not created:

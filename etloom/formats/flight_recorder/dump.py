@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from etloom.formats.io.compression import read_content
 from etloom.formats.io.json_text import load_json
 
 _MAX_DIMENSIONS = 64
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _PEER = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
 _OBJECT = re.compile(r'\{\s*"')
 _OTHER_MEMBERS = ("version", "pg_config", "pg_status", "rank")
@@ -99,8 +99,8 @@ def _recover_entries(text: str) -> dict[str, Any]:
 
 
 def to_int(value: Any) -> int | None:
-    is_valid = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
-    return value if is_valid else None
+    # JSON and the unpickler make no subclasses of int but bool.
+    return value if type(value) is int and _INT64_MIN <= value <= _INT64_MAX else None
 
 
 def _to_text(value: Any) -> str | None:
@@ -221,9 +221,12 @@ def count_elements(sizes: Any) -> int | None:
     for shape in sizes:
         if not isinstance(shape, (list, tuple)) or len(shape) > _MAX_DIMENSIONS:
             return None
-        if not all(to_int(length) is not None for length in shape):
-            return None
-        total += math.prod(shape)
+        size = 1
+        for length in shape:
+            if to_int(length) is None:
+                return None
+            size *= length
+        total += size
     return total if total < 1 << 62 else None
 
 

@@ -43,7 +43,9 @@ def load_json(text: str | bytes) -> Any:
     """
     value = json.loads(text)
     encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    return replace_surrogates(value) if _SURROGATE_BYTES.search(encoded) else value
+    # Searching for the pattern alone takes as long as parsing.
+    has_surrogates = (b"\\u" in encoded or b"\xed" in encoded) and _SURROGATE_BYTES.search(encoded)
+    return replace_surrogates(value) if has_surrogates else value
 
 
 def replace_surrogates(value: Any) -> Any:
