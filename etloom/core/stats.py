@@ -319,6 +319,12 @@ DECLARED_STATS = (
     DeclaredStat("read.entries", "info", "entries in the file"),
     DeclaredStat("read.header", "data_loss", "a damaged member of the file's header", _REWRITE),
     DeclaredStat(
+        "read.repeated_id",
+        "data_loss",
+        "rows of a table with the id of an earlier row; they are left out",
+        _REWRITE,
+    ),
+    DeclaredStat(
         "read.parent_cycle",
         "data_loss",
         "rows that depend on themselves through their parents; their parent is now null",

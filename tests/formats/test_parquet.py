@@ -134,6 +134,11 @@ def test_a_write_that_fails_leaves_nothing_and_keeps_what_was_there(job: Job, tm
             b'{"etloom": 1, "layout": 1, "kind": "trace", "meta": {}, "tables": ["events"]}',
             "is not the meta.json",
         ),
+        (
+            "meta.json",
+            b'{"etloom": 1, "layout": 1, "kind": "job", "meta": {}, "ranks": [[0]]}',
+            "is not the meta.json",
+        ),
         ("meta.json", b"[]", "is not the meta.json"),
         ("meta.json", b"[" * 100_000, "is not the meta.json"),
         ("events.parquet", b"PAR1 and no more", "is not a valid table 'events'"),

@@ -45,6 +45,16 @@ def test_rows_without_an_id_are_dropped_before_parents_are_followed() -> None:
     ]
 
 
+def test_rows_with_the_id_of_an_earlier_row_are_dropped() -> None:
+    rows = pl.DataFrame({"id": [0, 5, 0, 2, 5], "ts": [0, 1, 2, 3, 4]})
+    stats: list[Stat] = []
+    checked = check_table("events", TABLES["events"].conform(rows), stats)
+    assert checked.select("id", "ts").rows() == [(0, 0), (5, 1), (2, 3)]
+    assert [stat[:3] for stat in stats if stat.name != "read.absent_value"] == [
+        ("read.repeated_id", "data_loss", 2)
+    ]
+
+
 def test_a_complete_table_is_returned_as_it_is() -> None:
     frame = TABLES["tensors"].conform(pl.DataFrame({"node": [1], "io": [0], "index": [0], "numel": [None]}))
     stats: list[Stat] = []

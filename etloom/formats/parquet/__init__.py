@@ -106,7 +106,10 @@ def _read_meta(folder: Path) -> _SavedMeta:
     if layout != LAYOUT_VERSION:
         raise ReadError(f"has layout {layout}, not {LAYOUT_VERSION}", where=file, remedy="update etloom")
     if kind not in ("trace", "job") or not (
-        isinstance(meta, dict) and isinstance(tables, dict) and isinstance(ranks, list)
+        isinstance(meta, dict)
+        and isinstance(tables, dict)
+        and isinstance(ranks, list)
+        and all(isinstance(rank, int) for rank in ranks)
     ):
         raise ReadError("is not the meta.json of a saved trace", where=file, remedy="export it again")
     return _SavedMeta(kind, meta, tables, ranks)

@@ -61,6 +61,8 @@ def check_table(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFra
             changed.append(checked)
     frame = frame.with_columns(changed) if changed else frame
     frame = _drop_incomplete_rows(name, frame, stats)
+    if "id" in frame.columns:
+        frame = _drop_repeated_ids(name, frame, stats)
     if name == "events":
         frame = _drop_untimed_events(frame, stats)
     if "parent" in frame.columns and (parents := _break_cycles(name, frame, stats)) is not None:
@@ -80,6 +82,20 @@ def _drop_incomplete_rows(name: str, frame: pl.DataFrame, stats: list[Stat]) -> 
         Stat("read.incomplete_rows", "data_loss", count, f"rows of {name} without {', '.join(missing)}")
     )
     return complete
+
+
+def _drop_repeated_ids(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Return the rows without those whose id an earlier row has: joins by id would repeat rows."""
+    ids = frame["id"].to_numpy()
+    if (ids[1:] > ids[:-1]).all():  # as every reader numbers them
+        return frame
+    is_first = frame["id"].is_first_distinct()
+    if is_first.all():
+        return frame
+    repeated = frame["id"].filter(~is_first)
+    example = f"rows of {name} with the id of an earlier row, such as {repeated[0]}"
+    stats.append(Stat("read.repeated_id", "data_loss", len(repeated), example))
+    return frame.filter(is_first)
 
 
 def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
