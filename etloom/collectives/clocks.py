@@ -1,6 +1,7 @@
 """Clock offsets between ranks, inferred from collectives.
 
-In a collective in which every rank both sends and receives data, no rank can leave before the last one has arrived.
+In a collective in which every rank both sends data to and receives data from all others, no rank can leave before the
+last one has arrived.
 This bounds the offset of two clocks from both sides, whatever the network does. The ranks also leave at nearly the same
 time: the median difference of their ends estimates the offset, and the spread of the differences gives its uncertainty.
 A clock that may be right, since zero lies within its bounds and within the spread, is not corrected.
@@ -24,9 +25,6 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 import polars as pl
-
-SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Collectives in which every rank depends on all others."""
 
 MIN_FOR_DRIFT = 16
 """Number of communications, over at least a second, from which a drift is estimated."""
@@ -121,10 +119,8 @@ def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 
 def _compare_with_hubs(matched: pl.DataFrame, since: int | None) -> list[_RankPair]:
     """Compare each rank with the lowest rank of its instances."""
-    is_synchronizing = pl.col("collective").is_in(SYNCHRONIZING)
-    matched = matched.filter(
-        pl.col("instance").is_not_null() & (is_synchronizing | (pl.col("collective") == "message"))
-    )
+    is_synchronizing = pl.col("collective") != "message"
+    matched = matched.filter(pl.col("instance").is_not_null() & pl.col("synchronizes").all().over("instance"))
     hubs = matched.sort("rank").unique("instance", keep="first").select("instance", "rank", "start", "end")
     both = matched.join(hubs, on="instance", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
     receives = is_synchronizing | (pl.col("destination") == pl.col("rank"))

@@ -1,7 +1,7 @@
 """Matching of participations of different ranks to collective instances.
 
 By number: participations with the same group, collective and sequence number; if a rank runs several kernels for one
-number, the first matches the first, and so on. By order: without recorded numbers, each rank's participations of a
+number, the first matches the first, and so on. By order: without recorded numbers, or where messages shift them, each rank's participations of a
 collective in a group match in their order, if they overlap in time. If more than MAX_UNMATCHED_SHARE of them stay
 unmatched, the recorded ranks did not communicate with each other, and none of these matches is used.
 
@@ -38,7 +38,7 @@ _KEY = ("where", "collective", "group", "source", "destination")
 
 def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
     """Add group, instance and how to the participations of all ranks (`participations.COLUMNS`)."""
-    named = add_group(parts).with_row_index("part")
+    named = _drop_shared_numbers(add_group(parts)).with_row_index("part")
     matchable = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
     by_number = _match_by_number(matchable.filter(pl.col("seq").is_not_null() & ~is_overfull()))
     by_order = _match_by_order(matchable.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null()))
@@ -50,6 +50,16 @@ def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
         pl.when(within_group | _is_message()).then(name).alias(name) for name in ("instance", "how")
     )
     return matched.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
+
+
+def _drop_shared_numbers(parts: pl.DataFrame) -> pl.DataFrame:
+    """Return the participations without the numbers that a rank's own messages shift.
+
+    Backends on the host (gloo) count the messages of a rank and the collectives of its group with one counter, so the
+    same collective has another number on a rank that sent more messages, and a message another number at each end.
+    """
+    is_shared = (pl.col("where") == "host") & pl.col("collective").is_in(_P2P).any().over("where", "group")
+    return parts.with_columns(seq=pl.when(is_shared.fill_null(False)).then(None).otherwise("seq"))
 
 
 def is_overfull() -> pl.Expr:

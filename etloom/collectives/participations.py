@@ -42,9 +42,13 @@ COLUMNS = {
     "bytes": pl.Int64,  # message size, see `compute_message_size`
     "moved": pl.Int64,  # bytes through the busier direction of this rank's link, if splits are recorded
     "uneven": pl.Boolean,  # an all-to-all whose input and output differ in size on this rank
+    "synchronizes": pl.Boolean,  # nobody can end before the others begin, see `_synchronizes`
     "start": pl.Int64,
     "end": pl.Int64,
 }
+SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives in which every rank needs data of all others."""
+
 _FACT_COLUMNS: tuple[pl.Expr, ...] = (
     pl.col("event"),
     *(pl.col(name).cast(pl.String) for name in ("collective", "pg_name", "pg_desc", "ranks", "dtype")),
@@ -232,7 +236,22 @@ def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
     completed["uneven"] = collective == "all_to_all" and None not in (into, out) and into != out
     if size and me < min(len(sent), len(received)):
         completed["moved"] = size * max(sum(sent) - sent[me], sum(received) - received[me])
+    completed["synchronizes"] = _synchronizes(completed, me, sent, received)
     return completed
+
+
+def _synchronizes(row: dict[str, Any], me: int, sent: tuple[int, ...], received: tuple[int, ...]) -> bool:
+    """Return whether nobody can end a collective before the others begin; of a message, whether it carries data.
+
+    Where no data is exchanged, backends return at once: a collective of empty tensors, and two ranks of an all-to-all
+    between which a split is zero. An uneven all-to-all whose splits are unknown may have such ranks.
+    """
+    if row["bytes"] == 0 or row["collective"] not in (*SYNCHRONIZING, "message"):
+        return False
+    if row["collective"] != "all_to_all":
+        return True
+    others = [length for splits in (sent, received) for at, length in enumerate(splits) if at != me]
+    return 0 not in others if others else not row["uneven"]
 
 
 @lru_cache(maxsize=1024)
