@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from etloom.collectives import (
     compute_message_size,
     estimate_clocks,
     get_bus_factor,
+    list_participations,
     match_collectives,
     match_participations,
     matching,
@@ -339,6 +341,82 @@ def test_no_offset_accords_with_another_run() -> None:
     moved = pl.when(pl.col("rank") == 1).then(pl.col("seq").hash(1) % 10**9).otherwise(0).cast(pl.Int64)
     met = match_participations(ours.with_columns(pl.col("start", "end") + moved))
     assert estimate_clocks(met)["verdict"].to_list() == ["reference", "impossible"]
+
+
+def test_messages_of_a_rank_do_not_shift_its_collectives() -> None:
+    """gloo numbers messages and collectives with one counter: rank 0 sends rank 1 a message before every other call."""
+    calls = made(4, [0] * 4, [0.0] * 4, numbered=True, count=12).filter(pl.col("pg_name") == "world")
+    calls = calls.with_columns(where=pl.lit("host"), seq=pl.col("seq").rank("dense").cast(pl.Int64))
+    messages = calls.filter((pl.col("rank") < 2) & (pl.col("seq") % 2 == 0)).with_columns(
+        pl.col("start", "end") - 5_000_000,
+        pl.lit("message").alias("collective"),
+        event=pl.col("event") + 100,
+        bytes=-pl.col("bytes") - 1,
+        source=pl.lit(0, pl.Int64),
+        destination=pl.lit(1, pl.Int64),
+        seq=pl.col("seq") + pl.col("seq") // 2 - 1,
+    )
+    sends = pl.when(pl.col("rank") < 2).then(pl.col("seq") // 2).otherwise(0)
+    shifted = calls.with_columns(pl.col("seq") + sends)
+    matched = match_participations(pl.concat((shifted, messages)))
+    assert matched["instance"].null_count() == 0
+    assert pairs(matched, "instance") == pairs(matched, "bytes")
+
+
+def test_where_no_data_is_exchanged_ranks_do_not_wait() -> None:
+    """Two ranks with eight collectives, and one of empty tensors, which rank 0 leaves before rank 1 comes."""
+    calls = made(3, [0, 0], [0.0, 0.0], numbered=True, count=9).with_columns(synchronizes=pl.lit(True))
+    is_last = pl.col("seq") == 8
+    early = is_last & (pl.col("rank") == 0)
+    calls = calls.with_columns(end=pl.when(early).then(pl.col("start") + 1_000).otherwise("end"))
+    calls = calls.with_columns(start=pl.when(is_last & ~early).then(pl.col("end") - 1_000).otherwise("start"))
+    late = calls.with_columns(
+        pl.when(is_last & ~early).then(pl.col("start", "end") + 10**8).otherwise(pl.col("start", "end"))
+    )
+    verdicts = {
+        synchronizes: estimate_clocks(
+            match_participations(late.with_columns(synchronizes=~is_last | synchronizes))
+        )["verdict"].to_list()
+        for synchronizes in (True, False)
+    }
+    assert verdicts[True][1] == "impossible"
+    assert verdicts[False][1] == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "splits", "synchronizes"),
+    [
+        ("allreduce", 8, None, True),
+        ("allreduce", 0, None, False),
+        ("broadcast", 8, None, False),
+        ("all_to_allv", 8, None, True),
+        ("all_to_allv", 6, None, False),  # rank 0 receives 8: some split differs, and may be zero
+        ("all_to_allv", 6, ("[4, 2]", "[4, 4]"), True),
+        ("all_to_allv", 4, ("[4, 0]", "[4, 4]"), False),
+        ("all_to_allv", 4, ("[0, 4]", "[0, 8]"), True),  # nothing to itself
+    ],
+)
+def test_which_collectives_synchronize(
+    tmp_path: Path, name: str, sent: int, splits: tuple[str, str] | None, synchronizes: bool
+) -> None:
+    args: dict[str, object] = {
+        "Collective name": name, "In msg nelems": sent, "Out msg nelems": 8 if sent else 0, "Group size": 2,
+        "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "device": 0, "stream": 7,
+    }  # fmt: skip
+    if splits:
+        args |= {"In split size": splits[0], "Out split size": splits[1]}
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": f"ncclDevKernel_{name}",
+        "pid": 0,
+        "tid": 7,
+        "ts": 1,
+        "dur": 5,
+    }
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [{**kernel, "args": args}]}))
+    trace = etloom.link(etloom.read(tmp_path / "trace.json"))
+    assert list_participations(trace, 0)["synchronizes"].to_list() == [synchronizes]
 
 
 def test_two_kernels_of_one_number_meet_in_turn() -> None:
