@@ -246,6 +246,15 @@ def test_a_damaged_entry_costs_itself(own: Path, tmp_path: Path) -> None:
     assert "read.truncated" in trace.stats["name"].to_list()
 
 
+def test_a_damaged_dump_has_no_lone_surrogates(own: Path, tmp_path: Path) -> None:
+    text = (own / "flight_recorder" / JSON).read_text()
+    path = tmp_path / "x.json"
+    path.write_text(text.replace("nccl:_all_gather_base", "nccl:\\ud800all_gather").rstrip()[:-1])
+    trace = flight_recorder.read(path)
+    assert "read.truncated" in trace.stats["name"].to_list()
+    assert trace.events["name"].cast(pl.String).str.contains("nccl:\ufffdall_gather").any()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"entries": 3}', "[" * 100_000], ids=range(6))
 def test_what_is_no_dump_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(text)

@@ -90,6 +90,14 @@ def test_a_start_and_channels_of_the_verbose_inspector(tmp_path: Path) -> None:
     assert json.loads(trace.events["args"][0])["channels"] == 4
 
 
+def test_overlapping_calls_and_one_without_a_start_are_exported(tmp_path: Path) -> None:
+    lines = [inspector_line(0, number, verbose=number > 0) for number in range(3)]
+    trace = etloom.read(write_lines(tmp_path, lines))
+    document = json.loads(etloom.export(trace, tmp_path / "out.json", "chrome").read_text())
+    tracks = [event["tid"] for event in document["traceEvents"] if event["ph"] == "X"]
+    assert len(tracks) == 3
+
+
 def test_the_bandwidth_of_an_all_gather_counts_all_ranks(tmp_path: Path) -> None:
     line = inspector_line(0, 1)
     line["coll_perf"] |= {"coll": "AllGather", "coll_msg_size_bytes": 1_000_000, "coll_exec_time_us": 100}

@@ -14,7 +14,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.formats.io import safe_pickle
 from etloom.formats.io.compression import read_content
-from etloom.formats.io.json_text import load_json
+from etloom.formats.io.json_text import load_json, replace_surrogates
 
 _MAX_DIMENSIONS = 64
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -53,7 +53,7 @@ def load_dump(path: Path, limit: int, stats: list[Stat]) -> dict[str, Any]:
         try:
             dump = load_json(data)
         except (ValueError, RecursionError) as error:
-            dump = _recover_entries(data.decode("utf-8", "replace"))
+            dump = replace_surrogates(_recover_entries(data.decode("utf-8", "replace")))
             example = f"{damage or error}: {len(dump.get('entries', ()))} complete entries were read"
             stats.append(Stat("read.truncated", "data_loss", 1, example))
     if not isinstance(dump, dict) or not {"entries", "pg_config"} & dump.keys():

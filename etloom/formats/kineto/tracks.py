@@ -27,7 +27,7 @@ def assign_sub_tracks(events: pl.DataFrame) -> pl.Series:
         events: Columns pid, tid, ts, dur, sorted by ts and then the longest first.
     """
     sub_tracks = np.zeros(events.height, np.int32)
-    slices = events.with_row_index("row").filter(pl.col("dur") >= 0)
+    slices = events.with_row_index("row").filter(pl.col("ts").is_not_null() & (pl.col("dur") >= 0))
     slices = slices.with_columns(end=pl.col("ts") + pl.col("dur"))
     latest = pl.col("end").cum_max().shift().over("pid", "tid")
     # Tracks on which no slice begins before an earlier one ends, or ends after all before it, need no sub-tracks.
