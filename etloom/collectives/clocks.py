@@ -1,10 +1,10 @@
 """Clock offsets between ranks, inferred from collectives.
 
 In a collective in which every rank both sends data to and receives data from all others, no rank can leave before the
-last one has arrived.
-This bounds the offset of two clocks from both sides, whatever the network does. The ranks also leave at nearly the same
-time: the median difference of their ends estimates the offset, and the spread of the differences gives its uncertainty.
-A clock that may be right, since zero lies within its bounds and within the spread, is not corrected.
+last one has arrived. This bounds the offset of two clocks from both sides, whatever the network does. The ranks also
+leave at nearly the same time: the median difference of their ends estimates the offset, and the spread of the
+differences gives its uncertainty. A clock that may be right, since zero lies within its bounds and within the spread,
+is not corrected.
 
 The residual, by which a clock may still be wrong, follows from the same data: three spreads around the estimate (or
 the full range of fewer than MIN_FOR_RELIABLE_SPREAD ends), limited by the bounds. Processes of one host read the same

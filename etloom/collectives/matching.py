@@ -1,9 +1,10 @@
 """Matching of participations of different ranks to collective instances.
 
 By number: participations with the same group, collective and sequence number; if a rank runs several kernels for one
-number, the first matches the first, and so on. By order: without recorded numbers, or where messages shift them, each rank's participations of a
-collective in a group match in their order, if they overlap in time. If more than MAX_UNMATCHED_SHARE of them stay
-unmatched, the recorded ranks did not communicate with each other, and none of these matches is used.
+number, the first matches the first, and so on. By order: without recorded numbers, or where messages shift them, each
+rank's participations of a collective in a group match in their order, if they overlap in time. If more than
+MAX_UNMATCHED_SHARE of them stay unmatched, the recorded ranks did not communicate with each other, and none of these
+matches is used.
 
 An instance never has more ranks than its group: if a name belongs to several groups with unknown members, numbers are
 ambiguous and matches by order must fit. Sends and receives with an unknown peer do not match; neither do, by order,
