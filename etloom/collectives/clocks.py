@@ -118,11 +118,18 @@ def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _compare_with_hubs(matched: pl.DataFrame, since: int | None) -> list[_RankPair]:
-    """Compare each rank with the lowest rank of its instances."""
+    """Compare each rank with the lowest rank of its instances.
+
+    Instances of which it is unknown whether they synchronize count only between ranks that have no others.
+    """
     is_synchronizing = pl.col("collective") != "message"
-    matched = matched.filter(pl.col("instance").is_not_null() & pl.col("synchronizes").all().over("instance"))
+    is_certain = pl.col("synchronizes").fill_null(False).all().over("instance")
+    matched = matched.with_columns(certain=is_certain).filter(
+        pl.col("instance").is_not_null() & pl.col("synchronizes").fill_null(True).all().over("instance")
+    )
     hubs = matched.sort("rank").unique("instance", keep="first").select("instance", "rank", "start", "end")
     both = matched.join(hubs, on="instance", suffix="_hub").filter(pl.col("rank") != pl.col("rank_hub"))
+    both = both.filter(pl.col("certain") | ~pl.col("certain").any().over("rank", "rank_hub"))
     receives = is_synchronizing | (pl.col("destination") == pl.col("rank"))
     sends = is_synchronizing | (pl.col("source") == pl.col("rank"))
     bounds = both.select(

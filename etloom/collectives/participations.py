@@ -42,7 +42,7 @@ COLUMNS = {
     "bytes": pl.Int64,  # message size, see `compute_message_size`
     "moved": pl.Int64,  # bytes through the busier direction of this rank's link, if splits are recorded
     "uneven": pl.Boolean,  # an all-to-all whose input and output differ in size on this rank
-    "synchronizes": pl.Boolean,  # nobody can end before the others begin, see `_synchronizes`
+    "synchronizes": pl.Boolean,  # nobody can end before the others begin; null if unknown, see `_synchronizes`
     "start": pl.Int64,
     "end": pl.Int64,
 }
@@ -240,18 +240,22 @@ def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
     return completed
 
 
-def _synchronizes(row: dict[str, Any], me: int, sent: tuple[int, ...], received: tuple[int, ...]) -> bool:
+def _synchronizes(
+    row: dict[str, Any], me: int, sent: tuple[int, ...], received: tuple[int, ...]
+) -> bool | None:
     """Return whether nobody can end a collective before the others begin; of a message, whether it carries data.
 
     Where no data is exchanged, backends return at once: a collective of empty tensors, and two ranks of an all-to-all
-    between which a split is zero. An uneven all-to-all whose splits are unknown may have such ranks.
+    between which a split is zero. Of an uneven all-to-all whose splits are unknown, this is unknown: None.
     """
     if row["bytes"] == 0 or row["collective"] not in (*SYNCHRONIZING, "message"):
         return False
     if row["collective"] != "all_to_all":
         return True
     others = [length for splits in (sent, received) for at, length in enumerate(splits) if at != me]
-    return 0 not in others if others else not row["uneven"]
+    if others:
+        return 0 not in others
+    return None if row["uneven"] else True
 
 
 @lru_cache(maxsize=1024)

@@ -375,12 +375,15 @@ def test_where_no_data_is_exchanged_ranks_do_not_wait() -> None:
     )
     verdicts = {
         synchronizes: estimate_clocks(
-            match_participations(late.with_columns(synchronizes=~is_last | synchronizes))
+            match_participations(late.with_columns(synchronizes=~is_last | pl.lit(synchronizes, pl.Boolean)))
         )["verdict"].to_list()
-        for synchronizes in (True, False)
+        for synchronizes in (True, False, None)
     }
     assert verdicts[True][1] == "impossible"
     assert verdicts[False][1] == "agrees"
+    assert verdicts[None][1] == "agrees"  # other instances are known to synchronize
+    unknown = late.with_columns(synchronizes=pl.lit(None, pl.Boolean))
+    assert estimate_clocks(match_participations(unknown))["verdict"][1] == "impossible"
 
 
 @pytest.mark.parametrize(
@@ -390,14 +393,14 @@ def test_where_no_data_is_exchanged_ranks_do_not_wait() -> None:
         ("allreduce", 0, None, False),
         ("broadcast", 8, None, False),
         ("all_to_allv", 8, None, True),
-        ("all_to_allv", 6, None, False),  # rank 0 receives 8: some split differs, and may be zero
+        ("all_to_allv", 6, None, None),  # rank 0 receives 8: some split differs, and may be zero
         ("all_to_allv", 6, ("[4, 2]", "[4, 4]"), True),
         ("all_to_allv", 4, ("[4, 0]", "[4, 4]"), False),
         ("all_to_allv", 4, ("[0, 4]", "[0, 8]"), True),  # nothing to itself
     ],
 )
 def test_which_collectives_synchronize(
-    tmp_path: Path, name: str, sent: int, splits: tuple[str, str] | None, synchronizes: bool
+    tmp_path: Path, name: str, sent: int, splits: tuple[str, str] | None, synchronizes: bool | None
 ) -> None:
     args: dict[str, object] = {
         "Collective name": name, "In msg nelems": sent, "Out msg nelems": 8 if sent else 0, "Group size": 2,
