@@ -37,6 +37,7 @@ def compute_row(row: dict[str, Any]) -> int | None:
         splits=row["splits"],
         policy=row["policy"],
         active_chunks=row["active_chunks"],
+        queues=row["queues_per_dim"],
     )
     size = row["size_bytes"]
     if row["collective"] == "send":
@@ -50,7 +51,9 @@ def compute_row(row: dict[str, Any]) -> int | None:
     if row["members"]:
         members = [int(rank) for rank in re.findall(r"\d+", row["members"])]
     name, relation = re.match(r"(\w+)(?: (after|beside) .*)?$", row["collective"]).groups()
-    time = collective_time(name, size, dimensions, settings, members)
+    late = re.findall(r"(\d+):([\d.]+)", str(row["late_us"] or ""))
+    begins = {int(rank): round(1e3 * float(us)) for rank, us in late}
+    time = collective_time(name, size, dimensions, settings, members, begins)
     if relation is None or time is None:
         return time
     if "compute" in row["collective"]:  # beside 50 us of computation, then 7 us of computation

@@ -1,48 +1,32 @@
-"""Times of single collectives as ASTRA-sim's analytical network gives them, most of them to the nanosecond.
+"""Times of single collectives as ASTRA-sim's analytical network gives them, to the nanosecond.
 
-A collective is a sequence of rounds, each the slowest message of the round plus the endpoint delay and the reduction
-of the received data. On several dimensions it is a sequence of collectives, one for each dimension, which chunks of
-the data pass one after the other, as in a flow shop. Without congestion a message takes hops x latency + bytes /
-bandwidth; with it, a message is stored and forwarded at each hop, and waits for others on its links.
+A collective is a program of messages for each rank, simulated event by event: a rank sends its next message when it has
+processed the part before, which takes the endpoint delay and the reduction of the received data. On several dimensions
+it is a sequence of collectives, one for each dimension, which chunks of the data pass one after the other, as in a flow
+shop. Without congestion a message takes hops x latency + bytes / bandwidth; with it, a message is stored and forwarded
+at each hop, and waits for others on its links. Double binary trees are a formula.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from math import ceil, floor, log2
 
+from etloom.simulator.network.message_exchange import (
+    DEFAULT_SETTINGS,
+    Dimension,
+    Exchange,
+    Message,
+    Network,
+    Program,
+    Settings,
+)
+
+__all__ = ["Dimension", "Settings", "collective_time", "message_time"]
+
 REDUCING = ("all_reduce", "reduce_scatter")
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """A dimension: kind Ring, Switch or FullyConnected, its size, bandwidth (2**30 B/s), latency and algorithm."""
-
-    kind: str
-    size: int
-    bandwidth: float
-    latency_ns: float
-    algorithm: str = "ring"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of the simulated system, named as ASTRA-sim names them; times in ns, memory in GB/s."""
-
-    aware: bool = False
-    endpoint_delay: int = 10
-    local_mem_bw: float = 1600
-    optimization: str = "localBWAware"
-    splits: int = 1
-    policy: str = "LIFO"
-    active_chunks: int = 1
-
-
-DEFAULT_SETTINGS = Settings()
-GROUP_DELAY = 10
-"""The endpoint delay, ns, in a group smaller than all ranks, whatever is configured."""
 
 
 def collective_time(
@@ -51,6 +35,7 @@ def collective_time(
     dimensions: Sequence[Dimension],
     settings: Settings = DEFAULT_SETTINGS,
     members: Sequence[int] | None = None,
+    delays: Mapping[int, int] | None = None,
 ) -> int | None:
     """Return the time of a collective in ns; None for an algorithm that is not modelled.
 
@@ -60,16 +45,19 @@ def collective_time(
         dimensions: of the topology, innermost first.
         settings: of the simulated system.
         members: positions of the group's ranks on the only dimension; default: all.
+        delays: position -> ns after the first ranks at which it begins; on one dimension only.
     """
     chunk = size // settings.splits
     sizes = [chunk] * settings.splits + ([size - chunk * settings.splits] if size % settings.splits else [])
+    networks = [Network(dimension, settings, members, delays) for dimension in dimensions]
+    if len(networks) == 1:
+        programs = [plan(networks[0], collective, part) for part in sizes]
+        if all(program is not None for program in programs):
+            return Exchange(networks[0], [program for program in programs if program], settings).run()
     chunks = []
     for part in sizes:
         phases = _list_phases(collective, part, dimensions, settings.optimization)
-        times = [
-            _Network(dimensions[index], settings, members).collective(name, data)
-            for index, name, data in phases
-        ]
+        times = [compute_time(networks[index], name, data) for index, name, data in phases]
         if any(time is None for time in times):
             return None
         chunks.append([(phase[0], time or 0) for phase, time in zip(phases, times, strict=True)])
@@ -78,7 +66,7 @@ def collective_time(
 
 def message_time(size: int, hops: int, dimension: Dimension, aware: bool) -> int:
     """Return the time of one message over a number of hops, ns."""
-    return _Network(dimension, Settings(aware=aware)).message(size, hops)
+    return Network(dimension, Settings(aware=aware)).message(size, hops)
 
 
 def _list_phases(
@@ -107,147 +95,115 @@ def _list_phases(
 
 
 def _run_chunks(chunks: Sequence[Sequence[tuple[int, int]]], dimensions: int, settings: Settings) -> int:
-    """Return the time at which all chunks have passed; a dimension executes ``active_chunks`` phases at a time."""
-    waiting: list[list[tuple[int, int]]] = [[] for _ in range(dimensions)]
-    free = [settings.active_chunks] * dimensions
+    """Return the time at which all chunks have passed.
+
+    A dimension has several queues, which chunks take in turn, and each queue executes its share of ``active_chunks``
+    phases at a time. Of the waiting chunks, the last begins first with LIFO, the first with FIFO.
+    """
+    sign = -1 if settings.policy == "LIFO" else 1
+    share = ceil(settings.active_chunks / settings.queues)
+    waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    free: Counter[tuple[int, int]] = Counter()
+    counts = [0] * dimensions
+    queue_of: dict[tuple[int, int], tuple[int, int]] = {}
+    for chunk, phases in enumerate(chunks):
+        for phase, (dimension, _) in enumerate(phases):
+            queue = dimension, counts[dimension] % settings.queues
+            counts[dimension] += 1
+            queue_of[chunk, phase] = queue
+            free[queue], waiting[queue] = share, []
     events: list[tuple[int, int, int]] = []  # time, chunk, phase that ends
 
-    def start(index: int, now: int) -> None:
-        if free[index] and waiting[index]:
-            chunk, phase = waiting[index].pop(-1 if settings.policy == "LIFO" else 0)
-            free[index] -= 1
+    def start(queue: tuple[int, int], now: int) -> None:
+        if free[queue] and waiting[queue]:
+            chunk, phase = heapq.heappop(waiting[queue])
+            chunk *= sign
+            free[queue] -= 1
             heapq.heappush(events, (now + chunks[chunk][phase][1], chunk, phase))
 
-    for chunk, phases in enumerate(chunks):
-        waiting[phases[0][0]].append((chunk, 0))
-        start(phases[0][0], 0)
+    def insert(chunk: int, phase: int, now: int) -> None:
+        heapq.heappush(waiting[queue_of[chunk, phase]], (sign * chunk, phase))
+        start(queue_of[chunk, phase], now)
+
+    for chunk in range(len(chunks)):
+        insert(chunk, 0, 0)
     now = 0
     while events:
         now, chunk, phase = heapq.heappop(events)
-        free[chunks[chunk][phase][0]] += 1
+        free[queue_of[chunk, phase]] += 1
         if phase + 1 < len(chunks[chunk]):
-            waiting[chunks[chunk][phase + 1][0]].append((chunk, phase + 1))
-        for index in range(dimensions):
-            start(index, now)
+            insert(chunk, phase + 1, now)
+        start(queue_of[chunk, phase], now)
     return now
 
 
-class _Network:
-    """One dimension; times in ns."""
+def compute_time(network: Network, name: str, size: int) -> int | None:
+    """Return the time of a collective; None for an algorithm that is not modelled."""
+    program = plan(network, name, size)
+    return _time_tree(network, name, size) if program is None else Exchange(network, [program]).run()
 
-    def __init__(
-        self, dimension: Dimension, settings: Settings, members: Sequence[int] | None = None
-    ) -> None:
-        self.kind, self.latency, self.npus = dimension.kind, dimension.latency_ns, dimension.size
-        self.members = list(range(dimension.size)) if members is None else list(members)
-        self.size = len(self.members)
-        self.is_whole = self.size == dimension.size
-        self.algorithm = dimension.algorithm
-        self.rate = dimension.bandwidth * 2**30 / 1e9
-        self.aware, self.delay, self.memory = settings.aware, settings.endpoint_delay, settings.local_mem_bw
-        if not self.is_whole:
-            self.delay = GROUP_DELAY
 
-    def hops(self, distance: int, first: int = 0) -> int:
-        """Return the hops from a member to the member ``distance`` places after it."""
-        if self.kind == "Ring":
-            gap = self.members[(first + distance) % self.size] - self.members[first]
-            return min(gap % self.npus, -gap % self.npus)
-        return 2 if self.kind == "Switch" else 1
+def plan(network: Network, name: str, size: int) -> Program | None:
+    """Return the messages of a collective; None for trees, and for what is not modelled."""
+    programs = {"ring": _plan_ring, "direct": _plan_direct, "halvingDoubling": _plan_halving_doubling}
+    size = size if name == "all_gather" else max(size, network.npus)
+    return programs[network.algorithm](network, name, size) if network.algorithm in programs else None
 
-    def farthest_hops(self, distance: int) -> int:
-        """Return the largest number of hops from any member to the member ``distance`` places after it."""
-        return max(self.hops(distance, first) for first in ([0] if self.is_whole else range(self.size)))
 
-    def message(self, size: int, hops: int) -> int:
-        if self.aware:
-            return hops * floor(self.latency + size / self.rate)
-        return floor(hops * self.latency + size / self.rate)
+def _plan_ring(network: Network, name: str, size: int) -> Program:
+    n = network.size
+    rounds = {"all_reduce": 2 * (n - 1), "all_to_all": n * (n - 1) // 2}.get(name, n - 1)
+    part = size if name == "all_gather" else size // n
+    reduction = network.reduction(part) if name in REDUCING else 0
 
-    def reduction(self, size: int) -> int:
-        return 3 * floor(size / self.memory)
+    def messages(rank: int) -> list[Message]:
+        return [((rank + 1) % n, (rank - 1) % n, part)] * rounds
 
-    def collective(self, name: str, size: int) -> int | None:
-        """Return the time of a collective; None for an algorithm that is not modelled."""
-        if name != "all_gather":
-            size = max(size, self.npus)
-        method = {
-            "ring": self._ring,
-            "direct": self._direct,
-            "halvingDoubling": self._halving_doubling,
-            "doubleBinaryTree": self._tree,
-        }.get(self.algorithm)
-        return None if method is None else method(name, size)
+    return Program(messages, [reduction] * (n - 1) + [0] * (rounds - n + 1), 1, network.is_symmetric)
 
-    def _ring(self, name: str, size: int) -> int:
-        n = self.size
-        rounds = {"all_reduce": 2 * (n - 1), "all_to_all": n * (n - 1) // 2}.get(name, n - 1)
-        part = size if name == "all_gather" else size // n
-        reductions = (n - 1) * self.reduction(part) if name in REDUCING else 0
-        if self.is_whole:
-            messages = rounds * self.message(part, self.hops(1))
-        else:  # data passes so many members one after the other
-            by_member = [self.message(part, self.hops(1, first)) for first in range(self.size)]
-            messages = max(
-                sum(by_member[(first + place) % self.size] for place in range(rounds))
-                for first in range(self.size)
-            )
-        return messages + (rounds + 1) * self.delay + reductions
 
-    def _direct(self, name: str, size: int) -> int:
-        part = size if name == "all_gather" else size // self.size
-        farthest = self._exchange(part)
-        if name == "all_reduce":
-            return 2 * farthest + 3 * self.delay + self.reduction(part)
-        return farthest + 2 * self.delay + (self.reduction(part) if name == "reduce_scatter" else 0)
+def _plan_direct(network: Network, name: str, size: int) -> Program:
+    n = network.size
+    part = size if name == "all_gather" else size // n
+    rounds = 2 if name == "all_reduce" else 1
+    reduction = network.reduction(part) if name in REDUCING else 0
 
-    def _exchange(self, size: int) -> int:
-        """Return the time of one message from each rank to every other at once."""
-        if self.aware and self.kind == "Switch":
-            return (self.size - 2) * floor(size / self.rate) + 2 * floor(self.latency + size / self.rate)
-        if self.aware and self.kind == "Ring" and self.is_whole:
-            return self._exchange_on_ring(size)
-        return max(self.message(size, self.farthest_hops(distance)) for distance in range(1, self.size))
+    def messages(rank: int) -> list[Message]:
+        return [((rank + i) % n, (rank - i) % n, part) for i in range(1, n)] * rounds
 
-    def _exchange_on_ring(self, size: int) -> int:
-        """Return that time on a ring whose links queue messages; all links of a direction behave like one."""
-        busy, passage = floor(size / self.rate), floor(self.latency + size / self.rate)
-        queue = [(0, order, hops) for order, hops in enumerate(range(1, self.size // 2 + 1))]
-        free, count, end = 0, len(queue), 0
-        while queue:
-            ready, _, hops = heapq.heappop(queue)
-            start = max(free, ready)
-            free = start + busy
-            if hops > 1:
-                count += 1
-                heapq.heappush(queue, (start + passage, count, hops - 1))
-            else:
-                end = max(end, start + passage)
-        return end
+    return Program(messages, [reduction] * (n - 1) + [0] * (n - 1), n - 1, network.is_symmetric)
 
-    def _halving_doubling(self, name: str, size: int) -> int | None:
-        steps = round(log2(self.size))
-        if name == "all_to_all" or 2**steps != self.size:
-            return None
-        time = self.delay
-        if name == "all_gather":
-            for step in range(steps):
-                time += self.message(size << step, self.farthest_hops(self.size >> (step + 1))) + self.delay
-            return time
-        for step in range(steps):
-            time += self.message(size >> (step + 1), self.farthest_hops(1 << step)) + self.delay
-            if step + 1 < steps:
-                time += self.reduction(size >> (step + 2))
-            if name == "all_reduce":
-                time += self.message(size >> (step + 1), self.farthest_hops(1 << step)) + self.delay
-        return time
 
-    def _tree(self, name: str, size: int) -> int | None:
-        if name != "all_reduce":
-            return None
-        depth = ceil(log2(self.size))
-        time = sum(2 * self.message(size, self.farthest_hops(1 << level)) for level in range(depth))
-        time += (2 * depth + 1) * self.delay + (2 * depth - 1) * self.reduction(size)
-        if self.aware and self.kind == "Switch":  # both children send to their parent at once
-            time += 2 * (depth - 1) * floor(size / self.rate)
-        return time
+def _plan_halving_doubling(network: Network, name: str, size: int) -> Program | None:
+    steps = round(log2(network.size))
+    if name == "all_to_all" or 2**steps != network.size:
+        return None
+    offsets = [1 << step for step in range(steps)]
+    sizes = [size >> (step + 1) for step in range(steps)]
+    reductions = [network.reduction(half) for half in sizes[1:]]
+    if name == "all_gather":
+        offsets, sizes, reductions = offsets[::-1], [size << step for step in range(steps)], []
+    elif name == "all_reduce":  # back, the sizes double again, without what halving cut off
+        last = sizes[-1] // 2
+        offsets, sizes = offsets + offsets[::-1], sizes + [last << (step + 1) for step in range(steps)]
+
+    def messages(rank: int) -> list[Message]:
+        return [(rank ^ offset, rank ^ offset, part) for offset, part in zip(offsets, sizes, strict=True)]
+
+    return Program(messages, reductions + [0] * (len(sizes) - len(reductions)), 1, False)
+
+
+def _time_tree(network: Network, name: str, size: int) -> int | None:
+    if name != "all_reduce" or network.algorithm != "doubleBinaryTree" or any(network.delays):
+        return None
+    size = max(size, network.npus)
+    depth = ceil(log2(network.size))
+
+    def farthest_hops(distance: int) -> int:
+        return max(network.hops(first, (first + distance) % network.size) for first in range(network.size))
+
+    time = sum(2 * network.message(size, farthest_hops(1 << level)) for level in range(depth))
+    time += (2 * depth + 1) * network.delay + (2 * depth - 1) * network.reduction(size)
+    if network.aware and network.kind == "Switch":  # both children send to their parent at once
+        time += 2 * (depth - 1) * floor(size / network.rate)
+    return time
