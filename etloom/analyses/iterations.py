@@ -70,7 +70,7 @@ def analyze(job: Job) -> pl.DataFrame:
     if not table.height:
         raise AnalysisError(
             "the run contains no iterations of a known engine, and no steps",
-            remedy="say which events are the iterations: --step-name REGEX, or --names FILE.yaml (docs/serving.md)",
+            remedy="specify which events are the iterations: --step-name REGEX, or --names FILE.yaml (docs/serving.md)",
         )
     comparable = len(job) > 1 and all(trace.meta.get("clock") == "epoch" for trace in job.values())
     start = pl.col("device_start")

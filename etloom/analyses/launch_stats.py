@@ -1,4 +1,5 @@
-"""Launch calls by name: call durations, launch delays, and activities shorter than their launch.
+"""Launch calls by name: call durations, launch delays, and the number of activities shorter than their
+launch.
 
 One row per call such as cudaLaunchKernel, most frequent first. launches is the number of calls, activities the number
 of kernels, memcpys and memsets they launched (more than one per graph launch). launch_delay: from the end of the call

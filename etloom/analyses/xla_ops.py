@@ -49,7 +49,7 @@ _TEXTS = {
     "source": ("source",),
 }
 _NO_FRAMEWORK_OP = "XlaModule"
-"""Stands for an operation that came from none of the framework."""
+"""Stands for operations without an operation of the framework."""
 _NUMBERS = {"flops": ("flops", "model_flops"), "bytes": ("bytes_accessed", "raw_bytes_accessed")}
 
 
@@ -92,7 +92,7 @@ def _sum_or_null(name: str) -> pl.Expr:
 
 
 def _read_operations(work: pl.DataFrame) -> pl.DataFrame:
-    """Return dur and the facts of GPU activity that is of an XLA operation."""
+    """Return dur and the facts of the GPU activity that belongs to an XLA operation."""
     fields = {**dict.fromkeys(_TEXTS, pl.String), **dict.fromkeys(_NUMBERS, pl.Float64)}
 
     def parse(args: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Arguments of the verbs: the check of keywords, paths that are opened."""
+"""Arguments of the verbs: checks of keywords, and conversion of paths to opened runs."""
 
 from __future__ import annotations
 

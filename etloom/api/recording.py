@@ -215,7 +215,7 @@ def record_sequence_length(folder: Path) -> None:
 
 
 def _read_observer_file(path: Path) -> Trace | None:
-    """Read an observer file; None if it is damaged, which whoever reads it next will report."""
+    """Read an observer file; None if it is damaged: the reader of the run reports that."""
     try:
         return cast("Trace", formats.read(path))
     except EtloomError:

@@ -152,7 +152,7 @@ def _describe_steps(facts: dict[str, Any]) -> str:
 
 
 def _describe_rings(facts: dict[str, Any]) -> str:
-    """Describe the ring buffer that holds the fewest whole steps: the steps of all ranks are in it."""
+    """Describe the ring buffer that holds the fewest whole steps, since every rank still has these steps."""
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import count_noun, format_duration
 

@@ -1,4 +1,5 @@
-"""Causes of lateness: the work of the rank that arrived last, compared with the last but one."""
+"""Causes of lateness: the work of the rank that arrived last, compared with the rank that arrived before
+it."""
 
 from __future__ import annotations
 

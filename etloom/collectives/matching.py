@@ -54,7 +54,7 @@ def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _drop_shared_numbers(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return the participations without the numbers that a rank's own messages shift.
+    """Remove the numbers of participations where messages of the rank itself shift them.
 
     Backends on the host (gloo) count the messages of a rank and the collectives of its group with one counter, so the
     same collective has another number on a rank that sent more messages, and a message another number at each end.
@@ -64,7 +64,8 @@ def _drop_shared_numbers(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_overfull() -> pl.Expr:
-    """Mask of participations whose group more ranks used than it has members, so that several groups share the name.
+    """Mask participations in groups that more ranks used than they have members: several groups then share
+    the name.
 
     Messages name both ends and need no group.
     """
@@ -75,7 +76,8 @@ def is_overfull() -> pl.Expr:
 
 
 def find_ambiguous_groups(parts: pl.DataFrame) -> pl.DataFrame:
-    """Select participations that numbers cannot match, since more ranks share the group's name or turn than it has.
+    """Select participations whose group name or turn is shared by more ranks than the group has, so that
+    numbers cannot match them.
 
     Args:
         parts: Columns rank, collective, pg_name, ranks, group_size, start, event.

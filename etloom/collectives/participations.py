@@ -198,7 +198,7 @@ def _from_host(trace: Trace) -> pl.DataFrame:
 def _find_calls_by_record(
     events: pl.DataFrame, call_rows: NDArray[np.int64], range_rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return for each range the row of the call in which its record was made, -1 where that is unknown.
+    """Return the row of the call in which the record of each range was made, -1 where that is unknown.
 
     A range gets its record-function id, the next one, when the call submits it; it may begin on a worker after later
     calls. A call that splits its work makes several, so the last call with a lower id counts if it began before.
@@ -243,7 +243,8 @@ def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
 def _synchronizes(
     row: dict[str, Any], me: int, sent: tuple[int, ...], received: tuple[int, ...]
 ) -> bool | None:
-    """Return whether nobody can end a collective before the others begin; of a message, whether it carries data.
+    """Return whether a collective cannot end on any rank before all have begun; for a message, whether it
+    carries data.
 
     Where no data is exchanged, backends return at once: a collective of empty tensors, and two ranks of an all-to-all
     between which a split is zero. Of an uneven all-to-all whose splits are unknown, this is unknown: None.

@@ -36,7 +36,7 @@ def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _last_receiver_arrivals(table: pl.DataFrame) -> pl.Series:
-    """For each pure sender, the arrival of the last of its receivers that arrived before it departed."""
+    """Return the last arrival of a receiver before each pure sender departed."""
     senders = table.filter(~pl.col("receives")).select("part", "instance", "end")
     receivers = table.filter("receives").select("instance", arrival="start")
     last = senders.join(receivers, on="instance").filter(pl.col("arrival") <= pl.col("end"))

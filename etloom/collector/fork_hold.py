@@ -1,4 +1,4 @@
-"""Keeps forks of the job, and its closing of all descriptors, apart from the collector's work on profilers and files.
+"""Delays forks of the job, and os.closerange, while the collector works on profilers and files.
 
 A child of fork has a copy of every lock and only the thread that forked: a lock that another thread held at that
 moment is held in the child forever. torch's and Kineto's locks cannot be replaced there, so a fork waits until no

@@ -29,7 +29,7 @@ _WRITTEN_AT_CLOSE = {
 
 
 def process_ending(status: Facts) -> Facts:
-    """Return how a process ended whose window is written, from its status file."""
+    """Return how the process of a written window ended, from its status file."""
     error = status.get("raised")
     kind = "killed" if not status.get("ended") else "raised" if error else "exited"
     return {"how": kind, "in_window": False, "error": error}

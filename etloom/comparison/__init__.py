@@ -202,7 +202,7 @@ class Difference:
         if all(tail < NEGLIGIBLE_TAIL * total for tail, total in zip(tails, totals, strict=True)):
             return None
         return (
-            f"step times are of the annotations on the host; the GPU ends {tails[0] / 1e6:,.2f} ms (before) and "
+            f"step times are those of the host annotations; the GPU finishes {tails[0] / 1e6:,.2f} ms (before) and "
             f"{tails[1] / 1e6:,.2f} ms (after) after the last one, which is not included"
         )
 

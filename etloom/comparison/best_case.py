@@ -160,7 +160,8 @@ def _interval(change: float, noise: float) -> tuple[float, float]:
 
 
 def _variance_between_runs(sides: Sequence[Sequence[BestCaseStep]]) -> float:
-    """The variance between runs of a side beyond their errors; RUN_TO_RUN counts as _WORTH runs of it."""
+    """The variance between runs of a side beyond their errors; the prior RUN_TO_RUN weighs as much as
+    _PRIOR_RUNS runs."""
     total, worth = _PRIOR_RUNS * RUN_TO_RUN**2, _PRIOR_RUNS
     for side in sides:
         if len(side) > 1:

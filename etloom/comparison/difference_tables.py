@@ -188,8 +188,9 @@ def _with_launched(trace: Trace, activities: pl.DataFrame) -> pl.DataFrame:
 
 
 def _launched_before_recording() -> pl.Expr:
-    """Return an expression: True for activities launched before the recording began. They have no recorded launch, and
-    the first launched activity of their stream, or else of any, is later. Streams work in the order of launches."""
+    """Return an expression that is true for activities launched before the recording: they have no recorded
+    launch and start before the first activity of their stream (or, if it has none, of any stream) that has
+    one."""
     start = pl.when("launched").then("ts")
     first = pl.coalesce(start.min().over("device", "stream"), start.min())
     return (~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)
@@ -320,7 +321,8 @@ def common_operator_shares(operators: pl.DataFrame) -> tuple[float, float] | Non
 
 
 def describe_largest_changes(table: pl.DataFrame, name: str, change: str, most: int = 3) -> list[str]:
-    """The changes of a table worth a word, the largest first: those above MENTIONED of all, without their signs."""
+    """Describe the largest changes of a table, such as "computation +1.25 ms"; changes with a share of at
+    most MIN_MENTIONED_SHARE are left out."""
     gross = float(table[change].abs().sum())
     rows = table.sort(pl.col(change).abs(), descending=True, maintain_order=True).head(most)
     mentioned = rows.filter(pl.col(change).abs() > MIN_MENTIONED_SHARE * gross)
@@ -331,5 +333,5 @@ def describe_largest_changes(table: pl.DataFrame, name: str, change: str, most: 
 
 
 def format_signed_time(ns: float) -> str:
-    """+1.25 ms, -30.1 µs."""
+    """Format a time with its sign, such as "+1.25 ms" or "-30.1 µs"."""
     return f"{ns / 1e6:+,.2f} ms" if abs(ns) >= 1e6 else f"{ns / 1e3:+.1f} µs"

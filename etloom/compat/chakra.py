@@ -156,11 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="chakra_trace_link",
         description="Link a Chakra host trace with a device trace (etloom in place of mlcommons/chakra).",
     )
-    parser.add_argument("--rank", type=int, help="the rank: which one of a device trace that holds several")
+    parser.add_argument("--rank", type=int, help="the rank to read, if the device trace contains several")
     parser.add_argument("--chakra-host-trace", required=True, help="execution trace, JSON")
     parser.add_argument("--chakra-device-trace", required=True, help="Kineto JSON, or an Nsight export")
-    parser.add_argument("--output-file", required=True, help="ET+ JSON to write; packed where it ends in .gz")
-    parser.add_argument("--log-level", default="INFO", help="of the messages on stderr (default INFO)")
+    parser.add_argument(
+        "--output-file", required=True, help="ET+ JSON to write; compressed if its name ends in .gz"
+    )
+    parser.add_argument("--log-level", default="INFO", help="level of the messages on stderr (default INFO)")
     args = parser.parse_args(arguments)
     level = logging.getLevelName(args.log_level.upper())
     if not isinstance(level, int):

@@ -63,8 +63,8 @@ def _link_etplus(trace: Trace) -> Trace:
 
 
 def describe_schedule(path: Path) -> str:
-    """One line with the time that a simulator takes that runs one operator, computation and communication at a
-    time."""
+    """Return one line with the time of a simulator that runs one operator, one computation and one
+    communication at a time."""
     nodes = load_file(path).nodes
     schedule = schedule_nodes(nodes)
     stuck = f"; {len(schedule.stuck):,} never start" if schedule.stuck else ""
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = parser.add_subparsers(dest="kind", required=True)
     torch = kinds.add_parser("PyTorch", help="an ET+ of chakra_trace_link, or any trace that etloom reads")
     torch.add_argument("--input", required=True, help="the ET+")
-    torch.add_argument("--output", required=True, help="the .et to write; packed where it ends in .gz")
+    torch.add_argument("--output", required=True, help="the .et to write; compressed if its name ends in .gz")
     torch.add_argument("--simulate", action="store_true", help="print how long the nodes take")
     text = kinds.add_parser("Text", help="a layer description in the format of ASTRA-sim 1.0")
     text.add_argument("--input", required=True, help="the text")

@@ -39,7 +39,7 @@ def generate(
 ) -> None:
     """Write the traces. runtime: of computations, us; sizes in bytes. Raises EtloomError for values out of range."""
     if npus < 1 or not all(0 <= number < 1 << 63 for number in (runtime, tensor_size, comm_size)):
-        raise EtloomError("needs at least one NPU, and a runtime and sizes of 0 or more")
+        raise EtloomError("expected at least one NPU, and a runtime and sizes of 0 or more")
     metadata = pb.GlobalMetadata(version="0.0.4")
     for npu in range(npus):
         for name, nodes in _traces(npu, npus, runtime, tensor_size, comm_size).items():

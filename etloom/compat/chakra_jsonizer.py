@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="chakra_jsonizer", description="Write a Chakra trace as JSON.")
     parser.add_argument("--input_filename", required=True, help="the .et")
     parser.add_argument(
-        "--output_filename", required=True, help="the JSON to write; packed where it ends in .gz"
+        "--output_filename", required=True, help="the JSON to write; compressed if its name ends in .gz"
     )
     args = parser.parse_args(arguments)
     paths = expand_home(args.input_filename), expand_home(args.output_filename)

@@ -58,7 +58,7 @@ class Layer:
 def convert_text(source: Path, target: Path, npus: int, passes: int) -> None:
     """Write TARGET.NPU.et for each of ``npus``. Raises ReadError for a description that cannot be read."""
     if npus < 1 or passes < 1:
-        raise ReadError("needs at least one NPU and one pass", where=source)
+        raise ReadError("expected at least one NPU and one pass", where=source)
     kind, last_bottom, layers = _read_text(source)
     metadata = pb.GlobalMetadata(version="0.0.4")
     metadata.attr.add(name="schema").string_val = "1.0.2-chakra.1.0.0"
@@ -80,7 +80,7 @@ def _read_text(source: Path) -> tuple[str, int, list[Layer]]:
     if kind not in _KINDS:
         raise ReadError(f"unknown parallelism {kind!r}", where=source, remedy=f"known: {', '.join(_KINDS)}")
     if count != len(layers) or not layers:
-        raise ReadError(f"states {count} layers and holds {len(layers)}", where=source)
+        raise ReadError(f"states {count} layers but contains {len(layers)}", where=source)
     if not 0 <= last_bottom < len(layers):
         raise ReadError(f"has no layer {last_bottom}", where=source)
     return kind, last_bottom, layers

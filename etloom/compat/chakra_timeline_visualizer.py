@@ -22,7 +22,7 @@ _TRACKS = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communic
 
 
 def draw(log: Path, target: Path, npus: int, megahertz: float) -> None:
-    """Write the Chrome trace of the first ``npus`` NPUs, of a clock of ``megahertz``. Raises ReadError,
+    """Write the Chrome trace of the first ``npus`` NPUs, for a clock of ``megahertz``. Raises ReadError,
     EtloomError."""
     if not megahertz >= 1:
         raise EtloomError("the clock of an NPU has at least 1 MHz", where="--npu_frequency")

@@ -29,7 +29,7 @@ def visualize(source: Path, target: Path) -> None:
         program = shutil.which("dot")
         if program is None:
             raise EtloomError(
-                "a .pdf needs Graphviz, which is not installed", where=target, remedy="name a .dot"
+                "a .pdf requires Graphviz, which is not installed", where=target, remedy="name a .dot"
             )
         dot_text = "".join(_dot(nodes)).encode()
         process = subprocess.run(
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="chakra_visualizer", description="Draw the nodes of a Chakra trace."
     )
     parser.add_argument("--input_filename", required=True, help="the .et")
-    parser.add_argument("--output_filename", required=True, help="what to write: .dot, .graphml or .pdf")
+    parser.add_argument("--output_filename", required=True, help="the file to write: .dot, .graphml or .pdf")
     args = parser.parse_args(arguments)
     paths = expand_home(args.input_filename), expand_home(args.output_filename)
     return run_command("chakra_visualizer", lambda: visualize(*paths))

@@ -21,8 +21,8 @@ _CHECKED_BY_COMPUTATION = "results are compared with computed ones, not with a s
 IGNORED_FLAGS = {
     ("--nw-stack",): "torch.distributed is the only one",
     ("--dtype",): "types are those of the recording",
-    ("--num-tpu-cores",): "there are no TPUs here",
-    ("--init-device",): "tensors are made on --device",
+    ("--num-tpu-cores",): "TPUs are not supported",
+    ("--init-device",): "tensors are created on --device",
     ("--init-method", "--pg-init-method"): "processes meet at --master-ip and --master-port",
     ("--bitwidth",): _NOT_QUANTIZED,
     ("--quant-a2a-embedding-dim",): _NOT_QUANTIZED,
@@ -47,9 +47,9 @@ IGNORED_SWITCHES = {
     ("--enable-local-report",): "rank 0 reports for all",
     ("--enable-profiler",): _ALWAYS_TIMED,
     ("--disable-parallel-read",): "rank 0 reads for all",
-    ("--reuse-tensors",): "nothing is ever allocated while the clock runs",
+    ("--reuse-tensors",): "nothing is allocated during timed passes",
     ("--use-nvshmem",): "torch.distributed is the only one",
-    ("--eager-init",): "groups are made before the clock runs",
+    ("--eager-init",): "groups are created before the timed passes",
     ("--enable-torch-nccl-timing",): "the replay measures times itself",
 }
 WITHOUT_EFFECT = {**IGNORED_FLAGS, **IGNORED_SWITCHES}
@@ -73,11 +73,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """PARAM's flags."""
+    """Return a parser of PARAM's flags."""
     parser = _Parser(
         "etloom-comms-replay",
         usage="%(prog)s --trace-path RUN [flags]",
-        description="Run recorded communication again, by PARAM's flags.",
+        description="Replay recorded communication, with PARAM's flags.",
         epilog="example: mpirun -np 8 etloom-comms-replay --trace-path run/ --trace-type et --num-replays 10",
         allow_abbrev=False,
     )
@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--trace-path",
         default="./",
-        help="folder of rank-N files, or one file; of several (a,b) the first that exists",
+        help="folder of rank-N files, or one file; if several are listed (a,b), the first that exists",
     )
     add(
         "--trace-type",
@@ -93,9 +93,9 @@ def make_parser() -> argparse.ArgumentParser:
         choices=["et", "basic", "kineto"],
         help="fail if there is no trace of this type",
     )
-    add("--use-one-trace", action="store_true", help="play one rank's trace on all processes")
+    add("--use-one-trace", action="store_true", help="replay one rank's trace on all processes")
     add("--dry-run", action="store_true", help="print the plan and start nothing")
-    add("--auto-shrink", action="store_true", help="play the first ranks on fewer processes")
+    add("--auto-shrink", action="store_true", help="replay the first ranks on fewer processes")
     add(
         "--max-msg-cnt",
         type=_integer_from(0),
@@ -160,7 +160,7 @@ def _add_ignored_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def describe_ignored_flags(args: argparse.Namespace) -> list[str]:
-    """One line for each flag on the command line that has no effect."""
+    """Return one line for each flag on the command line that has no effect."""
     lines = [
         f"{flags[0]} has no effect: {reason}"
         for flags, reason in WITHOUT_EFFECT.items()
@@ -189,7 +189,7 @@ def _integer_from(least: int) -> Callable[[str], int]:
 
 
 def _parse_ranks(text: str) -> list[int] | None:
-    """1,3 or 1:3 (both ends) as a list; None for all ranks."""
+    """Parse 1,3 or 1:3 (both ends included) as a list of ranks; None for all ranks."""
     if text in ("", "all"):
         return None
     if span := re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text):
@@ -200,7 +200,7 @@ def _parse_ranks(text: str) -> list[int] | None:
 
 
 def _parse_collectives(text: str) -> tuple[str, ...]:
-    """PARAM's names of collectives in etloom's spelling; empty for all."""
+    """Convert PARAM's names of collectives to etloom's; an empty result selects all."""
     if text == "all":
         return ()
     collectives: set[str] = set()

@@ -123,7 +123,8 @@ def _first_existing_path(text: str) -> Path:
 
 
 def _rank_pattern(run: Path) -> str | None:
-    """The pattern of file names that consist of the rank alone, as the older tool wants them; else None."""
+    """Return the pattern of file names that consist of the rank alone, as the older tool expects them; else
+    None."""
     ranks = r"(\d+)\.json"
     return ranks if any(re.fullmatch(ranks, file.name) for file in run.iterdir()) else None
 
@@ -147,7 +148,7 @@ def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
 
 
 def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]]:
-    """The rows of PARAM's result file of a rank, one per call and replay.
+    """Return the rows of PARAM's result file of a rank, one per call and replay.
 
     Sizes are in elements. Latency lasts from the call to its end on this rank, global latency to its end on all ranks
     of the group."""

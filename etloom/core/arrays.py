@@ -100,7 +100,8 @@ def rows_of_ids(
 
 
 def find_unique(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the position of the only key equal to each wanted number, and the number of keys that repeat another.
+    """Return the position of the only key equal to each wanted number, and the number of keys that occur
+    repeatedly.
 
     Args:
         keys: Positive integers.

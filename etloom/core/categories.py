@@ -29,11 +29,11 @@ RUNTIME_CATEGORIES = frozenset(
         *("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"),
     }
 )
-"""Categories of calls into a device's runtime or driver: what launches device work."""
+"""Categories of calls of a device's runtime or driver, which launch GPU activity."""
 PYTHON_CATEGORIES = frozenset({"python_function", "Python"})
 """Categories of Python frames."""
 HOST_CATEGORIES = OPERATOR_CATEGORIES | ANNOTATION_CATEGORIES | RUNTIME_CATEGORIES | PYTHON_CATEGORIES
-"""Categories of what nests on a host thread."""
+"""Categories of events that nest on a host thread."""
 
 CAPTURED_GRAPH, CAPTURED_OPERATOR, CAPTURED_CALL = "captured_graph", "captured_op", "captured_call"
 CAPTURED_CATEGORIES = {
@@ -50,7 +50,7 @@ MEMCPY_CATEGORIES = frozenset({"gpu_memcpy", "Memcpy"})
 MEMSET_CATEGORIES = frozenset({"gpu_memset", "Memset"})
 MTIA_CATEGORIES = frozenset({"mtia_ccp_events"})
 DEVICE_CATEGORIES = frozenset({"kernel", "Kernel"}) | MEMCPY_CATEGORIES | MEMSET_CATEGORIES | MTIA_CATEGORIES
-"""Categories of work that a device did. Synchronisations (cuda_sync) and gpu_user_annotation are none."""
+"""Categories of GPU activity, which exclude synchronizations (cuda_sync) and gpu_user_annotation."""
 
 GRAPH_LAUNCH = r"GraphLaunch"
 """Part of the names of runtime calls that replay a device graph (cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch)."""

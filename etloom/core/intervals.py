@@ -111,7 +111,7 @@ class Intervals:
         return inside
 
     def before(self, ticks: Ticks) -> Ticks:
-        """Return for each tick how much of the set lies before it, ns."""
+        """Return how much of the set lies before each tick, ns."""
         if not self:
             return np.zeros(ticks.shape, dtype=np.int64)
         # The intervals that begin by then, less what the last of them lasts beyond it.

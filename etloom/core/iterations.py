@@ -34,7 +34,7 @@ _PHASE_WORDS = {
 
 @dataclass(frozen=True)
 class Iteration:
-    """What the name of an iteration states; None where it does not.
+    """The facts that the name of an iteration states; None where it does not.
 
     Attributes:
         engine: Name of the engine.
@@ -185,7 +185,7 @@ def parse_iteration(name: str, category: str = "annotation") -> Iteration | None
 
 
 def parse_with_row(i: int, name: str) -> Iteration | None:
-    """Return what row i of the patterns reads in a name; None if it does not match."""
+    """Parse a name with row i of the patterns; None if it does not match."""
     return _parse(list_names("iterations")[i], name)
 
 

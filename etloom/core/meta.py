@@ -33,7 +33,7 @@ class TraceMeta(TypedDict, total=False):
     files: list[str]
     formats: list[str]
     clock: Literal["epoch", "relative"] | None
-    """The zero of times: the Unix epoch, or a zero of the file's own."""
+    """The origin of times: the Unix epoch, or an origin that only the file knows."""
     base_ns: int
     """Added to times of the file to get ns since the epoch."""
     host: str | None

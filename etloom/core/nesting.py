@@ -180,7 +180,8 @@ def find_nearest_ancestor(
 def _order_by_entry(
     events: pl.DataFrame, rows: np.ndarray, tracks: np.ndarray, kind: np.ndarray, python_ids: pl.Series | None
 ) -> np.ndarray:
-    """Reorder rows that are sorted by (ts, -dur): those of one track and start in the order in which they were entered.
+    """Sort rows of one track that start together in the order in which they were entered; rows are sorted by
+    (ts, -dur).
 
     The recorder numbers operators (External id, record function id), calls (correlation) and Python functions (Python
     id) as they are entered. Between these, and without numbers, the longest is first; of equal ones a Python function,
@@ -216,7 +217,7 @@ def _order_by_entry(
 
 
 def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:
-    """Return for each tick the row of the innermost window [start, end) around it, -1 for none.
+    """Return the row of the innermost window [start, end) around each tick, -1 for none.
 
     Innermost is the window that begins last, and of those the one that ends first. Windows may come in any order,
     nested or not.

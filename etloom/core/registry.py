@@ -32,30 +32,30 @@ from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 
 CONTRACT = {
     "readers": {
-        "sniff": "function (bytes) -> bool: whether the first 64 KiB of a file, unpacked, are of this format; "
-        "of Parquet also the last",
-        "read": "function (path, *, option=default, ...) -> Trace or Job: ReadError for what cannot be read",
+        "sniff": "function (bytes) -> bool: whether a file has this format, from its first 64 KiB, decompressed; "
+        "for Parquet, also from its last ones",
+        "read": "function (path, *, option=default, ...) -> Trace or Job; raises ReadError if it cannot read the file",
     },
     "analyses": {
-        "SCOPE": '"rank": analyze is given a Trace, and asked once a rank; "job": it is given a Job',
-        "COLUMNS": "dict of str to polars type: the columns of the answer in order; names end in units (_ns, _pct)",
+        "SCOPE": '"rank": analyze receives a Trace and runs once per rank; "job": it receives a Job',
+        "COLUMNS": "dict of str to polars type: the columns of the result, in order; names end in units (_ns, _pct)",
         "analyze": "function (trace or job, *, option=default, ...) -> polars.DataFrame of exactly these columns",
     },
     "exports": {
-        "SUFFIX": 'str, or tuple of str: what names of such files end in, as ".json.gz"',
+        "SUFFIX": 'str, or tuple of str: the endings of the names of such files, such as ".json.gz"',
         "write": "function (trace or job, path, *, option=default, ...) -> None",
     },
     "patterns": {
-        "SCOPE": '"rank": find is given the View of a rank; "job": those of all, by rank',
+        "SCOPE": '"rank": find receives the view of one rank; "job": the views of all ranks, by rank',
         "find": 'function (view) -> iterable of Finding; of "job" (views) -> iterable of (rank, Finding)',
     },
 }
-"""Kind -> what a module of it must hold -> of which type and with which values."""
+"""Kind -> names that its modules must define -> their types and values."""
 OPTIONAL = {
     "exports": {
         "find_converter": "function (source, reader or None) -> function (target, progress) that converts the file "
-        "without reading it as a trace, or None where it cannot",
-        "list_files": "function (trace or job, path) -> list of the files that write writes, if they have other names",
+        "without reading it as a trace, or None if it cannot",
+        "list_files": "function (trace or job, path) -> list of the files that `write` creates, if not only path",
     },
 }
 """Kind -> functions that a module of it may define."""
@@ -164,31 +164,31 @@ def name_plugin_in_errors(kind: str, name: str) -> Iterator[None]:
             raise
         raise EtloomError(
             f"{_describe_plugin(kind, name)} failed: {_format_exception(error)}",
-            remedy="tell those who wrote it; ETLOOM_DEBUG=1 shows where",
+            remedy="report it to the authors of the package; ETLOOM_DEBUG=1 shows where",
         ) from error
 
 
 def check_answer(name: str, answer: Any) -> None:
     """Raise EtloomError if the result of another project's analysis is not the table that it declares."""
     if find_package("analyses", name) is None:
-        return  # the conformance tests hold ours
+        return  # the conformance tests check ours
     import polars as pl
 
     def refuse(what: str) -> EtloomError:
         return EtloomError(
-            f"{_describe_plugin('analyses', name)} {what}", remedy="its COLUMNS and its answer must agree"
+            f"{_describe_plugin('analyses', name)} {what}", remedy="its COLUMNS and its result must agree"
         )
 
     if not isinstance(answer, pl.DataFrame):
-        raise refuse(f"answers with {type(answer).__name__}, not with a polars DataFrame")
+        raise refuse(f"returns {type(answer).__name__}; expected a polars DataFrame")
     declared = pl.Schema(get("analyses", name).COLUMNS)
     if answer.columns != declared.names():
         raise refuse(
-            f"answers with the columns {', '.join(answer.columns)}, and declares {', '.join(declared.names())}"
+            f"returns the columns {', '.join(answer.columns)}, but declares {', '.join(declared.names())}"
         )
     for column, dtype in declared.items():
         if answer.schema[column] != dtype:
-            raise refuse(f"answers with {column} as {answer.schema[column]}, and declares {dtype}")
+            raise refuse(f"returns {column} as {answer.schema[column]}, but declares {dtype}")
 
 
 def _describe_plugin(kind: str, name: str) -> str:
@@ -214,10 +214,10 @@ def _find_contract_violation(kind: str, module: ModuleType) -> str | None:
             "SUFFIX": isinstance(value, (str, tuple)),
         }
         if not fits.get(part, callable(value)):
-            return f"holds {part} = {str(value)[:60]!r}, which must be: {wanted}"
+            return f"defines {part} = {str(value)[:60]!r}; expected: {wanted}"
     for name, description in OPTIONAL.get(kind, {}).items():
         if not callable(function := getattr(module, name, _do_nothing)):
-            return f"holds {name} = {str(function)[:60]!r}, which must be: {description}"
+            return f"defines {name} = {str(function)[:60]!r}; expected: {description}"
     return None
 
 
@@ -291,7 +291,8 @@ def _read_constant(module: str, name: str) -> Any:
 
 
 def _parse_option_help(text: str, options: Collection[str]) -> dict[str, str]:
-    """Return the help of each option in a docstring, as one line; it begins with a capital, unless with a value."""
+    """Return the help of each option in a docstring, as one line; capitalized, unless it begins with a
+    value."""
     help_by_option: dict[str, str] = {}
     for _, *parts in map(_option_mark(options).split, _split_paragraphs(text)):
         # With one group, split gives: before the first mark, option, its text, option, its text, ...
@@ -303,7 +304,8 @@ def _parse_option_help(text: str, options: Collection[str]) -> dict[str, str]:
 
 
 def remove_option_help(text: str, options: Collection[str]) -> str:
-    """Return a docstring without the texts that `list_options` takes from it, for a help that lists options apart."""
+    """Return a docstring without the texts that `list_options` takes from it, for help that lists options
+    separately."""
     kept = (_option_mark(options).split(paragraph)[0].rstrip() for paragraph in _split_paragraphs(text))
     return "\n\n".join(filter(None, kept))
 

@@ -124,7 +124,7 @@ _NODE = Column("node", U32, "the node this row describes", refers="nodes", requi
 _TABLES = (
     _declare(
         "events",
-        "A timed thing the profiler saw. Sorted by ts, then longest first, then file order.",
+        "An event that the profiler recorded. Sorted by ts, then longest first, then file order.",
         _ID,
         Column("ph", TEXT, "phase: X complete, i instant, b/n/e asynchronous, other Chrome phases"),
         Column(
@@ -141,12 +141,15 @@ _TABLES = (
             maximum=DURATION_LIMIT,
         ),
         Column(
-            "pid", I64, "process; a name in place of a number gets a negative id, see threads", default=-1
+            "pid",
+            I64,
+            "process; a name instead of a number is mapped to a negative id, see threads",
+            default=-1,
         ),
         Column("tid", I64, "thread, or the stream of a device event; as pid", default=-1),
         Column("device", I32, "device index of a device event", minimum=0),
         Column("stream", I64, "stream of a device event", minimum=0),
-        Column("correlation", I64, "joins a launch call to the device work it caused"),
+        Column("correlation", I64, "joins a launch call to the GPU activity that it caused"),
         Column("external_id", I64, "Kineto's External id"),
         Column("rf_id", I64, "Record function id: equals nodes.rf_id of the same run"),
         Column("seq_id", I64, "autograd sequence number: joins backward to forward"),
@@ -154,12 +157,16 @@ _TABLES = (
         Column(
             "step",
             I64,
-            "step (ProfilerStep#N, else iteration) this event belongs to (device work: its launch's)",
+            "step (ProfilerStep#N, else iteration) this event belongs to (GPU activity: the step of its launch)",
         ),
         Column(
             "parent", U32, "innermost host event of the same thread that encloses this one", refers="events"
         ),
-        Column("depth", I16, "nesting depth on its thread, 0 at the top; null off the host threads"),
+        Column(
+            "depth",
+            I16,
+            "nesting depth on its thread, 0 at the top; null for events that are not on a host thread",
+        ),
         Column("args", TEXT, "JSON object of the args that no column or table holds", form="object"),
         Column("position", U32, "index in the file's traceEvents"),
     ),
@@ -192,7 +199,7 @@ _TABLES = (
     ),
     _declare(
         "syncs",
-        "A synchronisation that the device tracer recorded (cuda_sync).",
+        "A synchronization that the device tracer recorded (cuda_sync).",
         _EVENT,
         Column("kind", TEXT, "Stream Wait Event | Event Sync | Stream Sync | Context Sync"),
         Column("wait_stream", I64, "stream waited for"),
@@ -277,7 +284,7 @@ _TABLES = (
         Column("tid", I64, "thread or stream; null for the process itself"),
         Column("name", TEXT, "name"),
         Column("labels", TEXT, "labels"),
-        Column("sort_index", I64, "order that the file asks for"),
+        Column("sort_index", I64, "order that the file requests"),
     ),
     _declare(
         "nodes",
@@ -315,9 +322,9 @@ _TABLES = (
         Column("io", I8, "0 input, 1 output", required=True),
         Column("index", I16, "which argument or result", required=True),
         Column("item", I32, "place in a (nested, flattened) list of tensors; null for a plain tensor"),
-        Column("tensor_id", I64, "address-based id: reused when memory is"),
-        Column("storage_id", I64, "as tensor_id, of the storage"),
-        Column("version", I32, "version of the tensor, where the recorder knows it"),
+        Column("tensor_id", I64, "address-based id, reused together with the memory"),
+        Column("storage_id", I64, "address-based id of the storage, like tensor_id"),
+        Column("version", I32, "version of the tensor, if the recorder knows it"),
         Column("offset", I64, "storage offset", unit="elements", minimum=0, maximum=SIZE_LIMIT),
         Column("numel", I64, "elements", minimum=0, maximum=SIZE_LIMIT),
         Column("itemsize", I32, "size of an element", unit="B", minimum=0),
@@ -332,10 +339,12 @@ _TABLES = (
         _ID,
         Column("node", U32, "the node that recorded it", refers="nodes"),
         Column("event", U32, "the event that recorded it", refers="events"),
-        Column("collective", TEXT, "normalised name: all_reduce, all_gather, reduce_scatter, send, ..."),
+        Column("collective", TEXT, "normalized name: all_reduce, all_gather, reduce_scatter, send, ..."),
         Column("pg_name", TEXT, "process group"),
         Column("pg_desc", TEXT, "description of the process group"),
-        Column("ranks", TEXT, "JSON list of global ranks; null where the file does not say", form="ranks"),
+        Column(
+            "ranks", TEXT, "JSON list of global ranks; null if the file does not state them", form="ranks"
+        ),
         Column("group_size", I64, "ranks in the group", minimum=1, maximum=1 << 31),
         Column("seq", I64, "sequence number in the group"),
         Column("dtype", TEXT, "element type, as recorded"),
@@ -401,14 +410,14 @@ _TABLES = (
     ),
     _declare(
         "thread_dependencies",
-        "An operator that followed on the work of another thread.",
+        "An operator that depends on an operator of another thread.",
         Column("event", U32, "the operator that started", refers="events"),
-        Column("after", U32, "the operator of another thread it followed", refers="events"),
+        Column("after", U32, "the operator of another thread that it depends on", refers="events"),
         Column("kind", TEXT, "fwd_bwd (backward of a forward operator) | thread (first after a gap)"),
     ),
     _declare(
         "sync_dependencies",
-        "A host call or device event that waited for a device event. Several rows where it waited for several.",
+        "A host call or device event that waited for a device event; one row per event that it waited for.",
         Column(
             "event", U32, "blocking host call, or device event that could not start before", refers="events"
         ),
@@ -430,7 +439,7 @@ _TABLES = (
     ),
     _declare(
         "stats",
-        "What could not be read, was repaired, could not be linked.",
+        "Counts of what could not be read, was repaired, or could not be linked.",
         Column("name", pl.String, "what is counted: room.what"),
         Column("severity", pl.String, "info | data_loss | error"),
         Column("count", I64, "how many"),

@@ -177,7 +177,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "link.missing_threads",
         "info",
-        "operators of threads that the profile lacks",
+        "operators on threads that the profile lacks",
         "profile_all_threads in torch.profiler",
     ),
     DeclaredStat("link.outside_recording", "info", "operators before or after the profile's time"),

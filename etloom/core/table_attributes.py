@@ -18,7 +18,7 @@ class TableAttributes(ABC):
 
     @property
     def events(self) -> pl.DataFrame:
-        """A timed thing the profiler saw."""
+        """An event that the profiler recorded."""
         return self.table("events")
 
     @property
@@ -33,7 +33,7 @@ class TableAttributes(ABC):
 
     @property
     def syncs(self) -> pl.DataFrame:
-        """A synchronisation that the device tracer recorded (cuda_sync)."""
+        """A synchronization that the device tracer recorded (cuda_sync)."""
         return self.table("syncs")
 
     @property
@@ -93,7 +93,7 @@ class TableAttributes(ABC):
 
     @property
     def thread_dependencies(self) -> pl.DataFrame:
-        """An operator that followed on the work of another thread."""
+        """An operator that depends on an operator of another thread."""
         return self.table("thread_dependencies")
 
     @property

@@ -70,7 +70,8 @@ def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
 
 @lru_cache(maxsize=512)
 def _tabulate_values(values: tuple[str, ...]) -> NDArray[np.bool_] | Codes:
-    """Return a mask by code that ends with False; the codes themselves if they are great."""
+    """Return a mask indexed by code, with a final False; the codes themselves if they are too large for
+    that."""
     codes = _encode_values(values)
     if codes.max(initial=0) >= _MAX_KEPT:
         return codes
@@ -106,7 +107,7 @@ def _compute_rows(column: pl.Series, rows: NDArray[np.int64], expression: pl.Exp
 
 
 class _TextTable:
-    """A number below 255 of each text of the process, as far as they have occurred; 0 for null.
+    """Numbers below 255 for the texts of the process, assigned when a text first occurs; 0 for null.
 
     Args:
         expression: An expression of the Categorical column ``text``.
@@ -179,7 +180,7 @@ def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -
 
 
 def _count_codes(codes: Codes) -> int:
-    """Return the greatest code plus 1, without ABSENT."""
+    """Return the largest code plus 1; ABSENT does not count."""
     greatest = int(codes.max(initial=0))
     if greatest == ABSENT:
         greatest = int(codes[codes != ABSENT].max(initial=0))

@@ -170,7 +170,7 @@ class Trace(TableAttributes):
         return TABLES[name].empty()
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """Return one table as a query; of a table that is not in memory it reads only what it needs.
+        """Return one table as a query; if the table is not in memory, only the required parts are read.
 
         Raises:
             UnknownName: No table of this name is declared.
@@ -341,7 +341,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
 
     @property
     def stored(self) -> StoredRun | None:
-        """The stored run that these traces are; None if they are not, or not all, from a store."""
+        """The stored run that the traces belong to; None unless all of them come from one."""
         return self._stored
 
     @property
@@ -463,5 +463,5 @@ def _check_lossless(stats: pl.DataFrame, where: str) -> None:
         raise DataLoss(
             f"{first['name']}: {first['count']} ({first['example']}){more}",
             where=where,
-            remedy="leave --strict out to go on with what was read",
+            remedy="omit --strict to use what could be read",
         )

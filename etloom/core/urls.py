@@ -40,7 +40,7 @@ class UrlPath(PosixPath):
 
 
 def clean_url(path: str | os.PathLike[str]) -> str | None:
-    """Return the URL that a path is, without credentials and query, which are remembered; None for other paths.
+    """Return a URL without credentials and query, which are remembered; None for a path that is not a URL.
 
     A Path of a URL, which has lost a slash, is recognized too.
     """
@@ -104,7 +104,7 @@ def redact(text: str) -> str:
 
 
 def _list_secrets() -> list[str]:
-    """Return the credentials that this process knows, the longest first; none before it has met a URL."""
+    """Return the credentials that this process knows, the longest first; empty before it has seen a URL."""
     if not _connections:
         return []
     values = [value for name, value in os.environ.items() if _SECRET_VARIABLES.match(name)]

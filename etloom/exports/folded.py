@@ -53,7 +53,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", 
 
 
 def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterator[bytes]:
-    """Format a line for each call that has time of its own, below ``prefix`` and the thread."""
+    """Format one line per call with exclusive time, below ``prefix`` and the thread."""
     check_linked(trace)
     tree = build_call_tree(trace, joined=joined, kernels=time == "device")
     names = {(pid, tid): name for pid, tid, name in trace.threads.select("pid", "tid", "name").iter_rows()}

@@ -141,7 +141,8 @@ def _to_int(value: Any) -> int | None:
 
 
 def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
-    """Return for each device the bytes (as requested) in use, freed but pending, and reserved, at snapshot time."""
+    """Return the bytes (as requested) in use, freed but pending, and reserved at snapshot time, per
+    device."""
     by_device: dict[int, tuple[int, int, int]] = {}
     for segment in segments:
         device = _to_int(segment.get("device")) or 0

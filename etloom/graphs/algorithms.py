@@ -88,7 +88,8 @@ def compute_slack(
 
 
 def mark_reachable(graph: Graph, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
-    """Mark these points and all that can be reached from them (backward: all from which they can be reached)."""
+    """Mark these points and all points that can be reached from them (backward: from which they can be
+    reached)."""
     reachable = np.zeros(len(graph), np.uint8)
     reachable[np.asarray(points)] = 1
     _native.reach(graph.first, graph.source, reachable, backward)

@@ -74,7 +74,7 @@ class DependencyGraph:
         return algorithms.compute_slack(self.graph, ends)
 
     def reachable(self, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
-        """Mark the points that these points lead to (backward: that lead to them), themselves included."""
+        """Mark these points and all points that they lead to (backward: that lead to them)."""
         return algorithms.mark_reachable(self.graph, points, backward=backward)
 
 

@@ -102,7 +102,7 @@ def iterate_critical_path(
 def _path_chunk(
     graph: Graph, path: Int32Array, points: Int32Array, begin: int, schema: Mapping[str, Any]
 ) -> pl.DataFrame:
-    """Return the columns of consecutive edges and the points that they connect."""
+    """Return the columns of consecutive edges of the path, and the points that they connect."""
 
     def ranks() -> Int32Array:
         rank = graph.rank[points]

@@ -57,7 +57,7 @@ class GpuActivities:
         return np.append(True, np.diff(self.stream) != 0)[: len(self.stream)]
 
     def by_call(self, values: Int64Array, without: int) -> Int64Array:
-        """Return for each activity the value of its call, or ``without`` if it has none."""
+        """Return the value of each activity's call, or ``without`` if it has none."""
         by_activity: Int64Array = np.append(values, without)[self.call]
         return by_activity
 

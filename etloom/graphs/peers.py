@@ -90,7 +90,8 @@ def compute_peer_times(
     *,
     across_steps: bool = False,
 ) -> PeerTimes:
-    """Return the lags of these ranks as the median of those of their other peers; of all ranks as the median of all.
+    """Return the lags of the given ranks as medians over the other ranks that run the same program; by
+    default, the medians over all ranks.
 
     Args:
         lag: the lags to take medians of, per edge, ns.
@@ -219,7 +220,8 @@ def _collect_sources(graph: Graph, points: pl.DataFrame) -> pl.DataFrame:
 
 
 def _take_medians(frame: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) -> pl.DataFrame:
-    """Return index and median of the chosen rows that have counterparts; of an even number, the lower median."""
+    """Return index and median of the chosen rows that have counterparts; for an even number, the lower
+    median."""
     pool = frame.filter(~pl.col("rank").is_in(excluded))
     medians = pool.group_by("group", "key").agg(median=pl.col("value").sort().get((pl.len() - 1) // 2))
     return frame.filter(in_chosen).join(medians, on=["group", "key"]).select("index", "median")

@@ -83,8 +83,8 @@ def measure_explained_starts(
 
 
 def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
-    """Return the time in calls that by their kind wait for the GPU, while the GPU is busy, that the graph counts as
-    work of the host, ns."""
+    """Return the time (ns) that the graph counts as host work although the host is in a call that waits for
+    the GPU, and the GPU is busy."""
     calls = list_waiting_calls(trace)
     if not len(calls):
         return 0

@@ -1,4 +1,5 @@
-"""Waits of one stream for another (cudaStreamWaitEvent), and the bounds they give on when blocking calls submitted."""
+"""Waits of one stream for another (cudaStreamWaitEvent), and the bounds that they set on when blocking calls
+submitted work."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def _mask_late_starts(activities: GpuActivities, submission: Int64Array, explain
 def _find_ended_before(
     events: EventArrays, activities: GpuActivities, submission: Int64Array, late: Int64Array
 ) -> Int64Array:
-    """Return for each late activity the one of another stream that it may have waited for; -1 for none."""
+    """Return the activity of another stream that each late activity may have waited for; -1 for none."""
     stream_wait_starts = events.start[
         events.names.match_regex(_STREAM_WAIT_NAME) & events.cats.is_in(categories.RUNTIME_CATEGORIES)
     ]
@@ -126,7 +127,8 @@ def advance_blocking_calls(
     blocking: Int64Array,
     waits: StreamWaits,
 ) -> Int64Array:
-    """Return the submissions, those of blocking calls earlier by the time that their work waited for other work."""
+    """Return the submission times; those of blocking calls are earlier by the time that their work waited for
+    other work."""
     ready = activities.previous_end.copy()
     np.maximum.at(ready, waits.waiter, activities.end[waits.source])
     first = np.zeros(len(activities.calls), np.int64)

@@ -27,7 +27,7 @@ def mask_transfers(graph: Graph, job: Job) -> Mask:
 
 
 def mask_owned_edges(graph: Graph, job: Job, kind: str, among: Mask | None = None) -> Mask:
-    """Mask the edges, of those in ``among``, whose owner is of a kind: see `mask_events`."""
+    """Mask the edges (those in ``among`` only) whose owner is of a kind: see `mask_events`."""
     selected = np.zeros(len(graph.source), bool)
     for rank, edges in edges_by_rank(graph, job):
         edges = edges if among is None else edges[among[edges]]

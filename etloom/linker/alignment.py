@@ -139,7 +139,7 @@ def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration
 
 
 def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
-    """Return the best of iterations that share operators, in order of time; others are all kept."""
+    """Return the iterations in order of time; of those that share operators, only the best."""
     selected: list[tuple[int, int, Iteration]] = []
     for iteration in sorted(iterations, key=lambda iteration: -iteration.matched):
         first, last = iteration.windows[0].event[[0, -1]].tolist()
@@ -151,7 +151,8 @@ def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
 
 
 def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
-    """Return the number of names of the longest thread that agree at the best offset in any thread, and its length."""
+    """Return the largest number of names that the longest thread shares with a profiler thread at one offset,
+    and its length."""
     node_codes, event_codes = encode_names(nodes, events)
     thread = max(_node_sequences(nodes, node_codes), key=len, default=None)
     tracks = _event_sequences(events, event_codes)
@@ -245,7 +246,8 @@ def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
 
 
 def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the offsets of a in b (from 1 - len(a)) with the most equal names, each the best within its vicinity.
+    """Return the offsets of a in b (from 1 - len(a)) with the most equal names; each is the best of its
+    vicinity.
 
     A repetitive sequence also matches when shifted by its period; the other threads decide which shift is correct.
     So all such offsets are returned, up to a number that keeps the time linear.
@@ -272,8 +274,8 @@ def _same_place_distance(codes: np.ndarray) -> int:
 
 
 def _count_agreements(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the number of equal names at each offset of a in b from 1 - len(a) to len(b) - 1, for a long a
-    approximately.
+    """Return the number of equal names at each offset of a in b, from 1 - len(a) to len(b) - 1; approximate
+    if a is long.
 
     Each name gets a random sign. The product of two signs is 1 for equal names and 0 on average for others, so the
     correlation counts equal names with an error of about the square root of len(a).

@@ -79,7 +79,7 @@ def find_blocking_calls(trace: Trace, explained_calls: pl.DataFrame) -> pl.DataF
 
 
 def list_blocking_copies(trace: Trace) -> pl.Series:
-    """Return the ids of the calls that wait for their copy whatever the times are."""
+    """Return the ids of the calls that certainly wait for their copy, independent of the recorded times."""
     submissions = _collect_submissions(trace, trace.launches)
     ids: pl.Series = trace.events["id"][submissions.call[submissions.certain]]
     return ids
@@ -96,7 +96,7 @@ def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
 
 
 def _match(texts: pl.Series, *patterns: str) -> list[np.ndarray]:
-    """Return for each pattern a mask of the texts that contain a match; evaluated once per distinct text."""
+    """Return a mask of the texts that contain a match, for each pattern; evaluated once per distinct text."""
     return [arrays.match_text(texts, pattern) for pattern in patterns]
 
 
@@ -125,7 +125,7 @@ class _Submissions:
 
     @property
     def certain(self) -> np.ndarray:
-        """Mask of the copies whose call waits for them whatever the times are."""
+        """Mask of the copies whose call certainly waits for them, independent of the recorded times."""
         certain: np.ndarray = self.is_copy & ((self.is_synchronous & ~self.from_pageable) | self.to_pageable)
         return certain
 
@@ -143,7 +143,8 @@ class _Submissions:
 
     @cached_property
     def before(self) -> np.ndarray:
-        """For each activity the row of the last to end of those that start before it on its stream."""
+        """For each activity, the row of the last one to end among those that start before it on its
+        stream."""
         rows = np.flatnonzero(self.is_activity)
         rows = rows[arrays.sort_rows(self.starts[rows], self.ends[rows])]
         keys = self.events.select("pid", "device", pl.coalesce("stream", "tid").alias("stream"))[rows]
@@ -173,7 +174,7 @@ class _Submissions:
         return waits_for_copy, self.is_copy & staged & outlasts_queue & starts_soon
 
     def find_other_stream_waits(self, blocking: np.ndarray) -> np.ndarray:
-        """Return for each copy of a synchronous call the row of the activity of another stream that it waited for.
+        """Return the row of the activity of another stream that each copy of a synchronous call waited for.
 
         Such copies run on the default stream, which waits for other streams. -1 for none.
         """

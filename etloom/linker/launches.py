@@ -88,8 +88,8 @@ def join_launches(trace: Trace) -> Trace:
 def _count_shared_correlations(
     events: pl.DataFrame, process: np.ndarray, work: np.ndarray, call: np.ndarray
 ) -> Stat:
-    """Count the GPU activity whose correlation calls of several processes have, as if two traces were merged into one
-    file, and whose External id does not show which call is meant."""
+    """Count the GPU activities whose correlation belongs to calls of several processes (two traces merged
+    into one file) and whose External id does not identify the call."""
     external = arrays.to_array(events["external_id"], 0)
     work = work[(external[work] <= 0) | (external[work] != external[call])]
     ids = events.select("correlation", "cat", pid=pl.col("pid").fill_null(0)).with_columns(
@@ -104,7 +104,7 @@ def _count_shared_correlations(
 
 
 def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
-    """Return for rows of GPU activity the row of the operator that the file itself names (ET+), or -1."""
+    """Return the row of the operator that the file itself names (ET+) for rows of GPU activity, or -1."""
     operator = np.full(trace.events.height + 1, -1)  # the last for -1
     named = trace.launches.drop_nulls("operator")
     operator[rows_of_ids(trace.events, named["device_event"])] = rows_of_ids(trace.events, named["operator"])
@@ -115,7 +115,7 @@ def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
 def find_calls(
     events: pl.DataFrame, rows: np.ndarray, process: np.ndarray | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return for device events the row of their call (or -1), and how many calls repeat a correlation.
+    """Return the row of the call of each device event (or -1), and how many calls repeat a correlation.
 
     A call and its device events share the correlation. Calls that repeat one are distinguished by the External id if
     it is theirs alone; else the last call that starts before the device event is taken, or the first one after it.
@@ -150,7 +150,7 @@ def find_calls(
 def _find_only_calls(
     process: np.ndarray, ids: np.ndarray, calls: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """Return for these rows the only call of their process with their id (or -1), and how many calls repeat an id.
+    """Return the only call of each row's process with its id (or -1), and how many calls repeat an id.
 
     Args:
         process: The process number of each event.
@@ -271,7 +271,7 @@ def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.nda
 
 
 def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
-    """Return for host events the row of the innermost operator around each, else -1.
+    """Return the row of the innermost operator around each host event, else -1.
 
     Annotations, and so steps, are not operators.
     """
@@ -282,7 +282,8 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
 
 
 def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> np.ndarray:
-    """Return for rows of GPU activity the operator with the External id of the call, else of the activity; or -1.
+    """Return the operator with the External id of the call, else of the activity, for rows of GPU activity;
+    or -1.
 
     In some files the External ids of calls and activity are those of operators, in others they are numbers of their
     own. They are those of operators if the operators around calls have them, and if they are not the correlation.
@@ -334,7 +335,7 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
 
 
 def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.ndarray) -> None:
-    """Fill in the step of the work of devices that mark steps themselves (TPU) and state no launches."""
+    """Fill in the steps of work on devices that annotate steps themselves and record no launches (TPU)."""
     annotations = np.flatnonzero(
         arrays.is_in(events["cat"], (*categories.ANNOTATION_CATEGORIES, "gpu_user_annotation"))
     )
@@ -353,7 +354,7 @@ def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.n
 
 
 def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
-    """Return for annotations on the device the row of the host's annotation, by External id and name, or -1."""
+    """Return the row of the host's annotation for each device annotation, by External id and name, or -1."""
     hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES))
     keys = ["external_id", "name"]
     host = events.select(keys)[hosts].with_columns(pl.Series("cause", hosts))

@@ -35,7 +35,7 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
         LinkError: There is nothing to link, or two traces hold profiler events, or two hold operators.
     """
     if not traces:
-        raise LinkError("no trace to link", remedy="give an execution trace, a profiler trace, or both")
+        raise LinkError("no trace to link", remedy="pass an execution trace, a profiler trace, or both")
     traces = _drop_observer_times(traces)
     for name, description in (("events", "profiler traces"), ("nodes", "execution traces")):
         holders = [trace for trace in traces if trace.table(name).height]
@@ -43,7 +43,7 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
             raise LinkError(
                 f"{len(holders)} {description} of one rank cannot be linked to each other",
                 where=", ".join(file for trace in holders for file in map(str, trace.meta.get("files", ()))),
-                remedy="give one execution trace and one profiler trace",
+                remedy="pass one execution trace and one profiler trace",
             )
     stated = _TABLES_FROM_FILE if any((trace.links["how"] == "file").any() for trace in traces) else ()
     tables = {}
@@ -65,7 +65,7 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
     merged = Trace(tables, meta)
     ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
     if len(ranks) > 1:
-        merged = merged.count("link.ranks_differ", 1, f"the files say ranks {ranks}", "error")
+        merged = merged.count("link.ranks_differ", 1, f"the files state ranks {ranks}", "error")
     return merged
 
 
@@ -123,7 +123,7 @@ def flag_missing_gpu_events(trace: Trace) -> Trace:
     on_device = trace.scan("events").filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES))).head(1)
     if on_device.select(pl.len()).collect(engine=trace.engine).item():
         return trace
-    example = f"the file ends before the work of {', '.join(names)}: times are of the host alone"
+    example = f"the file ends before the work of {', '.join(names)}: times cover the host only"
     return trace.count(GPU_CUT_OFF, 1, example, "error")
 
 
@@ -156,7 +156,7 @@ def check_processes(traces: Sequence[Trace]) -> list[Stat]:
     )
     example = (
         f"the execution trace is of process {node_pid}{node_time}, the Kineto trace of process {event_pid}"
-        f"{event_time}: operators, shapes and sizes are of one run and times of another"
+        f"{event_time}: operators, shapes and sizes belong to one run and times to another"
     )
     return [Stat("link.processes_differ", "error", 1, example)]
 

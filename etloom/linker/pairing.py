@@ -40,8 +40,8 @@ def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
     trace = trace.replace(links=stated.clear(), meta={"link": {}})
     if iterations not in ("best", "all") and not iterations.isdecimal():
         raise InvalidValue(
-            f"no iterations are called {iterations!r}",
-            remedy="give best, all or a number",
+            f"unknown iterations {iterations!r}",
+            remedy="expected best, all or a number",
             option="iterations",
         )
     if stated.height:
@@ -56,7 +56,7 @@ def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
                     "link.no_operators",
                     "info",
                     int(is_linkable(nodes).sum()),
-                    "the profile holds device work only",
+                    "the profile contains GPU activity only",
                 )
             ]
         )
@@ -71,7 +71,7 @@ def _link_by_ids(trace: Trace, join: IdJoin) -> Trace:
     return _add_links(trace, [(join.node, join.event, 1.0)], join.how).with_stats(
         [
             Stat("link.name_disagreements", "info", disagreed, join.example),
-            Stat("link.repeated_ids", "info", join.repeated, f"{join.how} that one side holds twice"),
+            Stat("link.repeated_ids", "info", join.repeated, f"{join.how} that one side contains twice"),
             *_count_unlinked(trace.nodes, join.node),
         ]
     )
@@ -116,7 +116,7 @@ def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
                 "link.identical_iterations",
                 "info",
                 ambiguous,
-                "the profile holds the same operators that often; the middle one is linked",
+                "that many iterations match equally well; the middle one is linked",
             ),
             *_count_unlinked(trace.nodes, np.concatenate([node for node, _, _ in pairs])),
         ]
@@ -130,9 +130,8 @@ def _add_backend_ranges(trace: Trace, iteration: Iteration) -> tuple[np.ndarray,
 
 
 def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
-    """Return the iterations with the most equal names, of these the ones with the most equal shapes, in order of
-    time.
-    """
+    """Return the iterations with the most equal names and, among these, the most equal shapes, in order of
+    time."""
     most = max(iteration.matched for iteration in good)
     best = [iteration for iteration in good if iteration.matched == most]
     if len(best) > 1:
@@ -172,7 +171,7 @@ def _mismatch_error(trace: Trace, join: IdJoin, candidates: list[Iteration]) -> 
     return LinkError(
         f"the execution trace and the profile are not of one program: {order}{by_id}",
         where=_list_files(trace),
-        remedy=f"give traces of one run; {MIN_SCORE:.2f} is needed",
+        remedy=f"pass traces of one run; {MIN_SCORE:.2f} is needed",
     )
 
 

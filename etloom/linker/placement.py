@@ -58,7 +58,8 @@ def _get_python_ids(trace: Trace) -> pl.Series | None:
 
 
 def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
-    """Return a row of stats for steps that several processes annotate with one number, which tables by step merge."""
+    """Return a row of stats for step numbers that several processes annotate: tables by step merge these
+    steps."""
     marks = steps.group_by("step").agg(pl.col("pid").n_unique()).drop_nulls()
     shared = marks.filter(pl.col("pid") > 1).sort("step")
     if not shared.height:
@@ -72,9 +73,8 @@ def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
 
 
 def _count_devices(events: pl.DataFrame) -> list[Stat]:
-    """Return a row of stats if a rank used several devices: device results of the rank are then of all of them
-    together.
-    """
+    """Return a row of stats if a rank used several devices: its device results are then sums over all of
+    them."""
     did = arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     devices = events["device"].filter(pl.Series(did)).drop_nulls().unique().sort().to_list()
     if len(devices) < 2:
@@ -93,8 +93,8 @@ def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
 
 
 def _find_event_steps(events: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
-    """Return the number of the step in which each host event starts, on any thread; of nested steps the innermost,
-    else null.
+    """Return the number of the innermost step in which each host event starts, on any thread; null outside of
+    steps.
 
     If several processes have steps, an event belongs to a step of its own process. Events without a process are
     one process.

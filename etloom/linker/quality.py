@@ -25,21 +25,21 @@ COLUMNS = {
     "share_pct": pl.Float64,
     "note": pl.String,
 }
-"""Of `summary`: what was to be linked, by which key, how many, and the reasons of the rest."""
+"""Columns of the summary: the subject, the key by which it is linked, counts, and why the rest is not linked."""
 
 _REASONS = {
     "host operators": {
-        "link.missing_threads": "of threads that the profile lacks",
-        "link.outside_recording": "before or after what the profile holds",
+        "link.missing_threads": "on threads that the profile lacks",
+        "link.outside_recording": "before or after the profile's time",
         "link.unlinked_operators": "not in the profile",
         "link.name_disagreements": "under another name in the profile",
         "link.repeated_ids": "ids that are not unique",
-        "link.process_group_nodes": "records of process groups, in no profile",
+        "link.process_group_nodes": "process-group records, which only the execution trace contains",
         "read.repaired_parent": "recorded parents repaired",
     },
     "device work": {
         "link.launched_before_recording": "launched before the recording began",
-        "link.launched_after_recording": "numbered after the last call recorded",
+        "link.launched_after_recording": "with a correlation above the last recorded call",
         "link.launch_not_recorded": "of calls that were not recorded",
         "link.without_correlation": "without a correlation",
         "link.no_calls_recorded": "in a recording without runtime calls",
@@ -49,12 +49,12 @@ _REASONS = {
     "launches": {
         "link.launch_without_operator": "outside any operator",
         "link.graph_launches": "launched several at once (graphs)",
-        "link.activity_after_recording": "more whose work ran after the recording ended",
-        "link.launches_without_activity": "more without work in sight",
+        "link.activity_after_recording": "more whose GPU activity ran after the recording ended",
+        "link.launches_without_activity": "more without visible GPU activity",
     },
-    "collectives": {"link.comms_without_event": "calls that only the execution trace holds"},
+    "collectives": {"link.comms_without_event": "calls that only the execution trace contains"},
 }
-"""Of each subject the stats that say why something is not linked, and what they say."""
+"""Subject -> names of stats that explain why rows are not linked, and their text."""
 
 _CATEGORIES = {
     "kernels": frozenset({"kernel", "Kernel"}),
@@ -219,9 +219,8 @@ def count_unscoped_work(trace: Trace) -> Trace:
 
 
 def find_launching_nodes(trace: Trace) -> pl.Series:
-    """Return for each row of launches the id of the node of the operator around the call, or of the nearest linked
-    event around that; null if there is none.
-    """
+    """Return the id of the node of the operator around the call of each row of launches, or of the nearest
+    linked event around that; null if there is none."""
     return find_enclosing_nodes(trace, trace.launches.select(pl.coalesce("operator", "launch")).to_series())
 
 
@@ -246,7 +245,7 @@ def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
 
 
 def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
-    """Return for ids of events (or null) the node of each, or of the nearest linked event around it."""
+    """Return the node of each event (id or null), or of the nearest linked event around it."""
     linked = rows_of_ids(trace.events, trace.links["event"])
     node = np.zeros(trace.events.height + 1, np.uint32)  # the last for -1
     node[linked] = trace.links["node"].to_numpy()

@@ -113,8 +113,8 @@ def _empty_selection_error(
     scope = f" of {format_ranks(job)}"
     reasons = {
         "step": (step is not None, f"unknown step {step}{scope}", _describe_steps(job)),
-        "name": (bool(names), f"no event{scope} has a name that fits {' or '.join(map(repr, names))}",
-                 "a name is matched whole, upper and lower case told apart: '*gemm*', 'aten::*'"),
+        "name": (bool(names), f"no event{scope} has a name that matches {' or '.join(map(repr, names))}",
+                 "patterns match the whole name and are case-sensitive: '*gemm*', 'aten::*'"),
         "category": (bool(categories), f"no event{scope} is of category {' or '.join(map(repr, categories))}",
                      "ask for another one"),
         "time": (timed, f"no event{scope} begins in that time", "it is counted from the first event of the run"),
@@ -124,7 +124,7 @@ def _empty_selection_error(
             return AnalysisError(problem, remedy=remedy)
     filters = [filter_name for filter_name, (is_used, _, _) in reasons.items() if is_used]
     return AnalysisError(
-        f"no event{scope} fits all filters ({', '.join(filters)}), though each fits some",
+        f"no event{scope} matches all filters ({', '.join(filters)}), although each filter matches some",
         remedy="leave one out",
     )
 
@@ -171,9 +171,8 @@ def _build_masks(
 def _select_rank_part(
     trace: Trace, selected: MaskArray, masks: dict[str, MaskArray], window: TimeRange
 ) -> Trace:
-    """Return the part of one rank: these events, and under names and categories the step annotations that other
-    filters keep.
-    """
+    """Return the part of one rank with these events; under filters by name or category, also the step
+    annotations that the other filters keep."""
     if "name" in masks or "category" in masks:
         others = [mask for filter_name, mask in masks.items() if filter_name in ("step", "time")]
         steps = _is_step_annotation(trace.events, trace.meta.get("step_name"))

@@ -64,14 +64,15 @@ def add_sync_dependencies(trace: Trace) -> Trace:
                 "link.syncs_without_activity",
                 "info",
                 unknown,
-                "synchronising calls that waited for no work in sight",
+                "synchronizing calls that waited for no visible GPU activity",
             ),
         ]
     )
 
 
 def list_waiting_calls(trace: Trace) -> pl.Series:
-    """Return the ids of the calls that by their kind wait for GPU activity, whether or not a dependency is known."""
+    """Return the ids of the calls of kinds that wait for GPU activity, whether or not a dependency is
+    known."""
     calls = _find_sync_calls(trace.events).filter(pl.col("kind") != "Stream Wait Event")["call"]
     return pl.concat([calls, list_blocking_copies(trace)]).unique()
 
@@ -201,7 +202,8 @@ def _wait_for_all_streams(
     sync: str = "call",
     source: str = "inferred",
 ) -> pl.DataFrame:
-    """Return dependencies on the last activity launched before on every stream (of the device, if ``on`` names it)."""
+    """Return dependencies of calls that wait for all streams (``on``: all streams of their device): on the
+    last activity launched before on each stream."""
     streams = work.select("device", "stream").unique()
     sync_calls = syncs.drop("device", strict=False) if on is None else syncs
     every = sync_calls.join(streams, on=on, how="inner") if on else sync_calls.join(streams, how="cross")
@@ -210,9 +212,8 @@ def _wait_for_all_streams(
 
 
 def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return dependencies of stream and event synchronizations: on the last activity to end within the call,
-    launched before.
-    """
+    """Return dependencies of stream and event synchronizations: on the activity launched before them that
+    ended last within the call."""
     ends = work.sort("end", "ts").select("end", "launched", "known", "on")
     return (
         calls.sort("until")
@@ -296,8 +297,8 @@ def order_by_launch(trace: Trace) -> pl.DataFrame:
 
 
 def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return syncs (at, until, device, stream) with ``on``, the last activity launched on the stream before, if
-    there is one.
+    """Return the rows of syncs (at, until, device, stream) before which the stream had activity, with ``on``:
+    the last one launched.
 
     Activity without a recorded launch counts if it ended before the call did.
     """

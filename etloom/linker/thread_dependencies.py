@@ -36,7 +36,7 @@ def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trac
                 "link.backward_without_forward",
                 "info",
                 unknown,
-                "no operator of that sequence number before it",
+                "no earlier operator has that sequence number",
             )
         ]
     )

@@ -71,7 +71,7 @@ def load_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions
 
 
 def _execute(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
-    """Execute the plan of several ranks, on the engine of its options."""
+    """Execute the plan of a run of several ranks, on the engine that its options name."""
     if plan.options.engine != LOCAL_ENGINE:
         from etloom.loading.remote_reading import read_on_cluster
 

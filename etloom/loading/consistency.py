@@ -89,7 +89,8 @@ def compute_extent(trace: Trace) -> tuple[int | None, int | None]:
 
 
 def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Report a rank that ended, by its clock, before another began: a clock is wrong, or the files are of two runs.
+    """Report a rank that ended, by its clock, before another began: a clock is wrong, or the files belong to
+    two runs.
 
     Dumps of the Flight Recorder are not checked: each holds a rank's last calls, and ranks of a hang stop at different
     times.
@@ -110,7 +111,7 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
     hosts = {rank: f" on {host}" if (host := traces[rank].meta.get("host")) else "" for rank in (early, late)}
     example = (
         f"rank {late}{hosts[late]} began {gap_ns / 1e9:,.3f} s after rank {early}{hosts[early]} ended: their clocks "
-        "differ (etloom analyze clocks), or the files are of two runs; times across ranks are wrong by that much"
+        "differ (etloom analyze clocks), or the files belong to two runs; times across ranks are wrong by that much"
     )
     return [Stat("job.no_common_time", "error", 1, example)]
 

@@ -45,7 +45,7 @@ def read_dumps(path: Path) -> tuple[dict[int, DumpedCalls], list[Stat]]:
                 continue
             if formats.detect_format(file, likely=_FORMAT) != _FORMAT:
                 if _DUMP_NAME.search(file.name):
-                    raise ReadError("is no readable Flight Recorder dump", where=file)
+                    raise ReadError("is not a readable Flight Recorder dump", where=file)
                 continue
             dump = read_calls(file)
         except EtloomError as error:

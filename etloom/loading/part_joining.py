@@ -1,4 +1,4 @@
-"""Joining of traces that recorded one process one after another, such as SGLang's of prefill and of decode, to one."""
+"""Joins traces that recorded one process one after another, such as SGLang's prefill and decode traces."""
 
 from __future__ import annotations
 

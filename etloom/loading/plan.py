@@ -1,4 +1,4 @@
-"""The decision how a run is loaded: for each rank where its tables come from, and where they are kept."""
+"""Decides how a run is loaded: where the tables of each rank come from, and where they are kept."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class _Discovery:
         )
 
     def separate_captures(self) -> None:
-        """Keep the traces of captures apart from those of ranks, unless the folder holds nothing else."""
+        """Keep the traces of captures apart from those of ranks, unless the folder contains nothing else."""
         captures = [
             path for path, name in self.formats.items() if name == "kineto" and CAPTURE_NAME.search(path.name)
         ]
@@ -256,7 +256,8 @@ class _Discovery:
         self.ranks[min(self.ranks)] += [path for path in self._list_metrics() if path not in placed]
 
     def select_one_per_side(self) -> None:
-        """Keep one host and one device trace of each rank, or one of another format; and its metrics."""
+        """Keep one host trace and one device trace of each rank (or one trace of another format), and its
+        metrics."""
         for rank, paths in sorted(self.ranks.items()):
             self.ranks[rank] = self._select_one_per_side(paths, self.stats[rank])
 

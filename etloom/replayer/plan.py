@@ -122,7 +122,7 @@ class RankPlan:
 
 
 def plan_notes(plan: Plan) -> list[str]:
-    """Return what a reader of the replay's figures has to know about its plan, one line each."""
+    """Return notes that are needed to interpret the figures of the replay, one line each."""
     skipped = [
         f"not replayed on rank {entry.rank}: {entry.count:,} {entry.name}: {entry.reason}"
         for entry in plan.skipped

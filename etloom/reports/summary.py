@@ -274,7 +274,7 @@ def _describe_device_tail(steps: pl.DataFrame, total_ns: float) -> str:
     tail_ns = max(map(step_analysis.measure_device_tail, steps.partition_by("rank")), default=0)
     if tail_ns < MIN_DEVICE_TAIL * total_ns:
         return ""
-    return f"; of the annotations on the host: the GPU ends {format_duration(tail_ns)} after the last one"
+    return f"; measured between annotations on the host; the GPU finishes {format_duration(tail_ns)} after the last one"
 
 
 def _summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:

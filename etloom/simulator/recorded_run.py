@@ -1,4 +1,4 @@
-"""The recording of a job as all questions about it share it: computed at the first one and cached with the job."""
+"""The recorded run that all predictions of a job share: computed on first use and cached with the job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RecordedRun:
 
     @cached_property
     def edges(self) -> EdgeSelector:
-        """The edges by what they are about."""
+        """Selects edges by the events that own them."""
         return EdgeSelector(self.graph.graph, self._job)
 
     @cached_property

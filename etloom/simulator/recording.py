@@ -49,7 +49,8 @@ def describe_recording(job: Job, dependencies: DependencyGraph | None = None) ->
 
 
 def recorded_starts(graph: Graph) -> Int64Array:
-    """Return start times of points: recorded for sources; else the first time, for points that may lose all edges."""
+    """Return the start times of points: the recorded time for sources, else the earliest time, for points
+    that may lose all edges."""
     start = np.full(len(graph), graph.time.min() if len(graph) else 0, np.int64)
     start[graph.sources] = graph.time[graph.sources]
     return start

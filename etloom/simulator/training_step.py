@@ -142,7 +142,7 @@ def calibrate(
     prior_deviation: float = 0.5,
     noise: float = 0.05,
 ) -> tuple[StepConstants, Array]:
-    """Fit the constants `FITTED` to measured step times, each by a factor.
+    """Fit the constants `FITTED` to measured step times: each is multiplied by a factor.
 
     Minimizes squared relative errors plus squared deviations from the given constants (in logarithms, of the standard
     deviations ``noise`` and ``prior_deviation``), by damped Gauss-Newton steps.

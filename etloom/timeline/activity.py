@@ -142,7 +142,8 @@ _CALL_COLUMNS = {
 
 
 def _find_launch_rows(trace: Trace) -> tuple[RowArray, RowArray]:
-    """Return for each device event its row of launches (the first of several), and the row of the call in events.
+    """Return the row of launches (the first of several) of each device event, and the row of the call in
+    events.
 
     Both are -1 if the call is outside of the trace.
     """
@@ -208,7 +209,7 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
     )
     if not calls.height:
         raise explain_missing_times(trace) or AnalysisError(
-            "the trace holds no device work and no operators",
+            "the trace contains no GPU activity and no operators",
             where=describe_rank(trace),
             remedy="record it with torch.profiler and its CPU activity",
         )
@@ -280,13 +281,13 @@ def explain_missing_times(trace: Trace) -> AnalysisError | None:
         return None
     if not trace.rows("nodes"):
         return AnalysisError(
-            "the trace holds no events", where=describe_rank(trace), remedy="record it again"
+            "the trace contains no events", where=describe_rank(trace), remedy="record it again"
         )
     return AnalysisError(
         "the operators of an execution trace have no times",
         where=describe_rank(trace),
-        remedy="`flops`, `unique-args` and `etloom replay compute` work without; for times put the profiler's trace of "
-        "the same steps next to it",
+        remedy="use `flops`, `unique-args` or `etloom replay compute`, which need no times, or add the profiler's "
+        "trace of the same steps to the folder",
     )
 
 

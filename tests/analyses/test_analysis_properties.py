@@ -292,11 +292,11 @@ EMPTY = Trace({}, {"rank": 5, "linked": True})
 
 @pytest.mark.parametrize("name", [*WINDOWED, "kernel-breakdown"])
 def test_a_trace_without_work_is_refused_in_one_sentence(name: str) -> None:
-    with pytest.raises(AnalysisError, match="rank 5: the trace holds no events; record it again") as said:
+    with pytest.raises(AnalysisError, match="rank 5: the trace contains no events; record it again") as said:
         analyze(EMPTY, name)
     assert "\n" not in str(said.value)
     with pytest.raises(
-        AnalysisError, match="the trace holds no device work and no operators; record it with"
+        AnalysisError, match="the trace contains no GPU activity and no operators; record it with"
     ):
         analyze(linked([{"cat": "python_function", "name": "f", "ts": 0, "dur": 9}]), name)
 
@@ -308,7 +308,7 @@ def test_a_trace_without_steps_has_no_answer_of_steps_and_one_without_operators_
     with pytest.raises(AnalysisError, match="the trace contains no operators; see kernel-breakdown"):
         analyze(alone, "top-ops")
     for name in ("steps", "top-ops"):
-        with pytest.raises(AnalysisError, match="rank 5: the trace holds no events"):
+        with pytest.raises(AnalysisError, match="rank 5: the trace contains no events"):
             analyze(EMPTY, name)
 
 

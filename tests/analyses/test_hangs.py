@@ -178,5 +178,5 @@ def test_a_finding_states_the_axis_of_its_group(data: Path) -> None:
 
 def test_a_damaged_dump_is_named(tmp_path: Path) -> None:
     (tmp_path / "_dump_0").write_bytes(b"\x80")
-    with pytest.raises(ReadError, match="_dump_0: is no readable Flight Recorder dump"):
+    with pytest.raises(ReadError, match="_dump_0: is not a readable Flight Recorder dump"):
         etloom.hangs(tmp_path)

@@ -106,7 +106,7 @@ def test_a_trace_without_events_says_so(tmp_path: Path, capsys: pytest.CaptureFi
         assert out.endswith("no events\n")
         assert "no data was lost" not in out
         for name in ("steps", "top-ops", "unique-args", "findings", "critical-path"):
-            with pytest.raises(AnalysisError, match="the trace holds no events"):
+            with pytest.raises(AnalysisError, match="the trace contains no events"):
                 etloom.analyze(etloom.open(tmp_path / "empty.json"), name)
 
 

@@ -209,7 +209,7 @@ def test_a_folder_is_complete_when_its_manifest_appears(s3: S3Server, run: Path)
 
 def test_a_folder_with_other_files_is_not_replaced(s3: S3Server, run: Path) -> None:
     s3.put("bucket/data/precious.txt", b"x")
-    with pytest.raises(EtloomError, match="is a folder that holds other files"):
+    with pytest.raises(EtloomError, match="is a folder that contains other files"):
         etloom.export(run, "s3://bucket/data", "parquet")
     assert s3.keys("bucket/data") == ["bucket/data/precious.txt"]
 

@@ -45,7 +45,9 @@ def test_a_step_time_states_the_gpu_work_that_it_does_not_cover(tmp_path: Path) 
     short, long = step_behind(tmp_path / "a", 50), step_behind(tmp_path / "b", 400)
     line = {line.topic: line for line in summarize_run(long).lines}["Step time"]
     assert line.figure.startswith("100")
-    assert line.text.endswith("of the annotations on the host: the GPU ends 610.0 µs after the last one")
+    assert line.text.endswith(
+        "measured between annotations on the host; the GPU finishes 610.0 µs after the last one"
+    )
     assert (
         "after the last one"
         not in {line.topic: line for line in summarize_run(short).lines}["Step time"].text

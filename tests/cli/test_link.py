@@ -87,7 +87,7 @@ def test_iterations(data: Path, tmp_path: Path, call: Call, folder: bool) -> Non
     status, _, err = call(*given, "--iterations", "some", "--out", out)
     assert (status, err) == (
         2,
-        "etloom: --iterations: no iterations are called 'some'; give best, all or a number; "
+        "etloom: --iterations: unknown iterations 'some'; expected best, all or a number; "
         "see etloom link --help\n",
     )
 
@@ -116,7 +116,7 @@ def test_strict_fails_where_input_was_lost(data: Path, tmp_path: Path, call: Cal
     assert status == 0 and out.exists() and "read.truncated: " in err
     out.unlink()
     status, _, err = call(*given, "--strict")
-    assert status == 1 and err.count("\n") == 1 and "leave --strict out" in err and not out.exists()
+    assert status == 1 and err.count("\n") == 1 and "omit --strict" in err and not out.exists()
     assert call(*pair(data, "dlrm"), "--strict", "--out", out)[0] == 0
 
 

@@ -179,7 +179,7 @@ def test_text_dlrm(kind: str, tmp_path: Path) -> None:
     ("content", "what"),
     [
         ("", "not a layer description"),
-        ("DATA\n2\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "states 2 layers and holds 1"),
+        ("DATA\n2\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "states 2 layers but contains 1"),
         ("NEW\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "unknown parallelism"),
         ("DATA\n1\nconv -1 1 NONE 0\n", "5 columns"),
         ("DATA\n1\nconv -1 1 SUM 0 1 NONE 0 1 NONE 0 1\n", "unknown collective 'SUM'"),

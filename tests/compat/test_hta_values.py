@@ -162,7 +162,7 @@ def test_bad_values_are_value_errors(tmp_path: Path) -> None:
         with pytest.raises(ValueError) as error:
             call()
         assert isinstance(error.value, EtloomError)
-    with pytest.raises(ValueError, match="holds no rank 'bad'"):
+    with pytest.raises(ValueError, match="contains no rank 'bad'"):
         labeled.extract_ops(rank="bad")
 
 

@@ -102,15 +102,15 @@ def test_the_page_says_all_that_a_module_must_hold() -> None:
         ("'''Count.'''", "lacks SCOPE, COLUMNS, analyze"),
         (
             GOOD.replace('"rank"', '"ranks"'),
-            "holds SCOPE = 'ranks', which must be: \"rank\": analyze is given a",
+            "defines SCOPE = 'ranks'; expected: \"rank\": analyze receives a",
         ),
         (
             GOOD.replace('COLUMNS = {"name": pl.String, "count": pl.UInt32}', 'COLUMNS = ["name"]'),
-            "holds COLUMNS = \"['name']\", which must be: dict of str to polars type",
+            "defines COLUMNS = \"['name']\"; expected: dict of str to polars type",
         ),
         (
             GOOD.replace("def analyze", "analyze = 3\ndef other"),
-            "holds analyze = '3', which must be: function ",
+            "defines analyze = '3'; expected: function ",
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_one_that_raises_is_named(run: Path, install: Install, call: Callable[..
     assert (status, out) == (1, "")
     assert err == (
         "etloom: the analysis 'shop-count' of package shop-tools failed: KeyError: 'columns'; "
-        "tell those who wrote it; ETLOOM_DEBUG=1 shows where\n"
+        "report it to the authors of the package; ETLOOM_DEBUG=1 shows where\n"
     )
 
 
@@ -153,18 +153,18 @@ def test_what_it_says_itself_is_left_as_it_is(run: Path, install: Install) -> No
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("pl.UInt32}", "pl.Float64}", "answers with count as UInt32, and declares Float64"),
+        ("pl.UInt32}", "pl.Float64}", "returns count as UInt32, but declares Float64"),
         (
             '"count": pl.UInt32',
             '"calls": pl.UInt32',
-            "answers with the columns name, count, and declares name, calls",
+            "returns the columns name, count, but declares name, calls",
         ),
         (
             ".head(top)",
             ".head(top).select('count', 'name')",
-            "answers with the columns count, name, and declares name, ",
+            "returns the columns count, name, but declares name, ",
         ),
-        (".head(top)", ".head(top).to_dicts()", "answers with list, not with a polars DataFrame"),
+        (".head(top)", ".head(top).to_dicts()", "returns list; expected a polars DataFrame"),
     ],
 )
 @pytest.mark.parametrize("scope", ["rank", "job"])

@@ -110,7 +110,7 @@ def test_strict_raises_for_a_loss_and_names_it() -> None:
     lost = fine.with_stats(
         [("read.invalid_event", "data_loss", 3, "line 8"), ("link.wrong", "error", 1, None)]
     )
-    line = r"rank 4: read.invalid_event: 3 \(line 8\) and 1 more kind of loss; leave --strict out"
+    line = r"rank 4: read.invalid_event: 3 \(line 8\) and 1 more kind of loss; omit --strict"
     with pytest.raises(DataLoss, match=line):
         lost.check_lossless()
     with pytest.raises(DataLoss, match=line):

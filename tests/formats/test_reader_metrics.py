@@ -118,7 +118,8 @@ def test_the_unit_of_an_epoch_is_told_from_its_size(time: str, ns: int, tmp_path
 def test_a_relative_time_needs_its_unit(tmp_path: Path) -> None:
     text = "elapsed,x\n0.5,1\n2,3\n"
     with pytest.raises(
-        ReadError, match=r"no column has the name of a time; .* --time-column NAME, one of: elapsed, x"
+        ReadError,
+        match=r"no column has a name that is used for times; .* --time-column NAME, one of: elapsed, x",
     ):
         read(tmp_path, text)
     with pytest.raises(ReadError, match="unknown unit of 'elapsed'"):

@@ -248,7 +248,7 @@ def test_linear_is_one_of_39_equal_iterations(data: Path) -> None:
     ],
 )
 def test_traces_of_two_programs_are_refused_with_figures(data: Path, host: str, device: str) -> None:
-    with pytest.raises(LinkError, match=r"not of one program: at best \d+ of \d+ .*; give traces of one run"):
+    with pytest.raises(LinkError, match=r"not of one program: at best \d+ of \d+ .*; pass traces of one run"):
         link(*read(data / f"{host}.json.gz", data / f"{device}.json.gz"))
 
 

@@ -179,7 +179,7 @@ def test_one_iteration_is_found_among_equal_ones_and_the_tie_is_told(seed: int, 
     assert found("all") == set().union(*(at(iteration) for iteration in range(times)))
     with pytest.raises(LinkError, match=f"no iteration {times}; the profile matches in {times}|0 to"):
         link(host, profile, iterations=str(times))
-    with pytest.raises(InvalidValue, match="no iterations are called 'some'"):
+    with pytest.raises(InvalidValue, match="unknown iterations 'some'"):
         link(host, profile, iterations="some")
 
 

@@ -141,19 +141,23 @@ def test_what_the_profiler_notes_of_itself_is_in_no_run_s_time(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
-        ({"names": ["zzz"]}, "no event of ranks 0, 1 has a name that fits 'zzz'; a name is matched whole, "),
-        ({"names": ["zzz", "gem"]}, "no event of ranks 0, 1 has a name that fits 'zzz' or 'gem'; "),
-        ({"names": ["zzz"], "ranks": [1]}, "no event of rank 1 has a name that fits 'zzz'; "),
+        (
+            {"names": ["zzz"]},
+            "no event of ranks 0, 1 has a name that matches 'zzz'; patterns match the whole name ",
+        ),
+        ({"names": ["zzz", "gem"]}, "no event of ranks 0, 1 has a name that matches 'zzz' or 'gem'; "),
+        ({"names": ["zzz"], "ranks": [1]}, "no event of rank 1 has a name that matches 'zzz'; "),
         ({"step": 99}, "unknown step 99 of ranks 0, 1; there is 3"),
-        ({"step": 3, "names": ["zzz"]}, "no event of ranks 0, 1 has a name that fits 'zzz'; "),
+        ({"step": 3, "names": ["zzz"]}, "no event of ranks 0, 1 has a name that matches 'zzz'; "),
         ({"categories": ["other"]}, "no event of ranks 0, 1 is of category 'other'; ask for another one"),
         (
             {"names": ["gemm"], "categories": ["communication"]},
-            "no event of ranks 0, 1 fits all filters (name, category), though each fits some; leave one out",
+            "no event of ranks 0, 1 matches all filters (name, category), although each filter matches some; "
+            "leave one out",
         ),
         (
             {"names": ["gemm"], "time": (0, 1000)},
-            "no event of ranks 0, 1 fits all filters (name, time), though each fits some; leave one out",
+            "no event of ranks 0, 1 matches all filters (name, time), although each filter matches some; leave one out",
         ),
     ],
 )
@@ -187,7 +191,7 @@ def test_an_analysis_says_where_the_filters_are_to_blame(
     status, said = err("module-view", "--rank", "1")
     assert status == 1 and "leaves of the run" not in said, "the whole run has no modules either"
     status, said = err("kernel-breakdown", "--name", "zzz")
-    assert status == 1 and said.startswith("etloom: no event of ranks 0, 1 has a name that fits 'zzz'")
+    assert status == 1 and said.startswith("etloom: no event of ranks 0, 1 has a name that matches 'zzz'")
     status, said = err("kernel-sequences", "--rank", "1", "--min-length", "9")
     assert status == 0 and said.endswith("--min-length kernels (within --rank 1)\n")
 

@@ -83,7 +83,7 @@ def test_a_cut_trace_of_a_gpu_is_not_one_of_a_cpu(cut: Path, call: Callable[...,
         .rows()
     )
     assert rows == [
-        ("error", 1, "the file ends before the work of GPU of the test: times are of the host alone")
+        ("error", 1, "the file ends before the work of GPU of the test: times cover the host only")
     ]
 
 
@@ -173,7 +173,7 @@ def test_a_packed_file_that_ends_early(data: Path, tmp_path: Path) -> None:
 
 DIFFER = (
     "the execution trace is of process 3233936, recorded 2024-04-17 16:29:57, the Kineto trace of process 2910249, "
-    "recorded 2024-05-23 00:15:22 UTC: operators, shapes and sizes are of one run and times of another"
+    "recorded 2024-05-23 00:15:22 UTC: operators, shapes and sizes belong to one run and times to another"
 )
 
 

@@ -61,9 +61,9 @@ def test_many_ranks_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) ->
         job[1]
     with pytest.raises(AnalysisError, match=re.escape(f"unknown rank 1, 3; the run holds {of}")):
         etloom.select(job, rank=[3, 1])
-    refused = dict.fromkeys(job, AnalysisError("the trace holds no events"))
+    refused = dict.fromkeys(job, AnalysisError("the trace contains no events"))
     assert Answer(pl.DataFrame(), refused).explain_refusals() == [
-        f"no answer for {of}: the trace holds no events"
+        f"no answer for {of}: the trace contains no events"
     ]
 
 

@@ -157,7 +157,7 @@ def test_what_the_recording_lacks_is_one_line(mesh_scenario: Scenario) -> None:
     for arguments, message in (
         ({"ranks": 7}, "expected a multiple of 2"),
         ({"parallel": {"tp": 4}}, "from a run with tp=2: the sizes of its messages are not recorded"),
-        ({"parallel": {"pp": 2}}, "its stages hold other layers"),
+        ({"parallel": {"pp": 2}}, "its stages then contain different layers"),
         ({"ranks": 8, "parallel": {"dp": 2}}, "the sizes multiply to 4"),
     ):
         with pytest.raises(EtloomError, match=message):

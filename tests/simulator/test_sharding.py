@@ -163,5 +163,7 @@ def test_known_devices_shorten_only_what_their_limit_explains(tmp_path: Path) ->
 def test_a_run_that_does_not_show_the_divided_kernels_is_refused(tmp_path: Path, recorded: Scenario) -> None:
     with pytest.raises(EtloomError, match=r"cannot predict tp=4 from a run with tp=2: no operator .* shapes"):
         resize(describe_recording(open_job(tmp_path, with_shapes=False)), None, {"tp": 4})
-    with pytest.raises(EtloomError, match=r"cannot predict cp=2: .* its attention exchanges other messages"):
+    with pytest.raises(
+        EtloomError, match=r"cannot predict cp=2: .* its attention then exchanges different messages"
+    ):
         resize(recorded, None, {"cp": 2})

@@ -47,10 +47,10 @@ def simulate(folder: Path, events: Events, change: str) -> tuple[int, str, str]:
 PROCESS = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python"}}
 INSTANT = {"ph": "i", "cat": "cpu_instant_event", "name": "x", "pid": 1, "tid": 1, "ts": 1, "s": "t"}
 NOTHING: dict[str, tuple[Events, str]] = {
-    "empty": ([], "holds no events"),
+    "empty": ([], "contains no events"),
     "metadata only": (
         [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python"}}],
-        "holds no events",
+        "contains no events",
     ),
     "instants only": (
         [{"ph": "i", "cat": "cpu_instant_event", "name": "x", "pid": 1, "tid": 1, "ts": 1, "s": "t"}],

@@ -65,9 +65,9 @@ _OUTSIDE = (
     ),
     ("estimated_bandwidth", "GB/s", "of TPU traces"),
     ("comm_kernel_breakdown_tpu", "s", "of TPU traces"),
-    ("ttft_group_6", "ms", "of a benchmark's JSONL file: see ttft"),
-    ("tpot_group_6", "ms", "of a benchmark's JSONL file: see tpot"),
-    ("throughput_group_6", "tokens/s", "of a benchmark's JSONL file: see throughput"),
+    ("ttft_group_6", "ms", "read from a benchmark's JSONL file: see ttft"),
+    ("tpot_group_6", "ms", "read from a benchmark's JSONL file: see tpot"),
+    ("throughput_group_6", "tokens/s", "read from a benchmark's JSONL file: see throughput"),
 )
 
 

@@ -101,7 +101,7 @@ class RankData:
         """Return the mean of the known values of `windows`; raise MetricUnavailable if none is known."""
         values = [value for span in self.windows() if (value := question(*span)) is not None]
         if not values:
-            raise MetricUnavailable("nothing of it ran in the selected steps")
+            raise MetricUnavailable("no such work ran in the selected steps")
         return sum(values) / len(values)
 
 

@@ -79,7 +79,7 @@ def from_run(question: Callable[[RunData], float]) -> Callable[[RunData], Answer
 
 def collect_values(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
     """Return the values of the ranks; raise MetricUnavailable if no rank has one."""
-    values, reason = [], MetricUnavailable("the run holds no rank")
+    values, reason = [], MetricUnavailable("the run contains no rank")
     for rank in ranks:
         try:
             values.append(question(rank))

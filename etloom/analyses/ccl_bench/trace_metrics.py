@@ -72,7 +72,7 @@ def _communication_fraction(rank: RankData) -> float:
 def _communication_ratio(run: RunData) -> float:
     parts = collect_values(run.ranks, lambda rank: _sums(rank.kernels)[0])
     wholes = collect_values(run.ranks, lambda rank: _sums(rank.kernels)[1])
-    return compute_percent(sum(parts), sum(wholes), "the kernels took no time")
+    return compute_percent(sum(parts), sum(wholes), "the total time of the kernels is 0")
 
 
 def _communication_time(rank: RankData) -> float:
@@ -109,7 +109,7 @@ def _active(rank: RankData) -> int:
 def _imbalance(run: RunData) -> float:
     times = collect_comparable(run.ranks, _active)
     if not min(times):
-        raise MetricUnavailable("the kernels of a rank took no time")
+        raise MetricUnavailable("the total time of the kernels of a rank is 0")
     return max(times) / min(times)
 
 
@@ -148,13 +148,15 @@ def _sm_coverage(rank: RankData) -> float:
 
 def _dominant(rank: RankData) -> float:
     by_name = rank.kernels.group_by("name").agg(pl.col("dur").sum())["dur"].to_numpy()
-    return compute_percent(int(by_name.max()), int(by_name.sum()), "the kernels took no time")
+    return compute_percent(int(by_name.max()), int(by_name.sum()), "the total time of the kernels is 0")
 
 
 def _moe(rank: RankData) -> float:
     kernels = rank.kernels
     moe = kernels.filter(pl.col("name").cast(pl.String).str.contains(_MOE))
-    return compute_percent(int(moe["dur"].sum()), int(kernels["dur"].sum()), "the kernels took no time")
+    return compute_percent(
+        int(moe["dur"].sum()), int(kernels["dur"].sum()), "the total time of the kernels is 0"
+    )
 
 
 def _copy_bandwidth(rank: RankData) -> float:
@@ -170,13 +172,13 @@ def _transfer_overhead(rank: RankData) -> float:
     times = rank.activity()
     alone = (times.times["memory"] - times.times["computation"]).total
     start, end = times.busy.span or (0, 0)
-    return compute_percent(alone, end - start, "the device was busy for no time")
+    return compute_percent(alone, end - start, "the device was never busy")
 
 
 def _utilization(rank: RankData) -> float:
     kernels = rank.kernels
     first, last = int(kernels["ts"].to_numpy().min()), int(kernels["end"].to_numpy().max())
-    return compute_percent(_active(rank), last - first, "the kernels took no time")
+    return compute_percent(_active(rank), last - first, "the total time of the kernels is 0")
 
 
 def _kernel_seconds(kind: str | None) -> Callable[[RankData], float]:
@@ -206,7 +208,7 @@ def _mean_communication_seconds(rank: RankData) -> float:
 
 def _compute_share(rank: RankData) -> float:
     return (
-        compute_percent(_kernel_seconds("computation")(rank), _trace_time(rank), "the trace lasts no time")
+        compute_percent(_kernel_seconds("computation")(rank), _trace_time(rank), "the trace has no duration")
         / 100
     )
 

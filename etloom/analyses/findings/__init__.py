@@ -152,7 +152,7 @@ def _compute_order(
 def _describe_costliest(
     name: str, findings: RankFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
-    """Return the row of a cause, without the gain of the job: that of the rank with the highest cost."""
+    """Return the row of a cause from the rank with the highest cost, without the gain of the job."""
     rank, finding = max(findings, key=lambda pair: (pair[1].cost_ns, -pair[0]))
     return _describe(name, rank, finding, sizes[rank]) | {"ranks": len({rank for rank, _ in findings})}
 

@@ -25,7 +25,8 @@ HOST, DEVICE, BOTH = "host", "device", "both"
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a cost at one place (an operator, a module, a kind of copy); place null: not in any."""
+    """The part of a cost at one place (an operator, a module, a kind of copy); place is null if there is
+    none."""
 
     place: str | None
     cost_ns: int
@@ -163,7 +164,8 @@ def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
 
 
 def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
-    """Return findings of one rank as one, located at the most expensive one; the only one is returned unchanged.
+    """Sum the findings of one rank into one, located at the most expensive; a single finding is returned
+    unchanged.
 
     Args:
         findings: At least one.
@@ -218,7 +220,7 @@ def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) 
 
 
 def format_times(count: int) -> str:
-    """Return once, 2 times, 1,390 times."""
+    """Format a number of occurrences: "once", "2 times", "1,390 times"."""
     return "once" if count == 1 else f"{count:,} times"
 
 

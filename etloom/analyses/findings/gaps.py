@@ -100,7 +100,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
 
 
 def _list_stalls(view: RankView) -> dict[str, Intervals]:
-    """Return the times at which the host is held up, by cause, except by the device."""
+    """Return the times at which something other than the device blocks the host, by cause."""
     return {
         "data": view.data_loading,
         "save": view.saving,
@@ -156,7 +156,8 @@ def _attribute_gaps(
 
 
 def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFrame:
-    """Return gaps whose late launch does not explain them to their end as two, ordered by start.
+    """Split each gap that lasts beyond the late launch that explains its begin; return all gaps, ordered by
+    start.
 
     Args:
         gaps: start, end, cause, event; launch, the call of the activity after the gap, and launch_end, its return.
@@ -180,7 +181,8 @@ def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFram
 def _measure_stalls(
     stalls: dict[str, Intervals], late: NDArray[np.bool_], until: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how long the host stalled since the late launch that ended the gap before, ns, and the longest cause."""
+    """Return how long (ns) the host stalled after the late launch that ended the previous gap, and the
+    longest cause."""
     stall_ns, stall = np.zeros(len(until), np.int64), np.full(len(until), CAUSES.index("launch"))
     if late.any():
         ends = np.maximum.accumulate(until[late])
@@ -192,7 +194,8 @@ def _measure_stalls(
 
 
 def _extend_stalls(gaps: pl.DataFrame) -> pl.DataFrame:
-    """Attribute late launches to the stall before them, until they add up to its time before the gap."""
+    """Attribute late launches to the preceding stall, until their gaps add up to the part of it that no gap
+    shows."""
     cause = gaps["cause"].to_physical().to_numpy().astype(np.int64)
     gap, stall_ns = gaps["gap_ns"].to_numpy(), gaps["stall_ns"].to_numpy()
     event = gaps["event"].fill_null(-1).to_numpy().astype(np.int64)
@@ -235,5 +238,5 @@ def _find_last_before(calls: pl.DataFrame, until: NDArray[np.int64]) -> NDArray[
 
 
 def _take(column: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return the values of these rows, any value for row -1."""
+    """Return the values of these rows; the value for row -1 is arbitrary."""
     return column.to_numpy().astype(np.int64)[rows] if len(column) else np.zeros(len(rows), np.int64)

@@ -138,7 +138,7 @@ class JobGains:
 
 
 def _merge_losses(findings: Iterable[tuple[int, Finding]]) -> Iterator[tuple[int, str, Intervals, float]]:
-    """Yield rank, tracks, times and the share of them that is lost; losses of all of a time are merged first."""
+    """Yield rank, tracks, times and the lost share of them; times that are lost completely are merged."""
     whole: dict[tuple[int, str], list[Intervals]] = {}
     components = ((rank, part) for rank, finding in findings for part in finding.components or (finding,))
     for rank, finding in components:

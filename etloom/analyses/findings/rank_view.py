@@ -91,7 +91,7 @@ class RankView:
         self._results: dict[Callable[[RankView], Any], Any] = {}
 
     def compute_once(self, function: Callable[[RankView], _Result]) -> _Result:
-        """Return ``function(view)``, computed at the first call: what several patterns need."""
+        """Return ``function(view)``, computed on first use, for data that several patterns need."""
         if function not in self._results:
             stored = None if self._stored is None else self._stored.tables.get(function.__name__)
             self._results[function] = function(self) if stored is None else stored
@@ -110,7 +110,7 @@ class RankView:
 
     @cached_property
     def busy(self) -> Intervals:
-        """Times at which any of its activities ran."""
+        """Times at which any GPU activity (without a GPU: any operator) of the rank ran."""
         return self.activity.busy
 
     @property
@@ -120,12 +120,12 @@ class RankView:
 
     @cached_property
     def waiting_for_ranks(self) -> Intervals:
-        """Times at which it was blocked in a communication because another rank had not arrived yet."""
+        """Times at which the rank was blocked in a communication because another rank had not arrived yet."""
         return self._find_waits()
 
     @cached_property
     def delaying_ranks(self) -> Intervals:
-        """Times by which it arrived late at communications that other ranks waited in."""
+        """Times by which the rank arrived late at communications while other ranks waited."""
         return self._find_delays()
 
     @cached_property

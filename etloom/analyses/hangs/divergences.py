@@ -88,7 +88,8 @@ def _is_unfinished() -> pl.Expr:
 
 
 def _select_suspicious(table: pl.DataFrame, member_count: int) -> pl.DataFrame:
-    """Return the calls of the numbers that not all members called alike and finished: few, except in a broken job."""
+    """Return the calls whose number was not called alike and finished by all members: few, except in a broken
+    job."""
     is_alike = [(pl.col(name).n_unique() == 1).alias(name) for name in _COMPARED]
     numbers = table.group_by("seq").agg(
         *is_alike, callers=pl.col("rank").n_unique(), unfinished=_is_unfinished().any()
@@ -106,7 +107,7 @@ def _compare_records(calls: Calls, members: list[int]) -> Iterator[dict[str, Any
     if missing and (waiting or not has_states):
         collective = next(iter(calls.values()))["collective"]
         finding = make_finding(
-            "missing", missing, calls, collective, f"{collective} was called by the others only"
+            "missing", missing, calls, collective, f"{collective} was called only by the other ranks"
         )
         yield finding | ({"others": sorted(waiting)} if waiting else {})
     yield from find_differences(calls, "collective mismatch", lambda row: row["collective"])

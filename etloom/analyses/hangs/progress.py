@@ -143,7 +143,7 @@ def measure_steps(processes: Mapping[int, Mapping[str, Any]]) -> tuple[float | N
 
 
 def measure_mean_lateness(calls: JobCalls) -> dict[int, float]:
-    """Return for each rank the mean time in ns by which it called collectives after the first rank."""
+    """Return the mean time in ns by which each rank called collectives after the first rank."""
     called = calls.table.filter(~pl.col("is_p2p")).with_columns(
         (pl.col("created_ns") - pl.col("created_ns").min().over("group", "seq")).alias("late_ns"),
         pl.col("rank").n_unique().over("group", "seq").alias("callers"),

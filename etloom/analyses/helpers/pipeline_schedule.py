@@ -274,5 +274,5 @@ def _order_groups(
                 ready.append(follower)
     if done < len(groups):
         raise AnalysisError(
-            f"operations of step {step} wait for each other in a circle", remedy="the trace is inconsistent"
+            f"operations of step {step} wait for each other in a cycle", remedy="the trace is inconsistent"
         )

@@ -45,7 +45,8 @@ class OperationModel:
         self.span_ns = np.concatenate([pattern.span_ns for pattern in self._patterns])[self._order]
 
     def _compute_ideal(self) -> FloatArray:
-        """Return the ideal duration of each operation: of its type, the mean, or of transfers the median, ns."""
+        """Return the ideal duration of each operation, ns: the mean of its type; for transfers, the
+        median."""
         ideal = np.zeros(self._operations.height)
         recorded = [
             (pattern.operations["type"].to_numpy(), pattern.recorded_ns) for pattern in self._patterns

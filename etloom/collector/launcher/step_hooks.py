@@ -114,7 +114,8 @@ def _count_optimizer_steps(recorder: Recorder, module: ModuleType) -> None:
 
 
 def _watch_scaler(counter: _StepCounter, scaler: Any) -> None:
-    """Remark steps that a GradScaler skips: after an overflow it does not call the optimizer, so nothing is counted."""
+    """Report steps that a GradScaler skips: after an overflow it does not call the optimizer, so nothing is
+    counted."""
     original = scaler.step
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Exports torch.profiler's trace without the GIL, which torch's own export holds from begin to end."""
+"""Exports torch.profiler's trace without the GIL, which torch's own export holds from beginning to end."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def _finish_all() -> None:
 
 
 def _continue_in_child() -> None:
-    """Forget the recorders that stay with the parent, and what of its profilers the child inherits."""
+    """Forget the recorders that stay with the parent, and remove the profiler state that the child
+    inherited."""
     for recorder in list(_recorders):
         if not recorder.continue_in_child():
             remove_recorder(recorder)

@@ -37,7 +37,7 @@ class MessageLog:
             self.messages.append("stderr could not be written")
 
     def warn_once(self, line: str) -> None:
-        """Print a line that every window may report, only the first time."""
+        """Print a line only once, although every window may report it."""
         if line not in self._printed_once:
             self._printed_once.add(line)
             self.warn(line)

@@ -147,7 +147,7 @@ class Window:
         self._drop_overwritten_steps()
 
     def _drop_overwritten_steps(self) -> None:
-        """Remove steps of which a ring, which may run for days, has overwritten at least the begin."""
+        """Remove steps of which a ring, which may run for days, has overwritten at least the beginning."""
         overwritten_ns = None
         if self._is_native and self._options.ring:
             overwritten_ns = self._observer.overwritten_ns()

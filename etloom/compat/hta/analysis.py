@@ -163,12 +163,12 @@ class TraceAnalysis(CriticalPath):
         return api.analyze(self.job, name, **options)
 
     def _over_all_steps(self, name: str) -> pl.DataFrame:
-        """The rows over all steps."""
+        """Return the rows over all steps."""
         return self._ask(name).filter(pl.col("step").is_null())
 
 
 def _overlapping(kinds: str) -> str:
-    """HTA's name for kernel types that ran concurrently: COMPUTATION overlapping COMMUNICATION."""
+    """Return HTA's name for kernel types that ran concurrently: COMPUTATION overlapping COMMUNICATION."""
     order = ("computation", "communication", "memory", "other")
     return (
         " overlapping ".join(sorted(kinds.split(" + "), key=order.index))

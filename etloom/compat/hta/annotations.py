@@ -58,8 +58,9 @@ class Annotations(Sequences):
     def get_gpu_kernels_with_user_annotations(
         self, rank: int, expand_names: bool = True, shorten_names: bool = True
     ) -> pd.DataFrame | None:
-        """The frame's rows of device work with ``user_annotation``, the innermost annotation around the launch (as a
-        number, -1 for none), and with expand_names the texts s_name, s_cat, s_user_annotation.
+        """Return the frame's rows of GPU activity with ``user_annotation``, the innermost annotation around
+        the launch (as a number, -1 for none); with expand_names also its texts s_name, s_cat,
+        s_user_annotation.
 
         Numbered from 0, with ``end`` after ``dur``. None for a trace whose devices show no annotations.
         """

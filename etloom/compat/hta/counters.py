@@ -70,8 +70,8 @@ class Counters(Device):
     def get_time_spent_blocked_on_full_queue(
         self, queue_length_dict: Mapping[int, pd.DataFrame], max_queue_length: int = BLOCKS
     ) -> pd.DataFrame:
-        """rank, stream, duration_at_max_queue_length (us), and its share of the rank's time, for the streams whose
-        queue ever was so long."""
+        """Return rank, stream, duration_at_max_queue_length (us) and its share of the rank's time, for the
+        streams whose queue reached that length."""
         rows = []
         for rank, series in queue_length_dict.items():
             span = self.t.get_trace_duration(rank)

@@ -48,7 +48,8 @@ _PATH_FILE, _EVENTS_FILE, _FACTS_FILE = "path.parquet", "events.parquet", "facts
 
 @dataclass(frozen=True)
 class CPGraph:
-    """The path through a part of a rank: ``job`` is that part, ``path`` the pieces of critical-path by edge."""
+    """The critical path through a part of a rank: ``job`` is that part, ``path`` the table of pieces of the
+    path."""
 
     job: Job
     path: pl.DataFrame
@@ -56,8 +57,8 @@ class CPGraph:
     data_load_events: Sequence[str] = ()
 
     def get_critical_path_breakdown(self) -> pd.DataFrame:
-        """event_idx, duration (us), type, s_name, cat (a number of the frame's), pid, tid, stream, index, bound_by; a
-        row a piece, in order. A piece that is of no event has NaN for those of an event."""
+        """Return event_idx, duration (us), type, s_name, cat (the frame's number), pid, tid, stream, index,
+        bound_by; one row per piece, in order. Pieces without an event have NaN in the event's columns."""
         events = pl.concat(
             add_frame_index(
                 trace, trace.events.select("id", "pid", "tid", pl.col("stream").fill_null(-1))
@@ -166,8 +167,8 @@ class CriticalPath(Annotations):
         instance_id: int | tuple[int, int] | None = None,
         data_load_events: Sequence[str] | None = None,
     ) -> tuple[CPGraph, bool] | None:
-        """(the path, True) of what begins in these instances of annotations whose names contain ``annotation``, by
-        default the first. None where there is no such instance."""
+        """Return (path, True) for what begins in the chosen instances (default: the first) of annotations
+        whose names contain ``annotation``; None if there is no such instance."""
         ((_, trace),) = self._select_ranks([rank])
         marks = _instances(trace, annotation)
         first, last = instance_id if isinstance(instance_id, tuple) else (instance_id or 0, instance_id or 0)
@@ -199,7 +200,9 @@ class CriticalPath(Annotations):
         edge between different events, where all events are shown.
         """
         if rank not in critical_path_graph.job:
-            raise AnalysisError(f"the path is not of rank {rank}", remedy="ask for the rank it was made of")
+            raise AnalysisError(
+                f"the path does not belong to rank {rank}", remedy="pass the rank for which it was computed"
+            )
         target = expand_home(output_dir) / overlays.overlay_path(self._source(rank), "overlaid_critical_path")
         edges = build_edge_arrows(critical_path_graph.job[rank], overlays.FIRST_EDGE)
         overlay = overlays.add_critical_path(
@@ -213,7 +216,7 @@ class CriticalPath(Annotations):
 
 
 def _edge_type(kind: str, category: str) -> pl.Expr:
-    """HTA's type of an edge, by columns: its kind, and the category of its event.
+    """Return HTA's type of an edge, from the columns with its kind and the category of its event.
 
     Time of the host outside operators and calls, be it in an annotation, is a dependency between operators.
     """
@@ -223,7 +226,7 @@ def _edge_type(kind: str, category: str) -> pl.Expr:
 
 
 def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
-    """ts, dur of the host's annotations whose names contain the text, in order of time."""
+    """Return ts and dur of the host annotations whose names contain the text, in order of time."""
     marks = trace.events.filter(
         pl.col("cat").is_in(sorted(categories.ANNOTATION_CATEGORIES)) & pl.col("dur").is_not_null()
     )
@@ -231,7 +234,8 @@ def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
 
 
 def _begun(trace: Trace, start: int, end: int) -> NDArray[np.bool_]:
-    """Mask of the host events that begin in this time and of the GPU activity they launched, whenever it ran."""
+    """Mask the host events that begin in this time, and the GPU activity that they launched, whenever it
+    ran."""
     events, launches = trace.events, trace.launches
     device = is_in(events["cat"], categories.DEVICE_CATEGORIES)
     keep: NDArray[np.bool_] = ~device & events["ts"].is_between(start, end).fill_null(False).to_numpy()

@@ -32,7 +32,8 @@ class Device(RunAccess):
         include_memory_events: bool = True,
         visualize: bool = True,
     ) -> dict[int, pd.DataFrame]:
-        """{rank: correlation, cpu_duration, gpu_duration, launch_delay} of every piece of device work, us.
+        """Return {rank: correlation, cpu_duration, gpu_duration, launch_delay} with one row per GPU activity,
+        in us.
 
         The cutoffs, in us, are those of the charts.
         """
@@ -69,8 +70,8 @@ class Device(RunAccess):
         show_idle_interval_stats: bool = False,
         consecutive_kernel_delay: int = 30,
     ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-        """(rank, stream, idle_category, idle_time in us, its share of the stream's; statistics of the gaps, if asked
-        for).
+        """Return (rank, stream, idle_category, idle_time in us and its share of the stream's idle time;
+        statistics of the gaps, if requested).
 
         streams: of all streams if empty or None; work that states no stream is left out. consecutive_kernel_delay: us.
         """
@@ -109,7 +110,7 @@ class Device(RunAccess):
 
 
 def _gaps(trace: Trace, delay: int) -> pl.DataFrame:
-    """stream, cause, gap (us) of the gaps that idle-time sums up."""
+    """Return stream, cause, gap (us) of the gaps that idle-time sums up."""
     work = select_launched_work(trace, *_STREAM, "ts", "dur", "launch_ts")
     before = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over(*_STREAM)
     causes = pl.Enum(_CAUSES)

@@ -1,4 +1,5 @@
-"""A Job as HTA's Trace: pandas frames of events with names as numbers, and the table that says the names."""
+"""A Job as HTA's Trace: pandas frames of events with numbers instead of names, and the table of these
+names."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ class SymbolTable:
         return [text for text in self.sym_table if any(pattern in text for pattern in patterns)]
 
     def add_symbols_to_trace_df(self, trace_df: pd.DataFrame, col: str) -> None:
-        """Put the texts in place of the numbers of a column, in the frame itself."""
+        """Replace the numbers of a column by their texts, in the frame itself."""
         trace_df[col] = [self.sym_table[int(number)] for number in trace_df[col]]
 
 
@@ -174,7 +175,7 @@ class HtaTrace:
         return float(table["end"].max() - table["ts"].min()) if len(table) else 0.0
 
     def decode_symbol_ids(self, use_shorten_name: bool = True) -> None:
-        """Give every frame the texts of its names and categories: s_name, s_cat."""
+        """Add the texts of names and categories to every frame: s_name, s_cat."""
         texts = self.symbol_table.sym_table
         for table in self.traces.values():
             for column in ("name", "cat"):
@@ -218,13 +219,14 @@ class HtaTrace:
 
 
 def timed_events(trace: Trace) -> pl.DataFrame:
-    """The events that HTA keeps: those of a category that last."""
+    """Return the events that HTA keeps: those with a category and a duration."""
     is_timed = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != UNTIMED_CATEGORY)
     return trace.events.filter(is_timed)
 
 
 def frame_indices(trace: Trace) -> pl.DataFrame:
-    """id, index: the position of each event in the file, as HTA counts, or its id if positions are not unique."""
+    """Return id and index: the position of each event in the file, as HTA counts, or its id if positions are
+    not unique."""
     is_captured = arrays.is_in(trace.events["cat"], categories.CAPTURED)
     events = trace.events.filter(~pl.Series(is_captured)).select("id", index="position")
     has_positions = not events["index"].null_count() and not events["index"].is_duplicated().any()
@@ -232,8 +234,8 @@ def frame_indices(trace: Trace) -> pl.DataFrame:
 
 
 def drop_last_step(trace: Trace) -> Trace:
-    """The trace as HTA keeps it by default: if it has several steps, without the host's part of the last step and the
-    GPU activity launched there."""
+    """Return the trace as HTA keeps it by default: if it has several steps, without the host events of the
+    last step and the GPU activity launched there."""
     starts = trace.events.filter(
         arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
     ).with_columns(number=parse_step())
@@ -251,7 +253,8 @@ def drop_last_step(trace: Trace) -> Trace:
 
 
 def _partners(trace: Trace) -> pl.DataFrame:
-    """id, partner: of a launch call the index of its (first) device work, and of device work that of its launch."""
+    """Return id and partner: for a launch call the index of its (first) GPU activity, for a GPU activity that
+    of its launch."""
     index = frame_indices(trace).rename({"id": "other", "index": "partner"})
     launched = trace.launches.drop_nulls(["launch", "device_event"]).unique("device_event", keep="first")
     pairs = pl.concat(
@@ -264,7 +267,7 @@ def _partners(trace: Trace) -> pl.DataFrame:
 
 
 def _or_absent(table: pl.DataFrame, name: str) -> pl.Expr:
-    """A column with HTA's value for missing entries in place of null."""
+    """Return a column with HTA's value for missing entries in place of null."""
     column = pl.col(name)
     if table.schema[name] == pl.Categorical:
         column = column.cast(pl.String)

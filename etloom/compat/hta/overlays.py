@@ -1,4 +1,5 @@
-"""Trace files that show an answer: events with one more argument, arrows between them, all else left out or short."""
+"""Trace files that show a result: events with an additional argument and arrows between them; other events
+are shortened or left out."""
 
 from __future__ import annotations
 

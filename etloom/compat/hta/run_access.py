@@ -29,7 +29,8 @@ class RunAccess:
         return [(rank, self.job[rank]) for rank in (ranks or self.job.ranks[:1])]
 
     def _with_device(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
-        """The same without ranks that have no GPU activity, which HTA skips too."""
+        """Return the traces like `_select_ranks`, without ranks that have no GPU activity, which HTA skips
+        too."""
         return [(rank, trace) for rank, trace in self._select_ranks(ranks) if has_device_events(trace)]
 
     def _source(self, rank: int) -> Path:

@@ -36,7 +36,7 @@ class LabeledTrace:
         trace_dir: str | PathLike[str] | None = None,
     ) -> None:
         if t is None and trace_dir is None:
-            raise InvalidValue("neither t nor trace_dir was passed", remedy="pass t or trace_dir")
+            raise InvalidValue("missing argument: t or trace_dir", remedy="pass t or trace_dir")
         self.t = t if t is not None else _open_trace(str(trace_dir))
         self.label = label or "trace"
 
@@ -197,10 +197,10 @@ def _labeled(source: TraceSource, label: str) -> LabeledTrace:
 
 def _select_existing(noun: str, numbers: Numbers, available: list[int], label: str) -> list[int]:
     if not available:
-        raise InvalidValue(f"{label} holds no {noun}", remedy="compare other traces")
+        raise InvalidValue(f"{label} contains no {noun}", remedy="compare other traces")
     if numbers is None:
         return available[:1]
     selected = [numbers] if isinstance(numbers, (int, str)) else list(numbers)
     if missing := [number for number in selected if number not in available]:
-        raise InvalidValue(f"{label} holds no {noun} {missing[0]!r}", remedy=f"it holds {available}")
+        raise InvalidValue(f"{label} contains no {noun} {missing[0]!r}", remedy=f"it contains {available}")
     return selected

@@ -66,7 +66,8 @@ def build_nodes(
 
 
 def _build_activities(trace: Trace, *, delays: bool) -> Activities:
-    """Cut the dependency graph; time belongs to the innermost operator, or to the call where there is none."""
+    """Cut the dependency graph; time belongs to the innermost operator, or to the call if there is no
+    operator."""
     events, graph = trace.events, build_graph(trace).graph
     parent = rows_of_ids(events, events["parent"])
     is_operator = arrays.is_in(

@@ -1,4 +1,5 @@
-"""Durations and start times as simulators need them that run one operator, computation and communication at a time."""
+"""Durations and start times for simulators that run one operator, one computation and one communication at a
+time."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def count_overlaps_once(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cut_overlaps(starts: Int64Array, ends: Int64Array) -> Int64Array:
-    """Return the starts, moved to the latest end of those that start earlier, but at most to the own end."""
+    """Return the starts, moved to the latest end of earlier activities, but not beyond the activity's own
+    end."""
     order = np.argsort(starts, kind="stable")
     busy_until = np.maximum.accumulate(np.append(0, ends[order]))[:-1]
     cut = np.empty_like(starts)

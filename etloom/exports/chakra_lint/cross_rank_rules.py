@@ -49,7 +49,7 @@ def check_across_ranks(
 
 
 def check_joint_run(findings: FindingCollector, files: Mapping[int, ChakraFile], run: JointRun) -> None:
-    """Report communications that never end, and ranks that end with a message."""
+    """Report communications that never end, and ranks whose last node is a message."""
     for blocked in run.blocked:
         findings.add(blocked.rank, "never-ends", blocked.node.id, f"{blocked.node.name}: {blocked.reason}")
     for rank, node in run.last.items():

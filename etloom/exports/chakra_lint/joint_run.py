@@ -103,7 +103,7 @@ def run_together(
 
 
 class _Clock:
-    """The time, and what runs: (end, rank, node id)."""
+    """The current time, and the running nodes: (end, rank, node id)."""
 
     def __init__(self) -> None:
         self.now = 0

@@ -137,7 +137,7 @@ _COMMUNICATION_CODES = {
         "set comm_src of sends and comm_dst of receives to the rank",
     ),
     "group-name": LintCode(
-        ERROR, "pg_name is not a number, as which simulators read it", "number the process groups"
+        ERROR, "pg_name is not a number, but simulators read it as one", "number the process groups"
     ),
     "unknown-group": LintCode(
         ERROR,
@@ -146,7 +146,7 @@ _COMMUNICATION_CODES = {
     ),
     "missing-member": LintCode(
         ERROR,
-        "a group or a message names a rank that the job does not have, at which ASTRA-sim aborts",
+        "a group or a message names a rank that the job does not have; ASTRA-sim aborts",
         "convert all ranks, or remove the rank from the group, or the message",
     ),
     "single-rank-group": LintCode(
@@ -184,7 +184,7 @@ _CROSS_RANK_CODES = {
     ),
     "unmatched-message": LintCode(
         ERROR,
-        "a receive has no matching send on the other rank and waits forever, or a send no receive",
+        "a receive has no matching send on the other rank and waits forever, or a send has no receive",
         "convert the same steps of both ranks",
     ),
     "message-sizes-differ": LintCode(

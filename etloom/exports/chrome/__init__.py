@@ -214,7 +214,7 @@ class _RankFormatter:
         return pl.Series([json.dumps(line) for line in lines], dtype=pl.String)
 
     def _list_device_processes(self) -> dict[int, str]:
-        """Return the name of the device of each process id under which there is GPU activity and no host event."""
+        """Return the device name of each process id that has GPU activity and no host event."""
         is_host = pl.Series(arrays.is_in(self.trace.events["cat"], HOST_CATEGORIES))
         events = self.trace.events.select("pid", "device", is_host=is_host).drop_nulls("pid")
         by_process = events.group_by("pid").agg(pl.col("device").min(), pl.col("is_host").any())

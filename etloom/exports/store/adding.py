@@ -169,7 +169,7 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
 
 
 def _original_path(run: Path) -> str:
-    """Return where a run came from, also if it is that of a store."""
+    """Return the path from which a run was read first, also if it was read from a store."""
     stored = read_json(run / "meta.json").get("source") if is_stored_run(run) else None
     return describe_path(run.resolve() if stored is None else stored)
 

@@ -49,7 +49,7 @@ def describe_runs(store: Path) -> pl.DataFrame:
 
 
 def refresh_runs(store: Path, options: AddOptions) -> list[AddedRun]:
-    """Write the runs again that another version of etloom stored, from their tables.
+    """Rewrite the runs that another version of etloom stored, from their stored tables.
 
     Raises:
         ReadError: the store or a run cannot be read.

@@ -172,7 +172,8 @@ def _decode_estimate(table: pl.DataFrame) -> RankEstimate | None:
 
 
 def _for_own_steps(rank: int) -> tuple[None]:
-    """Return the argument of functions of `etloom.comparison` that measure a rank by its own steps."""
+    """Return the argument with which functions of `etloom.comparison` divide a rank by the number of its own
+    steps."""
     return (None,)
 
 
@@ -218,7 +219,7 @@ class KeptResults:
         self._rows: dict[str, dict[int, int]] = {result.name: {} for result in RESULTS}
 
     def add(self, trace: Trace, rank: int) -> None:
-        """Compute the results of a rank; those that it cannot give are missing."""
+        """Compute the results of a rank; results that it cannot provide are left out."""
         for result in RESULTS:
             try:
                 value = trace.compute_once(result.function, *result.arguments(rank))

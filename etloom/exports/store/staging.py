@@ -50,7 +50,7 @@ def describe_source(path: Path, rank_pattern: str | None) -> Source:
     key = cache.entry_key(files, **facts)
     if key is None:
         raise EtloomError(
-            "holds files that cannot be opened", where=path, remedy="add a folder of regular files"
+            "contains files that cannot be opened", where=path, remedy="add a folder of regular files"
         )
     return Source(path, key, discovered)
 

@@ -113,5 +113,5 @@ def _encode_nodes(nodes: NodeTable, start: int, end: int) -> Any:
 
 
 def _count_offsets(values: pl.Series) -> NDArray[np.int64]:
-    """Return for each row, and for the end, the number of values before it that are not null."""
+    """Return the number of non-null values before each row, and before the end."""
     return pl.Series([0]).append(values.is_not_null().cast(pl.Int64)).cum_sum().to_numpy()

@@ -300,7 +300,7 @@ def staged(url: str, overwrite: bool = False) -> Iterator[Path]:
     store, (base, key) = connect(url), split_url(url)
     files, folders = transfers.retry(lambda: store.list_folder(key))
     if (files or folders) and not overwrite and not any(_name(file.key) == "meta.json" for file in files):
-        raise EtloomError("is a folder that holds other files", where=url, remedy="choose another URL")
+        raise EtloomError("is a folder that contains other files", where=url, remedy="choose another URL")
     if not (files or folders):
         check_bucket(store, url, key)
     parent, name = key.rpartition("/")[::2]

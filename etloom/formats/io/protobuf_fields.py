@@ -49,7 +49,8 @@ class Fields:
         return Fields(*(column[mask] for column in columns))  # type: ignore[arg-type]
 
     def get_integers(self, number: int, count: int, default: int = 0) -> NDArray[np.int64]:
-        """Return the signed integer of this field in each of ``count`` messages; of several the last one."""
+        """Return the signed integer of this field in each of ``count`` messages; if it is repeated, the last
+        one."""
         fields = self.select(number, VARINT)
         values = np.full(count, default, np.int64)
         values[fields.message] = fields.value.view(np.int64)

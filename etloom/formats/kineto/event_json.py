@@ -47,7 +47,7 @@ _TRIPLES = ("grid", "block")
 
 
 def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:
-    """Return for each row its non-null values as a sequence of ``,"name":value``."""
+    """Return the non-null values of each row as a sequence of ``,"name":value``."""
     parts = []
     for column, name in names.items():
         if column in _TRIPLES:

@@ -19,7 +19,7 @@ TRACK_KEY = ("pid", "tid", "sub_track")
 
 
 def assign_sub_tracks(events: pl.DataFrame) -> pl.Series:
-    """Return for each event the number of its sub-track, 0 for the track itself.
+    """Return the number of the sub-track of each event, 0 for the track itself.
 
     Any two slices on a sub-track are disjoint or nested.
 

@@ -140,7 +140,7 @@ def find_time_column(table: pl.DataFrame, requested: str | None, path: Path) -> 
         if candidate in columns:
             return columns[candidate]
     raise ReadError(
-        "no column has the name of a time",
+        "no column has a name that is used for times",
         where=path,
         remedy=f"{_CONVERT} --time-column NAME, one of: {', '.join(table.columns)}",
     )

@@ -122,7 +122,8 @@ def _summarize_recording(
 
 
 def _build_operators(records: Records, definitions: Definitions, stats: list[Stat]) -> pl.DataFrame:
-    """Build one row per operator from its begin and end records, sorted by handle; ``row``: row of nodes."""
+    """Build one row per operator from its begin and end records, sorted by handle. ``row`` is the operator's
+    row in the nodes table."""
     words, begin, end = records.words, records.select_rows(BEGIN), records.select_rows(END)
     first = records.at[begin]
     packed = words[first + 5]
@@ -181,7 +182,7 @@ def _build_operators(records: Records, definitions: Definitions, stats: list[Sta
 
 
 def _sort_by_handle(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows sorted by handle; of the rows with the same handle the first one."""
+    """Return the rows sorted by handle; if several rows have one handle, only the first of them."""
     handles = rows["handle"].to_numpy()
     order = np.argsort(handles, kind="stable")
     is_first = np.ones(len(order), bool)

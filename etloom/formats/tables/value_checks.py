@@ -110,7 +110,7 @@ def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFram
 
 
 def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Series | None:
-    """Return the parents without those that are their own ancestors; None if there are none such.
+    """Return the parents, with null for rows that are their own ancestors; None if there are no cycles.
 
     A saved trace states parents of its own; code that climbs to the root would not end.
     """
@@ -130,7 +130,7 @@ def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Serie
 
 
 def _fill_process(name: str, events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Return the events with the process of all host events that name one, if it is one, for those that name none.
+    """Give events without a process the process of the host events, if all host events that name one agree.
 
     Events of a thread nest, and lie in steps, among the events of their process only.
     """

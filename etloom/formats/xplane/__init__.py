@@ -114,7 +114,8 @@ def _describe_file(space: Space, messages: MessageData, truncation: str | None) 
 
 
 def _read_meta(space: Space, events: pl.DataFrame, path: Path) -> dict[str, Any]:
-    """Return meta of the file, and as offset_ns what its times lack to be since the epoch."""
+    """Return meta of the file; offset_ns is what has to be added to its times to count them from the
+    epoch."""
     environment = next((plane.stats for plane in space.planes if plane.name == "Task Environment"), {})
     start = environment.get("profile_start_time")
     first = events["ts"].min()

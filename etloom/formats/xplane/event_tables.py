@@ -107,7 +107,7 @@ def build_tables(planes: list[Plane]) -> EventTables:
 
 
 def _find_free_stream(parts: list[EventTables], plane: Plane) -> int:
-    """Return what is added to the ids of lines of a further plane of the same device, such as a sparse core."""
+    """Return the offset for the line ids of another plane of the same device, such as a sparse core."""
     device = parse_device(plane)
     if device is None:
         return 0
@@ -306,7 +306,7 @@ class _PlaneTables:
 def _separate_replaced(
     values: pl.DataFrame, shared: pl.DataFrame, events: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the values of events and those that all events of a name share, without keys that are in both.
+    """Return the values of events and those that all events of a name share; no key of an event is in both.
 
     A value of an event replaces that of its name, which becomes a value of the other events of the name.
     """

@@ -116,7 +116,7 @@ def _count(trace: Trace, replays: Replays, call: Rows, outcome: _Outcome) -> lis
 
 
 class _Matcher:
-    """Finds the capture of each replay; what it found for a sequence of kernels is kept."""
+    """Finds the capture of each replay; the result for a sequence of kernels is remembered."""
 
     def __init__(self, trace: Trace, captures: Sequence[Capture]) -> None:
         self.trace = trace
@@ -232,7 +232,7 @@ class _Matcher:
         return sum(max(by_code.values()) for by_code in kernels.values()) >= MIN_CONSISTENCY * codes.size
 
     def _describe_calls(self, capture: Capture) -> list[tuple[object, ...]]:
-        """Return for each call the operator, its shapes, and the number of the call in the operator."""
+        """Return the operator of each call, its shapes, and the number of the call within the operator."""
         events, arguments = self.trace.events, self.trace.arguments
         names = take_rows(events["name"], capture.operators).cast(pl.String).to_list()
         ids = take_rows(events["id"], capture.operators)

@@ -186,7 +186,8 @@ def _name_capture(events: pl.DataFrame, parent: Rows, begin: int) -> str:
 def _name_kernels(
     events: pl.DataFrame, parent: Rows, calls: Rows, kernel_names: pl.Series | None
 ) -> pl.Series:
-    """Return for each event the name of the kernel that the call launches; null for other events, or if unknown.
+    """Return the name of the kernel that each event launches; null for events that are not calls, or if
+    unknown.
 
     ROCm states it with the call. CUDA does not; of Triton's kernels it is the name of the operator.
     """

@@ -29,7 +29,7 @@ _BATCH_CELLS = 1 << 21
 
 
 def align_sequences(replays: NDArray[np.int64], capture: Codes) -> list[Codes | None]:
-    """Return for each kernel of each replay the position of its call in the capture, -1 if it is uncertain.
+    """Return the position in the capture of the call of each kernel of each replay, -1 if it is uncertain.
 
     The replays are aligned together, since numpy works on the same row of all of them at once.
 

@@ -197,7 +197,7 @@ def _shrink_sizes(
 def _waits_before_calls(
     recorded_calls: list[RecordedCall], new_index: Mapping[int, int]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield for each call the earlier calls to wait for before making it."""
+    """Yield the earlier calls to wait for before making each call."""
     pending: list[int] = []
     for position in new_index:
         call, waits = recorded_calls[position], _recorded_waits(recorded_calls, position)
@@ -217,7 +217,7 @@ def _waits_before_calls(
 
 
 def _recorded_waits(recorded_calls: list[RecordedCall], position: int) -> set[int]:
-    """Return the calls that the recorded waits before a call wait for."""
+    """Return the calls that a rank had to wait for before a call, according to the recorded waits."""
     return {
         waited
         for call in recorded_calls[max(0, position - _MAX_IN_FLIGHT) : position]

@@ -81,7 +81,7 @@ def _outermost_operators(trace: Trace) -> Mapping[int, int]:
 def place_waits(
     calls: Sequence[Call], recorded_calls: Sequence[RecordedCall], starts: NodeStarts
 ) -> list[Call]:
-    """Set for each call the node before which it is waited for (`Call.wait_before_node`).
+    """Set the node before which each call is waited for (`Call.wait_before_node`).
 
     That is where its wait was recorded, else the first operator that started after the call had ended. A call that was
     not asynchronous and has no times is waited for at once; otherwise nothing is known and the field stays None.

@@ -229,7 +229,8 @@ def _uneven_elements(call: Call, rank: int) -> int | None:
 
 
 def _occurrence_numbers(calls: Sequence[Call], rank: int) -> list[int]:
-    """Return for each call how many like it precede it: in its group, or from one rank to another."""
+    """Return the number of earlier calls of the same kind for each call: in its group, or from one rank to
+    another."""
     counts: dict[Any, int] = {}
     numbers = []
     for call in calls:
@@ -245,7 +246,7 @@ def _message_ends(call: Call, rank: int) -> tuple[int | None, int | None]:
 
 
 def _instance_keys(calls: Sequence[Call], rank: int) -> list[str]:
-    """Return for each call a key that it shares with its counterparts on other ranks."""
+    """Return a key for each call that it shares with its counterparts on other ranks."""
     return [
         f"{_message_ends(call, rank)} {number}" if call.peer is not None else str(number)
         for call, number in zip(calls, _occurrence_numbers(calls, rank), strict=True)

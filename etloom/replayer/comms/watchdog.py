@@ -128,7 +128,7 @@ class Watchdog:
                 self._end(f"{reason}; rank {self._process.rank} was at {self.describe()}")
 
     def _pass_on(self, reason: str) -> None:
-        """Report the reason to the others before this process ends, and on rank 0 the store with it."""
+        """Report the reason to the others before this process ends (on rank 0, the store ends with it)."""
         with contextlib.suppress(RuntimeError):
             self._store.compare_set("gave_up", "", reason)
         if self._process.rank == 0:

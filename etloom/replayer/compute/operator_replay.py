@@ -210,7 +210,7 @@ def _describe_passes(options: ComputeOptions, expected_ns: int) -> str:
 
 
 def _count_stopped(replayed: Trace, executor: Executor, stopped: str) -> Trace:
-    """Add a row to the stats of the replay: it ended early."""
+    """Add a row to the stats that reports that the replay ended early."""
     not_tried = sum((outcome.reason or "").startswith(NOT_TRIED) for outcome in executor.outcomes)
     if not_tried:
         return replayed.count(

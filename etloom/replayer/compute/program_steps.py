@@ -80,7 +80,7 @@ class ProgramStep:
     recorded_ns: int | None = None
 
     def written(self) -> set[int]:
-        """Return the storages whose elements it changes."""
+        """Return the storages whose elements the step changes."""
         if self.operator.name in _METADATA_ONLY:
             return set()
         arguments = zip(self.operator.arguments, self.values, strict=False)

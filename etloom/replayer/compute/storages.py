@@ -85,7 +85,7 @@ def _parse_sizes(text: str | None) -> tuple[int, ...]:
 
 
 def mark_freed_storages(steps: list[ProgramStep]) -> tuple[set[int], set[int]]:
-    """Set for each step the storages that it is the last to use (`ProgramStep.frees`).
+    """Set the storages that each step is the last to use (`ProgramStep.frees`).
 
     Returns:
         The storages that steps create, and those that steps write or return.

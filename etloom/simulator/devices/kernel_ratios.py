@@ -118,12 +118,13 @@ def find_recorded_device(scenario: Scenario) -> Peaks:
 
 
 def _list_templates(scenario: Scenario) -> list[int]:
-    """Return the recorded rank of each rank, by its number."""
+    """Return the recorded rank that each rank repeats, indexed by rank."""
     return [scenario.template.get(rank, -1) for rank in range(max(scenario.template) + 1)]
 
 
 def compute_kernel_ratios(trace: Trace, old: Peaks, new: Peaks, tables: Path | None = None) -> pl.DataFrame:
-    """Return for each computing kernel (id) the ratio of its time on another device, and its `Basis`.
+    """Return the ratio of the times on another device and on the recorded one for each computing kernel (id),
+    and its `Basis`.
 
     tables: folder of measured tables; default: those of an installed aiconfigurator-core.
 

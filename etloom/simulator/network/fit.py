@@ -94,7 +94,8 @@ def _build_model(scenario: Scenario, latency_ns: float, bytes_per_second: float)
 
 
 def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) -> NetworkModel:
-    """Return the model with the efficiency at which the median of transfers that overlap takes as long as measured."""
+    """Return the model with the efficiency at which transfers that overlap take, in the median, as long as
+    measured."""
     if shared.height < _MIN_COUNT:
         return model
     for _ in range(8):
@@ -163,7 +164,7 @@ def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rat
 
 
 def _find_spread(scenario: Scenario, measured: pl.DataFrame, model: NetworkModel) -> float:
-    """Return half the central 68 % of the logarithm of measured over modelled times."""
+    """Return half the width of the central 68 % of the logarithm of measured over modelled times."""
     actual, modelled = _model_times(scenario, measured, model)
     if len(actual) < 3:
         return 0.3

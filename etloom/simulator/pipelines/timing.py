@@ -84,7 +84,7 @@ def compute_timeline(pipelines: Pipelines) -> Timeline:
     """Return the times of all operations.
 
     Raises:
-        AnalysisError: operations wait for each other in a circle.
+        AnalysisError: operations wait for each other in a cycle.
     """
     return _Layout(pipelines).run()
 
@@ -116,7 +116,7 @@ class _Layout:
                     self.place[rank] += 1
                     moved = True
         if any(self.place[rank] < len(queue) for rank, queue in self.queues.items()):
-            raise AnalysisError("operations of the pipeline wait for each other in a circle")
+            raise AnalysisError("operations of the pipeline wait for each other in a cycle")
         return Timeline(self.spans, self.step_ends)
 
     def _advance(self, rank: int, step: int, operation: Operation | None) -> bool:

@@ -133,7 +133,7 @@ def _steps_of_events(scenario: Scenario, rank: int, events: pl.Series) -> pl.Ser
 def _draw_donors(
     deviations: pl.DataFrame, templates: np.ndarray, ranks: np.ndarray, generator: np.random.Generator
 ) -> pl.DataFrame:
-    """Draw for each new rank and step a recorded rank and step of the same role with as many collectives.
+    """Draw a recorded rank and step of the same role, with as many collectives, for each new rank and step.
 
     Columns: rank, step, donor, donor_step.
     """

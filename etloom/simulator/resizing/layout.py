@@ -140,14 +140,14 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
 
 _MISSING = {
     "tp": "without the messages of tensor parallelism, the kernels that it divides are not known",
-    "cp": "its attention exchanges other messages then",
-    "ep": "the distribution of tokens over experts is not recorded",
-    "pp": "its stages hold other layers then",
+    "cp": "its attention then exchanges different messages",
+    "ep": "the new distribution of tokens over experts is unknown",
+    "pp": "its stages then contain different layers",
 }
 
 
 def _assign_templates(mesh: ProcessMesh, new_mesh: ProcessMesh, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each new rank the rank that it repeats, and the number of its copy."""
+    """Return the recorded rank that each new rank repeats, and the number of its copy."""
     template = np.zeros(new_mesh.world_size, np.int64)
     copy = np.zeros(new_mesh.world_size, np.int64)
     for rank in range(new_mesh.world_size):

@@ -79,7 +79,8 @@ def replicate(scenario: Scenario, template: np.ndarray, copy: np.ndarray, replic
 
 
 def _count_copies(graph: Graph, copies_of_rank: np.ndarray, replica: np.ndarray) -> Int64Array:
-    """Return the number of copies of each point: its rank's; of an arrival, its replica's, or 1 across these."""
+    """Return the number of copies of each point: as many as of its rank. An arrival has as many as its
+    replica, or one if its ranks belong to several replicas."""
     arrivals = graph.rank < 0
     count = np.where(arrivals, 0, copies_of_rank[graph.rank])
     target = graph.target

@@ -38,7 +38,7 @@ def synthesize_job(scenario: Scenario, time: Int64Array | None = None) -> Job:
 def _find_members(
     scenario: Scenario, recorded: ProcessMesh, mesh: ProcessMesh, rank: int
 ) -> Callable[[tuple[int, ...]], list[int]]:
-    """Return a function that returns, for recorded ranks of a group or peers, those of a new rank."""
+    """Return a function that maps the recorded ranks of a group, or peers, to those of a new rank."""
     coordinates = mesh.coordinates(rank)
     changed = [axis for axis in mesh.sizes if mesh.sizes[axis] != recorded.sizes[axis]]
 

@@ -43,7 +43,8 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _leave_out_warm_up(calls: pl.DataFrame, since: int, step_count: int) -> pl.DataFrame:
-    """Return the calls after the first step; all from its start if they take about as long in it as in two others."""
+    """Return the calls after the first step, and those of the first step unless they take much longer than
+    usual."""
     later = calls.filter(pl.col("ts") >= since)
     first = calls.filter((pl.col("ts") < since) & pl.col("step").is_not_null())
     usual_ns = int(later["dur"].sum()) / (step_count - 1)

@@ -32,7 +32,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def list_findings(view: RankView) -> list[Finding]:
-    """Return the findings, which `exposed_communication` leaves out of its own."""
+    """Return the findings; `exposed_communication` subtracts their times from its own."""
     return list(_find_runs(view))
 
 
@@ -86,7 +86,7 @@ def _find_runs(view: RankView) -> Iterator[Finding]:
 
 
 def _format_bytes(size: Any) -> str:
-    """Return 4 bytes, 12 KiB; the size is below `SMALL_BYTES`."""
+    """Format a size below `SMALL_BYTES`: "4 bytes", "12 KiB"."""
     return f"{size / 1024:,.0f} KiB" if size >= 1024 else f"{size:,.0f} bytes"
 
 

@@ -54,14 +54,16 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
 
 
 def _describe_axis(rows: pl.DataFrame, job_size: int) -> str:
-    """Return in which groups most of the delay is, if their axis of parallelism is known and they are not all ranks."""
+    """Name the axis of the groups with most of the delay; empty if it is unknown or they contain all
+    ranks."""
     groups = rows.group_by(pl.col("axis").cast(pl.String), "group_size").agg(pl.col("own_late_ns").sum())
     axis, size, _ = groups.sort("own_late_ns", "axis", "group_size", descending=(True, False, False)).row(0)
     return f" in its {axis} group" if axis and size is not None and size < job_size else ""
 
 
 def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, counts: tuple[int, int]) -> Finding:
-    """Return the finding on a rank; counts: of the ranks that delay others, and of the job."""
+    """Return the finding on a rank; counts: the number of ranks that delay others, and the number of ranks of
+    the job."""
     rank, (rank_count, job_size) = view.trace.rank, counts
     confidence, effect, advice = _TEXTS[is_message]
     reasons = _REASONS
