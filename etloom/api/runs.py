@@ -86,7 +86,7 @@ def open(
             read since the last call.
         jobs: number of ranks read in parallel; default: number of CPUs, fewer if memory is short.
         use_cache: keep files that are slow to read as Parquet in the user's cache folder, and read them from there
-            while they are unchanged.
+            while they are unchanged; of a run of more than 256 ranks also the answers that a store keeps.
         lazy: leave tables of Parquet files on disk until they are accessed. A Kineto file of more than
             `etloom.loading.file_reading.SPILL_BYTES` is converted to Parquet in bounded memory, left on disk, and not
             linked.
@@ -113,7 +113,13 @@ def open(
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, changed, engine=engine)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
-    return loading.load_path(Path(path), options, rank_pattern)
+    path = Path(path)
+    if len(files := loading.list_ranked_files(path, rank_pattern)) >= loading.MIN_RANKS_OF_CACHED_RUN:
+        from etloom.exports.store import open_cached_run
+
+        if (job := open_cached_run(path, files, options, rank_pattern)) is not None:
+            return job
+    return loading.load_path(path, options, rank_pattern)
 
 
 @verb

@@ -25,12 +25,23 @@ from etloom.loading import consistency
 from etloom.loading.captures import find_captures
 from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.executor import add_rank_stats, execute_plan
-from etloom.loading.file_names import find_rank_in_name
+from etloom.loading.file_names import find_rank_in_name, list_ranked_files
 from etloom.loading.file_reading import Progress
 from etloom.loading.plan import LoadOptions, LoadPlan, plan_file, plan_ranks
 from etloom.loading.rank_discovery import discover_ranks
 
-__all__ = ["LoadOptions", "Progress", "load_folder", "load_path", "load_ranks"]
+__all__ = [
+    "MIN_RANKS_OF_CACHED_RUN",
+    "LoadOptions",
+    "Progress",
+    "list_ranked_files",
+    "load_folder",
+    "load_path",
+    "load_ranks",
+]
+
+MIN_RANKS_OF_CACHED_RUN = 257
+"""Runs of so many ranks are kept in the cache with their answers; it takes longer than to read and link fewer."""
 
 
 def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:

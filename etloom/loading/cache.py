@@ -3,6 +3,8 @@
 The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never next to the user's files. The key of
 an entry consists of the files' paths, sizes and modification times, the options, and etloom's version and schema. The
 least recently used entries are removed when the total size exceeds ``$ETLOOM_CACHE_BYTES`` (default 4 GB).
+
+A run of many ranks is one entry, a run of the store in the folder `RUNS` (`etloom.exports.store.cached_runs`).
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +31,14 @@ from etloom.core.trace import Trace
 from etloom.core.version import compute_code_digest
 from etloom.formats import parquet as reader
 from etloom.formats.parquet import writer as writer
+from etloom.formats.parquet.store_layout import ADDING
 from etloom.loading.cache_usage import EntryLease, find_entries_in_use, get_usage
 
 LIMIT_BYTES = 4 * 10**9
+RUNS = "runs"
+"""The store of runs of many ranks in the cache."""
+_MAX_ADDING_SECONDS = 86_400
+"""What an addition of a run that was killed left behind is removed after this time."""
 _PRUNE_FRACTION = 64
 """The folder is searched again after this fraction of the limit was written: each rank is an entry."""
 
@@ -46,6 +54,33 @@ def entry_key(files: Sequence[Path], **options: Any) -> str | None:
         return None
     if not all(file.is_file() for file in files):
         return None
+    return _make_key(states, options)
+
+
+def folder_key(folder: Path, **options: Any) -> str:
+    """Return the key of a folder read with these options, without opening its files.
+
+    It changes with the files of the folder and of the folders in it. Raises OSError.
+    """
+    return _make_key([str(folder.resolve()), *_list_states(folder, depth=2)], options)
+
+
+def _list_states(folder: Path, depth: int) -> list[tuple[str, int, int, int]]:
+    """Return path, size, times of modification and of change of all that is not hidden in a folder, by path."""
+    states = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            state = entry.stat()
+            # A file that could not be read may be readable after a change of its mode.
+            states.append((entry.path, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+            if depth > 1 and entry.is_dir():
+                states += _list_states(Path(entry.path), depth - 1)
+    return sorted(states)
+
+
+def _make_key(states: Sequence[Any], options: dict[str, Any]) -> str:
     schema = [
         (name, [(column.name, str(column.dtype)) for column in TABLES[name].columns]) for name in TABLES
     ]
@@ -121,7 +156,7 @@ def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
         _lease = usage.hold(entry, 0)  # no other process removes it before it is opened
         make(entry)
         trace = open_entry(key)
-        _register_entry(entry)
+        register_entry(entry)
         return trace
     return None
 
@@ -131,13 +166,22 @@ def open_entry(key: str | None) -> Trace | None:
     if key is None or not reader.sniff_folder(entry := cache_folder() / key):
         return None
     try:
-        lease = get_usage(cache_folder()).hold(entry, _entry_bytes(entry))
-        trace = reader.read(entry, lazy=True, owner=lease)
-        os.utime(entry / "meta.json")
+        trace = reader.read(entry, lazy=True, owner=hold_entry(entry))
     except (OSError, EtloomError):
         _remove_entry(entry)
         return None
     return trace if isinstance(trace, Trace) else None
+
+
+def hold_entry(entry: Path) -> EntryLease:
+    """Record that an entry is used now, and that it is open as long as the returned lease lives. Raises OSError."""
+    os.utime(entry / "meta.json")  # the time of use, for the order of removal
+    return get_usage(cache_folder()).hold(entry, _entry_bytes(entry))
+
+
+def has_room(size: int) -> bool:
+    """Return whether the cache can be written and may hold an entry of so many bytes."""
+    return size <= _limit_bytes() and _is_writable(cache_folder())
 
 
 def _is_writable(path: Path) -> bool:
@@ -155,12 +199,12 @@ def store_entry(key: str | None, trace: Trace) -> None:
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         writer.write(trace, cache_folder() / key)
-        _register_entry(cache_folder() / key)
+        register_entry(cache_folder() / key)
     except (*_WRITE_ERRORS, EtloomError):
         return
 
 
-def _register_entry(entry: Path) -> None:
+def register_entry(entry: Path) -> None:
     """Record that an entry was written, and remove others if the cache is too large."""
     with contextlib.suppress(OSError):  # another process may have removed it
         if get_usage(cache_folder()).record_write(_entry_bytes(entry), _limit_bytes() // _PRUNE_FRACTION):
@@ -212,15 +256,31 @@ def _remove_entry(entry: Path) -> None:
 
 
 def _entry_bytes(entry: Path) -> int:
-    return sum(file.stat().st_size for file in entry.iterdir())
+    with os.scandir(entry) as content:
+        return sum(
+            _entry_bytes(Path(item.path)) if item.is_dir(follow_symlinks=False) else item.stat().st_size
+            for item in content
+        )
 
 
 def _list_entries() -> list[tuple[float, int, Path]]:
     """List (time of last use, bytes, path) of every entry; other files in the folder are ignored."""
     entries = []
-    for meta in cache_folder().glob("*/meta.json"):
-        if not re.fullmatch("[0-9a-f]{32}", meta.parent.name) or meta.parent.is_symlink():
-            continue
+    for folder in _list_entry_folders():
         with contextlib.suppress(OSError):
-            entries.append((meta.stat().st_mtime, _entry_bytes(meta.parent), meta.parent))
+            meta = folder / "meta.json"
+            last_use = (meta if meta.exists() else folder).stat().st_mtime
+            entries.append((last_use, _entry_bytes(folder), folder))
     return entries
+
+
+def _list_entry_folders() -> Iterator[Path]:
+    for meta in cache_folder().glob("*/meta.json"):
+        if re.fullmatch("[0-9a-f]{32}", meta.parent.name) and not meta.parent.is_symlink():
+            yield meta.parent
+    runs = cache_folder() / RUNS
+    yield from (meta.parent for meta in runs.glob("run=*/meta.json"))
+    for folder in (runs / ADDING).glob("*-*/"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _MAX_ADDING_SECONDS:
+                yield folder

@@ -149,9 +149,9 @@ class _Execution:
             trace = file_reading.open_on_disk(path, options.progress, options.use_cache, options.linking)
             return flag_missing_gpu_events(trace)
         files = (*plan.files, *plan.captures)
-        kept = None if options.keep is None or rank is None else options.keep / f"rank={rank}"
-        if kept is not None and parquet.sniff_folder(kept):
-            return self._open_kept(kept).with_stored_results(options.results.get(rank or 0, {}))
+        rank_folder = None if options.keep is None or rank is None else options.keep / f"rank={rank}"
+        if rank_folder is not None and parquet.sniff_folder(rank_folder):
+            return self._open_kept(rank_folder).with_stored_results(options.results.get(rank or 0, {}))
         key = make_entry_key(rank, plan, options)
         is_evictable = plan.storage is Storage.EVICTABLE
         if key is not None:
@@ -171,8 +171,8 @@ class _Execution:
             captures, capture_stats = self._read_captures(plan.captures)
             trace = self._link(*_join_stages(parts), captures=captures).with_stats(capture_stats)
         is_complete = len(parts) == len(plan.files)
-        if kept is not None:
-            return self._keep(trace.replace(meta={"rank": rank}), kept)
+        if rank_folder is not None:
+            return self._keep(trace.replace(meta={"rank": rank}), rank_folder)
         if is_evictable:
             write = partial(writer.write, trace)
             return self._add_to_resident(cache.open_or_create([key if is_complete else None], write))
@@ -241,7 +241,7 @@ class _Execution:
     def _open_parquet(self, rank_plan: RankPlan) -> Job:
         """Open saved traces without loading their tables; those that are not linked are linked if memory allows."""
         (path,) = rank_plan.files
-        saved = parquet.read(path, lazy=True)
+        saved = parquet.read(path, lazy=True, owner=self.options.owner)
         job = (
             saved if isinstance(saved, Job) else Job({saved.rank or 0: saved}, {"path": describe_path(path)})
         )

@@ -79,6 +79,20 @@ def match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
     return None
 
 
+def list_ranked_files(folder: Path, rank_pattern: str | None = None) -> list[Path]:
+    """Return the first file of each rank that the names in a folder state; none if it cannot be listed."""
+    files: dict[int, Path] = {}
+    try:
+        patterns = choose_patterns(rank_pattern)
+        for path in folder.iterdir():
+            rank = None if path.name.startswith(".") else match_rank(path, patterns)
+            if rank is not None:
+                files.setdefault(rank, path)
+    except (OSError, InvalidValue):
+        return []
+    return list(files.values())
+
+
 def are_parts(path: Path, other: Path) -> bool:
     """Return whether the names of two traces differ by the stage of an engine only."""
     names = [_STAGE.sub("*", file.name) for file in (path, other)]

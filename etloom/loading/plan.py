@@ -40,6 +40,7 @@ class LoadOptions:
         keep: a folder that receives the linked tables of each rank as ``rank=N``, and from which ranks that it already
             holds are opened; the tables stay there. The caller vouches that the files did not change.
         results: rank -> results of `Trace.compute_once` that need not be computed, of ranks that `keep` holds.
+        owner: an object to keep alive as long as tables in etloom's Parquet are needed.
     """
 
     progress: Progress | None = None
@@ -51,6 +52,7 @@ class LoadOptions:
     keep: Path | None = None
     results: Mapping[int, Mapping[tuple[Any, ...], Any]] = field(default_factory=dict)
     engine: str = "local"
+    owner: object = None
 
 
 class Source(Enum):

@@ -47,6 +47,7 @@ class AddOptions:
         rank_pattern: regular expression for the file names with one group, the rank.
         progress: see `etloom.loading.Progress`.
         engine: "local", or "ray" to read ranks on a cluster, whose hosts see the run and the store under these paths.
+        waits: wait while another process adds a run of this name, instead of refusing.
     """
 
     name: str | None = None
@@ -54,6 +55,7 @@ class AddOptions:
     rank_pattern: str | None = None
     progress: Progress | None = None
     engine: str = "local"
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
     source = staging.describe_source(run, options.rank_pattern)
     open_store(store, create=True)
     stage = staging.Staging(store, name, source.key)
-    with stage.locked() as lock:
+    with stage.locked(options.waits) as lock:
         published = stage.read_published()
         if published is not None:
             if published.get("key") == source.key:

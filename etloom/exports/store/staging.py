@@ -76,15 +76,18 @@ class Staging:
         return self.folder / "parts"
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
+    def locked(self, waits: bool = False) -> Iterator[int]:
         """Hold the lock of the run's name, and yield its file.
+
+        Args:
+            waits: wait while another process holds it.
 
         Raises:
             EtloomError: another process adds a run of this name.
         """
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w") as file:
-            if not _lock_file(file.fileno()):
+            if not _lock_file(file.fileno(), waits):
                 raise EtloomError(
                     f"run {self._name!r} is being added by another process",
                     where=self.target.parent,
@@ -109,14 +112,14 @@ class Staging:
                 shutil.rmtree(rest, ignore_errors=True)
 
 
-def _lock_file(descriptor: int) -> bool:
+def _lock_file(descriptor: int, waits: bool) -> bool:
     """Lock a file as long as it is open; return whether no other process holds it."""
     try:
         import fcntl
     except ImportError:  # a system without locks
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks

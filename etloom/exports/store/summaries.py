@@ -76,11 +76,11 @@ def summarize_ranks(job: Job, folder: Path) -> None:
             `rank_results` keeps, and part.json.
     """
     questions = {question.file: partial(_ask, question) for question in RANK_QUESTIONS}
-    kept = KeptResults()
+    results = KeptResults()
     answers = []
     for rank, trace in job.items():
         answers.append(answer_by_rank(Job({rank: trace}), questions))
-        kept.add(trace, rank)
+        results.add(trace, rank)
     with writer.create_atomically(folder) as new:
         for file in questions:
             if tables := [by_file[file].table for by_file in answers if by_file[file].table.columns]:
@@ -95,7 +95,7 @@ def summarize_ranks(job: Job, folder: Path) -> None:
             ]
             for file in questions
         }
-        content = {"ranks": job.ranks, "refusals": refusals, "results": kept.write(Path(new))}
+        content = {"ranks": job.ranks, "refusals": refusals, "results": results.write(Path(new))}
         Path(new, "part.json").write_text(json.dumps(content), encoding="ascii")
 
 

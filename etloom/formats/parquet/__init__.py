@@ -58,7 +58,7 @@ def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = Non
     if is_store(folder):
         folder = select_run(folder)
     if is_stored_run(folder):
-        return read_run(folder, lazy=lazy)
+        return read_run(folder, lazy=lazy, owner=owner)
     saved = _read_meta(folder)
     if saved.kind == "trace":
         return _read_trace(folder, saved, lazy, owner)

@@ -36,12 +36,13 @@ _REMEDY = "add the run again"
 _FILE_NAME = re.compile(r"[a-z0-9-]+")
 
 
-def read_run(folder: Path, *, lazy: bool) -> Job:
+def read_run(folder: Path, *, lazy: bool, owner: object = None) -> Job:
     """Read a run of a store.
 
     Args:
         folder: the run.
         lazy: leave the tables in their files until they are accessed; then the Job also has the stored answers.
+        owner: an object to keep alive as long as the tables are needed.
 
     Raises:
         ReadError: the layout is newer, or a file is missing or damaged.
@@ -52,7 +53,7 @@ def read_run(folder: Path, *, lazy: bool) -> Job:
     meta = content.get("meta")
     if not isinstance(meta, dict):
         raise ReadError("is not the manifest of a stored run", where=manifest, remedy=_REMEDY)
-    run = _StoredRun(folder, content)
+    run = _StoredRun(folder, content, owner)
     if lazy:
         return Job(TracesOnDemand(run.ranks, run.open_rank), meta, run.run_stats, run)
     traces = {rank: run.open_rank(rank) for rank in run.ranks}
@@ -91,8 +92,8 @@ def _read_summary(folder: Path, name: str, schema: Mapping[str, Any]) -> pl.Data
 class _StoredRun:
     """Tables over all ranks and answers of a run in a store (an `etloom.core.trace.StoredRun`)."""
 
-    def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, content: Mapping[str, Any], owner: object) -> None:
+        self._folder, self._owner = folder, owner
         table = _read_summary(folder, "ranks", RANK_COLUMNS)
         self._facts = {rank: (meta, tables) for rank, _, _, meta, tables in table.iter_rows()}
         self._stats = _read_summary(folder, "stats", {"rank": pl.Int64, **TABLES["stats"].schema})
@@ -123,7 +124,8 @@ class _StoredRun:
         meta, tables = _parse_facts(self._folder, *self._facts[rank])
         folder = self._folder / f"rank={rank}"
         loaders = {
-            name: ParquetTable(name, folder / f"{name}.parquet", rows=rows) for name, rows in tables.items()
+            name: ParquetTable(name, folder / f"{name}.parquet", self._owner, rows)
+            for name, rows in tables.items()
         }
         stats = self._stats_by_rank.get((rank,), TABLES["stats"].empty())
         return Trace({"stats": stats}, meta, loaders=loaders)

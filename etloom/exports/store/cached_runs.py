@@ -1,0 +1,55 @@
+"""Runs of many ranks in the cache: each is a run of a store there, so that no question reads or links it twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from etloom.core.errors import EtloomError
+from etloom.core.names import list_user_files
+from etloom.core.trace import Job
+from etloom.exports.store.adding import AddOptions, add_run
+from etloom.formats.parquet.store_layout import is_stored_run, run_folder
+from etloom.loading import LoadOptions, cache, load_path
+from etloom.loading.file_reading import estimate_text_bytes
+
+_TABLE_BYTES_PER_TEXT_BYTE = 0.1
+"""Size of a stored run per byte of the text of its traces (measured: 0.05)."""
+
+
+def open_cached_run(
+    folder: Path, files: Sequence[Path], options: LoadOptions, rank_pattern: str | None
+) -> Job | None:
+    """Open a run of many ranks from the cache, to which it is added first if it is not there.
+
+    Args:
+        folder: the run.
+        files: a trace of each rank.
+        options: how to load it.
+        rank_pattern: see `etloom.loading.discover_ranks`.
+
+    Returns:
+        The run; None if the options or the cache do not allow this, or if it cannot be read, for a reason that the
+        usual way of loading reports.
+    """
+    if not options.use_cache or options.linking:
+        return None
+    store = cache.cache_folder() / cache.RUNS
+    try:
+        key = cache.folder_key(folder, pattern=rank_pattern, names=list_user_files())
+        entry = run_folder(store, key)
+        if not is_stored_run(entry):
+            if not cache.has_room(int(sum(map(estimate_text_bytes, files)) * _TABLE_BYTES_PER_TEXT_BYTE)):
+                return None
+            adding = AddOptions(key, options.jobs, rank_pattern, options.progress, options.engine, waits=True)
+            add_run(folder, store, adding)
+            cache.register_entry(entry)
+        elif options.progress is not None:
+            for file in files:
+                options.progress(file, 0)
+            for file in files:
+                options.progress(file, file.stat().st_size)
+        return load_path(entry, replace(options, progress=None, owner=cache.hold_entry(entry)))
+    except (OSError, EtloomError):
+        return None

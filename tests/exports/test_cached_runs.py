@@ -1,0 +1,131 @@
+"""Runs of many ranks are kept in the cache with their answers: read once, read again when they change, removed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etloom
+from etloom import loading
+from etloom.core.paths import cache_folder
+from etloom.core.trace import Job
+from etloom.exports.store import adding, batches, cached_runs, summaries
+from etloom.exports.store.summaries import JOB_QUESTIONS
+from etloom.loading import cache
+from support.fleets import write_fleet
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two ranks are many; a cache of the test; only the questions that it needs."""
+    monkeypatch.setattr(loading, "MIN_RANKS_OF_CACHED_RUN", 2)
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(summaries, "RANK_QUESTIONS", ())
+    monkeypatch.setattr(summaries, "JOB_QUESTIONS", [q for q in JOB_QUESTIONS if q.file == "stragglers"])
+    monkeypatch.setattr(summaries, "GRAPH_QUESTIONS", ())
+    monkeypatch.setattr(summaries, "RUN_TABLES", ())
+    monkeypatch.setattr(batches, "MIN_RANKS", 64)  # without processes
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_fleet(tmp_path / "monday", 2)
+
+
+def list_runs() -> list[Path]:
+    return sorted((cache_folder() / cache.RUNS).glob("run=*"))
+
+
+def test_a_run_of_many_ranks_is_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = etloom.open(run, use_cache=False)
+    assert plain.stored is None and not list_runs()
+    first = etloom.open(run)
+    monkeypatch.setattr(adding, "load_path", lambda *_: pytest.fail("the traces were read again"))
+    again = etloom.open(run)
+    for job in (first, again):
+        assert job.stored is not None and dict(job.meta) == dict(plain.meta)
+        assert etloom.analyze(job, "stragglers").equals(etloom.analyze(plain, "stragglers"))
+        assert job[1].events.equals(plain[1].events)
+
+
+def test_changed_files_and_other_patterns_are_read_again(run: Path, tmp_path: Path) -> None:
+    etloom.open(run)
+    etloom.open(run, rank_pattern=r"(\d+)")
+    assert len(list_runs()) == 2
+    write_fleet(tmp_path / "other", 3)
+    max((tmp_path / "other").iterdir()).rename(run / "rank_2.json")
+    assert etloom.open(run).ranks == [0, 1, 2]
+
+
+def test_progress_reaches_the_size_of_all_files(run: Path) -> None:
+    size = sum(file.stat().st_size for file in run.iterdir())
+    reported: list[int] = []
+    etloom.open(run, progress=lambda _, count: reported.append(count))
+    etloom.open(run, progress=lambda _, count: reported.append(count))
+    assert sum(reported) == 2 * size
+
+
+@pytest.mark.parametrize("reason", ["linking", "size", "unwritable", "unreadable run"])
+def test_where_the_cache_cannot_be_used_the_run_is_loaded(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    options: dict[str, Any] = {}
+    if reason == "linking":
+        options = {"inter_thread_threshold_us": 10.0}
+    elif reason == "size":
+        monkeypatch.setenv("ETLOOM_CACHE_BYTES", "10")
+    elif reason == "unwritable":
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "file"))
+    else:
+
+        def refuse(*_: object) -> None:
+            raise etloom.EtloomError("cannot be added")
+
+        monkeypatch.setattr(cached_runs, "add_run", refuse)
+    job = etloom.open(run, **options)
+    assert job.stored is None and job.ranks == [0, 1]
+
+
+def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+    count = threading.Semaphore(0)
+    prepare = adding._prepare
+
+    def prepare_slowly(*arguments: object) -> None:
+        count.release()
+        second.start()
+        prepare(*arguments)  # type: ignore[arg-type]
+
+    second = threading.Thread(target=lambda: jobs.append(etloom.open(run)))
+    monkeypatch.setattr(adding, "_prepare", prepare_slowly)
+    jobs.append(etloom.open(run))
+    second.join(60)
+    assert [job.stored is not None for job in jobs] == [True, True]
+    assert count.acquire(blocking=False) and not count.acquire(blocking=False)  # it was prepared once
+
+
+def test_runs_in_the_cache_are_removed_as_other_entries(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = etloom.open(run)
+    monkeypatch.setenv("ETLOOM_CACHE_BYTES", "10")
+    cache._prune(10)
+    assert list_runs(), "an open run stays"
+    assert job[0].events.height
+    del job
+    gc.collect()
+    cache._prune(10)
+    assert not list_runs()
+    monkeypatch.delenv("ETLOOM_CACHE_BYTES")
+    etloom.open(run)
+    killed = cache_folder() / cache.RUNS / ".adding" / "other-0123"
+    killed.mkdir(parents=True)
+    assert cache.clear_cache() > 10_000 and not list_runs()
+    assert killed.exists()
+    os.utime(killed, (0, 0))
+    cache.clear_cache()
+    assert not killed.exists()
