@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from etloom.cli.command import command
 from etloom.cli.error_handling import make_printable
+from etloom.cli.kept_output import Output, reuse_output
 from etloom.cli.output import (
     MONITORING_FORMAT,
     OUT,
@@ -16,13 +17,14 @@ from etloom.cli.output import (
     MonitoringFormat,
     build_table,
     choose_format,
+    format_metrics,
     render_text,
     split_format,
-    write_metrics,
     write_table,
     write_text,
 )
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     import polars as pl
@@ -47,6 +49,25 @@ def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: Run
     """
     table_format, metric_format = split_format(format)
     selected = choose_format(table_format, out)
+
+    def compute() -> Output:
+        return _describe(path, run, selected, metric_format, out)
+
+    # Time stamps in the output, and tables, are not kept.
+    is_text = selected in (Format.table, Format.json) and metric_format is not MonitoringFormat.otlp
+    if not is_text or (out is not None and clean_url(out)):
+        compute()
+        return
+    name = (metric_format or selected).value
+    reuse_output(
+        "info", path, run, compute, lambda output: write_text(output.text, out), format=name, out=out
+    )
+
+
+def _describe(
+    path: Path, run: RunOptions, selected: Format, metric_format: MonitoringFormat | None, out: Path | None
+) -> Output:
+    """Open the run and write the facts; return what was written as text."""
     job = open_job(
         path, run, lazy=True, warn=False
     )  # sets the threads of polars, so imports of it come later
@@ -56,27 +77,31 @@ def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: Run
     from etloom.core.losses import describe_loss
 
     facts = {**etloom.info(job), "path": str(path)}
+    text = ""
     if metric_format is not None:
         from etloom.reports.monitoring import measure_run
 
-        write_metrics(measure_run(facts), path, metric_format, out)
+        text = format_metrics(measure_run(facts), path, metric_format)
     elif selected is Format.json:
-        write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", out)
+        text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     elif selected in (Format.csv, Format.parquet):
         write_table(describe_ranks(job), selected, out)
     else:
-        _show(job, facts, out)
+        text = _format_facts(job, facts, out)
+    if text:
+        write_text(text, out)
     unread = job.stats.filter(job.stats["name"].str.starts_with("read."))
     if _is_empty(facts) and (loss := describe_loss(unread)):
         raise ReadError(f"no event or operator could be read: {loss}", where=path, remedy="record it again")
+    return Output(text)
 
 
 def _is_empty(facts: dict[str, Any]) -> bool:
     return not facts["tables"].keys() - {"stats"}
 
 
-def _show(job: Job, facts: dict[str, Any], out: Path | None) -> None:
-    """Print the facts as text: a list of properties, the table of ranks, the stats."""
+def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:
+    """Format the facts as text: a list of properties, the table of ranks, the stats."""
     import polars as pl
     from rich.text import Text
 
@@ -104,7 +129,7 @@ def _show(job: Job, facts: dict[str, Any], out: Path | None) -> None:
         parts += [Text(), build_table(stats)]
     elif not _is_empty(facts):
         parts.append(Text(f"\nno data was lost in {count_noun(len(job), 'rank')}"))
-    write_text(render_text(*parts, out=out), out)
+    return render_text(*parts, out=out)
 
 
 def _build_property_list(job: Job, facts: dict[str, Any]) -> Any:

@@ -111,19 +111,23 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *,
         print_message(f"wrote {frame.height:,} rows to {out}")
 
 
-def write_metrics(
-    metrics: Sequence[Metric], run: Path | str, format: MonitoringFormat, out: Path | None = None
-) -> None:
-    """Write metrics as Prometheus text or OTLP to ``out``, or stdout."""
+def format_metrics(metrics: Sequence[Metric], run: Path | str, format: MonitoringFormat) -> str:
+    """Return metrics as Prometheus text or OTLP."""
     import time
 
     from etloom.reports import monitoring
 
     name = make_printable(str(run))
     if format is MonitoringFormat.prometheus:
-        write_text(monitoring.format_prometheus(metrics, name), out)
-    else:
-        write_text(monitoring.format_otlp(metrics, name, time.time_ns()), out)
+        return monitoring.format_prometheus(metrics, name)
+    return monitoring.format_otlp(metrics, name, time.time_ns())
+
+
+def write_metrics(
+    metrics: Sequence[Metric], run: Path | str, format: MonitoringFormat, out: Path | None = None
+) -> None:
+    """Write metrics as `format_metrics` does to ``out``, or stdout."""
+    write_text(format_metrics(metrics, run, format), out)
 
 
 def split_format(format: MonitoringFormat | None) -> tuple[Format | None, MonitoringFormat | None]:

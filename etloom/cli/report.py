@@ -9,9 +9,11 @@ import click
 
 from etloom.cli.command import PATH_TYPE, command
 from etloom.cli.error_handling import make_printable, print_message
+from etloom.cli.kept_output import Output, reuse_output
 from etloom.cli.output import build_table, render_text, write_text
 from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job
@@ -45,14 +47,25 @@ def report(path: Path, out: Path | None, run: RunOptions) -> None:
 
 def write_report(path: Path, out: Path | None = None, run: RunOptions | None = None) -> None:
     """Print the summary on stdout and write the page."""
-    import etloom
-
     target = out or (path if path.is_dir() else Path()) / "report.html"
     if path.exists():
         check_writable(target, "--out")
-    job = open_job(path, run or RunOptions(), warn=False)
-    write_text(_format_summary(job), None)
-    etloom.report(job, target)
+    options = run or RunOptions()
+
+    def compute() -> Output:
+        import etloom
+
+        job = open_job(path, options, warn=False)
+        text = _format_summary(job)
+        write_text(text, None)
+        etloom.report(job, target)
+        return Output(text, None if clean_url(target) else target.read_text(encoding="utf-8"))
+
+    def show(output: Output) -> None:
+        write_text(output.text, None)
+        write_text(output.page or "", target)
+
+    reuse_output("report", path, options, compute, show, out=target)
     print_message(describe_page(target))
 
 

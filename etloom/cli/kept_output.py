@@ -1,0 +1,208 @@
+"""The output of verbs for runs that did not change, kept in the cache.
+
+A verb prints again what it printed last time if the files of the run, the options, the environment, the terminal and
+etloom's own files are the same. Nothing of the run is opened then, and neither polars nor numpy is imported. An output
+is an entry of the cache folder like the tables of a rank, and is removed like them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etloom.cli.error_handling import print_message, recording_messages
+from etloom.core.paths import cache_folder
+from etloom.core.urls import clean_url
+
+if TYPE_CHECKING:
+    from etloom.cli.run_arguments import RunOptions
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_MAX_FILES = 20_000
+_MAX_DEPTH = 4
+_SETTLED_NS = 2 * 10**9
+"""A file that changed within this time may change again without a new time stamp: nothing is kept."""
+_PLUGIN_GROUPS = ("etloom.readers", "etloom.analyses", "etloom.exports", "etloom.names")
+_TERMINAL = ("COLUMNS", "LINES", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")
+_CONVERTED_BY_OTHERS = ".nsys-rep"
+"""Ending of files that an installed program converts, whose version is not known here."""
+
+FileState = tuple[str, int, int, int]
+"""Path, size, times of modification and change."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a verb prints: text on stdout, messages on stderr before it; and the page that it writes."""
+
+    text: str
+    page: str | None = None
+    messages: tuple[str, ...] = field(default=())
+
+
+def reuse_output(
+    verb: str,
+    path: Path,
+    run: RunOptions,
+    compute: Callable[[], Output],
+    show: Callable[[Output], None],
+    *,
+    format: str = "",
+    out: Path | None = None,
+) -> None:
+    """Show the output of the verb's last run again if nothing changed since; else compute, show and keep it.
+
+    Args:
+        verb: the name of the verb.
+        path: the folder or file that it opens.
+        run: the options of opening it.
+        compute: computes and shows the output.
+        show: shows an output of an earlier run, whose messages have been printed.
+        format: the format of the output.
+        out: the file that the verb writes, whose state does not matter; None for stdout.
+    """
+    parts = (verb, path, run, format, out)
+    key = _compute_key(*parts) if run.cache and run.engine == "local" else None
+    if key is None:
+        compute()
+        return
+    if (output := _load(cache_folder() / key)) is not None:
+        for message in output.messages:
+            print_message(message)
+        show(output)
+        return
+    with recording_messages() as messages:
+        output = compute()
+    if key == _compute_key(*parts) and not _has_plugins():
+        _store(cache_folder() / key, replace(output, messages=tuple(messages)))
+
+
+def _compute_key(verb: str, path: Path, run: RunOptions, format: str, out: Path | None) -> str | None:
+    """Return the key of an output; None if it cannot be known whether something changed."""
+    if clean_url(path) is not None:
+        return None
+    try:
+        states = [*_list_states(path, out), *(_read_state(file) for file in run.names)]
+        places = [(place, _find_time(place)) for place in sys.path[1:]]
+        code = [_read_state(file) for file in _list_code()]
+    except OSError:
+        return None
+    newest = max((max(state[2:]) for state in states), default=0)
+    if newest > time.time_ns() - _SETTLED_NS or any(
+        state[0].endswith(_CONVERTED_BY_OTHERS) for state in states
+    ):
+        return None
+    options = {name: str(value) for name, value in asdict(run).items() if name not in ("jobs", "cache")}
+    terminal = (out is None and sys.stdout.isatty(), sys.stdout.encoding, tuple(shutil.get_terminal_size()))
+    variables = [
+        (name, value)
+        for name, value in sorted(os.environ.items())
+        if name in _TERMINAL or (name.startswith("ETLOOM_") and not name.startswith("ETLOOM_CACHE"))
+    ]
+    facts = [verb, str(path), os.getcwd(), format, options, terminal, variables]  # noqa: PTH109
+    text = json.dumps([facts, states, places, code, sys.version])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _list_states(path: Path, out: Path | None) -> list[FileState]:
+    """Return the state of each file that a run at this path may be read from, without the one that is written.
+
+    Raises:
+        OSError: a file cannot be read, there are too many, or a link leads to a folder.
+    """
+    written = None if out is None else str(out.resolve())
+    states = []
+    if path.is_dir():
+        places = [str(path.resolve())]
+    else:  # also the files that belong to it, and traces of captures next to it
+        path = path.resolve(strict=True)
+        states = [_read_state(file) for file in path.parent.iterdir() if file.name.startswith(path.name)]
+        places = [str(path.parent / "capture_traces")] if (path.parent / "capture_traces").is_dir() else []
+    for depth in range(_MAX_DEPTH + 1):
+        inner: list[str] = []
+        for place in places:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        inner.append(entry.path)
+                    elif entry.is_dir():
+                        raise OSError("a link to a folder")
+                    elif entry.path != written:
+                        status = entry.stat()
+                        state = (entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                        states.append(state)
+            if len(states) + len(inner) > _MAX_FILES or (inner and depth == _MAX_DEPTH):
+                raise OSError("too many files")
+        states += [(folder, 0, 0, 0) for folder in inner]
+        places = inner
+    return sorted(states)
+
+
+def _read_state(file: Path | str) -> FileState:
+    status = os.stat(file)  # noqa: PTH116
+    return str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _find_time(place: str) -> int:
+    """Return when packages were last installed in a folder of the path, 0 if it does not exist."""
+    try:
+        return os.stat(place).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _list_code() -> Iterator[str]:
+    """Yield the paths of etloom's own files, in order."""
+    for folder, folders, files in os.walk(_PACKAGE):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for file in sorted(files):
+            yield f"{folder}/{file}"
+
+
+def _has_plugins() -> bool:
+    """Return whether other packages extend etloom: a change of their code would not be noticed."""
+    from etloom.core.registry import list_entry_points
+
+    return any(len(list_entry_points(group)) for group in _PLUGIN_GROUPS)
+
+
+def _load(entry: Path) -> Output | None:
+    """Return the output in an entry of the cache; None if there is none."""
+    try:
+        facts = json.loads((entry / "meta.json").read_bytes())
+        page = (entry / "page.html").read_text(encoding="utf-8") if facts["has_page"] else None
+        os.utime(entry / "meta.json")  # the time of use, for the order of removal
+        return Output(facts["text"], page, tuple(facts["messages"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(entry: Path, output: Output) -> None:
+    """Write an entry of the cache; a cache that cannot be written is ignored."""
+    from etloom.loading.cache import register_entry
+
+    facts: dict[str, Any] = {
+        "text": output.text,
+        "messages": output.messages,
+        "has_page": output.page is not None,
+    }
+    with contextlib.suppress(OSError, UnicodeEncodeError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".output-", dir=entry.parent) as temporary:
+            part = Path(temporary, entry.name)
+            part.mkdir()
+            if output.page is not None:
+                (part / "page.html").write_text(output.page, encoding="utf-8")
+            (part / "meta.json").write_text(json.dumps(facts), encoding="utf-8")
+            part.rename(entry)
+        register_entry(entry)
