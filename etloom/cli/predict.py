@@ -50,7 +50,7 @@ _TARGET = OptionGroup(
         click.Option(
             ["--parallel"],
             metavar="AXES",
-            help="Sizes of the process mesh: tp=4,pp=8,dp=16; vp: model chunks a stage, mb: micro-batches.",
+            help="Sizes of the process mesh: tp=4,pp=8,dp=16 (also cp, ep); vp: model chunks a stage, mb: micro-batches.",
         ),
         click.Option(["--device"], metavar="NAME", help="The GPU: h100, b200, ..., as in docs/flops.md."),
     ],
@@ -104,6 +104,7 @@ def predict(
       etloom predict run/ --ranks 64
       etloom predict run/ --ranks 64 --network cluster.yaml
       etloom predict run/ --parallel dp=16 --out predicted.parquet
+      etloom predict run/ --parallel dp=16,ep=8             # experts on 8 of 16 replicas
       etloom predict run/ --parallel pp=8,mb=32             # stages and micro-batches
       etloom predict run/ --device b200
       etloom predict fake/ --device a100 --network dgx-a100

@@ -243,6 +243,7 @@ def _split_parallel(
     mesh = infer_mesh(job)
     recorded = {**mesh.sizes, **others}
     stages = recorded.pop("pp", 1)
+    recorded.pop("ep", None)  # divides the data-parallel ranks
     if sizes == {"pp": stages}:
         return {}, ranks, others
     if ranks is not None:

@@ -16,7 +16,8 @@ from etloom.core.trace import Job
 from etloom.graphs.graph import EdgeKind
 from etloom.simulator.recording import describe_recording
 from etloom.simulator.resizing import resize, synthesize_job
-from etloom.simulator.resizing.sharding import compute_shard_ratios
+from etloom.simulator.resizing.sharding import compute_call_ratios
+from etloom.simulator.resizing.tensor_shares import find_tensor_shares
 from etloom.simulator.scenario import Basis, Scenario
 from support.small_traces import BASE_NS, complete_event
 
@@ -153,7 +154,7 @@ def test_the_interval_is_wider_than_that_of_the_recording(recorded: Scenario) ->
 
 def test_known_devices_shorten_only_what_their_limit_explains(tmp_path: Path) -> None:
     job = open_job(tmp_path, device="NVIDIA H100 80GB HBM3")
-    ratios, certain = compute_shard_ratios(job[0], MESSAGE, 0.5)
+    ratios, certain = compute_call_ratios(job[0], lambda calls: find_tensor_shares(calls, MESSAGE, 0.5))
     assert certain == 4
     products = ratios.filter(pl.col("basis") == int(Basis.ROOFLINE))["ratio"]
     assert products.len() == 4
@@ -163,7 +164,5 @@ def test_known_devices_shorten_only_what_their_limit_explains(tmp_path: Path) ->
 def test_a_run_that_does_not_show_the_divided_kernels_is_refused(tmp_path: Path, recorded: Scenario) -> None:
     with pytest.raises(EtloomError, match=r"cannot predict tp=4 from a run with tp=2: no operator .* shapes"):
         resize(describe_recording(open_job(tmp_path, with_shapes=False)), None, {"tp": 4})
-    with pytest.raises(
-        EtloomError, match=r"cannot predict cp=2: .* its attention then exchanges different messages"
-    ):
+    with pytest.raises(EtloomError, match=r"cannot predict cp=2: .* without the messages of context"):
         resize(recorded, None, {"cp": 2})

@@ -23,6 +23,8 @@ _ATTENTION = {
     "flash_attn::_flash_attn_forward": False,
 }
 """Operator -> whether heads come before the sequence in its tensors. Packed sequences are left out: rank 3."""
+_PACKED = frozenset({"aten::_flash_attention_forward", "flash_attn::_flash_attn_varlen_forward"})
+"""Operators whose sequences may be packed."""
 
 
 def parse_calls(calls: pl.DataFrame, family: str) -> tuple[Array, list[str | None]]:
@@ -60,12 +62,35 @@ def _parse_call(name: str | None, dims: str | None) -> tuple[str, tuple[float, .
         return None
 
 
+def parse_product(name: str | None, dims: str | None) -> tuple[float, ...]:
+    """Return m, n and k of a matrix product; () for other calls."""
+    parsed = _parse_call(name, dims)
+    return parsed[1] if parsed is not None and parsed[0] == "gemm" else ()
+
+
+def parse_tokens(name: str | None, dims: str | None) -> tuple[int, int] | None:
+    """Return the batch and the query tokens of each sequence of an attention call; None for other calls.
+
+    Packed sequences (tokens, heads, size of a head) count as one.
+    """
+    parsed = _parse_call(name, dims)
+    if parsed is not None and parsed[0] == "context_attention":
+        return int(parsed[1][0]), int(parsed[1][1])
+    if name is None or name not in _PACKED or not dims:
+        return None
+    try:
+        tokens, heads, size = json.loads(dims)[0]
+    except (ValueError, TypeError, IndexError):
+        return None
+    return (1, int(tokens)) if min(tokens, heads, size) > 0 else None
+
+
 def list_matrices(name: str | None, dims: str | None) -> tuple[float, ...]:
     """Return the number of elements of both factors and of the result of a matrix product; () for other calls."""
-    parsed = _parse_call(name, dims)
-    if parsed is None or parsed[0] != "gemm":
+    product = parse_product(name, dims)
+    if not product:
         return ()
-    m, n, k = parsed[1]
+    m, n, k = product
     return m * k, k * n, m * n
 
 

@@ -3,7 +3,7 @@
 layout        which recorded rank each new rank repeats
 replication   the graph and the communications of the new ranks
 jitter        arrivals of new ranks, drawn from the recorded distribution
-sharding      kernels and messages of another size of tensor parallelism
+sharding      kernels and messages of another size of tensor, context or expert parallelism
 traces        the traces of the new ranks, for exports and analyses
 """
 

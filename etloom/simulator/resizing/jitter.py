@@ -21,7 +21,7 @@ NO_STEP = -(1 << 62)
 
 
 def draw_arrivals(
-    recorded: Scenario, grown: Scenario, template: np.ndarray, copy: np.ndarray, seed: int
+    recorded: Scenario, grown: Scenario, template: np.ndarray, copy: np.ndarray, axis: str, seed: int
 ) -> Scenario:
     """Return the grown scenario with random arrivals of the further copies of each rank.
 
@@ -30,9 +30,10 @@ def draw_arrivals(
         grown: the scenario of the new ranks, as `replication.replicate` returns it.
         template: new rank -> recorded rank.
         copy: new rank -> number of this copy; the first copy keeps the recorded arrivals.
+        axis: the axis whose size changes; ranks along it do the same work for the sizes of cp, ep and dp.
         seed: of the random numbers.
     """
-    deviations = _measure_deviations(recorded)
+    deviations = _measure_deviations(recorded, axis)
     further = np.flatnonzero(copy > 0)
     if not deviations.height or not len(further) or not deviations["deviation"].ne(0).any():
         return grown
@@ -65,7 +66,7 @@ def draw_arrivals(
     return grown.replace(lag=lag, notes=(*grown.notes, note))
 
 
-def _measure_deviations(scenario: Scenario) -> pl.DataFrame:
+def _measure_deviations(scenario: Scenario, axis: str) -> pl.DataFrame:
     """Return the recorded arrivals relative to the mean of their instance, in ns, scaled for the number of ranks.
 
     Columns: rank, event, step, place (of the collective in the step of the rank), deviation.
@@ -80,7 +81,7 @@ def _measure_deviations(scenario: Scenario) -> pl.DataFrame:
             "event": graph.owner[edges].astype(np.int64),
             "time": graph.time[source],
         }
-    ).join(_find_roles(scenario), on="rank")
+    ).join(_find_roles(scenario, axis), on="rank")
     # Only ranks of one role do the same work before they arrive.
     count = pl.len().over("instance", "role")
     table = table.filter(count > 1).with_columns(
@@ -111,10 +112,11 @@ def _measure_deviations(scenario: Scenario) -> pl.DataFrame:
     )
 
 
-def _find_roles(scenario: Scenario) -> pl.DataFrame:
+def _find_roles(scenario: Scenario, axis: str) -> pl.DataFrame:
     """Return the role of each recorded rank: ranks of one role run the same program at the same place of the mesh."""
+    equal = {"dp": 0, "cp": 0} if axis == "cp" else {"dp": 0}
     mesh, programs = infer_mesh(scenario.recorded), find_peers(scenario.recorded)
-    places = [mesh.rank_at({**mesh.coordinates(rank), "dp": 0}) for rank in scenario.recorded]
+    places = [mesh.rank_at({**mesh.coordinates(rank), **equal}) for rank in scenario.recorded]
     roles = [
         place + mesh.world_size * programs[rank]
         for place, rank in zip(places, scenario.recorded, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +14,18 @@ from etloom.collectives import get_bus_factor
 from etloom.collectives.process_mesh import ProcessMesh, infer_mesh
 from etloom.core.errors import EtloomError
 from etloom.core.text import format_ranks
+from etloom.simulator.resizing.context_shares import shard_context
+from etloom.simulator.resizing.expert_shares import (
+    EXPERT,
+    REPLICA,
+    find_expert_size,
+    has_expert_replicas,
+    shard_experts,
+    split_experts,
+)
 from etloom.simulator.resizing.jitter import draw_arrivals
 from etloom.simulator.resizing.replication import replicate
-from etloom.simulator.resizing.sharding import shard_tensors
+from etloom.simulator.resizing.tensor_shares import shard_tensors
 from etloom.simulator.scenario import Basis, Scenario
 
 MAX_RANKS = 1 << 17
@@ -43,10 +52,10 @@ def resize(
 ) -> Scenario:
     """Return the scenario on another number of ranks.
 
-    Data and tensor parallelism grow or shrink: each new rank runs the program of the recorded rank at its position
-    along the other axes; another size of tensor parallelism changes kernels, too (`sharding`). Arrivals at collectives
-    vary like those of the recorded ranks (`jitter`). Collectives of groups that grow take the time of a ring of the new
-    size, unless a network step replaces it.
+    Data, tensor, context and expert parallelism grow or shrink: each new rank runs the program of the recorded rank at
+    its position along the other axes; another size of the last three changes kernels, too (`sharding`). Arrivals at
+    collectives vary like those of the recorded ranks (`jitter`). Collectives of groups that grow take the time of a
+    ring of the new size, unless a network step replaces it.
 
     Args:
         scenario: all ranks of the recorded run.
@@ -59,7 +68,21 @@ def resize(
     """
     mesh = infer_mesh(scenario.recorded)
     _check_recorded(scenario, mesh)
-    new_mesh = _resize_mesh(mesh, ranks, parallel)
+    sizes = dict(parallel or {})
+    recorded_experts = find_expert_size(scenario.recorded)
+    experts = sizes.pop(EXPERT, recorded_experts)
+    new_mesh = _resize_mesh(mesh, ranks, sizes)
+    is_split = experts != recorded_experts
+    if is_split:
+        _check_experts(recorded_experts, experts)
+    elif new_mesh.sizes["dp"] != mesh.sizes["dp"]:
+        is_split = has_expert_replicas(scenario.recorded, mesh)
+    if is_split:
+        mesh, new_mesh = (
+            split_experts(scenario.recorded, mesh),
+            split_experts(scenario.recorded, new_mesh, experts),
+        )
+        _check_expert_replicas(mesh, new_mesh)
     note = (
         f"{mesh.world_size} ranks ({mesh.describe()}) become {new_mesh.world_size} ({new_mesh.describe()}): "
     )
@@ -68,13 +91,24 @@ def resize(
     if mesh.source == "assumed":
         notes.append("no process group states its axis of parallelism: all ranks are taken as data parallel")
     grown = scenario.replace(notes=(*scenario.notes, *notes))
-    if new_mesh.sizes["dp"] != mesh.sizes["dp"] or new_mesh.sizes == mesh.sizes:
-        grown = _resize_axis(scenario, grown, mesh, "dp", new_mesh.sizes["dp"], seed)
-    if new_mesh.sizes.get("tp") != mesh.sizes.get("tp"):
-        middle = ProcessMesh({**mesh.sizes, "dp": new_mesh.sizes["dp"]}, mesh.source)
-        grown = shard_tensors(grown, middle, new_mesh.sizes["tp"])
-        grown = _resize_axis(scenario, grown, middle, "tp", new_mesh.sizes["tp"], seed)
+    is_same = new_mesh.sizes == mesh.sizes
+    for axis in ("dp", REPLICA, EXPERT, "tp", "cp"):
+        size = new_mesh.sizes.get(axis)
+        if size is None or (size == mesh.sizes[axis] and not (is_same and axis == "dp")):
+            continue
+        if axis in _SHARDING:
+            grown = _SHARDING[axis](grown, mesh, size)
+        grown = _resize_axis(scenario, grown, mesh, axis, size, seed)
+        mesh = ProcessMesh({**mesh.sizes, axis: size}, mesh.source)
     return grown.replace(mesh=new_mesh)
+
+
+_SHARDING: dict[str, Callable[[Scenario, ProcessMesh, int], Scenario]] = {
+    "tp": shard_tensors,
+    "cp": shard_context,
+    EXPERT: shard_experts,
+}
+"""Axis -> the step that changes kernels and messages, before the ranks."""
 
 
 def _resize_axis(
@@ -84,10 +118,11 @@ def _resize_axis(
     new_mesh = ProcessMesh({**mesh.sizes, axis: size}, mesh.source)
     template, copy = _assign_templates(mesh, new_mesh, axis)
     replica = np.array([mesh.coordinates(rank)[axis] for rank in range(mesh.world_size)])
-    grown = replicate(scenario, template, copy, replica)
+    # Context parallelism passes keys and values around a ring; the copies of neighbors are neighbors again.
+    grown = replicate(scenario, template, copy, replica, pairwise=axis == "cp")
     grown = _resize_transfers(grown, axis)
     recorded_ranks = np.array([grown.template[rank] for rank in range(new_mesh.world_size)])
-    return draw_arrivals(recorded, grown, recorded_ranks, copy, seed)
+    return draw_arrivals(recorded, grown, recorded_ranks, copy, axis, seed)
 
 
 def _check_recorded(scenario: Scenario, mesh: ProcessMesh) -> None:
@@ -106,7 +141,7 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
     """Return the mesh of the new sizes. Raises EtloomError if it cannot be predicted from the recorded one."""
     sizes = {**mesh.sizes}
     for axis, size in (parallel or {}).items():
-        if size != sizes.get(axis, 1) and axis != "dp" and (axis != "tp" or sizes.get(axis, 1) == 1):
+        if size != sizes.get(axis, 1) and axis != "dp" and (axis not in _SHARDING or sizes.get(axis, 1) == 1):
             raise EtloomError(
                 f"cannot predict {axis}={size}: the run was recorded with {axis}={sizes.get(axis, 1)}, and "
                 f"{_MISSING[axis]}",
@@ -138,10 +173,29 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
     return ProcessMesh({axis: sizes[axis] for axis in mesh.sizes}, mesh.source)
 
 
+def _check_experts(old: int, size: int) -> None:
+    """Raise EtloomError if the run was recorded without expert parallelism."""
+    if old == 1:
+        raise EtloomError(
+            f"cannot predict ep={size}: the run was recorded with ep=1, and {_MISSING[EXPERT]}",
+            remedy="record a run with two or more ranks per set of experts",
+        )
+
+
+def _check_expert_replicas(mesh: ProcessMesh, new_mesh: ProcessMesh) -> None:
+    """Raise EtloomError if experts get replicas that the recorded run has not."""
+    if new_mesh.sizes[REPLICA] > mesh.sizes[REPLICA] == 1:
+        raise EtloomError(
+            f"cannot predict {new_mesh.sizes[REPLICA]} replicas of experts: the recorded run has one, so messages of "
+            "their gradients are not recorded",
+            remedy=f"such as --parallel dp={new_mesh.sizes[EXPERT]},ep={new_mesh.sizes[EXPERT]}",
+        )
+
+
 _MISSING = {
     "tp": "without the messages of tensor parallelism, the kernels that it divides are not known",
-    "cp": "its attention then exchanges different messages",
-    "ep": "the new distribution of tokens over experts is unknown",
+    "cp": "without the messages of context parallelism, its kind of attention is not known",
+    "ep": "without the messages of expert parallelism, the kernels of experts are not known",
     "pp": "its stages then contain different layers",
 }
 
@@ -166,7 +220,7 @@ def _resize_transfers(grown: Scenario, axis: str) -> Scenario:
     if not changed.height:
         return grown
     factors = [
-        _scale_of(collective, old, new)
+        1.0 if axis == "cp" and collective == "message" else _scale_of(collective, old, new)
         for collective, new, old in changed.select("collective", "group_size", "recorded_size").iter_rows()
     ]
     rows = grown.communications.participations.join(

@@ -35,7 +35,9 @@ class _Copies:
     stride: Int64Array
 
 
-def replicate(scenario: Scenario, template: np.ndarray, copy: np.ndarray, replica: np.ndarray) -> Scenario:
+def replicate(
+    scenario: Scenario, template: np.ndarray, copy: np.ndarray, replica: np.ndarray, *, pairwise: bool = False
+) -> Scenario:
     """Return the scenario of the new ranks.
 
     Args:
@@ -43,6 +45,7 @@ def replicate(scenario: Scenario, template: np.ndarray, copy: np.ndarray, replic
         template: new rank -> rank of the scenario.
         copy: new rank -> number of this copy of that rank.
         replica: rank of the scenario -> its place on the axis.
+        pairwise: messages along the axis are copied with their ranks, instead of meeting at one point.
 
     Raises:
         EtloomError: the graph would be too large.
@@ -52,7 +55,8 @@ def replicate(scenario: Scenario, template: np.ndarray, copy: np.ndarray, replic
     """
     graph = scenario.graph
     copies_of_rank = np.bincount(template, minlength=len(replica))
-    count = _count_copies(graph, copies_of_rank, replica)
+    pairs = _find_messages(scenario.communications, len(graph)) if pairwise else np.zeros(len(graph), bool)
+    count = _count_copies(graph, copies_of_rank, replica, pairs)
     if int(count.sum()) > MAX_POINTS:
         raise EtloomError(
             f"cannot predict {len(template):,} ranks: their graph would have {int(count.sum()):,} points, more than "
@@ -73,14 +77,30 @@ def replicate(scenario: Scenario, template: np.ndarray, copy: np.ndarray, replic
         lag=lag,
         start=np.repeat(scenario.start, count),
         basis=basis,
-        communications=_copy_communications(scenario.communications, copies, number, replica, grown),
+        communications=_copy_communications(
+            scenario.communications, copies, number, replica, grown, pairwise
+        ),
         template={new: scenario.template[old] for new, old in enumerate(template.tolist())},
     )
 
 
-def _count_copies(graph: Graph, copies_of_rank: np.ndarray, replica: np.ndarray) -> Int64Array:
+def _find_messages(communications: Communications, points: int) -> np.ndarray:
+    """Mask the arrival points of messages."""
+    instances = communications.instances
+    messages = instances.filter((pl.col("collective") == "message") & (pl.col("instance") < points))
+    mask = np.zeros(points, bool)
+    mask[messages["instance"].to_numpy()] = True
+    return mask
+
+
+def _count_copies(
+    graph: Graph, copies_of_rank: np.ndarray, replica: np.ndarray, pairs: np.ndarray
+) -> Int64Array:
     """Return the number of copies of each point: as many as of its rank. An arrival has as many as its
-    replica, or one if its ranks belong to several replicas."""
+    replica, or one if its ranks belong to several replicas.
+
+    pairs: arrivals that are copied with their ranks in any case.
+    """
     arrivals = graph.rank < 0
     count = np.where(arrivals, 0, copies_of_rank[graph.rank])
     target = graph.target
@@ -93,7 +113,7 @@ def _count_copies(graph: Graph, copies_of_rank: np.ndarray, replica: np.ndarray)
         at = replica[graph.rank[outer[edges]]]
         np.minimum.at(low, arrival[edges], at)
         np.maximum.at(high, arrival[edges], at)
-    return np.where(arrivals & (low < high), np.minimum(count, 1), count).astype(np.int64)
+    return np.where(arrivals & (low < high) & ~pairs, np.minimum(count, 1), count).astype(np.int64)
 
 
 def _place_edges(
@@ -154,7 +174,12 @@ def _number_within(count: Int64Array) -> np.ndarray:
 
 
 def _copy_communications(
-    communications: Communications, copies: _Copies, number: np.ndarray, replica: np.ndarray, grown: Graph
+    communications: Communications,
+    copies: _Copies,
+    number: np.ndarray,
+    replica: np.ndarray,
+    grown: Graph,
+    pairwise: bool,
 ) -> Communications:
     """Return the communications of the copies; ``instances`` with recorded_size."""
     rows = communications.participations
@@ -197,7 +222,7 @@ def _copy_communications(
     instances = sources.rename({"instance": "new"}).join(
         communications.instances, left_on="recorded", right_on="instance", how="left", maintain_order="left"
     )
-    instances = _copy_members(instances.rename({"new": "instance"}), number, replica)
+    instances = _copy_members(instances.rename({"new": "instance"}), number, replica, pairwise)
     return Communications(
         instances.select(
             *(pl.col(name).cast(dtype) for name, dtype in INSTANCE_COLUMNS.items()), "recorded_size"
@@ -206,7 +231,9 @@ def _copy_communications(
     )
 
 
-def _copy_members(instances: pl.DataFrame, number: np.ndarray, replica: np.ndarray) -> pl.DataFrame:
+def _copy_members(
+    instances: pl.DataFrame, number: np.ndarray, replica: np.ndarray, pairwise: bool
+) -> pl.DataFrame:
     """Return the instances (with their ``copy``) with the new members and sizes of their groups, and recorded_size."""
     within: list[dict[str, object]] = []
     across: list[dict[str, object]] = []
@@ -215,7 +242,8 @@ def _copy_members(instances: pl.DataFrame, number: np.ndarray, replica: np.ndarr
         new = number[recorded]
         if len(set(replica[recorded])) > 1:
             across.append({"ranks": members, "everyone": np.sort(new[new >= 0]).tolist()})
-            continue
+            if not pairwise:
+                continue
         for copy in range(number.shape[1]):
             of_copy = [rank for rank in new[:, copy].tolist() if rank >= 0]
             within.append({"ranks": members, "copy": copy, "own": of_copy})
@@ -231,7 +259,9 @@ def _copy_members(instances: pl.DataFrame, number: np.ndarray, replica: np.ndarr
         how="left",
         maintain_order="left",
     )
-    joined = joined.with_columns(new_ranks=pl.coalesce("everyone", "own")).drop("everyone", "own")
+    is_pair = pl.lit(pairwise) & (pl.col("collective") == "message").fill_null(False)
+    new_ranks = pl.when(is_pair).then("own").otherwise(pl.coalesce("everyone", "own"))
+    joined = joined.with_columns(new_ranks=new_ranks).drop("everyone", "own")
     # A group of which other ranks were not recorded keeps its size.
     is_whole = pl.col("group_size") == pl.col("ranks").list.len()
     size = pl.when(is_whole).then(pl.col("new_ranks").list.len().cast(pl.Int64)).otherwise("group_size")

@@ -1,26 +1,18 @@
-"""Kernels and messages of a job with another size of tensor parallelism.
+"""Kernels and messages of a job with another size of tensor, context or expert parallelism; the ranks stay.
 
-The collectives of a tensor-parallel group carry whole activations: tokens times hidden size. Of a matrix product that
-tensor parallelism divides, one matrix is such an activation, and the other two have a share of a dimension. By the
-sizes of its tensors, a call is
+tensor_shares    which kernels tensor parallelism divides
+context_shares   which kernels work on the tokens of a rank
+expert_shares    the place of the experts in the mesh, and their kernels
 
-- divided, by roofline: a matrix product with one whole activation; attention, which has a share of the heads;
-- divided, guessed: matrix products with two whole activations (4 hidden sizes divided by 4, for one), and other calls
-  without any, which work on a share of activations or parameters;
-- whole: other calls with a whole activation, such as normalization and residuals, and kernels of unknown calls.
-
-Without a matrix product that is divided for certain, the prediction is refused. The messages between replicas carry the
-gradients of a share of the parameters.
+Each finds for a call of an operator the share of its FLOPs and bytes that it has with the new size. Kernels follow by
+roofline, where the device is known, and the sizes and times of messages by the axis of their group.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache, lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 import polars as pl
@@ -36,54 +28,28 @@ from etloom.simulator.devices.call_shapes import list_matrices
 from etloom.simulator.devices.kernel_ratios import scale_by_limits, scale_kernels
 from etloom.simulator.scenario import Basis, Scenario
 
-_WHOLE = (1.0, 1.0, Basis.RECORDED)
 Shares = tuple[float, float, Basis]
 """Factors of the FLOPs and of the bytes of a call, and their basis."""
 
+COMPLETE: Shares = (1.0, 1.0, Basis.RECORDED)
+UNKNOWN: Shares = (1.0, 1.0, Basis.GUESSED)
 
-def shard_tensors(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
-    """Return the scenario with kernels and messages of another size of tensor parallelism; the ranks stay.
+Calls = list[tuple[str | None, str | None, str | None]]
+"""Name, dimensions and data type of each call of an operator."""
 
-    Args:
-        scenario: its ranks form ``mesh``.
-        mesh: the process mesh before.
-        size: the new size of the axis tp.
 
-    Raises:
-        EtloomError: the recording does not show which kernels are divided.
-    """
-    old = mesh.sizes["tp"]
-    axes = _list_axes(scenario, mesh)
-    message = _find_activation(axes, old, size)
+def refuse(axis: str, old: int, size: int, problem: str, remedy: str) -> EtloomError:
+    """Return the error that a recording does not hold what another size of an axis needs."""
+    return EtloomError(f"cannot predict {axis}={size} from a run with {axis}={old}: {problem}", remedy=remedy)
+
+
+def check_kernels(scenario: Scenario, axis: str, old: int, size: int) -> None:
+    """Raise EtloomError if the run has no kernels."""
     if not (scenario.graph.kind == EdgeKind.KERNEL).any():
-        raise _refuse(old, size, "the run has no kernels", "record it on a GPU")
-    divided = 0
-
-    def compute_ratios(trace: Trace) -> pl.DataFrame:
-        nonlocal divided
-        ratios, count = compute_shard_ratios(trace, message, old / size)
-        divided += count
-        return ratios
-
-    try:
-        changed, shares = scale_kernels(scenario, compute_ratios)
-    except AnalysisError as error:
-        raise _refuse(old, size, error.what, "profile with record_shapes=True") from None
-    if not divided:
-        problem = f"no matrix product has a matrix of the {message:,} bytes of its messages"
-        raise _refuse(old, size, problem, f"record a run with tp={size}")
-    notes = (
-        f"tp={old} becomes {size}: kernels divided by tensor parallelism are inferred from their shapes: {shares} (of "
-        "the recorded time of kernels); exported traces keep the recorded shapes",
-    )
-    return _scale_gradients(changed.replace(notes=(*scenario.notes, *notes)), axes, old / size)
+        raise refuse(axis, old, size, "the run has no kernels", "record it on a GPU")
 
 
-def _refuse(old: int, size: int, problem: str, remedy: str) -> EtloomError:
-    return EtloomError(f"cannot predict tp={size} from a run with tp={old}: {problem}", remedy=remedy)
-
-
-def _list_axes(scenario: Scenario, mesh: ProcessMesh) -> pl.DataFrame:
+def list_axes(scenario: Scenario, mesh: ProcessMesh) -> pl.DataFrame:
     """Return the instances with the axis along which their ranks differ; null for several."""
     instances = scenario.communications.instances
 
@@ -97,24 +63,38 @@ def _list_axes(scenario: Scenario, mesh: ProcessMesh) -> pl.DataFrame:
     return instances.with_columns(axis=pl.Series(axes, dtype=pl.String))
 
 
-def _find_activation(axes: pl.DataFrame, old: int, size: int) -> int:
-    """Return the size of a whole activation: that with the most bytes in all messages of tensor parallelism."""
-    messages = axes.filter((pl.col("axis") == "tp") & (pl.col("bytes") > 0))
-    if not messages.height:
-        raise _refuse(
-            old, size, "the sizes of its messages are not recorded", "record the execution traces, too"
-        )
-    totals = messages.group_by("bytes").agg(total=pl.col("bytes").sum()).sort("total", "bytes")
-    return int(totals["bytes"][-1])
+def scale_calls(
+    scenario: Scenario, find_shares: Callable[[Calls], list[Shares]]
+) -> tuple[Scenario, str, int]:
+    """Return the scenario with the kernels of calls scaled, the share of their time by basis, and how many are certain.
+
+    Args:
+        scenario: of a run with kernels.
+        find_shares: returns the shares of each call.
+
+    Raises:
+        AnalysisError: no shapes were recorded.
+    """
+    certain = 0
+
+    def compute_ratios(trace: Trace) -> pl.DataFrame:
+        nonlocal certain
+        ratios, count = compute_call_ratios(trace, find_shares)
+        certain += count
+        return ratios
+
+    changed, text = scale_kernels(scenario, compute_ratios)
+    return changed, text, certain
 
 
-def compute_shard_ratios(trace: Trace, message: int, share: float) -> tuple[pl.DataFrame, int]:
-    """Return id, ratio and `Basis` of the computing kernels, and the number of matrix products divided for certain.
+def compute_call_ratios(
+    trace: Trace, find_shares: Callable[[Calls], list[Shares]]
+) -> tuple[pl.DataFrame, int]:
+    """Return id, ratio and `Basis` of the computing kernels, and the number of matrix products by roofline.
 
     Args:
         trace: linked.
-        message: bytes of a whole activation.
-        share: the recorded size of tensor parallelism divided by the new one.
+        find_shares: returns the shares of each call.
 
     Raises:
         AnalysisError: no shapes were recorded.
@@ -122,13 +102,7 @@ def compute_shard_ratios(trace: Trace, message: int, share: float) -> tuple[pl.D
     calls = count_calls(trace).filter(pl.col("row") >= 0)
     labels = list(calls.select(pl.col("name", "dims", "dtype").cast(pl.String)).iter_rows())
     products = np.array([bool(list_matrices(name, dims)) for name, dims, _ in labels], bool)
-    widths = Counter(
-        categories.itemsize(labels[i][2])
-        for i in np.flatnonzero(products)
-        if categories.itemsize(labels[i][2])
-    )
-    activation = message // (widths.most_common(1)[0][0] or 1) if widths else 0
-    shares = [_find_shares(name, dims, activation, share) for name, dims, _ in labels]
+    shares = find_shares(labels)
     flops, size, basis = (list(column) for column in zip(*shares, strict=True)) if shares else ([], [], [])
     calls = calls.with_columns(
         share=pl.Series(flops, dtype=pl.Float64),
@@ -159,51 +133,43 @@ def compute_shard_ratios(trace: Trace, message: int, share: float) -> tuple[pl.D
     return kernels.select("id", pl.col("ratio").fill_null(1.0), pl.coalesce("basis", guessed)), certain
 
 
-@lru_cache(maxsize=4096)
-def _find_shares(name: str | None, dims: str | None, activation: int, share: float) -> Shares:
-    """Return the shares of the FLOPs and bytes that a call has with the new size. activation: its elements."""
-    matrices = list_matrices(name, dims)
-    if matrices:
-        is_complete = [size == activation for size in matrices]
-        total = sum(matrices)
-        kept = matrices[is_complete.index(True)] if any(is_complete) else 0
-        factor = (kept + share * (total - kept)) / total
-        return share, factor, Basis.ROOFLINE if sum(is_complete) == 1 else Basis.GUESSED
-    if name is not None and "attention" in name.lower():
-        return share, share, Basis.ROOFLINE
-    try:
-        sizes = list(_list_sizes(json.loads(dims))) if dims else []
-    except ValueError:
-        sizes = []
-    if not sizes or any(size == activation for size in sizes):
-        return _WHOLE if sizes else (1.0, 1.0, Basis.GUESSED)
-    return share, share, Basis.GUESSED
+def count_elements(size: int, calls: Calls) -> int:
+    """Return the elements of a message of so many bytes, in the type of most matrix products; 0 if it is unknown."""
+    widths = Counter(
+        width
+        for name, dims, dtype in calls
+        if list_matrices(name, dims) and (width := categories.itemsize(dtype))
+    )
+    return size // widths.most_common(1)[0][0] if widths else 0
 
 
-def _list_sizes(dims: Any) -> Iterator[int]:
-    """Yield the number of elements of each tensor with a dimension, also in lists of tensors."""
-    if not isinstance(dims, list) or not dims:
-        return
-    if all(type(size) is int for size in dims):
-        yield math.prod(dims)
-        return
-    for entry in dims:
-        yield from _list_sizes(entry)
+def scale_messages(scenario: Scenario, factors: Mapping[int, float], note: str) -> Scenario:
+    """Return the scenario with the bytes and times of messages scaled.
 
-
-def _scale_gradients(scenario: Scenario, axes: pl.DataFrame, share: float) -> Scenario:
-    """Return the scenario with the messages between replicas scaled to the share of the parameters."""
-    between = axes.filter(pl.col("axis") == "dp").select("instance")
-    if not between.height:
+    Args:
+        scenario: the scenario.
+        factors: instance -> factor.
+        note: for the answer; {count} stands for the number of messages.
+    """
+    factors = {instance: factor for instance, factor in factors.items() if factor != 1}
+    if not factors:
         return scenario
+    scales = pl.DataFrame(
+        {"instance": list(factors), "factor": list(factors.values())},
+        schema={"instance": pl.Int64, "factor": pl.Float64},
+    )
     communications = scenario.communications
-    is_scaled = pl.col("instance").is_in(between["instance"].implode())
-    size = (pl.col("bytes") * share).round().cast(pl.Int64)
-    instances = communications.instances.with_columns(bytes=pl.when(is_scaled).then(size).otherwise("bytes"))
-    rows = communications.participations.filter(is_scaled)
-    edges = np.unique(np.concatenate([rows["own_edge"].to_numpy(), rows["transfer_edge"].to_numpy()]))
+    instances = communications.instances.join(scales, on="instance", how="left", maintain_order="left")
+    size = (pl.col("bytes") * pl.col("factor").fill_null(1.0)).round().cast(pl.Int64)
+    instances = instances.with_columns(bytes=size).drop("factor")
+    rows = communications.participations.join(scales, on="instance")
+    edges, first = np.unique(
+        np.concatenate([rows["own_edge"].to_numpy(), rows["transfer_edge"].to_numpy()]), return_index=True
+    )
+    factor = np.tile(rows["factor"].to_numpy(), 2)[first][edges >= 0]
     edges = edges[edges >= 0]
-    lag = np.rint(scenario.lag[edges] * share).astype(np.int64)
+    lag = np.rint(scenario.lag[edges] * factor).astype(np.int64)
     communications = type(communications)(instances, communications.participations)
-    note = f"{between.height:,} messages between replicas shrink or grow by {share:g}, as their parameters do"
-    return scenario.replace(communications=communications).with_lags(edges, lag, Basis.GUESSED, note)
+    return scenario.replace(communications=communications).with_lags(
+        edges, lag, Basis.GUESSED, note.format(count=f"{len(factors):,}")
+    )

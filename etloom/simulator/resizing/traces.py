@@ -12,6 +12,7 @@ import polars as pl
 from etloom.collectives.process_mesh import ProcessMesh, infer_mesh
 from etloom.core.trace import Job, Trace
 from etloom.graphs.graph import Int64Array
+from etloom.simulator.resizing.expert_shares import EXPERT, split_experts
 from etloom.simulator.retiming import retime_rank
 from etloom.simulator.scenario import Scenario
 
@@ -26,6 +27,8 @@ def synthesize_job(scenario: Scenario, time: Int64Array | None = None) -> Job:
     time = scenario.compute_times() if time is None else time
     recorded_mesh = infer_mesh(scenario.recorded)
     mesh = scenario.mesh or recorded_mesh
+    if EXPERT in mesh.sizes:
+        recorded_mesh = split_experts(scenario.recorded, recorded_mesh)
     traces = {}
     for rank, recorded in scenario.template.items():
         trace = scenario.recorded[recorded].replace(meta={"rank": rank, "world_size": len(scenario.template)})
