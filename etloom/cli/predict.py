@@ -50,7 +50,7 @@ _TARGET = OptionGroup(
         click.Option(
             ["--parallel"],
             metavar="AXES",
-            help="Sizes of the process mesh: tp=4,pp=8,dp=16 (also cp, ep); vp: model chunks a stage, mb: micro-batches.",
+            help="Sizes of the process mesh: tp=4,pp=8,dp=16 (or cp, ep); vp: model chunks a stage, mb: micro-batches.",
         ),
         click.Option(["--device"], metavar="NAME", help="The GPU: h100, b200, ..., as in docs/flops.md."),
     ],
