@@ -247,13 +247,12 @@ def parse_collective(name: str) -> str | None:
 
 def parse_collectives(names: pl.Series) -> pl.Series:
     """Return `parse_collective` of each name, computed once per distinct name; Categorical."""
-    distinct = names.unique().drop_nulls().cast(pl.String)
-    collectives_by_name = [parse_collective(name) for name in distinct]
-    return (
-        names.cast(pl.String)
-        .replace_strict(distinct, pl.Series(collectives_by_name, dtype=pl.String), default=None)
-        .cast(pl.Categorical)
-    )
+    names = names.cast(pl.Categorical)
+    rows, positions = text_codes.find_distinct(text_codes.read_codes(names))
+    distinct = take_rows(names, rows).cast(pl.String)
+    collectives = [*map(parse_collective, distinct), None]  # the position of null is -1
+    by_position = pl.Series(names.name, collectives, dtype=pl.String).cast(pl.Categorical)
+    return take_rows(by_position, np.where(positions < 0, rows.size, positions))
 
 
 def parse_argument_names(op_schema: str) -> list[str]:

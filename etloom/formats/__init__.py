@@ -121,7 +121,7 @@ def _check_exists(path: Path) -> None:
 
 def _read_head(path: Path) -> bytes:
     """Return the beginning of a file, decompressed; of a Parquet file also its footer, which describes it."""
-    with open_decompressed(path) as stream:
+    with open_decompressed(path, _HEAD_BYTES) as stream:
         try:
             head = stream.read(_HEAD_BYTES)
             return head + _read_footer(path) if head.startswith(_PARQUET_MAGIC) else head

@@ -28,7 +28,7 @@ from etloom.loading.executor import add_rank_stats, execute_plan
 from etloom.loading.file_names import find_rank_in_name, list_ranked_files
 from etloom.loading.file_reading import Progress
 from etloom.loading.plan import LoadOptions, LoadPlan, plan_file, plan_ranks
-from etloom.loading.rank_discovery import discover_ranks
+from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
 
 __all__ = [
     "MIN_RANKS_OF_CACHED_RUN",
@@ -90,9 +90,21 @@ def _execute(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
     return execute_plan(plan, skip_unreadable=skip_unreadable)
 
 
-def load_folder(folder: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:
-    """Load the traces in a folder; a file that cannot be read is a row of stats, as long as others can be read."""
-    discovered = discover_ranks(folder, rank_pattern)
+def load_folder(
+    folder: Path,
+    options: LoadOptions,
+    rank_pattern: str | None = None,
+    discovered: DiscoveredRun | None = None,
+) -> Job:
+    """Load the traces in a folder; a file that cannot be read is a row of stats, as long as others can be read.
+
+    Args:
+        folder: the folder.
+        options: how to load it.
+        rank_pattern: see `discover_ranks`.
+        discovered: its traces, if the caller has found them.
+    """
+    discovered = discovered or discover_ranks(folder, rank_pattern)
     (first, *others) = [path for files in discovered.ranks.values() for path in files]
     if others:
         plan = plan_ranks(discovered.ranks, options, discovered.captures)

@@ -96,6 +96,8 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
     times.
     """
     spans = {}
+    if len(traces) < 2:
+        return []
     for rank, trace in traces.items():
         if trace.meta.get("clock") == "epoch" and "flight_recorder" not in trace.meta.get("formats", ()):
             first, last = trace.compute_once(compute_extent)

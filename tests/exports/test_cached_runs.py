@@ -45,7 +45,7 @@ def test_a_run_of_many_ranks_is_read_once(run: Path, monkeypatch: pytest.MonkeyP
     plain = etloom.open(run, use_cache=False)
     assert plain.stored is None and not list_runs()
     first = etloom.open(run)
-    monkeypatch.setattr(adding, "load_path", lambda *_: pytest.fail("the traces were read again"))
+    monkeypatch.setattr(adding, "load_folder", lambda *_: pytest.fail("the traces were read again"))
     again = etloom.open(run)
     for job in (first, again):
         assert job.stored is not None and dict(job.meta) == dict(plain.meta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -121,7 +122,7 @@ def test_kept_results_of_ranks_suffice_for_the_questions_to_all_ranks(
 ) -> None:
     """The traces have no tables, so that whatever is computed from these, instead of kept, differs."""
     monkeypatch.setattr(job_gain, "MAX_EVENTS", -1)
-    summaries.summarize_ranks(Job(dict(job)), tmp_path / "part")
+    summaries.summarize_ranks(job.items(), tmp_path / "part")
     bare = Job({rank: Trace(meta=trace.meta) for rank, trace in job.items()}, job.meta)
     known = rank_results.attach_results(bare, [tmp_path / "part"])
     for rank, trace in job.items():
@@ -140,7 +141,7 @@ def test_ranks_whose_results_are_kept_are_opened_without_their_tables(
 ) -> None:
     options = LoadOptions(use_cache=False, keep=tmp_path / "ranks")
     first = load_path(run, options)
-    summaries.summarize_ranks(first, tmp_path / "part")
+    summaries.summarize_ranks(first.items(), tmp_path / "part")
     results = rank_results.open_results([tmp_path / "part"])
     scan = Trace.scan
     monkeypatch.setattr(
@@ -268,7 +269,7 @@ class Killed(BaseException):
 
 
 KILL_POINTS: list[tuple[object, str]] = [
-    (batches, "summarize_ranks"),
+    (summaries, "answer_by_rank"),
     (summaries, "write_rank_answers"),
     (summaries, "write_job_answers"),
     (adding.staging.Staging, "publish"),
@@ -353,6 +354,21 @@ def test_files_of_several_ranks_and_saved_runs_are_added(job: Job, tmp_path: Pat
     saved = etloom.export(job, tmp_path / "saved.parquet")
     (added,) = etloom.store_add(saved, to=tmp_path / "store", name="saved")
     assert_frame_equal(etloom.analyze(added.path, "stragglers"), etloom.analyze(job, "stragglers"))
+
+
+def test_a_batch_goes_on_after_ranks_that_it_cannot_read(run: Path, tmp_path: Path, brief: None) -> None:
+    """And holds the tables of one rank at a time, however many there are."""
+    files = {rank: [str(file)] for rank, file in enumerate(sorted(run.iterdir()))}
+    (tmp_path / "damaged.json").write_text("{")
+    files[1] = [str(tmp_path / "damaged.json")]
+    batches.prepare_batch(batches.Batch(str(tmp_path), str(tmp_path / "part"), files, {}, []).to_json())
+    assert json.loads((tmp_path / "part" / "part.json").read_text())["ranks"] == [0, 2, 3]
+    ranks = batches._read_ranks(batches.Batch(str(tmp_path / "new"), "", files, {}, []))
+    counts = []
+    for _ in ranks:
+        gc.collect()
+        counts.append(sum(isinstance(item, Trace) for item in gc.get_objects()))
+    assert counts[1:] == counts[:1] * 2
 
 
 def test_unreadable_ranks_are_stats_and_do_not_stop_the_others(

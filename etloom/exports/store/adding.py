@@ -33,7 +33,7 @@ from etloom.formats.parquet.store_layout import (
     write_json,
 )
 from etloom.formats.parquet.stored_runs import build_rank_table
-from etloom.loading import LoadOptions, Progress, load_path
+from etloom.loading import LoadOptions, Progress, load_folder, load_path
 from etloom.loading.engines import count_cpus, is_remote, run_on_ray
 
 
@@ -188,7 +188,10 @@ def _open_staged(
         keep=stage.folder,
         results=open_results(part for part, _ in _list_parts(stage)),
     )
-    job = load_path(source.path, load, options.rank_pattern)
+    if source.discovered is None:
+        job = load_path(source.path, load, options.rank_pattern)
+    else:
+        job = load_folder(source.path, load, options.rank_pattern, source.discovered)
     for rank, trace in job.items():  # of a file of several ranks, or a folder of Parquet
         folder = stage.folder / f"rank={rank}"
         if not sniff_folder(folder):
@@ -207,7 +210,7 @@ def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
     for start in range(0, len(remaining), batches.MAX_RANKS):
         members_left = remaining[start : start + batches.MAX_RANKS]
         part = stage.parts / f"rest-{members_left[0]}-{members_left[-1]}"
-        summaries.summarize_ranks(Job({rank: job[rank] for rank in members_left}), part)
+        summaries.summarize_ranks(((rank, job[rank]) for rank in members_left), part)
         parts.append(part)
     return parts
 

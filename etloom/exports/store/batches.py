@@ -12,19 +12,21 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etloom.core.errors import EtloomError
 from etloom.core.names import add_names, list_user_paths
+from etloom.core.trace import Trace
 from etloom.exports.store.summaries import summarize_ranks
+from etloom.formats.parquet import sniff_folder
 from etloom.loading import LoadOptions
 from etloom.loading.executor import execute_plan, run_in_parallel
 from etloom.loading.plan import plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun
 
-MAX_RANKS = 128
+MAX_RANKS = 512
 """Ranks of a batch: starting a process takes about as long as ten small ranks."""
 MIN_RANKS = 8
 MAX_TABLE_BYTES = 256_000_000
@@ -90,16 +92,21 @@ def prepare_batch(text: str) -> None:
     """
     batch = Batch.from_json(text)
     add_names(*map(Path, batch.names))
+    summarize_ranks(_read_ranks(batch), Path(batch.part))
+
+
+def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
+    """Yield the ranks of a batch that can be read; the tables of one are in memory at a time."""
     options = LoadOptions(jobs=1, use_cache=False, max_table_bytes=MAX_TABLE_BYTES, keep=Path(batch.folder))
-    files, captures = (
-        {rank: [Path(file) for file in paths] for rank, paths in by_rank.items()}
-        for by_rank in (batch.files, batch.captures)
-    )
-    try:
-        job = execute_plan(plan_ranks(files, options, captures), skip_unreadable=True)
-    except EtloomError:
-        return
-    summarize_ranks(job, Path(batch.part))
+    for rank, paths in batch.files.items():
+        captures = {rank: list(map(Path, batch.captures.get(rank, ())))}
+        plan = plan_ranks({rank: list(map(Path, paths))}, options, captures)
+        try:
+            job = execute_plan(plan, skip_unreadable=True)
+        except EtloomError:
+            continue
+        if sniff_folder(Path(batch.folder, f"rank={rank}")):  # not a file that holds several ranks
+            yield rank, job[rank]
 
 
 def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Callable[[int], None]) -> None:

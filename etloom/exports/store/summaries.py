@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses.answers import answer, answer_by_rank
+from etloom.analyses.answers import Answer, answer, answer_by_rank
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
 from etloom.comparison import RUN_TABLES
 from etloom.core.errors import AnalysisError
@@ -67,35 +67,35 @@ GRAPH_QUESTIONS = (StoredQuestion("critical-path", {"by": "edge"}), StoredQuesti
 """Questions to the dependency graph of all ranks."""
 
 
-def summarize_ranks(job: Job, folder: Path) -> None:
+def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path) -> None:
     """Write the answers of ranks to a folder of parts, which appears under its name when it is complete.
 
     Args:
-        job: the ranks.
+        ranks: ranks and their traces, one at a time.
         folder: the new folder: FILE.parquet for each question that a rank can answer, the results that
             `rank_results` keeps, and part.json.
     """
     questions = {question.file: partial(_ask, question) for question in RANK_QUESTIONS}
     results = KeptResults()
-    answers = []
-    for rank, trace in job.items():
-        answers.append(answer_by_rank(Job({rank: trace}), questions))
+    answers: dict[int, dict[str, Answer]] = {}
+    for rank, trace in ranks:
+        answers[rank] = answer_by_rank(Job({rank: trace}), questions)
         results.add(trace, rank)
     with writer.create_atomically(folder) as new:
         for file in questions:
-            if tables := [by_file[file].table for by_file in answers if by_file[file].table.columns]:
+            if tables := [by_file[file].table for by_file in answers.values() if by_file[file].table.columns]:
                 pl.concat(tables).write_parquet(
                     new / f"{file}.parquet", compression="zstd", compression_level=1
                 )
         refusals = {
             file: [
                 [rank, error.what, error.remedy]
-                for by_file in answers
+                for by_file in answers.values()
                 for rank, error in by_file[file].refused.items()
             ]
             for file in questions
         }
-        content = {"ranks": job.ranks, "refusals": refusals, "results": results.write(Path(new))}
+        content = {"ranks": list(answers), "refusals": refusals, "results": results.write(Path(new))}
         Path(new, "part.json").write_text(json.dumps(content), encoding="ascii")
 
 

@@ -69,7 +69,7 @@ class _DecompressedStream:
         return data
 
 
-def _iter_gzip(raw: BinaryIO) -> Iterator[bytes]:
+def _iter_gzip(raw: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield decompressed pieces; raise one of `DECOMPRESSION_ERRORS` after the last that could be decompressed."""
     compressed = b""
     while True:
@@ -80,7 +80,7 @@ def _iter_gzip(raw: BinaryIO) -> Iterator[bytes]:
                 compressed = compressed or raw.read(_COMPRESSED_CHUNK)
                 if not compressed:
                     raise EOFError("the compressed data ends early")
-            piece = member.decompress(compressed, _CHUNK)
+            piece = member.decompress(compressed, size)
             compressed = b""
             if piece:
                 yield piece
@@ -91,28 +91,33 @@ def _iter_gzip(raw: BinaryIO) -> Iterator[bytes]:
             return
 
 
-def _iter_decompressed(path: Path, raw: BinaryIO) -> Iterator[bytes]:
+def _iter_decompressed(path: Path, raw: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield pieces of at most ``size`` bytes."""
     kind = detect_compression(path)
     if kind == "gzip":
-        yield from _iter_gzip(raw)
+        yield from _iter_gzip(raw, size)
         return
     source: Any = raw
     if kind == "zstd":
         zstd = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         source = zstd.stream_reader(raw, read_across_frames=True)
-    while piece := source.read(_CHUNK):
+    while piece := source.read(size):
         yield piece
 
 
 @contextlib.contextmanager
-def open_decompressed(path: Path) -> Iterator[_DecompressedStream]:
+def open_decompressed(path: Path, size: int = _CHUNK) -> Iterator[_DecompressedStream]:
     """Open a file as a stream of decompressed bytes, which has only ``read(size)``.
+
+    Args:
+        path: The file.
+        size: Bytes that are decompressed at a time.
 
     Raises:
         ReadError: If the file cannot be opened. Reading a damaged file raises one of `DECOMPRESSION_ERRORS`.
     """
     with _open_raw(path) as raw:
-        yield _DecompressedStream(_iter_decompressed(path, raw))
+        yield _DecompressedStream(_iter_decompressed(path, raw, size))
 
 
 def read_chunks(
