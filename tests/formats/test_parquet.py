@@ -225,3 +225,20 @@ def test_a_folder_saved_before_rows_were_noted_is_read(job: Job, tmp_path: Path)
     back = reader.read(target)
     assert isinstance(back, Trace)
     assert back.events.equals(job[0].events)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("id", None), ("ts", None), ("dur", -5), ("pid", None), ("parent", 0), ("args", "[1")],
+)
+def test_an_invalid_value_in_a_table_on_disk_is_refused(
+    column: str, value: object, job: Job, tmp_path: Path
+) -> None:
+    export.write(job[0], tmp_path / "it")
+    file = tmp_path / "it" / "events.parquet"
+    events = pl.read_parquet(file)
+    events.with_columns(pl.lit(value).cast(events.schema[column]).alias(column)).write_parquet(file)
+    trace = reader.read(tmp_path / "it", lazy=True)
+    assert isinstance(trace, Trace)
+    with pytest.raises(ReadError, match=r"events\.parquet: is not a valid table 'events': .*export it again"):
+        trace.table("events")

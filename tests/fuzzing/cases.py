@@ -41,11 +41,11 @@ def build_case(seed: int, number: int, seeds: Path, folder: Path, format: str | 
     shutil.rmtree(folder, ignore_errors=True)
     run = folder / "run"
     shutil.copytree(seeds / format, run)
-    file = run / rng.choice(SEEDS[format].files)
+    file = rng.choice(sorted(run.glob(rng.choice(SEEDS[format].files))))
     for _ in range(rng.choice((1, 1, 1, 2))):
         file = mutate_file(rng, file)
     commands = rng.sample(COMMANDS, COMMANDS_PER_CASE)
-    return Case(number, format, run, file, commands)
+    return Case(number, format, run / SEEDS[format].root, file, commands)
 
 
 def build_seeds(folder: Path) -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -75,6 +76,46 @@ class HtaCommand(Command):
         return 0, str(type(result) is pd.DataFrame), ""
 
 
+class StoreCommand(Command):
+    """Adding the run to a store, and a question about the stored run."""
+
+    def run(self, run: Path, file: Path, out: Path) -> tuple[int, str, str]:
+        add = Command(
+            "store", ("store", "add", "{run}", "--to", "{out}/store", "--name", "run", "--jobs", "1")
+        )
+        added = add.run(run, file, out)
+        return added if added[0] else super().run(run, file, out)
+
+
+class WatchCommand(Command):
+    """One look of `etloom watch` at a job, which itself goes on until the job ends."""
+
+    def run(self, run: Path, file: Path, out: Path) -> tuple[int, str, str]:
+        from etloom.api.watching import JobWatcher, describe_cause
+        from etloom.cli.watch import format_progress
+
+        observation = JobWatcher(run, settle_s=0).observe()
+        if observation is None:
+            return 1, "", "no state"
+        return 0, json.dumps([format_progress(observation), describe_cause(observation)]), ""
+
+
+class AgentCommand(Command):
+    """A tool of `etloom mcp`: its name and arguments; errors are answers."""
+
+    def __init__(self, tool: str, **arguments: Any) -> None:
+        super().__init__("mcp", (tool, *map(str, arguments.values())))
+        object.__setattr__(self, "arguments", arguments)
+
+    def run(self, run: Path, file: Path, out: Path) -> tuple[int, str, str]:
+        from etloom.cli.mcp.bounded_text import MAX_TOKENS, estimate_tokens
+        from etloom.cli.mcp.opened_runs import OpenedRuns
+        from etloom.cli.mcp.tools import RunTools
+
+        answer = getattr(RunTools(OpenedRuns([run])), self.words[0])(**vars(self)["arguments"])
+        return 0 if estimate_tokens(answer) <= MAX_TOKENS else 70, answer, ""
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
@@ -109,7 +150,24 @@ def _list_commands() -> list[Command]:
         Command("convert", ("convert", "{file}", "{out}/file.parquet")),
         Command("convert", ("convert", "{file}", "{out}/file.json", "--to", "chrome")),
         Command("convert", ("convert", "{file}", "{out}/file.json", "--to", "execution-trace")),
-        Command("hangs", ("analyze", "hangs", "{run}", "--format", "json")),
+        Command("hangs", ("hangs", "{run}")),
+        Command("hangs", ("hangs", "{file}", "--format", "json")),
+        Command("predict", ("predict", "{run}", "--format", "json")),
+        Command("predict", ("predict", "{run}", "--network", "x0.2", "--recorded-network", "1Gbit/s", "--out", "{out}/p.et")),
+        Command("predict", ("predict", "{file}", "--ranks", "4", "--network", "dgx-h100", "--out", "{out}/p.parquet")),
+        Command("predict", ("predict", "{run}", "--parallel", "pp=2,mb=4", "--device", "b200")),
+        Command("gather", ("gather", "{run}", "--out", "{out}/gathered")),
+        StoreCommand("store", ("store", "list", "{out}/store", "--format", "json")),
+        StoreCommand("store", ("store", "stragglers", "{out}/store", "--by", "rank", "--format", "json")),
+        StoreCommand("store", ("report", "{out}/store/run=run", "--out", "{out}/report.html")),
+        StoreCommand("store", ("diff", "{out}/store/run=run", "{run}", "--format", "json")),
+        StoreCommand("store", ("check", "{run}", "--baseline", "{out}/store/run=run")),
+        WatchCommand("watch", ("json",)),
+        AgentCommand("open_run"), AgentCommand("summary"), AgentCommand("findings", top=100), AgentCommand("explain", number=1),
+        AgentCommand("compare", before="", after="", by="kernel"), AgentCommand("what_if", changes=["comm x0", "kernel:* x2"]),
+        AgentCommand("predict", ranks=4), AgentCommand("hangs"), AgentCommand("analyze", name="stragglers"),
+        AgentCommand("query", sql="select * from events order by dur desc limit 5"),
+        AgentCommand("timeline", rank=0, start_ns=-(2**62), end_ns=2**62),
         Command("trace_link", ("--chakra-host-trace", "{other}", "--chakra-device-trace", "{file}", "--rank", "0",
                                "--output-file", "{out}/plus.json"), "chakra"),
         Command("converter", ("PyTorch", "--input", "{file}", "--output", "{out}/converted"), "chakra_converter"),

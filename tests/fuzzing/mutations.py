@@ -33,6 +33,7 @@ _IDS = (
     "pid",
     "tid",
 )
+_CONTAINERS = (dict, list)
 _TOKENS = (
     b"null", b"NaN", b"-1", b"1e400", b"[]", b"{}", b'"', b"\\", b"\\ud800", b"\xff", b"\x00", b",", b":", b"[[[[", b"}}",
     b"18446744073709551616", b"true", b'"x"', b"-9223372036854775808", b"\n", b"\xc3", b"Infinity",
@@ -40,14 +41,13 @@ _TOKENS = (
 
 
 def mutate_tree(rng: random.Random, tree: Any, keys: Iterable[str] = ()) -> Any:
-    """Return a copy of a tree of lists and dicts with one to three mutations.
+    """Return a tree of lists and dicts with one to three mutations.
 
     Args:
         rng: The source of randomness.
-        tree: The tree.
+        tree: The tree, which is changed.
         keys: Arguments that the schema knows, which are also added where they are absent.
     """
-    tree = copy.deepcopy(tree)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if rng.random() < 0.03:
             tree = rng.choice(([], {}, None, [tree], {"x": tree}, odd_value(rng)))
@@ -86,13 +86,18 @@ def _find_slots(tree: Any) -> dict[str, list[Slot]]:
     queue = [("", tree)]
     while queue:
         name, node = queue.pop()
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        for key, value in items:
-            inner = key if isinstance(key, str) else f"{name}[]"
-            if isinstance(node, dict) and key == "value" and isinstance(node.get("name"), str):
-                inner = node["name"]
+        if type(node) is list:
+            inner = f"{name}[]"
+            slots[inner] += [(node, index) for index in range(len(node))]
+            queue += [(inner, value) for value in node if type(value) in _CONTAINERS]
+            continue
+        attribute = node.get("name")
+        for key, value in node.items():
+            inner = key if type(key) is str else f"{name}[]"
+            if key == "value" and type(attribute) is str:
+                inner = attribute
             slots[inner].append((node, key))
-            if isinstance(value, (dict, list)):
+            if type(value) in _CONTAINERS:
                 queue.append((inner, value))
     return slots
 

@@ -6,7 +6,10 @@ import importlib.util
 import json
 import pickle
 import shutil
+import sqlite3
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +19,7 @@ import polars as pl
 
 import etloom
 from support import observer_files, small_traces
+from support.ascend_traces import write_trace_view
 from support.nccl_profiles import inspector_line, write_lines, write_profile
 from support.paths import ROOT
 from support.xspaces import write_gpus
@@ -44,11 +48,13 @@ class Seed:
 
     Attributes:
         write: Writes its files to a folder.
-        files: The files of these that are mutated.
+        files: The files of these that are mutated, or patterns of them.
+        root: The run, if it is a folder among them.
     """
 
     write: Callable[[Path], None]
     files: tuple[str, ...]
+    root: str = ""
 
 
 def gpu_events(rank: int) -> list[dict[str, Any]]:
@@ -259,6 +265,50 @@ def _write_flight_recorder(folder: Path) -> None:
         (folder / f"dump_rank_{rank + 2}.pickle").write_bytes(pickle.dumps(dump, protocol=2))
 
 
+def _write_watched_job(folder: Path) -> None:
+    """The state that `etloom collect --watch` keeps of two ranks, of which one stopped."""
+    (folder / ".watch").mkdir()
+    for rank in range(2):
+        calls = 4 - rank
+        entries = [
+            {"collective_seq_id": number, "process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce",
+             "input_dtypes": ["Float"], "input_sizes": [[10]], "output_sizes": [[10]], "state": "scheduled",
+             "retired": number < 4, "is_p2p": False, "time_created_ns": small_traces.BASE_NS + number * 10**8}
+            for number in range(1, calls + 1)
+        ]  # fmt: skip
+        process = {"pid": 1, "host": f"host{rank}", "written_ns": small_traces.BASE_NS + 5 * 10**8, "interval_s": 0.5,
+                   "world_size": 2, "steps": calls, "finished": False, "frames": ["train.py:7 step", "train.py:3 main"],
+                   "step_ends_ns": [small_traces.BASE_NS + number * 10**8 for number in range(calls)],
+                   "addresses": ["10.0.0.1:29500"], "unacknowledged": ["10.0.0.1:29500"], "error": None}  # fmt: skip
+        config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+        dump = {"entries": entries, "pg_config": config, "pg_status": {}, "process": process}
+        (folder / ".watch" / f"fr_trace_{rank}.json").write_text(json.dumps(dump))
+
+
+def _write_stored(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="etloom-fuzz-") as source:
+        _write_gpu_run(Path(source))
+        etloom.store_add(source, to=folder, name="job", jobs=1)
+
+
+def _write_ascend(folder: Path) -> None:
+    write_trace_view(folder)
+
+
+def _write_nsys_tables(folder: Path) -> None:
+    """The export of Nsight Systems as a folder of Parquet files."""
+    source, tables = folder / "run.sqlite", folder / "run_pqtdir"
+    _load_maker("nsys").build(source)
+    tables.mkdir()
+    with closing(sqlite3.connect(source)) as connection:
+        for (name,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
+            rows = connection.execute(f'select * from "{name}"')
+            columns = [column[0] for column in rows.description]
+            frame = pl.DataFrame(rows.fetchall(), schema=columns, orient="row", infer_schema_length=None)
+            frame.write_parquet(tables / f"{name}.parquet")
+    source.unlink()
+
+
 def _write_memory_snapshot(folder: Path) -> None:
     frames = [{"name": "forward", "filename": "/home/me/model.py", "line": 12}]
 
@@ -377,6 +427,10 @@ SEEDS: dict[str, Seed] = {
     "chakra": Seed(_write_exported("chakra", "job.et"), ("job.0.et",)),
     "nsys": Seed(_write_nsys, ("run.sqlite",)),
     "flight-recorder": Seed(_write_flight_recorder, ("nccl_trace_rank_0.json", "dump_rank_2.pickle")),
+    "watched-job": Seed(_write_watched_job, (".watch/fr_trace_0.json", ".watch/fr_trace_1.json")),
+    "stored-run": Seed(_write_stored, ("run=job/**/*.json", "run=job/**/*.parquet"), root="run=job"),
+    "nsys-tables": Seed(_write_nsys_tables, ("run_pqtdir/*.parquet",)),
+    "ascend": Seed(_write_ascend, ("trace_view.json",)),
     "memory-snapshot": Seed(_write_memory_snapshot, ("rank0_snapshot.pickle", "rank1_snapshot.json")),
     "observer": Seed(_write_observer, ("observer_0.etob",)),
     "nccl-profiler": Seed(_write_nccl_profiles, ("nccl-12276093370021447385-0.json",)),

@@ -47,7 +47,8 @@ def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = Non
     """Read a Trace or a Job from its folder, or from the meta.json in the folder.
 
     lazy: leave the tables in their files until they are accessed.
-    owner: an object to keep alive as long as the tables are needed, such as a temporary folder.
+    owner: an object to keep alive as long as the tables are needed, such as a temporary folder. Tables with an owner
+    were written by this program, so that their values are not checked again.
 
     Raises:
         ReadError: For another layout, a missing, short or damaged file, and a table that does not match the schema.
@@ -125,7 +126,7 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
                 raise ReadError(f"is missing: {rows} rows were saved", where=file, remedy="export it again")
             continue
         if lazy:
-            loaders[name] = ParquetTable(name, file, owner)
+            loaders[name] = ParquetTable(name, file, owner, is_trusted=owner is not None)
             height = loaders[name].rows()
         else:
             tables[name] = _rechunk_columns(read_table(name, file))

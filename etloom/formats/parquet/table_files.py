@@ -10,8 +10,9 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.formats.io.mirror import ensure_local
+from etloom.formats.tables.value_checks import check_table
 
 
 class ParquetTable:
@@ -22,18 +23,33 @@ class ParquetTable:
         file: Its file.
         owner: An object that keeps the file alive, such as a temporary folder.
         rows: Its number of rows, if the caller knows it.
+        is_trusted: This program wrote the file, so its values need no check.
     """
 
-    __slots__ = ("_file", "_name", "_owner", "_rows")
+    __slots__ = ("_file", "_is_trusted", "_name", "_owner", "_rows")
 
-    def __init__(self, name: str, file: Path, owner: object = None, rows: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        file: Path,
+        owner: object = None,
+        rows: int | None = None,
+        is_trusted: bool = False,
+    ) -> None:
         self._name, self._file, self._owner, self._rows = name, file, owner, rows
+        self._is_trusted = is_trusted
 
     def read(self) -> pl.DataFrame:
-        """Read the whole table. Raises ReadError, also if it does not have the known number of rows."""
+        """Read the whole table.
+
+        Raises:
+            ReadError: also if it does not have the known number of rows, or has values that the schema does not allow.
+        """
         table = read_table(self._name, self._file)
         if self._rows is not None:
             check_rows(self._file, table.height, self._rows)
+        if not self._is_trusted:
+            _check_values(self._name, self._file, table)
         return table
 
     def scan(self) -> pl.LazyFrame:
@@ -51,6 +67,21 @@ def check_rows(file: Path, rows: int, saved: int) -> None:
     """Raise ReadError if a table does not have the number of rows that were saved."""
     if rows != saved:
         raise ReadError(f"has {rows} rows, but {saved} were saved", where=file, remedy="export it again")
+
+
+def _check_values(name: str, file: Path, table: pl.DataFrame) -> None:
+    """Raise ReadError if a table has a value that etloom would not have saved: readers replace and count those.
+
+    Here nothing could count them, since the stats of the trace may have been reported before the table is accessed.
+    """
+    stats: list[Stat] = []
+    if check_table(name, table, stats) is not table:
+        reason = stats[0].example if stats else "a column without values"
+        raise ReadError(
+            f"is not a valid table {name!r}: {reason}".removesuffix(": now null"),
+            where=file,
+            remedy="export it again",
+        )
 
 
 def read_table(name: str, file: Path, *, head: bool = False) -> pl.DataFrame:
