@@ -136,6 +136,14 @@ def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:
     return order
 
 
+def select_values(values: np.ndarray, rows: np.ndarray, absent: int = -1) -> np.ndarray:
+    """Return the values of these rows, ``absent`` for a negative row; also if there are no values at all."""
+    if not values.size:
+        return np.full(rows.shape, absent, values.dtype)
+    selected: np.ndarray = np.where(rows >= 0, values[rows], values.dtype.type(absent))
+    return selected
+
+
 _Table = TypeVar("_Table", pl.Series, pl.DataFrame)
 
 

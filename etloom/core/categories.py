@@ -103,7 +103,9 @@ _MTIA_OTHER = r"^(?:runFunction|job_exe|packet|pe_exe|cpum_exe_subgraph)"
 # What a backend reports from inside a collective. It starts on the caller's thread and may end on another.
 BACKEND_RANGE = r"^(?:gloo|nccl|rccl|ucc|mpi|hccl|xccl|ccl|cncl|eccl):"
 """Matches the names of `is_backend_range`."""
-_CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w*{_COLLECTIVE}"
+# fsdp::all_gather_copy_in fills a local buffer. Spelled out, since polars' expressions cannot look ahead: not "cop...".
+_NOT_COPY = r"(?:_?(?:[abd-zA-Z0-9]\w*|c(?:[a-np-z0-9]\w*|o(?:[a-oq-z0-9]\w*)?)?)|_)?(?:\W|$)"
+_CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w*{_COLLECTIVE}{_NOT_COPY}"
 COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
 """Matches the names of `is_communication`."""
 
@@ -239,6 +241,8 @@ def parse_collective(name: str) -> str | None:
         return None
     plain = re.sub(rf"^void\s+|{ANONYMOUS_NAMESPACE}", "", name)
     identifier = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]
+    if re.search(r"_copy_(?:in|out)$", identifier):  # of a local buffer
+        return None
     letters = re.sub("[_-]", "", identifier.lower())
     if _EXPERT_PARALLEL.search(plain) and "notify" not in letters:
         letters = re.sub("dispatch|combine", "alltoall", letters)

@@ -16,6 +16,7 @@ import polars as pl
 from etloom import collectives
 from etloom.collectives.matching import get_roles
 from etloom.core import categories
+from etloom.core.arrays import select_values
 from etloom.core.trace import Trace
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays, Mask
@@ -85,7 +86,7 @@ def add_async_ranges(
         issuers = np.full(len(events), -1, np.int64)
         issuers[events.rows(called["event"])] = events.rows(called["issuer"])
         issuer = np.where(issuers[row] >= 0, issuers[row], issuer)
-    place = np.where(issuer >= 0, threads.start[issuer], -1) if len(row) else issuer
+    place = select_values(threads.start, issuer)
     issued = place >= 0
     ids, range_start, end = events.id[row], events.start[row], events.end[row]
     opens = draft.add_points(range_start, ids, PointRole.START, rank)

@@ -138,7 +138,7 @@ def ids_of_rows(rows: Int32Array, ids: Int32Array) -> Int32Array:
     # In a table with all its rows, ids are row numbers.
     if ids.size and ids[0] == 0 and ids[-1] == ids.size - 1:
         return rows
-    row_ids: Int32Array = np.where(rows >= 0, ids[rows], np.int32(-1))
+    row_ids: Int32Array = arrays.select_values(ids, rows)
     return row_ids
 
 

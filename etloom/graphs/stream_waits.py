@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from etloom.core import categories
+from etloom.core.arrays import select_values
 from etloom.core.trace import Trace
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays
@@ -63,9 +64,7 @@ def find_stream_waits(
     """
     table = trace.sync_dependencies
     waiter, source = (
-        np.where(rows >= 0, activities.place[rows], -1).astype(np.int64)
-        if rows.size
-        else rows.astype(np.int64)
+        select_values(activities.place, rows).astype(np.int64)
         for rows in (events.rows(table["event"]), events.rows(table["on"]))
     )
     known = (waiter >= 0) & (source >= 0)

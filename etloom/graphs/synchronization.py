@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from etloom.core import categories
+from etloom.core.arrays import select_values
 from etloom.core.trace import Trace
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays
@@ -40,8 +41,8 @@ class SynchronizationEdges:
     ) -> None:
         table = trace.sync_dependencies
         event, on = events.rows(table["event"]), events.rows(table["on"])
-        source = np.where(on >= 0, activities.place[on], -1) if on.size else on
-        end = np.where(event >= 0, threads.end[event], -1) if event.size else event
+        source = select_values(activities.place, on)
+        end = select_values(threads.end, event)
         self.inferred = int((table["how"] == "inferred").sum())
         host = np.flatnonzero((source >= 0) & (end >= 0))
         returned = threads.time[end[host]] if host.size else np.zeros(0, np.int64)
@@ -52,7 +53,7 @@ class SynchronizationEdges:
         self.end, self.on = end[host], source[host]
         self.returned, self.ended = returned[is_consistent], ended[is_consistent]
         self.skewed = self.ended > self.returned
-        between_streams = int(((source >= 0) & (event >= 0) & (activities.place[event] >= 0)).sum())
+        between_streams = int(((source >= 0) & (select_values(activities.place, event) >= 0)).sum())
         self.lost = len(table) - host.size - between_streams
 
     def infer_queue_waits(self, events: EventArrays, threads: HostThreads, activities: GpuActivities) -> None:

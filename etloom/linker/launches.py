@@ -276,7 +276,7 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
     Annotations, and so steps, are not operators.
     """
     parent = rows_of_ids(events, events["parent"])
-    outer = np.where(rows >= 0, parent[rows], -1)
+    outer = arrays.select_values(parent, rows)
     operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     return nesting.find_nearest_ancestor(parent, operators, outer)
 

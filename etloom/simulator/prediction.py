@@ -36,6 +36,8 @@ from etloom.simulator.scenario import Basis, Scenario
 
 MAX_REPRODUCTION_ERROR = 0.5
 """Largest error of the step time of the recording, relative, with which another network is still predicted."""
+_MAX_NS = float(1 << 60)
+"""Limit of the sum of all lags at the upper end of their interval, so that times remain 64-bit integers."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,8 +106,10 @@ class Prediction:
         scenario, times = self.scenario, []
         for basis in np.unique(scenario.basis):
             deviation = scenario.deviations[Basis(basis)]
-            factors = np.exp(-Z_90 * deviation), np.exp(Z_90 * deviation)
             edges = (scenario.basis == basis) & (scenario.lag > 0)
+            longest = max(1.0, float(scenario.lag[edges].sum(dtype=float)))
+            exponent = min(Z_90 * deviation, max(0.0, math.log(_MAX_NS / longest)))
+            factors = math.exp(-Z_90 * deviation), math.exp(exponent)
             pair = []
             for factor in factors:
                 lag = scenario.lag.copy()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from etloom.analyses.flops.peaks import lookup_peaks
@@ -95,6 +96,20 @@ def test_answers_state_figures_units_and_event_ids(tools: RunTools) -> None:
     assert "event id" in timeline
     assert "cost_ns" in tools.findings(run="before")
     assert "pattern: " in tools.explain(run="before", number=1)
+
+
+def test_the_neighbours_of_a_kernel_are_those_of_its_stream(
+    runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = RunTools(OpenedRuns(runs.roots))  # without answers to earlier questions
+    events = tools.runs.get_job("before")[0].events
+    kernels = events.filter(pl.col("cat") == "kernel")
+    finding = pl.DataFrame({"pattern": ["kernel"], "rank": [0], "event": [kernels["id"][0]]})
+    monkeypatch.setattr(tools, "_list_findings", lambda run: finding)
+    answer = tools.explain(run="before", number=1)
+    neighbours = answer.partition("neighbours on thread")[2].splitlines()[2:]
+    assert len(neighbours) == kernels.filter(pl.col("stream") == kernels["stream"][0]).height
+    assert all("| kernel |" in row for row in neighbours)
 
 
 def test_a_long_answer_is_cut_and_says_so() -> None:

@@ -39,3 +39,11 @@ def test_sorted_times_are_placed_as_others(windows, ticks):
     in_order = np.sort(np.array(ticks, np.int64))
     placed = [int(nesting.find_innermost(starts, ends, [tick])[0]) for tick in in_order]
     assert nesting.find_innermost(starts, ends, in_order).tolist() == placed
+
+
+@given(st.lists(st.integers(0, 99), max_size=5), st.data())
+def test_values_of_absent_rows_are_absent(values, data):
+    rows = data.draw(st.lists(st.integers(-1, len(values) - 1), max_size=8))
+    selected = arrays.select_values(np.array(values, np.int32), np.array(rows, np.int64), -7)
+    assert selected.tolist() == [values[row] if row >= 0 else -7 for row in rows]
+    assert selected.dtype == np.int32

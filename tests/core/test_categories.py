@@ -175,6 +175,10 @@ CALLS = [
     ("_c10d_functional_autograd::all_gather_into_tensor", False, "all_gather"),
     ("vllm::all_reduce", False, "all_reduce"),
     ("symm_mem::multimem_all_reduce_", False, "all_reduce"),
+    *(
+        (f"vllm::all_gather{rest}", False, "all_gather")
+        for rest in ("_coalesced", "_c", "_into_tensor", "2", ".default")
+    ),
     ("record_param_comms", False, None),
     ("gloo:all_reduce", True, "all_reduce"),
     ("nccl:_reduce_scatter_base", True, "reduce_scatter"),
@@ -204,11 +208,12 @@ def test_communication_calls(name: str, backend: bool, collective: str | None) -
             "torch::distributed::reducer::mul_out",
         ),
         *("autograd::engine::evaluate_function: GatherBackward0", "GatherBackward0", "### all_reduce ###"),
-        *("DistributedDataParallel.forward", "fb::fast_gather"),
+        *("DistributedDataParallel.forward", "fb::fast_gather", "fsdp::all_gather_copy_in"),
     ],
 )
 def test_other_operators_are_no_communication(name: str) -> None:
     assert pl.DataFrame({"name": [name]}).select(categories.is_communication()).item() is False
+    assert categories.parse_collective(name) is None
 
 
 RECORDED = {

@@ -169,3 +169,14 @@ def test_a_short_run_of_the_fuzzer_finds_no_fault() -> None:
 
 def test_odd_values_hold_every_kind() -> None:
     assert {type(value) for value in ODD_VALUES} == {type(None), bool, int, float, str, list, dict}
+
+
+@pytest.mark.parametrize("name", slow_after(1, ("events", "nodes", "launches", "links", "comms", "kernels")))
+def test_no_analysis_needs_a_table_that_others_refer_to(name: str, seeds: Path) -> None:
+    job = etloom.open(seeds / "parquet" / "saved", use_cache=False)
+    job = job.map(lambda trace: trace.replace(**{name: TABLES[name].empty()}))
+    for analysis in registry.list_plugins("analyses"):
+        try:
+            etloom.analyze(job, analysis)
+        except EtloomError as error:
+            assert "\n" not in str(error)

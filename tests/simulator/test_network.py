@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def rank_of_two(rank: int, late_us: int = 0) -> Trace:
 @pytest.fixture(scope="module")
 def job() -> Job:
     return Job({0: rank_of_two(0), 1: rank_of_two(1, 10)})
+
+
+def test_an_interval_of_times_that_vary_without_measure_is_finite(job: Job) -> None:
+    prediction = etloom.predict(job)
+    scenario = prediction.scenario.replace(deviations=dict.fromkeys(prediction.scenario.deviations, 1e6))
+    table = replace(prediction, scenario=scenario).table
+    assert (table["upper_bound_ns"] > 10**17).all()
+    assert (table["lower_bound_ns"] >= 0).all()
 
 
 def change_ns(job: Job, change: Any) -> int:

@@ -118,7 +118,7 @@ class RunTools:
         path = _list_ancestors(trace, row["event"])
         first = path[0]
         near = (
-            trace.events.filter(pl.col("tid") == first["tid"], pl.col("depth") == first["depth"])
+            trace.events.filter(*(pl.col(name).eq_missing(first[name]) for name in ("tid", "stream", "depth")))
             .with_columns((pl.col("ts") - first["ts"]).abs().alias("distance_ns"))
             .sort("distance_ns").head(2 * _NEIGHBOURS + 1).sort("ts")
         )  # fmt: skip
