@@ -15,6 +15,7 @@ SOAK_SECONDS ?= 600
 FUZZ_INPUTS ?= 1000000000
 FUZZ_CASES ?= 20000
 FUZZ_REPORTS ?= 2000
+FUZZ_FLAGS ?= -O1 -g
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -186,7 +187,7 @@ NATIVE := $(wildcard native/parse/*.cpp)
 build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 	@$(call need,c++ -E -x c++ - <<< '#include <simdjson.h>',simdjson to fuzz its parsers,libsimdjson-dev)
 	@mkdir -p $(@D)
-	c++ -std=c++20 -O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse \
+	c++ -std=c++20 $(FUZZ_FLAGS) -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse \
 		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -pthread -o $@
 
 fuzz: fuzz-native fuzz-verbs fuzz-replays ## feed mutated traces to the parsers under sanitizers, and through every verb and replay

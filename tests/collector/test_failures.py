@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import weakref
@@ -21,13 +20,15 @@ import etloom
 from etloom.api import recording
 from etloom.collector import process_endings, run_folder
 from etloom.collector.launcher import finalization, step_hooks
-from etloom.collector.options import RecordingOptions
+from etloom.collector.launcher.collection import collect
+from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.recovery import killed_windows
 from etloom.collector.session import on_demand, process_status
 from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.profiler_guard import ProfilerGuard
 from etloom.collector.session.recording import record
 from etloom.collector.session.window import Window
+from support.script_runs import Server, jobs_in_forks
 from support.windows import FakeWindow
 
 HERE = socket.gethostname()
@@ -241,28 +242,15 @@ print("done")
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_steps_by_time_do_not_disturb_the_jobs_profiler(tmp_path: Path) -> None:
+def test_steps_by_time_do_not_disturb_the_jobs_profiler(tmp_path: Path, script_server: Server) -> None:
     """The first module, from which time is counted, is made while the job profiles itself."""
-    asked = ["--out", str(tmp_path / "run"), "--step-by", "1s", "--steps", "4:5"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "etloom",
-            "collect",
-            *asked,
-            "--",
-            sys.executable,
-            "-c",
-            OWN,
-            str(tmp_path / "run" / "rank_0.json"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.split()) == (0, ["True", "done"])
-    (rank,) = run_folder.read_rank_records(tmp_path / "run")
+    out = tmp_path / "run"
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        command = [sys.executable, "-c", OWN, str(out / "rank_0.json")]
+        collected = collect(command, out, CollectOptions("4:5", step_by="1s"))
+    printed = (tmp_path / "fork" / "stdout").read_text().split()
+    assert (collected.exit_status, printed) == (0, ["True", "done"])
+    (rank,) = run_folder.read_rank_records(out)
     assert rank["steps"] == [4] and "kineto_trace_0.json.gz" in rank["files"]
 
 

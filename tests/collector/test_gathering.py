@@ -19,6 +19,7 @@ from etloom.collector.launcher import finalization
 from etloom.collector.options import RecordingOptions
 from etloom.collector.recovery.gathering import gather
 from etloom.core.errors import CollectError
+from support.paths import ROOT
 
 SECOND = 10**9
 
@@ -288,7 +289,8 @@ def test_ranks_of_other_hosts_are_not_reported_as_missing(
 
 # Two hosts: processes with host names of their own
 
-JOB = """
+JOB = f"""
+import sys; sys.path.insert(0, {str(ROOT / "tests" / "collector" / "scripts")!r}); import light
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 net = torch.nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.01)

@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from etloom.collector.session import trace_packing
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card
 from support.paths import ROOT
+from support.script_runs import Server, jobs_in_forks
 
 SCRIPTS = ROOT / "tests" / "collector" / "scripts"
 TINY = str(SCRIPTS / "tiny.py")
@@ -72,9 +74,23 @@ def front(out: Path, steps: str, *command: str, **environment: str) -> SimpleNam
     return SimpleNamespace(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr, said=said)
 
 
-def tiny(out: Path, case: str, steps: str = "2:5", observer: str = "native") -> SimpleNamespace:
-    own = str(out.parent / "own_et.json")
-    return run_collect(out, steps, sys.executable, TINY, case, observer=observer, OWN_ET=own)
+@pytest.fixture
+def tiny(script_server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """Record scripts/tiny.py, in a fork of a process that has torch loaded already."""
+
+    def record_tiny(out: Path, case: str, steps: str = "2:5", observer: str = "native") -> SimpleNamespace:
+        place = out.parent / "fork"
+        for name, value in {"OUT": str(out), "OWN_ET": str(out.parent / "own_et.json")}.items():
+            monkeypatch.setenv(name, value)
+        with jobs_in_forks(script_server, place):
+            options = CollectOptions(steps, observer=observer)
+            collected = collect([sys.executable, TINY, case], out, options)
+        stdout, stderr = ((place / name).read_text() for name in ("stdout", "stderr"))
+        messages = [line for line in stderr.splitlines() if line.startswith("etloom:")]
+        messages += [f"etloom: {line}" for line in collected.warnings]
+        return SimpleNamespace(returncode=collected.exit_status, stdout=stdout, stderr=stderr, said=messages)
+
+    return record_tiny
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -317,7 +333,9 @@ def test_the_python_of_the_job_sees_no_difference(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("observer", ["native", pytest.param("stock", marks=pytest.mark.slow)])
-def test_a_window_of_steps(tmp_path: Path, native: None, observer: str) -> None:
+def test_a_window_of_steps(
+    tmp_path: Path, native: None, tiny: Callable[..., SimpleNamespace], observer: str
+) -> None:
     out = tmp_path / "run"
     done = tiny(out, "plain", observer=observer)
     assert (done.returncode, done.stdout, done.said) == (0, ALL_STEPS, [])
@@ -351,7 +369,12 @@ def test_a_window_of_steps(tmp_path: Path, native: None, observer: str) -> None:
     ],
 )
 def test_a_window_that_ends_early_is_kept(
-    tmp_path: Path, native: None, case: str, returncode: int, because: str
+    tmp_path: Path,
+    native: None,
+    tiny: Callable[..., SimpleNamespace],
+    case: str,
+    returncode: int,
+    because: str,
 ) -> None:
     out = tmp_path / "run"
     observer = "stock" if case == "own_observer" else "native"  # ours and the job's own record side by side
@@ -372,7 +395,9 @@ def test_a_window_that_ends_early_is_kept(
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "returncode"), [("os_exit", 9), ("sigkill", 137), ("sigterm", 143)])
-def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: str, returncode: int) -> None:
+def test_a_killed_window_leaves_nothing_under_final_names(
+    tmp_path: Path, tiny: Callable[..., SimpleNamespace], case: str, returncode: int
+) -> None:
     out = tmp_path / "run"
     done = tiny(out, case, observer="stock")
     assert done.returncode == returncode
@@ -384,7 +409,9 @@ def test_a_killed_window_leaves_nothing_under_final_names(tmp_path: Path, case: 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_process_that_ends_before_its_window_leaves_nothing(tmp_path: Path, native: None) -> None:
+def test_a_process_that_ends_before_its_window_leaves_nothing(
+    tmp_path: Path, native: None, tiny: Callable[..., SimpleNamespace]
+) -> None:
     """In step 3, in which the profilers for step 4 are ready already."""
     out = tmp_path / "run"
     done = tiny(out, "os_exit", "4:6")
@@ -407,7 +434,9 @@ def test_a_process_that_ends_before_its_window_leaves_nothing(tmp_path: Path, na
         ("fork", "stock", 6),
     ],
 )
-def test_jobs_of_all_kinds(tmp_path: Path, native: None, cases: str, observer: str, ones: int) -> None:
+def test_jobs_of_all_kinds(
+    tmp_path: Path, native: None, tiny: Callable[..., SimpleNamespace], cases: str, observer: str, ones: int
+) -> None:
     out = tmp_path / "run"
     done = tiny(out, cases, observer=observer)
     said = {
@@ -427,7 +456,7 @@ def test_jobs_of_all_kinds(tmp_path: Path, native: None, cases: str, observer: s
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_name_that_breaks_json(tmp_path: Path) -> None:
+def test_a_name_that_breaks_json(tmp_path: Path, tiny: Callable[..., SimpleNamespace]) -> None:
     out = tmp_path / "run"
     assert tiny(out, "bad_name", observer="stock").returncode == 0
     nodes, events = operators(out)
@@ -453,7 +482,7 @@ def test_a_name_that_breaks_json(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_recorded_and_the_job_undisturbed(
-    tmp_path: Path, native: None, case: str, steps: str, words: str
+    tmp_path: Path, native: None, tiny: Callable[..., SimpleNamespace], case: str, steps: str, words: str
 ) -> None:
     out = tmp_path / "run"
     done = tiny(out, case, steps)
@@ -474,7 +503,9 @@ def test_nothing_recorded_and_the_job_undisturbed(
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_fewer_steps_than_requested(tmp_path: Path, native: None) -> None:
+def test_fewer_steps_than_requested(
+    tmp_path: Path, native: None, tiny: Callable[..., SimpleNamespace]
+) -> None:
     done = tiny(tmp_path / "run", "plain", "4:20")
     assert done.said == [
         "etloom: the job ended in step 6: recorded 2 complete steps of the requested steps 4:20"
@@ -489,7 +520,7 @@ def test_fewer_steps_than_requested(tmp_path: Path, native: None) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_from_the_first_step(tmp_path: Path, native: None) -> None:
+def test_from_the_first_step(tmp_path: Path, native: None, tiny: Callable[..., SimpleNamespace]) -> None:
     done = tiny(tmp_path / "run", "plain", ":2")
     assert (done.returncode, done.said, sorted(step_times(tmp_path / "run"))) == (0, [], [0, 1])
 
@@ -670,9 +701,12 @@ def test_the_native_observer_through_the_command_line(tmp_path: Path, native: No
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_the_native_observer_keeps_a_killed_window(tmp_path: Path, native: None) -> None:
+def test_the_native_observer_keeps_a_killed_window(
+    tmp_path: Path, native: None, script_server: Server
+) -> None:
     out = tmp_path / "run"
-    collected = collect([sys.executable, str(TINY), "sigkill"], out, CollectOptions("2:5", observer="native"))
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        collected = collect([sys.executable, TINY, "sigkill"], out, CollectOptions("2:5", observer="native"))
     assert collected.exit_status == 137
     assert any("rank 0 was killed in its window" in line for line in collected.warnings)
     lost = "the native observer's trace up to then is kept, but the Kineto trace of rank 0 is lost: "
@@ -684,12 +718,15 @@ def test_the_native_observer_keeps_a_killed_window(tmp_path: Path, native: None)
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_without_a_compiler_torchs_observer_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torchs_observer_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script_server: Server
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
-    collected = collect(
-        [sys.executable, str(TINY), "plain"], tmp_path / "run", CollectOptions(observer="native")
-    )
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        collected = collect(
+            [sys.executable, TINY, "plain"], tmp_path / "run", CollectOptions(observer="native")
+        )
     assert collected.ranks == (0,) and (tmp_path / "run" / "torch_et_0.json.gz").exists()
     assert [line for line in collected.warnings if "no C++ compiler: no-such-compiler" in line] == list(
         collected.warnings
@@ -711,10 +748,11 @@ def test_invalid_ranks_are_refused(text: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_only_some_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script_server: Server) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    collected = collect([sys.executable, TINY, "plain"], tmp_path / "two", CollectOptions(ranks="1"))
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        collected = collect([sys.executable, TINY, "plain"], tmp_path / "two", CollectOptions(ranks="1"))
     assert collected.ranks == (1,) and collected.warnings == ()
 
 
@@ -736,11 +774,11 @@ print("served")
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_steps_by_the_name_of_a_scope(tmp_path: Path) -> None:
+def test_steps_by_the_name_of_a_scope(tmp_path: Path, script_server: Server) -> None:
     out = tmp_path / "run"
-    collected = collect(
-        [sys.executable, "-c", SERVING], out, CollectOptions("3:5", step_name="^decode", observer="native")
-    )
+    options = CollectOptions("3:5", step_name="^decode", observer="native")
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        collected = collect([sys.executable, "-c", SERVING], out, options)
     assert collected.exit_status == 0 and collected.warnings == ()
     named = etloom.open(out)[0].events.select(pl.col("name").cast(pl.String), "step")
     said = named.filter(pl.col("name").str.contains("^(decode|prepare)"))["name"].to_list()
@@ -760,24 +798,23 @@ EXAMPLES = ROOT / "examples"
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "compile", "serve", "fsdp", "tensor", "pipeline"])
 def test_examples_of_each_kind(
-    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch, script_server: Server, how: str
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out, world, step_name = tmp_path / "run", 1, None
-    if how in ("plain", "compile"):
-        command = [
-            sys.executable,
-            *(LIGHTLY if how == "plain" else []),
-            str(EXAMPLES / "train_plain.py"),
-            *(["--compile"] if how == "compile" else []),
-        ]
-    elif how == "serve":
-        command, step_name = [sys.executable, *LIGHTLY, str(EXAMPLES / "serve.py")], "^decode"
+    in_forks: AbstractContextManager[None] = nullcontext()
+    if how == "compile":
+        command = [sys.executable, str(EXAMPLES / "train_plain.py"), "--compile"]
+    elif how in ("plain", "serve"):
+        in_forks = jobs_in_forks(script_server, tmp_path / "fork")
+        command = [sys.executable, str(EXAMPLES / f"{'train_plain' if how == 'plain' else 'serve'}.py")]
+        step_name = "^decode" if how == "serve" else None
     else:
         world = 2
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command = [*launcher, str(EXAMPLES / "train_parallel.py"), how]
-    collected = collect(command, out, CollectOptions(observer="native", step_name=step_name))
+    with in_forks:
+        collected = collect(command, out, CollectOptions(observer="native", step_name=step_name))
     assert (collected.exit_status, collected.warnings) == (0, ())
     assert collected.ranks == tuple(range(world))
     card = read_card(out / "run.yaml")["Model-executor"]

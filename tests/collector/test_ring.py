@@ -15,6 +15,7 @@ import etloom
 from etloom.collector.launcher.collection import collect
 from etloom.collector.options import CollectOptions
 from support.paths import ROOT
+from support.script_runs import Server, jobs_in_forks
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 pytest.importorskip("torch")
@@ -99,10 +100,11 @@ for step in range(60):
 """
 
 
-def test_ring_of_a_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ring_of_a_job(tmp_path: Path, script_server: Server) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-c", TRAINING]
-    collected = collect(command, out, CollectOptions("2:500", sources="et", ring=True, max_bytes=1 << 20))
+    options = CollectOptions("2:500", sources="et", ring=True, max_bytes=1 << 20)
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        collected = collect([sys.executable, "-c", TRAINING], out, options)
     (line,) = collected.warnings
     facts = json.loads((out / "rank_0.json").read_text())
     steps = facts["steps"]
@@ -114,4 +116,4 @@ def test_ring_of_a_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     # Two records of the collector's own are no operators: each step's, and that of the one that was open.
     kept = trace.nodes.filter(pl.col("rf_id").is_not_null()).height
     assert facts["operators"] == kept - len(steps) - 1
-    assert "60 whole steps" not in capfd.readouterr().err
+    assert "60 whole steps" not in (tmp_path / "fork" / "stderr").read_text()

@@ -14,7 +14,7 @@ from etloom.core.errors import CollectError
 from support.script_runs import EXCEPTED, NAMES, OPTIONS, STARTING, Comparison, Server
 
 pytestmark = pytest.mark.torch
-ALL_PAIRS_S = 40.0
+ALL_PAIRS_S = 20.0
 FAST = [
     ("fork", "steps by time"),
     ("fork_at_once", "steps by time"),

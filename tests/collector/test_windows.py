@@ -29,12 +29,12 @@ from etloom.collector.session import on_demand, process_status
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card
 from support.paths import ROOT
+from support.script_runs import Server, jobs_in_forks
 from support.windows import FakeWindow
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = ROOT / "tests" / "collector" / "scripts"
 LIGHT = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import light\n"
-LIGHTLY = [str(SCRIPTS / "light.py")]
 
 
 # What is asked for
@@ -406,10 +406,11 @@ def test_requests_by_signal_and_by_file(
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_steps_of_the_jobs_own_profiler(tmp_path: Path, native: None) -> None:
+def test_steps_of_the_jobs_own_profiler(tmp_path: Path, native: None, script_server: Server) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, *LIGHTLY, str(EXAMPLES / "train_oddly.py"), "profile"]
-    collected = collect(command, out, CollectOptions("3:5", step_by="profiler"))
+    command = [sys.executable, str(EXAMPLES / "train_oddly.py"), "profile"]
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        collected = collect(command, out, CollectOptions("3:5", step_by="profiler"))
     assert (collected.exit_status, collected.warnings) == (0, ())
     trace = etloom.open(out)[0]
     named = trace.events["name"].cast(pl.String).to_list()
@@ -484,18 +485,20 @@ for step in range(3):
 @pytest.mark.slow
 @pytest.mark.parametrize("why", ["full", "another torch"])
 def test_a_limited_recording_is_reported_in_one_line(
-    tmp_path: Path, native: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
+    tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch, script_server: Server, why: str
 ) -> None:
     if why != "full":  # as where the job's Python has another one than this
         monkeypatch.setattr(choice, "build_if_native", lambda requested, *_: (requested, []))
         monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "nothing"))
-    collected = collect(
-        [sys.executable, "-c", FULL, "6000" if why == "full" else "10"],
-        tmp_path / "run",
-        CollectOptions("1:2", sources="et", max_bytes=1 << 20),
-    )
+    with jobs_in_forks(script_server, tmp_path / "fork"):
+        collected = collect(
+            [sys.executable, "-c", FULL, "6000" if why == "full" else "10"],
+            tmp_path / "run",
+            CollectOptions("1:2", sources="et", max_bytes=1 << 20),
+        )
     assert (collected.exit_status, collected.warnings, collected.ranks) == (0, (), (0,))
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("etloom:")]
+    stderr = (tmp_path / "fork" / "stderr").read_text()
+    (line,) = [line for line in stderr.splitlines() if line.startswith("etloom:")]
     if why == "full":
         assert re.fullmatch(
             r"etloom: \d+ operators are not recorded: --max-size is reached or the disk is full", line

@@ -32,7 +32,7 @@ def test_the_fuzzer_finds_no_fault(tmp_path: Path) -> None:
     if subprocess.run(probe, input=PROBE, text=True, capture_output=True).returncode:
         pytest.skip("needs simdjson's headers and the compiler's sanitizers")
     done = subprocess.run(
-        ["make", "-s", "fuzz-native", "FUZZ_SECONDS=10"],
+        ["make", "-s", "fuzz-native", "FUZZ_SECONDS=4", "FUZZ_FLAGS=-O1"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -41,4 +41,4 @@ def test_the_fuzzer_finds_no_fault(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     found = re.search(r"(\d+) inputs, each through both parsers, .* no fault", done.stdout)
     assert found, done.stdout
-    assert int(found[1]) > 300
+    assert int(found[1]) > 100

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from etloom.collector.launcher import collection
 from etloom.collector.launcher.collection import job_environment, prepare_command
 from etloom.collector.launcher.finalization import finalize_run
 from etloom.collector.options import CollectOptions
@@ -96,6 +97,33 @@ def serve() -> Iterator[Server]:
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
+
+
+@contextmanager
+def jobs_in_forks(server: Server, place: Path) -> Iterator[None]:
+    """Let `collect` run scripts in forks of the server in this block; their streams are place/stdout and place/stderr.
+
+    A new Python would import torch for more than a second. The launch itself is the subject of other tests.
+    """
+    folder = place / "job"
+    folder.mkdir(parents=True)
+
+    def run_in_fork(words: Sequence[str], environment: Mapping[str, str], _on_usr2: Any = None) -> int:
+        assert words[0] == sys.executable, words
+        script = list(words[1:])
+        if script[0] == "-c":
+            (place / "script.py").write_text(script[1])
+            script[:2] = [str(place / "script.py")]
+        status = server.run(script, environment, folder)["status"]
+        assert status is not None, "the job did not end"
+        return int(status if status >= 0 else 128 - status)
+
+    original = collection.run_command
+    collection.run_command = run_in_fork
+    try:
+        yield
+    finally:
+        collection.run_command = original
 
 
 @dataclass
