@@ -169,6 +169,24 @@ def test_the_critical_path_of_an_instance(data: Path, tmp_path: Path) -> None:
     assert pieces["duration"].sum() == 243351
     assert path.summary().to_dict() == {"cpu_bound": 100}
     assert pieces.set_index("s_name")["duration"]["cudaMalloc"].max() == 179324
+    assert analyzer.t.meta_data[0]["deviceProperties"] and "traceEvents" not in analyzer.t.meta_data[0]
+    nodes, edges = path.critical_path_nodes, path.critical_path_edges_set
+    assert len(edges) == len(nodes) - 1 == len(pieces)
+    assert sum(edge.weight for edge in edges) == 243351
+    assert path.critical_path_events_set >= set(pieces["event_idx"])
+    for node in path.node_list:
+        row = path.trace_df.loc[node.ev_idx]
+        # A call that launches a kernel submits it some time before its end.
+        assert node.ts == row["ts"] if node.is_start else row["ts"] <= node.ts <= row["end"]
+    (longest,) = (edge for edge in edges if edge.weight == 179324)
+    event = path.get_event_attribution_for_edge(longest)
+    assert (
+        longest in path.get_edges_attributed_to_event(event)
+        and longest.type.value == "critical_path_operator"
+    )
+    start, end = path.get_nodes_for_event(event)
+    assert (start.idx, end.idx) == (longest.begin, longest.end)
+    assert path.get_events_for_edge(longest) == (event, event)
     loading = analyzer.critical_path_analysis(0, name, 1, data_load_events=["cudaMalloc"])
     assert loading is not None and loading[0].summary()["data_loading"] > 80
     first, both = (analyzer.critical_path_analysis(0, name, which) for which in (None, (0, 1)))

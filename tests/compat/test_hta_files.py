@@ -40,7 +40,7 @@ SIGNATURES = {
     "get_gpu_kernel_breakdown": (
         "visualize=True duration_ratio=0.8 num_kernels=10 include_memory_kernels=True image_renderer=''"
     ),
-    "get_gpu_kernels_with_user_annotations": "rank expand_names=True shorten_names=True",
+    "get_gpu_kernels_with_user_annotations": "rank expand_names=True shorten_names=True shortern_names=None",
     "get_gpu_user_annotation_breakdown": (
         "use_gpu_annotation=True visualize=True duration_ratio=0.8 num_kernels=1000 allowlist_patterns=None "
         "image_renderer=None"

@@ -223,6 +223,10 @@ def test_kernels_with_annotations_are_numbered_as_in_hta(data: Path) -> None:
     work = TraceAnalysis(trace_dir=data / "nccl_ddp").get_gpu_kernels_with_user_annotations(0)
     assert work.index.tolist() == list(range(len(work)))
     assert work.columns[work.columns.get_loc("dur") + 1] == "end"
+    complete = TraceAnalysis(trace_dir=data / "nccl_ddp").get_gpu_kernels_with_user_annotations(
+        0, shortern_names=False
+    )
+    assert complete["s_name"].str.contains("<").any() and not work["s_name"].str.contains("<").any()
 
 
 def test_overlays_hold_the_trace_outside_the_annotation(tmp_path: Path) -> None:

@@ -14,11 +14,15 @@ from etloom.compat.hta.counters import CUDA_SASS_INSTRUCTION_COUNTER_FLOPS, Time
 from etloom.compat.hta.critical_path import CPGraph, restore_cpgraph
 from etloom.compat.hta.frames import flatten_column_names
 from etloom.compat.hta.kernel_names import shorten_kernel_name as shorten_name
+from etloom.compat.hta.path_nodes import CPEdge, CPEdgeType, CPNode
 from etloom.compat.hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
 
 __all__ = [
     "CUDA_SASS_INSTRUCTION_COUNTER_FLOPS",
+    "CPEdge",
+    "CPEdgeType",
     "CPGraph",
+    "CPNode",
     "DeviceType",
     "LabeledTrace",
     "TimeSeriesTypes",

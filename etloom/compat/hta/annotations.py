@@ -56,7 +56,12 @@ class Annotations(Sequences):
         return frame
 
     def get_gpu_kernels_with_user_annotations(
-        self, rank: int, expand_names: bool = True, shorten_names: bool = True
+        self,
+        rank: int,
+        expand_names: bool = True,
+        shorten_names: bool = True,
+        *,
+        shortern_names: bool | None = None,
     ) -> pd.DataFrame | None:
         """Return the frame's rows of GPU activity with ``user_annotation``, the innermost annotation around
         the launch (as a number, -1 for none); with expand_names also its texts s_name, s_cat,
@@ -84,7 +89,7 @@ class Annotations(Sequences):
             symbols = self.t.symbol_table.sym_table
             for column in ("name", "cat"):
                 rows[f"s_{column}"] = [symbols[int(value)] for value in rows[column]]
-            if shorten_names:
+            if shorten_names if shortern_names is None else shortern_names:
                 rows["s_name"] = [shorten_kernel_name(name) for name in rows["s_name"]]
             rows["s_user_annotation"] = ["" if text is None else text for text in texts]
         rows.insert(rows.columns.get_loc("dur") + 1, "end", rows.pop("end"))

@@ -7,6 +7,7 @@ import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from etloom.compat.hta import overlays
 from etloom.compat.hta.annotations import Annotations
 from etloom.compat.hta.frames import US, HtaTrace, frame_to_pandas
 from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.compat.hta.path_nodes import CPEdge, CPNode, PathNodes, list_path_nodes
 from etloom.compat.hta.run_access import add_frame_index
 from etloom.core import categories
 from etloom.core.arrays import is_in, rows_of_ids
@@ -86,6 +88,69 @@ class CPGraph:
                 bound_by=self._bound_by(),
             )
         )
+
+    @property
+    def rank(self) -> int:
+        """The rank of the path."""
+        return next(iter(self.job))
+
+    @property
+    def trace_df(self) -> pd.DataFrame:
+        """The frame of the rank."""
+        return self.t.get_trace(self.rank)
+
+    def critical_path(self) -> bool:
+        """Return True: the path is computed."""
+        return True
+
+    @cached_property
+    def _nodes(self) -> PathNodes:
+        starts = [(start - self.t.zero) / US for start in self.path["start_ns"]]
+        return list_path_nodes(self.get_critical_path_breakdown(), starts, self.trace_df)
+
+    @property
+    def node_list(self) -> list[CPNode]:
+        """The nodes of the path; HTA's list has those of all events."""
+        return self._nodes.nodes
+
+    @property
+    def critical_path_nodes(self) -> list[int]:
+        """The numbers of the nodes of the path, in order of time."""
+        return list(range(len(self._nodes.nodes)))
+
+    @property
+    def critical_path_events_set(self) -> set[int]:
+        """The numbers in the frame of the events that start or end at a node."""
+        return {node.ev_idx for node in self._nodes.nodes}
+
+    @property
+    def critical_path_edges_set(self) -> set[CPEdge]:
+        """The pieces of the path."""
+        return set(self._nodes.edges)
+
+    def get_nodes_for_event(self, ev_id: int) -> tuple[CPNode | None, CPNode | None]:
+        """Return the nodes at the start and at the end of an event; None where it is not on the path."""
+        nodes = [node for node in self._nodes.nodes if node.ev_idx == ev_id]
+        start, end = ([node for node in nodes if node.is_start == is_start] for is_start in (True, False))
+        return start[0] if start else None, end[-1] if end else None
+
+    def get_events_for_edge(self, edge: CPEdge) -> tuple[int, int]:
+        """Return the events of both nodes of an edge."""
+        return self._nodes.nodes[edge.begin].ev_idx, self._nodes.nodes[edge.end].ev_idx
+
+    def get_event_attribution_for_edge(self, edge: CPEdge) -> int | None:
+        """Return the event whose time an edge is; None for a dependency without one."""
+        event = self._nodes.events[edge.begin]
+        return None if event < 0 else event
+
+    def get_edges_attributed_to_event(self, ev_idx: int) -> list[CPEdge]:
+        """Return the edges that are time of an event."""
+        return [edge for edge in self._nodes.edges if self._nodes.events[edge.begin] == ev_idx]
+
+    def show_critical_path(self) -> None:
+        """Print the nodes of the path."""
+        for node in self._nodes.nodes:
+            print(node)
 
     def summary(self) -> pd.Series:
         """Percent of the path by bound_by."""

@@ -152,6 +152,18 @@ class HtaTrace:
         """The file with the profiler's events of each rank."""
         return {rank: str(find_profiler_file(trace)) for rank, trace in self.job.items()}
 
+    @property
+    def meta_data(self) -> dict[int, dict[str, Any]]:
+        """The profiler's file of each rank without its events: schemaVersion, deviceProperties, ..."""
+        content = {}
+        for rank, trace in self.job.items():
+            content[rank] = dict(trace.meta.get("header") or {})
+            if properties := trace.meta.get("device_properties"):
+                content[rank]["deviceProperties"] = properties
+            if distributed := trace.meta.get("distributed"):
+                content[rank]["distributedInfo"] = distributed
+        return content
+
     def get_ranks(self) -> list[int]:
         return sorted(self.traces)
 
