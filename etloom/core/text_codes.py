@@ -54,15 +54,22 @@ def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return row_by_code[distinct], position_by_code[np.minimum(codes, size)]
 
 
-def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
-    """Return a mask of the rows of a Categorical column that hold one of these texts."""
-    if len(values) <= 2 and not column.null_count():
+def match_values(column: pl.Series, values: Sequence[str], codes: Codes | None = None) -> Mask:
+    """Return a mask of the rows of a Categorical column that hold one of these texts.
+
+    Args:
+        column: The column.
+        values: The texts.
+        codes: Its codes, if they are known.
+    """
+    if codes is None and len(values) <= 2 and not column.null_count():
         mask = np.zeros(len(column), np.bool_)
         for value in values:
             mask |= (column == value).to_numpy()
         return mask
     table = _tabulate_values(tuple(values)) if len(values) < 64 else _encode_values(values)
-    codes = read_codes(column)
+    if codes is None:
+        codes = read_codes(column)
     if table.dtype != np.bool_:
         return np.isin(codes, table)
     return looked_up(table.view(np.uint8), codes, clip=True).view(np.bool_)
@@ -161,15 +168,18 @@ def _contains(text: pl.Expr, pattern: str) -> pl.Expr:
     return text.str.contains(pattern)
 
 
-def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -> Mask:
+def match_pattern(
+    column: pl.Series, pattern: str, within: Mask | None = None, codes: Codes | None = None
+) -> Mask:
     """Return a mask of the rows of a Categorical column that contain a match of a regular expression.
 
     Args:
         column: The column; null does not match.
         pattern: The regular expression.
         within: Mask of the rows to look at; the others do not match.
+        codes: Its codes, if they are known.
     """
-    codes, table = read_codes(column), _tabulate(_contains, pattern)
+    codes, table = read_codes(column) if codes is None else codes, _tabulate(_contains, pattern)
     if within is None:
         return table.look_up(column, codes).view(np.bool_)
     matches = np.zeros(codes.size, np.bool_)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from etloom.core import categories
+from etloom.core.arrays import encode_texts, take_rows
 
 COLORS = (
     ("compute", "compute kernel"),
@@ -16,13 +18,13 @@ COLORS = (
     ("python", "Python"),
     ("other", "other"),
 )
-"""(name of the color in report.css, label in the legend), in the order of the codes of `add_color_code`."""
+"""(name of the color in report.css, label in the legend), in the order of the codes of `list_color_codes`."""
 
 _CODE = {name: code for code, (name, _) in enumerate(COLORS)}
 
 
-def add_color_code(events: pl.DataFrame) -> pl.DataFrame:
-    """Add the column ``color`` to events (cat, name, ...): an index into `COLORS`. Keeps the order."""
+def list_color_codes(events: pl.DataFrame) -> pl.Series:
+    """Return the color of each event (cat, name, ...), an index into `COLORS`; computed once per category and name."""
     cat = pl.col("cat").cast(pl.String)
 
     def category_in(*categories: frozenset[str]) -> pl.Expr:
@@ -60,7 +62,9 @@ def add_color_code(events: pl.DataFrame) -> pl.DataFrame:
         .then(code("python"))
         .otherwise(code("other"))
     )
-    codes = categories.add_kernel_type(events.select("cat", "name").unique()).select(
-        "cat", "name", color.alias("color")
+    cats, texts = (encode_texts(events[column]) for column in ("cat", "name"))
+    _, rows, positions = np.unique(
+        cats * (int(texts.max(initial=0)) + 1) + texts, return_index=True, return_inverse=True
     )
-    return events.join(codes, on=["cat", "name"], how="left", nulls_equal=True, maintain_order="left")
+    codes = categories.add_kernel_type(take_rows(events.select("cat", "name"), rows)).select(color)
+    return take_rows(codes.to_series(), positions).alias("color")

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from etloom.core.arrays import to_array
+from etloom.core.arrays import rows_of_ids, take_rows, to_array
 from etloom.core.trace import Trace
-from etloom.reports.colors import add_color_code
+from etloom.reports.colors import list_color_codes
 from etloom.reports.timeline_path import place_pieces
 from etloom.reports.timeline_tracks import (
+    MAX_ROWS,
     add_track_key,
     assign_rows,
     keep_longest,
@@ -73,10 +74,10 @@ def pack_timeline(
         max_events: with more events, those on the critical path are kept, then the longest of their track and time
             bucket.
     """
-    events = trace.events
-    tracks = list_tracks(trace)
+    events = add_track_key(trace.events)
+    tracks = list_tracks(trace, events)
     key = ["_pid", "_tid", "_class"]
-    on_tracks = add_track_key(events.drop_nulls("ts")).join(
+    on_tracks = events.drop_nulls("ts").join(
         tracks.select(*key, "_track"), on=key, how="left", nulls_equal=True
     )
     if pieces is None:
@@ -90,14 +91,9 @@ def pack_timeline(
     steps, step = _encode_steps(trace, plotted, origin)
     edges = _encode_launches(trace, plotted)
     path = place_pieces(pieces, plotted)
-    colors = add_color_code(plotted)["color"]
-    group = plotted.select(pl.struct("_track", "_row").rle_id()).to_series()
-    ends = plotted.select((pl.col("ts") - origin).alias("start"), group.alias("group"))
-    starts = ends.select(
-        (pl.col("start") - pl.col("start").shift(1).over("group").fill_null(0)).clip(0)
-    ).to_series()
+    colors = list_color_codes(plotted)
     columns = [
-        _encode("start", "wide", starts),
+        _encode("start", "wide", _measure_distances(plotted, origin)),
         _encode("dur", "wide", plotted["dur"]),
         _encode("correlation", "wide", plotted["correlation"]),
         _encode("id", "u32", plotted["id"]),
@@ -123,11 +119,15 @@ def pack_timeline(
 def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
     """Return the distinct texts, and per text column 1 + the index of each event's text, 0 for none."""
     columns = plotted.select("id", pl.col("name").cast(pl.String))
-    for name, event_texts in (
-        ("shapes", trace.arguments.select("event", pl.col("dims").cast(pl.String).alias("shapes"))),
-        ("geometry", trace.kernels.select("event", _format_geometry().alias("geometry"))),
-        ("communication", trace.comms.select("event", _format_communication().alias("communication"))),
+    for name, table, text in (
+        ("shapes", trace.arguments, pl.col("dims").cast(pl.String)),
+        ("geometry", trace.kernels, _format_geometry()),
+        ("communication", trace.comms, _format_communication()),
     ):
+        if not table.height:
+            columns = columns.with_columns(pl.lit(None, pl.String).alias(name))
+            continue
+        event_texts = table.select("event", text.alias(name))
         first_text = event_texts.filter(pl.col(name) != "").unique("event", keep="first")
         columns = columns.join(first_text, left_on="id", right_on="event", how="left", maintain_order="left")
     columns = columns.drop("id").with_columns(
@@ -136,20 +136,14 @@ def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[
         .otherwise(pl.all())
         .name.keep()
     )
-    strings = (
-        pl.concat([columns[name].alias("text") for name in columns.columns])
-        .drop_nulls()
-        .unique(maintain_order=True)
-    )
+    texts = pl.concat([columns[name].alias("text") for name in columns.columns])
+    strings = texts.drop_nulls().unique(maintain_order=True)
     index = pl.DataFrame(
         {"text": strings, "index": pl.int_range(1, strings.len() + 1, dtype=pl.UInt32, eager=True)}
     )
-    indices = {
-        name: columns.select(pl.col(name).alias("text"))
-        .join(index, on="text", how="left", maintain_order="left")["index"]
-        .fill_null(0)
-        for name in columns.columns
-    }
+    places = texts.to_frame().join(index, on="text", how="left", maintain_order="left")["index"].fill_null(0)
+    height = columns.height
+    indices = {name: places.slice(i * height, height) for i, name in enumerate(columns.columns)}
     return strings.to_list(), indices
 
 
@@ -185,27 +179,33 @@ def _format_communication() -> pl.Expr:
 
 def _encode_steps(trace: Trace, plotted: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
     """Return [step, start, duration] of each step, and 1 + the index of each plotted event's step."""
-    start, end = pl.col("start"), pl.col("end")
-    steps = find_steps(trace).sort("start").select("step", ts=start - origin, dur=end - start)
-    step_index = steps.select("step", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("_step"))
-    step = plotted.select("step").join(step_index, on="step", how="left", maintain_order="left")["_step"]
-    return [list(row) for row in steps.iter_rows()], step.fill_null(0)
+    steps = find_steps(trace).sort("start")
+    rows = [[step, start - origin, end - start] for step, start, end in steps.iter_rows()]
+    if not rows:
+        return [], pl.Series(np.zeros(plotted.height, np.uint32))
+    numbers = steps["step"].to_numpy()
+    order = np.argsort(numbers)
+    step = to_array(plotted["step"], _NULL)
+    at = order[np.minimum(np.searchsorted(numbers[order], step), len(rows) - 1)]
+    return rows, pl.Series(np.where(numbers[at] == step, at + 1, 0))
 
 
 def _encode_launches(trace: Trace, plotted: pl.DataFrame) -> dict[str, pl.Series]:
     """Return 1 + the packed index of the launch call and of the operator of each GPU event."""
-    packed = plotted.select("id", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("place"))
-    launches = trace.launches.unique("device_event", keep="first")
-    indices = plotted.select("id").join(
-        launches, left_on="id", right_on="device_event", how="left", maintain_order="left"
-    )
+    launches = trace.launches.select("launch", "operator", id="device_event").drop_nulls("id")
+    rows = rows_of_ids(launches, plotted["id"])
+    return {
+        column: pl.Series(rows_of_ids(plotted, take_rows(launches[column], rows)) + 1)
+        for column in ("launch", "operator")
+    }
 
-    def packed_index(column: str) -> pl.Series:
-        return indices.join(packed, left_on=column, right_on="id", how="left", maintain_order="left")[
-            "place"
-        ].fill_null(0)
 
-    return {"launch": packed_index("launch"), "operator": packed_index("operator")}
+def _measure_distances(plotted: pl.DataFrame, origin: int) -> pl.Series:
+    """Return the time from the start of the event before on the same row to each event's, from origin for the first."""
+    start = plotted["ts"].to_numpy() - origin
+    row = plotted["_track"].to_numpy().astype(np.int64) * MAX_ROWS + plotted["_row"].to_numpy()
+    before = np.where(np.diff(row, prepend=-1) != 0, 0, np.append(0, start[:-1]))
+    return pl.Series(np.maximum(start - before, 0))
 
 
 class _Column(NamedTuple):
@@ -231,4 +231,4 @@ def _frame_file(header: dict[str, Any], columns: Sequence[_Column]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
     body = b"".join(column.data + b"\0" * (-len(column.data) % 4) for column in columns)
-    return gzip.compress(len(text).to_bytes(4, "little") + text + body, compresslevel=6, mtime=0)
+    return gzip.compress(len(text).to_bytes(4, "little") + text + body, compresslevel=4, mtime=0)

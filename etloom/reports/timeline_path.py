@@ -6,7 +6,10 @@ the run. A piece is such a part; time that belongs to no event (launch delays, P
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
+
+from etloom.core.arrays import rows_of_ids, to_array
 
 
 def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
@@ -40,26 +43,23 @@ def place_pieces(pieces: pl.DataFrame, plotted: pl.DataFrame) -> pl.DataFrame:
     Args:
         plotted: The plotted events: id, ts, dur.
     """
-    places = plotted.select(
-        pl.col("id").cast(pl.Int64).alias("event"),
-        pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).alias("place"),
-        pl.col("ts").alias("from"),
-        (pl.col("ts") + pl.col("dur").fill_null(0)).alias("to"),
-    )
-    located = pieces.with_columns(pl.col("event").cast(pl.Int64)).join(places, on="event", how="left")
-    begin = pl.max_horizontal("start", "from").clip(upper_bound=pl.col("end"))
-    inside = pl.struct(begin.alias("a"), pl.max_horizontal(begin, pl.min_horizontal("end", "to")).alias("b"))
-    located = located.with_columns(inside.alias("inside")).unnest("inside")
-    is_placed = pl.col("place").is_not_null()
-    parts = (
-        located.filter(is_placed).select("place", start="a", end="b"),
-        located.filter(is_placed).select(place=pl.lit(0, pl.UInt32), start="start", end="a"),
-        located.filter(is_placed).select(place=pl.lit(0, pl.UInt32), start="b", end="end"),
-        located.filter(~is_placed).select(place=pl.lit(0, pl.UInt32), start="start", end="end"),
-    )
-    return (
-        pl.concat(parts)
-        .filter(pl.col("end") > pl.col("start"))
-        .select("place", "start", dur=pl.col("end") - pl.col("start"))
-        .sort("place", "start")
+    place = rows_of_ids(plotted, pieces["event"].cast(pl.Int64))
+    is_placed = place >= 0
+    start, end = pieces["start"].to_numpy(), pieces["end"].to_numpy()
+    event_start = plotted["ts"].to_numpy()[place] if plotted.height else start
+    event_end = event_start + to_array(plotted["dur"], 0)[place] if plotted.height else end
+    begin = np.where(is_placed, np.minimum(np.maximum(start, event_start), end), end)
+    finish = np.where(is_placed, np.maximum(begin, np.minimum(end, event_end)), end)
+    nowhere = np.zeros(len(place), np.int64)
+    places = np.concatenate((place + 1, nowhere, nowhere))
+    starts = np.concatenate((begin, start, finish))
+    ends = np.concatenate((finish, begin, end))
+    parts = np.flatnonzero(ends > starts)
+    parts = parts[np.lexsort((starts[parts], places[parts]))]
+    return pl.DataFrame(
+        {
+            "place": places[parts].astype(np.uint32),
+            "start": starts[parts],
+            "dur": ends[parts] - starts[parts],
+        }
     )

@@ -44,9 +44,14 @@ def add_track_key(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def list_tracks(trace: Trace) -> pl.DataFrame:
-    """Return _pid, _tid, _class, _total, _track (place from the top), _name; in the order that the file requests."""
-    tracks = add_track_key(trace.events).group_by("_pid", "_tid", "_class").agg(pl.len().alias("_total"))
+def list_tracks(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
+    """Return _pid, _tid, _class, _total, _track (place from the top), _name; in the order that the file requests.
+
+    Args:
+        trace: the rank.
+        events: its events, as `add_track_key` returns them.
+    """
+    tracks = events.group_by("_pid", "_tid", "_class").agg(pl.len().alias("_total"))
     threads = trace.threads
 
     def last(column: str) -> pl.Expr:

@@ -21,7 +21,7 @@ import etloom
 from etloom.analyses.findings import COLUMNS
 from etloom.core.trace import Job, Trace
 from etloom.reports import html_report, html_sections
-from etloom.reports.colors import COLORS, add_color_code
+from etloom.reports.colors import COLORS, list_color_codes
 from etloom.reports.formatting import choose_column_format, format_duration, format_number
 from etloom.reports.html_charts import render_bars
 from etloom.reports.html_tables import render_table
@@ -157,7 +157,7 @@ def test_colors() -> None:
         schema=["cat", "name", "expected"],
         orient="row",
     ).cast({"cat": pl.Categorical, "name": pl.Categorical})
-    assert [COLORS[code][0] for code in add_color_code(events)["color"]] == events["expected"].to_list()
+    assert [COLORS[code][0] for code in list_color_codes(events)] == events["expected"].to_list()
 
 
 def test_the_verdict_says_what_the_run_shows(job: Job) -> None:

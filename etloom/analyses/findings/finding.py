@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core.arrays import encode_texts, map_text
+from etloom.core.arrays import encode_texts, map_text, take_rows
 from etloom.core.intervals import EMPTY, Intervals, union
 from etloom.core.text import count_noun
 
@@ -109,15 +109,16 @@ def sum_places(
         min_rows: Minimum number of rows of a place.
         hidden: Times at which nothing is lost.
     """
-    rows = rows[np.flatnonzero(rows["cost_ns"].to_numpy() > 0)]
-    if rows.height < min_rows or rows.is_empty():
+    costly = np.flatnonzero(rows["cost_ns"].to_numpy() > 0)
+    if costly.size < max(min_rows, 1):
         return
+    rows = take_rows(rows, costly)
     located = rows.hstack(view.locate(rows["event"]))
     if by == "block":
         located = located.hstack([_name_blocks(located["module"], located["operator"])])
     if min_rows > 1:
         place = encode_texts(located[by])
-        located = located[np.flatnonzero(np.bincount(place)[place] >= min_rows)]
+        located = take_rows(located, np.flatnonzero(np.bincount(place)[place] >= min_rows))
     if located.is_empty():
         return
     costs = located["cost_ns"].to_numpy()

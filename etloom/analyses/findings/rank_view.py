@@ -12,7 +12,7 @@ import polars as pl
 
 from etloom.analyses.findings.gaps import LONG_PAUSE_NS, MIN_COMPUTE_NS, find_gaps
 from etloom.analyses.iterations import measure_iterations
-from etloom.core import arrays, categories, nesting, registry
+from etloom.core import arrays, categories, nesting, registry, text_codes
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.iterations import find_iterations
@@ -199,7 +199,19 @@ class RankView:
 
     def match_events(self, pattern: str) -> np.ndarray:
         """Return a mask of the events whose name matches a regular expression."""
-        return arrays.match_text(self.trace.events["name"], pattern)
+        return text_codes.match_pattern(self.trace.events["name"], pattern, codes=self._name_codes)
+
+    @cached_property
+    def _name_codes(self) -> text_codes.Codes:
+        return text_codes.read_codes(self.trace.events["name"])
+
+    def match_categories(self, values: Collection[str]) -> np.ndarray:
+        """Return a mask of the events of these categories."""
+        return text_codes.match_values(self.trace.events["cat"], tuple(values), self._category_codes)
+
+    @cached_property
+    def _category_codes(self) -> text_codes.Codes:
+        return text_codes.read_codes(self.trace.events["cat"])
 
     def match_activities(self, work: pl.DataFrame, pattern: str) -> pl.Series:
         """Return a mask of the rows of `activities` whose name matches a regular expression."""
@@ -238,12 +250,21 @@ class RankView:
 
         Columns: id, parent, cat, name (text), ts, end, dur, pid, tid, step.
         """
-        events = self.trace.events
-        mask = arrays.is_in(events["cat"], categories) & self._is_timed
+        mask = self.match_categories(categories) & self._is_timed
         if names:
             mask &= self.match_events(names)
+        rows = np.flatnonzero(mask)
+        if not rows.size:
+            return self._no_host_events.clone()
+        return self._take_host_events(rows)
+
+    @cached_property
+    def _no_host_events(self) -> pl.DataFrame:
+        return self._take_host_events(np.empty(0, np.int64))
+
+    def _take_host_events(self, rows: np.ndarray) -> pl.DataFrame:
         columns = ["id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name"]
-        matches = events[columns][np.flatnonzero(mask)]
+        matches = take_rows(self.trace.events[columns], rows)
         return matches.with_columns(
             matches["name"].cast(pl.String), (matches["ts"] + matches["dur"]).alias("end")
         )
@@ -393,12 +414,11 @@ class RankView:
 
     @cached_property
     def _is_operator(self) -> np.ndarray:
-        return arrays.is_in(self.trace.events["cat"], categories.OPERATOR_CATEGORIES)
+        return self.match_categories(categories.OPERATOR_CATEGORIES)
 
     @cached_property
     def _location_masks(self) -> dict[str, np.ndarray]:
-        events = self.trace.events
-        python = arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
+        python = self.match_categories(categories.PYTHON_CATEGORIES)
         nests = {"operator": self._is_operator & ~self.match_events(PLUMBING)}
         if not python.any():
             return nests | dict.fromkeys(("module", "frame"), python)
@@ -422,6 +442,8 @@ def _make_empty_iterations() -> pl.DataFrame:
 
 def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
     """Return the host events (pid, tid, ts, end) that do not start inside another one of their thread, by start."""
+    if events.height < 2:
+        return events
     ordered = events.sort("ts", "end", descending=(False, True), maintain_order=True)
     before = pl.col("end").cum_max().shift(1).over("pid", "tid")
     return ordered.filter((before <= pl.col("ts")).fill_null(True))
