@@ -128,12 +128,12 @@ class _TextTable:
         size = _count_codes(codes)
         if size > _MAX_KEPT:
             return _compute_distinct(column, codes, self._expression)
-        by_code = self._by_code
+        by_code = self._by_code  # read once: another thread may replace it
         if size >= by_code.size:
-            by_code = np.full(2 * size + 1, _UNKNOWN)
-            by_code[: self._by_code.size - 1] = self._by_code[:-1]
-            by_code[-1] = 0
-            self._by_code = by_code  # another thread's answers may be lost, and are computed again
+            larger = np.full(2 * size + 1, _UNKNOWN)
+            larger[: by_code.size - 1] = by_code[:-1]
+            larger[-1] = 0
+            self._by_code = by_code = larger  # another thread's answers may be lost, and are computed again
         numbers: Numbers = looked_up(by_code, codes, clip=True)
         unknown = np.flatnonzero(numbers == _UNKNOWN)
         if unknown.size:

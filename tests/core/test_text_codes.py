@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
@@ -66,3 +68,17 @@ def test_a_function_of_texts_sees_null_once() -> None:
     expected = ["aten" if text and text.startswith("aten") else "other" for text in TEXTS]
     assert new.to_list() == expected
     assert (new.name, new.dtype) == ("name", pl.Categorical)
+
+
+def test_a_table_that_another_thread_replaces_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = text_codes._TextTable(pl.col("text").cast(pl.String).str.contains("2"))
+    column = pl.Series([f"table {i}" for i in range(30)], dtype=pl.Categorical)
+    codes = text_codes.read_codes(column)
+    full = np.full
+
+    def replace_table(size: int, value: int, *arguments: Any) -> Any:
+        table._by_code = full(100 * size, np.uint8(255))
+        return full(size, value, *arguments)
+
+    monkeypatch.setattr(text_codes.np, "full", replace_table)
+    assert table.look_up(column, codes).tolist() == ["2" in text for text in column]
