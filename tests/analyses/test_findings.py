@@ -343,10 +343,11 @@ def test_only_zeros_are_zero_fill(tmp_path: Path, value: str, cost: int | None) 
 
 
 @pytest.mark.parametrize(
-    ("slow", "often", "cost"), [(4_000, 10, 4 * 3_900_000), (4_000, 20, None), (290, 10, None)]
+    ("slow", "often", "cost"),
+    [(4_000, 10, 4 * 3_900_000), (4_000, 20, 2 * 3_900_000), (4_000, 40, None), (290, 10, None)],
 )
 def test_oversubscription(tmp_path: Path, slow: int, often: int, cost: int | None) -> None:
-    """Of 40 calls of 100 us, 4 stand still for 3.9 ms more; two do not make a rule, nor does what is slow at times."""
+    """Of 40 calls of 100 us, some stand still for 3.9 ms more; one is an exception, and 190 us are none."""
     run, at = RankBuilder(), 0
     for call in range(40):
         took = slow if call % often == 0 else 100

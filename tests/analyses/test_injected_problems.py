@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("data")
 SEED, STRENGTH = 1, 10.0
 
 
-@pytest.mark.parametrize("kind", ["slow process", "slow loader (CPU)", "loop over elements"])
+@pytest.mark.parametrize(
+    "kind", ["slow process", "slow loader (CPU)", "loop over elements", "checkpoint (CPU)"]
+)
 def test_the_injected_problem_is_the_first_finding(kind: str) -> None:
     row = diagnose(Case(kind, "cpu", STRENGTH, SEED))
     assert row["place"] == 0, row["findings"]

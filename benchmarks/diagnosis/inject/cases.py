@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,7 +64,7 @@ def make_case(case: Case) -> Injected:
     target_ns = clean_ns * case.strength / 100
     while True:
         draft = Draft(base, base.draw_lags(case.seed), share, target_ns)
-        random = np.random.default_rng([case.seed, sorted(KINDS).index(case.kind), round(10 * case.strength)])
+        random = np.random.default_rng([case.seed, zlib.crc32(case.kind.encode()), round(10 * case.strength)])
         rank = kind.inject(draft, random)
         if not kind.scaled:
             return Injected(draft.make_job(draft.compute_times(0.0)), 0, 0.0, rank)
@@ -122,7 +123,7 @@ def diagnose(case: Case) -> dict[str, Any]:
     if kind is None or not kind.patterns:
         place = None if alarms else 0
     error = None
-    if place is not None and injected.cost_ns:
+    if place is not None and injected.cost_ns and kind is not None and kind.patterns:
         gain = (findings[place][3] or 0) - _find_clean_gains(case.base, case.seed).get(findings[place][0], 0)
         error = 100 * abs(gain - injected.cost_ns) / injected.cost_ns
     return {

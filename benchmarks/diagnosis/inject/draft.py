@@ -41,7 +41,7 @@ class Slot:
 class Call:
     """A host event to add. Its children run in it, after its own time: ``fixed`` ns, and ``weight``.
 
-    ``waits``: it returns after the device has finished what was launched before.
+    ``waits``: it returns after the device has finished what was launched before. ``columns``: others of its row.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Call:
     kernel: Kernel | None = None
     waits: bool = False
     fixed: int = 0
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Draft:
     """See the module.
 
     ``share``: of the occurrences that a kind may add, how many it adds. ``target_ns``: what they are to
-    cost. ``rank``: the only rank that has occurrences; None for all.
+    cost. ``rank``: the only rank that has occurrences; None for all. ``grids``: by rank and kernel, factor on its grid.
     """
 
     base: Base
@@ -97,6 +98,7 @@ class Draft:
     shift_ns: dict[int, int] = field(default_factory=dict)
     names: dict[int, dict[int, str]] = field(default_factory=dict)
     streams: dict[int, dict[int, int]] = field(default_factory=dict)
+    grids: dict[int, dict[int, float]] = field(default_factory=dict)
     launched: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -162,7 +164,9 @@ class Draft:
         if call.kernel is not None or call.cat == "cuda_runtime":
             self._correlation += 1
             correlation = self._correlation
-        event = self.add_event(rank, cat=call.cat, name=call.name, correlation=correlation, **track)
+        event = self.add_event(
+            rank, cat=call.cat, name=call.name, correlation=correlation, **track, **call.columns
+        )
         start = self._add_point(rank, event, PointRole.START, track["ts"])
         self._add_edge(tail, start, kind, owner=-1)
         inner = start
@@ -225,10 +229,10 @@ class Draft:
         is_collective = (events["cat"] == "kernel") & events["name"].cast(pl.String).str.contains("(?i)nccl")
         return int(events.filter(is_collective)["stream"][0])
 
-    def describe_collective(self, rank: int, event: int, number: int, size: int) -> None:
-        """Add the facts of an all-reduce that an added operator starts, of ``size`` bytes."""
+    def describe_collective(self, rank: int, event: int, number: int, size: int, kind: str) -> None:
+        """Add the facts of a collective that an added operator starts, of ``size`` bytes."""
         facts = self.base.job[rank].comms.filter(pl.col("collective") == "all_reduce").row(0, named=True)
-        facts |= {"node": None, "event": event, "seq": number, "bytes": size}
+        facts |= {"node": None, "event": event, "seq": number, "bytes": size, "collective": kind}
         facts |= {"in_nelems": size // 4, "out_nelems": size // 4}
         del facts["id"]
         self.add_row(rank, "comms", id=10_000_000 + event, **facts)
@@ -310,15 +314,17 @@ class Draft:
         """Add a row to another table of a rank."""
         self.tables.setdefault(rank, {}).setdefault(table, []).append(columns)
 
-    def match(self, kernels: Sequence[tuple[int, int]], weight: float) -> None:
-        """Make added activities, one of each rank, a collective that takes ``weight`` after the last arrival."""
+    def match(self, kernels: Sequence[tuple[int, int]], weight: float, fixed: int = 0) -> None:
+        """Make added activities, one of each rank, a collective that takes ``fixed`` ns and ``weight`` after the last
+        arrival.
+        """
         ends = [self._ends[kernel] for kernel in kernels]
         time = max(self._time(point) for point in ends)
         arrival = self._add_point(-1, -1, PointRole.ARRIVE, time)
         for end in ends:
             self._move(end, time)
             self._add_edge(end - 1, arrival, EdgeKind.ARRIVAL)
-            self._add_edge(arrival, end, EdgeKind.TRANSFER, 0, weight)
+            self._add_edge(arrival, end, EdgeKind.TRANSFER, fixed, weight)
 
     def serialize(self, rank: int, stream: int, event: int, limit: int) -> bool:
         """Let the next activity of another stream start after this one has ended; False if there is none."""
@@ -474,6 +480,13 @@ class Draft:
                     on_stream = pl.col("id").is_in(list(changed))
                     events = events.with_columns(tid=pl.when(on_stream).then("stream").otherwise("tid"))
         tables["events"] = events
+        if grids := self.grids.get(rank):
+            kernels = tables.get("kernels", trace.kernels)
+            factor = kernels["event"].replace_strict(
+                list(grids), list(grids.values()), default=1.0, return_dtype=pl.Float64
+            )
+            grid = (kernels["grid_x"] * factor).round().cast(kernels.schema["grid_x"])
+            tables["kernels"] = kernels.with_columns(grid_x=grid)
         retimed = retime_rank(trace.replace(None, **tables), graph, times, rank)
         if shift := self.shift_ns.get(rank):
             retimed = retimed.replace(None, events=retimed.events.with_columns(pl.col("ts") + shift))

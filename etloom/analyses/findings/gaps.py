@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
 
 CAUSES = (
-    *("data", "save", "compile", "profiler", "compute", "allocator", "copy", "sync", "pause"),
+    *("data", "save", "compile", "profiler", "compute", "allocator", "copy", "sync", "pause", "call"),
     *("launch", "device"),
 )
 """Causes of a gap between activities.
@@ -25,7 +25,8 @@ CAUSES = (
 The host was loading data, saving a checkpoint, compiling, held up by the profiler, computing itself (operators that
 launch nothing), allocating device memory, returned from a copy out of pageable memory, or from another call that
 synchronizes, after the device had become idle, ran no
-operator for `LONG_PAUSE_NS` or more within an annotated step, or launched late (or nothing more) for another reason; or
+operator for `LONG_PAUSE_NS` or more within an annotated step, was in one call of the runtime for that long, or launched
+late (or nothing more) for another reason; or
 the work was launched in time and the device started it late (the stream waited, or launch delay).
 
 A late launch explains a gap only until its call returned, and the usual launch latency thereafter: a longer rest is a
@@ -78,7 +79,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     is_last = ends > view.busy.starts[-1]
     late = (has_launch & (called > starts)) | is_last
     until = np.where(is_last, ends, np.where(late, called, starts))
-    stalls = _list_stalls(view)
+    stalls = list_stalls(view)
     cause, responsible = _attribute_gaps(view, stalls, starts, until, late, is_last)
     responsible = np.where(responsible < 0, to_array(after["launch"], -1).astype(np.int64), responsible)
     columns = {
@@ -99,17 +100,18 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     return gaps.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
 
 
-def _list_stalls(view: RankView) -> dict[str, Intervals]:
+def list_stalls(view: RankView) -> dict[str, Intervals]:
     """Return the times at which something other than the device blocks the host, by cause."""
-    return {
+    stalls = {
         "data": view.data_loading,
         "save": view.saving,
         "compile": view.compiling,
         "profiler": view.profiling,
         "compute": view.host_computing,
         "allocator": view.allocating,
-        "pause": view.pausing,
     }
+    # No operator runs in many of these either: a pause is what they do not explain.
+    return {**stalls, "pause": view.pausing - union(stalls.values()), "call": view.long_calling}
 
 
 def _attribute_gaps(
@@ -123,7 +125,7 @@ def _attribute_gaps(
     """Return the cause of each gap (its index in `CAUSES`), and the id of the responsible call, -1 for the launch.
 
     Args:
-        stalls: The result of `_list_stalls`.
+        stalls: The result of `list_stalls`.
         starts: Start of each gap.
         until: When the late launch that ends it began; its start if there is none.
         late: True if a late launch, or nothing, ends it.

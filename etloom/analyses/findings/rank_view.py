@@ -39,6 +39,10 @@ COMPILES = (
     r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
     r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)"
 )
+_ALLOCATING_OPERATORS = r"^aten::(?:empty\w*|new_empty\w*|resize_\w*|set_)$"
+"""Matches operators that only allocate: if one takes long, it initializes the device or waits for the allocator."""
+_BLOCKS = r"(?i)synchronize|memcpy|wait|query"
+"""Matches calls of the runtime that may wait for the device."""
 _OVERHEAD = r"^(?:Activity Buffer|Buffer Flush|Instrumentation|CUPTI|Resource$)"
 _PROFILER = (
     r"torch/(?:autograd/)?profiler(?:/profiler)?\.py\(\d+\): "
@@ -355,6 +359,22 @@ class RankView:
         return Intervals.of(idle.starts[is_long], idle.ends[is_long])
 
     @cached_property
+    def long_calls(self) -> pl.DataFrame:
+        """Calls of the runtime or driver of `LONG_PAUSE_NS` or more that neither wait for the device nor allocate.
+
+        Columns as in `find_host_events`.
+        """
+        calls = self.find_host_events("", categories.RUNTIME_CATEGORIES)
+        calls = calls.filter(pl.col("dur") >= LONG_PAUSE_NS)
+        other = pl.concat([self.sync_calls["id"], self.allocations["id"]])
+        return calls.filter(~pl.col("id").is_in(other.implode()) & ~pl.col("name").str.contains(_BLOCKS))
+
+    @cached_property
+    def long_calling(self) -> Intervals:
+        """Times at which some thread was in one of `long_calls`."""
+        return Intervals.of(self.long_calls["ts"], self.long_calls["end"])
+
+    @cached_property
     def host_operators(self) -> pl.DataFrame:
         """Innermost operators that compute on the host: they launch nothing and take `MIN_COMPUTE_NS` or more.
 
@@ -363,7 +383,8 @@ class RankView:
         calls = self.find_host_events("", categories.OPERATOR_CATEGORIES)
         is_parent = pl.col("id").is_in(self.trace.events["parent"].drop_nulls().unique().implode())
         long = calls.filter((pl.col("dur") >= MIN_COMPUTE_NS) & pl.col("name").str.starts_with("aten::"))
-        return long.filter(~is_parent & ~categories.is_communication())
+        allocates = pl.col("name").str.contains(_ALLOCATING_OPERATORS)
+        return long.filter(~is_parent & ~allocates & ~categories.is_communication())
 
     @cached_property
     def host_computing(self) -> Intervals:

@@ -78,7 +78,25 @@ def copy_tensors(draft: Draft, random: Random) -> None:
             draft.add_calls(slot, [Call("aten::contiguous", children=(inner,))])
 
 
+def evaluate_one_rank(draft: Draft, random: Random) -> int:
+    """One rank evaluates the model at the end of each step, and the others wait for it."""
+    draft.rank = draw_rank(draft, random)
+    names = ("aten::addmm", "aten::gelu", "aten::layer_norm", "aten::softmax")
+    for _, slots in draw_slots(draft, random, 1, low=0.2, high=0.5):
+        for slot in slots:
+            draft.add_calls(slot, [Call(names[i % 4], 1.0, fixed=20_000) for i in range(24)])
+    return draft.rank
+
+
+def save_checkpoint(draft: Draft, random: Random) -> None:
+    occurrences = list(draw_slots(draft, random, 1, low=0.95))
+    for slot in occurrences[int(random.integers(len(occurrences)))][1]:
+        draft.add_calls(slot, [Call("torch/serialization.py(965): save", 1.0, "python_function")])
+
+
 PROCESSORS = (
+    Kind("evaluation on one rank (CPU)", CPU, evaluate_one_rank, ("stragglers", "additional-work")),
+    Kind("checkpoint (CPU)", CPU, save_checkpoint, ("checkpoints",)),
     Kind("slow process", CPU, slow_process, ("stragglers",)),
     Kind("unbalanced stage", PIPELINE, slow_process, ("stragglers",)),
     Kind("oversubscription", CPU, oversubscription, ("oversubscription",)),

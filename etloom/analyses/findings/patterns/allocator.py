@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import polars as pl
 
-from etloom.analyses.findings.finding import HOST, Finding, describe_place, format_times, sum_places
+from etloom.analyses.findings.finding import (
+    BOTH,
+    HOST,
+    Finding,
+    describe_place,
+    format_times,
+    sum_findings,
+    sum_places,
+)
 from etloom.analyses.findings.rank_view import RankView
 
 MAX_WARM_UP = 1.5
 """The calls of the first step are warm-up if they take this many times as long as those of a later step."""
 
 SCOPE = "rank"
+_SUMMED = ("cost_ns", "lost", "in_steps_ns", "components")
 
 
 def find(view: RankView) -> Iterator[Finding]:
@@ -25,7 +35,7 @@ def find(view: RankView) -> Iterator[Finding]:
         if len(launches):
             steady = steady.filter(pl.col("ts") > launches[len(launches) // 10])
         guessed = f" ({view.warmup_caveat}: may be warm-up)"
-    yield from sum_places(
+    calls = sum_places(
         view,
         steady.select("step", "name", "end", start="ts", cost_ns="dur", event="id"),
         lambda row: (
@@ -40,6 +50,21 @@ def find(view: RankView) -> Iterator[Finding]:
         tracks=HOST,
         by="name",
     )
+    for finding in calls:
+        # What the host launches late after the calls is due to them, too.
+        is_due = (pl.col("cause") == "allocator") & pl.col("is_late_effect")
+        late = view.gaps.filter(is_due & pl.col("event").is_in(steady["id"].implode()))
+        gaps = sum_places(
+            view,
+            late.with_columns(cost_ns="gap_ns"),
+            lambda _, finding=finding: finding.title,  # type: ignore[misc]
+            confidence=finding.confidence,
+            advice=finding.advice,
+            tracks=BOTH,
+            by="name",
+        )
+        both = sum_findings([finding, *gaps], finding.title)
+        yield replace(finding, **{name: getattr(both, name) for name in _SUMMED})
 
 
 def _leave_out_warm_up(calls: pl.DataFrame, since: int, step_count: int) -> pl.DataFrame:

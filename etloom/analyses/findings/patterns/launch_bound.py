@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import (
     BOTH,
+    HOST,
     Finding,
     describe_long_gaps,
     describe_place,
     find_long_gaps,
+    format_times,
+    sum_findings,
     sum_places,
 )
+from etloom.analyses.findings.gaps import list_stalls
 from etloom.analyses.findings.rank_view import RankView
+from etloom.core.arrays import take_rows
+from etloom.core.intervals import Intervals, union
 from etloom.core.text import count_noun
 
 SCOPE = "rank"
+MIN_STEPS = 3
+MIN_WARM_UP = 0.1
+"""Share of another step by which the host's work in the first one is longer at least if it is warm-up."""
 _ADVICE = (
     "capture the step in a CUDA graph or torch.compile it (mode='reduce-overhead'), fuse small operators "
     "(foreach or fused optimizers), or give each launch more work (a larger batch)"
@@ -31,9 +41,11 @@ _LONG_GAPS_ADVICE = "check on the timeline what the host does in the long gaps: 
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    late = view.gaps.filter(pl.col("cause") == "launch").with_columns(cost_ns="gap_ns")
+    late = view.compute_once(list_late_launches)
+    late = late.with_columns(cost_ns="usual_ns")
     first = view.steps["start"].min()
-    early = pl.lit(False) if first is None else 2 * (first - pl.col("start")) > pl.col("gap_ns")
+    early = pl.lit(False) if first is None else 2 * (first - pl.col("start")) > pl.col("cost_ns")
+    late = late.with_columns(early=early)
 
     def warm_up(row: dict[str, Any]) -> str:
         if row["early"] and 2 * row["longest"][0] > row["cost_ns"]:
@@ -57,12 +69,106 @@ def find(view: RankView) -> Iterator[Finding]:
             else _ADVICE
         )
 
-    yield from sum_places(
-        view,
-        late.with_columns(early=early),
-        title,
-        confidence="medium",
-        advice=advice,
-        tracks=BOTH,
-        by="block",
+    findings = [
+        *sum_places(
+            view,
+            late.filter(~pl.col("is_hidden")),
+            title,
+            confidence="medium",
+            advice=advice,
+            tracks=BOTH,
+            by="block",
+        ),
+        *sum_places(
+            view,
+            late.filter("is_hidden"),
+            lambda row: (
+                "host-bound: computation waits for the host to launch while the device only communicates, "
+                f"{format_times(row['count'])}"
+            ),
+            confidence="medium",
+            advice=_ADVICE,
+            tracks=HOST,
+            by="block",
+            hidden=_list_waits(view),
+        ),
+    ]
+    if findings:
+        yield sum_findings(findings, findings[0].title)
+
+
+def list_late_launches(view: RankView) -> pl.DataFrame:
+    """Return the times in which computation waits for the host to launch it.
+
+    Returns:
+        The columns of `find_gaps`; is_hidden (the device communicates meanwhile), and usual_ns, the cost without what
+        the first step loses because its host works longer than in other steps.
+    """
+    idle = view.gaps.filter(pl.col("cause") == "launch").with_columns(is_hidden=pl.lit(False))
+    late = pl.concat([idle, _find_hidden(view).select(idle.columns)])
+    usual = pl.col("gap_ns")
+    first_step, excess_ns = _measure_warm_up(view)
+    if excess_ns:
+        first_ns = late.filter(pl.col("step") == first_step)["gap_ns"].sum()
+        share = 1 - min(1.0, excess_ns / max(1, first_ns))
+        usual = usual * pl.when(pl.col("step") == first_step).then(share).otherwise(1.0)
+    return late.with_columns(usual_ns=usual.round().cast(pl.Int64))
+
+
+def _measure_warm_up(view: RankView) -> tuple[int | None, int]:
+    """Return the first annotated step, and by how much longer the host works in it than in any other, ns.
+
+    0 if that is less than `MIN_WARM_UP` of the time or the step launches more; waits for the device are no work.
+    """
+    steps = view.steps
+    if steps.height < MIN_STEPS:
+        return None, 0
+    waits = _list_waits(view).covered(steps["start"], steps["end"])
+    work = (steps["end"] - steps["start"]).to_numpy() - waits
+    counts = dict(view.activities.group_by("step").agg(pl.col("launch").count()).iter_rows())
+    launches = [counts.get(step, 0) for step in steps["step"]]
+    excess_ns = int(work[0] - work[1:].max())
+    is_usual = launches[0] <= (1 + MIN_WARM_UP) * max(launches[1:])
+    is_long = excess_ns > MIN_WARM_UP * work[1:].max()
+    return int(steps["step"][0]), excess_ns if is_usual and is_long else 0
+
+
+def _find_hidden(view: RankView) -> pl.DataFrame:
+    """Return the times in which the device only communicates although the host launches computation late.
+
+    They end when the computation starts, before the communication does: it does not wait for its result.
+    """
+    times = view.activity.times
+    other = union(intervals for kind, intervals in times.items() if kind != "communication")
+    uncovered = times["communication"] - other
+    work = view.activities.filter(pl.col("kind") != "communication")
+    if view.window is not None:
+        uncovered = uncovered.clip(*view.window)
+    if not uncovered.total or work.is_empty():
+        return view.gaps.clear().with_columns(is_hidden=pl.lit(True))
+    following = np.searchsorted(work["ts"].to_numpy(), uncovered.ends)
+    rows = take_rows(
+        work.select("ts", "launch", "launch_ts", "step", "stream", "name"),
+        np.where(following == work.height, -1, following),
     )
+    table = rows.with_columns(
+        start=pl.Series(uncovered.starts),
+        end=pl.Series(uncovered.ends),
+        cause=pl.lit("launch", view.gaps.schema["cause"]),
+    )
+    running = times["communication"].covered(uncovered.ends, uncovered.ends + 1) > 0
+    is_late = (pl.col("ts") == pl.col("end")) & (pl.col("launch_ts") > pl.col("start")) & pl.Series(running)
+    table = table.filter(is_late).with_columns(end=pl.min_horizontal("end", "launch_ts"))
+    table = table.with_columns(
+        gap_ns=pl.col("end") - pl.col("start"),
+        is_late_effect=pl.lit(False),
+        event=pl.col("launch").cast(pl.Int64),
+        is_hidden=pl.lit(True),
+    )
+    return table.select(*(pl.col(name).cast(dtype) for name, dtype in view.gaps.schema.items()), "is_hidden")
+
+
+def _list_waits(view: RankView) -> Intervals:
+    """Return the times at which the host is held up by the device, or by what other patterns report."""
+    waits = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
+    return union([waits, *list_stalls(view).values()])

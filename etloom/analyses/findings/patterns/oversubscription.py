@@ -8,23 +8,25 @@ import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, compute_cost
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core import categories
+from etloom.core import arrays, categories
 from etloom.core.intervals import Intervals
 
-MIN_CALLS = 20
+MIN_CALLS = 6
 """Calls of one operator with one shape needed to know their usual duration."""
-MIN_RATIO = 3
+MIN_RATIO, MIN_SPREAD = 3, 2
+"""An interrupted call takes MIN_RATIO times the median of its duration, or MIN_SPREAD times the upper quartile."""
 MIN_DELAY_NS = 500_000
-"""A call that takes MIN_RATIO times its usual duration, and this much longer, was interrupted: schedulers
-assign a processor to other threads for a millisecond or more.
+"""An interrupted call takes this much longer: schedulers assign a processor to other threads for a millisecond or more.
 """
-MIN_INTERRUPTED = 3
+MIN_INTERRUPTED = 2
 
 SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    if view.activity.basis == "device":
+    # With calls of the runtime it is a GPU job whose kernels were not recorded: its operators wait for the device.
+    launches = arrays.is_in(view.trace.events["cat"], categories.RUNTIME_CATEGORIES).any()
+    if view.activity.basis == "device" or launches:
         return
     calls = view.find_host_events("", categories.OPERATOR_CATEGORIES).filter(~categories.is_communication())
     # Only calls without nested ones, so that an interruption is counted once.
@@ -32,12 +34,20 @@ def find(view: RankView) -> Iterator[Finding]:
     signature = ("name", "dims")
     repeated = (
         leaves.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
-        .with_columns(usual_ns=pl.col("dur").median().over(signature), calls_alike=pl.len().over(signature))
+        .with_columns(
+            usual_ns=pl.col("dur").median().over(signature),
+            most_ns=pl.col("dur").quantile(0.75, "lower").over(signature),
+            calls_alike=pl.len().over(signature),
+        )
         .filter(pl.col("calls_alike") >= MIN_CALLS)
         .with_columns(start="ts", cost_ns=(pl.col("dur") - pl.col("usual_ns")).round().cast(pl.Int64))
     )
     interrupted = repeated.filter(
-        (pl.col("cost_ns") > MIN_DELAY_NS) & (pl.col("dur") > MIN_RATIO * pl.col("usual_ns"))
+        (pl.col("cost_ns") > MIN_DELAY_NS)
+        & (
+            (pl.col("dur") > MIN_RATIO * pl.col("usual_ns"))
+            | (pl.col("dur") > MIN_SPREAD * pl.col("most_ns"))
+        )
     )
     if interrupted.height < MIN_INTERRUPTED:
         return

@@ -1,0 +1,56 @@
+"""Forward operators run again in backward: activation checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.findings.finding import DEVICE, HOST, Finding, describe_place, sum_places
+from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.recompute import find_recomputed
+from etloom.core import arrays, categories, nesting
+from etloom.core.text import count_noun
+
+SCOPE = "rank"
+
+
+def find(view: RankView) -> Iterator[Finding]:
+    events = view.trace.events
+    operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    operator &= events["depth"].is_not_null().to_numpy()
+    backward = operator & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    if not backward.any():
+        return
+    repeated, _, _ = find_recomputed(view.trace, view.parents.astype(np.int64), operator, backward)
+    if not repeated.size:
+        return
+    yield from sum_places(
+        view,
+        _list_work(view, repeated),
+        lambda row: (
+            f"{count_noun(len(repeated), 'operator')} of the forward pass run again in the backward pass"
+            f"{describe_place(row)}: activation checkpointing"
+        ),
+        confidence="medium",
+        advice="this is the price of memory: if some is free, checkpoint fewer layers, or only operators that are "
+        "cheap to repeat (selective checkpointing, torch.utils.checkpoint's context_fn)",
+        tracks=DEVICE if view.activity.basis == "device" else HOST,
+    )
+
+
+def _list_work(view: RankView, repeated: np.ndarray) -> pl.DataFrame:
+    """Return the kernels of these operators, or without a GPU the operators themselves, as input for `sum_places`."""
+    events = view.trace.events
+    if view.activity.basis != "device":
+        rows = events[repeated].filter(pl.col("dur").is_not_null())
+        return rows.select(
+            "step", "name", start="ts", end=pl.col("ts") + pl.col("dur"), cost_ns="dur", event="id"
+        )
+    is_repeated = np.zeros(events.height, np.bool_)
+    is_repeated[repeated] = True
+    launches = view.find_rows(view.activities["launch"])
+    inside = nesting.find_nearest_ancestor(view.parents, is_repeated, launches) >= 0
+    kernels = view.activities.filter(pl.Series(inside & (launches >= 0)))
+    return kernels.select("step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch")
