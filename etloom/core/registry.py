@@ -352,7 +352,8 @@ def list_entry_points(group: str) -> importlib.metadata.EntryPoints:
 
 @cache
 def _read_entry_points(path: tuple[str, ...]) -> Any:
-    """Return the entry points of all packages on a path, which is that of the process."""
+    """Return the entry points of all packages on a path; the argument makes the cache depend on the process's
+    path."""
     return importlib.metadata.entry_points()
 
 

@@ -1,4 +1,4 @@
-"""Threads that work in turns: one rests exactly while another, at rest until then, works."""
+"""Threads that work in turns: a thread rests exactly while another one, which rested until then, works."""
 
 from __future__ import annotations
 

@@ -29,11 +29,12 @@ MAX_QUEUE_DELAY_NS = 100_000
 
 
 class SynchronizationEdges:
-    """The host's waits of a linked trace that fit its points; places index `HostThreads` and `GpuActivities`.
+    """The waits of the host in a linked trace that fit its points; places are indices of `HostThreads` and
+    `GpuActivities`.
 
     ``end`` (place of the point at which the call returns), ``on`` (place of the activity), ``skewed``: the activity
-    seems to end after the return. ``inferred``: number of waits inferred from calls and times, ``lost``: of waits
-    without points, or inconsistent even with clock skew, stream waits included.
+    seems to end after the return. ``inferred``: number of waits inferred from calls and times. ``lost``:
+    number of waits (also of streams) without points, or inconsistent even with clock skew.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ class RankView:
         return result
 
     def find(self, pattern: str) -> Sequence[Finding]:
-        """Return the findings of a pattern of ranks."""
+        """Return the findings of a pattern that looks at single ranks."""
         if self._stored is not None and pattern in self._stored.findings:
             return self._stored.findings[pattern]
         return list(registry.get("patterns", pattern).find(self))

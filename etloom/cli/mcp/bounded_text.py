@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 2000
 _RESERVED_TOKENS = 60
-"""Tokens kept for the line that says what was cut."""
+"""Tokens reserved for the line that reports how much was cut."""
 _MAX_CELL = 160
 _TOKEN = re.compile(r"[A-Za-z]{1,4}|\d{1,2}|\s+|.", re.ASCII)
 
