@@ -27,7 +27,6 @@ from etloom.replayer.comms.plan_builder import build_plan
 from etloom.replayer.launch_environment import Process
 from etloom.replayer.plan import Call, Plan, plan_caveats, plan_table
 from support.paths import ROOT
-
 from support.processes import by_shell, ended, free_port, processes, wait_for_calls
 from support.replays import all_reduce_call, write_calls
 
