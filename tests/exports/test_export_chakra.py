@@ -427,6 +427,24 @@ ACCURACY = {
 """How far the makespan of dependencies alone, and that on a simulator's resources, is from the recorded one."""
 
 
+def test_delays_of_a_stream_do_not_hold_up_another_one(tmp_path: Path) -> None:
+    """Stream 8 waits for something that was not recorded while stream 7 works; the host waits for stream 7."""
+    rank = small_traces.RankBuilder().op("aten::mm", 0, 250)
+    rank.kernel(10, 300, 20, stream=8)
+    for number in range(4):
+        rank.kernel(20 + 10 * number, 80 + 40 * number, 38, stream=7)
+    rank.op("cudaDeviceSynchronize", 70, 170, "cuda_runtime").op("aten::add", 250, 50).op(
+        "aten::add", 300, 50
+    )
+    nodes = nodes_of(etloom.link(rank.trace(tmp_path)), serialize=True)
+    ends = schedule_nodes(nodes).end
+    begin = min(node.attributes["start_ns"] for node in nodes)
+    assert sum(node.attributes["cat"] == "kernel" for node in nodes) == 5
+    for node in nodes:
+        recorded = node.attributes["start_ns"] + node.attributes["duration_ns"] - begin
+        assert abs(ends[node.id] - recorded) <= 1000, node.name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACCURACY)
 def test_recordings_take_what_they_took(name: str, data: Path) -> None:

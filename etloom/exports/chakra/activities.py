@@ -78,20 +78,23 @@ class Activities:
         return len(self.kind)
 
 
-def build_activities(graph: Graph, row: Int64Array, edge_owner: Int64Array, *, delays: bool) -> Activities:
+def build_activities(
+    graph: Graph, row: Int64Array, edge_owner: Int64Array, is_computation: Mask, *, delays: bool
+) -> Activities:
     """Cut the graph of one rank into activities.
 
     Args:
         graph: Dependency graph of one rank.
         row: Row of the event of each point.
         edge_owner: For each edge, the row of the event that its time belongs to, or `NO_OWNER`.
+        is_computation: For each event, whether it is a computation of the device. Simulators run one at a time.
         delays: Whether the time from a launch, or from the preceding work of the stream, to the start of GPU work
             becomes an activity, and a range takes the time from the start of the operator that issued it. Otherwise
             the work starts immediately.
     """
     points = _analyze_points(graph)
     host = _cut_threads(graph, points, edge_owner)
-    device = _collect_device_work(graph, points, row, delays=delays)
+    device = _collect_device_work(graph, points, row, is_computation, delays=delays)
     table = _order_activities(points, row, host, device)
     index = _index_activities(len(graph), host, device, table)
     first, dependencies = _collect_dependencies(points, host, device, index, len(table))
@@ -213,7 +216,8 @@ class _DeviceWork:
     start_ns: start of the work in ns; a range starts when it was issued, since waiting for its backend is part of the
     communication, as in the graph. is_range: whether it is a range. issued: for each range, the point at which it was
     issued. work_end: as in `_Points`, of ranges too. delayed: whether a delay is written before the work. delay_ns:
-    start of each of these delays in ns.
+    start of each of these delays in ns. follows: end of the computation of another stream that the delay, or the work,
+    waits for, else -1.
     """
 
     start: Int64Array
@@ -224,9 +228,12 @@ class _DeviceWork:
     work_end: Int64Array
     delayed: Mask
     delay_ns: Int64Array
+    follows: Int64Array
 
 
-def _collect_device_work(graph: Graph, points: _Points, row: Int64Array, *, delays: bool) -> _DeviceWork:
+def _collect_device_work(
+    graph: Graph, points: _Points, row: Int64Array, is_computation: Mask, *, delays: bool
+) -> _DeviceWork:
     """Stage 3: the GPU work and ranges, and the delays before them."""
     work = np.flatnonzero(points.work)
     end = graph.target[work].astype(np.int64)
@@ -245,12 +252,32 @@ def _collect_device_work(graph: Graph, points: _Points, row: Int64Array, *, dela
         start_ns[is_range] = points.ns[issued]
     is_late = points.linked[start] & ~is_range
     delay_ns = np.where(is_late, np.minimum(points.latest_ns[start], points.ns[start]), points.ns[start])
+    follows = np.full(len(work), -1, np.int64)
+    if delays:
+        exclusive = np.flatnonzero(~is_range & is_computation[row[end]])
+        follows[exclusive] = _find_interrupting_work(
+            points, start[exclusive], end[exclusive], delay_ns[exclusive]
+        )
+        delay_ns = np.where(follows >= 0, points.ns[follows], delay_ns)
     delay_us = points.us[start] - np.floor_divide(delay_ns, 1000)
     shared = np.zeros(len(graph), bool)  # starts on which other starts depend
     shared[points.source[graph.kind[points.edges] == EdgeKind.OVERLAP]] = True
     delayed = (delays & (delay_us > 0)) | shared[start]
     delay_ns = (delay_ns if delays else points.ns[start])[delayed]
-    return _DeviceWork(start, start_ns, end, is_range, issued, work_end, delayed, delay_ns)
+    return _DeviceWork(start, start_ns, end, is_range, issued, work_end, delayed, delay_ns, follows)
+
+
+def _find_interrupting_work(
+    points: _Points, start: Int64Array, end: Int64Array, delay_ns: Int64Array
+) -> Int64Array:
+    """Return the end of the last computation before each one, if it ran during the delay of that one, else -1.
+
+    A simulator runs delays and computations one at a time, so a delay must not hold up the work of other streams.
+    """
+    ends = np.append(-1, np.sort(end))
+    previous = ends[np.searchsorted(ends, start) - 1]
+    interrupts = (previous >= 0) & (points.ns[previous] > delay_ns)
+    return np.where(interrupts, previous, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,6 +366,7 @@ def _collect_dependencies(
             np.where(into_work, index.starting[points.target], index.ending[points.target]),
             index.ending[device.end[device.delayed]],
             index.starting[device.start[device.is_range]],
+            index.starting[device.start[device.follows >= 0]],
         ]
     )
     before = np.concatenate(
@@ -347,6 +375,7 @@ def _collect_dependencies(
             index.completed[points.source],
             index.ending[late],
             index.completed[device.issued],
+            index.ending[device.follows[device.follows >= 0]],
         ]
     )
     exists = (before >= 0) & (after >= 0)

@@ -78,7 +78,10 @@ def _build_activities(trace: Trace, *, delays: bool) -> Activities:
     operator = nesting.find_nearest_ancestor(parent, is_operator, owner)
     is_outside_call = (operator < 0) & (owner >= 0) & np.append(is_call, False)[owner]
     row = rows_of_ids(events, _nullable_ids(graph.event)).astype(np.int64)
-    return build_activities(graph, row, np.where(is_outside_call, owner, operator), delays=delays)
+    kinds = categories.add_kernel_type(events.select("cat", "name"))["kind"]
+    is_computation = (kinds.is_not_null() & (kinds != "communication")).to_numpy()
+    owners = np.where(is_outside_call, owner, operator)
+    return build_activities(graph, row, owners, is_computation, delays=delays)
 
 
 def _ids_of_rows(trace: Trace, rows: pl.Series) -> pl.Series:
