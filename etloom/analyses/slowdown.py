@@ -9,7 +9,8 @@ step time divided by the ideal one: 1.25 means that a quarter is added by operat
   run the same program), or of the data-parallel rank.
 - step: the step as recorded.
 
-by: show only these rows: job, type, worker, stage, data rank or step (default: all).
+by: show only these rows: job, type, worker, stage, data rank or step (default: all). worker is refused where events
+times ranks exceed 2,000,000,000, since each rank is simulated alone.
 
 - time_ns, ideal_ns: step time (mean over steps) with the item as recorded, and ideal.
 - recorded_ns: the recorded step time. Its difference from time_ns of the job is what the dependencies do not explain.
@@ -52,6 +53,8 @@ COLUMNS = {
     "ideal_ns": pl.Int64,
     "recorded_ns": pl.Int64,
 }
+MAX_SIMULATED_EVENTS = 2_000_000_000
+"""Events of all ranks times ranks: each rank takes two simulations of all, about 100 ns per event."""
 ITEMS = ("job", "type", "worker", "stage", "data rank", "step")
 _JOB = "all"
 
@@ -59,7 +62,7 @@ _JOB = "all"
 def analyze(job: Job, *, by: str | None = None) -> pl.DataFrame:
     if by is not None and by not in ITEMS:
         raise UnknownName("kind of item", by, ITEMS, option="by")
-    model = _build_model(job)
+    model = _build_model(job, by)
     ideal, times = model.simulate([np.zeros(model.size, bool), np.ones(model.size, bool)])
     recorded = float(model.span_ns.mean())
     rows: list[tuple[str, str, float, float | None]] = [("job", _JOB, float(times.mean()), 100.0)]
@@ -88,13 +91,19 @@ def analyze(job: Job, *, by: str | None = None) -> pl.DataFrame:
     return conform_columns(both.with_columns(pl.col("^.*_ns$").round()), COLUMNS)
 
 
-def _build_model(job: Job) -> WhatIfModel:
+def _build_model(job: Job, by: str | None) -> WhatIfModel:
     if has_operations(job):
         return OperationModel(job)
     from etloom.analyses.helpers.graph_model import GraphModel
 
     if len(job) < 2:
         raise AnalysisError("a slowdown needs at least two ranks", remedy="open the folder with all ranks")
+    events = sum(trace.rows("events") for trace in job.values())
+    if by in (None, "worker") and events * len(job) > MAX_SIMULATED_EVENTS:
+        raise AnalysisError(
+            f"the slowdown by each of {len(job):,} ranks takes {2 * len(job):,} simulations of {events:,} events",
+            remedy="choose --by job, type, stage or step; etloom analyze stragglers compares ranks",
+        )
     return GraphModel(job)
 
 

@@ -11,8 +11,10 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses import slowdown
+from etloom.analyses.helpers import dependency_graph
 from etloom.analyses.helpers.graph_model import GraphModel
-from etloom.core.errors import EtloomError
+from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
 from support import small_traces
 
@@ -188,6 +190,24 @@ def test_one_rank_of_a_linked_job_is_not_enough(tmp_path: Path) -> None:
     job = etloom.open(small_traces.write_run(tmp_path / "run", ranks=(0,)), use_cache=False)
     with pytest.raises(EtloomError, match="two ranks"):
         etloom.analyze(job, "slowdown")
+
+
+def test_each_of_many_ranks_is_not_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = etloom.open(small_traces.write_run(tmp_path / "run"), use_cache=False)
+    monkeypatch.setattr(slowdown, "MAX_SIMULATED_EVENTS", 10)
+    for by in (None, "worker"):
+        with pytest.raises(AnalysisError, match=r"each of 2 ranks takes 4 simulations of .* --by job, type"):
+            etloom.analyze(job, "slowdown", by=by)
+    assert etloom.analyze(job, "slowdown", by="job").height == 1
+
+
+def test_a_graph_that_would_exceed_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = etloom.open(small_traces.write_run(tmp_path / "run"), use_cache=False)
+    monkeypatch.setattr(dependency_graph, "available_memory", lambda: 1)
+    with pytest.raises(AnalysisError, match=r"graph of .* events takes about .* GB of memory.*rank=\[0, 1\]"):
+        etloom.analyze(job, "critical-path")
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from etloom.core.errors import AnalysisError
+from etloom.core.memory import available_memory
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, build_graph, check_timed
 
@@ -13,8 +15,16 @@ MAX_KEPT_EVENTS = 12_000_000
 """The graph of a larger job takes too much memory to be kept between analyses."""
 
 
+_BYTES_PER_EVENT = 400
+"""Peak memory of building and using a graph, per event (measured: 365)."""
+
+
 def build_dependencies(job: Job) -> DependencyGraph:
-    """Build the dependency graph, once for all questions; raise AnalysisError if the job has no timed event."""
+    """Build the dependency graph, once for all questions.
+
+    Raises:
+        AnalysisError: the job has no timed event, or its graph would exceed the available memory.
+    """
     return job.compute_once(_build) if is_kept(job) else _build(job)
 
 
@@ -24,6 +34,13 @@ def is_kept(job: Job) -> bool:
 
 
 def _build(job: Job) -> DependencyGraph:
+    events = sum(trace.rows("events") for trace in job.values())
+    if (size := events * _BYTES_PER_EVENT) > (available := available_memory()):
+        raise AnalysisError(
+            f"the dependency graph of {events:,} events takes about {size / 1e9:.1f} GB of memory; "
+            f"{available / 1e9:.1f} GB are available",
+            remedy="analyze some ranks: etloom.analyze(etloom.select(run, rank=[0, 1]), ...)",
+        )
     dependencies = build_graph(job)
     check_timed(dependencies, job)
     return dependencies
