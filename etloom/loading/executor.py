@@ -267,8 +267,10 @@ def run_in_parallel(
     """Return work(key) of every key, in order, computed in so many threads.
 
     The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
-    make Ctrl-C wait for a read that hangs.
+    make Ctrl-C wait for a read that hangs. A single key needs none.
     """
+    if len(keys) == 1:
+        return {keys[0]: work(keys[0])}
     remaining = iter(keys)
     results: dict[_Key, _Result] = {}
     raised: list[BaseException] = []

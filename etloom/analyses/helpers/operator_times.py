@@ -12,6 +12,15 @@ from etloom.core.nesting import compute_exclusive_time, find_nearest_ancestor
 from etloom.core.trace import Trace
 
 Rows = NDArray[np.int64]
+_REPLAYED_SCHEMA = {
+    "id": pl.UInt32,
+    "name": pl.Categorical,
+    "step": pl.Int64,
+    "device_ns": pl.Int64,
+    "outermost": pl.Boolean,
+}
+MAX_KEPT_EVENTS = 1_000_000
+"""Times of the operators of a larger trace take too much memory to be kept between analyses."""
 
 
 def add_self_time(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
@@ -31,6 +40,11 @@ def measure_operators(trace: Trace) -> pl.DataFrame:
         - device_ns: sum of the durations of the GPU activities launched in it or its callees
         - outermost: no operator of the same name encloses it, so that sums over outermost ones count no time twice
     """
+    is_kept = trace.rows("events") <= MAX_KEPT_EVENTS
+    return trace.compute_once(_measure_operators) if is_kept else _measure_operators(trace)
+
+
+def _measure_operators(trace: Trace) -> pl.DataFrame:
     events = trace.events
     is_operator = pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) & pl.col("dur").is_not_null()
     parent = rows_of_ids(events, events["parent"])
@@ -56,7 +70,10 @@ def measure_replayed_operators(trace: Trace) -> pl.DataFrame:
         - outermost: no operator of the same name encloses it
     """
     events = trace.events
-    pairs = trace.launches.filter(pl.col("captured").is_not_null())
+    captured = trace.launches["captured"]
+    if captured.null_count() == len(captured):
+        return pl.DataFrame(schema=_REPLAYED_SCHEMA)
+    pairs = trace.launches.filter(captured.is_not_null())
     parent = rows_of_ids(events, events["parent"])
     operators = is_in(events["cat"], (categories.CAPTURED_OPERATOR,))
     launch = rows_of_ids(events, pairs["launch"])

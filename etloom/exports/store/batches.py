@@ -26,7 +26,7 @@ from etloom.loading.executor import execute_plan, run_in_parallel
 from etloom.loading.plan import plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun
 
-MAX_RANKS = 512
+MAX_RANKS = 256
 """Ranks of a batch: starting a process takes about as long as ten small ranks."""
 MIN_RANKS = 8
 MAX_TABLE_BYTES = 256_000_000

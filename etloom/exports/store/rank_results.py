@@ -36,6 +36,7 @@ from etloom.core import categories
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Job, Trace
+from etloom.formats.parquet.writer import write_tables
 from etloom.loading.consistency import compute_extent, list_first_calls
 from etloom.timeline.activity import (
     Activity,
@@ -231,11 +232,8 @@ class KeptResults:
 
     def write(self, folder: Path) -> dict[str, list[list[int]]]:
         """Write a file per result, and return the rows of each rank, in the order of the file."""
-        for name, tables in self._tables.items():
-            if tables:
-                pl.concat(tables).write_parquet(
-                    _file_of(folder, name), compression="zstd", compression_level=1
-                )
+        tables_by_file = {_file_of(folder, name): tables for name, tables in self._tables.items() if tables}
+        write_tables({file: pl.concat(tables) for file, tables in tables_by_file.items()})
         return {name: [list(pair) for pair in rows.items()] for name, rows in self._rows.items()}
 
 

@@ -27,6 +27,7 @@ from etloom.core.version import __version__
 
 SUFFIX = ".parquet"
 LAYOUT_VERSION = 1
+_MAX_SMALL_ROWS = 100_000
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
@@ -103,11 +104,22 @@ def _count_rows(folder: Path) -> dict[str, int]:
 
 def _write_trace(trace: Trace, folder: Path) -> None:
     tables = trace.tables
-    for name, frame in tables.items():
-        frame.write_parquet(folder / f"{name}.parquet", compression="zstd", compression_level=1)
+    write_tables({folder / f"{name}.parquet": frame for name, frame in tables.items()})
     write_meta(
         folder, "trace", trace.meta, rows={name: tables[name].height for name in TABLES if name in tables}
     )
+
+
+def write_tables(tables: Mapping[Path, pl.DataFrame]) -> None:
+    """Write tables to files; small ones together, since starting a query takes longer than writing one."""
+    small = []
+    for file, frame in tables.items():
+        query = frame.lazy().sink_parquet(file, compression="zstd", compression_level=1, lazy=True)
+        if frame.height > _MAX_SMALL_ROWS:
+            query.collect(engine="streaming")
+        else:
+            small.append(query)
+    pl.collect_all(small, engine="streaming")
 
 
 def _is_replaceable(folder: Path) -> bool:
