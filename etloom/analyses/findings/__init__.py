@@ -106,9 +106,14 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
         row |= _simulate_gain(gains, findings, row["step_count"], limit)
         if row["pattern"] in splitting and len(findings) > 1:
             row |= _split_by_rank(row["pattern"], gains, findings, sizes)
-    late_rows = [row for row, _ in by_cost if row["pattern"] in splitting and len(views) > 1]
-    for row, findings in by_cost:
-        row["order"] = row.get("job_gain_ns")
+    artifacts = [all(finding.is_artifact for _, finding in findings) for _, findings in by_cost]
+    late_rows = [
+        row
+        for (row, _), is_artifact in zip(by_cost, artifacts, strict=True)
+        if row["pattern"] in splitting and len(views) > 1 and not is_artifact
+    ]
+    for (row, findings), is_artifact in zip(by_cost, artifacts, strict=True):
+        row["order"] = 0 if is_artifact else row.get("job_gain_ns")
         if row["pattern"] not in splitting:
             orders = [_compute_order(row, findings, late_row, list(views)) for late_row in late_rows]
             row["order"] = max(filter(None, orders), default=row["order"])

@@ -54,6 +54,7 @@ class Finding:
         kind: Distinguishes findings of one pattern; the same on all ranks.
         parts: The cost by place, largest first, if there are several places.
         components: The findings that this one sums, whose times and tracks differ.
+        is_artifact: It may exist in the recording only, and comes after all that promises a gain.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Finding:
     kind: str | None = None
     parts: tuple[Part, ...] = ()
     components: tuple[Finding, ...] = ()
+    is_artifact: bool = False
 
 
 def sum_places(

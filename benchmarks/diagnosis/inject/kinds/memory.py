@@ -122,6 +122,6 @@ MEMORY = (
     Kind("input copies", GPU, input_copies, ("copies",)),
     Kind("output copies", GPU, output_copies, ("copies", "host-sync")),
     Kind("many small copies", GPU, many_small_copies, ("copies", "launch-bound")),
-    Kind("emptied cache", GPU, emptied_cache, ("allocator",)),
+    Kind("emptied cache", GPU, emptied_cache, ("allocator", "host-sync")),
     Kind("allocator churn", GPU, allocator_churn, ("allocator",)),
 )

@@ -23,6 +23,6 @@ def find(view: RankView) -> Iterator[Finding]:
         ),
         confidence="high",
         advice="keep the value on the device: log it later or copy it with non_blocking=True; .item(), .cpu(), "
-        "nonzero, boolean masks and printing a tensor all synchronize",
+        "nonzero, boolean masks, printing a tensor and torch.cuda.empty_cache() all synchronize",
         tracks=BOTH,
     )

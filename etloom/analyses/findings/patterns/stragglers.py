@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import polars as pl
 
@@ -47,10 +48,16 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
     if len(views) < 2:
         return
     late = views.late_arrivals.filter(pl.col("own_late_ns") > pl.col("error"))
-    for (is_message,), rows in sorted(late.group_by(pl.col("collective") == "message")):
+    kinds = (pl.col("collective") == "message", pl.col("reason") == "later_recording")
+    for (is_message, is_artifact), rows in sorted(late.group_by(*kinds)):
         ranks = rows.partition_by("rank", as_dict=True)
         for (rank,), rank_rows in sorted(ranks.items()):
-            yield rank, _describe_rank(views[rank], rank_rows, is_message, (len(ranks), len(views)))
+            finding = _describe_rank(views[rank], rank_rows, is_message, (len(ranks), len(views)))
+            if is_artifact:
+                finding = replace(
+                    finding, kind=f"{finding.kind}, later recording", confidence="low", is_artifact=True
+                )
+            yield rank, finding
 
 
 def _describe_axis(rows: pl.DataFrame, job_size: int) -> str:
