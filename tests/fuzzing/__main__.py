@@ -19,7 +19,7 @@ from pathlib import Path
 from support.paths import ROOT
 
 CPU_SECONDS, SECONDS, BYTES = 10.0, 60.0, 1 << 30
-"""Limits of a case: CPU time, which other load does not change, elapsed time, and memory."""
+"""Limits of a case: CPU time, which other load does not change, elapsed time without waiting for a processor, memory."""
 _CASES_PER_WORKER = 400
 
 
@@ -50,7 +50,8 @@ class Worker:
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
         factor = 3 if self.cases == 1 else 1  # the first case also imports everything
-        deadline, cpu_limit = time.monotonic() + factor * SECONDS, self._cpu_seconds() + factor * CPU_SECONDS
+        cpu_limit = self._cpu_seconds() + factor * CPU_SECONDS
+        deadline = time.monotonic() + factor * SECONDS - self._queued_seconds()
         while True:
             try:
                 line = self._lines.get(timeout=0.05)
@@ -60,7 +61,7 @@ class Worker:
                     return [f"more than {BYTES >> 20} MiB in memory"]
                 if self._cpu_seconds() > cpu_limit:
                     return [f"more than {CPU_SECONDS:.0f} s of CPU time"]
-                if time.monotonic() > deadline:
+                if time.monotonic() - self._queued_seconds() > deadline:
                     return [f"more than {SECONDS:.0f} s"]
                 continue
             return line.rstrip("\n").split("\t")[1:] if line else None
@@ -77,6 +78,13 @@ class Worker:
         try:
             fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError):
+            return 0.0
+
+    def _queued_seconds(self) -> float:
+        """Return how long the process was ready to run while others had the processors."""
+        try:
+            return int(Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]) / 1e9
         except (OSError, IndexError):
             return 0.0
 
