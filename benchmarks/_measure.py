@@ -9,10 +9,13 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / ".venv-peers" / "bin" / "python"
@@ -66,6 +69,74 @@ Outcome = Figure | Failure
 Run = tuple[float, float, int, object]
 
 
+@dataclass(frozen=True)
+class Target:
+    """A figure next to the one that was asked for.
+
+    Attributes:
+        name: what was measured.
+        value: the figure.
+        unit: its unit.
+        asked: the figure asked for; None if none was.
+        is_maximum: the figure must not exceed the one asked for, else not fall below it.
+        baseline: the peer, or the simplest program of the same task; empty without one.
+        ratio: how many times as long as etloom the baseline takes.
+        limit: work that no program of this task can avoid.
+        distance: how many times as long as the limit etloom takes.
+    """
+
+    name: str
+    value: float
+    unit: str
+    asked: float | None = None
+    is_maximum: bool = True
+    baseline: str = ""
+    ratio: float | None = None
+    limit: str = ""
+    distance: float | None = None
+
+
+TARGETS = "ETLOOM_BENCH_TARGETS"
+"""The environment variable with the file that receives the targets of a run of benchmarks."""
+SLOW_SECONDS = 10
+"""Programs that take longer run once: they vary little."""
+IMPORTS = "import polars, numpy"
+"""What any process that uses tables does first."""
+
+
+def note_targets(*targets: Target) -> None:
+    """Append figures to the file that `write_page` reads; without it do nothing."""
+    if path := os.environ.get(TARGETS):
+        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.writelines(json.dumps(asdict(target)) + "\n" for target in targets)
+
+
+def read_targets(path: Path) -> list[Target]:
+    """Return the figures that `note_targets` wrote."""
+    return [Target(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def measure_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of the fastest of five runs."""
+    seconds = []
+    for _ in range(5):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def measure_copying(size: int = 1 << 28) -> float:
+    """Return the rate at which one thread copies memory that is in use, in bytes per second."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return size / measure_seconds(lambda: np.copyto(target, source))
+
+
+def measure_touching(size: int = 1 << 28) -> float:
+    """Return the rate at which one thread writes new memory, in bytes per second."""
+    return size / measure_seconds(lambda: np.ones(size, np.uint8))
+
+
 def run_once(task: Task, timeout: float) -> Run | str:
     """Return (seconds, CPU seconds, bytes, answer), or the last line of the error."""
     code = CHILD.format(setup=task.setup, body=task.body, answer=task.answer)
@@ -87,12 +158,15 @@ def run_once(task: Task, timeout: float) -> Run | str:
 
 
 def measure(tasks: Sequence[Task], rounds: int, timeout: float = 600) -> list[Outcome]:
-    """Run all tasks in turn, once per round, so that a busy minute affects all; a failed task is not repeated."""
+    """Run all tasks in turn, once per round, so that a busy minute affects all.
+
+    A task that failed, or takes more than `SLOW_SECONDS`, is not repeated.
+    """
     runs: dict[str, list[Run]] = {task.name: [] for task in tasks}
     failed: dict[str, Failure] = {}
     for turn in range(rounds):
         for task in tasks:
-            if task.name in failed:
+            if task.name in failed or (runs[task.name] and runs[task.name][0][0] > SLOW_SECONDS):
                 continue
             _progress(f"round {turn + 1} of {rounds}: {task.name}")
             outcome = run_once(task, timeout)

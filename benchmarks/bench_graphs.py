@@ -12,7 +12,21 @@ import time
 from pathlib import Path
 
 import numpy as np
-from _measure import PEERS, ROOT, Task, arguments, compare, machine, measure, peer_version, table
+from _measure import (
+    PEERS,
+    ROOT,
+    Figure,
+    Target,
+    Task,
+    arguments,
+    compare,
+    machine,
+    measure,
+    measure_touching,
+    note_targets,
+    peer_version,
+    table,
+)
 
 import etloom
 from etloom.graphs import algorithms, build_graph
@@ -83,9 +97,22 @@ def measure_speed(millions: float, rounds: int) -> None:
         "graph = Graph.from_edges(**draft); times = compute_times(graph)",
         "len(graph.source) if (times == graph.time).all() else None",
     )
+    outcomes = measure([task], rounds)
+    if isinstance(ours := outcomes[0], Figure):
+        touched = ours.peak / measure_touching()
+        note_targets(
+            Target(
+                f"graph and schedule of {millions:g} M points",
+                ours.seconds,
+                "s",
+                3 if millions >= 10 else None,
+                limit="first touch of its memory",
+                distance=ours.seconds / touched,
+            )
+        )
     compare(
         f"{millions:g} M points, median of {rounds}; without the input arrays",
-        measure([task], rounds),
+        outcomes,
         millions,
         "M points",
         "edges",
@@ -110,7 +137,19 @@ def compare_with_hta(rounds: int) -> None:
         PEERS,
     )
     tasks = [ours, theirs] if peer_version("traceinsight") else [ours]
-    compare("negative_queue_a100, without reading", measure(tasks, rounds), 1, "runs", "segments")
+    outcomes = measure(tasks, rounds)
+    mine, other = (*(one if isinstance(one, Figure) else None for one in outcomes), None)[:2]
+    if mine is not None:
+        note_targets(
+            Target(
+                "critical path of negative_queue_a100, without reading",
+                mine.seconds,
+                "s",
+                baseline="HTA",
+                ratio=None if other is None else other.seconds / mine.seconds,
+            )
+        )
+    compare("negative_queue_a100, without reading", outcomes, 1, "runs", "segments")
 
 
 def measure_fits() -> None:

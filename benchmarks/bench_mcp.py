@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _measure import machine, table
+from _measure import Target, machine, note_targets, table
 from make import make_ranks
 
 from etloom.cli.mcp.opened_runs import OpenedRuns
@@ -77,6 +77,16 @@ def measure_calls(tools: RunTools, count: int) -> tuple[list[list[str]], dict[st
             *np.percentile(later[:, 0], [50, 95]),
             *np.percentile(later[:, 1], [50, 95]),
         ]
+        note_targets(
+            Target(
+                f"mcp {name}, 95 % of the calls",
+                float(figures[3]),
+                "ms",
+                TARGET_MS,
+                baseline="its first call",
+                ratio=float(figures[0] / max(figures[3], 1e-3)),
+            )
+        )
         rows.append([name, str(len(pairs)), *(f"{figure:,.0f}" for figure in figures)])
     return rows, answers
 

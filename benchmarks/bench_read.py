@@ -20,11 +20,13 @@ from _measure import (
     PEERS,
     Figure,
     Outcome,
+    Target,
     Task,
     arguments,
     compare,
     machine,
     measure,
+    note_targets,
     peer_version,
     run_once,
     table,
@@ -188,6 +190,7 @@ def compare_with_targets(kind: str, size: float, outcomes: Sequence[Outcome]) ->
     title = {"kineto": "Kineto", "et": "execution trace"}[kind]
     speed, compressed_speed = {"kineto": (1200, 900), "et": (700, None)}[kind]
     rows = [make_row(f"{title}: speed", size, size / ours.seconds, speed, "MB/s")]
+    _note_speeds(f"read {title}, {size:.0f} MB", kind, size, by_name)
     if kind == "kineto":
         rows += [
             make_row(
@@ -212,8 +215,37 @@ def compare_with_targets(kind: str, size: float, outcomes: Sequence[Outcome]) ->
     return rows
 
 
+def _note_speeds(name: str, kind: str, size: float, by_name: dict[str, Figure]) -> None:
+    """Note the speed of reading plain text and gzip, next to the peers' and to reading the bytes."""
+    limit = by_name.get("limit: read the bytes")
+    asked = {"kineto": (1200, 900), "et": (700, None)}[kind]
+    peers = ["HTA, default backend"] if kind == "kineto" else []
+    for label, program, least in (
+        (name, "etloom.read", asked[0]),
+        (f"{name}, gzip", "etloom.read, gzip", asked[1]),
+    ):
+        ours = by_name.get(program)
+        if ours is None:
+            continue
+        for peer in (*peers, "json.load", "orjson.loads"):
+            other = by_name.get(peer)
+            note_targets(
+                Target(
+                    label,
+                    size / ours.seconds,
+                    "MB/s",
+                    least,
+                    is_maximum=False,
+                    baseline=peer,
+                    ratio=None if other is None else other.seconds / ours.seconds,
+                    limit="reading the bytes",
+                    distance=None if limit is None else ours.seconds / limit.seconds,
+                )
+            )
+
+
 def main() -> None:
-    options = arguments(__doc__ or "", (50, 300, 5000))
+    options = arguments(__doc__ or "")
     machine()
     peers = {name: peer_version(name) for name in ("traceinsight", "orjson")}
     print(

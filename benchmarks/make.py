@@ -190,6 +190,22 @@ def make_ranks(count: int, source: Path | None = None) -> Path:
     return folder
 
 
+def make_small_ranks(count: int) -> Path:
+    """Return a folder of ``count`` ranks of 3,400 events, copies of dlrm's apart from the rank, created if missing."""
+    folder = CACHE / f"small_ranks_{count}"
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        part.mkdir(parents=True, exist_ok=True)
+        for rank in range(count):
+            source = SOURCES.parent / "dlrm" / f"kineto_trace_{rank % 4}.json.gz"
+            _check_exists(source)
+            trace = json.loads(read_text(source))
+            trace["distributedInfo"] |= {"rank": rank, "world_size": count}
+            (part / f"kineto_trace_{rank}.json").write_text(json.dumps(trace))
+        part.rename(folder)
+    return folder
+
+
 def _check_exists(source: Path) -> None:
     if not source.is_file():
         sys.exit(f"{source}: no such trace to copy; set ETLOOM_DATA to the folder that holds nccl_ddp")

@@ -7,18 +7,41 @@ python benchmarks/write_page.py read link    # these
 from __future__ import annotations
 
 import ast
+import os
+import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from _measure import PEERS, ROOT, describe_machine
+from _measure import (
+    PEERS,
+    ROOT,
+    TARGETS,
+    Target,
+    describe_machine,
+    format_ratio,
+    measure_copying,
+    measure_touching,
+    read_targets,
+)
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "benchmarks.md"
-SCRIPTS = ("read", "link", "chakra", "graphs", "analyses", "ranks", "collect", "replay", "gate", "mcp")
+SCRIPTS = {
+    "read": ["--rounds", "3"],
+    "link": [],
+    "chakra": [],
+    "graphs": ["--rounds", "3"],
+    "analyses": ["--quick"],
+    "ranks": ["--ranks", "--rounds", "3"],
+    "collect": ["8"],
+    "replay": ["400"],
+    "mcp": ["--millions", "0.7", "--calls", "10"],
+}
+"""Benchmark -> the arguments with which all together take some ten minutes on two cores."""
 HEAD = """# Benchmarks
 
 `make bench` writes this page. Compare ratios, not seconds: all programs of a table ran in turn on one machine, and the
@@ -28,25 +51,36 @@ ratios hold on a busy machine, too; a load well above 0 at the start of a sectio
 """
 
 
-def measure_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of the fastest of five runs."""
-    seconds = []
-    for _ in range(5):
-        start = time.process_time()
-        work()
-        seconds.append(time.process_time() - start)
-    return min(seconds)
-
-
-def measure_limits(size: int = 1 << 28) -> list[tuple[str, float]]:
-    """Return the memory rates that bound every program here, in GB of ``size`` bytes per CPU second."""
-    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    copied = measure_seconds(lambda: np.copyto(target, source))
-    touched = measure_seconds(lambda: np.ones(size, np.uint8))
-    return [
-        ("copy of memory that is in use", size / 1e9 / copied),
-        ("first touch of new memory", size / 1e9 / touched),
+def format_targets(targets: Sequence[Target]) -> str:
+    """Return the table of figures next to those asked for."""
+    lines = [
+        "| figure | measured | asked | met | ratio to | distance to the limit |",
+        "|---|---|---|---|---|---|",
     ]
+    for target in targets:
+        asked = is_met = ""
+        if target.asked is not None:
+            asked = f"at {'most' if target.is_maximum else 'least'} {target.asked:g} {target.unit}"
+            met = target.value <= target.asked if target.is_maximum else target.value >= target.asked
+            is_met = "yes" if met else "no"
+        cells = (
+            target.name,
+            f"{target.value:.3g} {target.unit}"
+            if target.value < 1000
+            else f"{target.value:,.0f} {target.unit}",
+            asked,
+            is_met,
+            _format_comparison(target.baseline, target.ratio),
+            _format_comparison(target.limit, target.distance),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _format_comparison(name: str, ratio: float | None) -> str:
+    if not name:
+        return ""
+    return f"{name}: not run" if ratio is None else f"{name}: {format_ratio(ratio)}"
 
 
 def list_peers() -> str:
@@ -61,9 +95,13 @@ def list_peers() -> str:
 
 def run_section(name: str) -> str:
     """Run one benchmark; return its section of the page."""
-    script = FOLDER / f"bench_{name}.py"
+    script, start = FOLDER / f"bench_{name}.py", time.monotonic()
     title = (ast.get_docstring(ast.parse(script.read_text())) or name).partition("\n")[0]
-    run = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(script), *SCRIPTS[name]]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime
+    print(f"{name}: {time.monotonic() - start:.0f} s (until now {cpu:.0f} s of CPU)", file=sys.stderr)
     note = "" if run.returncode == 0 else f"\nIt ended early, with exit status {run.returncode}.\n"
     return f"## {name}\n\n{title}\n{note}\n```text\n{run.stdout.strip()}\n```\n"
 
@@ -71,10 +109,22 @@ def run_section(name: str) -> str:
 def main(names: Sequence[str]) -> None:
     if unknown := set(names) - set(SCRIPTS):
         sys.exit(f"unknown benchmark {unknown.pop()!r}; expected one of {', '.join(SCRIPTS)}")
-    limits = "".join(f"| {label} | {rate:.1f} GB/s |\n" for label, rate in measure_limits())
+    limits = "".join(
+        f"| {label} | {rate / 1e9:.1f} GB/s |\n"
+        for label, rate in (
+            ("copy of memory that is in use", measure_copying()),
+            ("first touch of new memory", measure_touching()),
+        )
+    )
     facts = "\n".join(f"- {line}" for line in (*describe_machine(), f"peers: {list_peers()}"))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "targets.jsonl")
+        file.touch()
+        os.environ[TARGETS] = str(file)
+        sections = [run_section(name) for name in names or SCRIPTS]
+        figures = format_targets(read_targets(file))
     parts = [HEAD, f"{facts}\n", f"| limit | rate of one thread |\n|---|---|\n{limits}"]
-    parts += [run_section(name) for name in names or SCRIPTS]
+    parts += [f"## Figures\n\n{figures}", *sections]
     PAGE.write_text("\n".join(parts))
     print(f"wrote {PAGE.relative_to(ROOT)}", file=sys.stderr)
 
