@@ -38,7 +38,8 @@ _KEY = ("where", "collective", "group", "source", "destination")
 
 
 def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
-    """Add group, instance and how to the participations of all ranks (`participations.COLUMNS`)."""
+    """Add the columns `group`, `instance` and `how` to the participations of all ranks
+    (`participations.COLUMNS`)."""
     named = _drop_shared_numbers(add_group(parts)).with_row_index("part")
     matchable = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
     by_number = _match_by_number(matchable.filter(pl.col("seq").is_not_null() & ~is_overfull()))
@@ -139,7 +140,7 @@ def _add_group_size(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
-    """Match numbered participations: columns part, instance, how."""
+    """Match numbered participations; returns the columns `part`, `instance` and `how`."""
     key = (*_KEY, "seq", "turn")
     numbered = parts.sort("start", "event").with_columns(
         pl.int_range(pl.len()).over("rank", *_KEY, "seq").alias("turn")
@@ -151,7 +152,7 @@ def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _match_by_order(parts: pl.DataFrame) -> pl.DataFrame:
-    """Match participations without a number: columns part, instance, how."""
+    """Match participations without a number; returns the columns `part`, `instance` and `how`."""
     matched_ids: list[int] = []
     numbers: list[int] = []
     rooted = pl.when(pl.col("collective").is_in(_ROOTED)).then("root")

@@ -212,7 +212,8 @@ def find_launch_points(threads: HostThreads, activities: GpuActivities) -> Int32
 
 
 def _find_longer_predecessors(activities: GpuActivities, later: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return pairs (earlier, later) of a stream where the last to end before a start is not the last to start."""
+    """Return pairs (earlier, later) of activities on a stream, where `earlier` ended last before `later`
+    started, although another activity started in between."""
     if not later.size:
         return later, later
     # The running maximum of ends within each stream and its holder: ends are made to increase from stream to stream.

@@ -27,7 +27,7 @@ _FACT_COLUMNS = [name for name in TABLES["comms"].schema if name not in ("id", "
 
 
 _MIN_AGREEMENT = 0.9
-"""Least share of calls whose External id is that of the operator around them, if it is that of an operator."""
+"""Least share of calls inside the operator that their External id names, among those whose External id names one."""
 _SEARCH_ORDER: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 """Directions in which a call of a repeated correlation is searched; the later one prevails."""
 

@@ -35,3 +35,11 @@ def test_the_tests_that_the_security_page_names_exist() -> None:
     for file, test in named:
         content = (ROOT / "tests" / file).read_text()
         assert not test or f"def {test}(" in content, f"{file}::{test}"
+
+
+def test_the_files_that_the_architecture_page_names_exist() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+/[\w.]+\.py)`", text)
+    assert len(named) > 20
+    places = (ROOT / "etloom", ROOT)
+    assert [name for name in named if not any((place / name).is_file() for place in places)] == []

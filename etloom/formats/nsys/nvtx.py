@@ -23,7 +23,7 @@ from etloom.formats.tables.building import build_frame
 
 MARKS, DOMAINS, THREAD_NAMES = (34, 65), (75,), (39, 72)
 RANGES = (59, 70, 60, 71, 35, 37, 66, 68)
-"""Push/pop, start/end and, if the end is missing, push or start alone; Nvtxt and Nvtx."""
+"""Event types of ranges: push/pop and start/end, also without their end; of Nvtxt and of Nvtx."""
 START_END = (60, 71, 37, 68)
 
 # The text of torch.autograd.profiler.emit_nvtx and `nsys --pytorch`, in this order; each part is optional:

@@ -169,6 +169,6 @@ def _find_hidden(view: RankView) -> pl.DataFrame:
 
 
 def _list_waits(view: RankView) -> Intervals:
-    """Return the times at which the host is held up by the device, or by what other patterns report."""
+    """Return the times at which the device, or a cause that another pattern reports, blocks the host."""
     waits = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
     return union([waits, *list_stalls(view).values()])
