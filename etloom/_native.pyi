@@ -80,7 +80,7 @@ def latest(first: _I32, source: _I32, lag: _I64, recorded: _I64 | None, time: _I
 
 def residual(first: _I32, source: _I32, time: _I64, floor: _I64) -> _I64: ...
 def excess(first: _I32, source: _I32, time: _I64, floor: _I64) -> _I64: ...
-def walk_back(first: _I32, source: _I32, lag: _I64, time: _I64, kind: _U8, end: int) -> _I32: ...
+def walk_back(first: _I32, source: _I32, lag: _I64, near: _I64, time: _I64, kind: _U8, end: int) -> _I32: ...
 def reach(first: _I32, source: _I32, reached: _U8, backward: bool) -> None:
     """Marks every point reachable from a marked one (or leading to one, if backward), in place."""
 
@@ -102,6 +102,37 @@ def explained_starts(
     """Returns the starts, those that edges explain, those explained twice, those per shift, and the residual sum."""
 
 def residual_sum(first: _I32, source: _I32, time: _I64, floor: _I64, own: _Bool | None) -> int: ...
+
+# Graphs without the points of chains (contraction.cpp)
+
+def contract(first: _I32, source: _I32, anchors: _Bool) -> tuple[_I32, _I32, _I32, _I32, _I32]:
+    """Returns the kept points; chain offsets per point; source and last edge of each chain; the chain of each edge."""
+
+def change_chains(
+    chain: _I32, last: _I32, edges: _I32 | None, difference: _I64, lag: _I64, sums: _I64, near: _I64 | None
+) -> None:
+    """Adds the differences of edges to the sums of chains, and sets the lags of last edges, in place."""
+
+def scale_chains(
+    chain: _I32,
+    last: _I32,
+    edges: _I32,
+    floor: _I64,
+    delay: _I64,
+    kind: _U8,
+    usual: _I64,
+    times: float | None,
+    to: int | None,
+    more: int,
+    upper: _I64,
+    near: _I64,
+    lower: _I64,
+) -> tuple[int, float, float]:
+    """Changes edges from their recorded lags; returns the delays that stay, and the sums of times before and after."""
+
+def select_edges(edges: _I32, rows: _I32, marked: _Bool) -> _I32: ...
+def expand_chains(first: _I32, source: _I32, points: _I32, heads: _I32, last: _I32, path: _I32) -> _I32: ...
+def mark_extremes(first: _I32, source: _I32, usable: _Bool, group: _I32) -> _U8: ...
 
 # Nesting events on threads (nesting.cpp)
 

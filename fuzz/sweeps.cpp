@@ -3,6 +3,7 @@
 
 NB_MODULE(_native, module) {
     bind_codes(module);
+    bind_contraction(module);
     bind_graph(module);
     bind_nesting(module);
     bind_order(module);

@@ -4,6 +4,7 @@
 
 void bind_align(nanobind::module_& module);
 void bind_codes(nanobind::module_& module);
+void bind_contraction(nanobind::module_& module);
 void bind_graph(nanobind::module_& module);
 void bind_order(nanobind::module_& module);
 void bind_quality(nanobind::module_& module);

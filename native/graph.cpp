@@ -92,10 +92,12 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> excess(In<int32_t> first, In<int32_
 
 // The edges from a source to `end` of which each sets the time of its target, as those do that leave the least between
 // their lag and what they took: of several into a point the one from the latest source, then of the highest kind.
+// An edge may stand for a chain of edges: `near` is the lag of the last edge of each, `kind` its kind, and the source is
+// that of the last edge.
 nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> walk_back(In<int32_t> first, In<int32_t> source, In<int64_t> lag,
-                                                       In<int64_t> time, In<uint8_t> kind, int64_t end) {
+                                                       In<int64_t> near, In<int64_t> time, In<uint8_t> kind, int64_t end) {
     const size_t n = check_sweep(first, source, time.shape(0), lag.shape(0));
-    if (kind.shape(0) != source.shape(0) || end < 0 || static_cast<size_t>(end) >= n)
+    if (kind.shape(0) != source.shape(0) || near.shape(0) != source.shape(0) || end < 0 || static_cast<size_t>(end) >= n)
         throw nb::value_error("the edges do not fit the points");
     Paged<int32_t> path;
     path.reserve(n);  // pages that are not reached cost nothing, growing would copy
@@ -107,7 +109,8 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> walk_back(In<int32_t> first, In<int
             int32_t best = -1;
             for (int32_t e = first(at); e < first(at + 1); ++e) {
                 if (recorded.beyond(at, e) != least) continue;
-                if (best < 0 || std::pair(time(source(e)), kind(e)) >= std::pair(time(source(best)), kind(best))) best = e;
+                const auto from = [&](int32_t one) { return minus(minus(time(at), near(one)), least); };
+                if (best < 0 || std::pair(from(e), kind(e)) >= std::pair(from(best), kind(best))) best = e;
             }
             path.push_back(best);
             at = source(best);
@@ -130,8 +133,8 @@ void bind_graph(nb::module_& module) {
                "What points took beyond the floors of all edges into them.");
     module.def("excess", &excess, nb::arg("first"), nb::arg("source"), nb::arg("time"), nb::arg("floor"),
                "What the targets of edges took beyond all floors, of the edges that bind them.");
-    module.def("walk_back", &walk_back, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
-               nb::arg("kind"), nb::arg("end"),
+    module.def("walk_back", &walk_back, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("near"),
+               nb::arg("time"), nb::arg("kind"), nb::arg("end"),
                "The edges that set the time of a point, back to a source, in order.");
     module.def("reach", &reach, nb::arg("first"), nb::arg("source"), nb::arg("reached"), nb::arg("backward"),
                "Mark every point that a marked one leads to, or that leads to one, in place.");

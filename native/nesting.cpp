@@ -235,6 +235,11 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> nearest(In<T> parent, In<bool> wanted) {
         std::vector<T> path;
         for (size_t row = 0; row < n; ++row) {
             T at = static_cast<T>(row);
+            // In a table by time nearly all lie in earlier rows, of which this is known.
+            if (const T outer = around[row]; found[row] == OPEN && (marked[row] || outer < at)) {
+                found[row] = marked[row] ? at : outer < 0 ? NONE : found[outer];
+                continue;
+            }
             // What leads around in a circle has nothing around it.
             while (at >= 0 && found[at] == OPEN && !marked[at]) {
                 found[at] = ASKED;

@@ -52,7 +52,7 @@ def find_longest_path(
     lag = _default_lags(graph, time) if lag is None else np.ascontiguousarray(lag, dtype=np.int64)
     time = graph.time if time is None else time
     last = end if end is not None else int(np.argmax(time))
-    path: Int32Array = _native.walk_back(graph.first, graph.source, lag, time, graph.kind, last)
+    path: Int32Array = _native.walk_back(graph.first, graph.source, lag, lag, time, graph.kind, last)
     return path
 
 

@@ -135,27 +135,35 @@ def find_last_point(graph: Graph, rank: int | None = None, events: pl.Series | N
     return int(points[np.argmax(graph.time[points])]) if points.size else None
 
 
-def summarize_path_at(graph: Graph, job: Job, time: Int64Array, lag: Int64Array) -> pl.DataFrame:
-    """Return the critical path at simulated times: kind, category (of GPU activities) and time_ns of each edge, which
-    sum to the makespan."""
-    path = algorithms.find_longest_path(graph, time=time, lag=lag)
-    points = np.append(graph.source[path], graph.target[path[-1:]])
-    rank = graph.rank[points]
+def summarize_path(
+    graph: Graph, job: Job, path: Int32Array, time_ns: Int64Array, before_ns: int
+) -> pl.DataFrame:
+    """Return a critical path: kind, category (of GPU activities) and time_ns of each edge, and of what is before it.
+
+    Args:
+        path: edges, by time.
+        time_ns: of each.
+        before_ns: from the first point of the graph to the first of the path.
+    """
+    rank = graph.rank[graph.source[path]]
+    if path.size:
+        last = np.searchsorted(graph.first, path[-1], side="right") - 1
+        after = np.append(rank[1:], graph.rank[last])
+        rank = np.where(after >= 0, after, rank)
     pieces = pl.DataFrame(
         {
-            "rank": np.where(rank[1:] >= 0, rank[1:], rank[:-1]),
+            "rank": rank,
             "kind": _KIND_NAMES.gather(pl.Series(graph.kind[path]).cast(pl.UInt32)),
             "event": _null_negatives(graph.owner[path]),
-            "time_ns": np.diff(time[points]),
+            "time_ns": time_ns,
         }
     )
     is_work = pl.col("kind") == EdgeKind.KERNEL.label
     work = make_event_labeler(job, {"category"})(pieces.filter(is_work)).with_columns(
         pl.col("category").cast(pl.String)
     )
-    path_start = int(time[points[0]] - time.min()) if path.size else 0
     before = pl.DataFrame(
-        {"kind": [LATER_START], "time_ns": [path_start]}, schema_overrides={"kind": KIND_DTYPE}
+        {"kind": [LATER_START], "time_ns": [before_ns]}, schema_overrides={"kind": KIND_DTYPE}
     )
     return pl.concat((work, pieces.filter(~is_work), before), how="diagonal_relaxed")
 

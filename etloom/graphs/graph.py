@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,21 +151,21 @@ class Graph:
     @cached_property
     def edges_of_ranks(self) -> tuple[Int32Array, list[Int64Array]]:
         """The ranks that have edges, ascending, and the indices of the edges of each. Computed on first access."""
-        ranks = self.edge_ranks
-        order = np.argsort(ranks, kind="stable")
-        unique, first = np.unique(ranks[order], return_index=True)
-        return unique, np.split(order, first[1:])
+        return _group_by_rank(self.edge_ranks)
+
+    def group_points(self) -> Iterator[tuple[int, Int64Array]]:
+        """Yield each rank that has points, ascending, with its points; -1 first for those of no single rank."""
+        ranks, points = _group_by_rank(self.rank)
+        return zip(ranks.tolist(), points, strict=True)
 
     def split_by_rank(self, ranks: Sequence[int]) -> Iterator[tuple[int, Graph]]:
         """Yield each of all ranks with its part of the graph: its points, the edges into them, and their sources."""
         if len(ranks) == 1:
             yield ranks[0], self
             return
-        order = np.argsort(self.rank, kind="stable")
-        sides: tuple[Literal["left", "right"], ...] = ("left", "right")
-        begins, ends = (np.searchsorted(self.rank[order], ranks, side=side) for side in sides)
-        for rank, begin, end in zip(ranks, begins.tolist(), ends.tolist(), strict=True):
-            yield rank, self._select_part(order[begin:end])
+        points = dict(self.group_points())
+        for rank in ranks:
+            yield rank, self._select_part(points.get(rank, np.zeros(0, np.int64)))
 
     def _select_part(self, targets: Int64Array) -> Graph:
         """Return the graph of these points (ascending), the edges into them, and their sources."""
@@ -196,6 +196,11 @@ class Graph:
         lag: Int64Array = self.min_latency + self.unexplained
         return lag
 
+    def lag_of(self, edges: Int32Array) -> Int64Array:
+        """Return the lags of these edges, int64 ns."""
+        lag: Int64Array = self.min_latency[edges] + self.unexplained[edges]
+        return lag
+
     @property
     def sources(self) -> Int32Array:
         """The points without incoming edges."""
@@ -206,6 +211,15 @@ class Graph:
         """Per point, int64 ns: the unexplained delay of the edges that bind it; 0 without incoming edges."""
         residual: Int64Array = _native.residual(self.first, self.source, self.time, self.min_latency)
         return residual
+
+
+def _group_by_rank(ranks: Int32Array) -> tuple[Int32Array, list[Int64Array]]:
+    """Return the distinct ranks, ascending, and the positions of each, in order."""
+    # Small numbers are sorted in linear time.
+    is_small = ranks.size and ranks.min() >= -(2**15) and ranks.max() < 2**15
+    order = np.argsort(ranks.astype(np.int16) if is_small else ranks, kind="stable")
+    unique, first = np.unique(ranks[order], return_index=True)
+    return unique, np.split(order, first[1:])
 
 
 def assemble_graph(

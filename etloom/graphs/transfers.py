@@ -60,5 +60,4 @@ def edges_by_rank(graph: Graph, job: Job) -> Iterator[tuple[int, Int64Array]]:
 
 def owner_rows(graph: Graph, events: pl.DataFrame, edges: Int64Array) -> NDArray[np.int32]:
     """Return the rows of the owners of these edges in the events of their rank, -1 for none."""
-    owner = graph.owner[edges].astype(np.int64)
-    return rows_of_ids(events, pl.Series(owner).replace(-1, None).cast(pl.UInt32))
+    return rows_of_ids(events, pl.Series(graph.owner[edges].view(np.uint32)))

@@ -4,50 +4,63 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
 
+from etloom import _native
 from etloom.collectives import list_participations
-from etloom.core import arrays, categories, nesting
+from etloom.core import arrays, categories, nesting, text_codes
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs.event_arrays import rows_of_ids
-from etloom.graphs.graph import EdgeKind, Graph
-from etloom.graphs.transfers import Mask, edges_by_rank, mask_owned_edges, mask_transfers, owner_rows
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
+from etloom.graphs.transfers import Mask, edges_by_rank, mask_events, mask_transfers, owner_rows
 from etloom.simulator.changes import TARGETS, Change, Network
 
 HOST_KINDS = (EdgeKind.SEGMENT, EdgeKind.IDLE)
 GPU_TARGETS = ("kernel", "copy", "launch", "stream", "sync")
 """Targets that require GPU activities."""
+Edges: TypeAlias = Int32Array
 DELAY_KINDS = {"launch": EdgeKind.LAUNCH, "stream": EdgeKind.STREAM, "sync": EdgeKind.SYNC}
 
 
 class EdgeSelector:
-    """Selects edges of a job's graph by the events that own them. Arrays are per edge."""
+    """Selects edges of a job's graph by the events that own them, as ascending numbers of edges (int32).
+
+    A row is that of an event in the tables of all ranks one after the other.
+    """
 
     def __init__(self, graph: Graph, job: Job) -> None:
         self.graph = graph
         self.job = job
-        self._participations_by_rank: dict[int, pl.DataFrame] = {}
-        self._targets: dict[str, Mask] = {}
-        self.rank: np.ndarray = graph.edge_ranks
-        self.target: np.ndarray = graph.target
+        self._targets: dict[str, Edges] = {}
 
-    def select(self, change: Change) -> Mask:
-        """Mask the edges that a change is about. Raises EtloomError if there are none."""
-        mask = self._select_target(change.target)
+    def prepare(self) -> None:
+        """Compute what any selection needs."""
+        for target in TARGETS:
+            self.select_target(target)
+        for name in ("_names", "_parents"):
+            getattr(self, name)
+
+    def select(self, change: Change) -> Edges:
+        """Return the edges that a change is about. Raises EtloomError if there are none."""
+        edges = self.select_target(change.target)
         if change.name is not None:
-            has_name = self._select_name(change.name, inside=change.target == "op", mask=mask)
-            if change.target == "comm":
-                has_name |= self._select_collective(change.name, mask)
-            mask &= has_name
+            edges = self._filter(edges, self._mask_names(change.name, change.target))
         for key, value in change.filters.items():
-            mask &= self._select_value(key, value)
-        if not mask.any():
+            if key == "rank":
+                edges = edges[
+                    np.isin(edges, self._edges_by_rank.get(int(value), edges[:0]), assume_unique=True)
+                ]
+            else:
+                edges = self._filter(edges, self._mask_values(key, value))
+        if not edges.size:
             raise self._no_match_error(change)
-        return mask
+        return edges
 
     def _no_match_error(self, change: Change) -> EtloomError:
         run = shlex.quote(str(self.job.meta.get("path", "PATH")))
@@ -69,119 +82,161 @@ class EdgeSelector:
             remedy=f"{change.target} is {TARGETS[change.target]}; {names}",
         )
 
-    def _select_target(self, target: str) -> Mask:
-        """Return a new mask of the edges of a target."""
+    def select_target(self, target: str) -> Edges:
+        """Return the edges of a target. Not to be modified."""
         if target not in self._targets:
             self._targets[target] = self._find_target(target)
-        return self._targets[target].copy()
+        return self._targets[target]
 
-    def _find_target(self, target: str) -> Mask:
+    def _find_target(self, target: str) -> Edges:
         kind = self.graph.kind
         if target in DELAY_KINDS:
-            mask = kind == DELAY_KINDS[target]
-        elif target in ("kernel", "copy"):
-            is_activity = kind == EdgeKind.KERNEL
-            owner_kind = "computation" if target == "kernel" else "memory"
-            mask = mask_owned_edges(self.graph, self.job, owner_kind, is_activity)
-        elif target == "comm":
-            mask = self.communication
-        elif target == "python":
-            is_segment = kind == EdgeKind.SEGMENT
-            mask = (kind == EdgeKind.IDLE) | mask_owned_edges(self.graph, self.job, "python", is_segment)
-        else:
-            mask = np.isin(kind, (EdgeKind.SEGMENT,) if target == "op" else HOST_KINDS)
-        return np.asarray(mask)
+            return _number_edges(kind == DELAY_KINDS[target])
+        if target in ("kernel", "copy"):
+            has_kind = self._mask_rows(mask_events, "computation" if target == "kernel" else "memory")
+            return self._filter(_number_edges(kind == EdgeKind.KERNEL), has_kind)
+        if target == "comm":
+            return _number_edges(self.communication)
+        if target == "python":
+            segments = self._filter(
+                _number_edges(kind == EdgeKind.SEGMENT), self._mask_rows(mask_events, "python")
+            )
+            return np.sort(np.concatenate((segments, _number_edges(kind == EdgeKind.IDLE))))
+        return _number_edges(kind == EdgeKind.SEGMENT if target == "op" else np.isin(kind, HOST_KINDS))
 
     @cached_property
     def communication(self) -> Mask:
         """Mask of the edges that transfer data."""
         return mask_transfers(self.graph, self.job)
 
-    def select_syncs_in(self, name: str) -> Mask:
-        """Mask the edges by which calls of this name, or calls in operators of this name, wait for the device.
+    def select_syncs_in(self, name: str) -> Edges:
+        """Return the edges by which calls of this name, or calls in operators of this name, wait for the device.
 
         Raises EtloomError if there are none."""
-        mask = (self.graph.kind == EdgeKind.SYNC) & self._select_name(
-            name, inside=True, mask=self.graph.kind == EdgeKind.SYNC
-        )
-        if not mask.any():
+        edges = self._filter(self.select_target("sync"), self._mask_names(name, "op"))
+        if not edges.size:
             raise EtloomError(
                 f"no operator or call named {name!r} waits for the device",
                 remedy="etloom analyze findings --pattern host-sync",
             )
-        return np.asarray(mask)
-
-    def _participations(self, rank: int) -> pl.DataFrame:
-        """Return the communications of a rank, see `etloom.collectives.list_participations`."""
-        if rank not in self._participations_by_rank:
-            self._participations_by_rank[rank] = list_participations(self.job[rank], rank)
-        return self._participations_by_rank[rank]
+        return edges
 
     def list_collectives(self) -> list[str]:
         """Return the names of the collectives in the job."""
-        names = {name for rank in self.job for name in self._participations(rank)["collective"].drop_nulls()}
-        return sorted(names)
+        parts = (self._participations(rank)["collective"].drop_nulls() for rank in self.job)
+        return sorted({name for names in parts for name in names})
 
-    def _select_name(self, pattern: str, *, inside: bool, mask: Mask) -> Mask:
-        """Mask the edges whose owner, or (inside) an event around it or around its launch, has a name like this."""
-        expression = wildcard_to_regex(pattern)
-        selected = np.zeros(len(self.graph.source), bool)
-        for rank, edges in edges_by_rank(self.graph, self.job):
-            edges = edges[mask[edges]]
-            events = self.job[rank].events
-            rows = owner_rows(self.graph, events, edges)
-            has_name = arrays.match_text(events["name"], expression)
-            if inside:
-                parent = rows_of_ids(events, events["parent"])
-                enclosing = (
-                    nesting.find_nearest_ancestor(parent, has_name, np.arange(events.height))
-                    if events.height
-                    else rows
-                )
-                has_name = enclosing >= 0
-            selected[edges[rows >= 0]] = has_name[rows[rows >= 0]]
-        return selected
+    def _participations(self, rank: int) -> pl.DataFrame:
+        """Return the communications of a rank, see `etloom.collectives.list_participations`."""
+        return self.job[rank].compute_once(list_participations, rank)
 
-    def _select_collective(self, pattern: str, mask: Mask) -> Mask:
-        """Mask the edges whose owner is, or runs, a collective with this name: all_reduce, allreduce, all-reduce."""
-        plain = pattern.lower().replace("-", "_")
-        expression = wildcard_to_regex(categories.parse_collective(plain) or plain)
-        selected = np.zeros(len(self.graph.source), bool)
-        for rank, edges in edges_by_rank(self.graph, self.job):
-            edges = edges[mask[edges]]
-            events = self.job[rank].events
-            names = categories.parse_collectives(events["name"]).cast(pl.String)
-            by_row = names.str.contains(expression).fill_null(False).to_numpy().copy()
-            participations = self._participations(rank)
-            # A message stays a send or a receive; any other communication is what its arguments state.
-            stated = participations.filter(
+    @cached_property
+    def _edges_by_rank(self) -> dict[int, Int64Array]:
+        return dict(edges_by_rank(self.graph, self.job))
+
+    @cached_property
+    def _first_rows(self) -> dict[int, int]:
+        """The row of the first event of each rank."""
+        heights = [trace.events.height for trace in self.job.values()]
+        return dict(zip(self.job, np.cumsum([0, *heights]).tolist(), strict=False))
+
+    @cached_property
+    def _owner_rows(self) -> Int32Array:
+        """The row of the owner of each edge, -1 for none."""
+        rows = np.full(len(self.graph.source), -1, np.int32)
+        for rank, edges in self._edges_by_rank.items():
+            owners = owner_rows(self.graph, self.job[rank].events, edges)
+            rows[edges] = np.where(owners >= 0, owners + np.int32(self._first_rows[rank]), owners)
+        return rows
+
+    @cached_property
+    def _names(self) -> tuple[text_codes.Codes, text_codes.Codes, pl.Series]:
+        """The code of the name of each row, the distinct codes, and their names."""
+        names = pl.concat([trace.events["name"] for trace in self.job.values()], rechunk=True)
+        codes = text_codes.read_codes(names)
+        rows = text_codes.find_distinct(codes)[0]
+        return codes, codes[rows], names[pl.Series(rows.astype(np.uint32))]
+
+    @cached_property
+    def _parents(self) -> Int32Array:
+        """The row of the enclosing event of each row, -1 for none."""
+        parts = []
+        for rank, trace in self.job.items():
+            parents = rows_of_ids(trace.events, trace.events["parent"])
+            parts.append(np.where(parents >= 0, parents + np.int32(self._first_rows[rank]), parents))
+        return np.concatenate(parts)
+
+    @cached_property
+    def _stated_collectives(self) -> pl.DataFrame:
+        """The rows (row, collective) whose arguments state a collective; a message stays a send or a receive."""
+        parts = []
+        for rank, trace in self.job.items():
+            table = self._participations(rank)
+            communications = table.filter(
                 pl.col("collective").is_not_null() & (pl.col("collective") != "message")
             )
-            by_row[rows_of_ids(events, stated["event"])] = (
-                stated["collective"].str.contains(expression).to_numpy()
-            )
-            rows = owner_rows(self.graph, events, edges)
-            selected[edges[rows >= 0]] = by_row[rows[rows >= 0]]
+            rows = rows_of_ids(trace.events, communications["event"]) + self._first_rows[rank]
+            parts.append(pl.DataFrame({"row": rows, "collective": communications["collective"]}))
+        return pl.concat(parts)
+
+    def _filter(self, edges: Edges, rows: Mask) -> Edges:
+        """Return those of the edges whose owner is one of the rows of a mask."""
+        selected: Edges = _native.select_edges(edges, self._owner_rows, rows)
         return selected
 
-    def _select_value(self, key: str, value: str) -> Mask:
-        if key == "rank":
-            return np.asarray(self.rank == int(value))
-        selected = np.zeros(len(self.graph.source), bool)
-        for rank, edges in edges_by_rank(self.graph, self.job):
-            trace = self.job[rank]
-            rows = owner_rows(self.graph, trace.events, edges)
-            if key == "group":
-                has_group_name = pl.col("pg_name", "pg_desc").str.contains(wildcard_to_regex(value))
-                in_group = self._participations(rank).filter(
-                    pl.any_horizontal(has_group_name.fill_null(False))
-                )
-                is_selected = np.zeros(trace.events.height, bool)
-                is_selected[rows_of_ids(trace.events, in_group["event"])] = True
-            else:
-                is_selected = (trace.events[key] == int(value)).fill_null(False).to_numpy()
-            selected[edges[rows >= 0]] = is_selected[rows[rows >= 0]]
-        return selected
+    def _mask_rows(self, mask: Callable[..., Mask], *arguments: Any) -> Mask:
+        """Return a mask of all rows from that of each trace."""
+        return np.concatenate([mask(trace, *arguments) for trace in self.job.values()])
+
+    def _mask_names(self, pattern: str, target: str) -> Mask:
+        """Mask the rows whose event (of op: or an event around it) has a name like this; of comm also those that run a
+        collective with this name."""
+        expression = wildcard_to_regex(pattern)
+        has_name = self._match_names(lambda names: arrays.match_text(names, expression))
+        if target == "op":
+            return nesting.find_nearest_ancestor(self._parents, has_name) >= 0
+        return has_name | self._mask_collectives(pattern) if target == "comm" else has_name
+
+    def _match_names(self, predicate: Callable[[pl.Series], Mask]) -> Mask:
+        """Mask the rows whose name satisfies a predicate, which is evaluated once per name."""
+        codes, distinct, names = self._names
+        table = np.zeros(int(distinct.max(initial=0)) + 2, np.uint8)  # the last entry is for null
+        table[distinct] = predicate(names)
+        mask: Mask = _native.looked_up(table, codes, clip=True).view(np.bool_)
+        return mask
+
+    def _mask_collectives(self, pattern: str) -> Mask:
+        """Mask the rows that are, or run, a collective with this name: all_reduce, allreduce, all-reduce."""
+        plain = pattern.lower().replace("-", "_")
+        expression = wildcard_to_regex(categories.parse_collective(plain) or plain)
+
+        def is_collective(names: pl.Series) -> Mask:
+            collectives = categories.parse_collectives(names).cast(pl.String)
+            mask: Mask = collectives.str.contains(expression).fill_null(False).to_numpy()
+            return mask
+
+        mask, stated = self._match_names(is_collective), self._stated_collectives
+        mask[stated["row"].to_numpy()] = stated["collective"].str.contains(expression).to_numpy()
+        return mask
+
+    def _mask_values(self, key: str, value: str) -> Mask:
+        """Mask the rows in a process group with this name, or with this step or stream."""
+        if key == "group":
+            return np.concatenate([self._mask_group(rank, wildcard_to_regex(value)) for rank in self.job])
+        return self._mask_rows(lambda trace: (trace.events[key] == int(value)).fill_null(False).to_numpy())
+
+    def _mask_group(self, rank: int, expression: str) -> Mask:
+        """Mask the events of a rank in a process group with a name like this."""
+        events = self.job[rank].events
+        has_group_name = pl.col("pg_name", "pg_desc").str.contains(expression)
+        in_group = self._participations(rank).filter(pl.any_horizontal(has_group_name.fill_null(False)))
+        mask = np.zeros(events.height, bool)
+        mask[rows_of_ids(events, in_group["event"])] = True
+        return mask
+
+
+def _number_edges(mask: Mask) -> Edges:
+    return np.flatnonzero(mask).astype(np.int32)
 
 
 def no_communication_error(change: Change | Network) -> EtloomError:

@@ -20,8 +20,10 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, algorithms
 from etloom.graphs.algorithms import REMOVED_LAG
+from etloom.graphs.contraction import ChainLags
 from etloom.graphs.graph import Int64Array
 from etloom.graphs.peers import PeerTimes, compute_peer_times
+from etloom.simulator.changed_lags import ChangedLags, Lags, LagStep, ScaleLags, SetLags
 from etloom.simulator.changes import AnyChange, Change, LikePeers, Network, NoStraggler, RemoveSync
 from etloom.simulator.edge_selection import no_communication_error
 from etloom.simulator.network import apply_network, resolve_change
@@ -36,23 +38,23 @@ class Simulated:
     ``job``: the job at its upper bound, which every verb takes. ``table``: the figures. ``reasons``: what the
     prediction depends on.
 
-    ``recorded_job`` and ``graph``: the input; ``recording``: what all questions share. ``changes``: as applied.
-    ``upper_bound`` and ``lower_bound``: times of all points if unexplained delays stay, and if they disappear with
-    their cause as far as is usual for their kind.
-    ``residual_delay_ns``: unexplained delay on changed edges that stays even in the lower bound.
-    ``removed_delay_ns``: unexplained delay of removed edges. ``lag``: per edge, of the upper bound.
-    ``network_notes``: sentences on the network model, if a change is of the network.
-    ``peers``: of each change that makes ranks work like their peers, what it changed.
+    ``recorded_job`` and ``graph``: the input; ``recording``: what all questions share. ``changes``: as applied, and the
+    ``lags`` that they lead to. ``upper_lags`` and ``lower_lags``: those of the chains of ``recording.contraction`` if
+    unexplained delays stay, and if they disappear with their cause as far as is usual for their kind; ``start``: per
+    kept point. ``residual_delay_ns``: unexplained delay on changed edges that stays even in the lower bound.
+    ``removed_delay_ns``: unexplained delay of removed edges. ``network_notes``: sentences on the network model, if a
+    change is of the network. ``peers``: of each change that makes ranks work like their peers, what it changed.
     """
 
     recording: RecordedRun
     recorded_job: Job
     changes: tuple[AnyChange, ...]
-    upper_bound: Int64Array
-    lower_bound: Int64Array
+    lags: ChangedLags
+    upper_lags: ChainLags
+    lower_lags: ChainLags
+    start: Int64Array
     residual_delay_ns: int
     removed_delay_ns: int
-    lag: Int64Array
     network_notes: tuple[str, ...] = ()
     peers: tuple[PeerTimes, ...] = ()
 
@@ -65,6 +67,37 @@ class Simulated:
     def recorded(self) -> Int64Array:
         """The recorded times of all points, ns."""
         return self.graph.graph.time
+
+    @cached_property
+    def upper_times(self) -> Int64Array:
+        """The times of the kept points of ``recording.contraction`` at the upper bound."""
+        return self.recording.contraction.compute_times(self.upper_lags, self.start)
+
+    @cached_property
+    def lower_times(self) -> Int64Array:
+        """The times of the kept points of ``recording.contraction`` at the lower bound."""
+        return self.recording.contraction.compute_times(self.lower_lags, self.start)
+
+    @cached_property
+    def lag(self) -> Int64Array:
+        """The lag of each edge at the upper bound; computed on first access."""
+        lags = self.lags.read_all()
+        return lags.min_latency + lags.upper
+
+    @cached_property
+    def upper_bound(self) -> Int64Array:
+        """The times of all points if unexplained delays stay; computed on first access."""
+        return self._compute_all_times(self.lag)
+
+    @cached_property
+    def lower_bound(self) -> Int64Array:
+        """The times of all points if delays disappear with their cause; computed on first access."""
+        lags = self.lags.read_all()
+        return self._compute_all_times(lags.min_latency + lags.lower)
+
+    def _compute_all_times(self, lag: Int64Array) -> Int64Array:
+        graph = self.graph.graph
+        return algorithms.compute_times(graph, lag, self.recording.expand_starts(self.start))
 
     @cached_property
     def job(self) -> Job:
@@ -93,7 +126,7 @@ class Simulated:
     def _makespans_ms(self) -> tuple[float, float, float]:
         """Return the recorded makespan, its upper and its lower bound, in ms."""
         recorded, upper, lower = (
-            self.graph.makespan(time) / 1e6 for time in (self.recorded, self.upper_bound, self.lower_bound)
+            self.graph.makespan(time) / 1e6 for time in (self.recorded, self.upper_times, self.lower_times)
         )
         return recorded, upper, lower
 
@@ -127,17 +160,16 @@ def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | No
     schedule = _Schedule(recording, job)
     for change in changes:
         schedule.apply(change)
-    upper_lag = schedule.min_latency + schedule.upper
-    points = recording.graph.graph
     return Simulated(
         recording,
         job,
         tuple(changes),
-        algorithms.compute_times(points, upper_lag, schedule.start),
-        algorithms.compute_times(points, schedule.min_latency + schedule.lower, schedule.start),
+        schedule.lags,
+        schedule.upper,
+        schedule.lower,
+        schedule.start,
         schedule.residual_ns,
         schedule.removed_ns,
-        upper_lag,
         tuple(schedule.network_notes),
         tuple(schedule.peers),
     )
@@ -146,17 +178,18 @@ def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | No
 class _Schedule:
     """The lags and start times of a graph while changes are applied to them.
 
-    ``min_latency``, ``upper`` and ``lower`` (unexplained delays of either bound) per edge, ``start`` per point, all in
-    ns. ``residual_ns``, ``removed_ns``, ``network_notes``, ``peers``: see `Simulated`.
+    ``lags``: of its edges. ``upper``, ``lower`` and ``start``: of its contraction, for either bound. ``residual_ns``,
+    ``removed_ns``, ``network_notes``, ``peers``: see `Simulated`.
     """
 
     def __init__(self, recording: RecordedRun, job: Job) -> None:
-        graph = recording.graph.graph
-        self.recording, self.graph, self.job = recording, graph, job
-        self.edges = recording.edges
-        self.min_latency = graph.min_latency.copy()
-        self.upper, self.lower = graph.unexplained.copy(), graph.unexplained.copy()
-        self.start = recording.starts.copy()
+        self.recording, self.graph, self.job = recording, recording.graph.graph, job
+        self.contraction, self.edges = recording.contraction, recording.edges
+        self.lags = ChangedLags(self.graph)
+        self.upper = self.contraction.recorded.copy(for_paths=True)
+        self.lower = self.contraction.recorded.copy(for_paths=False)
+        self.start = recording.kept_starts.copy()
+        self.total_upper = self.total_lower = recording.total_lag
         self.residual_ns = self.removed_ns = 0
         self.network_notes: list[str] = []
         self.peers: list[PeerTimes] = []
@@ -172,19 +205,37 @@ class _Schedule:
         else:
             self._change_lags(change)
 
+    def _add(self, step: LagStep) -> None:
+        """Add a step to the lags, and its differences to those of the chains and to what `Simulated` counts."""
+        for rows, before, after in self.lags.add(step):
+            edges = step.edges[rows]
+            for chains, old, new in (
+                (self.upper, before.min_latency + before.upper, after.min_latency + after.upper),
+                (self.lower, before.min_latency + before.lower, after.min_latency + after.lower),
+            ):
+                self.contraction.change(chains, edges, new - old, new)
+            self.total_upper += after.sum_times(upper=True) - before.sum_times(upper=True)
+            self.total_lower += after.sum_times() - before.sum_times()
+            if isinstance(step, ScaleLags):
+                residual = before.lower - step.get_removable(before, rows)
+                self.residual_ns += int(residual[before.min_latency != REMOVED_LAG].sum())
+
     def _remove_syncs(self, change: RemoveSync) -> None:
         removed = self.edges.select_syncs_in(change.name)
-        self.min_latency[removed] = REMOVED_LAG
-        self.removed_ns += int(self.upper[removed].sum())
-        self.upper[removed] = self.lower[removed] = 0
+        zeros = np.zeros(len(removed), np.int64)
+        self.removed_ns += int(self.lags.read(removed).upper.sum())
+        self._add(SetLags(removed, Lags(np.full_like(zeros, REMOVED_LAG), zeros, zeros)))
 
     def _follow_peers(self, change: NoStraggler | LikePeers) -> None:
         ranks = change.ranks if isinstance(change, LikePeers) else None
-        lag = self.min_latency + self.upper
-        peers = compute_peer_times(self.graph, self.job, lag, self.edges.communication, ranks)
-        self.min_latency[peers.edges] = peers.lag
-        self.upper[peers.edges] = self.lower[peers.edges] = 0
-        self.start[peers.points] = peers.start
+        lags = self.lags.read_all()
+        communication = self.edges.communication
+        peers = compute_peer_times(self.graph, self.job, lags.min_latency + lags.upper, communication, ranks)
+        order = np.argsort(peers.edges)
+        zeros = np.zeros(len(order), np.int64)
+        edges = peers.edges[order].astype(np.int32)
+        self._add(SetLags(edges, Lags(np.asarray(peers.lag[order], np.int64), zeros, zeros)))
+        self.start[self.contraction.find_positions(peers.points)] = peers.start
         self.peers.append(peers)
 
     def _change_network(self, change: Network) -> None:
@@ -194,60 +245,40 @@ class _Schedule:
         recorded, fit = self.recording.scenario, self.recording.network_fit
         target = resolve_change(change, fit)
         assert target.model is not None, "only without a target"
+        lags, start = self.lags.read_all(), self.recording.expand_starts(self.start)
         bounds = (
-            recorded.replace(lag=self.min_latency + delay, start=self.start)
-            for delay in (self.upper, self.lower)
+            recorded.replace(lag=lags.min_latency + delay, start=start) for delay in (lags.upper, lags.lower)
         )
         # A factor leaves each transfer as far from the fitted network as it was recorded; a rate replaces its time.
         fitted = fit.model if fit is not None and change.bytes_per_second is None else None
         upper, lower = (apply_network(bound, target.model, target.basis, fitted) for bound in bounds)
-        if not (upper.basis != recorded.basis).any():
+        changed = np.flatnonzero(upper.basis != recorded.basis)
+        if not changed.size:
             raise EtloomError(
                 f"{change.text!r}: no communication of this run states its size and its process group's size",
                 remedy="scale recorded times instead: --set 'comm x0.5'",
             )
-        changed = upper.basis != recorded.basis
-        self.min_latency[changed] = np.minimum(upper.lag, lower.lag)[changed]
-        self.upper[changed] = (upper.lag - self.min_latency)[changed]
-        self.lower[changed] = (lower.lag - self.min_latency)[changed]
+        least = np.minimum(upper.lag, lower.lag)[changed]
+        changed_lags = Lags(least, upper.lag[changed] - least, lower.lag[changed] - least)
+        self._add(SetLags(changed.astype(np.int32), changed_lags))
         self.network_notes += [*target.notes, *upper.notes]
-        _check_range(change, self.min_latency, self.upper)
+        _check_range(change, self.total_upper)
 
     def _change_lags(self, change: Change) -> None:
-        edges, kinds = self.edges, self.graph.kind
-        mask = edges.select(change)
-        mask = mask & (self.min_latency != REMOVED_LAG)  # a removed edge stays removed
-        removable = np.minimum(self.lower[mask], self.recording.usual_delays[kinds[mask]])
-        residual = self.lower[mask] - removable
-        self.residual_ns += int(residual.sum())
-        self.lower[mask] = _scale_removable_delay(change, removable) + residual
-        self.min_latency[mask] = _changed_latencies(change, self.min_latency[mask])
-        _check_range(change, self.min_latency, self.lower)
+        edges = self.edges.select(change)
+        step = ScaleLags(edges, change, self.graph.kind, self.recording.usual_delays)
+        if self.lags.is_recorded:
+            self.residual_ns, longer = step.change_recorded(self.contraction, self.upper, self.lower)
+            self.total_lower += longer
+            self.lags.append(step)
+        else:
+            self._add(step)
+        _check_range(change, self.total_lower)
 
 
-def _check_range(change: AnyChange, min_latency: Int64Array, unexplained: Int64Array) -> None:
-    """Raise EtloomError if sums of the lags would not fit 64 bits."""
-    total = float(np.maximum(min_latency, 0).sum(dtype=np.float64) + unexplained.sum(dtype=np.float64))
+def _check_range(change: AnyChange, total: float) -> None:
+    """Raise EtloomError if sums of the lags, in ``total``, would not fit 64 bits."""
     if total > -float(REMOVED_LAG):
         raise EtloomError(
             f"{change.text!r} makes times exceed 64 bits", remedy="use a smaller factor or time"
         )
-
-
-def _scale_removable_delay(change: Change, unexplained: Int64Array) -> Int64Array:
-    """Return the unexplained delay that remains if it changes like its minimum latency."""
-    return unexplained if change.plus_ns is not None else scale_lags(unexplained, change.times or 0.0)
-
-
-def _changed_latencies(change: Change, before: Int64Array) -> Int64Array:
-    """Return these minimum latencies after the change."""
-    if change.times is not None:
-        return scale_lags(before, change.times)
-    if change.to_ns is not None:
-        return np.full(len(before), change.to_ns, np.int64)
-    return np.asarray(np.maximum(before + (change.plus_ns or 0), 0))
-
-
-def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
-    """Multiply lags, rounded to the nanosecond; limited to what `_check_range` refuses."""
-    return np.asarray(np.round(np.minimum(lag * factor, 2.0**62)), dtype=np.int64)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 from etloom.graphs import quality
-from etloom.graphs.algorithms import compute_times
-from etloom.graphs.graph import EdgeKind, Int64Array
+from etloom.graphs.graph import Int32Array, Int64Array
 from etloom.simulator.changes import AnyChange, Change, Network
 from etloom.simulator.engine import Simulated
+from etloom.simulator.recorded_run import sum_wait_and_transfer
 
 _NEGLIGIBLE = 0.001
 """Share of the makespan below which a delay is not mentioned."""
@@ -21,7 +19,12 @@ _MAX_MISSING_LAUNCHES = 0.05
 
 def explain_simulation(simulated: Simulated) -> list[str]:
     """Return sentences on what bounds the prediction, what it depends on and what it leaves out."""
-    predicted_path = simulated.recording.describe_path(simulated.upper_bound, simulated.lag)
+
+    def read_lags(edges: Int32Array) -> Int64Array:
+        lags = simulated.lags.read(edges)
+        return lags.min_latency + lags.upper
+
+    predicted_path = simulated.recording.describe_path(simulated.upper_times, simulated.upper_lags, read_lags)
     lines = [
         *_explain_misfit(simulated),
         *_explain_coverage(simulated.recorded_job),
@@ -29,7 +32,7 @@ def explain_simulation(simulated: Simulated) -> list[str]:
         f"it becomes {predicted_path}",
     ]
     makespan = simulated.graph.makespan
-    if difference := makespan(simulated.upper_bound) - makespan(simulated.lower_bound):
+    if difference := makespan(simulated.upper_times) - makespan(simulated.lower_times):
         lines.append(
             f"the bounds differ by {_format_time(abs(difference))}: delays that nothing recorded explains"
         )
@@ -82,9 +85,8 @@ def _explain_peers(simulated: Simulated) -> list[str]:
                 f"{format_ranks(peers.alone)}: no other rank runs the same program, so nothing changes there"
             )
     if simulated.peers:
-        before, after = (
-            _sum_wait_and_transfer(simulated, time)[0] for time in (simulated.recorded, simulated.upper_bound)
-        )
+        before = simulated.recording.wait_and_transfer_ns[0]
+        after = sum_wait_and_transfer(simulated.graph.graph, simulated.upper_bound)[0]
         lines.append(
             f"in communication, ranks wait {_format_time(before)} for other ranks; this becomes {_format_time(after)}"
         )
@@ -94,9 +96,9 @@ def _explain_peers(simulated: Simulated) -> list[str]:
 
 def _explain_starts(simulated: Simulated) -> list[str]:
     """Return a sentence on how much of the saving comes from recordings that begin later than those of peers."""
-    graph, makespan = simulated.graph.graph, simulated.graph.makespan
-    with_recorded_starts = compute_times(graph, simulated.lag, simulated.recording.starts)
-    saving = makespan(with_recorded_starts) - makespan(simulated.upper_bound)
+    recording, makespan = simulated.recording, simulated.graph.makespan
+    with_recorded_starts = recording.contraction.compute_times(simulated.upper_lags, recording.kept_starts)
+    saving = makespan(with_recorded_starts) - makespan(simulated.upper_times)
     if saving < _NEGLIGIBLE * makespan():
         return []
     return [
@@ -112,7 +114,7 @@ def _changes_communication(change: AnyChange) -> bool:
 def _explain_communication(simulated: Simulated) -> list[str]:
     """Return sentences on wait and transfer, and on communication that could not be matched."""
     lines = []
-    wait_ns, transfer_ns = _sum_wait_and_transfer(simulated, simulated.recorded)
+    wait_ns, transfer_ns = simulated.recording.wait_and_transfer_ns
     if wait_ns > transfer_ns:
         lines.append(
             f"in communication, ranks wait {_format_time(wait_ns)} for other ranks and transfer data for "
@@ -135,15 +137,3 @@ def _explain_communication(simulated: Simulated) -> list[str]:
 
 def _format_time(ns: int) -> str:
     return f"{ns / 1e6:,.3f} ms" if ns >= 1_000_000 else f"{ns / 1e3:,.1f} µs"
-
-
-def _sum_wait_and_transfer(simulated: Simulated, time: Int64Array) -> tuple[int, int]:
-    """Return the ns from start to arrival of the last rank, and from there on, over all matched communications."""
-    graph = simulated.graph.graph
-    target = graph.target
-    is_arrival = graph.kind == EdgeKind.ARRIVAL
-    is_transfer = np.isin(graph.kind, (EdgeKind.TRANSFER, EdgeKind.MESSAGE))
-    return (
-        int((time[target] - time[graph.source])[is_arrival].sum()),
-        int((time[target] - time[graph.source])[is_transfer].sum()),
-    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from etloom.analyses.helpers.dependency_graph import build_dependencies, is_kept
-from etloom.core.trace import Job, Trace
+from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, check_timed, critical_paths
+from etloom.graphs.contraction import ChainLags, ContractedGraph, contract_graph, mark_extremes
 from etloom.graphs.event_arrays import rows_of_ids
-from etloom.graphs.graph import EdgeKind, Int64Array
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
+from etloom.graphs.transfers import TRANSFER_KINDS
 from etloom.simulator.durations import Durations, PointSpans
 from etloom.simulator.edge_selection import EdgeSelector
 from etloom.simulator.network import NetworkFit, apply_network, try_fit
@@ -40,6 +43,12 @@ class RecordedRun:
         check_timed(self.graph, job)
         self._job = job.replace({})  # the job itself may keep this object: a cycle would outlive it
 
+    def prepare(self) -> None:
+        """Compute what the first questions would wait for."""
+        self.edges.prepare()
+        for name in ("usual_delays", "kept_starts", "total_lag", "recorded_spans", "critical_path"):
+            getattr(self, name)
+
     @cached_property
     def edges(self) -> EdgeSelector:
         """Selects edges by the events that own them."""
@@ -62,13 +71,49 @@ class RecordedRun:
         return delays
 
     @cached_property
+    def total_lag(self) -> float:
+        """The sum of all recorded lags, ns."""
+        graph = self.graph.graph
+        return float(graph.min_latency.sum(dtype=np.float64) + graph.unexplained.sum(dtype=np.float64))
+
+    @cached_property
+    def contraction(self) -> ContractedGraph:
+        """The contracted graph, with all points that can be the first or the last ones of the run, a rank or a step."""
+        anchors = np.zeros(len(self.graph.graph), bool)
+        for points in self._extremes:
+            anchors[points["point"].to_numpy()] = True
+        return contract_graph(self.graph.graph, anchors)
+
+    @cached_property
+    def kept_starts(self) -> Int64Array:
+        """The start times of the kept points. Not to be modified."""
+        return self.starts[self.contraction.points]
+
+    def expand_starts(self, starts: Int64Array) -> Int64Array:
+        """Return the start times of all points, given those of the kept ones: all points without edges into them."""
+        start = self.starts.copy()
+        start[self.contraction.points] = starts
+        return start
+
+    @cached_property
     def critical_path(self) -> str:
         """The critical path in the words of a report."""
-        return self.describe_path(self.graph.graph.time, self.graph.graph.lag)
+        contraction = self.contraction
+        return self.describe_path(contraction.recorded_times, contraction.recorded, self.graph.graph.lag_of)
 
-    def describe_path(self, time: Int64Array, lag: Int64Array) -> str:
-        """Describe the critical path at these times in the words of a report."""
-        table = critical_paths.summarize_path_at(self.graph.graph, self._job, time, lag)
+    def describe_path(
+        self, time: Int64Array, lags: ChainLags, read: Callable[[Int32Array], Int64Array]
+    ) -> str:
+        """Describe the critical path in the words of a report.
+
+        Args:
+            time: of the kept points; lags: of the chains; read: returns the lags of edges.
+        """
+        end = self.contraction.find_last_point(time, lags, read)
+        path = self.contraction.find_longest_path(end, time, lags)
+        lag = read(path)
+        before = int(time.max() - time.min()) - int(lag.sum()) if path.size else 0
+        table = critical_paths.summarize_path(self.graph.graph, self._job, path, lag, before)
         return ", ".join(critical_paths.format_path_shares(table, digits=0, most=4, least_pct=0.5))
 
     @cached_property
@@ -83,21 +128,59 @@ class RecordedRun:
 
     @cached_property
     def spans(self) -> tuple[PointSpans, PointSpans]:
-        """The points by rank, and by rank and step if a step has more than one."""
-        graph = self.graph.graph
-        by_rank = pl.DataFrame({"rank": graph.rank}).with_row_index("point").filter(pl.col("rank") >= 0)
-        steps = [self._find_step_points(rank, trace) for rank, trace in self._job.items()]
-        return PointSpans(by_rank, "rank"), PointSpans(pl.concat(steps), "rank", "step")
+        """The kept points by rank, and by rank and step if a step has more than one point."""
+        by_rank, by_step = (
+            points.with_columns(point=self.contraction.find_positions(points["point"].to_numpy()))
+            for points in self._extremes[1:]
+        )
+        return PointSpans(by_rank, "rank"), PointSpans(by_step, "rank", "step")
 
-    def _find_step_points(self, rank: int, trace: Trace) -> pl.DataFrame:
-        """Return the points (rank, step, point) of the events in steps of a rank."""
+    @cached_property
+    def recorded_spans(self) -> list[list[int]]:
+        """The recorded times of the groups of `spans`, ns."""
+        return [spans.measure(self.contraction.recorded_times).tolist() for spans in self.spans]
+
+    @cached_property
+    def _extremes(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """The points that can be the first or the last ones of the run, of a rank, and of a step of a rank."""
         graph = self.graph.graph
-        points = np.flatnonzero((graph.rank == rank) & (graph.event >= 0))
-        rows = rows_of_ids(trace.events, pl.Series(graph.event[points]))
-        step = trace.events["step"].gather(rows)
-        frame = pl.DataFrame({"step": step.cast(pl.Int64), "point": points}).drop_nulls("step")
-        has_span = pl.len().over("step") > 1
-        return frame.filter(has_span).select(pl.lit(rank).alias("rank"), "step", "point")
+        keys, steps = self._number_steps()
+        groups = np.zeros(len(graph), np.int32), graph.rank, steps
+        run_points, rank_points, step_points = map(np.flatnonzero, mark_extremes(graph, *groups))
+        by_rank = pl.DataFrame({"point": rank_points, "rank": graph.rank[rank_points]})
+        by_step = pl.DataFrame({"point": step_points, "number": steps[step_points]}).join(
+            keys, on="number", maintain_order="left"
+        )
+        return pl.DataFrame({"point": run_points}), by_rank, by_step
+
+    def _number_steps(self) -> tuple[pl.DataFrame, Int32Array]:
+        """Return the steps of ranks (number, rank, step) with more than one point, and the number of the step of each
+        point, -1 for none."""
+        graph = self.graph.graph
+        numbers = np.full(len(graph), -1, np.int32)
+        keys, count = [], 0
+        for rank, points in graph.group_points():
+            if rank not in self._job:
+                continue
+            trace, points = self._job[rank], points[graph.event[points] >= 0]
+            rows = rows_of_ids(trace.events, pl.Series(graph.event[points]))
+            step = trace.events["step"].gather(rows)
+            lengths = step.to_frame("step").drop_nulls().group_by("step").len().sort("step")
+            step_rows = lengths.filter(pl.col("len") > 1).select(
+                number=pl.int_range(count, count + pl.len(), dtype=pl.Int32),
+                rank=pl.lit(rank, pl.Int64),
+                step=pl.col("step").cast(pl.Int64),
+            )
+            number = step.cast(pl.Int64).replace_strict(step_rows["step"], step_rows["number"], default=-1)
+            numbers[points] = number.fill_null(-1).to_numpy()
+            keys.append(step_rows)
+            count += step_rows.height
+        return pl.concat(keys), numbers
+
+    @cached_property
+    def wait_and_transfer_ns(self) -> tuple[int, int]:
+        """The times of `sum_wait_and_transfer` as recorded."""
+        return sum_wait_and_transfer(self.graph.graph, self.graph.graph.time)
 
     @cached_property
     def network_fit(self) -> NetworkFit | None:
@@ -109,3 +192,13 @@ class RecordedRun:
         """The recording as the fitted network reproduces it."""
         fit = self.network_fit
         return None if fit is None else apply_network(self.scenario, fit.model, Basis.FITTED)
+
+
+def sum_wait_and_transfer(graph: Graph, time: Int64Array) -> tuple[int, int]:
+    """Return the ns from start to arrival of the last rank, and from there on, over all matched communications."""
+    sums = []
+    for kinds in ((EdgeKind.ARRIVAL,), TRANSFER_KINDS):
+        edges = np.flatnonzero(np.isin(graph.kind, kinds))
+        target = np.searchsorted(graph.first, edges, side="right") - 1
+        sums.append(int((time[target] - time[graph.source[edges]]).sum()))
+    return sums[0], sums[1]

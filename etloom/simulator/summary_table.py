@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
-from etloom.graphs.graph import Int64Array
-from etloom.simulator.durations import PointSpans
 from etloom.simulator.engine import Simulated
 
 SUMMARY_SCHEMA = {
@@ -31,29 +28,18 @@ def summarize_simulation(simulated: Simulated) -> pl.DataFrame:
         scope (job, rank or step), rank, step, before_ns (recorded), upper_bound_ns, lower_bound_ns, and the changes
         upper_bound_change_pct and lower_bound_change_pct.
     """
-    by_rank, by_step = simulated.recording.spans
-    makespans = [simulated.graph.makespan(time) for time in _list_times(simulated)]
+    recording, bounds = simulated.recording, (simulated.upper_times, simulated.lower_times)
+    makespans = [simulated.graph.makespan(time) for time in (recording.contraction.recorded_times, *bounds)]
     rows = [_summary_row("job", None, None, makespans)]
+    tables = []
+    for groups, recorded in zip(recording.spans, recording.recorded_spans, strict=True):
+        measured = zip(recorded, *(groups.measure(time).tolist() for time in bounds), strict=True)
+        tables.append(zip(groups.keys, map(list, measured), strict=True))
+    by_rank, by_step = tables
     if len(simulated.recorded_job) > 1:
-        rows += [
-            _summary_row("rank", rank, None, spans)
-            for (rank,), spans in zip(by_rank.keys, _measure(by_rank, simulated), strict=True)
-        ]
-    rows += [
-        _summary_row("step", rank, step, spans)
-        for (rank, step), spans in zip(by_step.keys, _measure(by_step, simulated), strict=True)
-    ]
+        rows += [_summary_row("rank", rank, None, spans) for (rank,), spans in by_rank]
+    rows += [_summary_row("step", rank, step, spans) for (rank, step), spans in by_step]
     return pl.DataFrame(rows, schema=SUMMARY_SCHEMA, orient="row")
-
-
-def _list_times(simulated: Simulated) -> tuple[Int64Array, Int64Array, Int64Array]:
-    return simulated.recorded, simulated.upper_bound, simulated.lower_bound
-
-
-def _measure(groups: PointSpans, simulated: Simulated) -> list[list[int]]:
-    """Return the recorded span of each group, its upper and its lower bound, ns."""
-    spans: list[list[int]] = np.column_stack(list(map(groups.measure, _list_times(simulated)))).tolist()
-    return spans
 
 
 def _summary_row(scope: str, rank: int | None, step: int | None, spans: list[int]) -> list[object]:

@@ -13,7 +13,7 @@ import pytest
 
 from support.paths import ROOT
 
-SOURCES = ("codes", "graph", "nesting", "order", "quality", "tour")
+SOURCES = ("codes", "contraction", "graph", "nesting", "order", "quality", "tour")
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
 SANITIZED = ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
 ASKED = """
@@ -42,8 +42,19 @@ for seed in range(200):
         native.latest(first, source, lags, time, time.copy())
         native.residual(first, source, time, lags)
         native.excess(first, source, time, lags)
-        native.walk_back(first, source, lags, time, kind, n - 1)
+        native.walk_back(first, source, lags, lags, time, kind, n - 1)
         native.residual_sum(first, source, time, lags, None)
+        points, _, heads, last, chain = native.contract(first, source, draw.random(n) < 0.5)
+        sums, near = np.zeros((2, len(last)), np.int64)
+        native.change_chains(chain, last, None, lags, lags, sums, near)
+        edges = np.arange(len(source), dtype=np.int32)
+        for change in ((2.5, None, 0), (None, 7, 0), (None, None, -3), (None, None, ends.max)):
+            native.scale_chains(
+                chain, last, edges, lags, lag, kind, np.full(8, 5), *change, sums, near, sums.copy()
+            )
+        for path in range(len(last)):
+            native.expand_chains(first, source, points, heads, last, np.array([path], np.int32))
+        native.mark_extremes(first, source, lags >= 0, draw.integers(-1, 2, n).astype(np.int32))
         launches = int((kind == 5).sum())
         native.explained_starts(
             first, source, time, lags, kind, np.ones(n, bool), *draw.choice(chosen, (2, launches)), 4, 5, 7, 5000,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import etloom
+from etloom import _native
 from etloom.analyses.helpers import dependency_graph
 from etloom.cli import app, main
 from etloom.core.errors import EtloomError
@@ -22,11 +24,15 @@ from etloom.reports.summary import summarize_run
 from etloom.simulator import (
     Change,
     Network,
+    NoStraggler,
     RemoveSync,
     parse_change,
 )
 from etloom.simulator import simulate as simulate_with
+from etloom.simulator.changed_lags import Lags, SetLags, scale_lags
 from etloom.simulator.changes import AnyChange, parse_duration_ns, parse_factor
+from etloom.simulator.engine import _Schedule
+from etloom.simulator.recorded_run import get_recorded_run
 from support import simulated_jobs as jobs
 from support.examples import slow_after
 from support.real_runs import open_run
@@ -288,13 +294,70 @@ def test_the_path_is_told_as_the_report_tells_it(data: Path) -> None:
     )
 
 
-def test_the_parts_of_a_path_sum_to_the_makespan(data: Path) -> None:
-    done = etloom.simulate(open_run(data / "dlrm"), "comm x0.5")
-    graph = done.graph.graph
-    for time, lag in ((graph.time, graph.lag), (done.upper_bound, done.lag)):
-        parts = critical_paths.summarize_path_at(graph, done.job, time, lag)
-        assert parts["time_ns"].sum() == algorithms.compute_makespan(graph, time)
-        assert parts.filter(pl.col("kind") == "later start")["time_ns"].sum() > 0
+@pytest.mark.parametrize("name", ["dlrm", "cpu/ddp_2", None])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("comm x0.5",),
+        ("host x0.3",),
+        ("host +3us", "op:aten::* x1.7", "host =2us"),
+        ("kernel x0.5", "launch x0"),
+        (NoStraggler(), "host x0.5"),
+        (RemoveSync("*"), "sync x2"),
+        ("host x0.7", Network(2.0), "comm x0.5"),
+    ],
+)
+def test_figures_and_path_are_those_of_the_times_of_all_points(
+    data: Path, name: str | None, changes: tuple[Any, ...]
+) -> None:
+    """The answers come from the contracted graph; here from all points and edges."""
+    job = jobs.job_of(jobs.simulate(jobs.programs(0))) if name is None else open_run(data / name)
+    try:
+        done = etloom.simulate(job, *changes)
+    except EtloomError:
+        return  # a run without what is changed
+    graph, times = done.graph.graph, (done.recorded, done.upper_bound, done.lower_bound)
+    for row in done.table.iter_rows(named=True):
+        mask = np.ones(len(graph), bool)
+        if row["rank"] is not None:
+            mask &= graph.rank == row["rank"]
+        if row["step"] is not None:
+            events = job[row["rank"]].events
+            mask &= np.isin(graph.event, events.filter(pl.col("step") == row["step"])["id"].to_numpy())
+        spans = [int(time[mask].max() - time[mask].min()) for time in times]
+        assert spans == [row["before_ns"], row["upper_bound_ns"], row["lower_bound_ns"]]
+    path = algorithms.find_longest_path(graph, time=done.upper_bound, lag=done.lag)
+    before = done.upper_bound[graph.source[path[0]]] - done.upper_bound.min()
+    parts = critical_paths.summarize_path(graph, job, path, done.lag[path], int(before))
+    assert parts["time_ns"].sum() == algorithms.compute_makespan(graph, done.upper_bound)
+    shares = critical_paths.format_path_shares(parts, digits=0, most=4, least_pct=0.5)
+    assert f"it becomes {', '.join(shares)}" in done.reasons
+
+
+@pytest.mark.parametrize("change", ["host x0.37", "kernel =3us", "kernel -1us", "host +7ns", "host x1000"])
+def test_one_pass_over_recorded_lags_equals_the_steps(change: str) -> None:
+    job = jobs.job_of(jobs.simulate(jobs.programs(0)))
+    first, later = (_Schedule(get_recorded_run(job), job) for _ in range(2))
+    nothing = np.zeros(0, np.int64)
+    later.lags.append(SetLags(nothing.astype(np.int32), Lags(nothing, nothing, nothing)))
+    for schedule in (first, later):
+        schedule.apply(parse_change(change))
+    for chains in ("upper", "lower"):
+        assert np.array_equal(getattr(first, chains).total, getattr(later, chains).total)
+    assert np.array_equal(first.upper.last, later.upper.last)
+    assert first.residual_ns == later.residual_ns
+    assert first.total_lower == pytest.approx(later.total_lower)
+
+
+@given(st.integers(0, 2**62), st.floats(0, 1e6))
+def test_lags_are_rounded_as_numpy_rounds(lag: int, factor: float) -> None:
+    edge, none, lags = np.zeros(1, np.int32), np.zeros(1, np.uint8), np.array([lag])
+    sums = np.zeros((3, 1), np.int64)
+    usual = np.zeros(1, np.int64)
+    _native.scale_chains(
+        edge, edge, edge, lags, usual, none, usual, factor, None, 0, sums[0], sums[1], sums[2]
+    )
+    assert sums[1].tolist() == scale_lags(lags, factor).tolist()
 
 
 def test_about_nothing_is_an_error(data: Path) -> None:

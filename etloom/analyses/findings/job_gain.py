@@ -18,8 +18,9 @@ from etloom.analyses.helpers.dependency_graph import build_dependencies
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals, union
 from etloom.core.trace import Job
-from etloom.graphs import algorithms, quality
-from etloom.graphs.graph import EdgeKind, Graph, Int64Array
+from etloom.graphs import quality
+from etloom.graphs.contraction import ContractedGraph, contract_graph, mark_extremes
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 from etloom.graphs.transfers import edges_by_rank, mask_transfers
 from etloom.timeline.activity import find_steps, find_window
 
@@ -78,7 +79,7 @@ class JobGains:
         graph = self._graph
         if graph is None:
             return None
-        lag = graph.lag
+        parts, gains = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for rank, tracks, lost, share in _merge_losses(findings):
             edges, lost = self._edges[rank][tracks], lost.clip(self._begin, self._end)
             source, target = graph.source[edges], self._target[edges]
@@ -88,9 +89,12 @@ class JobGains:
                 before = lost.before(graph.time)
                 shorter = before[target] - before[source]
             affected = np.flatnonzero(shorter)
-            edges, gains = edges[affected], np.round(share * shorter[affected]).astype(np.int64)
-            lag[edges] -= np.minimum(gains, lag[edges])
-        return self._compare_end(lag)
+            parts.append(edges[affected])
+            gains.append(np.round(share * shorter[affected]).astype(np.int64))
+        edges, places = np.unique(np.concatenate(parts), return_inverse=True)
+        gain = np.zeros(len(edges), np.int64)
+        np.add.at(gain, places, np.concatenate(gains))
+        return self._compare_end(edges.astype(np.int32), gain)
 
     @cached_property
     def transfer_gain(self) -> int | None:
@@ -98,14 +102,27 @@ class JobGains:
         graph = self._graph
         if graph is None:
             return None
-        lag = graph.lag
-        lag[mask_transfers(graph, self._job)] = 0
-        return self._compare_end(lag)
+        edges = np.flatnonzero(mask_transfers(graph, self._job)).astype(np.int32)
+        return self._compare_end(edges, graph.lag_of(edges))
 
-    def _compare_end(self, lag: Int64Array) -> int:
-        """Return how much earlier the job ends with these lags, ns."""
+    def _compare_end(self, edges: Int32Array, gain: Int64Array) -> int:
+        """Return how much earlier the job ends if these edges are shorter by a gain, none below 0, ns."""
         assert self._graph is not None
-        return self._recorded_end - int(algorithms.compute_times(self._graph, lag)[self._counts].max())
+        contraction, before = self._contraction, self._graph.lag_of(edges)
+        shorter = np.minimum(gain, before)
+        lags = contraction.recorded.copy(for_paths=False)
+        contraction.change(lags, edges, -shorter, before - shorter)
+        time = contraction.compute_times(lags, contraction.recorded_times)
+        return self._recorded_end - int(time[: np.searchsorted(contraction.points, self._counts.stop)].max())
+
+    @cached_property
+    def _contraction(self) -> ContractedGraph:
+        """The contracted graph, with all points that can be the last ones of the time that counts."""
+        graph = self._graph
+        assert graph is not None
+        counts = np.full(len(graph), -1, np.int32)
+        counts[self._counts] = 0
+        return contract_graph(graph, mark_extremes(graph, counts)[0] > 0)
 
     @cached_property
     def _recorded_end(self) -> int:

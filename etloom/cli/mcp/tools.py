@@ -250,12 +250,12 @@ class RunTools:
 
 def prepare_job(job: Job) -> None:
     """Compute what the first questions about a job need, cached with it: findings, summary, graph and its path."""
-    import etloom
     from etloom.reports.summary import answer_once, summarize_run
+    from etloom.simulator.recorded_run import get_recorded_run
 
     for work in (
         lambda: answer_once(job, "findings"),
-        lambda: etloom.simulate(job).reasons,
+        lambda: get_recorded_run(job).prepare(),
         lambda: summarize_run(job),
     ):
         with suppress(EtloomError):  # the question that needs it reports it

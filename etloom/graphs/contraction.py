@@ -1,0 +1,166 @@
+"""A graph without the points of its chains: times after a change of lags from a small part of the graph.
+
+A point with one edge into and one edge out of it comes exactly the lag of the former after its source. Without these
+points the edges between two others, a chain, are one edge whose lag is the sum of theirs, and no time changes: of a
+recorded job some tenth of the points remain. A change adds its differences to the sums of the chains; then the sweep is
+over the small graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etloom import _native
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, UInt8Array
+
+
+@dataclass(frozen=True, eq=False)
+class ChainLags:
+    """Lags of chains, int64 ns: the ``total`` of each and, for paths, that of its last edge (``last``)."""
+
+    total: Int64Array
+    last: Int64Array | None
+
+    @property
+    def last_edges(self) -> Int64Array:
+        """The lag of the last edge of each chain, of lags for paths."""
+        assert self.last is not None, "copied without"
+        return self.last
+
+    def copy(self, *, for_paths: bool) -> ChainLags:
+        """Return a copy, to be changed."""
+        last = self.last.copy() if for_paths and self.last is not None else None
+        return ChainLags(self.total.copy(), last)
+
+
+@dataclass(frozen=True, eq=False)
+class ContractedGraph:
+    """The points of a graph that are not in the middle of a chain, and the chains as edges between them.
+
+    ``points``: numbers of the kept points in the whole ``graph``, ascending. ``first`` and ``source``: the chains, as
+    the edges of a `Graph`, between positions in ``points``. ``last``: the last edge of each chain in the whole graph.
+    ``chain``: the chain of each edge of the whole graph.
+    """
+
+    graph: Graph
+    points: Int32Array
+    first: Int32Array
+    source: Int32Array
+    last: Int32Array
+    chain: Int32Array
+
+    @cached_property
+    def last_kinds(self) -> UInt8Array:
+        """The kind of the last edge of each chain."""
+        return self.graph.kind[self.last]
+
+    @cached_property
+    def recorded_times(self) -> Int64Array:
+        """The recorded times of the kept points. Not to be modified."""
+        return self.graph.time[self.points]
+
+    @cached_property
+    def recorded(self) -> ChainLags:
+        """The recorded lags. Not to be modified."""
+        lags = ChainLags(np.zeros(len(self.last), np.int64), np.zeros(len(self.last), np.int64))
+        lag = self.graph.lag
+        _native.change_chains(self.chain, self.last, None, lag, lag, lags.total, lags.last)
+        return lags
+
+    def change(self, lags: ChainLags, edges: Int32Array, difference: Int64Array, lag: Int64Array) -> None:
+        """Change the lags of chains, in place, to those of these edges of the whole graph.
+
+        Args:
+            difference: how much longer each edge takes, ns.
+            lag: the time that it then takes, ns.
+        """
+        _native.change_chains(self.chain, self.last, edges, difference, lag, lags.total, lags.last)
+
+    def find_positions(self, points: NDArray[np.integer]) -> Int64Array:
+        """Return the positions of points of the whole graph, all of them kept."""
+        positions: Int64Array = np.searchsorted(self.points, points)
+        return positions
+
+    def compute_times(self, lags: ChainLags, start: Int64Array) -> Int64Array:
+        """Return the time of each kept point, int64 ns. start: per kept point, as in `algorithms.compute_times`."""
+        time = start.copy()
+        _native.schedule(self.first, self.source, lags.total, time)
+        return time
+
+    def find_last_point(
+        self, time: Int64Array, lags: ChainLags, read: Callable[[Int32Array], Int64Array]
+    ) -> int:
+        """Return the first point of the whole graph, by its number, whose time is the last one.
+
+        Args:
+            time: of the kept points with these lags, among them those that can be the last ones.
+            read: returns the lags of edges of the whole graph.
+        """
+        graph, last_time = self.graph, time.max()
+        pending = self.points[time == last_time].tolist()
+        latest = set(pending)
+        while pending:
+            point = pending.pop()
+            edges = np.arange(graph.first[point], graph.first[point + 1], dtype=np.int32)
+            if len(edges) > 1:
+                chains = self.chain[edges]
+                edges = edges[time[self.source[chains]] + lags.total[chains] == last_time]
+            before = set(graph.source[edges[read(edges) == 0]].tolist()) - latest
+            latest |= before
+            pending += before
+        return int(min(latest))
+
+    def find_longest_path(self, end: int, time: Int64Array, lags: ChainLags) -> Int32Array:
+        """Return the edges without slack that lead to a point of the whole graph, by time.
+
+        It is the path of `algorithms.find_longest_path`. time: of the kept points with these lags.
+        """
+        graph = self.graph
+        position = int(np.searchsorted(self.points, end))
+        is_point = position < len(self.points) and self.points[position] == end
+        chain = None if is_point else self.chain[graph.first[end]]
+        head = position if chain is None else int(self.source[chain])
+        path = _native.walk_back(
+            self.first, self.source, lags.total, lags.last_edges, time, self.last_kinds, head
+        )
+        if chain is not None:
+            path = np.append(path, chain)
+        edges: Int32Array = _native.expand_chains(
+            graph.first, graph.source, self.points, self.source, self.last, path
+        )
+        return edges if chain is None else edges[: np.searchsorted(edges, graph.first[end]) + 1]
+
+
+def contract_graph(graph: Graph, anchors: NDArray[np.bool_]) -> ContractedGraph:
+    """Contract the chains of a graph; anchors: mask of points that are kept whatever edges they have."""
+    return ContractedGraph(graph, *_native.contract(graph.first, graph.source, anchors))
+
+
+FIRST, LAST = 1, 2
+"""Bits of `mark_extremes`."""
+
+
+def mark_extremes(graph: Graph, *groups: Int32Array) -> list[NDArray[np.uint8]]:
+    """Mark the points that can be the `FIRST` and the `LAST` in time of their group, whatever the lags.
+
+    Not the others: an edge whose lag is never negative leads to each from another point of its group, or the other way
+    round. Lags stay as they are, change to others that are not negative, or are those of removed edges, which only
+    synchronization loses.
+
+    Args:
+        groups: numbers per point, negative for points without a group.
+
+    Returns:
+        The marks of each of the groupings.
+    """
+    usable = graph.kind != EdgeKind.SYNC
+    usable &= graph.lag >= 0
+    return [
+        _native.mark_extremes(graph.first, graph.source, usable, np.ascontiguousarray(group))
+        for group in groups
+    ]

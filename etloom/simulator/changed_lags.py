@@ -1,0 +1,187 @@
+"""The lags of a graph after changes, computed for the edges that are asked about.
+
+A broad change is about millions of edges. What follows from it needs sums over them and a few single lags, so no array
+of all lags is made unless somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from etloom import _native
+from etloom.graphs.algorithms import REMOVED_LAG
+from etloom.graphs.contraction import ChainLags, ContractedGraph
+from etloom.graphs.graph import Graph, Int32Array, Int64Array, UInt8Array
+from etloom.simulator.changes import Change
+
+Rows: TypeAlias = slice | Int64Array
+
+_CHUNK_EDGES = 1 << 15
+"""Edges that are computed at a time: their arrays stay in the processor's cache."""
+
+
+class Lags(NamedTuple):
+    """Lags of edges, int64 ns: the minimum latency and the unexplained delays of the upper and the lower bound."""
+
+    min_latency: Int64Array
+    upper: Int64Array
+    lower: Int64Array
+
+    def take(self, rows: Rows) -> Lags:
+        """Return those of some edges."""
+        return Lags(*(part[rows] for part in self))
+
+    def sum_times(self, *, upper: bool = False) -> float:
+        """Return the sum of all times, without those of removed edges, with the unexplained delays of one bound."""
+        delay = self.upper if upper else self.lower
+        latencies = np.maximum(self.min_latency, 0).sum(dtype=np.float64)
+        return float(latencies + delay.sum(dtype=np.float64))
+
+
+class LagStep(Protocol):
+    """One change: ``edges`` (ascending) that it is about."""
+
+    @property
+    def edges(self) -> Int32Array: ...
+
+    def compute(self, before: Lags, rows: Rows) -> Lags:
+        """Return the lags of these rows of ``edges``, given those before the change."""
+
+
+@dataclass(frozen=True, eq=False)
+class SetLags:
+    """A change to lags that are known."""
+
+    edges: Int32Array
+    lags: Lags
+
+    def compute(self, before: Lags, rows: Rows) -> Lags:
+        """Return the known lags."""
+        return self.lags.take(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleLags:
+    """A change of the minimum latencies, and of the part of the unexplained delay that may disappear with its cause.
+
+    ``kinds``: of the edges of the graph. ``usual_delays``: by kind, the delay that may disappear, ns.
+    """
+
+    edges: Int32Array
+    change: Change
+    kinds: UInt8Array
+    usual_delays: Int64Array
+
+    def compute(self, before: Lags, rows: Rows) -> Lags:
+        """Return the changed lags; a removed edge stays removed."""
+        min_latency = _change_latencies(self.change, before.min_latency)
+        removable = self.get_removable(before, rows)
+        if self.change.plus_ns is None:
+            lower = scale_lags(removable, self.change.times or 0.0) + (before.lower - removable)
+        else:
+            lower = before.lower
+        removed = before.min_latency == REMOVED_LAG
+        if removed.any():
+            min_latency = np.where(removed, REMOVED_LAG, min_latency)
+            lower = np.where(removed, before.lower, lower)
+        return Lags(min_latency, before.upper, lower)
+
+    def change_recorded(
+        self, contraction: ContractedGraph, upper: ChainLags, lower: ChainLags
+    ) -> tuple[int, float]:
+        """Change the lags of chains of both bounds, in place, from the recorded ones: `compute` in one pass.
+
+        Returns:
+            The delay of the lower bound that may not disappear, and the difference of the sums of its times, ns.
+        """
+        graph, change = contraction.graph, self.change
+        residual, before, after = _native.scale_chains(
+            contraction.chain,
+            contraction.last,
+            self.edges,
+            graph.min_latency,
+            graph.unexplained,
+            self.kinds,
+            self.usual_delays,
+            change.times,
+            change.to_ns,
+            change.plus_ns or 0,
+            upper.total,
+            upper.last_edges,
+            lower.total,
+        )
+        return residual, after - before
+
+    def get_removable(self, before: Lags, rows: Rows) -> Int64Array:
+        """Return the part of the lower bound's unexplained delay that may disappear."""
+        return np.asarray(np.minimum(before.lower, self.usual_delays[self.kinds[self.edges[rows]]]))
+
+
+class ChangedLags:
+    """The lags of a graph after the steps so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._steps: list[LagStep] = []
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether no step has changed a lag yet."""
+        return not self._steps
+
+    def append(self, step: LagStep) -> None:
+        """Add a step."""
+        self._steps.append(step)
+
+    def add(self, step: LagStep) -> Iterator[tuple[slice, Lags, Lags]]:
+        """Add a step after yielding the rows of its edges in chunks, with their lags before and after it."""
+        for low in range(0, len(step.edges), _CHUNK_EDGES):
+            rows = slice(low, low + _CHUNK_EDGES)
+            before = self.read(step.edges[rows])
+            yield rows, before, step.compute(before, rows)
+        self.append(step)
+
+    def read(self, edges: Int32Array) -> Lags:
+        """Return the lags of these edges."""
+        delays = self._graph.unexplained[edges]
+        lags = Lags(self._graph.min_latency[edges], delays, delays.copy())
+        for step in self._steps:
+            if not step.edges.size:
+                continue
+            rows = np.minimum(np.searchsorted(step.edges, edges), len(step.edges) - 1)
+            changed = np.flatnonzero(step.edges[rows] == edges)
+            if changed.size:
+                _put(lags, changed, step.compute(lags.take(changed), rows[changed]))
+        return lags
+
+    def read_all(self) -> Lags:
+        """Return the lags of all edges, as new arrays."""
+        graph = self._graph
+        lags = Lags(graph.min_latency.copy(), graph.unexplained.copy(), graph.unexplained.copy())
+        for step in self._steps:
+            edges = step.edges.astype(np.int64)
+            _put(lags, edges, step.compute(lags.take(edges), slice(None)))
+        return lags
+
+
+def _put(lags: Lags, rows: Int64Array, values: Lags) -> None:
+    for part, new in zip(lags, values, strict=True):
+        part[rows] = new
+
+
+def _change_latencies(change: Change, before: Int64Array) -> Int64Array:
+    """Return these minimum latencies after the change."""
+    if change.times is not None:
+        return scale_lags(before, change.times)
+    if change.to_ns is not None:
+        return np.full(len(before), change.to_ns, np.int64)
+    return np.asarray(np.maximum(before + (change.plus_ns or 0), 0))
+
+
+def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
+    """Multiply lags, rounded to the nanosecond; limited to what the engine refuses."""
+    return np.asarray(np.round(np.minimum(lag * factor, 2.0**62)), dtype=np.int64)
