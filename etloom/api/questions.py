@@ -243,6 +243,7 @@ def hangs(path: StrPath) -> HangReport:
 
     Raises:
         ReadError: no dumps are found, or they cannot be read.
+        AnalysisError: no recorded call has a sequence number.
 
     Example:
         >>> report = etloom.hangs("dumps/")  # doctest: +SKIP
@@ -253,7 +254,7 @@ def hangs(path: StrPath) -> HangReport:
     from etloom.loading.flight_recorder_dumps import read_dumps
 
     dumps, stats = read_dumps(Path(path))
-    calls = combine_calls(dumps)
+    calls = combine_calls(dumps).require_numbers()
     table = compare_calls(calls)
     written = [int(facts.get("written_ns") or 0) for facts in calls.processes.values()]
     processes = describe_processes(calls.processes, max(written, default=0))

@@ -449,6 +449,12 @@ DECLARED_STATS = (
     DeclaredStat(
         "read.damaged_entry", "data_loss", "entries without the required members; skipped", _REWRITE
     ),
+    DeclaredStat(
+        "read.unnumbered_call",
+        "data_loss",
+        "calls without a sequence number; not compared across ranks",
+        "record the dumps with torch 2.4 or newer",
+    ),
     # The native observer's file
     DeclaredStat("read.unfinished_file", "info", "the recording process was killed, or is still writing"),
     DeclaredStat("read.open_operators", "info", "operators that had not ended when the file or window did"),

@@ -15,7 +15,7 @@ import pytest
 import etloom
 from etloom.analyses.hangs import COLUMNS, describe_processes, find_cause, remarks
 from etloom.cli import main
-from etloom.core.errors import ReadError
+from etloom.core.errors import AnalysisError, ReadError
 from support.paths import ROOT
 
 
@@ -41,6 +41,28 @@ def test_generated_faults_are_named(kind: str, generator: ModuleType, tmp_path: 
     report = etloom.hangs(tmp_path / "job")
     cause = report.cause
     assert generator.is_right(fault, cause and cause.kind, cause.ranks if cause else ()), report.sentence
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_calls_without_numbers_are_not_taken_as_equal(is_partial: bool, tmp_path: Path) -> None:
+    for rank in range(2):
+        entries = [
+            {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "is_p2p": False}
+            | {"time_created_ns": 10**18 + number, "retired": number < 2, "state": "scheduled"}
+            | ({"collective_seq_id": number} if is_partial and number < 2 else {})
+            for number in range(3 - rank)
+        ]
+        dump = {"entries": entries, "pg_config": {}, "pg_status": {}, "version": "1.4"}
+        (tmp_path / f"_dump_{rank}").write_text(json.dumps(dump))
+    if is_partial:
+        assert [problem.partition(":")[0] for problem in etloom.hangs(tmp_path).problems] == [
+            "read.unnumbered_call"
+        ]
+        return
+    with pytest.raises(AnalysisError, match="none of the 5 recorded calls has a sequence number"):
+        etloom.hangs(tmp_path)
+    with pytest.raises(AnalysisError, match="sequence number"):
+        etloom.analyze(etloom.open(tmp_path, use_cache=False), "hangs")
 
 
 def test_ranks_that_wait_through_another_group_are_counted(generator: ModuleType, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def analyze(job: Job) -> pl.DataFrame:
             remedy="set TORCH_FR_BUFFER_SIZE=20000 (in older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
             "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and open the folder with the dumps",
         )
-    return compare_calls(calls)
+    return compare_calls(calls.require_numbers())
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.calls import CALL_COLUMNS, Call, DumpedCalls, find_call_site, get_state, name_group
+from etloom.core.errors import AnalysisError
 from etloom.core.text import format_ranges
 from etloom.core.trace import Job, Trace
 
@@ -23,12 +24,23 @@ class JobCalls:
         members: group -> its ranks, where known.
         dumped: ranks with a dump.
         processes: rank -> facts about its process, in dumps of `etloom collect --watch`.
+        unnumbered: number of calls without a sequence number, by which the calls of ranks are compared.
     """
 
     table: pl.DataFrame
     members: dict[str, tuple[int, ...]]
     dumped: frozenset[int]
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unnumbered: int = 0
+
+    def require_numbers(self) -> JobCalls:
+        """Return the calls. Raises AnalysisError if none has a sequence number, so that nothing can be compared."""
+        if self.unnumbered and self.table.is_empty():
+            raise AnalysisError(
+                f"none of the {self.unnumbered:,} recorded calls has a sequence number (collective_seq_id, p2p_seq_id)",
+                remedy="record the dumps with torch 2.4 or newer",
+            )
+        return self
 
 
 def combine_calls(dumps: Mapping[int, DumpedCalls]) -> JobCalls:
@@ -44,7 +56,8 @@ def combine_calls(dumps: Mapping[int, DumpedCalls]) -> JobCalls:
         rows += [(renamed.get(group, group), *values, rank) for group, *values in dump.rows]
     table = pl.DataFrame(rows, schema={**CALL_COLUMNS, "rank": pl.Int64}, orient="row")
     processes = {rank: dump.process for rank, dump in dumps.items() if dump.process}
-    return JobCalls(table.filter(pl.col("seq").is_not_null()), members, frozenset(dumps), processes)
+    numbered = table.filter(pl.col("seq").is_not_null())
+    return JobCalls(numbered, members, frozenset(dumps), processes, table.height - numbered.height)
 
 
 def calls_of_job(job: Job) -> JobCalls:

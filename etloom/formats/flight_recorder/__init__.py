@@ -20,6 +20,7 @@ from etloom.core.trace import Trace
 from etloom.formats.flight_recorder.calls import read_calls
 from etloom.formats.flight_recorder.dump import (
     build_row,
+    explain_unnumbered,
     list_entries,
     load_dump,
     read_groups,
@@ -64,6 +65,7 @@ def read(path: Path, *, limit: int = 256 << 20) -> Trace:
             rows.append({"position": position, **row})
     reason = "an entry without profiling_name or time_created_ns"
     stats.append(Stat("read.damaged_entry", "data_loss", damaged, reason))
+    stats.append(explain_unnumbered(sum(row["seq"] is None for row in rows)))
     meta = {
         "formats": ["flight_recorder"],
         "files": [str(path)],

@@ -10,6 +10,7 @@ from etloom.core.categories import parse_collective
 from etloom.core.schema import Stat
 from etloom.formats.flight_recorder.dump import (
     count_elements,
+    explain_unnumbered,
     find_group,
     find_peer,
     format_frames,
@@ -45,6 +46,8 @@ def read_calls(path: Path, *, limit: int = 256 << 20) -> DumpedCalls:
             damaged += 1
         else:
             rows.append(row)
+    if unnumbered := sum(row[1] is None for row in rows):
+        stats.append(explain_unnumbered(unnumbered))
     if damaged:
         reason = "an entry without profiling_name or time_created_ns"
         stats.append(Stat("read.damaged_entry", "data_loss", damaged, reason))

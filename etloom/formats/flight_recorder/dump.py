@@ -200,6 +200,12 @@ def build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[
     }
 
 
+def explain_unnumbered(count: int) -> Stat:
+    """Return the row of stats for calls that cannot be compared across ranks, as in dumps of torch before 2.4."""
+    reason = "a call without collective_seq_id or p2p_seq_id is not compared with those of other ranks"
+    return Stat("read.unnumbered_call", "data_loss", count, reason)
+
+
 def find_peer(name: str) -> int | None:
     """Return the index in the group of the other end of a message, from a name such as "nccl:send 0->1"."""
     ends = _PEER.search(name)
