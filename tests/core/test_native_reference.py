@@ -217,7 +217,7 @@ def test_truncated_anywhere(data: Path, name: str) -> None:
     table, order = ("events", "position") if kind == "kineto" else ("nodes", "file_order")
     whole = native_parsers.parse(kind, document)[0][table].select(order, "name").sort(order)
     ends = row_ends(document, b'"traceEvents"' if kind == "kineto" else b'"nodes"')
-    for cut in cuts(document, 2000):
+    for cut in cuts(document, examples(2000)):
         tables, summary = native_parsers.parse(kind, document[:cut])
         complete = sum(end <= cut for end in ends)
         expected = whole.filter(pl.col(order) < complete)
