@@ -26,8 +26,8 @@ settings.load_profile("full")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The cache of this run of the tests: what lies in the user's own may have been made by other code."""
+def isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Use a cache of this test run: entries in the user's cache may have been written by other code."""
     base = tmp_path_factory.getbasetemp()
     folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +45,7 @@ def data() -> Path:
 
 @pytest.fixture(scope="session")
 def golden(data: Path) -> Path:
-    """The folder of the peers' checked figures, beside the data."""
+    """The folder of figures that were checked with other tools, next to the data."""
     folder = data.parent / "golden"
     if not folder.is_dir():
         pytest.skip(f"no golden figures at {folder}")
@@ -60,10 +60,10 @@ def own() -> Path:
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command line here: (exit status, stdout, stderr)."""
+    """Run the command line in this process; returns (exit status, stdout, stderr)."""
 
-    def run_it(*arguments: object) -> tuple[int, str, str]:
+    def run_command(*arguments: object) -> tuple[int, str, str]:
         status = cli.main([str(argument) for argument in arguments])
         return status, *capsys.readouterr()
 
-    return run_it
+    return run_command

@@ -24,35 +24,37 @@ LAUNCHERS = {
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""What torch looks at when it is loaded."""
+"""Variables that torch reads when it is loaded."""
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
 
 
 def processes(
     count: int, run: Path, *options: str, launcher: str = "torchrun", part: str = "comms"
 ) -> list[Forked]:
-    """A replay on ``count`` processes, each told its rank as a launcher tells it."""
+    """Start a replay on ``count`` processes, which get their ranks from the variables of a launcher."""
     return forked(count, ["replay", part, str(run), "--master-port", str(free_port()), *options], launcher)
 
 
 def forked(
     count: int, command: Sequence[str], launcher: str = "torchrun", main: str = "etloom.cli"
 ) -> list[Forked]:
-    """``main`` of a module with a command line on ``count`` processes. They are forked from one that has torch loaded
-    already, which saves each some seconds."""
-    plain = {
+    """Run a command line with ``main`` of a module in ``count`` processes.
+
+    They are forked from a process that has torch loaded already, which saves seconds for each.
+    """
+    inherited = {
         key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
     }
     return [
         Forked(
             command,
             {
-                **plain,
+                **inherited,
                 "OMP_NUM_THREADS": "1",
                 **dict(zip(LAUNCHERS[launcher], map(str, (rank, count, rank)), strict=True)),
             },
@@ -63,7 +65,7 @@ def forked(
 
 
 def by_shell(count: int, *command: str) -> list[str]:
-    """A command on ``count`` processes as torchrun would run it, without the seconds that torchrun takes to load."""
+    """Return a shell command that runs a command on ``count`` processes like torchrun, which takes seconds to load."""
     ranks = " ".join(map(str, range(count)))
     settings = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()} WORLD_SIZE={count}"
     each = f'for rank in {ranks}; do {settings} RANK=$rank LOCAL_RANK=$rank "$@" & done; wait'
@@ -71,21 +73,21 @@ def by_shell(count: int, *command: str) -> list[str]:
 
 
 def ended(running: Sequence[Any], timeout: float = 400) -> list[tuple[int, str, str]]:
-    """(exit status, stdout, stderr) of each."""
-    found = []
-    for one in running:
+    """Wait for the processes; return (exit status, stdout, stderr) of each."""
+    results = []
+    for process in running:
         try:
-            out, err = one.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             for other in running:
                 other.kill()
             raise
-        found.append((one.returncode, out, err))
-    return found
+        results.append((process.returncode, out, err))
+    return results
 
 
 class Forked:
-    """A command line in a process that was forked; to its user like subprocess.Popen."""
+    """A command line in a forked process, with the interface of subprocess.Popen."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], main: str) -> None:
         self.args = command
@@ -103,8 +105,8 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        found: int | None = self._process.exitcode
-        return found
+        status: int | None = self._process.exitcode
+        return status
 
     poll = returncode.fget  # type: ignore[attr-defined]
 
@@ -174,7 +176,7 @@ def _work(main: str, command: Sequence[str], environment: Mapping[str, str], out
 
 
 def wait_for_calls(running: Sequence[Any]) -> None:
-    """Until every rank says in the replay's store that it is at a call."""
+    """Wait until every rank reports in the replay's store that it is at a call."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     arguments = list(map(str, running[0].args))
