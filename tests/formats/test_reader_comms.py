@@ -10,8 +10,11 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.core import categories
+from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.communication import build_comms
+from etloom.formats.tables import comms_table
 from support.replays import FLOATS, TENSOR_LIST, comms_node, comms_tensor
 
 
@@ -163,3 +166,25 @@ def test_gloo_on_four_ranks(data: Path) -> None:
     assert found["_allgather_base_"] == found["allgather_"] == found["gather_"] == (8, 32)
     assert found["_reduce_scatter_base_"] == found["reduce_scatter_"] == found["scatter_"] == (32, 8)
     assert found["alltoall_base_"] == found["send"] == found["recv_"] == (16, 16)
+
+
+def test_traces_without_communication_are_converted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    parse = categories.parse_collectives
+
+    def record(names: pl.Series) -> pl.Series:
+        calls.append(len(names))
+        return parse(names)
+
+    monkeypatch.setattr(categories, "parse_collectives", record)
+    comms_table._convert_no_comms.cache_clear()
+    path = tmp_path / "rank_0.json"
+    path.write_text(
+        '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 2}]}'
+    )
+    first, second = (etloom.read(path).comms for _ in range(2))
+    assert first.schema == TABLES["comms"].conform(first.clear()).schema
+    assert second.schema == first.schema
+    assert calls == [0]

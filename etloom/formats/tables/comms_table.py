@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -17,13 +18,21 @@ _MAX_GROUP_SIZE = 1 << 20
 P2P = ("send", "recv", "send_recv")
 
 
-def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+def normalize_comms(
+    comms: pl.DataFrame, stats: list[Stat], collective: pl.Series | None = None
+) -> pl.DataFrame:
     """Normalize recorded rows of comms: collective, complete ranks, bytes and is_p2p.
 
     bytes is in_nelems times the size of an element, the convention of PARAM and of Kineto's own bandwidths.
+
+    Args:
+        comms: The rows.
+        stats: Receives what was repaired and what is unknown.
+        collective: The collective of each row, if it has been parsed.
     """
     sizes = _map_distinct(comms, "dtype", categories.itemsize, pl.Int64)
-    collective = categories.parse_collectives(comms["collective"])
+    if collective is None:
+        collective = categories.parse_collectives(comms["collective"])
     ranks, repaired = _parse_rank_lists(comms)
     if repaired:
         stats.append(
@@ -47,14 +56,27 @@ def normalize_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 def convert_event_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """Build the comms table of a profiler trace from the parser's raw columns."""
+    if comms.is_empty():
+        return _convert_no_comms(tuple(comms.schema.items())).clone()
+    return _convert_event_comms(comms, stats)
+
+
+@cache
+def _convert_no_comms(schema: tuple[tuple[str, pl.DataType], ...]) -> pl.DataFrame:
+    """Return the comms table of a trace without communication, whose raw columns have this schema."""
+    return _convert_event_comms(pl.DataFrame(schema=dict(schema)), [])
+
+
+def _convert_event_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    collective = categories.parse_collectives(comms["collective"])
     # Kineto's Src Rank, which the parser calls root, is the sender in a receive.
-    receives = (categories.parse_collectives(comms["collective"]).cast(pl.String) == "recv").fill_null(False)
+    receives = (collective.cast(pl.String) == "recv").fill_null(False)
     comms = comms.with_columns(
         pl.col("is_async").cast(pl.Boolean),
         pl.when(receives).then(pl.coalesce("peer", "root")).otherwise("peer").alias("peer"),
         pl.when(~receives).then("root").alias("root"),
     )
-    return normalize_comms(comms, stats)
+    return normalize_comms(comms, stats, collective)
 
 
 def build_groups(config: Any) -> pl.DataFrame:
