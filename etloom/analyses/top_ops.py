@@ -89,6 +89,8 @@ def _sum_by_name(trace: Trace, step: int | None) -> pl.DataFrame:
 
 def _add_replayed(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Add the calls within replays of device graphs to the sums of each operator."""
+    if calls.is_empty():
+        return table.with_columns(pl.lit(0, pl.Int64).alias("replayed"))
     sums = calls.group_by("name").agg(
         pl.len().cast(pl.Int64).alias("replayed"),
         pl.col("device_ns").filter(pl.col("outermost")).sum().alias("replayed_ns"),
