@@ -32,8 +32,9 @@ def job(tmp_path: Path) -> Job:
 def test_devices_are_named_like_the_table_or_in_part() -> None:
     assert lookup_peaks("H100 PCIe").name == "H100 PCIe"
     assert lookup_peaks("h200").name == "H200 SXM"
-    with pytest.raises(UnknownName, match="unknown device"):
-        lookup_peaks("abacus")
+    for name in ("abacus", "h1000", "NVIDIA RTX A1000", "MI2100"):
+        with pytest.raises(UnknownName, match="unknown device"):
+            lookup_peaks(name)
 
 
 def test_only_what_the_limit_explains_becomes_shorter() -> None:

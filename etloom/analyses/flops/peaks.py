@@ -95,7 +95,7 @@ def find_peaks(
     table = _load_file(device_peaks) if device_peaks else []
     # A MIG slice of a device (A100-SXM4-40GB MIG 3g.20gb) has only part of its peaks.
     table += [] if " MIG " in f"{name} " else _load_shipped_peaks()
-    peaks = next((peaks for pattern, peaks in table if name and pattern.search(name)), None)
+    peaks = next((peaks for pattern, peaks in table if name and _matches(pattern, name)), None)
     if peaks is None:
         if not enough:
             raise AnalysisError(
@@ -121,7 +121,7 @@ def lookup_peaks(device: str) -> Peaks:
     """
     table = [peaks for _, peaks in _load_shipped_peaks()]
     named = [peaks for peaks in table if peaks.name.lower() == device.strip().lower()]
-    matching = [peaks for pattern, peaks in _load_shipped_peaks() if pattern.search(device)]
+    matching = [peaks for pattern, peaks in _load_shipped_peaks() if _matches(pattern, device)]
     if not named + matching:
         raise UnknownName("device", device, [peaks.name for peaks in table], option="device")
     return (named + matching)[0]
@@ -136,6 +136,14 @@ def find_device_name(trace: Trace, devices: list[int]) -> str | None:
 
 
 PeakTable = list[tuple[re.Pattern[str], Peaks]]
+
+
+def _matches(pattern: re.Pattern[str], device: str) -> bool:
+    """Return whether a device has the pattern in its name, and no longer number: an RTX A1000 is not an A100."""
+    match = pattern.search(device)
+    return match is not None and not (
+        match[0][-1:].isdigit() and device[match.end() : match.end() + 1].isdigit()
+    )
 
 
 @cache
