@@ -2,7 +2,8 @@
 
 python benchmarks/hangs/real_jobs.py --faults 28 --healthy 8      ranks are forked from one process that imported torch
 
-Each rank has its own network namespace on a bridge, so that its link can be cut; without root that fault is left out.
+Healthy jobs take turns in pausing as jobs do. Each rank has its own network namespace on a bridge, so that its link can
+be cut; without root that fault is left out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 KINDS = {
     "stop": {"stopped"},
@@ -35,6 +40,11 @@ KINDS = {
     "cut": {"link"},
 }
 """Fault -> the kinds that name it."""
+PAUSES = ("validation", "checkpoint", "loader")
+"""Pauses of healthy jobs, longer than a stall: all ranks compute without communication, one rank saves a checkpoint
+while the others wait, all ranks wait for a data loader.
+"""
+PAUSE_S = 4.0
 CLONE_NEWNET = 0x40000000
 RANKS = 4
 FAULT_STEP = 25
@@ -94,12 +104,14 @@ def train(rank: int, fault: str | None, culprit: int, run: Path, address: tuple[
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     start_live_state(run, sys.modules["torch.optim.optimizer"])
     dist.init_process_group("gloo")
-    for step in range(FAULT_STEP + (15 if fault is None else 10_000)):
+    for step in range(FAULT_STEP + (10_000 if fault in KINDS else 15)):
         model(torch.ones(2, 8)).sum().backward()
         time.sleep(STEP_S)
         is_fault = rank == culprit and step == FAULT_STEP
         if is_fault and fault is not None:
             inject(fault, run)
+        if step == FAULT_STEP and fault in PAUSES:
+            pause(fault, model, rank == culprit)
         if rank == culprit and fault == "slow" and step > 5:
             time.sleep(10 * STEP_S)
         gradient = torch.ones(1000 if not (is_fault and fault == "size") else 90_000)
@@ -109,6 +121,30 @@ def train(rank: int, fault: str | None, culprit: int, run: Path, address: tuple[
             call(gradient)
         optimizer.step()
     dist.destroy_process_group()
+
+
+def pause(kind: str, model: Callable[[torch.Tensor], torch.Tensor], saves: bool) -> None:
+    """Do for `PAUSE_S` what healthy jobs do outside of communication."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    end = time.monotonic() + PAUSE_S
+    if kind == "validation":
+        while time.monotonic() < end:
+            model(torch.ones(2, 8))
+            time.sleep(0.001)
+    elif kind == "checkpoint" and saves:
+        state = {"buffer": torch.empty(16 << 20)}
+        while time.monotonic() < end:
+            with Path(os.devnull).open("wb") as file:
+                torch.save(state, file)
+    elif kind == "loader":
+        next(iter(DataLoader([0.0], collate_fn=_load_slowly)))  # type: ignore[arg-type]
+
+
+def _load_slowly(batch: list[float]) -> list[float]:
+    time.sleep(PAUSE_S)
+    return batch
 
 
 def inject(fault: str, run: Path) -> None:
@@ -172,7 +208,7 @@ def judge_job(fault: str | None, culprit: int, network: Network | None) -> tuple
         pids = start_job(fault, culprit, run, network)
         watcher = JobWatcher(run)
         answer, delay = "no answer", float("nan")
-        right = fault is None
+        right = fault not in KINDS
         begin = time.monotonic()
         try:
             while time.monotonic() - begin < MAX_S:
@@ -184,7 +220,7 @@ def judge_job(fault: str | None, culprit: int, network: Network | None) -> tuple
                 if seen is not None and seen.cause is not None:
                     cause = seen.cause
                     answer, delay = f"{cause.kind} {cause.ranks}: {cause.sentence}", seen.stalled_s
-                    right = fault is not None and cause.kind in KINDS[fault] and cause.ranks == (culprit,)
+                    right = fault in KINDS and cause.kind in KINDS[fault] and cause.ranks == (culprit,)
                     break
                 if seen is not None and seen.has_ended:
                     answer = "ended"
@@ -224,12 +260,14 @@ def main() -> None:
     rights: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     delays = []
-    plan = [kinds[number % len(kinds)] for number in range(options.faults)] + [None] * options.healthy
+    healthy = (None, *PAUSES)
+    plan: list[str | None] = [kinds[number % len(kinds)] for number in range(options.faults)]
+    plan += [healthy[number % len(healthy)] for number in range(options.healthy)]
     for fault in plan:
         right, delay, answer = judge_job(fault, culprit := generator.randrange(RANKS), network)
         counts[str(fault)] += 1
         rights[str(fault)] += right
-        delays += [delay] if right and fault else []
+        delays += [delay] if right and fault in KINDS else []
         if not right:
             print(f"WRONG: {fault} on rank {culprit}: {answer}", flush=True)
     if network is not None:
