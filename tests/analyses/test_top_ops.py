@@ -11,6 +11,9 @@ from click.testing import CliRunner
 
 import etloom
 from etloom import cli
+from etloom.analyses.helpers import operator_times
+from etloom.comparison.difference_tables import sum_operators
+from etloom.core.trace import Trace
 from support import small_traces
 
 HOST = (10, 11)
@@ -82,3 +85,18 @@ def test_rows_left_out_are_said(
     assert ([row["name"] for row in json.loads(out.stdout)], out.stderr) == (names, said)
     shares = [row["total_pct"] for row in json.loads(out.stdout)]
     assert shares[0] == pytest.approx(100 * 600 / 850)
+
+
+@pytest.mark.parametrize(("max_events", "count"), [(1_000, 1), (2, 2)])
+def test_operators_are_measured_once_where_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_events: int, count: int
+) -> None:
+    (trace,) = etloom.open(small_traces.write_run(tmp_path / "run", ranks=(0,)), use_cache=False).values()
+    calls: list[Trace] = []
+    measure = operator_times._measure_operators
+    monkeypatch.setattr(operator_times, "MAX_KEPT_EVENTS", max_events)
+    monkeypatch.setattr(
+        operator_times, "_measure_operators", lambda trace: (calls.append(trace), measure(trace))[1]
+    )
+    assert sum_operators(trace, None).height and etloom.analyze(trace, "top-ops").height
+    assert len(calls) == count

@@ -54,6 +54,14 @@ def test_a_stream_gives_at_most_what_is_asked(size: int, tmp_path: Path) -> None
     assert out.getvalue() == short
 
 
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
+def test_no_more_is_decompressed_at_a_time_than_the_caller_needs(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(PACKINGS[kind])
+    with compression.open_decompressed(path, 1000) as stream:
+        assert stream.read() == PLAIN[:1000]
+
+
 def test_gzip_cut_off_anywhere_gives_all_that_came_before(tmp_path: Path) -> None:
     path, packed, rng = tmp_path / "x", PACKINGS["gzip"], random.Random(1)
     for cut in (3, 20, len(packed) - 4, *(rng.randrange(20, len(packed)) for _ in range(20))):

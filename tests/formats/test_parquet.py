@@ -242,3 +242,13 @@ def test_an_invalid_value_in_a_table_on_disk_is_refused(
     assert isinstance(trace, Trace)
     with pytest.raises(ReadError, match=r"events\.parquet: is not a valid table 'events': .*export it again"):
         trace.table("events")
+
+
+@pytest.mark.parametrize("max_small_rows", [0, 2, 100])
+def test_small_and_large_tables_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_small_rows: int
+) -> None:
+    monkeypatch.setattr(export, "_MAX_SMALL_ROWS", max_small_rows)
+    tables = {tmp_path / f"{height}.parquet": pl.DataFrame({"n": range(height)}) for height in (0, 1, 5)}
+    export.write_tables(tables)
+    assert all(pl.read_parquet(file).equals(table) for file, table in tables.items())
