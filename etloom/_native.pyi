@@ -53,6 +53,23 @@ def execution_trace_parser() -> Parser: ...
 
 def edit_path(a: _I32, b: _I32, start: int, slack: int, most_edits: float) -> tuple[_I64, _I64]: ...
 
+# Arguments of operators as JSON (argument_texts.cpp)
+
+class ArgumentTexts:
+    def add_template(
+        self,
+        value: str,
+        shape: str,
+        places: list[tuple[int, int]],
+        after_values: list[str],
+        after_shapes: list[str],
+    ) -> None: ...
+    def set_places(self, node: _U32, io: _I32, index: _I32, item: _I32) -> None: ...
+    def set_numbers(self, number: int, numbers: _I64, known: _Bool) -> None: ...
+    def set_texts(self, number: int, codes: _I32, texts: list[str]) -> None: ...
+    def format(self, nodes: _U32, templates: _U32, io: int) -> list[tuple[_I64, _U8]]:
+        """Returns values, shapes and strides of the nodes, each as offsets and bytes."""
+
 # Codes (codes.cpp)
 
 def looked_up(table: _U8, codes: _U32, clip: bool = False) -> _U8:

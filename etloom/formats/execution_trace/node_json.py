@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
-from etloom.core import arrays, categories
+from etloom import _native
+from etloom.core import arrays, categories, text_codes
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Trace
 from etloom.formats.io.json_text import quote_texts
@@ -49,24 +51,16 @@ DEFAULT_ATTRIBUTES = ", ".join(
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\[\]{},"\s]+')
 _MAX_INDEX = 2**15 - 1  # the largest index in tensors.index
-_TEMPLATE = {"values": pl.String, "values_first": pl.String, "shapes_first": pl.String}
-_SLOT = {
-    "values": pl.String,
-    "index": pl.Int16,
-    "item": pl.Int32,
-    "after_value": pl.String,
-    "after_shape": pl.String,
-}
+_NO_ITEM = -(2**31)
+"""Stands for null among the indices and items of tensors."""
 
 
 class NodeTexts:
     """Formats the nodes of one trace as JSON texts."""
 
     def __init__(self, trace: Trace) -> None:
-        texts = pl.concat(trace.nodes[f"{side}s"].unique().cast(pl.String) for side in _SIDES)
-        self._templates, self._slots = _build_templates(texts.fill_null("[]").unique())
-        self._tensors = trace.tensors.sort("node", maintain_order=True)
-        self._node_of_tensor = self._tensors["node"].to_numpy()
+        self._arguments = _collect_tensors(trace.tensors.sort("node", maintain_order=True))
+        self._templates: dict[str, int] = {}
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
         # Each distinct text is quoted once; its rows share it.
         self._words = pl.DataFrame(
@@ -136,66 +130,34 @@ class NodeTexts:
 
         The repeating text around the tensors is parsed once per distinct text.
         """
-        arguments = pl.concat(
-            nodes.select(
-                pl.lit(io, pl.Int8).alias("io"),
-                node="id",
-                values=pl.col(f"{side}s").cast(pl.String).fill_null("[]"),
-                types=pl.col(f"{side}_types").cast(pl.String).fill_null("[]"),
+        ids = nodes["id"].to_numpy()
+        sides = []
+        for io, side in enumerate(_SIDES):
+            columns = self._arguments.format(ids, self._number_templates(nodes[f"{side}s"]), io)
+            values, shapes, strides = (_to_series(*column) for column in columns)
+            types = nodes[f"{side}_types"].cast(pl.String).fill_null("[]")
+            sides.append(
+                pl.DataFrame({"values": values, "shapes": shapes, "types": types, "strides": strides})
             )
-            for io, side in enumerate(_SIDES)
-        ).with_row_index("row")
-        rows = arguments.join(self._templates, on="values", how="left", maintain_order="left")
-        tensor_texts = self._fill_slots(arguments.join(self._slots, on="values", maintain_order="left_right"))
-        rows = rows.join(tensor_texts, on="row", how="left", maintain_order="left")
-        rest = {name: pl.col(name).fill_null("") for name in ("value", "shape", "stride")}
-        texts = rows.select(
-            values=pl.concat_str("values_first", rest["value"]),
-            shapes=pl.concat_str("shapes_first", rest["shape"]),
-            types="types",
-            strides=pl.concat_str("shapes_first", rest["stride"]),
-        )
-        return texts[: nodes.height], texts[nodes.height :]
+        return sides[0], sides[1]
 
-    def _fill_slots(self, slots: pl.DataFrame) -> pl.DataFrame:
-        """Return the text of each row from its first tensor slot on: row, value, shape, stride."""
-        keys = ["node", "io", "index", "item"]
-        tensors = self._slice_tensors(slots["node"])
-        numbers = [pl.col(name).cast(pl.String).fill_null("null") for name in _NUMBERS]
-        tensors = tensors.with_columns(quote_texts(tensors["device"]).fill_null('""')).select(
-            *keys,
-            *(pl.col(name).cast(pl.String) for name in ("shape", "stride")),
-            value=pl.concat_str(
-                pl.lit("["), pl.concat_str([*numbers, "device"], separator=", "), pl.lit("]")
-            ),
-        )
-        slots = slots.with_row_index("slot")
-        filled = slots.join(tensors, on=keys, how="left", nulls_equal=True, maintain_order="left")
-        if filled.height > slots.height:  # the file has two tensors in one place
-            filled = filled.unique("slot", keep="first", maintain_order=True)
-        # A null without a tensor is a null of the file.
-        texts = (("value", "value", "null"), ("shape", "shape", "[]"), ("stride", "shape", "[]"))
-        return (
-            filled.select(
-                "row",
-                **{
-                    name: pl.concat_str(pl.col(name).fill_null(none), f"after_{after}")
-                    for name, after, none in texts
-                },
-            )
-            .group_by("row", maintain_order=True)
-            .agg("value", "shape", "stride")
-            # A join of lists is six times as fast as an aggregation of texts.
-            .with_columns(pl.col("value", "shape", "stride").list.join(""))
-        )
+    def _number_templates(self, values: pl.Series) -> np.ndarray:
+        """Return the number of the template of each text; null is an empty list."""
+        column = values.cast(pl.Categorical)
+        rows, positions = text_codes.find_distinct(text_codes.read_codes(column))
+        texts = arrays.take_rows(column, rows).cast(pl.String).to_list()
+        numbers = np.array([self._number_template(text) for text in (*texts, "[]")], np.uint32)
+        return numbers[positions]  # null has the last position, -1
 
-    def _slice_tensors(self, nodes: pl.Series) -> pl.DataFrame:
-        """Return the tensors of all nodes from the first to the last of these."""
-        if not len(nodes):
-            return self._tensors.clear()
-        ids = nodes.to_numpy()
-        begin, end = np.searchsorted(self._node_of_tensor, [ids.min(), ids.max() + 1]).tolist()
-        return self._tensors.slice(begin, end - begin)
+    def _number_template(self, text: str) -> int:
+        """Return the number of the text among the templates, to which it is added if it is new."""
+        number = self._templates.get(text)
+        if number is None:
+            number = self._templates[text] = len(self._templates)
+            values, shapes, places = _split_around_nulls(text)
+            slots = [(index, _NO_ITEM if item is None else item) for index, item in places]
+            self._arguments.add_template(values[0], shapes[0], slots, values[1:], shapes[1:])
+        return number
 
     def _format_more_attributes(self, nodes: pl.DataFrame) -> pl.Series:
         """Return the attributes of communication and those without a column, each beginning with a comma."""
@@ -282,26 +244,28 @@ def _decategorize(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
-def _build_templates(texts: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Split JSON lists of values at the nulls, which are the places of tensors.
+def _collect_tensors(tensors: pl.DataFrame) -> _native.ArgumentTexts:
+    """Return a formatter of arguments that knows these tensors, which are sorted by node."""
+    arguments = _native.ArgumentTexts()
+    places = (tensors[name].cast(pl.Int32).fill_null(_NO_ITEM).to_numpy() for name in ("io", "index", "item"))
+    arguments.set_places(tensors["node"].to_numpy(), *places)
+    for number, name in enumerate(_NUMBERS):
+        column = tensors[name].cast(pl.Int64)
+        arguments.set_numbers(number, column.fill_null(0).to_numpy(), column.is_not_null().to_numpy())
+    for number, name in enumerate(("device", "shape", "stride")):
+        column = tensors[name].cast(pl.Categorical)
+        rows, positions = text_codes.find_distinct(text_codes.read_codes(column))
+        texts = arrays.take_rows(column, rows).cast(pl.String).to_list()
+        if name == "device":
+            texts = [json.dumps(text, ensure_ascii=False) for text in texts]
+        arguments.set_texts(number, positions.astype(np.int32), texts)
+    return arguments
 
-    Returns:
-        The text up to the first null (`_TEMPLATE`), and the text after each null (`_SLOT`); both for the values and for
-        their shapes, which are [] if there is no tensor.
-    """
-    templates: list[tuple[str, str, str]] = []
-    slots: list[tuple[str, int, int | None, str, str]] = []
-    for text in texts:
-        values, shapes, places = _split_around_nulls(text)
-        templates.append((text, values[0], shapes[0]))
-        slots += [
-            (text, *place, value, shape)
-            for place, value, shape in zip(places, values[1:], shapes[1:], strict=True)
-        ]
-    return (
-        pl.DataFrame(templates, schema=_TEMPLATE, orient="row"),
-        pl.DataFrame(slots, schema=_SLOT, orient="row"),
-    )
+
+def _to_series(offsets: np.ndarray, data: np.ndarray) -> pl.Series:
+    """Return a column of the texts that lie one after the other in ``data``."""
+    buffers = pa.py_buffer(offsets), pa.py_buffer(data)
+    return pl.Series(pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers))
 
 
 def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None]]]:
