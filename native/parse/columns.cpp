@@ -119,10 +119,14 @@ void Texts::leave(ArrowSchema* schema, ArrowArray* array) {
     Dictionary finished;
     std::vector<uint32_t> codes;
     codes.reserve(dictionary_.texts().size());
+    bool is_same = !dictionary_.texts().empty();
     for (const auto& text : dictionary_.texts()) {
         codes.push_back(finished.code(finish_ == Finish::kUnescape ? unescape(text) : canonical(text)));
+        is_same = is_same && codes.back() + 1 == codes.size();
     }
-    for (auto& code : values_) code = codes.empty() ? 0 : codes[code];
+    if (!is_same) {
+        for (auto& code : values_) code = codes.empty() ? 0 : codes[code];
+    }
     leave_as(schema, array, "I", &finished);
 }
 

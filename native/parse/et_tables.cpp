@@ -244,13 +244,13 @@ bool NodeTables::tensor(const Place& place, const Type& type, Cursor& value, Lis
     return true;
 }
 
-void NodeTables::order() {
+void NodeTables::order(Worker* worker) {
     const auto& ids = et_id_->values();
     const auto order = sorting_order(ids.size(), [&](uint32_t a, uint32_t b) { return ids[a] < ids[b]; });
     if (order.empty()) return;
     const auto place = places(order);
-    tables_["nodes"].take(order);
-    follow(tables_["tensors"], tensor_node_->values(), order, place);
+    tables_["nodes"].take(order, worker);
+    follow(tables_["tensors"], tensor_node_->values(), order, place, worker);
     follow(tables_["comms"], comm_node_->values(), order, place);
 }
 

@@ -17,7 +17,7 @@ class NodeTables {
     // The rows of one node, or the trouble it is in. False: a list of it is damaged.
     bool add(Node& node, uint64_t position);
     // Nodes by id, the order in which operators began; and what hangs on them.
-    void order();
+    void order(Worker* worker);
 
   private:
     // The types of a list of arguments.

@@ -20,7 +20,7 @@ class ExecutionTraceParser : public Parser {
     }
     const Table& main_table() override { return tables_["nodes"]; }
     std::unique_ptr<Parser> make_second() const override { return std::make_unique<ExecutionTraceParser>(); }
-    void order() override { nodes_.order(); }
+    void order(Worker* worker) override { nodes_.order(worker); }
 
   private:
     et::NodeReader reader_{troubles_};

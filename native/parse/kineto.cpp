@@ -23,7 +23,7 @@ class KinetoParser : public Parser {
     const Table& main_table() override { return tables_["events"]; }
     std::unique_ptr<Parser> make_second() const override { return std::make_unique<KinetoParser>(); }
     void learn_names(const Parser& leader) override { events_.learn_names(static_cast<const KinetoParser&>(leader).events_); }
-    void order() override { events_.order(); }
+    void order(Worker* worker) override { events_.order(worker); }
 
   private:
     kineto::EventReader reader_{troubles_};

@@ -310,7 +310,7 @@ EventTables::Role EventTables::role_of(uint32_t code) {
     return roles_[code];
 }
 
-void EventTables::order() {
+void EventTables::order(Worker* worker) {
     for (const auto& name : lanes_.texts()) lane_names_->push_text(name);
     Table& events = tables_["events"];
     const auto& ts = ts_->values();
@@ -320,7 +320,7 @@ void EventTables::order() {
     });
     if (!order.empty()) {
         const auto place = places(order);
-        events.take(order);
+        events.take(order, worker);
         for (size_t group = 0; group < kGroupCount; ++group) {
             if (event_[group] != nullptr) follow(tables_[kGroupTables[group]], event_[group]->values(), order, place);
         }

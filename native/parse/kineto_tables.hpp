@@ -15,7 +15,7 @@ class EventTables {
     // The rows of one event, which may be changed on the way; or the trouble it is in.
     void add(Event& event, uint64_t position);
     // Events by start, the longest first, then as in the file; and what hangs on them.
-    void order();
+    void order(Worker* worker);
     // Gives the texts that name processes, threads and arrows the numbers that they have in `leader`, from which the
     // tables are taken over. An event with another text is not read.
     void learn_names(const EventTables& leader);

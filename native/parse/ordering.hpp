@@ -37,7 +37,8 @@ inline Buffer<uint32_t> places(const Buffer<uint32_t>& order) {
 
 // Puts in order a table whose rows refer (by `refers`, a column of it) to those of another table, in whose old order
 // they stand; that table was put in `order`. In linear time.
-inline void follow(Table& rows, Buffer<uint32_t>& refers, const Buffer<uint32_t>& order, const Buffer<uint32_t>& place) {
+inline void follow(Table& rows, Buffer<uint32_t>& refers, const Buffer<uint32_t>& order, const Buffer<uint32_t>& place,
+                   Worker* worker = nullptr) {
     if (refers.empty()) return;
     Buffer<uint32_t> first;
     first.resize_unset(order.size());
@@ -48,7 +49,7 @@ inline void follow(Table& rows, Buffer<uint32_t>& refers, const Buffer<uint32_t>
         for (size_t i = first[referred]; i < refers.size() && refers[i] == referred; ++i) taken.push_back(static_cast<uint32_t>(i));
     }
     for (auto& row : refers) row = place[row];
-    rows.take(taken);
+    rows.take(taken, worker);
 }
 
 }  // namespace etloom

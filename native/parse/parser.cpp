@@ -4,8 +4,13 @@
 namespace etloom {
 
 void Parser::sort() {
-    for (auto& [name, table] : tables_) table.settle(troubles_);
-    order();
+    const Computing counted;
+    size_t rows = 0;
+    for (auto& [name, table] : tables_) {
+        table.settle(troubles_);
+        rows += table.rows();
+    }
+    order(is_for_two(rows) ? &worker_ : nullptr);
 }
 
 bool Parser::rows(std::string_view json, uint64_t& position) {

@@ -29,8 +29,8 @@ class Parser : public RowStream {
     void sort();
 
   protected:
-    // Puts the rows of the tables in order.
-    virtual void order() = 0;
+    // Puts the rows of the tables in order, with the help of `worker`, if there is one.
+    virtual void order(Worker* worker) = 0;
     // The row that `at` is at, which it steps over. False: it is damaged.
     virtual bool row(Cursor& at, uint64_t position) = 0;
     // The table that the rows of other tables refer to.
