@@ -35,7 +35,7 @@ def list_calls(tools: RunTools, count: int) -> Iterator[Call]:
     job = tools.runs.get_job("")
     by_name = "select name, sum(dur) as total from events where rank = {} group by name order by total desc"
     factors = [round(0.9 - 0.8 * index / count, 3) for index in range(count)]
-    targets = ("kernel:*gemm*", "comm", "op:aten::copy_", "launch", "kernel", "cpu", "memcpy")
+    targets = ("kernel:*gemm*", "comm", "op:aten::copy_", "launch", "kernel", "host", "copy", "op:aten::*")
     yield "open_run", {}
     yield "summary", {}
     yield from (("findings", {"top": top + 1}) for top in range(count))

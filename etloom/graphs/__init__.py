@@ -13,6 +13,7 @@
     transfers           the edges that transfer data, and the events that own edges
     minimum_latencies   the minimum latency of each kind of edge
     critical_paths      the critical path as a table
+    contraction         the graph without the points of its chains, for times after changes
     quality             how far a graph explains a recording
 
 The definition and its limits are in docs/decisions/0020 to 0023.

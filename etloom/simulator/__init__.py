@@ -4,6 +4,7 @@ What-if (`etloom simulate`) changes recorded times in the dependency graph:
 
 changes          the language: what to change
 edge_selection   the edges of the graph that a change is about
+changed_lags     the lags of edges after changes
 engine           the times with other lags, as an interval
 summary_table    the figures of a what-if
 reasons          what a what-if depends on
