@@ -88,8 +88,12 @@ def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
     calls = list_waiting_calls(trace)
     if not len(calls):
         return 0
-    work = np.flatnonzero(graph.kind == EdgeKind.SEGMENT)
-    work = work[np.isin(graph.owner[work], calls.to_numpy())]
+    table = np.zeros(
+        int(calls.to_numpy().max()) + 2, np.uint8
+    )  # the last entry is for edges without an owner
+    table[calls.to_numpy()] = 1
+    is_owned = _native.looked_up(table, graph.owner.view(np.uint32), clip=True).view(np.bool_)
+    work = np.flatnonzero(is_owned & (graph.kind == EdgeKind.SEGMENT))
     target = np.searchsorted(graph.first, work, side="right") - 1
     in_rank = graph.rank[target] == rank
     work, target = work[in_rank], target[in_rank]

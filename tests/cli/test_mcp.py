@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_lines, estimate_tokens
 from etloom.cli.mcp.opened_runs import OpenedRuns
@@ -22,7 +23,9 @@ from etloom.cli.mcp.time_limit import TimeLimit
 from etloom.cli.mcp.tools import RunTools, prepare_job
 from etloom.core.errors import EtloomError, LimitError
 from etloom.core.trace import Job
-from etloom.simulator import parse_change
+from etloom.graphs import quality
+from etloom.reports import summary
+from etloom.simulator import parse_change, recorded_run
 from etloom.simulator.network import parse_target
 from etloom.simulator.resizing import parse_parallel
 from support import small_traces
@@ -270,6 +273,21 @@ def test_an_opened_run_is_prepared_once_and_answers_as_without(runs: OpenedRuns,
     for by in ("kernel", "operator", "kernel"):
         assert ahead.compare(before="before", after="after", by=by) == tools.compare("before", "after", by)
     assert opened.get_difference("before", "after") is opened.get_difference("before", "after")
+
+
+def test_a_question_finds_everything_prepared(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run so large that neither the findings nor the summary look at its graph."""
+    monkeypatch.setattr(job_gain, "MAX_EVENTS", 0)
+    monkeypatch.setattr(summary, "MAX_GRAPH_EVENTS", 0)
+    opened = OpenedRuns(runs.roots)
+    prepare_job(opened.get_job("before"))
+    for module, name in (
+        (recorded_run, "contract_graph"),
+        (recorded_run, "EdgeSelector"),
+        (quality, "measure_explained_starts"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("not prepared"))
+    assert "error" not in RunTools(opened).what_if(run="before", changes=["kernel x0.5"])
 
 
 def test_a_query_has_a_time_limit_and_one_runs_at_a_time() -> None:

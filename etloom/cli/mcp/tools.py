@@ -250,12 +250,17 @@ class RunTools:
 
 def prepare_job(job: Job) -> None:
     """Compute what the first questions about a job need, cached with it: findings, summary, graph and its path."""
+    import etloom
     from etloom.reports.summary import answer_once, summarize_run
-    from etloom.simulator.recorded_run import get_recorded_run
+
+    def prepare_what_if() -> None:
+        unchanged = etloom.simulate(job)
+        unchanged.recording.prepare()
+        _ = unchanged.reasons, unchanged.table
 
     for work in (
         lambda: answer_once(job, "findings"),
-        lambda: get_recorded_run(job).prepare(),
+        prepare_what_if,
         lambda: summarize_run(job),
     ):
         with suppress(EtloomError):  # the question that needs it reports it
