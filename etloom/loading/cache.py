@@ -42,7 +42,7 @@ _MAX_ADDING_SECONDS = 86_400
 _PRUNE_FRACTION = 64
 """The folder is searched again after this fraction of the limit was written: each rank is an entry."""
 
-_WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
+WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
 """Exceptions that a full disk raises: polars has its own."""
 
 
@@ -136,7 +136,7 @@ def open_or_create(keys: Sequence[str | None], make: Callable[[Path], None]) -> 
     weakref.finalize(lease, shutil.rmtree, folder, ignore_errors=True)  # also when the process ends
     try:
         make(folder / "trace.parquet")
-    except _WRITE_ERRORS as error:
+    except WRITE_ERRORS as error:
         raise ReadError(
             f"cannot write the tables of a trace: {str(error).partition(chr(10))[0]}",
             where=folder.parent,
@@ -152,7 +152,7 @@ def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
     entry, usage = cache_folder() / key, get_usage(cache_folder())
     if usage.in_use >= _limit_bytes() or not _is_writable(cache_folder()):
         return None
-    with contextlib.suppress(*_WRITE_ERRORS):
+    with contextlib.suppress(*WRITE_ERRORS):
         _lease = usage.hold(entry, 0)  # no other process removes it before it is opened
         make(entry)
         trace = open_entry(key)
@@ -180,8 +180,9 @@ def hold_entry(entry: Path) -> EntryLease:
 
 
 def has_room(size: int) -> bool:
-    """Return whether the cache can be written and may hold an entry of so many bytes."""
-    return size <= _limit_bytes() and _is_writable(cache_folder())
+    """Return whether the cache can be written and may hold an entry of so many bytes, and its disk has the space."""
+    folder = cache_folder()
+    return size <= _limit_bytes() and _is_writable(folder) and size <= shutil.disk_usage(folder).free
 
 
 def _is_writable(path: Path) -> bool:
@@ -200,7 +201,7 @@ def store_entry(key: str | None, trace: Trace) -> None:
         cache_folder().mkdir(parents=True, exist_ok=True)
         writer.write(trace, cache_folder() / key)
         register_entry(cache_folder() / key)
-    except (*_WRITE_ERRORS, EtloomError):
+    except (*WRITE_ERRORS, EtloomError):
         return
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 
 import etloom
@@ -16,6 +19,7 @@ from etloom.core.paths import cache_folder
 from etloom.core.trace import Job
 from etloom.exports.store import adding, batches, cached_runs, summaries
 from etloom.exports.store.summaries import JOB_QUESTIONS
+from etloom.formats.parquet import writer
 from etloom.loading import cache
 from support.fleets import write_fleet
 
@@ -70,7 +74,21 @@ def test_progress_reaches_the_size_of_all_files(run: Path) -> None:
     assert sum(reported) == 2 * size
 
 
-@pytest.mark.parametrize("reason", ["linking", "size", "unwritable", "unreadable run"])
+def fail_to_write(*_: object) -> None:
+    raise pl.exceptions.ComputeError("parquet: underlying IO error: No space left on device (os error 28)")
+
+
+def test_a_store_on_a_full_disk_is_one_line(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "write", fail_to_write)
+    with pytest.raises(
+        etloom.EtloomError, match="store: cannot be written: No space left on device; free space"
+    ):
+        etloom.store_add(run, to=tmp_path / "store", jobs=1)
+
+
+@pytest.mark.parametrize("reason", ["linking", "size", "space", "full disk", "unwritable", "unreadable run"])
 def test_where_the_cache_cannot_be_used_the_run_is_loaded(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
@@ -79,6 +97,10 @@ def test_where_the_cache_cannot_be_used_the_run_is_loaded(
         options = {"inter_thread_threshold_us": 10.0}
     elif reason == "size":
         monkeypatch.setenv("ETLOOM_CACHE_BYTES", "10")
+    elif reason == "space":
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    elif reason == "full disk":
+        monkeypatch.setattr(writer, "write", fail_to_write)
     elif reason == "unwritable":
         (tmp_path / "file").touch()
         monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "file"))
@@ -129,3 +151,16 @@ def test_runs_in_the_cache_are_removed_as_other_entries(run: Path, monkeypatch: 
     os.utime(killed, (0, 0))
     cache.clear_cache()
     assert not killed.exists()
+
+
+def test_a_failure_of_polars_is_raised_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[Path] = []
+
+    def fail(path: Path, *_: object) -> None:
+        paths.append(path)
+        raise pl.exceptions.ComputeError("a failure")
+
+    monkeypatch.setattr(loading, "load_path", fail)
+    with pytest.raises(pl.exceptions.ComputeError, match="a failure"):
+        etloom.open(run, use_cache=False)
+    assert len(paths) == 1

@@ -8,10 +8,14 @@ addition goes on where this one stopped.
 from __future__ import annotations
 
 import datetime
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from etloom.analyses.run_info import describe_run
 from etloom.core.errors import EtloomError
@@ -101,13 +105,23 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
                 _prepare(source, stage, options, lock)
             ranks = tuple(read_json(stage.folder / "meta.json").get("ranks", ()))
             stage.publish()
-        except OSError as error:
+        except (OSError, pl.exceptions.PolarsError) as error:
+            if (reason := _find_write_problem(error)) is None:
+                raise
             raise EtloomError(
-                f"cannot be written: {error.strerror or error}",
+                f"cannot be written: {reason}",
                 where=store,
                 remedy="free space there and add the run again; it goes on where it stopped",
             ) from error
     return AddedRun(name, stage.target, ranks, True)
+
+
+def _find_write_problem(error: OSError | pl.exceptions.PolarsError) -> str | None:
+    """Return the problem of the system that an exception reports; None if it reports another one."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    code = re.search(r"\(os error (\d+)\)", str(error))
+    return None if code is None else os.strerror(int(code[1]))
 
 
 def _default_name(run: Path) -> str:

@@ -51,5 +51,5 @@ def open_cached_run(
             for file in files:
                 options.progress(file, file.stat().st_size)
         return load_path(entry, replace(options, progress=None, owner=cache.hold_entry(entry)))
-    except (OSError, EtloomError):
+    except (*cache.WRITE_ERRORS, EtloomError):
         return None
