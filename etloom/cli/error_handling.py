@@ -27,9 +27,10 @@ _recordings: list[list[str]] = []
 
 def print_message(line: str) -> None:
     """Print a message to the user on stderr."""
+    line = redact(line)
     for messages in _recordings:
         messages.append(line)
-    print(f"etloom: {make_printable(redact(line))}", file=sys.stderr)
+    print(f"etloom: {make_printable(line)}", file=sys.stderr)
 
 
 @contextmanager

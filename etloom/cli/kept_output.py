@@ -122,6 +122,8 @@ def _list_states(path: Path, out: Path | None) -> list[FileState]:
     """
     written = None if out is None else str(out.resolve())
     states = []
+    if path.name == "meta.json" and not path.is_dir():  # of a folder of tables, which is what is read
+        path = path.parent
     if path.is_dir():
         places = [str(path.resolve())]
     else:  # also the files that belong to it, and traces of captures next to it

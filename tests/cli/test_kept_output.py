@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import etloom
 from etloom import cli
+from etloom.cli import error_handling, kept_output, run_arguments
 from etloom.cli import info as info_verb
-from etloom.cli import kept_output, run_arguments
 from etloom.core import registry
+from etloom.formats import parquet
 from support import small_traces
 
 
@@ -109,6 +111,24 @@ def test_a_changed_run_is_opened_again(
     change(run)
     print_output(capsys, "info", run)
     assert len(opened) == 2
+
+
+def test_changed_tables_next_to_a_manifest_are_opened_again(
+    run: Path, opened: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = run.parent / "saved"
+    parquet.writer.write(etloom.open(run), saved)
+    print_output(capsys, "info", saved / "meta.json")
+    (saved / "rank=0" / "events.parquet").write_bytes(b"damaged")
+    assert cli.main(["info", str(saved / "meta.json")]) == 1
+    assert len(opened) == 2
+
+
+def test_messages_are_kept_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_handling, "redact", lambda text: text.replace("secret", "***"))
+    with error_handling.recording_messages() as messages:
+        error_handling.print_message("https://host/?token=secret")
+    assert messages == ["https://host/?token=***"]
 
 
 def test_other_options_are_other_outputs(
