@@ -116,7 +116,7 @@ class Exchange:
 
     A rank expects a part with each message that it sends. It processes a received part: endpoint delay and reduction.
     With congestion, a message waits at each link for those before it. Where all ranks are alike, one stands for all,
-    with one link of each kind. Chunks are programs of their own on the same links, of which each rank executes$
+    with one link of each kind. Chunks are programs of their own on the same links, of which each rank executes
     several at a time.
     """
 
