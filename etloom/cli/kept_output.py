@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli.error_handling import print_message, recording_messages
-from etloom.core.paths import cache_folder
+from etloom.core.paths import cache_folder, create_cache_folder
 from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _store(entry: Path, output: Output) -> None:
         "has_page": output.page is not None,
     }
     with contextlib.suppress(OSError, UnicodeEncodeError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        create_cache_folder()
         with tempfile.TemporaryDirectory(prefix=".output-", dir=entry.parent) as temporary:
             part = Path(temporary, entry.name)
             part.mkdir()

@@ -22,3 +22,14 @@ def cache_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "etloom"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etloom"
+
+
+def create_cache_folder() -> Path:
+    """Create etloom's cache folder if it does not exist, and return it. Raises OSError.
+
+    In the user's cache folder only the user can read it: entries show what traces show, whose own folders may be
+    private. $ETLOOM_CACHE may be shared.
+    """
+    folder = cache_folder()
+    folder.mkdir(mode=0o777 if os.environ.get("ETLOOM_CACHE") else 0o700, parents=True, exist_ok=True)
+    return folder

@@ -26,6 +26,7 @@ import polars as pl
 
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.paths import cache_folder as cache_folder
+from etloom.core.paths import create_cache_folder
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
 from etloom.core.version import compute_code_digest
@@ -150,7 +151,7 @@ def open_or_create(keys: Sequence[str | None], make: Callable[[Path], None]) -> 
 def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
     """Create an entry and open it with its tables left on disk; None if the cache cannot be used."""
     entry, usage = cache_folder() / key, get_usage(cache_folder())
-    if usage.in_use >= _limit_bytes() or not _is_writable(cache_folder()):
+    if usage.in_use >= _limit_bytes() or not _is_writable():
         return None
     with contextlib.suppress(*WRITE_ERRORS):
         _lease = usage.hold(entry, 0)  # no other process removes it before it is opened
@@ -181,16 +182,14 @@ def hold_entry(entry: Path) -> EntryLease:
 
 def has_room(size: int) -> bool:
     """Return whether the cache can be written and may hold an entry of so many bytes, and its disk has the space."""
-    folder = cache_folder()
-    return size <= _limit_bytes() and _is_writable(folder) and size <= shutil.disk_usage(folder).free
+    return size <= _limit_bytes() and _is_writable() and size <= shutil.disk_usage(cache_folder()).free
 
 
-def _is_writable(path: Path) -> bool:
+def _is_writable() -> bool:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        return os.access(create_cache_folder(), os.W_OK)
     except OSError:
         return False
-    return os.access(path, os.W_OK)
 
 
 def store_entry(key: str | None, trace: Trace) -> None:
@@ -198,7 +197,7 @@ def store_entry(key: str | None, trace: Trace) -> None:
     if key is None:
         return
     try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
+        create_cache_folder()
         writer.write(trace, cache_folder() / key)
         register_entry(cache_folder() / key)
     except (*WRITE_ERRORS, EtloomError):

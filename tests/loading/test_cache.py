@@ -214,3 +214,18 @@ def test_entries_belong_to_the_code_that_computed_them(
     assert key == cache.entry_key([file])
     monkeypatch.setattr(cache, "compute_code_digest", lambda: "other code")
     assert cache.entry_key([file]) != key
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "ETLOOM_CACHE"])
+def test_only_the_user_reads_the_cache_unless_its_place_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    run = small_traces.write_run(tmp_path / "run")
+    monkeypatch.delenv("ETLOOM_CACHE", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    trace = etloom.open(run, use_cache=False)[0]
+    cache.store_entry("0" * 32, trace)
+    folder = cache.cache_folder()
+    assert cache.load_entry("0" * 32) is not None
+    assert (folder.stat().st_mode & 0o077 == 0) == (variable == "XDG_CACHE_HOME")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from etloom.core.errors import EtloomError, ReadError, warn
-from etloom.core.paths import cache_folder
+from etloom.core.paths import cache_folder, create_cache_folder
 from etloom.core.text import count_noun
 from etloom.core.urls import forget_origin, register_origin
 from etloom.formats.io import transfers
@@ -131,6 +131,7 @@ def _open_mirror(store: ObjectStore, base: str, key: str) -> _Mirror:
         mirror = _mirrors.get(root)
         if mirror is None:
             try:
+                create_cache_folder()
                 root.mkdir(parents=True, exist_ok=True, mode=0o700)
                 descriptor = os.open(
                     root.parent / ".lock", os.O_RDWR | os.O_CREAT
