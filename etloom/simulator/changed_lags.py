@@ -184,4 +184,4 @@ def _change_latencies(change: Change, before: Int64Array) -> Int64Array:
 
 def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
     """Multiply lags, rounded to the nanosecond; limited to what the engine refuses."""
-    return np.asarray(np.round(np.minimum(lag * factor, 2.0**62)), dtype=np.int64)
+    return np.asarray(np.round(np.clip(lag * factor, -(2.0**62), 2.0**62)), dtype=np.int64)

@@ -349,6 +349,11 @@ def test_one_pass_over_recorded_lags_equals_the_steps(change: str) -> None:
     assert first.total_lower == pytest.approx(later.total_lower)
 
 
+def test_the_lag_of_a_removed_edge_is_scaled_without_a_warning() -> None:
+    with np.errstate(invalid="raise"):
+        assert scale_lags(np.array([algorithms.REMOVED_LAG]), 1000.0).tolist() == [-(2**62)]
+
+
 @given(st.integers(0, 2**62), st.floats(0, 1e6))
 def test_lags_are_rounded_as_numpy_rounds(lag: int, factor: float) -> None:
     edge, none, lags = np.zeros(1, np.int32), np.zeros(1, np.uint8), np.array([lag])
