@@ -38,12 +38,15 @@ def find(view: RankView) -> Iterator[Finding]:
             usual_ns=pl.col("dur").median().over(signature),
             most_ns=pl.col("dur").quantile(0.75, "lower").over(signature),
             calls_alike=pl.len().over(signature),
+            turn=pl.int_range(pl.len()).over(signature),
         )
         .filter(pl.col("calls_alike") >= MIN_CALLS)
         .with_columns(start="ts", cost_ns=(pl.col("dur") - pl.col("usual_ns")).round().cast(pl.Int64))
     )
+    # A first call may take long because it loads a library or chooses an algorithm.
     interrupted = repeated.filter(
-        (pl.col("cost_ns") > MIN_DELAY_NS)
+        (pl.col("turn") > 0)
+        & (pl.col("cost_ns") > MIN_DELAY_NS)
         & (
             (pl.col("dur") > MIN_RATIO * pl.col("usual_ns"))
             | (pl.col("dur") > MIN_SPREAD * pl.col("most_ns"))
