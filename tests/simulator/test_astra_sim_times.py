@@ -107,3 +107,12 @@ def test_one_rank_stands_for_all(kind: str, algorithm: str, aware: bool) -> None
         alone = compute_time(network, name, 1 << 16)
         network.is_symmetric = False
         assert compute_time(network, name, 1 << 16) == alone
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_a_rank_alone_exchanges_nothing(collective: str) -> None:
+    ring, halving = (
+        collective_time(collective, 1000, [Dimension("Ring", 1, 50, 500, algorithm)])
+        for algorithm in ("ring", "halvingDoubling")
+    )
+    assert ring == halving == 10

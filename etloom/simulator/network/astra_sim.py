@@ -184,7 +184,7 @@ def _plan_halving_doubling(network: Network, name: str, size: int) -> Program | 
     if name == "all_gather":
         offsets, sizes, reductions = offsets[::-1], [size << step for step in range(steps)], []
     elif name == "all_reduce":  # back, the sizes double again, without what halving cut off
-        last = sizes[-1] // 2
+        last = size >> (steps + 1)
         offsets, sizes = offsets + offsets[::-1], sizes + [last << (step + 1) for step in range(steps)]
 
     def messages(rank: int) -> list[Message]:
