@@ -91,7 +91,10 @@ def test_a_recording_without_what_is_needed_is_one_line(tmp_path: Path) -> None:
     for job, sizes, message in (
         (experts, {"cp": 2}, "recorded with cp=1, and without the messages of context parallelism"),
         (experts, {"ep": 8}, r"cannot predict ep=8 with dp=4.*--parallel dp=8,ep=8"),
-        (pair, {"ep": 2, "dp": 4}, None),
+        (pair, {"dp": 4}, None),
+        (pair, {"ep": 2, "dp": 4}, "2 replicas of experts: the recorded run has one"),
+        (pair, {"ep": 2, "dp": 1}, "cannot predict ep=2 with dp=1"),
+        (experts, {"ep": 0}, "expected sizes of 1 or more, got ep=0"),
         (pair, {"ep": 4, "dp": 8}, "2 replicas of experts: the recorded run has one"),
         (
             open_context(tmp_path, 2, "ring"),

@@ -75,10 +75,12 @@ def find_expert_size(job: Job) -> int:
 
 def has_expert_replicas(job: Job, mesh: ProcessMesh) -> bool:
     """Return whether groups of experts divide the axis dp into parts of several ranks, of which there are several."""
-    size = find_expert_size(job)
-    if size == 1 or all("dp" not in axes for axes, _, _ in _list_groups(job, mesh)):
-        return False
-    return _find_groups(job)[0] < mesh.sizes["dp"]
+    return are_on_replicas(job, mesh) and _find_groups(job)[0] < mesh.sizes["dp"]
+
+
+def are_on_replicas(job: Job, mesh: ProcessMesh) -> bool:
+    """Return whether groups of experts have several ranks, along the axis dp."""
+    return find_expert_size(job) > 1 and any("dp" in axes for axes, _, _ in _list_groups(job, mesh))
 
 
 def _list_groups(job: Job, mesh: ProcessMesh) -> set[tuple[tuple[str, ...], int, tuple[int, ...]]]:

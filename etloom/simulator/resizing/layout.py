@@ -18,6 +18,7 @@ from etloom.simulator.resizing.context_shares import shard_context
 from etloom.simulator.resizing.expert_shares import (
     EXPERT,
     REPLICA,
+    are_on_replicas,
     find_expert_size,
     has_expert_replicas,
     shard_experts,
@@ -69,6 +70,7 @@ def resize(
     mesh = infer_mesh(scenario.recorded)
     _check_recorded(scenario, mesh)
     sizes = dict(parallel or {})
+    _check_positive(sizes)
     recorded_experts = find_expert_size(scenario.recorded)
     experts = sizes.pop(EXPERT, recorded_experts)
     new_mesh = _resize_mesh(mesh, ranks, sizes)
@@ -76,7 +78,9 @@ def resize(
     if is_split:
         _check_experts(recorded_experts, experts)
     elif new_mesh.sizes["dp"] != mesh.sizes["dp"]:
-        is_split = has_expert_replicas(scenario.recorded, mesh)
+        # Where nothing is said of the experts, a group of all replicas grows with them.
+        has_experts = are_on_replicas if EXPERT in (parallel or {}) else has_expert_replicas
+        is_split = has_experts(scenario.recorded, mesh)
     if is_split:
         mesh, new_mesh = (
             split_experts(scenario.recorded, mesh),
@@ -171,6 +175,13 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
             remedy="record a run with two or more data-parallel replicas",
         )
     return ProcessMesh({axis: sizes[axis] for axis in mesh.sizes}, mesh.source)
+
+
+def _check_positive(sizes: Mapping[str, int]) -> None:
+    """Raise EtloomError for the first size below 1."""
+    for axis, size in sizes.items():
+        if size < 1:
+            raise EtloomError(f"expected sizes of 1 or more, got {axis}={size}")
 
 
 def _check_experts(old: int, size: int) -> None:
