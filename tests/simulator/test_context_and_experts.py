@@ -94,7 +94,8 @@ def test_a_recording_without_what_is_needed_is_one_line(tmp_path: Path) -> None:
         (pair, {"dp": 4}, None),
         (pair, {"ep": 2, "dp": 4}, "2 replicas of experts: the recorded run has one"),
         (pair, {"ep": 2, "dp": 1}, "cannot predict ep=2 with dp=1"),
-        (experts, {"ep": 0}, "expected sizes of 1 or more, got ep=0"),
+        (experts, {"ep": 0}, "expected sizes of .*, got ep=0"),
+        (experts, {"xp": 2}, "expected sizes of .*, got xp=2"),
         (pair, {"ep": 4, "dp": 8}, "2 replicas of experts: the recorded run has one"),
         (
             open_context(tmp_path, 2, "ring"),

@@ -70,7 +70,7 @@ def resize(
     mesh = infer_mesh(scenario.recorded)
     _check_recorded(scenario, mesh)
     sizes = dict(parallel or {})
-    _check_positive(sizes)
+    _check_sizes(sizes)
     recorded_experts = find_expert_size(scenario.recorded)
     experts = sizes.pop(EXPERT, recorded_experts)
     new_mesh = _resize_mesh(mesh, ranks, sizes)
@@ -177,11 +177,13 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
     return ProcessMesh({axis: sizes[axis] for axis in mesh.sizes}, mesh.source)
 
 
-def _check_positive(sizes: Mapping[str, int]) -> None:
-    """Raise EtloomError for the first size below 1."""
+def _check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raise EtloomError for the first that is not a positive number for an axis."""
     for axis, size in sizes.items():
-        if size < 1:
-            raise EtloomError(f"expected sizes of 1 or more, got {axis}={size}")
+        if axis not in _AXES or not isinstance(size, (int, np.integer)) or size < 1:
+            raise EtloomError(
+                f"expected sizes of {', '.join(_AXES)}, got {axis}={size!r}", remedy="such as tp=4,pp=8,dp=16"
+            )
 
 
 def _check_experts(old: int, size: int) -> None:

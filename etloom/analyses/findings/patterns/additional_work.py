@@ -35,8 +35,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         extra.select("step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"),
         lambda row: (
-            f"{count_noun(row['count'], 'kernel')}{describe_place(row)} in {count_noun(len(steps), 'step')} of "
-            f"{kernels['step'].n_unique()} that the others do not run{first}"
+            f"{count_noun(row['count'], 'kernel')}{describe_place(row)} more than in the other steps, in "
+            f"{count_noun(len(steps), 'step')} of {kernels['step'].n_unique()}{first}"
         ),
         confidence="medium",
         advice="if this is evaluation or logging, do it less often or on fewer samples, and leave these steps out of "
