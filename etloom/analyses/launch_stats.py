@@ -1,5 +1,4 @@
-"""Launch calls by name: call durations, launch delays, and the number of activities shorter than their
-launch.
+"""Launch calls by name: call durations, launch delays, and short activities.
 
 One row per call such as cudaLaunchKernel, most frequent first. launches is the number of calls, activities the number
 of kernels, memcpys and memsets they launched (more than one per graph launch). launch_delay: from the end of the call

@@ -23,9 +23,12 @@ def test_each_finding_has_a_time(data: Path, name: str) -> None:
 
 
 def test_the_time_of_a_delay_is_the_delay(data: Path) -> None:
-    """Rank 2 of dlrm comes to its first all-to-all after the median rank: not the launch of 10 us there."""
+    """Rank 2 of dlrm comes to its first all-to-all after the median rank: not the launch of 10 us there.
+
+    Its recording begins later, too, which is why this delay is a finding of its own, of low confidence.
+    """
     findings = etloom.analyze(open_run(data / "dlrm"), "findings", pattern="stragglers")
-    delay = findings.filter(rank=2).row(0, named=True)
+    delay = findings.filter(rank=2, confidence="low").row(0, named=True)
     assert delay["end_ns"] - delay["start_ns"] > 2_249_000
 
 

@@ -159,7 +159,7 @@ def test_several_chunks_and_circles_are_refused(tmp_path: Path) -> None:
         .otherwise("start_ts")
     )
     late.write_parquet(path)
-    with pytest.raises(EtloomError, match="circle"):
+    with pytest.raises(EtloomError, match="cycle"):
         etloom.analyze(etloom.open(path, use_cache=False), "slowdown")
 
 

@@ -89,7 +89,7 @@ def test_an_execution_trace_alone_is_counted_in_no_time(
         etloom.analyze(job[0], "unique-args", step=5)
     for name in ("steps", "top-ops", "findings", "critical-path", "temporal-breakdown"):
         with pytest.raises(
-            AnalysisError, match="of an execution trace have no times; `flops`, `unique-args`"
+            AnalysisError, match="of an execution trace have no times; use `flops`, `unique-args`"
         ):
             etloom.analyze(job, name)
     assert main(["info", str(file)]) == 0

@@ -31,7 +31,7 @@ GRAMMAR = {
     "only": ("allreduce", "expected one of all_gather, all_reduce"),
     "option": ("nonsense", "NAME=VALUE"),
     "overlay": ("nonsense", "expected one of critical-path"),
-    "pattern": ("nonsense", "expected one of allocator"),
+    "pattern": ("nonsense", "expected one of additional-work, allocator"),
     "rack_pattern": ("(", "is not a regular expression"),
     "rank_pattern": ("(", "for example 'host-(\\d+)'"),
     "network": ("nonsense", "unknown network"),

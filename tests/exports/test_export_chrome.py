@@ -171,6 +171,17 @@ def test_processes_without_a_name_get_one_that_says_what_they_are(tmp_path: Path
     ]
 
 
+def test_events_without_a_process_get_one(tmp_path: Path) -> None:
+    job = etloom.open(small_traces.write_run(tmp_path / "run"), use_cache=False)
+    no_process = pl.when(pl.col("name") == "aten::mm").then(None).otherwise("pid").alias("pid")
+    first = job[0].replace(events=job[0].events.with_columns(no_process))
+    assert first.events["pid"].null_count()
+    events = written(Job({0: first, 1: job[1]}))["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(names.values())[:3] == ["rank 0: GPU 0", "rank 0: other events", "rank 0: python"]
+    assert sum(names[event["pid"]] == "rank 0: other events" for event in events if event["ph"] == "X") == 1
+
+
 def test_a_job_of_ranks_shares_one_clock(tmp_path: Path) -> None:
     run = small_traces.write_run(tmp_path / "run")
     late = small_traces.kineto(1)

@@ -30,8 +30,6 @@ from support.paths import ROOT
 from support.processes import by_shell, ended, free_port, processes, wait_for_calls
 from support.replays import all_reduce_call, write_calls
 
-LIGHT = ROOT / "tests" / "collector" / "scripts" / "light.py"
-
 
 def steps(made: Plan, rank: int = 0) -> list[tuple[Any, ...]]:
     return [(c.collective, c.group, sum(c.inputs), sum(c.outputs), c.waits_for) for c in made.calls[rank]]
@@ -413,7 +411,7 @@ def test_what_collect_recorded_runs_again(tmp_path: Path) -> None:
     plain = {**os.environ, "OMP_NUM_THREADS": "1"}
     collect = [sys.executable, "-m", "etloom", "collect", "--observer", "stock", "--out", str(run), "--"]
     subprocess.run(
-        [*collect, *by_shell(2, sys.executable, str(LIGHT), str(script), "1f1b", "--steps", "6")],
+        [*collect, *by_shell(2, sys.executable, str(script), "1f1b", "--steps", "6")],
         env=plain, check=True, capture_output=True,
     )  # fmt: skip
     recorded = build_plan(etloom.open(run))

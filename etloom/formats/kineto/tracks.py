@@ -100,10 +100,11 @@ def build_track_table(trace: Trace, placed: pl.DataFrame, rank: int | None, firs
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def list_processes(trace: Trace) -> list[int]:
-    """Return the ids of the processes of a rank, sorted."""
+def list_processes(trace: Trace) -> list[int | None]:
+    """Return the ids of the processes of a rank, sorted; None last, if rows have no process."""
     tables = ("events", "memory", "flows", "counters", "threads")
-    return sorted({pid for name in tables for pid in trace.table(name)["pid"].drop_nulls().unique()})
+    pids = {pid for name in tables for pid in trace.table(name)["pid"].unique()}
+    return sorted(pids, key=lambda pid: (pid is None, pid))
 
 
 def _format_track_id(number: int | None, name: str | None) -> str:
