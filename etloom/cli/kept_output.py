@@ -206,5 +206,6 @@ def _store(entry: Path, output: Output) -> None:
             if output.page is not None:
                 (part / "page.html").write_text(output.page, encoding="utf-8")
             (part / "meta.json").write_text(json.dumps(facts), encoding="utf-8")
+            shutil.rmtree(entry, ignore_errors=True)  # damaged, or just written by another process
             part.rename(entry)
         register_entry(entry)

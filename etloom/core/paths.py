@@ -16,12 +16,18 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return etloom's folder in the user's cache folder, or $ETLOOM_CACHE; it need not exist yet."""
+    """Return etloom's folder in the user's cache folder, or $ETLOOM_CACHE; it need not exist yet.
+
+    Of a user without a home folder it is a path at which no folder can be created, so that nothing is kept.
+    """
     if folder := os.environ.get("ETLOOM_CACHE"):
         return Path(folder)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "etloom"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etloom"
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "etloom"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etloom"
+    except RuntimeError:
+        return Path(os.devnull) / "etloom"
 
 
 def create_cache_folder() -> Path:

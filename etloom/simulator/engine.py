@@ -128,7 +128,7 @@ class Simulated:
         recorded, upper, lower = (
             self.graph.makespan(time) / 1e6 for time in (self.recorded, self.upper_times, self.lower_times)
         )
-        return recorded, upper, lower
+        return recorded, max(upper, lower), min(upper, lower)
 
     def __repr__(self) -> str:
         recorded, upper, lower = self._makespans_ms()

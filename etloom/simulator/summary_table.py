@@ -43,6 +43,8 @@ def summarize_simulation(simulated: Simulated) -> pl.DataFrame:
 
 
 def _summary_row(scope: str, rank: int | None, step: int | None, spans: list[int]) -> list[object]:
-    before, upper, lower = spans
+    before, *bounds = spans
+    # Delays that may disappear with their cause grow with it where a change lengthens it.
+    upper, lower = max(bounds), min(bounds)
     changes = [100 * (bound - before) / before if before else None for bound in (upper, lower)]
     return [scope, rank, step, before, upper, lower, *changes]

@@ -202,6 +202,8 @@ def test_a_damaged_entry_is_computed_again(
     entry.write_text(entry.read_text()[:-5])
     assert print_output(capsys, "info", run) == first
     assert len(opened) == 2
+    assert print_output(capsys, "info", run) == first
+    assert len(opened) == 2, "the entry was replaced"
 
 
 def test_an_output_with_an_error_is_not_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
