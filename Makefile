@@ -8,7 +8,8 @@ SHELL := bash
 PYTHON ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
-JOBS ?= 2
+# More processes than cores: tests that start jobs wait for half of their time.
+JOBS ?= 3
 FUZZ_SECONDS ?= 60
 FLEET_RANKS ?= 100 1000
 SOAK_SECONDS ?= 600
