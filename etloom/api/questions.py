@@ -235,7 +235,7 @@ def hangs(path: StrPath) -> HangReport:
     """Find the cause of a hang or crash in the Flight Recorder dumps of a job.
 
     Args:
-        path: a folder with a dump of each rank, or a run of ``etloom collect --watch``.
+        path: a folder with a dump of each rank, a run of ``etloom collect --watch``, or a stored run of dumps.
 
     Returns:
         The result: ``.sentence`` names the ranks, the collective and who waits, ``.cause`` holds the evidence,
@@ -250,16 +250,28 @@ def hangs(path: StrPath) -> HangReport:
         >>> report.cause.ranks  # doctest: +SKIP
         (9, 14)
     """
-    from etloom.analyses.hangs import combine_calls, compare_calls, describe_processes, find_cause
+    from etloom.analyses.hangs import (
+        calls_of_job,
+        combine_calls,
+        compare_calls,
+        describe_processes,
+        find_cause,
+    )
+    from etloom.formats.parquet.store_layout import is_stored_run
     from etloom.loading.flight_recorder_dumps import read_dumps
 
-    dumps, stats = read_dumps(Path(path))
-    calls = combine_calls(dumps).require_numbers()
+    folder = Path(path)
+    problems: tuple[str, ...] = ()
+    if is_stored_run(folder):
+        calls = calls_of_job(as_job(folder)).require_dumps()
+    else:
+        dumps, stats = read_dumps(folder)
+        calls, problems = combine_calls(dumps), tuple(f"{row.name}: {row.example}" for row in stats)
+    calls.require_numbers()
     table = compare_calls(calls)
     written = [int(facts.get("written_ns") or 0) for facts in calls.processes.values()]
     processes = describe_processes(calls.processes, max(written, default=0))
-    problems = tuple(f"{row.name}: {row.example}" for row in stats)
-    return HangReport(find_cause(table, processes), table, tuple(sorted(dumps)), problems)
+    return HangReport(find_cause(table, processes), table, tuple(sorted(calls.dumped)), problems)
 
 
 @verb

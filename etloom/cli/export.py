@@ -11,9 +11,9 @@ import click
 
 from etloom.cli.command import PATH_TYPE, command
 from etloom.cli.error_handling import as_usage_error, print_message
+from etloom.cli.output_files import describe_files
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
 from etloom.core.errors import EtloomError, InvalidValue
-from etloom.core.text import count_noun
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job
@@ -83,14 +83,13 @@ def _export(job: Job, rank: int | None, out: Path, name: str, options: dict[str,
     import etloom
 
     try:
-        first = etloom.export(job if rank is None else job[rank], out, name, **options)
+        run = job if rank is None else job[rank]
+        first = etloom.export(run, out, name, **options)
     except EtloomError as error:
         if error.option in options and error.option != "overlay":
             error.option = "option"
         raise
-    is_part = first != out and rank is None and len(job) > 1
-    others = f" and {count_noun(len(job) - 1, 'file')} of other ranks" if is_part else ""
-    print_message(f"wrote {first}{others}")
+    print_message(describe_files(first, out, run))
 
 
 def _parse_options(format_name: str, texts: Sequence[str]) -> dict[str, Any]:

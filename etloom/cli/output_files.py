@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.core.errors import EtloomError
+from etloom.core.text import count_noun
 from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
@@ -87,5 +88,12 @@ def write_run(run: Job | Trace, target: Path) -> None:
     """Write a run in the format of the file's ending, and print the name of the file."""
     import etloom
 
-    etloom.export(run, target)
-    print_message(f"wrote {target}")
+    print_message(describe_files(etloom.export(run, target), target, run))
+
+
+def describe_files(first: Path, target: Path, run: Job | Trace) -> str:
+    """Return which files an export wrote. first: the path that it returned."""
+    from etloom.core.trace import Job
+
+    others = len(run) - 1 if first != target and isinstance(run, Job) else 0
+    return f"wrote {first}" + (f" and {count_noun(others, 'file')} of other ranks" if others else "")

@@ -170,8 +170,8 @@ class Difference:
         unattributed = [UNATTRIBUTED.read(job)["ns"].item() for job in (self.before, self.after)]
         if self.stepped and any(unattributed):
             lines.append(
-                f"{unattributed[0] / 1e6:,.2f} ms (before) and {unattributed[1] / 1e6:,.2f} ms (after) of GPU time "
-                "was launched outside the recorded steps; it is included in step time and categories "
+                f"up to {unattributed[0] / 1e6:,.2f} ms (before) and {unattributed[1] / 1e6:,.2f} ms (after) of a "
+                "rank's GPU time was launched outside the recorded steps; it is included in step time and categories "
                 "but not attributed to kernels, families, operators or collectives"
             )
         if tails := self._describe_device_tails():

@@ -151,12 +151,14 @@ def _compute_summary(job: Job) -> RunSummary:
 
 def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
     """Return the tables of the analyses of single ranks, and why some ranks cannot answer."""
-    tables, unanswered = {}, {}
-    answers = {
-        name: stored
-        for name in RANK_ANALYSES
-        if (stored := find_stored_answer(job, name, ANALYSIS_OPTIONS.get(name, {}))) is not None
-    }
+    tables, unanswered, answers = {}, {}, {}
+    for name in RANK_ANALYSES:
+        try:
+            stored = find_stored_answer(job, name, ANALYSIS_OPTIONS.get(name, {}))
+        except AnalysisError as error:
+            stored = Answer(pl.DataFrame(), dict.fromkeys(job, error))
+        if stored is not None:
+            answers[name] = stored
     missing = {name: partial(_analyze_rank, name) for name in RANK_ANALYSES if name not in answers}
     if missing:
         answers |= answer_by_rank(job, missing)

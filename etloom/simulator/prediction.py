@@ -139,7 +139,7 @@ class Prediction:
 
     def _explain_reproduction(self) -> list[str]:
         if self.reproduction_error is None:
-            return ["the recording has no communication to which a network could be fitted"]
+            return ["no network could be fitted: no communication between recorded ranks has a known size"]
         error = 100 * self.reproduction_error
         line = f"the models reproduce the recorded step time with an error of {error:+.1f} %"
         return [line if abs(error) <= 5 else f"do not rely on this: {line}"]

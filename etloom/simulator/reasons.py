@@ -123,8 +123,8 @@ def _explain_communication(simulated: Simulated) -> list[str]:
     local = sum(counts["local_communications"] for counts in simulated.graph.counts.values())
     if local:
         lines.append(
-            f"{local:,} communications were not matched with other ranks: their time may include waits, so the saving "
-            "is an upper bound"
+            f"{local:,} communications were not matched with other ranks: their time may include waits, which the "
+            "change scales like transfers"
         )
     job = simulated.recorded_job
     worlds = [size for trace in job.values() if isinstance(size := trace.meta.get("world_size"), int)]

@@ -432,6 +432,36 @@ def test_slow_hosts_are_named_over_the_last_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("brief")
+def test_a_host_alone_is_not_slow(tmp_path: Path) -> None:
+    etloom.store_add(write_fleet(tmp_path / "run", 2), to=tmp_path / "store", jobs=1)
+    assert etloom.store_stragglers(tmp_path / "store").select("runs", "slow_runs", "ranks").rows() == [
+        (1, 0, 2)
+    ]
+
+
+def test_a_stored_run_without_steps_has_a_report(tmp_path: Path) -> None:
+    run = small_traces.write_run(tmp_path / "run")
+    for file in run.glob("kineto_trace_*.json"):
+        document = json.loads(file.read_text())
+        document["traceEvents"] = [
+            event for event in document["traceEvents"] if not event["name"].startswith("ProfilerStep")
+        ]
+        file.write_text(json.dumps(document))
+    (stored,) = etloom.store_add(run, to=tmp_path / "store", jobs=1)
+    page = etloom.report(stored.path, tmp_path / "report.html").read_text()
+    assert page.count("no step is annotated") == etloom.report(run, tmp_path / "run.html").read_text().count(
+        "no step is annotated"
+    )
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_stored_run_of_dumps_has_a_cause(data: Path, tmp_path: Path) -> None:
+    dumps = data / "flight_recorder" / "gpu_error_2nd"
+    (stored,) = etloom.store_add(dumps, to=tmp_path / "store", jobs=1)
+    assert etloom.hangs(stored.path).sentence == etloom.hangs(dumps).sentence
+
+
+@pytest.mark.usefixtures("brief")
 def test_wrong_arguments_are_one_line(run: Path, store: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="cannot name a run"):
         etloom.store_add(run, to=store, name="../x")

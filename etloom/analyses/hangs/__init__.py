@@ -32,7 +32,6 @@ from etloom.analyses.hangs.causes import HangCause, find_cause
 from etloom.analyses.hangs.divergences import COLUMNS, compare_calls
 from etloom.analyses.hangs.job_calls import JobCalls, calls_of_job, combine_calls
 from etloom.analyses.hangs.processes import ProcessState, describe_processes
-from etloom.core.errors import AnalysisError
 from etloom.core.trace import Job
 
 __all__ = [
@@ -43,6 +42,7 @@ __all__ = [
     "JobCalls",
     "ProcessState",
     "analyze",
+    "calls_of_job",
     "combine_calls",
     "compare_calls",
     "describe_processes",
@@ -55,14 +55,7 @@ EMPTY_MESSAGE = "all ranks called the same collectives in the dumps, and all are
 
 
 def analyze(job: Job) -> pl.DataFrame:
-    calls = calls_of_job(job)
-    if not calls.dumped:
-        raise AnalysisError(
-            "the run contains no Flight Recorder dump",
-            remedy="set TORCH_FR_BUFFER_SIZE=20000 (in older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
-            "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and open the folder with the dumps",
-        )
-    return compare_calls(calls.require_numbers())
+    return compare_calls(calls_of_job(job).require_dumps().require_numbers())
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:

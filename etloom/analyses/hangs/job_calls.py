@@ -33,6 +33,16 @@ class JobCalls:
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
     unnumbered: int = 0
 
+    def require_dumps(self) -> JobCalls:
+        """Return the calls. Raises AnalysisError if no rank has a dump."""
+        if not self.dumped:
+            raise AnalysisError(
+                "the run contains no Flight Recorder dump",
+                remedy="set TORCH_FR_BUFFER_SIZE=20000 (in older torch: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
+                "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and open the folder with the dumps",
+            )
+        return self
+
     def require_numbers(self) -> JobCalls:
         """Return the calls. Raises AnalysisError if none has a sequence number, so that nothing can be compared."""
         if self.unnumbered and self.table.is_empty():

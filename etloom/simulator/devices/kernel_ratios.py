@@ -60,7 +60,11 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
 
     def compute_ratios(trace: Trace) -> pl.DataFrame:
         nonlocal deviation
-        old = find_device_peaks(trace)
+        try:
+            old = find_device_peaks(trace)
+        except AnalysisError as error:
+            remedy = "--device needs a recording that names a device of docs/flops.md"
+            raise AnalysisError(error.what, where=error.where, remedy=remedy) from None
         names.add(old.name)
         deviation = max(deviation, estimate_deviation(old, new))
         return compute_kernel_ratios(trace, old, new, tables)

@@ -13,6 +13,8 @@ from etloom.simulator.network.model import NetworkModel
 from etloom.simulator.network.topology import ANY_SIZE, PRESETS, Level, Topology, get_preset, read_topology
 from etloom.simulator.scenario import Basis
 
+_SAME_LATENCY = ", the same latency"
+
 LINK_EFFICIENCY = 0.95
 """Share of a given rate that transfers reach if the recorded network's rate is not known: headers and pauses."""
 
@@ -58,7 +60,7 @@ def resolve_network(
                 remedy="name a rate (200Mbit/s), or scale recorded times: etloom simulate --set 'comm x0.5'",
             )
         model = fit.model.scale_bandwidth(target)
-        notes = (_describe_fit(fit), f"network: {target:g} x the recorded bandwidth, the same latency")
+        notes = (_describe_fit(fit), f"network: {target:g} x the recorded bandwidth{_SAME_LATENCY}")
         return TargetNetwork(model, Basis.FITTED, _deviation(fit, math.log2(target)), notes)
     return _place_on_topology(target, recorded, fit)
 
@@ -70,7 +72,8 @@ def resolve_change(change: Network, fit: NetworkFit | None) -> TargetNetwork:
     if change.latency_ns is None or target.model is None:
         return target
     note = f"latency: {change.latency_ns / 1e3:,.1f} µs a message"
-    return replace(target, model=target.model.with_latency(change.latency_ns), notes=(*target.notes, note))
+    notes = (*(text.removesuffix(_SAME_LATENCY) for text in target.notes), note)
+    return replace(target, model=target.model.with_latency(change.latency_ns), notes=notes)
 
 
 def parse_target(text: str) -> float | Topology:

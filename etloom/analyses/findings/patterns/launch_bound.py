@@ -94,7 +94,10 @@ def find(view: RankView) -> Iterator[Finding]:
         ),
     ]
     if findings:
-        yield sum_findings(findings, findings[0].title)
+        title_of_all = findings[0].title
+        if len(findings) > 1:
+            title_of_all += f"; {format_times(findings[1].count)} more while the device only communicates"
+        yield sum_findings(findings, title_of_all)
 
 
 def list_late_launches(view: RankView) -> pl.DataFrame:
