@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +49,45 @@ def describe_run(job: Job) -> dict[str, Any]:
         "by_rank": ranks.to_dicts(),
         "stats": job.stats.with_columns(pl.col("rank").cast(pl.Int64)).to_dicts(),
     }
+
+
+_RANK: dict[str, Any] = {
+    "rank": int, "events": int, "nodes": int, "device_events": int, "start_ns": (int, NoneType),
+    "end_ns": (int, NoneType), "steps": int, "mean_step_ns": (float, NoneType), "linked_by": (str, NoneType),
+    "linked_pct": (float, NoneType), "launched_pct": (float, NoneType), "lost": int,
+}  # fmt: skip
+_STAT: dict[str, Any] = {
+    "rank": (int, NoneType), "name": str, "severity": str, "count": (int, NoneType), "example": (str, NoneType)
+}  # fmt: skip
+_FACTS: dict[str, Any] = {
+    "schema": int, "path": (str, NoneType), "ranks": [int], "world_size": (int, NoneType), "formats": [str],
+    "schema_versions": {str: [str]}, "devices": {str: int}, "hosts": [str], "clock": (str, NoneType),
+    "start_ns": (int, NoneType), "span_ns": (int, NoneType), "steps": [int], "mean_step_ns": (float, NoneType),
+    "rings": [dict], "tables": {str: int}, "categories": {str: int}, "by_rank": [_RANK], "stats": [_STAT],
+}  # fmt: skip
+"""Types of the facts of a run: of items in brackets, of one of several in parentheses."""
+
+
+def find_stored_facts(job: Job) -> dict[str, Any] | None:
+    """Return the facts that are stored with a run; None if there are none, or if they have other keys or types."""
+    facts = job.stored and job.stored.facts()
+    if not facts or not _has_form(facts, _FACTS):
+        return None
+    return facts if all(_is_ring(ring) and type(ring.get("rank")) is int for ring in facts["rings"]) else None
+
+
+def _has_form(value: Any, form: Any) -> bool:
+    """Return whether a JSON value has the types of a form such as `_FACTS`."""
+    if isinstance(form, tuple):
+        return any(_has_form(value, item) for item in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(item, form[0]) for item in value)
+    if isinstance(form, dict) and str in form:
+        return isinstance(value, dict) and all(_has_form(item, form[str]) for item in value.values())
+    if isinstance(form, dict):
+        same_keys = isinstance(value, dict) and value.keys() == form.keys()
+        return same_keys and all(_has_form(value[key], item) for key, item in form.items())
+    return type(value) is form
 
 
 def describe_ranks(job: Job) -> pl.DataFrame:

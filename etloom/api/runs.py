@@ -247,10 +247,10 @@ def info(run: Run) -> dict[str, Any]:
         >>> etloom.info("run/")["ranks"]
         [0, 1]
     """
-    from etloom.analyses.run_info import describe_run
+    from etloom.analyses.run_info import describe_run, find_stored_facts
 
     job = open(run, lazy=True) if isinstance(run, (str, os.PathLike)) else as_job(run)
-    return (job.stored and job.stored.facts()) or describe_run(job)
+    return find_stored_facts(job) or describe_run(job)
 
 
 def _read_trace(path: StrPath, rank: int | None = None) -> Trace:

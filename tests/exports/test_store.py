@@ -18,6 +18,7 @@ import etloom
 from etloom.analyses.answers import answer, find_stored_answer
 from etloom.analyses.findings import job_gain
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
+from etloom.analyses.run_info import find_stored_facts
 from etloom.comparison.difference_tables import BY
 from etloom.comparison.gate import METRICS
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, ReadError
@@ -452,6 +453,18 @@ def test_a_stored_run_without_steps_has_a_report(tmp_path: Path) -> None:
     assert page.count("no step is annotated") == etloom.report(run, tmp_path / "run.html").read_text().count(
         "no step is annotated"
     )
+
+
+@pytest.mark.parametrize("key", ["categories", "by_rank", "stats", "rings", "start_ns"])
+def test_damaged_facts_of_a_run_are_computed(store: Path, tmp_path: Path, key: str) -> None:
+    folder = shutil.copytree(store / "run=monday", tmp_path / "store" / "run=monday")
+    shutil.copy(store / "store.json", tmp_path / "store")
+    expected = find_stored_facts(etloom.open(folder, lazy=True))
+    assert expected is not None
+    file = folder / "summaries" / "facts.json"
+    file.write_text(json.dumps({**expected, key: {"x": ["y"]}}))
+    assert find_stored_facts(etloom.open(folder, lazy=True)) is None
+    assert {**etloom.info(folder), "path": None} == {**expected, "path": None}
 
 
 @pytest.mark.usefixtures("brief")
