@@ -101,7 +101,7 @@ TARGETS = "ETLOOM_BENCH_TARGETS"
 SLOW_SECONDS = 10
 """Programs that take longer run once: they vary little."""
 IMPORTS = "import polars, numpy"
-"""What any process that uses tables does first."""
+"""The imports of every process that uses tables."""
 
 
 def note_targets(*targets: Target) -> None:

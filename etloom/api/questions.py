@@ -257,12 +257,12 @@ def hangs(path: StrPath) -> HangReport:
         describe_processes,
         find_cause,
     )
-    from etloom.formats.parquet.store_layout import is_stored_run
+    from etloom.formats.parquet.store_layout import is_store, is_stored_run
     from etloom.loading.flight_recorder_dumps import read_dumps
 
     folder = Path(path)
     problems: tuple[str, ...] = ()
-    if is_stored_run(folder):
+    if is_store(folder) or is_stored_run(folder):
         calls = calls_of_job(as_job(folder)).require_dumps()
     else:
         dumps, stats = read_dumps(folder)

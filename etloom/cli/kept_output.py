@@ -43,7 +43,7 @@ FileState = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Output:
-    """What a verb prints: text on stdout, messages on stderr before it; and the page that it writes."""
+    """The output of a verb: text on stdout, messages on stderr before it, and the page that it writes."""
 
     text: str
     page: str | None = None

@@ -39,7 +39,7 @@ LIMIT_BYTES = 4 * 10**9
 RUNS = "runs"
 """The store of runs of many ranks in the cache."""
 _MAX_ADDING_SECONDS = 86_400
-"""What an addition of a run that was killed left behind is removed after this time."""
+"""Age at which the files of an interrupted addition of a run are removed."""
 _PRUNE_FRACTION = 64
 """The folder is searched again after this fraction of the limit was written: each rank is an entry."""
 

@@ -471,7 +471,9 @@ def test_damaged_facts_of_a_run_are_computed(store: Path, tmp_path: Path, key: s
 def test_a_stored_run_of_dumps_has_a_cause(data: Path, tmp_path: Path) -> None:
     dumps = data / "flight_recorder" / "gpu_error_2nd"
     (stored,) = etloom.store_add(dumps, to=tmp_path / "store", jobs=1)
-    assert etloom.hangs(stored.path).sentence == etloom.hangs(dumps).sentence
+    sentence = etloom.hangs(dumps).sentence
+    assert etloom.hangs(stored.path).sentence == sentence
+    assert etloom.hangs(tmp_path / "store").sentence == sentence, "a store of one run is that run"
 
 
 @pytest.mark.usefixtures("brief")

@@ -121,7 +121,7 @@ def list_late_launches(view: RankView) -> pl.DataFrame:
 def _measure_warm_up(view: RankView) -> tuple[int | None, int]:
     """Return the first annotated step, and by how much longer the host works in it than in any other, ns.
 
-    0 if that is less than `MIN_WARM_UP` of the time or the step launches more; waits for the device are no work.
+    0 if that is less than `MIN_WARM_UP` of the time or the step launches more; waits for the device are not work.
     """
     steps = view.steps
     if steps.height < MIN_STEPS:
