@@ -82,6 +82,11 @@ class Table:
     def schema(self) -> dict[str, Any]:
         return {column.name: column.dtype for column in self.columns}
 
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """The columns without which a row is left out."""
+        return tuple(column.name for column in self.columns if column.required)
+
     def __getitem__(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 

@@ -120,5 +120,6 @@ def _renumber_events(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]
             for column in TABLES[name].columns
             if column.refers == "events" and frame[column.name].count()
         ]
-        renumbered[name] = frame.with_columns(renumber(frame[column]) for column in columns)
+        frame = frame.with_columns(renumber(frame[column]) for column in columns)
+        renumbered[name] = frame.drop_nulls(TABLES[name].required) if columns else frame
     return renumbered

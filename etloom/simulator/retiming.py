@@ -146,5 +146,6 @@ def _reorder_events(trace: Trace) -> Trace:
                     .with_columns(pl.col("new").alias(column.name))
                     .drop("new")
                 )
-                tables[name] = frame
+                # A damaged file may name events that it lacks.
+                tables[name] = frame.drop_nulls(table.required)
     return trace.replace(None, **tables)

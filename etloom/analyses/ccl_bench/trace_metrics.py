@@ -214,7 +214,7 @@ def _compute_share(rank: RankData) -> float:
 
 
 def _trace_time(rank: RankData) -> float:
-    timed = rank.trace.events.select("ts", "dur").drop_nulls("dur")
+    timed = rank.trace.events.select("ts", "dur").drop_nulls()
     if not timed.height:
         raise MetricUnavailable("no timed events were recorded")
     starts, durations = timed["ts"].to_numpy(), timed["dur"].to_numpy()

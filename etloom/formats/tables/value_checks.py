@@ -72,8 +72,7 @@ def check_table(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFra
 
 def _drop_incomplete_rows(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """Return the rows that have all required values."""
-    required = [column.name for column in TABLES[name].columns if column.required]
-    missing = [column for column in required if frame[column].null_count()]
+    missing = [column for column in TABLES[name].required if frame[column].null_count()]
     if not missing:
         return frame
     complete = frame.drop_nulls(missing)

@@ -76,6 +76,14 @@ bool encode_communication(Stream& stream, const c10::IValue& value) {
   return false;
 }
 
+// torch says whether a call is asynchronous since 2.12.
+template <typename Info>
+void append_is_async(std::string& out, const Info& info) {
+  if constexpr (requires { info.isAsynchronizedOp(); }) {
+    append_member(out, "is_async", info.isAsynchronizedOp() ? "true" : "false");
+  }
+}
+
 std::string communication_details() {
   const auto* info = dynamic_cast<const torch::ParamCommsDebugInfo*>(
       c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PARAM_COMMS_INFO));
@@ -92,7 +100,7 @@ std::string communication_details() {
   append_member(out, "pg_name", json_string(info->getProcessGroupName()));
   append_member(out, "pg_desc", json_string(info->getProcessGroupDesc()));
   append_member(out, "group_size", std::to_string(info->getWorldSize()));
-  append_member(out, "is_async", info->isAsynchronizedOp() ? "true" : "false");
+  append_is_async(out, *info);
   return out + "}";
 }
 

@@ -39,11 +39,26 @@ struct NameInfo {
   bool communicates;
 };
 
+// Returns the overload of an operator of the dispatcher, in `copy` if torch (before 2.8) returns a copy; else null.
+template <typename Function>
+const char* find_overload(const Function& function, std::string& copy) {
+  if constexpr (requires { function.overload_name(); }) {
+    static const char* const no_overload = Function().overload_name();
+    const char* overload = function.overload_name();
+    return overload == no_overload ? nullptr : overload;
+  } else {
+    const auto name = function.operator_name();
+    if (!name) return nullptr;
+    copy = name->overload_name;
+    return copy.c_str();
+  }
+}
+
 NameInfo define_name(Stream& stream, const at::RecordFunction& function) {
-  static const char* const no_overload = at::RecordFunction().overload_name();
+  std::string copy;
   const char* name = function.name();
-  const char* overload = function.overload_name();
-  if (overload == no_overload) {
+  const char* overload = find_overload(function, copy);
+  if (overload == nullptr) {
     return {stream.define(kName, name, [&] { return std::string_view(name); }, /*scope=*/true), false,
             std::string_view(name) == at::kParamCommsCallName};
   }
@@ -130,7 +145,10 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   const NameInfo name = define_name(*stream, function);
   begin.name = name.id;
   bool omitted = false;
-  if (access.session->detail) begin.record.id = encode_arguments(*stream, function.inputs(), sizeof begin / 8, omitted);
+  // By address and size: torch before 2.5 does not convert its array of constant values.
+  const auto inputs = function.inputs();
+  const c10::ArrayRef<c10::IValue> values(inputs.data(), inputs.size());
+  if (access.session->detail) begin.record.id = encode_arguments(*stream, values, sizeof begin / 8, omitted);
   else stream->words.clear();
   begin.record.type = kBegin;
   begin.record.flags = static_cast<uint8_t>((async ? kAsync : 0) | (omitted ? kWithoutArguments : 0));
