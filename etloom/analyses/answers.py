@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import polars as pl
@@ -66,13 +67,27 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
         return stored
     if analysis.SCOPE == "job":
         job = run if isinstance(run, Job) else Job({run.rank or 0: run})
-        return Answer(analyze(job.map(linker.linked)))
+        refused = _find_refusals(job, analysis)
+        if refused:
+            job = Job({rank: job[rank] for rank in job if rank not in refused}, job.meta, job.run_stats)
+        return Answer(analyze(job.map(linker.linked)), refused)
     if not isinstance(run, Job):
         return Answer(analyze(linker.linked(run)))
     result = answer_by_rank(run, {name: lambda trace: analyze(linker.linked(trace))})[name]
     if result.refused and len(result.refused) == len(run):
         raise next(iter(result.refused.values()))
     return result
+
+
+def _find_refusals(job: Job, analysis: ModuleType) -> dict[int, AnalysisError]:
+    """Return why some ranks are left out of an analysis of the job. Raises AnalysisError if no rank remains."""
+    check = getattr(analysis, "check_rank", None)
+    if check is None:
+        return {}
+    refused = {rank: error for rank, trace in job.items() if (error := check(trace)) is not None}
+    if refused and len(refused) == len(job):
+        raise next(iter(refused.values()))
+    return refused
 
 
 def find_stored_answer(job: Job, name: str, options: Mapping[str, Any]) -> Answer | None:
@@ -88,11 +103,10 @@ def find_stored_answer(job: Job, name: str, options: Mapping[str, Any]) -> Answe
         return None
     analysis = registry.get("analyses", name)
     refused = {}
-    for rank, what, remedy in stored.refusals:
-        error = AnalysisError(what, remedy=remedy)
-        if rank is None or len(stored.refusals) == len(job):
-            raise error
-        refused[rank] = error
+    for refusal in stored.refusals:
+        if refusal.rank is None or len(stored.refusals) == len(job):
+            raise refusal.to_error()
+        refused[refusal.rank] = refusal.to_error()
     columns = analysis.COLUMNS if analysis.SCOPE == "job" else {"rank": pl.Int64, **analysis.COLUMNS}
     return Answer(stored.table, refused) if stored.table.schema == pl.Schema(columns) else None
 
@@ -108,8 +122,8 @@ def find_stored_table(job: Job, name: str, schema: Mapping[str, Any]) -> pl.Data
     stored = job.stored.answer(name, {})
     if stored is None:
         return None
-    for _, what, remedy in stored.refusals:
-        raise AnalysisError(what, remedy=remedy)
+    for refusal in stored.refusals:
+        raise refusal.to_error()
     return stored.table if stored.table.schema == pl.Schema(schema) else None
 
 

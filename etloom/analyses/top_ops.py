@@ -3,10 +3,12 @@
 One row per host operator. total_ns: from start to end; recursive calls are counted once. self_ns: excluding callees:
 other operators, calls of the device runtime, Python frames and ranges. runtime_ns: time in calls of the device runtime
 or driver (cudaMemcpyAsync, cudaLaunchKernel) of which it is the innermost operator, including time blocked on the
-device; null if no such calls were recorded. exclusive_ns: self_ns + runtime_ns. mean_ns: over all calls. device_ns: sum
-of the durations of the kernels, memcpys and memsets launched by it or its callees; null if the trace has no GPU
-activity. exclusive_pct and self_pct are relative to the exclusive and the self time of all operators. replayed: calls
-within replays of device graphs; they count for device_ns, but take no time on the host.
+device; null if no such calls were recorded. exclusive_ns: self_ns + runtime_ns. mean_ns: mean duration of all count
+calls, also of those nested in a call of the same name, whose time total_ns counts once: for recursive operators it is
+more than total_ns / count. device_ns: sum of the durations of the kernels, memcpys and memsets launched by it or its
+callees; null if the trace has no GPU activity. exclusive_pct and self_pct are relative to the exclusive and the self
+time of all operators. replayed: calls within replays of device graphs; they count for device_ns, but take no time on
+the host.
 
 top: number of rows, largest first.
 

@@ -43,7 +43,7 @@ def store_add(
         progress: see `open`.
 
     Returns:
-        For each run its name, folder and ranks, and whether it is new.
+        For each run its name, folder and ranks, whether it is new, and whether it replaced a stored run.
 
     Raises:
         ReadError, LimitError, LinkError: a run cannot be read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -43,6 +44,21 @@ class JobWatcher:
         except ReadError:
             return None
         return self._progress.observe(dumps, time.time_ns())
+
+    def check_is_watched(self) -> None:
+        """Raise ReadError if the job has ended and no rank wrote its state: it ran without ``--watch``."""
+        from etloom.collector import run_folder
+
+        if (self.run / WATCH_FOLDER).is_dir():
+            return
+        folders = (self.run, *run_folder.list_windows(self.run))
+        if any(run_folder.read_run(folder).get("returncode") is not None for folder in folders):
+            raise ReadError(
+                "the job has ended and was recorded without --watch",
+                where=self.run,
+                remedy="record it again with: etloom collect --watch --overwrite "
+                f"--out {shlex.quote(str(self.run))} -- COMMAND",
+            )
 
     def keep_incident(self, observation: Observation) -> Path:
         """Copy the state of all ranks and the cause into a folder of the run, and return it. Raises OSError."""

@@ -69,7 +69,8 @@ def add(
                 run, to=to, name=name, jobs=jobs, engine=engine, rank_pattern=rank_pattern, progress=update
             )
         ranks = count_noun(len(added.ranks), "rank")
-        state = f"added {ranks}; next: etloom report {added.path}" if added.is_new else f"unchanged, {ranks}"
+        action = f"replaced the stored run by {ranks}" if added.has_replaced else f"added {ranks}"
+        state = f"{action}; next: etloom report {added.path}" if added.is_new else f"unchanged, {ranks}"
         print_message(f"{added.path}: {state}")
 
 

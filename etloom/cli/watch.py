@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +59,7 @@ def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> 
       etloom watch run/ --webhook http://127.0.0.1:9000/alerts
       etloom watch run/ --stall 1800 || scancel "$JOB"
 
-    Exit status: 0 if the job ended; 3 if it stalled or crashed.
+    Exit status: 0 if the job ended; 1 if it ended and was recorded without --watch; 3 if it stalled or crashed.
     """
     if webhook is not None and not webhook.startswith(("http://", "https://")):
         raise click.BadParameter(f"expected a URL of http or https, got {webhook!r}", param_hint="--webhook")
@@ -68,10 +69,16 @@ def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> 
     reported: set[str] = set()
     next_report = time.monotonic()
     if watcher.observe() is None:
-        print_message(f"waiting for the first state of a job under etloom collect --watch --out {run}")
+        watcher.check_is_watched()
+        print_message(
+            f"{run}: no rank has written its state yet; waiting for a job that is started with: "
+            f"etloom collect --watch --out {shlex.quote(str(run))} -- COMMAND"
+        )
     while True:
         observation = watcher.observe()
-        if observation is not None:
+        if observation is None:
+            watcher.check_is_watched()
+        else:
             if time.monotonic() >= next_report or observation.has_ended:
                 click.echo(format_progress(observation))
                 next_report = time.monotonic() + _REPORT_S

@@ -38,6 +38,8 @@ from etloom.core.trace import Job
 RUN_TABLES = (STEPS, BASES, UNATTRIBUTED, ESTIMATES, *VALUES.values(), *SUMS.values())
 """What a store keeps of a run for comparisons."""
 
+MANY_TIMES = 1000
+"""Change in percent from which a step time is described as a multiple of the earlier one."""
 NEGLIGIBLE_TAIL = 0.01
 """Share of the time of all steps, for GPU activity after their last annotation."""
 
@@ -85,13 +87,15 @@ class Difference:
             few = "but there are too few steps to distinguish that from noise (at least 4 on each side)"
             if not self.stepped:
                 few = "but two runs without steps do not show how much of that is noise"
-            return f"a {noun} is {_format_size(percent)} {'longer' if percent > 0 else 'shorter'} on average, {few}"
-        size = _format_size(estimate.percent)
+            return f"a {noun} {_describe_change(percent)} on average, {few}"
         low, high = sorted((estimate.low, estimate.high))
         interval = f"{100 * estimate.confidence:.0f} % interval {low:+.1f} to {high:+.1f} %"
         if not estimate.is_clear:
             return f"no change beyond noise: {estimate.percent:+.1f} % per {noun} ({interval})"
-        return f"{'slower' if estimate.percent > 0 else 'faster'} by {size} per {noun} ({interval})"
+        if estimate.percent >= MANY_TIMES:
+            return f"slower: a {noun} {_describe_change(estimate.percent)} ({interval})"
+        speed = "slower" if estimate.percent > 0 else "faster"
+        return f"{speed} by {abs(estimate.percent):.1f} % per {noun} ({interval})"
 
     @cached_property
     def explanation(self) -> str | None:
@@ -236,5 +240,8 @@ class Difference:
         return join_sides(first, second, clear=not noise)
 
 
-def _format_size(percent: float) -> str:
-    return f"{abs(percent):.1f} %" if percent < 1000 else f"{1 + percent / 100:.0f} times"
+def _describe_change(percent: float) -> str:
+    """Return "is 5.0 % longer", "is 5.0 % shorter" or "takes 13 times as long"."""
+    if percent >= MANY_TIMES:
+        return f"takes {1 + percent / 100:.0f} times as long"
+    return f"is {abs(percent):.1f} % {'longer' if percent > 0 else 'shorter'}"

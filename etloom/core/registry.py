@@ -52,6 +52,9 @@ CONTRACT = {
 }
 """Kind -> names that its modules must define -> their types and values."""
 OPTIONAL = {
+    "analyses": {
+        "check_rank": 'function (trace) -> AnalysisError or None: of "job", why the rank is left out of the job',
+    },
     "exports": {
         "find_converter": "function (source, reader or None) -> function (target, progress) that converts the file "
         "without reading it as a trace, or None if it cannot",

@@ -158,15 +158,17 @@ DECLARED_STATS = (
     DeclaredStat(
         "link.rejected_rf_id",
         "info",
-        "record function ids of another run were rejected; operators are aligned instead",
+        "the record function ids of the files are not of one run; operators are paired by name and order instead",
     ),
     DeclaredStat(
         "link.rejected_external_id",
         "info",
-        "external ids of another run were rejected; operators are aligned instead",
+        "the external ids of the files are not of one run; operators are paired by name and order instead",
     ),
     DeclaredStat(
-        "link.rejected_op_id", "info", "op ids of another run were rejected; operators are aligned instead"
+        "link.rejected_op_id",
+        "info",
+        "the op ids of the files are not of one run; operators are paired by name and order instead",
     ),
     DeclaredStat(
         "link.identical_iterations",
@@ -310,7 +312,7 @@ DECLARED_STATS = (
     DeclaredStat("read.trailing_bytes", "data_loss", "bytes after the end of the document", _REWRITE),
     DeclaredStat(
         "read.missing_gpu_events",
-        "data_loss",
+        "error",
         "a truncated trace without GPU events although its device recorded some",
         _TRUNCATED,
     ),

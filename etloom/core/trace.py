@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 import polars as pl
 
-from etloom.core.errors import DataLoss, UnknownName
+from etloom.core.errors import AnalysisError, DataLoss, UnknownName
 from etloom.core.meta import JobMeta, TraceMeta
 from etloom.core.notebook import render_job, render_trace
 from etloom.core.schema import SEVERITIES, TABLES, Stat
@@ -51,16 +51,29 @@ class StoredRun(Protocol):
         """Return the stored facts of the run (``etloom info``); None if they were not stored."""
 
 
+class StoredRefusal(NamedTuple):
+    """Why a rank, or None for the job, could not answer."""
+
+    rank: int | None
+    problem: str
+    remedy: str | None = None
+    location: str | None = None
+
+    def to_error(self) -> AnalysisError:
+        """Return the error that was stored."""
+        return AnalysisError(self.problem, where=self.location, remedy=self.remedy)
+
+
 class StoredAnswer(NamedTuple):
     """A stored answer to an analysis.
 
     Attributes:
         table: the answer; for an analysis of ranks with ``rank`` first; empty without columns if none could answer.
-        refusals: (rank, what, remedy) of each rank that could not answer; the rank is None if the job could not.
+        refusals: of each rank that could not answer; of rank None if the job could not.
     """
 
     table: pl.DataFrame
-    refusals: tuple[tuple[int | None, str, str | None], ...] = ()
+    refusals: tuple[StoredRefusal, ...] = ()
 
 
 class Trace(TableAttributes):

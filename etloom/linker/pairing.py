@@ -110,7 +110,8 @@ def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
                 f"link.rejected_{join.how}",
                 "info",
                 join.joined,
-                f"{join.agreed} of {join.joined} names agree: ids of another run ({join.example})",
+                f"only {join.agreed:,} of {join.joined:,} operators with the same {join.how} have the same name in "
+                f"both files ({join.example}): they are paired by name and order instead",
             ),
             Stat(
                 "link.identical_iterations",

@@ -7,7 +7,9 @@ and runs those of a lost worker again.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,13 +25,21 @@ _MAX_ENDED = 64
 
 
 def check_engine(engine: str) -> None:
-    """Raise UnknownName if there is no such engine."""
+    """Raise UnknownName if there is no such engine, EtloomError if it needs Ray, which is not installed."""
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES, option="engine")
+    if engine != LOCAL_ENGINE and not _has_ray():
+        raise EtloomError("the engine ray needs Ray", remedy="pip install 'etloom[ray]'")
+
+
+def _has_ray() -> bool:
+    if "ray" in sys.modules:
+        return sys.modules["ray"] is not None
+    return importlib.util.find_spec("ray") is not None
 
 
 def is_remote(engine: str) -> bool:
-    """Return whether tasks run on a cluster. Raises UnknownName."""
+    """Return whether tasks run on a cluster. Raises like `check_engine`."""
     check_engine(engine)
     return engine != LOCAL_ENGINE
 
@@ -87,10 +97,9 @@ def connect() -> Any:
     Raises:
         EtloomError: Ray is not installed, or there is no cluster at $RAY_ADDRESS.
     """
-    try:
-        import ray
-    except ImportError:
-        raise EtloomError("the engine ray needs Ray", remedy="pip install 'etloom[ray]'") from None
+    check_engine("ray")
+    import ray
+
     if ray.is_initialized():
         return ray
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.analyses import findings
-from etloom.analyses.findings.finding import compute_cost
+from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part, compute_cost, sum_findings
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.rank_view import RankView
 from etloom.cli.findings_text import format_findings, is_findings_table
@@ -683,3 +683,18 @@ def test_a_table_with_some_columns_of_findings_is_a_table() -> None:
     row: dict[str, object] = dict.fromkeys(findings.COLUMNS)
     assert is_findings_table(pl.DataFrame([row | {"more": 1}]))
     assert not is_findings_table(pl.DataFrame([row]).drop("ranks"))
+
+
+def test_the_sum_of_findings_lists_each_place_once() -> None:
+    """Both findings list five of seven places and sum the others; they share the first place."""
+
+    def build(name: str, cost_ns: int) -> Finding:
+        parts = [Part("shared", cost_ns, 1), *(Part(f"{name} {at}", cost_ns - 1 - at, 1) for at in range(4))]
+        lost = Intervals([cost_ns], [2 * cost_ns])
+        return Finding(name, cost_ns, "high", "", lost, "host", parts=(*parts, Part("2 more", 5, 4, more=2)))
+
+    parts = sum_findings([build("a", 100), build("b", 50)], "both").parts
+    assert [part.place for part in parts] == ["shared", "a 0", "a 1", "a 2", "a 3", "8 more"]
+    assert len(parts) == MAX_PLACES + 1
+    assert parts[0] == Part("shared", 150, 2)
+    assert parts[-1] == Part("8 more", 49 + 48 + 47 + 46 + 10, 12, more=8)

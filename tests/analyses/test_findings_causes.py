@@ -80,6 +80,53 @@ def test_kernels_that_replace_others_are_not_additional(tmp_path: Path) -> None:
     assert find_costs(run.trace(tmp_path), "additional-work") == []
 
 
+def build_additions(additions: list[int], name: str = "evaluate", optimizer: bool = False) -> RankBuilder:
+    """Steps of 12 kernels of two names, and so many more; optionally in the step of an optimizer."""
+    run, at = RankBuilder(), 0
+    for number, more in enumerate(additions):
+        run.step(number, at, 50 * (12 + more))
+        if optimizer and more:
+            run.op("Optimizer.step#Adam.step", at + 50 * 12, 50 * more, "user_annotation")
+        for i in range(12 + more):
+            kernel = ("forward", "backward")[i % 2] if i < 12 or not name else name
+            run.op(f"aten::{kernel}", at + 50 * i, 49).kernel(at + 50 * i + 47, at + 50 * i + 50, 20, kernel)
+        at += 50 * (12 + more)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("additions", "name", "optimizer", "count"),
+    [
+        ([0, 0, 0, 20, 0, 0, 0, 20], "adam", False, 0),  # gradient accumulation
+        ([0, 0, 0, 20, 0], "adam", True, 0),  # of which one update is recorded
+        ([0, 0, 0, 20, 0], "adam", False, 20),
+        ([0, 20, 0, 0, 0, 20, 20, 0], "evaluate", False, 0),  # two kinds of steps, in any order
+        ([0, 0, 0, 12, 0], "", False, 0),  # a step of more micro-batches
+        ([0, 30, 10, 20, 40, 25, 5], "decode", False, 0),  # no usual length
+    ],
+)
+def test_several_kinds_of_steps_are_not_additional_work(
+    tmp_path: Path, additions: list[int], name: str, optimizer: bool, count: int
+) -> None:
+    rows = find_costs(build_additions(additions, name, optimizer).trace(tmp_path), "additional-work")
+    assert [row[1] for row in rows] == ([count] if count else [])
+
+
+def test_an_evaluation_is_found_among_steps_of_two_kinds(tmp_path: Path) -> None:
+    """Every fourth step updates the parameters; another one evaluates."""
+    run, at = RankBuilder(), 0
+    for number in range(12):
+        names = ["forward"] * 12 + ["adam"] * (20 if number % 4 == 3 else 0)
+        names += ["evaluate"] * (15 if number == 5 else 0)
+        run.step(number, at, 50 * len(names))
+        for i, name in enumerate(names):
+            run.op(f"aten::{name}", at + 50 * i, 49).kernel(at + 50 * i + 47, at + 50 * i + 50, 20, name)
+        at += 50 * len(names)
+    (row,) = find_rows(run.trace(tmp_path), "additional-work")
+    assert (row["count"], row["step"], row["operator"]) == (15, 5, "aten::evaluate")
+    assert "in 1 step of 12" in row["title"]
+
+
 def test_a_long_call_of_the_runtime_is_named(tmp_path: Path) -> None:
     """The device idles for 2 ms while a library of kernels is loaded."""
     run = RankBuilder().step(1, 0, 3_000).op("aten::mm", 0, 20).kernel(5, 10, 20)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import etloom
 from etloom.cli import app
 from etloom.core.errors import AnalysisError, EtloomWarning
-from etloom.core.trace import Job
+from etloom.core.trace import Job, Trace
 from support import small_traces
 
 
@@ -57,3 +57,37 @@ def test_the_command_line_says_which_ranks_are_left_out_and_why(job: Job, tmp_pa
     assert done.stderr == "etloom: no answer for ranks 1, 2: the trace contains no GPU activity\n"
     every = CliRunner().invoke(app, ["analyze", "temporal-breakdown", str(tmp_path / "kept.parquet")])
     assert every.exit_code == 0 and every.stderr == ""
+
+
+@pytest.fixture
+def job_with_an_empty_rank(tmp_path: Path) -> Job:
+    """Ranks 0 to 2; the trace of rank 1 holds no events."""
+    whole = etloom.open(small_traces.write_run(tmp_path / "run", (0, 1, 2)), use_cache=False)
+    empty = Trace({"stats": whole[1].stats}, whole[1].meta)
+    return Job({0: whole[0], 1: empty, 2: whole[2]}, whole.meta)
+
+
+def test_findings_leave_out_an_empty_rank(job_with_an_empty_rank: Job, tmp_path: Path) -> None:
+    job = job_with_an_empty_rank
+    with pytest.warns(EtloomWarning, match="findings: no answer for rank 1: the trace contains no events"):
+        table = etloom.analyze(job, "findings", min_pct=0)
+    assert 0 in table["rank"].to_list() and 1 not in table["rank"].to_list()
+    saved = tmp_path / "saved.parquet"
+    etloom.export(job, saved)
+    (added,) = etloom.store_add(saved, to=tmp_path / "store", jobs=1)
+    with pytest.warns(EtloomWarning, match="findings: no answer for rank 1: the trace contains no events"):
+        stored = etloom.analyze(etloom.open(added.path), "findings")
+    with pytest.warns(EtloomWarning):
+        assert stored.equals(etloom.analyze(job, "findings"))
+
+
+def test_a_stored_refusal_names_the_rank(job_with_an_empty_rank: Job, tmp_path: Path) -> None:
+    empty = Job({1: job_with_an_empty_rank[1]})
+    with pytest.raises(AnalysisError, match=r"^rank 1: the trace contains no events") as refused:
+        etloom.analyze(empty, "findings")
+    etloom.export(empty, tmp_path / "saved.parquet")
+    (added,) = etloom.store_add(tmp_path / "saved.parquet", to=tmp_path / "store", jobs=1)
+    for name in ("findings", "temporal-breakdown"):
+        with pytest.raises(AnalysisError) as stored:
+            etloom.analyze(etloom.open(added.path), name)
+        assert str(stored.value) == str(refused.value)

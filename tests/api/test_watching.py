@@ -206,6 +206,34 @@ def test_a_job_that_ends_is_a_success(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "20 steps, step time 100.0 ms" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("folder", ["", "step_3"])
+def test_a_job_that_ended_without_being_watched_is_one_line(
+    tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "run.json").write_text(json.dumps({"command": ["python"], "returncode": 0}))
+    assert main(["watch", str(tmp_path)]) == 1
+    errors = capsys.readouterr().err
+    assert "has ended and was recorded without --watch" in errors
+    assert f"etloom collect --watch --overwrite --out {tmp_path} -- COMMAND" in errors
+
+
+def test_what_a_watcher_waits_for_is_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job ends without --watch while somebody waits for it."""
+    (tmp_path / "run.json").write_text(json.dumps({"command": ["python"], "returncode": None}))
+
+    def end(_: float) -> None:
+        (tmp_path / "run.json").write_text(json.dumps({"command": ["python"], "returncode": 1}))
+
+    monkeypatch.setattr(time, "sleep", end)
+    assert main(["watch", str(tmp_path)]) == 1
+    waiting, ended = capsys.readouterr().err.splitlines()
+    assert "waiting for a job that is started with: etloom collect --watch --out" in waiting
+    assert "without --watch" in ended
+
+
 def test_a_wrong_url_is_a_usage_error(tmp_path: Path) -> None:
     assert main(["watch", str(tmp_path), "--webhook", "file:///etc/passwd"]) == 2
 

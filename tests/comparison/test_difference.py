@@ -99,6 +99,17 @@ def test_eight_steps_are_enough_to_tell_that_neighbours_are_alike() -> None:
     assert np.mean(false) < 0.215  # of independent steps it would be 0.05
 
 
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [(6, "slower: a step takes 13 times as long (9"), (2, "a step takes 13 times as long on average, but")],
+)
+def test_a_run_that_takes_many_times_as_long_is_described_so(
+    tmp_path: Path, steps: int, verdict: str
+) -> None:
+    before, after = (write_stepped_run(tmp_path / f"{time}", [time] * steps) for time in (1000, 13000))
+    assert etloom.diff(before, after).verdict.startswith(verdict)
+
+
 def test_categories_add_up_to_the_change(runs: tuple[Path, Path, Path]) -> None:
     found = etloom.diff(*(etloom.open(runs[at]) for at in (0, 2)))
     assert found.verdict.startswith("slower by 5.0 % per step")

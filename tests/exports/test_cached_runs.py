@@ -114,6 +114,17 @@ def test_where_the_cache_cannot_be_used_the_run_is_loaded(
     assert job.stored is None and job.ranks == [0, 1]
 
 
+def test_a_failed_addition_leaves_no_tables(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written are the tables of both ranks, but not their answers."""
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(summaries, "write_job_answers", fail)
+    assert etloom.open(run).stored is None
+    assert [path.suffix for path in (cache_folder() / cache.RUNS / ".adding").iterdir()] == [".lock"]
+
+
 def test_a_second_reader_waits_for_the_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
     count = threading.Semaphore(0)

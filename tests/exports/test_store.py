@@ -260,7 +260,7 @@ def test_changed_files_replace_a_run(tmp_path: Path) -> None:
     write_fleet(run, 2, steps=4)
     os.utime(run / "kineto_trace_0.json", (0, 0))
     (added,) = etloom.store_add(run, to=store, jobs=1)
-    assert added.is_new
+    assert added.is_new and added.has_replaced
     assert etloom.info(added.path)["steps"] == [0, 1, 2, 3]
     assert sorted(path.name for path in (store / ".adding").iterdir()) == ["run.lock"]
 
@@ -550,6 +550,10 @@ def test_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     assert status == 0
     assert "run=monday: added 4 ranks" in messages
     assert "unchanged" in call("store", "add", run, "--to", store)[2]
+    other = write_fleet(tmp_path / "monday", 2)
+    assert "added 2 ranks" in call("store", "add", other, "--to", tmp_path / "new")[2]
+    os.utime(other / "kineto_trace_0.json", (0, 0))
+    assert "replaced the stored run by 2 ranks" in call("store", "add", other, "--to", tmp_path / "new")[2]
     assert json.loads(call("store", "list", store, "--format", "json")[1])[0]["run"] == "monday"
     status, text, _ = call("store", "stragglers", store, "--by", "rank", "--format", "csv")
     assert (status, text.splitlines()[1].split(",")[0]) == (0, "2")

@@ -36,6 +36,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tasks:
     for module in (engines, adding):
         monkeypatch.setattr(module, "run_on_ray", run)
     monkeypatch.setattr(engines, "connect", lambda: pytest.fail("a cluster was started"))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     monkeypatch.setattr(adding, "count_cpus", lambda _: 2)
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
     return texts
@@ -95,6 +96,20 @@ def test_without_ray_the_remedy_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EtloomError, match=r"needs Ray; pip install 'etloom\[ray\]'"):
         engines.run_on_ray(remote_reading.read_into_cache, ["{}"])
+
+
+def test_without_ray_a_cached_run_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a single trace, which the engine does not concern."""
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    run, store = write_fleet(tmp_path / "run", 2), tmp_path / "store"
+    etloom.open(run)
+    etloom.store_add(run, to=store, jobs=1)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for path in (run, run / "kineto_trace_0.json", store / "run=run"):
+        with pytest.raises(EtloomError, match="needs Ray"):
+            etloom.open(path, engine="ray")
+    with pytest.raises(EtloomError, match="needs Ray"):
+        etloom.store_add(run, to=store, engine="ray")
 
 
 def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,3 +138,12 @@ def test_weights_keep_their_bytes() -> None:
     assert shares[2] == (0.5, 0.5, Basis.GUESSED)
     assert shares[4] == shares[5] == (1.0, 1.0, Basis.RECORDED)
     assert shares[6] == (1.0, 1.0, Basis.GUESSED)
+
+
+def test_experts_of_all_replicas_grow_with_them_and_a_line_states_it(tmp_path: Path) -> None:
+    scenario = resize(describe_recording(open_experts(tmp_path, 2, 2)), None, {"dp": 4})
+    assert any(
+        "ep=2 becomes 4: as recorded, all replicas share the experts" in note for note in scenario.notes
+    )
+    scenario = resize(describe_recording(open_experts(tmp_path, 2, 4)), None, {"dp": 8})
+    assert not any("share the experts" in note for note in scenario.notes)

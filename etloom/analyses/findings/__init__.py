@@ -39,11 +39,12 @@ import polars as pl
 from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part
 from etloom.analyses.findings.job_gain import JobGains
 from etloom.analyses.findings.job_view import JobView
-from etloom.analyses.findings.rank_findings import measure_rank
+from etloom.analyses.findings.rank_findings import find_in_rank, measure_rank
 from etloom.analyses.helpers import check_percentage, conform_columns
 from etloom.core import registry
-from etloom.core.errors import UnknownName
-from etloom.core.trace import Job
+from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.trace import Job, Trace
+from etloom.timeline.activity import explain_missing_times
 
 SCOPE = "job"
 DEFAULT_MIN_PCT = 0.5
@@ -82,6 +83,11 @@ MIN_EXPLAINED = 0.7
 MAX_SIMULATED = 32
 """Causes whose gain is simulated, those with the highest cost: each takes a pass over the graph."""
 RankFindings = list[tuple[int, Finding]]
+
+
+def check_rank(trace: Trace) -> AnalysisError | None:
+    """Return why the findings of a job leave out the rank: it has no times; None if it has some."""
+    return None if trace.has_result(find_in_rank) else explain_missing_times(trace)
 
 
 def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MIN_PCT) -> pl.DataFrame:
@@ -212,6 +218,7 @@ def _format_parts(parts: Sequence[Part]) -> str | None:
     """Return the parts as JSON text; job_gain_ns only where it is known."""
     rows = [dataclasses.asdict(part) for part in parts]
     for row in rows:
+        del row["more"]
         if row["job_gain_ns"] is None:
             del row["job_gain_ns"]
     return json.dumps(rows, ensure_ascii=False) if rows else None

@@ -33,6 +33,8 @@ class Part:
     count: int
     job_gain_ns: int | None = None
     """The time that the job would save without this part alone, ns, where that is simulated."""
+    more: int = 0
+    """The number of places that it sums, if it stands for those that are not listed."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +180,13 @@ def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
         return findings[0]
     ordered = sorted(findings, key=lambda finding: -finding.cost_ns)
     lost = union(finding.lost for finding in ordered)
-    parts = [
-        replace(part, place=" ".join(filter(None, (finding.kind, part.place))))
-        for finding in ordered
-        for part in finding.parts or (Part(finding.operator, finding.cost_ns, finding.count),)
-    ]
+    by_place: dict[str, Part] = {}
+    for finding in ordered:
+        for part in finding.parts or (Part(finding.operator, finding.cost_ns, finding.count),):
+            place = " ".join(filter(None, (finding.kind, part.place)))
+            same = by_place.get(place, Part(place, 0, 0))
+            by_place[place] = _sum_parts(place, (same, part))
+    parts = list(by_place.values())
     return replace(
         ordered[0],
         title=title,
@@ -198,11 +202,20 @@ def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
 
 def _limit_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the first `MAX_PLACES` parts, and the sum of the others as one more."""
-    rest = parts[MAX_PLACES:]
+    listed = [part for part in parts if not part.more][:MAX_PLACES]
+    rest = [part for part in parts if part not in listed]
     if not rest:
         return tuple(parts)
-    others = Part(f"{len(rest):,} more", sum(part.cost_ns for part in rest), sum(part.count for part in rest))
-    return (*parts[:MAX_PLACES], others)
+    more = sum(part.more or 1 for part in rest)
+    return (*listed, replace(_sum_parts(f"{more:,} more", rest), more=more))
+
+
+def _sum_parts(place: str, parts: Sequence[Part]) -> Part:
+    """Return the sum of parts as one part."""
+    cost_ns, count, more = (
+        sum(getattr(part, name) for part in parts) for name in ("cost_ns", "count", "more")
+    )
+    return Part(place, cost_ns, count, more=more)
 
 
 def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) -> tuple[int, int]:

@@ -247,6 +247,14 @@ class RankView:
         columns = ("step", "device", "stream", "launch", "name", "ts", "end", "dur")
         return self.activities.select(columns).filter(self.activities["cat"].is_in(["kernel", "Kernel"]))
 
+    @cached_property
+    def step_computation(self) -> pl.DataFrame:
+        """The kernels of `activities` that compute and belong to an annotated step, with all columns of it."""
+        is_kernel = pl.col("cat").is_in(["kernel", "Kernel"])
+        return self.activities.filter(
+            is_kernel & (pl.col("kind") == "computation") & pl.col("step").is_not_null()
+        )
+
     def find_host_events(
         self, names: str = "", categories: Collection[str] = categories.HOST_CATEGORIES
     ) -> pl.DataFrame:

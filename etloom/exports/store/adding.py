@@ -52,6 +52,7 @@ class AddOptions:
         progress: see `etloom.loading.Progress`.
         engine: "local", or "ray" to read ranks on a cluster, whose hosts see the run and the store under these paths.
         waits: wait while another process adds a run of this name, instead of refusing.
+        resumable: keep what was prepared if the addition fails, so that the next one goes on where it stopped.
     """
 
     name: str | None = None
@@ -60,6 +61,7 @@ class AddOptions:
     progress: Progress | None = None
     engine: str = "local"
     waits: bool = False
+    resumable: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,15 @@ class AddedRun:
         path: its folder, which every verb opens.
         ranks: its ranks.
         is_new: False if the store held it already, unchanged.
+        has_replaced: True if the store held a run of this name, whose files have changed or which another version
+            stored.
     """
 
     name: str
     path: Path
     ranks: tuple[int, ...]
     is_new: bool
+    has_replaced: bool = False
 
 
 def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
@@ -113,7 +118,10 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
                 where=store,
                 remedy="free space there and add the run again; it goes on where it stopped",
             ) from error
-    return AddedRun(name, stage.target, ranks, True)
+        finally:
+            if not options.resumable:
+                stage.discard()
+    return AddedRun(name, stage.target, ranks, True, has_replaced=published is not None)
 
 
 def _find_write_problem(error: OSError | pl.exceptions.PolarsError) -> str | None:

@@ -42,7 +42,9 @@ def open_cached_run(
         if not is_stored_run(entry):
             if not cache.has_room(int(sum(map(estimate_text_bytes, files)) * _TABLE_BYTES_PER_TEXT_BYTE)):
                 return None
-            adding = AddOptions(key, options.jobs, rank_pattern, options.progress, options.engine, waits=True)
+            adding = AddOptions(
+                key, options.jobs, rank_pattern, options.progress, options.engine, waits=True, resumable=False
+            )
             add_run(folder, store, adding)
             cache.register_entry(entry)
         elif options.progress is not None:

@@ -111,6 +111,10 @@ class Staging:
             if len(rest.name) == len(self.folder.name) or rest == old:
                 shutil.rmtree(rest, ignore_errors=True)
 
+    def discard(self) -> None:
+        """Remove what was prepared; nothing is left of a run that was published."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 def _lock_file(descriptor: int, waits: bool) -> bool:
     """Lock a file as long as it is open; return whether no other process holds it."""

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.answers import Answer, answer, answer_by_rank
-from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
+from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS, RunTable
 from etloom.comparison import RUN_TABLES
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import Stat
@@ -89,7 +89,7 @@ def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path) -> None:
                 )
         refusals = {
             file: [
-                [rank, error.what, error.remedy]
+                [rank, *_split_error(error)]
                 for by_file in answers.values()
                 for rank, error in by_file[file].refused.items()
             ]
@@ -130,23 +130,34 @@ def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], lis
     """
     is_small = sum(trace.rows("events") for trace in job.values()) <= MAX_GRAPH_EVENTS
     graph_questions = GRAPH_QUESTIONS if is_small else ()
-    computations: list[tuple[StoredQuestion, Callable[[], pl.DataFrame]]] = [
-        (question, partial(_ask, question, job)) for question in (*JOB_QUESTIONS, *graph_questions)
+    computations: list[tuple[StoredQuestion, Callable[[], Answer]]] = [
+        (question, partial(answer, job, question.analysis, **question.options))
+        for question in (*JOB_QUESTIONS, *graph_questions)
     ]
     tables = (WINDOWS, ARRIVAL_ORDER, *RUN_TABLES)
-    computations += [(StoredQuestion(table.name), partial(table.read, job)) for table in tables]
+    computations += [(StoredQuestion(table.name), partial(_read_table, table, job)) for table in tables]
     entries = []
     for question, compute in computations:
         try:
-            table = compute()
+            result = compute()
         except AnalysisError as error:
-            entries.append(_describe(question, [[None, error.what, error.remedy]], has_table=False))
+            entries.append(_describe(question, [[None, *_split_error(error)]], has_table=False))
             continue
-        _write_answer(folder, question, table)
-        entries.append(_describe(question, [], has_table=True))
+        _write_answer(folder, question, result.table)
+        refusals = [[rank, *_split_error(error)] for rank, error in result.refused.items()]
+        entries.append(_describe(question, refusals, has_table=True))
     names = ", ".join(question.analysis for question in GRAPH_QUESTIONS)
     example = f"{names}: more than {MAX_GRAPH_EVENTS:,} events"
     return entries, [Stat("store.not_summarized", "info", 0 if is_small else len(GRAPH_QUESTIONS), example)]
+
+
+def _read_table(table: RunTable, job: Job) -> Answer:
+    return Answer(table.read(job))
+
+
+def _split_error(error: AnalysisError) -> tuple[str, str | None, str | None]:
+    """Return the parts of an error that a `StoredRefusal` holds."""
+    return error.what, error.remedy, error.where
 
 
 def _write_answer(folder: Path, question: StoredQuestion, table: pl.DataFrame) -> None:

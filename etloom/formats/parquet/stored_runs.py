@@ -17,7 +17,7 @@ import polars as pl
 
 from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
-from etloom.core.trace import Job, StoredAnswer, Trace, TracesOnDemand
+from etloom.core.trace import Job, StoredAnswer, StoredRefusal, Trace, TracesOnDemand
 from etloom.core.version import compute_code_digest
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.mirror import ensure_local
@@ -184,10 +184,11 @@ class _StoredRun:
         return read_json(file) if self._has_facts and file.is_file() else None
 
 
-def _parse_refusals(rows: Any) -> Iterable[tuple[int | None, str, str | None]]:
+def _parse_refusals(rows: Any) -> Iterable[StoredRefusal]:
     for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, list) and len(row) == 3 and isinstance(row[1], str):
-            yield row[0], row[1], row[2]
+        if isinstance(row, list) and len(row) == 4 and isinstance(row[1], str):
+            rank, problem, *texts = row
+            yield StoredRefusal(rank, problem, *(text if isinstance(text, str) else None for text in texts))
 
 
 def build_rank_table(job: Job) -> pl.DataFrame:

@@ -78,7 +78,7 @@ def resize(
     if is_split:
         _check_experts(recorded_experts, experts)
     elif new_mesh.sizes["dp"] != mesh.sizes["dp"]:
-        # Where nothing is said of the experts, a group of all replicas grows with them.
+        # Without a size of ep, a group of experts that spans all replicas grows with them.
         has_experts = are_on_replicas if EXPERT in (parallel or {}) else has_expert_replicas
         is_split = has_experts(scenario.recorded, mesh)
     if is_split:
@@ -92,6 +92,11 @@ def resize(
     )
     note += "each new rank repeats the program of the recorded rank at its position"
     notes = [note]
+    if not is_split and new_mesh.sizes["dp"] != mesh.sizes["dp"] and are_on_replicas(scenario.recorded, mesh):
+        notes.append(
+            f"ep={recorded_experts} becomes {new_mesh.sizes['dp']}: as recorded, all replicas share the experts; "
+            "ep= states another size"
+        )
     if mesh.source == "assumed":
         notes.append("no process group states its axis of parallelism: all ranks are taken as data parallel")
     grown = scenario.replace(notes=(*scenario.notes, *notes))

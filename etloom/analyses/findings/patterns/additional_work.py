@@ -1,4 +1,9 @@
-"""A few steps run kernels that the others do not: evaluation, logging of images, an update every so many steps."""
+"""A single step runs kernels that steps of its kind do not: evaluation, logging of images, a choice of algorithms.
+
+Steps are compared with those that call optimizers as often. Kernels that more than one step adds belong to another kind
+of step (gradient accumulation, a validation every so many steps), and a step that repeats most of the usual kernels is
+a longer one (more micro-batches, longer sequences): neither is additional work.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +23,23 @@ MIN_STEPS = 3
 MIN_KERNELS = 8
 MIN_SHARE = 0.02
 """Share of a step's usual computation that its additional kernels take at least."""
+MAX_REPEATED = 2 / 3
+"""Share of the names of usual kernels that are among the additional ones at most: those of a longer step are."""
+MAX_REPLACED = 0.5
+"""Number of usual kernels that the step lacks, as share of the additional ones, at most: others replace those."""
+_OPTIMIZER = r"^Optimizer\.step#"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    kernels = view.activities.filter(
-        pl.col("cat").is_in(["kernel", "Kernel"])
-        & (pl.col("kind") == "computation")
-        & pl.col("step").is_not_null()
-    ).select("step", "stream", "name", "ts", "end", "dur", "launch", "launch_ts", "launch_end")
-    extra = _find_additional(kernels)
+    kernels = view.step_computation.select(
+        "step", "stream", "name", "ts", "end", "dur", "launch", "launch_ts", "launch_end"
+    )
+    if kernels["step"].n_unique() < MIN_STEPS:
+        return
+    updates = view.find_host_events(_OPTIMIZER).group_by("step").agg(updates=pl.len())
+    with_updates = kernels.join(updates, on="step", how="left", nulls_equal=False)
+    kinds = with_updates.partition_by("updates", include_key=False)
+    extra = pl.concat(map(_find_additional, kinds))
     if extra.is_empty():
         return
     steps = extra["step"].unique().sort()
@@ -55,37 +68,53 @@ def _as_host(finding: Finding, launching: Intervals) -> Finding:
 
 
 def _find_additional(kernels: pl.DataFrame) -> pl.DataFrame:
-    """Return the kernels of steps that run more kernels, for longer, than half of the steps.
+    """Return the kernels of single steps that run more kernels, for longer, than most of the steps, which are alike.
 
     In such a step, those count between its first and last kernel that differ from a usual step's, as many of each name
     as are more than usual.
     """
-    steps = kernels.group_by("step").agg(pl.len().alias("count"), pl.col("dur").sum()).sort("step")
+    steps = (
+        kernels.group_by("step").agg(pl.len().cast(pl.Int64).alias("count"), pl.col("dur").sum()).sort("step")
+    )
     if steps.height < MIN_STEPS:
         return kernels.clear()
     middle = steps.height // 2
     usual_count, usual_ns = steps["count"].sort()[middle], int(steps["dur"].sort()[middle])
+    alike = steps.filter((pl.col("count") - usual_count).abs() < MIN_KERNELS)
     long = steps.filter(
         (pl.col("count") >= usual_count + MIN_KERNELS) & (pl.col("dur") > (1 + MIN_SHARE) * usual_ns)
     )
-    if long.is_empty():
+    if long.is_empty() or 2 * alike.height <= steps.height:
         return kernels.clear()
     template = steps.filter(pl.col("count") <= usual_count).sort("count", descending=True)["step"][0]
     usual = kernels.filter(pl.col("step") == template).sort("ts")
-    counts = usual.group_by("name").agg(pl.len().alias("usual"))
-    extra = []
+    extra: dict[frozenset[str], list[pl.DataFrame]] = {}
     for step in long["step"]:
-        rows = kernels.filter(pl.col("step") == step).sort("ts")
-        block = _trim_common(rows, usual["name"])
-        numbered = block.with_columns(turn=pl.int_range(pl.len()).over("name"))
-        more = rows.group_by("name").agg(pl.len().alias("count")).join(counts, on="name", how="left")
-        more = more.select("name", more=pl.col("count") - pl.col("usual").fill_null(0).cast(pl.Int64))
-        chosen = numbered.join(more, on="name", maintain_order="left").filter(pl.col("turn") < pl.col("more"))
-        excess_ns = int(rows["dur"].sum()) - usual_ns
-        # Kernels that replace others (other shapes) are not additional.
-        if MIN_SHARE * usual_ns < chosen["dur"].sum() <= 1.5 * excess_ns:
-            extra.append(chosen.select(kernels.columns))
-    return pl.concat(extra) if extra else kernels.clear()
+        chosen = _compare_step(kernels.filter(pl.col("step") == step).sort("ts"), usual, usual_ns)
+        extra.setdefault(frozenset(chosen["name"].cast(pl.String)), []).append(chosen)
+    single = [tables[0] for tables in extra.values() if len(tables) == 1]
+    return pl.concat([kernels.clear(), *single])
+
+
+def _compare_step(rows: pl.DataFrame, usual: pl.DataFrame, usual_ns: int) -> pl.DataFrame:
+    """Return the additional kernels of a step, compared with those of a usual one; both in order of time."""
+    counts = usual.group_by("name").agg(pl.len().cast(pl.Int64).alias("usual"))
+    difference = rows.group_by("name").agg(pl.len().cast(pl.Int64).alias("count"))
+    difference = difference.join(counts, on="name", how="full", coalesce=True).fill_null(0)
+    difference = difference.select("name", "usual", more=pl.col("count") - pl.col("usual"))
+    block = _trim_common(rows, usual["name"])
+    numbered = block.with_columns(turn=pl.int_range(pl.len()).over("name"))
+    chosen = numbered.join(difference, on="name", maintain_order="left")
+    chosen = chosen.filter(pl.col("turn") < pl.col("more")).select(rows.columns)
+    replaced = -difference["more"].clip(upper_bound=0).sum()
+    repeated = difference.filter((pl.col("more") > 0) & (pl.col("usual") > 0)).height / counts.height
+    excess_ns = int(rows["dur"].sum()) - usual_ns
+    is_additional = (
+        MIN_SHARE * usual_ns < chosen["dur"].sum() <= 1.5 * excess_ns
+        and replaced <= MAX_REPLACED * chosen.height
+        and repeated <= MAX_REPEATED
+    )
+    return chosen if is_additional else chosen.clear()
 
 
 def _trim_common(rows: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:

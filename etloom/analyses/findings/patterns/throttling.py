@@ -24,12 +24,7 @@ PARTS = 4
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    kernels = view.activities.filter(
-        pl.col("cat").is_in(["kernel", "Kernel"])
-        & (pl.col("kind") == "computation")
-        & pl.col("step").is_not_null()
-    )
-    kernels = kernels.sort("ts").with_columns(
+    kernels = view.step_computation.sort("ts").with_columns(
         part=pl.int_range(pl.len()).over("step") * PARTS // pl.len().over("step")
     )
     parts = _compare_steps(view, kernels)
