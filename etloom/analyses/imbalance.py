@@ -44,7 +44,7 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
     if len(host_ranks) and len(device_ranks):
         minority = min(host_ranks, device_ranks, key=len)
         raise AnalysisError(
-            f"host times of {format_ranks(host_ranks)} are not to be compared with device times of "
+            f"host times of {format_ranks(host_ranks)} cannot be compared with device times of "
             f"{format_ranks(device_ranks)}",
             remedy="select ranks of one kind with --rank"
             if len(minority) > 1

@@ -222,7 +222,7 @@ def _salvage_run(folder: Path) -> SalvagedRun:
     if not recovered:
         return SalvagedRun(folder, (), "nothing to salvage", tuple(messages))
     for window in (folder, *run_folder.list_windows(folder)):
-        with collect_failures(messages, f"{window}: the whole steps are unknown"):
+        with collect_failures(messages, f"{window}: which steps are complete is unknown"):
             messages += record_whole_steps(window)
     summary = (
         f"{process_endings.describe_endings(recovered)}; {process_endings.describe_recovered(recovered)}"

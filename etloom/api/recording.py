@@ -41,9 +41,9 @@ def finish_recording(collected: CollectResult, out: Path) -> list[str]:
     with collect_failures(messages, "PyTorch's format is not written"):
         messages += convert_observer_files(folders, partial(get_user_path, run_folder=collected.out, out=out))
     for folder in folders:
-        with collect_failures(messages, f"{folder}: the whole steps are unknown"):
+        with collect_failures(messages, f"{folder}: which steps are complete is unknown"):
             messages += record_whole_steps(folder, MAX_BYTES_FOR_STEPS)
-        with collect_failures(messages, f"{folder}: the card lacks the sequence length"):
+        with collect_failures(messages, f"{folder}: the workload card lacks the sequence length"):
             record_sequence_length(folder)
     return messages
 
@@ -182,7 +182,7 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
             continue
         if max_bytes is not None and source.stat().st_size > max_bytes:
             messages.append(
-                f"{source}: too large to find its whole steps automatically; etloom info reads it"
+                f"{source}: too large to find its complete steps automatically; etloom info shows them"
             )
             continue
         if (trace := _read_observer_file(source)) is None:

@@ -30,7 +30,7 @@ FILTERS: dict[str, click.Option] = {
     "time": click.Option(
         ["--time"],
         metavar="START:END",
-        help="Only events that begin in START:END after the first recorded event, as 10ms:1.5s.",
+        help="Only events that begin in START:END after the first recorded event, such as 10ms:1.5s.",
     ),
     "name": click.Option(
         ["--name"],

@@ -44,13 +44,15 @@ _TARGET = OptionGroup(
         ),
         click.Option(
             ["--recorded-network"],
-            help="The nominal network of the recording (1Gbit/s), which shows the share of it that transfers reach.",
+            help="The nominal rate of the recorded network (1Gbit/s). Transfers are then assumed to reach the same "
+            "share of the nominal rate of --network.",
         ),
         click.Option(["--ranks"], type=click.IntRange(1, 100_000), help="The number of ranks."),
         click.Option(
             ["--parallel"],
             metavar="AXES",
-            help="Sizes of the process mesh: tp=4,pp=8,dp=16 (or cp, ep); vp: model chunks a stage, mb: micro-batches.",
+            help="Sizes of the process mesh: tp=4,pp=8,dp=16 (or cp, ep); vp: model chunks per stage; mb: "
+            "micro-batches.",
         ),
         click.Option(["--device"], metavar="NAME", help="The GPU: h100, b200, ..., as in docs/flops.md."),
     ],

@@ -14,7 +14,7 @@ from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import Format, write_table
 from etloom.cli.output_files import check_export, write_run
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
-from etloom.core.errors import UnknownName
+from etloom.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from etloom.simulator.changes import AnyChange
@@ -135,7 +135,11 @@ def _parse_changes(conditions: ChangeOptions) -> list[AnyChange]:
             changes.append(parse_network(conditions.bandwidth, latency_ns))
     if conditions.straggler is not None:
         if conditions.straggler != "none":
-            raise UnknownName("straggler", conditions.straggler, ["none"], option="straggler")
+            raise InvalidValue(
+                f"expected none, got {conditions.straggler!r}",
+                remedy="--like-peers RANK makes one rank as fast as the others",
+                option="straggler",
+            )
         changes.append(NoStraggler())
     if conditions.like_peers:
         changes.append(LikePeers(tuple(conditions.like_peers)))

@@ -108,13 +108,13 @@ def refresh(store: Path, jobs: int | None) -> None:
     for run in refreshed:
         print_message(f"{run.path}: refreshed {count_noun(len(run.ranks), 'rank')}")
     if not refreshed:
-        print_message(f"{store}: every run is of this version")
+        print_message(f"{store}: every run was stored by this version of etloom")
 
 
 @command(
     STORE,
     click.Option(["--by"], default="host", help="host, rank or rack (from the names of hosts)."),
-    click.Option(["--last"], type=click.IntRange(min=1), help="Only the last so many runs."),
+    click.Option(["--last"], type=click.IntRange(min=1), help="Only the last N runs."),
     click.Option(
         ["--min-pct"],
         type=FiniteFloat(min=0),

@@ -57,7 +57,7 @@ def explain_unrecorded_process(options: RecordingOptions, status: Facts) -> str:
     steps = status.get("steps", 0)
     if not status.get("ended"):
         when = f"before step {options.first} began" if options.on_demand is None else "outside of a window"
-        return f"its process was killed, or left by os._exit, {when}"
+        return f"its process was killed, or ended by os._exit, {when}"
     unit = "" if options.step_ns is None else f" of {options.step_ns / 1e6:g} ms"
     ending = f"the job ended after {count_noun(steps, 'step')}{unit}"
     if options.on_demand is not None:
@@ -75,7 +75,7 @@ def _explain_no_steps(options: RecordingOptions, statuses: Sequence[Facts]) -> s
         f"in {len(statuses)} processes with torch" if len(statuses) > 1 else "in the process with torch"
     )
     if options.step_ns is not None:
-        return f"no torch.nn.Module was created {processes}, which starts the steps by time"
+        return f"no torch.nn.Module was created {processes}; steps by time begin with the first one"
     if options.job_marks_steps:
         return (
             f"no ProfilerStep#N was recorded {processes}: the job has no torch.profiler, or it makes no steps; "

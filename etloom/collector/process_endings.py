@@ -52,7 +52,7 @@ def describe_endings(ranks: Iterable[Facts]) -> str | None:
         subject = format_ranks(sorted(numbers))
         if is_killed:
             verb, their = ("was", "its") if len(numbers) == 1 else ("were", "their")
-            sentences.append(f"{subject} {verb} killed {detail.format(their=their)}, or left by os._exit")
+            sentences.append(f"{subject} {verb} killed {detail.format(their=their)}, or ended by os._exit")
         else:
             sentences.append(f"{subject} ended with {detail}")  # from a file: not a format string
     return "; ".join(sentences) or None
@@ -104,7 +104,7 @@ def _describe_steps(ranks: Sequence[Facts], even_if_complete: bool) -> str | Non
         return None
     recorded = [facts.get("steps") for facts in ranks]
     if any(steps is None for steps in recorded):
-        return f"of steps {requested} not all are recorded"
+        return f"not all of steps {requested} are recorded"
     common = sorted(set(recorded[0] or ()).intersection(*(steps or () for steps in recorded[1:])))
     complete = format_ranges(common)
     if not even_if_complete and (complete == requested or requested.endswith(" on")):

@@ -122,8 +122,8 @@ class Difference:
             return None
         if estimate.is_known and change * estimate.percent < 0:
             return (
-                f"the mean changes by {format_signed_time(change)} per {'step' if self.stepped else 'run'}, the other "
-                "way, because of a few steps: see --by step; the categories are means"
+                f"the mean changes by {format_signed_time(change)} per {'step' if self.stepped else 'run'}, in the "
+                "opposite direction, because of a few steps: see --by step; the categories are means"
             )
         line = f"of {format_signed_time(change)} per {'step' if self.stepped else 'run'}: {', '.join(parts_text)}"
         return f"{line}; {subject} that changed most: {', '.join(operators_text)}" if operators_text else line
@@ -165,9 +165,9 @@ class Difference:
             interval = f"{100 * CONFIDENCE:.0f} % interval {estimate.low:+.1f} to {estimate.high:+.1f} %"
             best_case = f"the best-case step changed by {estimate.percent:+.1f} % ({interval})"
             if self.step_time.is_clear and not clear:
-                lines.append(f"{best_case}: other work on the machine, or occasional slowness")
+                lines.append(f"{best_case}: suspect other work on the machine, or occasional slow steps")
             elif clear and not self.step_time.is_clear:
-                lines.append(f"{best_case}: a change hidden by noise")
+                lines.append(f"{best_case}: the noise of the step times hides it")
         if len(self.before) != len(self.after):
             ranks = f"ranks: {len(self.before)} before, {len(self.after)} after"
             lines.append(f"{ranks}; figures are means over ranks")

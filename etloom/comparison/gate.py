@@ -216,6 +216,6 @@ def _explain_wall_step_time(row: dict[str, Any], change: str, table: pl.DataFram
     if best_case["verdict"] == "failed" or row["low_pct"] is None or row["low_pct"] <= best_case["limit_pct"]:
         return None
     if best_case["verdict"] == "passed":
-        reason = "but not in the best case: other work on the machine, or occasional slowness;"
+        reason = "but not in the best case: suspect other work on the machine, or occasional slow steps;"
         return f"{row['measure']}: {change}, {reason} --metric {WALL_STEP_TIME} judges it"
     return f"{row['measure']}: {change}; on a machine without other work, --metric {WALL_STEP_TIME} judges it"

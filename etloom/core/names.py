@@ -170,7 +170,9 @@ def check_names(tables: Any, where: object) -> dict[str, list[Row]]:
                 if section in _POLARS_SECTIONS:
                     pl.Series([""]).str.contains(row["pattern"])
             except pl.exceptions.PolarsError:
-                problem_text = f"{place}: {row['pattern']!r} is not a regular expression of Rust"
+                problem_text = (
+                    f"{place}: {row['pattern']!r} is not valid in Rust's syntax of regular expressions"
+                )
                 raise error(problem_text, "leave out look-around and back-references") from None
             except re.error as problem:
                 raise error(

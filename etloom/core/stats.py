@@ -34,7 +34,7 @@ DECLARED_STATS = (
         "store.not_summarized",
         "info",
         "questions whose answers a store does not keep, since the run is too large",
-        "ask the verb itself: it computes the answer from the tables",
+        "run the verb on the stored run: it computes the answer from the tables",
     ),
     DeclaredStat(
         "job.missing_ranks",
@@ -134,7 +134,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "job.no_common_time",
         "error",
-        "the ranks have no moment in common on their clocks",
+        "at no time were all ranks recording, by their clocks",
         "do not mix recordings of different times",
     ),
     # Linking
@@ -280,7 +280,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "link.overlapping_events",
         "info",
-        "events that overlap others of their thread without nesting; placed around those, or they end those",
+        "events that overlap others of their thread without nesting; they enclose those, or cut them off",
     ),
     DeclaredStat(
         "link.clamped_events",
@@ -339,7 +339,9 @@ DECLARED_STATS = (
         "read.out_of_range", "data_loss", "numbers beyond the range of their column; now null", _REWRITE
     ),
     DeclaredStat(
-        "read.absent_value", "info", "values that every row has, absent in the file; now the given number"
+        "read.absent_value",
+        "info",
+        "required values that the file lacks; replaced by the number in the example",
     ),
     DeclaredStat(
         "read.incomplete_rows",

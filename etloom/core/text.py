@@ -76,7 +76,7 @@ def parse_time_range(text: str) -> TimeRange:
     except ValueError:
         raise InvalidValue(
             f"expected a time range, got {text!r}",
-            remedy="write START:END with a unit each, as 10ms:1.5s, 250us: or :2s",
+            remedy="write START:END with a unit each, such as 10ms:1.5s, 250us: or :2s",
             option="time",
         ) from None
     return start, end

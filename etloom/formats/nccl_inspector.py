@@ -54,7 +54,7 @@ def read(path: Path) -> Trace:
         rows.append(row)
         headers.append(line)
     if not rows:
-        raise ReadError("has no complete line of the NCCL Inspector", where=path)
+        raise ReadError("contains no complete line of the NCCL Inspector", where=path)
     untimed = sum(row["ts"] is None for row in rows)
     stats = [
         Stat("read.truncated", "data_loss", int(truncation is not None), truncation),

@@ -45,7 +45,7 @@ def read(path: Path) -> Trace:
     source = kineto.read(path)
     pairs, open_count = _pair_events(source.events)
     if pairs.is_empty():
-        raise ReadError("has no begin and end of an event of NCCL's profiler plugin", where=path)
+        raise ReadError("contains no complete event (begin and end) of NCCL's profiler plugin", where=path)
     # The writer ends the list with an empty object.
     stats = [Stat(*row) for row in source.stats.iter_rows() if row[:3] != ("read.no_phase", "data_loss", 1)]
     stats.append(Stat("read.nccl_unfinished", "info", open_count, "without an end"))

@@ -152,7 +152,7 @@ def _place_steps(rows: pl.DataFrame, path: Path) -> pl.DataFrame:
         .with_columns(offset=pl.col("length").cum_sum() - pl.col("length"))
     )
     if spans["length"].sum() > _LONGEST_RUN_S:
-        raise LimitError(f"its steps take more than {_LONGEST_RUN_S:.0e} s in all", where=path)
+        raise LimitError(f"its steps take more than {_LONGEST_RUN_S:.0e} s in total", where=path)
     start = pl.col("start_ts") - pl.col("first") + pl.col("offset")
     return rows.join(spans, on="step").with_columns(
         ts=(start * 1e9).round().cast(pl.Int64), dur=(pl.col("duration") * 1e9).round().cast(pl.Int64)

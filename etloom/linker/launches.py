@@ -78,7 +78,7 @@ def join_launches(trace: Trace) -> Trace:
                 "link.repeated_correlations",
                 "info",
                 repeated,
-                "of calls; the latest before the work is taken",
+                "shared by several calls; the latest one before the GPU activity is used",
             ),
             *([_count_shared_correlations(events, process, work, call)] if repeated else []),
         ]
@@ -99,7 +99,7 @@ def _count_shared_correlations(
     is_call = pl.Series(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
     calls = ids.filter(is_call & (pl.col("correlation") > 0)).group_by(keys).agg(pl.col("pid").n_unique())
     shared = ids[work].join(calls.filter(pl.col("pid") > 1), on=keys, how="semi").height
-    example = "the launch of each may be that of the other process"
+    example = "each may be linked to a call of the other process"
     return Stat("link.shared_correlations", "error", shared, example)
 
 

@@ -95,7 +95,7 @@ def _link_by_order(trace: Trace, join: IdJoin, iterations: str) -> Trace:
         raise LinkError(
             f"unknown iteration {iterations}",
             where=_list_files(trace),
-            remedy=f"the profile matches in {len(good)}: 0 to {len(good) - 1}",
+            remedy=f"the execution trace matches {len(good)} iterations of the profile: 0 to {len(good) - 1}",
         )
     pairs = [(*_add_backend_ranges(trace, iteration), iteration.score) for iteration in selected]
     figures = {

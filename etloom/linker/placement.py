@@ -66,8 +66,8 @@ def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
         return []
     number, processes = shared.row(0)
     example = (
-        f"step {number} is marked by {processes} processes: it lasts from the first to begin to the last to end, and "
-        "what each did in it counts"
+        f"step {number} is annotated by {processes} processes: it lasts from the earliest begin to the latest end, "
+        "with the work of all of them"
     )
     return [Stat("link.steps_of_several_processes", "error", shared.height, example)]
 

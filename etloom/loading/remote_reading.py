@@ -27,7 +27,7 @@ def read_on_cluster(plan: LoadPlan) -> None:
     engines.check_engine(plan.options.engine)
     if not plan.options.use_cache:
         raise InvalidValue(
-            "the engine ray returns tables through the cache, which is not used",
+            "the engine ray returns tables through the cache, which is turned off",
             remedy="use the cache (without --no-cache), in a folder that all hosts share: $ETLOOM_CACHE",
             option="engine",
         )

@@ -60,7 +60,8 @@ def _render_category_bars(table: pl.DataFrame) -> str:
         for part in ordered
     }
     legend = render_legend({PART_COLORS[part]: PART_LABELS[part] for part in ordered})
-    head = f'<div class="bars-head"><p class="soft">One scale, the mean step.</p><ul class="legend">{legend}</ul></div>'
+    note = '<p class="soft">Both bars: the mean step, on one scale.</p>'
+    head = f'<div class="bars-head">{note}<ul class="legend">{legend}</ul></div>'
     return head + render_bars(rows, PART_COLORS, PART_LABELS, texts)
 
 
@@ -130,7 +131,7 @@ def render_steps(difference: Difference) -> str:
     )
     more = max(len(side) for side in step_times) - MAX_STEPS
     margin = f" The first {MAX_STEPS:,} are charts." if more > 0 else ""
-    return f'<p class="soft">One scale; the line is the median.{note}{margin}</p>{"".join(charts)}'
+    return f'<p class="soft">Both charts have one scale; the line is the median.{note}{margin}</p>{"".join(charts)}'
 
 
 def _render_step_bars(side: Sequence[float], name: str, top: float) -> str:

@@ -30,11 +30,23 @@ class Basis(IntEnum):
     GUESSED = 4  # an assumption, such as nominal bandwidth
 
     @property
+    def source(self) -> str:
+        """The source of a share of the time: "by roofline"."""
+        return _SOURCES[self]
+
+    @property
     def label(self) -> str:
         """The basis in lower case, as tables show it."""
         return self.name.lower()
 
 
+_SOURCES = {
+    Basis.RECORDED: "as recorded",
+    Basis.FITTED: "by a fitted model",
+    Basis.TABLE: "by measured tables",
+    Basis.ROOFLINE: "by roofline",
+    Basis.GUESSED: "by an assumption",
+}
 DEVIATIONS = {
     Basis.RECORDED: 0.01,
     Basis.FITTED: 0.05,

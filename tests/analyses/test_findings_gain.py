@@ -283,7 +283,7 @@ def test_idle_host_is_what_every_step_pauses_for(tmp_path: Path) -> None:
     (row,) = find_rows(trace(4), "idle-host")
     assert (row["cost_ns"], row["count"], row["name"]) == (4 * 20_000_000, 4, "aten::relu")
     assert row["title"].startswith(
-        "no operator runs 4 times for 1 ms or more, up to 20 ms, most after aten::relu"
+        "4 times no operator runs for 1 ms or more, up to 20 ms, most often after aten::relu"
     )
     assert row["advice"].startswith("record Python stacks")
 

@@ -162,7 +162,7 @@ def test_facts_of_other_types_are_left_out(tmp_path: Path, fact: str, value: Any
     for rank in range(3):
         write_state(tmp_path, rank, 20, **{fact: value})
     assert JobWatcher(tmp_path).observe() is not None
-    assert "of another type" in etloom.hangs(tmp_path).problems[0]
+    assert "unexpected type" in etloom.hangs(tmp_path).problems[0]
 
 
 @pytest.fixture

@@ -347,7 +347,7 @@ def test_large_files_are_not_converted_automatically(tmp_path: Path, monkeypatch
     (message,) = recording.record_whole_steps(tmp_path, 64 << 20)
     recording.record_sequence_length(tmp_path)
     assert len(read) == 2
-    assert "observer_1.etob: too large to find its whole steps automatically" in message
+    assert "observer_1.etob: too large to find its complete steps automatically" in message
 
 
 # Questions

@@ -418,7 +418,7 @@ def test_a_process_that_ends_before_its_window_leaves_nothing(
     assert done.returncode == 9 and visible(out) == []
     assert done.said == [
         f"etloom: {out}: nothing recorded: the command ended with status 9; its process was killed, "
-        "or left by os._exit, before step 4 began"
+        "or ended by os._exit, before step 4 began"
     ]
 
 

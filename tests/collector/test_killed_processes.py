@@ -60,15 +60,15 @@ def ended(rank: int, how: str, in_window: bool = False, **facts: Any) -> dict[st
     ("ranks", "words"),
     [
         ([ended(0, "exited"), {"rank": 1, "ended": None}, {"rank": 2}], None),
-        ([ended(1, "killed", True)], "rank 1 was killed in its window, or left by os._exit"),
+        ([ended(1, "killed", True)], "rank 1 was killed in its window, or ended by os._exit"),
         (
             [ended(r, "killed", True) for r in (3, 0, 1)],
-            "ranks 0-1, 3 were killed in their window, or left by os._exit",
+            "ranks 0-1, 3 were killed in their window, or ended by os._exit",
         ),
         (
             [ended(1, "killed", True, end_ns=5), ended(0, "killed")],
-            "rank 1 was killed while its window was written, or left by os._exit; "
-            "rank 0 was killed after its window, or left by os._exit",
+            "rank 1 was killed while its window was written, or ended by os._exit; "
+            "rank 0 was killed after its window, or ended by os._exit",
         ),
         ([ended(0, "raised", error="ValueError"), ended(1, "exited")], "rank 0 ended with ValueError"),
         ([ended(0, "raised", error="{x}"), ended(1, "raised", error="{x}")], "ranks 0-1 ended with {x}"),
@@ -86,7 +86,7 @@ def test_describe_endings(ranks: list[dict[str, Any]], words: str | None) -> Non
         ([{}, {"files": ["kineto_trace_1.json.gz"], "steps": [3, 4]}],
          "the Kineto trace of rank 0 is lost: it is written when a window closes; steps 3-4 of 3-9 are"),
         ([{"steps": []}], "closes; no complete step of 3-9 is recorded"),
-        ([{"steps": None}], "closes; of steps 3-9 not all are recorded"),
+        ([{"steps": None}], "closes; not all of steps 3-9 are recorded"),
         ([{"sources": ["kineto", "flight_recorder"], "steps_asked": "3:"}],
          "closes; the Flight Recorder dump of rank 0 is lost: it is written when a window closes; steps 3-5 of 3 on"),
         ([{"sources": ["et"]}], "steps 3-5 of 3-9 are recorded"),
@@ -118,9 +118,9 @@ def test_salvage_a_killed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"recover its traces with etloom salvage {run}" in capsys.readouterr().err
     assert main(["salvage", str(run)]) == 0
     assert capsys.readouterr().err == (
-        f"etloom: {run}: rank 0 was killed in its window, or left by os._exit; rank 1 "
+        f"etloom: {run}: rank 0 was killed in its window, or ended by os._exit; rank 1 "
         "was killed while its window was "
-        f"written, or left by os._exit; the native observer's trace up to then is kept; next: etloom info {run}\n"
+        f"written, or ended by os._exit; the native observer's trace up to then is kept; next: etloom info {run}\n"
     )
     assert (run / "observer_1.etob").read_text() == "of rank 1"
     assert not list(run.glob(".etloom-*"))
@@ -171,7 +171,7 @@ def test_a_rank_killed_while_publishing(tmp_path: Path) -> None:
     (tmp_path / "kineto_trace_1.json.gz").touch()
     kept, warnings = salvage(tmp_path)
     assert (process_endings.describe_endings(kept), warnings) == (
-        "rank 1 was killed while its window was written, or left by os._exit",
+        "rank 1 was killed while its window was written, or ended by os._exit",
         [],
     )
     (seal,) = run_folder.read_rank_records(tmp_path)

@@ -152,7 +152,7 @@ ONE: dict[str, Any] = {"began": True, "rank": 0, "steps": 6, "ended": True}
         ({}, [{}, {}], "no torch.optim.Optimizer was created in 2 processes with torch"),
         ({"first": 10, "last": 12}, [ONE], "ended after 6 steps, before step 10 began (steps 10:12); choose earlier"),
         ({"first": 3}, [ONE | {"steps": 0, "optimizer": "SGD"}], "the SGD that was created made no step"),
-        ({"first": 3}, [ONE | {"ended": False}], "was killed, or left by os._exit, before step 3 began"),
+        ({"first": 3}, [ONE | {"ended": False}], "was killed, or ended by os._exit, before step 3 began"),
         ({"first": 3}, [ONE | {"missed": ["torch.profiler is in use"]}], "torch.profiler is in use"),
         ({"ranks": (5, 6, 7)}, [ONE | {"excluded": True, "rank": r} for r in (1, 0)],
          "--ranks 5-7 excludes all ranks of the job, 0-1"),

@@ -918,7 +918,7 @@ def test_failures_after_the_job_keep_its_status(
     assert main(["collect", "--out", str(tmp_path), "--observer", "stock", "--report", "--", "true"]) == 3
     assert capsys.readouterr().err.splitlines() == [
         f"etloom: {tmp_path / 'torch_et_0.json.gz'} is not written: TypeError: not this",
-        f"etloom: {tmp_path}: the card lacks the sequence length: TypeError: not this",
+        f"etloom: {tmp_path}: the workload card lacks the sequence length: TypeError: not this",
         f"etloom: recorded rank 0 in {tmp_path}; next: etloom report {tmp_path}",
         f"etloom: {tmp_path}: no report: TypeError: not this",
     ]

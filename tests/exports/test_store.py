@@ -558,5 +558,5 @@ def test_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     status, text, _ = call("store", "stragglers", store, "--by", "rank", "--format", "csv")
     assert (status, text.splitlines()[1].split(",")[0]) == (0, "2")
     assert call("store", "stragglers", store, "--by", "x")[0] == 2
-    assert "every run is of this version" in call("store", "refresh", store)[2]
+    assert "every run was stored by this version" in call("store", "refresh", store)[2]
     assert call("info", store)[0] == 0

@@ -104,7 +104,7 @@ def test_host_times_are_not_compared_with_device_times(cut: Path) -> None:
     with pytest.raises(AnalysisError) as raised:
         etloom.analyze(job, "imbalance")
     assert str(raised.value) == (
-        "host times of rank 0 are not to be compared with device times of rank 1; exclude rank 0 with --rank"
+        "host times of rank 0 cannot be compared with device times of rank 1; exclude rank 0 with --rank"
     )
 
 

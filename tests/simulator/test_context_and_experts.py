@@ -71,7 +71,7 @@ def test_answers_name_the_basis_and_have_wider_intervals(tmp_path: Path) -> None
         (
             open_context(tmp_path, 2, "ring"),
             {"cp": 4},
-            "exchanges 3 in a ring instead of 1: each stands for 3",
+            "exchanges 3 messages in a ring instead of 1, so each recorded one stands for 3",
         ),
         (open_experts(tmp_path, 2, 4), {"ep": 4}, "ep=2 becomes 4: kernels keep their time"),
     ):

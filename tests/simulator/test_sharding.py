@@ -149,7 +149,7 @@ def test_the_interval_is_wider_than_that_of_the_recording(recorded: Scenario) ->
     widths = [row["upper_bound_ns"] / row["lower_bound_ns"] for row in rows]
     assert widths[1] > widths[0] > 1
     reasons = etloom.predict(recorded.recorded, parallel={"tp": 4}).reasons
-    assert any("tp=2 becomes 4" in line and "guessed" in line for line in reasons)
+    assert any("tp=2 becomes 4" in line and "by an assumption" in line for line in reasons)
 
 
 def test_known_devices_shorten_only_what_their_limit_explains(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ SCOPE = "job"
 DEFAULT_MIN_PCT = 0.5
 EMPTY_MESSAGE = (
     f"no finding costs the job or a rank at least --min-pct of its time (default {DEFAULT_MIN_PCT:g} %); checked: all "
-    f"{len(registry.list_plugins('patterns'))} patterns, or --pattern; --min-pct 0 shows all findings"
+    f"{len(registry.list_plugins('patterns'))} patterns, or that of --pattern; --min-pct 0 shows all findings"
 )
 COLUMNS = {
     "pattern": pl.String,

@@ -156,7 +156,7 @@ def _describe_absence(scene: _Scene, ranks: set[int]) -> tuple[str, str]:
         return place, f"did not arrive: the main thread is in {place}"
     for row in _select_unfinished(scene.table, ranks):
         if _is_behind_in_own_call(row, scene.table):
-            text = f"did not finish {_name_call(row)}, which the others have finished: their device, or the link to it"
+            text = f"did not finish {_name_call(row)}, which the others have finished: suspect their device or link"
             return "device", text
     frames = [state.frame for state in states if state.frame]
     return "not arrived", "stopped or diverged" + (f": the main thread is in {frames[0]}" if frames else "")
@@ -193,14 +193,13 @@ def _find_unfinished(scene: _Scene) -> HangCause | None:
     ranks = {rank for row in others_finished for rank in row["ranks"]}
     if others_finished:
         call = _name_call(others_finished[0])
-        text = (
-            f"{format_ranks(ranks)} did not finish {call}, which others have finished: their device or link"
-        )
+        text = f"{format_ranks(ranks)} did not finish {call}, which others have finished: suspect their device or link"
         return _make_cause(scene, "device", ranks, text)
     if not scene.has_stalled:
         return None  # a healthy job also has calls in flight
     row = rows[0]
-    text = f"{format_ranks(row['ranks'])} called {_name_call(row)}, and none finishes it: a link or device between them"
+    members = format_ranks(row["ranks"])
+    text = f"{members} called {_name_call(row)}, and none finishes it: suspect a link or device between them"
     return _make_cause(scene, "link", (), text)
 
 

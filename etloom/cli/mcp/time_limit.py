@@ -48,7 +48,8 @@ class TimeLimit:
         thread.join(self.seconds)
         if thread.is_alive():
             raise LimitError(
-                f"the query takes longer than {self.seconds:g} s", remedy="narrow it: a WHERE, no cross join"
+                f"the query takes longer than {self.seconds:g} s",
+                remedy="narrow it: add a WHERE, avoid cross joins",
             )
         if "error" in outcome:
             raise outcome["error"]

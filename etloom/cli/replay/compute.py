@@ -71,7 +71,7 @@ _REPLAY_OPTIONS = OptionGroup(
         click.Option(
             ["--max-time"],
             type=FiniteFloat(min=0),
-            help="Seconds after which no operator is tried and no repeat is started.",
+            help="Seconds after which no further operator is tried and no further repeat is started.",
         ),
         click.Option(
             ["--operator-timeout"],
@@ -82,7 +82,7 @@ _REPLAY_OPTIONS = OptionGroup(
         click.Option(
             ["--threads"],
             type=click.IntRange(min=1),
-            help="Threads of an operator on a CPU; default: torch's. Recordings do not contain theirs.",
+            help="Threads of an operator on a CPU; default: torch's. A recording does not state its number of threads.",
         ),
     ],
 )

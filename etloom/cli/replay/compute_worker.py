@@ -115,7 +115,7 @@ def _thread_notes(device: str, threads: int) -> tuple[str, str]:
         return "", ""
     return (
         f" with {count_noun(threads, 'thread')} per operator",
-        " (its number of threads is not recorded; torchrun sets 1: --threads)",
+        " (the recording does not state its number of threads; torchrun sets 1, --threads changes it)",
     )
 
 

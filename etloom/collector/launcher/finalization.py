@@ -60,7 +60,7 @@ def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
     if endings := describe_endings(leftovers.recovered):
         warnings.append(f"{out}: {endings}; {describe_recovered(leftovers.recovered)}")
     warnings += [
-        f"{path}: left by process {killed_windows.window_pid(path)}, which ended in its window"
+        f"{path}: unfinished traces of process {killed_windows.window_pid(path)}, which ended during its window"
         for path in leftovers.lost
     ]
     windows = [folder for folder in [out, *list_windows(out)] if read_rank_records(folder)]

@@ -41,7 +41,7 @@ def resolve_trace_files(trace_files: TraceFiles | None, trace_dir: StrPath) -> P
             raise InvalidValue("states no rank", where=path, remedy="pass {rank: file}")
         if (other := by_rank.setdefault(rank or 0, path)) is not path:
             raise InvalidValue(
-                f"has rank {rank}, as has {other.name}", where=path, remedy="pass {rank: file}"
+                f"states rank {rank}, as does {other.name}", where=path, remedy="pass {rank: file}"
             )
     return by_rank
 

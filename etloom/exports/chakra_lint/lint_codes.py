@@ -194,7 +194,7 @@ _CROSS_RANK_CODES = {
     ),
     "never-ends": LintCode(
         ERROR,
-        "run together with the other ranks, a communication starts and never ends",
+        "in a simulation of all ranks, a communication starts and never ends",
         "let all ranks run the communications of all groups in one order, with equal types and sizes",
     ),
     "message-last": LintCode(
@@ -204,7 +204,8 @@ _CROSS_RANK_CODES = {
     ),
     "replayed": LintCode(
         WARNING,
-        "a communication of unknown size or ends, or of no type of ASTRA-sim, takes its recorded time",
+        "a communication whose size, sender or receiver is unknown, or whose type ASTRA-sim lacks, takes its "
+        "recorded time",
         "record sizes: collect an execution trace, or use a profiler that describes NCCL kernels",
     ),
     "nothing-simulated": LintCode(

@@ -54,7 +54,12 @@ def read_calls(path: Path, *, limit: int = 256 << 20) -> DumpedCalls:
     process, invalid = read_process_facts(dump.get("process"))
     if invalid:
         stats.append(
-            Stat("read.damaged_entry", "data_loss", invalid, "a fact of another type about the process")
+            Stat(
+                "read.damaged_entry",
+                "data_loss",
+                invalid,
+                "a fact about the process that has an unexpected type",
+            )
         )
     return DumpedCalls(rows, members, process, stats)
 

@@ -221,7 +221,8 @@ def _infer_processes(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
             "read.nsys_inferred_process",
             "info",
             stateless - process.null_count(),
-            f"of {len(known) or 1} processes: the only one, or that of the call with the correlation",
+            f"assigned to {len(known) or 1} processes: to the only one, or to that of the call with the same "
+            f"correlation",
         )
     )
     return events.with_columns(process.alias("process"))

@@ -70,7 +70,7 @@ def read(source: str | PathLike[str], *, lazy: bool = False, owner: object = Non
     }
     if missing := [rank for rank in saved.ranks if rank not in ranks]:
         raise ReadError(
-            f"is missing, with {len(missing) - 1} more ranks" if len(missing) > 1 else "is missing",
+            f"is missing, as are {len(missing) - 1} more ranks" if len(missing) > 1 else "is missing",
             where=folder / f"rank={missing[0]}",
             remedy="export it again",
         )

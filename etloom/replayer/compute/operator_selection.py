@@ -13,7 +13,8 @@ from etloom.replayer.recorded_calls import RAISED_REASON, raised_exception
 Node = dict[str, Any]
 COMMUNICATION_REASON = "communication: etloom replay comms"
 COMPILED_REASON = (
-    "its kernels were not recorded (C++ never, Triton with record_shapes); use TORCH_COMPILE_DISABLE=1"
+    "its kernels were not recorded (those in C++ never are, those of Triton only with record_shapes); "
+    "use TORCH_COMPILE_DISABLE=1"
 )
 _COMPILED_PREFIX = "## Call CompiledFxGraph"
 _COMMUNICATION_PREFIXES = (

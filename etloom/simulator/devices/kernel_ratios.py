@@ -112,7 +112,7 @@ def scale_kernels(
         .sort("basis")
     )
     total = max(int(before.sum()), 1)
-    parts = [f"{100 * ns / total:.0f} % by {Basis(kind).label}" for kind, ns in shares.iter_rows()]
+    parts = [f"{100 * ns / total:.0f} % {Basis(kind).source}" for kind, ns in shares.iter_rows()]
     return scenario.replace(lag=lag, basis=basis), ", ".join(parts)
 
 

@@ -71,7 +71,7 @@ def resolve_change(change: Network, fit: NetworkFit | None) -> TargetNetwork:
     target = resolve_network(change.bandwidth if rate is None else _describe_rate(change.text, rate), fit)
     if change.latency_ns is None or target.model is None:
         return target
-    note = f"latency: {change.latency_ns / 1e3:,.1f} µs a message"
+    note = f"latency: {change.latency_ns / 1e3:,.1f} µs per message"
     notes = (*(text.removesuffix(_SAME_LATENCY) for text in target.notes), note)
     return replace(target, model=target.model.with_latency(change.latency_ns), notes=notes)
 
@@ -120,7 +120,8 @@ def _place_on_topology(
         basis = Basis.FITTED
         deviation = _deviation(fit, math.log2(topology.levels[-1].bytes_per_second / recorded_rate))
         notes.append(
-            f"transfers reach {100 * efficiency:.0f} % of the recorded network's bandwidth, and are assumed to here"
+            f"transfers reach {100 * efficiency:.0f} % of the recorded network's bandwidth, and are assumed to reach "
+            f"the same share of the new one's"
         )
     levels = []
     for level in topology.levels:
@@ -143,7 +144,7 @@ def _describe_fit(fit: NetworkFit) -> str:
     return (
         f"recorded network: {fit.level.bytes_per_second / 1e9:,.3f} GB/s per rank and direction, fitted to "
         f"{fit.count:,} communications (spread {100 * fit.deviation:.0f} %); latency "
-        f"{fit.level.latency_ns / 1e3:,.1f} µs a message ({source})"
+        f"{fit.level.latency_ns / 1e3:,.1f} µs per message ({source})"
     )
 
 

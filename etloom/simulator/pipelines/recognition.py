@@ -69,7 +69,7 @@ def _find_schedule(ranks: list[int], steps: dict[int, dict[int, RankStep]], comm
     if not counts:
         order = "".join(work.direction[0].upper() for work in steps[ranks[0]][common[0]].work)
         raise AnalysisError(
-            f"the order of forward and backward operations is of no known schedule (first stage: {order[:60]})",
+            f"the order of forward and backward operations matches no known schedule (first stage: {order[:60]})",
             remedy="predict from a recording with GPipe, 1F1B or interleaved 1F1B",
         )
     return counts.most_common(1)[0][0]

@@ -137,12 +137,12 @@ class RelaidPipeline:
             )
         if self.schedule.virtual_stages != before.virtual_stages:
             lines.append(
-                "layers are taken as equal: operations of middle stages scale with their share of them, the first "
-                "and the last stage keep what they take beyond a middle one"
+                "all layers are assumed to take the same time: operations of middle stages scale with their number of "
+                "layers; the first and the last stage keep the time by which they exceed a middle one"
             )
         bubbles = measure_bubble(self.recorded.recorded), measure_bubble(self.timeline)
         lines.append(
-            f"from the first to the last operation of a step, ranks have none for {100 * bubbles[0]:.1f} % of the time "
+            f"ranks run no operation for {100 * bubbles[0]:.1f} % of the time from the first to the last one of a step "
             f"(bubble and messages); this becomes {100 * bubbles[1]:.1f} %"
         )
         lines.append(
@@ -181,7 +181,8 @@ def relay(
     fields = {name: sizes.get(axis, getattr(before, name)) for axis, name in PIPELINE_AXES.items()}
     if before.kind == "gpipe" and fields["chunks"] > 1:
         raise EtloomError(
-            f"cannot predict vp={fields['chunks']}: the recorded schedule is GPipe, which has one chunk a stage",
+            f"cannot predict vp={fields['chunks']}: the recorded schedule is GPipe, which has one model chunk per "
+            f"stage",
             remedy="record a run with 1F1B",
         )
     schedule = Schedule(before.kind, **fields)

@@ -41,7 +41,7 @@ class Schedule:
     def describe(self) -> str:
         """Return the schedule as text."""
         name = {"gpipe": "GPipe"}.get(self.kind, "interleaved 1F1B" if self.chunks > 1 else "1F1B")
-        chunks = f", {self.chunks} model chunks a stage" if self.chunks > 1 else ""
+        chunks = f", {self.chunks} model chunks per stage" if self.chunks > 1 else ""
         return f"{name}, {self.stages} stages, {self.micro_batches} micro-batches{chunks}"
 
     def list_operations(self, stage: int) -> list[Operation]:
@@ -89,7 +89,7 @@ def recognize_schedule(directions: Sequence[Sequence[str]], chunks: int) -> Sche
 
     Args:
         directions: of the operations of each stage, in order.
-        chunks: model chunks a stage.
+        chunks: model chunks per stage.
     """
     micro_batches = list(directions[0]).count(FORWARD) // chunks
     for kind in ("1f1b", "gpipe") if chunks == 1 else ("1f1b",):

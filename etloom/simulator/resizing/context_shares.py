@@ -99,7 +99,8 @@ def _explain_messages(old: int, size: int, in_ring: bool) -> str:
     if in_ring:
         count = (size - 1) / (old - 1)
         text += (
-            f"; attention exchanges {size - 1} in a ring instead of {old - 1}: each stands for {count:.3g}"
+            f"; attention exchanges {size - 1} messages in a ring instead of {old - 1}, so each recorded one stands "
+            f"for {count:.3g}"
         )
     return text
 

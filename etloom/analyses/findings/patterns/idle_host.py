@@ -40,8 +40,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         pauses,
         lambda row: (
-            f"no operator runs {format_times(row['count'])} for 1 ms or more, up to {row['longest'][0] / 1e6:,.0f} ms, "
-            f"most after {row['name'] or 'the start of a step'}: Python, files or waiting"
+            f"{format_times(row['count'])} no operator runs for 1 ms or more, up to {row['longest'][0] / 1e6:,.0f} ms, "
+            f"most often after {row['name'] or 'the start of a step'}: Python, files or waiting"
         ),
         confidence="low",
         advice="record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines",

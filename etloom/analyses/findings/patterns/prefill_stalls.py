@@ -30,8 +30,8 @@ def find(view: RankView) -> Iterator[Finding]:
     lost = Intervals.of(stalls["device_end"] - stalls["delay"], stalls["device_end"])
     worst = stalls.row(stalls["delay"].arg_max() or 0, named=True)
     yield Finding(
-        f"prefill delays requests that decode {format_times(stalls.height)}, by up to {worst['delay'] / 1e6:,.2f} ms; "
-        f"a decode takes {typical / 1e6:,.2f} ms",
+        f"prefill delays decoding requests {format_times(stalls.height)}, by up to {worst['delay'] / 1e6:,.2f} ms; "
+        f"a decode iteration takes {typical / 1e6:,.2f} ms",
         lost.total,
         "low",
         "split long prompts into chunks (vLLM --max-num-batched-tokens, SGLang --chunked-prefill-size), or run prefill "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from etloom.analyses.findings.finding import DEVICE, Finding, format_times
+from etloom.analyses.findings.finding import DEVICE, Finding
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
 
@@ -26,7 +26,7 @@ def find(view: RankView) -> Iterator[Finding]:
     worst = small.row(excess.arg_max() or 0, named=True)
     yield Finding(
         f"{small.height:,} of {decodes.height:,} decode iterations compute fewer than {SMALL_BATCH} requests (median "
-        f"{float(small['requests'].median() or 0):g}), {format_times(small.height)} reading all weights",  # type: ignore[arg-type]
+        f"{float(small['requests'].median() or 0):g}), each of which reads all weights",  # type: ignore[arg-type]
         cost,
         "low",
         "serve more requests at a time on fewer replicas, or decode several tokens per iteration (speculation)",
