@@ -4,9 +4,9 @@ The path is traced back from the last event, through threads, streams and (via c
 dependency that was ready last. Its times add up to the makespan. One row per group:
 
 - kind: type of dependency. segment: the innermost open event of a thread. idle: no event is open (Python or the
-  operating system). kernel: GPU activity. launch, stream, sync and others: the delay between two events. later start:
-  the time before the first event of the path, which no recorded dependency explains, for example if one rank starts
-  recording later than others.
+  operating system). kernel: GPU activity. launch, stream, sync, handoff, return and others: the delay between two
+  events; docs/glossary.md defines each kind. later start: the time before the first event of the path, which no
+  recorded dependency explains, for example if one rank starts recording later than others.
 - The rank is null if the group spans several ranks.
 - category, name: of the event whose time it is. operator, module: the innermost ones around the event or, for GPU
   activity, around its launch.

@@ -1,17 +1,17 @@
 """Frequent kernel sequences launched by operators, most time first: candidates for fusion.
 
-Covers the calls whose name contains ``operator``; of nested ones the outermost. All kernels launched inside the call
-count, including its backward only if autograd runs that inside the call. One row per pattern: the operator's name and
-the names of its kernels in order of start. count: number of calls with exactly this pattern. kernel_ns: sum of the
-kernel durations; host_ns: sum of the call durations.
+Covers the calls whose name contains ``operator``, without those inside another such call. All kernels launched inside
+the call count, including its backward only if autograd runs that inside the call. One row per pattern: the operator's
+name and the names of its kernels in order of start. count: number of calls with exactly this pattern. kernel_ns: sum of
+the kernel durations; host_ns: sum of the call durations.
 
 operator: part of the name of an operator, annotation or Python frame, such as "aten::linear", "forward" or
 "nn.Module: Attention"; default: every outermost operator.
 
 min_length: minimum number of kernels in a pattern. top: number of rows. step: only calls in this step.
 
-Units: ns. Definition: HolisticTraceAnalysis get_frequent_cuda_kernel_sequences, which keeps the calls of the smallest
-depth instead of the outermost ones.
+Units: ns. Definition: HolisticTraceAnalysis get_frequent_cuda_kernel_sequences, except that HTA takes only the calls at
+the smallest nesting depth at which the name occurs, and here each call counts that is not inside another matching call.
 """
 
 from __future__ import annotations
