@@ -26,7 +26,7 @@ class Answer:
     """The result of an analysis.
 
     Attributes:
-        table: the columns that the analysis declares; for a Job of an analysis of ranks preceded by ``rank``.
+        table: the columns that the analysis declares; if an analysis of single ranks answers for a Job, ``rank`` first.
         refused: the error of each rank that cannot answer, for example because it recorded no memory.
     """
 

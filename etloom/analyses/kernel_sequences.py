@@ -1,9 +1,9 @@
 """Frequent kernel sequences launched by operators, most time first: candidates for fusion.
 
 Covers the calls whose name contains ``operator``, without those inside another such call. All kernels launched inside
-the call count, including its backward only if autograd runs that inside the call. One row per pattern: the operator's
-name and the names of its kernels in order of start. count: number of calls with exactly this pattern. kernel_ns: sum of
-the kernel durations; host_ns: sum of the call durations.
+the call count; those of its backward only if autograd runs it inside the call. One row per pattern: the operator's name
+and the names of its kernels in order of start. count: number of calls with exactly this pattern. kernel_ns: sum of the
+kernel durations; host_ns: sum of the call durations.
 
 operator: part of the name of an operator, annotation or Python frame, such as "aten::linear", "forward" or
 "nn.Module: Attention"; default: every outermost operator.

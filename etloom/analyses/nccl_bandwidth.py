@@ -2,9 +2,10 @@
 
 One row per communicator, collective, message size, algorithm, protocol and number of channels. duration: of the kernel
 on all channels if it was recorded (timing: kernel...), else from the call to the end (host); a rank that arrives early
-waits within it, so min_ns is closest to the transfer. algo_gb_per_s and bus_gb_per_s: by mean_ns; as the NCCL Inspector
-states them (the mean), else computed as nccl-tests does. Null where the message size or the number of ranks is unknown:
-the profiler plugin states no number of ranks, and the count of an all-gather or a reduce-scatter is that of one rank.
+waits within it, so min_ns is closest to the transfer. algo_gb_per_s and bus_gb_per_s: the mean of what the NCCL
+Inspector states, else computed from mean_ns as nccl-tests does. Null where the message size or the number of ranks is
+unknown: the profiler plugin states no number of ranks, and the count of an all-gather or a reduce-scatter is that of
+one rank.
 
 group: hash of the communicator.
 

@@ -20,7 +20,8 @@ from etloom.core.urls import UrlPath, as_path, clean_url
 
 StrPath = str | os.PathLike[str]
 OutPath = str | os.PathLike[str]
-"""A file or folder that a verb writes; for the URL of an object store locally first, and uploaded when complete."""
+"""A file or folder that a verb writes. For the URL of an object store it is written locally and uploaded when it is
+complete."""
 OwnPath = str | os.PathLike[str]
 """A path that the verb resolves itself if it is a URL."""
 Run = Trace | Job | str | os.PathLike[str]

@@ -134,9 +134,10 @@ def predict(
         run: a Trace, a Job, or a path.
         network: a factor of the recorded bandwidth ("x0.2"), a rate ("200Mbit/s"), a preset ("dgx-h100"), or a path
             of a YAML file.
-        recorded_network: the nominal network of the recording, from which the share that transfers reach is measured.
+        recorded_network: the nominal network of the recording; transfers are assumed to reach the same share of the new
+            one as they reached of it.
         ranks: the number of ranks.
-        parallel: sizes of the process mesh by axis, such as {"dp": 16}, with vp for model chunks a stage and mb for
+        parallel: sizes of the process mesh by axis, such as {"dp": 16}, with vp for model chunks per stage and mb for
             micro-batches.
         device: a GPU of docs/flops.md, such as "h100": kernels change, host time stays.
 

@@ -1,4 +1,4 @@
-"""Steps after a recorded command: PyTorch's format, whole steps, the sequence length, a summary."""
+"""Work after a recorded command: conversion to PyTorch's format, complete steps, the sequence length, a summary."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ones proportionally more. If memory runs out, this process is killed and the exi
 _MAX_TOTAL_BYTES = 512 << 20
 """Limit for all automatically converted files together: a minute."""
 MAX_BYTES_FOR_STEPS = 256 << 20
-"""Limit for the file of a killed process; above it its whole steps stay unknown."""
+"""Limit for the file of a killed process; of a larger one the complete steps stay unknown."""
 
 
 def finish_recording(collected: CollectResult, out: Path) -> list[str]:
-    """Convert observer files, and note whole steps and the sequence length of every window.
+    """Convert observer files, and note the complete steps and the sequence length of every window.
 
     Args:
         collected: the recording.
@@ -160,7 +160,7 @@ def convert_observer_files(folders: Sequence[Path], get_name: Callable[[Path], P
 
 
 def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
-    """Note in the rank records which steps killed processes had completed, which no one else counted.
+    """Note in the rank records the complete steps of killed processes, which are known from their files only.
 
     Args:
         folder: the folder of a window.

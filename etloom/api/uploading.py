@@ -1,7 +1,7 @@
 """Upload of a recording to an object store while its job runs.
 
 The upload runs in the process that started the job, so the job never waits for it. A rank's traces are uploaded when
-the rank has published them; what changes later (run.json, converted files) when the job has ended.
+the rank has published them; files that change later (run.json, converted files) when the job has ended.
 """
 
 from __future__ import annotations

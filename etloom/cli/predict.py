@@ -90,7 +90,7 @@ def predict(
 
     Latency and bandwidth are fitted to the recording; transfers that overlap share their links. The first line is the
     error with which the models reproduce the recording. The truth lies between the bounds in 9 of 10 cases. Without
-    options the recording itself is predicted, which shows how far the models hold.
+    options the recording itself is predicted, which shows how accurate the models are.
 
     The row "step time" is the median time from the begin of a step to the begin of the next one; the row of a step ends
     when its last work on the device does.
@@ -128,7 +128,7 @@ def predict(
 def _print_prediction(
     prediction: Prediction | RelaidPipeline | UntimedPrediction, top: int | None, format: Format | None
 ) -> None:
-    """Print the first rows of the table, after the first reason and before the others."""
+    """Print the first of the prediction's reasons, the first rows of its table, and the other reasons."""
     for line in prediction.reasons[:1]:
         print_message(line)
     table = prediction.table

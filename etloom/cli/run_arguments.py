@@ -1,4 +1,4 @@
-"""Arguments that most verbs share, which say what to open and how, and the opening itself."""
+"""Arguments that most verbs share: what to open and how; and the opening itself."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ def simulate(
     The column "before" is the recorded run. A step lasts until the GPU has finished everything that the step launched:
     longer than its annotation on the host (the duration of etloom analyze steps) if the GPU lags behind.
 
-    The result is an interval: the upper bound keeps every delay that the graph does not explain, the lower bound
-    removes a delay together with its cause, up to what is usual (the 95 % quantile of its kind). etloom analyze
-    graph-quality shows how reliable the graph is.
+    The result is an interval: the upper bound keeps every delay that the graph does not explain; in the lower bound
+    such a delay shrinks with the work that it follows, up to what is usual (the 95 % quantile of its kind). etloom
+    analyze graph-quality shows how reliable the graph is.
 
     Examples:
 

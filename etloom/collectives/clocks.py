@@ -36,7 +36,7 @@ MIN_FOR_SPREAD = 3
 """With fewer communications the spread is unknown and only the bounds are used."""
 
 MIN_FOR_RELIABLE_SPREAD = 10
-"""Number of ends from which the spread is reliable."""
+"""Number of ends of collectives from which the spread is reliable."""
 
 GENERIC_HOST_NAMES = ("", "localhost", "localhost.localdomain", "(none)")
 """Host names that do not identify a host."""

@@ -1,8 +1,8 @@
 """Matching of participations of different ranks to collective instances.
 
 By number: participations with the same group, collective and sequence number; if a rank runs several kernels for one
-number, the first matches the first, and so on. By order: without recorded numbers, or where messages shift them, each
-rank's participations of a collective in a group match in their order, if they overlap in time. If more than
+number, the first matches the first, and so on. By order (if no numbers are recorded, or messages shift them): the
+participations of the ranks in a collective of a group match in their order, if they overlap in time. If more than
 MAX_UNMATCHED_SHARE of them stay unmatched, the recorded ranks did not communicate with each other, and none of these
 matches is used.
 

@@ -25,7 +25,7 @@ _WRITTEN_AT_CLOSE = {
     "kineto": ("kineto_trace_", "Kineto trace"),
     "flight_recorder": ("flight_recorder_", "Flight Recorder dump"),
 }
-"""Sources that write nothing until the window closes: prefix of their files, and their name."""
+"""Sources that write nothing until the window closes: prefix of their files -> their name."""
 
 
 def process_ending(status: Facts) -> Facts:

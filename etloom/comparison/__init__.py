@@ -36,12 +36,12 @@ from etloom.core.errors import UnknownName
 from etloom.core.trace import Job
 
 RUN_TABLES = (STEPS, BASES, UNATTRIBUTED, ESTIMATES, *VALUES.values(), *SUMS.values())
-"""What a store keeps of a run for comparisons."""
+"""The tables of a run that a store keeps for comparisons."""
 
 MANY_TIMES = 1000
 """Change in percent from which a step time is described as a multiple of the earlier one."""
 NEGLIGIBLE_TAIL = 0.01
-"""Share of the time of all steps, for GPU activity after their last annotation."""
+"""GPU activity after the last annotation is not mentioned up to this share of the time of all steps."""
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,22 @@ as fast as the fastest segments of its kind.
 Other work on the machine makes steps longer, never shorter, in bursts that are shorter than a step or longer than a
 run. The median step follows the bursts; the fastest step needs one without any. Segments are short enough to fall
 between them: the main thread's time is cut wherever one of its events begins or ends. Segments are of one kind if they
-lie between the same two calls with the same shapes, at the same place among as many such segments of their step: a
-matrix product is measured by what it takes at best in other steps, not by a smaller one. The best-case step is the sum
-over kinds of the number per step times the shortest. For a kind with too few segments, as if steps differ, the shortest
-of a coarser kind is used, which may do less work; ``rare`` is their share of the time. More segments make a step
-longer, and so does a segment that is slower at its best; occasional slowness does not show. Segments that wait, in
-runtime calls or communication, never share a kind with segments at other places.
+lie between the same two calls with the same shapes, and have the same position among the same number of such segments
+in their step. So a matrix product is compared with the same product in other steps, not with a smaller one. The
+best-case step is the sum, over kinds, of the number per step times the shortest duration. For a kind with too few
+segments, for example because steps differ, the shortest of a coarser kind is used, which may do less work; ``rare`` is
+the share of the time in such segments. The best-case step becomes longer if a step has more segments, or if the
+shortest of a kind is slower; work that is slow in some steps only does not change it. Segments that wait, in runtime
+calls or communication, never share a kind with segments at other places.
 
 The minimum of more samples is smaller, so runs are compared in parts with as many steps as the shortest run. The bias
-of a part (compared with infinitely many steps) and its error are the delete-one-block jackknife's over its steps (Efron
-and Stein, 1981); where the biases of two sides differ, that is an error in itself. Of several runs of a side the surer
-count for more. On top of it comes what differs from one run to the next with nothing changed, at first RUN_TO_RUN, then
-what several runs of a side show. A machine that is never quiet slows the fastest pieces too, by caches and clocks that
-are shared; where the steps of one side are more often disturbed than those of the other, that is another (STRAIN). One
-run against one shows nothing of what differs from run to run: of devices it is taken to be RUN_TO_RUN, of hosts more,
-the more their steps are disturbed (ALONE).
+of a part (compared with infinitely many steps) and its error are estimated by the delete-one-block jackknife over its
+steps (Efron and Stein, 1981); a difference between the biases of the two sides counts as an error. Of several runs of a
+side, those with smaller errors have more weight. Further errors are added: (1) the variation between runs of an
+unchanged program: RUN_TO_RUN, or what several runs of a side show; (2) if the steps of one side are disturbed more than
+those of the other (NOISE_DIFFERENCE), since a busy machine slows the fastest segments, too, by shared caches and
+clocks; (3) if each side is a single run, which does not show the variation between runs: RUN_TO_RUN for devices, and
+for hosts more, the more their steps are disturbed (SINGLE_RUN_ERROR).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import find_steps, has_device_events
 
 CONFIDENCE = 0.9
-"""Of the interval, two-sided: the change is below its lower end once in twenty times."""
+"""Confidence of the two-sided interval: the change is below its lower end with a probability of 5 %."""
 RUN_TO_RUN = 0.005
 """Standard deviation of the logarithm: addresses, caches and clocks differ between runs of one program."""
 NOISE_DIFFERENCE = 0.007
@@ -55,8 +56,8 @@ _MIN_SAMPLES = MIN_STEPS
 """Minimum number of segments of a kind; with fewer, a coarser kind is used."""
 _BLOCKS = 10
 _MAX_BIAS = 0.1
-"""Maximum share of a best-case step: 0.09 was measured for runs with few calm moments; a single calm block would give
-half."""
+"""Maximum bias, as share of a best-case step: 0.09 was measured for runs with few undisturbed moments; a single
+undisturbed block would give half."""
 _MIN_COVERAGE = 0.2
 """Minimum share of the fastest step of a side: a shorter best-case step omits what determines the steps."""
 

@@ -24,7 +24,7 @@ BY = ("category", "family", "operator", "kernel", "collective", "step")
 NEGLIGIBLE = 0.001
 """Share of a total below which percentages are not meaningful."""
 MIN_NET_SHARE = 0.2
-"""Share of the sum of absolute changes: if the total changed by less, rows have no share in it."""
+"""If the total change is less than this share of the sum of absolute changes, no share of it is computed."""
 MIN_MENTIONED_SHARE = 0.03
 MIN_COMMON_SHARE = 1 / 3
 """Share of the time in operators of both runs below which they may be different programs."""

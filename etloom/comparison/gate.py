@@ -8,8 +8,8 @@ one passes if their steps alone would pass; to fail, it must be slower by more t
 
 Step time is judged by the best-case step (`etloom.comparison.best_case`) if it can be estimated. The recorded step time
 is then noted in the table and judged only on request, as wall-step-time: on a shared machine it depends on other work.
-However, the best case does not pass against a failed recorded step time if the steps are even, so that other work is
-not the reason, or if much of the best case was not measured at its own place.
+However, if the recorded step time fails, the best-case step does not pass in two cases: the steps are even, so other
+work is not the reason; or much of it comes from coarser kinds of segments.
 """
 
 from __future__ import annotations

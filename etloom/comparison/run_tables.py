@@ -38,6 +38,6 @@ def is_stepped(trace: Trace, stepped: bool | None) -> bool:
 
 
 def measure_rank(trace: Trace, function: Callable[..., Any], stepped: bool) -> Any:
-    """Return ``function(trace, stepped)``; a store keeps ``function(trace, None)``, which divides the rank by its own
-    steps."""
+    """Return ``function(trace, stepped)``. A store keeps ``function(trace, None)``, which divides by the number of
+    steps of the rank if it has any."""
     return trace.compute_once(function, None if stepped == is_stepped(trace, None) else stepped)

@@ -8,7 +8,7 @@ from etloom.core.text import format_ranks
 
 
 def describe_loss(stats: pl.DataFrame) -> str | None:
-    """Return the names and counts of rows about lost or doubtful data, by ranks; None if there are none.
+    """Return the names, counts and ranks of the rows about lost or doubtful data, as text; None if there are none.
 
     Args:
         stats: The table ``stats`` of a Trace or of a Job.

@@ -40,7 +40,8 @@ class Nesting:
     depth: np.ndarray
     """int16, -1 for events that are not nested."""
     exclusive: np.ndarray
-    """Exclusive time (int64 ns): 0 for events that are not nested, the whole duration of a detached event."""
+    """Exclusive time (int64 ns): 0 for events that are not nested; the whole duration of an event that ends on another
+    thread."""
     detached: np.ndarray
     """Rows of events that end on another thread."""
     crossed: np.ndarray
@@ -185,7 +186,7 @@ def _order_by_entry(
 
     The recorder numbers operators (External id, record function id), calls (correlation) and Python functions (Python
     id) as they are entered. Between these, and without numbers, the longest is first; of equal ones a Python function,
-    an operator, a call. An event goes before all that the later ones of its sort go before.
+    an operator, a call. An event precedes every event that a later one of its own kind precedes.
     """
     starts = events["ts"].to_numpy()[rows]
     same = starts[1:] == starts[:-1]

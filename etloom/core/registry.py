@@ -61,7 +61,7 @@ OPTIONAL = {
         "list_files": "function (trace or job, path) -> list of the files that `write` creates, if not only path",
     },
 }
-"""Kind -> functions that a module of it may define."""
+"""Kind -> optional functions of its modules, and what they do."""
 PACKAGES = {
     "readers": "etloom.formats",
     "analyses": "etloom.analyses",

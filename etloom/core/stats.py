@@ -1,7 +1,7 @@
 """The names that rows of the table ``stats`` bear, declared once: severity, meaning, remedy.
 
 docs/reference/stats.md is generated from this table, and a test compares it with the names that the code uses. The
-severity of a row is that of its source; the one declared here is the usual one.
+severity declared here is the usual one; a reader may report a row with another one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Codes of categorical text: what is computed once per distinct text instead of once per row.
+"""Codes of categorical text, by which results are computed once per distinct text instead of once per row.
 
 The codes of polars' Categorical are the same in all columns of a process as long as one column of them exists, which
 this module holds. So a mask of texts by a regular expression is kept as a table by code, which ranks of one program,

@@ -95,7 +95,7 @@ class ContractedGraph:
     def find_last_point(
         self, time: Int64Array, lags: ChainLags, read: Callable[[Int32Array], Int64Array]
     ) -> int:
-        """Return the first point of the whole graph, by its number, whose time is the last one.
+        """Return, of the points of the whole graph with the latest time, the one with the lowest number.
 
         Args:
             time: of the kept points with these lags, among them those that can be the last ones.

@@ -82,7 +82,7 @@ class Graph:
     source's).
 
     ``first`` int32 (n + 1): the edges into point v are first[v] to first[v + 1]. ``dropped`` int64: number of edges of
-    each `EdgeKind` that would not have gone forward and were left out.
+    each `EdgeKind` that were left out because they would lead backward in time.
     """
 
     time: Int64Array

@@ -193,7 +193,7 @@ def keep_events(trace: Trace, keep: MaskArray) -> Trace:
 
 
 def drop_captured_events(trace: Trace) -> Trace:
-    """Return a trace without the captured events of device graphs, which no file that others read can hold."""
+    """Return a trace without the captured events of device graphs, for which formats of other tools have no place."""
     captured = is_in(trace.events["cat"], kinds.CAPTURED)
     return keep_events(trace, ~captured) if captured.any() else trace
 

@@ -192,7 +192,7 @@ def predict(
         network: a factor of the recorded bandwidth (x0.2), a rate (200Mbit/s), a preset, or a YAML file.
         recorded_network: the nominal rate of the recorded network (or preset, or file).
         ranks: the number of ranks.
-        parallel: sizes of the process mesh by axis (tp, pp, dp, ...), vp: model chunks a stage, mb: micro-batches.
+        parallel: sizes of the process mesh by axis (tp, pp, dp, ...), vp: model chunks per stage, mb: micro-batches.
         device: name of a GPU with known peaks (h100).
         graph: the graph of the job, if already built.
 

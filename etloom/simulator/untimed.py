@@ -28,7 +28,7 @@ from etloom.simulator.network import NetworkModel, parse_target
 from etloom.simulator.network.topology import ANY_SIZE, Topology
 
 EFFICIENCY, LOW_EFFICIENCY = 0.65, 0.4
-"""Share of the limits of a device that operators reach: assumed, and for the upper bound of the time."""
+"""Share of the device's limits that operators are assumed to reach, and the share for the upper bound of the time."""
 TABLE_SCHEMA: dict[str, Any] = {
     "rank": pl.Int64,
     "step": pl.Int64,

@@ -79,7 +79,7 @@ COLUMNS = {
     "end_ns": pl.Int64,
 }
 MIN_EXPLAINED = 0.7
-"""Share of the gain of a late rank that another finding on it must promise to come before it, as its cause."""
+"""A finding on a late rank comes before the lateness, as its cause, if it promises at least this share of its gain."""
 MAX_SIMULATED = 32
 """Causes whose gain is simulated, those with the highest cost: each takes a pass over the graph."""
 RankFindings = list[tuple[int, Finding]]
@@ -147,7 +147,7 @@ def _compute_order(
     `MIN_EXPLAINED` of what the job loses by its lateness, is the cause, and comes first.
 
     Args:
-        late_row: The row of late ranks, described for the one without whose lateness the job gains most.
+        late_row: The row of the finding on late ranks, for the rank without whose lateness the job gains most.
         ranks: All ranks of the job.
     """
     gain: int | None = row.get("job_gain_ns")
@@ -202,7 +202,8 @@ def _simulate_gain(
 def _split_by_rank(
     name: str, gains: JobGains, findings: RankFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
-    """Return the row of the rank without which the job gains most, and the gain and cost of each rank as parts."""
+    """Return the row for the rank without whose finding the job gains most, with the gain and cost of each rank as
+    parts."""
     by_cost = sorted(findings, key=lambda pair: (-pair[1].cost_ns, pair[0]))
     alone = [(gains.compute_gain([pair]), *pair) for pair in by_cost[:MAX_PLACES]]
     alone.sort(key=lambda row: -(row[0] or 0))

@@ -32,9 +32,9 @@ the work was launched in time and the device started it late (the stream waited,
 A late launch explains a gap only until its call returned, and the usual launch latency thereafter: a longer rest is a
 gap of its own, of the device.
 
-A stall of the host may take more time than the gap after it, because the device still had work. Late launches after it
-are due to it, too, until they add up to the rest of that time: without the stall, the host would be that far ahead.
-While the device only communicates, perhaps because another rank is late, the host loses nothing.
+A stall of the host may take more time than the gap that it causes, because the device still had queued work. Launches
+after it are then late because of the stall, until they add up to the time that this work covered. While the device only
+communicates, perhaps because another rank is late, the host loses nothing.
 """
 LONG_PAUSE_NS = 1_000_000
 """Python needs less between two operators of a loop."""
@@ -127,8 +127,8 @@ def _attribute_gaps(
     Args:
         stalls: The result of `list_stalls`.
         starts: Start of each gap.
-        until: When the late launch that ends it began; its start if there is none.
-        late: True if a late launch, or nothing, ends it.
+        until: The start of the late launch that ends the gap; of a gap without one, its own start.
+        late: True if a late launch ends the gap, or no activity follows.
         is_last: True if nothing ends it.
     """
     half = np.maximum(until - starts, 1)

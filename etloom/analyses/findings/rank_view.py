@@ -159,7 +159,7 @@ class RankView:
 
     @cached_property
     def steps_cover_work(self) -> bool:
-        """True if the steps span at least a tenth of the device time of the activities launched in them.
+        """True if at least a tenth of the device time of the activities launched in the steps lies within the steps.
 
         Otherwise the host runs far ahead, as in inference, and losses of the device cannot be related to the steps.
         """

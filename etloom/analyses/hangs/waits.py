@@ -26,7 +26,7 @@ def build_waits(table: pl.DataFrame) -> Waits:
 
 
 def find_roots(waits: Waits) -> list[set[int]]:
-    """Return the sets of ranks that wait for nobody outside: single ranks, or ranks in a cycle."""
+    """Return the sets of ranks that wait for no rank outside of the set: single ranks, or ranks in a cycle."""
     components = _find_components(waits)
     component_of = {node: index for index, component in enumerate(components) for node in component}
     return [

@@ -108,8 +108,8 @@ class GraphModel:
     def _select_extreme(self, points: Int64Array, *, last: bool) -> Int64Array:
         """Return those of the points that can be the last (or the first) in time.
 
-        Not the others: an edge whose lag is never negative leads from each to another one of the points (or the other
-        way round).
+        The others cannot: an edge with a lag of at least 0 leads from each of them to another of the points (or, for
+        the first, to it from another one).
         """
         is_member = np.zeros(len(self._graph), bool)
         is_member[points] = True

@@ -1,4 +1,4 @@
-"""Tables of a run that a store keeps next to its answers, so that what needs them opens none of the ranks."""
+"""Tables of a run that a store keeps next to its answers, so that questions that need them open none of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Totals of what runs concurrently, per track, as a series of changes."""
+"""Sum of the weights of the items that run at the same time, per track, as a series of changes."""
 
 from __future__ import annotations
 

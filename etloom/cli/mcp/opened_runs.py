@@ -26,7 +26,8 @@ class OpenedRuns:
 
     Args:
         roots: folders and files that may be opened.
-        prepare: runs in the background for each run that is opened, such as to compute what first questions need.
+        prepare: function that is called in the background with each opened run, for example to compute what the first
+            questions need.
 
     Raises:
         EtloomError: a root does not exist.

@@ -105,7 +105,7 @@ def compute(
 ) -> None:
     """Re-run the recorded operators in order, and list those that cannot run.
 
-    Each operator gets the results of the operators before it; other tensors are made up. Only operators of torch's
+    Each operator gets the results of the operators before it; other tensors are synthetic. Only operators of torch's
     registry run, from aten and the allowed namespaces; nothing of the trace is executed as code. With --out, etloom
     diff compares the replay with the recording. If the replay is interrupted (Ctrl-C, --max-time), the results until
     then are printed and written, and the trace's stats say that it is incomplete.

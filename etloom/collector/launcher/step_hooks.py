@@ -132,8 +132,8 @@ def _watch_scaler(counter: _StepCounter, scaler: Any) -> None:
 def _count_scopes(recorder: Recorder, name: re.Pattern[str], job_marks_steps: bool) -> None:
     """Count record_functions whose name matches `name` as steps, for loops without an optimizer.
 
-    The next step begins when the scope is left, outside of it; a nested one does not count. `job_marks_steps`: the
-    scopes are the job's own ProfilerStep#N, and the recorder makes none.
+    A step ends, and the next one begins, when a scope has been left; a scope inside another one does not count.
+    `job_marks_steps`: the scopes are the job's own ProfilerStep#N, and the recorder makes none.
     """
     from torch.autograd.profiler import record_function
 

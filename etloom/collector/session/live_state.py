@@ -1,7 +1,7 @@
 """State of a running rank for `etloom watch`: its last collectives, steps and main thread, in a file every half second.
 
 The file is a Flight Recorder dump with the member `process`. A thread writes it, so a process that is stopped, or whose
-GIL is held, leaves an old file: that tells it from a rank that waits.
+GIL is held, leaves an old file, which distinguishes it from a rank that waits.
 
 Launchers, DataLoader workers and compilers import torch too, often with the environment of a rank. So a process writes
 only when it has joined a process group or ended a step.

@@ -32,7 +32,8 @@ _Method = TypeVar("_Method", bound=Callable[..., None])
 def _never_raises(method: _Method) -> _Method:
     """Catch every exception: a failure of the collector must not reach the job.
 
-    What a signal handler of the job raises meanwhile, such as a timeout, is the job's, and goes on to it.
+    An exception that a signal handler of the job raises meanwhile, such as a timeout, belongs to the job and is passed
+    on.
     """
 
     @functools.wraps(method)

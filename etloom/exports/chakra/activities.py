@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, PointRole, UInt8Array
 
 NO_OWNER = -1
-"""Owner of an activity during which a thread runs nothing that was recorded."""
+"""The owner of activities that stand for time in which no recorded event of the thread runs."""
 
 _CHAIN_EDGES = (EdgeKind.SEGMENT, EdgeKind.IDLE, EdgeKind.WAIT)
 _CROSS_RANK_EDGES = (EdgeKind.ARRIVAL, EdgeKind.TRANSFER, EdgeKind.MESSAGE)

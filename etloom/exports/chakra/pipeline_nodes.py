@@ -1,8 +1,9 @@
 """Chakra nodes of a pipeline operation trace whose messages have sizes, such as a predicted one.
 
 Operations of a rank run one after the other. An operation waits for the message of its micro-batch, a message is sent
-after the operation that it comes from. Time of a rank between an operation and what it waits for belongs to the
-operation; what the network takes is left to the simulator. The rest of a step, with its collectives, is a computation.
+after the operation that it comes from. The time between the end of what an operation waits for and its start is added
+to the operation; the time of messages is left to the simulator. The rest of a step, with its collectives, is a
+computation.
 """
 
 from __future__ import annotations

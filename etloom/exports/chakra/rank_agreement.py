@@ -2,8 +2,8 @@
 
 ASTRA-sim matches the messages of a collective by tag, source, destination and size: if two ranks state different sizes
 (an all-to-all with uneven splits), both wait forever. All ranks therefore state the largest size; their own is in
-``in_msg_nelems``. A receive takes the size of its send. A message of which the other end was not recorded would wait
-forever, and is replayed.
+``in_msg_nelems``. A receive takes the size of its send. A message whose other end was not recorded would wait forever,
+so it is replayed with its recorded time.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _check_groups(findings: FindingCollector, groups: GroupsByRank) -> None:
 
 
 def _check_collectives(findings: FindingCollector, group: str, by_rank: dict[int, list[ChakraNode]]) -> None:
-    """Check that the n-th collective of a group, by id, is the same on all its ranks."""
+    """Check that the collectives of a group, in the order of their ids, are the same on all its ranks."""
     reference, *others = by_rank
     for rank in others:
         nodes, reference_nodes = by_rank[rank], by_rank[reference]

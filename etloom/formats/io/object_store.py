@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return what comes before the key in a clean URL, and the key: with the bucket, for HDFS without the host."""
+    """Return scheme and host of a clean URL, and the key: the path with the bucket, for HDFS without the host."""
     scheme, _, rest = url.partition("://")
     if scheme in _HADOOP:
         host, separator, path = rest.partition("/")

@@ -2,10 +2,10 @@
 
 PyTorch's execution-trace observer writes names without escaping them, and a killed job or a full disk leaves a file
 without its end. The file is split where one row ends and the next begins. A row that is valid JSON is copied byte for
-byte. In any other row the name, control characters and invalid escapes are escaped, and ``nan`` and ``inf`` are
-quoted; if it is still not JSON, it is skipped and counted. The head and the tail of the document are kept or closed.
-At most one row and one chunk of the file are in memory at a time. A Kineto trace whose end was missing gets a member
-that states it: GPU events are written last, and without them the trace would be read as one of the CPU.
+byte. In any other row the name, control characters and invalid escapes are escaped, and ``nan`` and ``inf`` are quoted;
+if it is still not JSON, it is skipped and counted. The parts before and after the rows are kept; a missing end is
+added. At most one row and one chunk of the file are in memory at a time. A Kineto trace whose end was missing gets a
+member that states it: GPU events are written last, and without them the trace would be read as one of the CPU.
 
 Limit: an unescaped name that happens to be valid JSON, such as ``back\\name`` with one backslash, is left unchanged.
 """

@@ -133,7 +133,7 @@ class _Download:
             os.close(descriptor)
 
     def finish(self, store: ObjectStore) -> None:
-        """Give the complete copy its name."""
+        """Rename the complete copy to its final name."""
         # The ranges of an object that was replaced meanwhile do not belong together.
         if self.file.size > RANGE_BYTES and not _is_same(store.find(self.file.key), self.file):
             raise ReadError("changed while it was read", where=self.file.key, remedy="try again")

@@ -9,8 +9,8 @@ By family and shape, from the best source there is:
 - guessed: kernels without known FLOPs and bytes follow the peak (matrix products, attention) or the bandwidth.
 
 Collectives within a node of eight take the ratio of collectives measured on both (`collective_ratios`); without tables
-they keep their time, as do copies over the host's bus and the host: where it is what the GPU waits for, a faster device
-changes nothing. No kernel takes less than `MIN_KERNEL_NS`, unless it did.
+they keep their time, as do copies between host and device and the work of the host. So a faster device does not shorten
+the time in which the GPU waits for the host. No kernel takes less than `MIN_KERNEL_NS`, unless it did.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Steps of one rank of a pipeline: its operations, its messages to other stages, and with whom it ends.
+"""Steps of one rank of a pipeline: its operations, its messages to other stages, and the ranks with which its step
+ends.
 
 In a pipeline operation trace all of this is recorded. In linked traces an operation is the work of one direction
 between two messages: kernels that compute, or on ranks without kernels the operators of the host; backward is what ran

@@ -22,11 +22,11 @@ SCOPE = "rank"
 MIN_STEPS = 3
 MIN_KERNELS = 8
 MIN_SHARE = 0.02
-"""Share of a step's usual computation that its additional kernels take at least."""
+"""Least time of the additional kernels of a step, as share of its usual computation."""
 MAX_REPEATED = 2 / 3
-"""Share of the names of usual kernels that are among the additional ones at most: those of a longer step are."""
+"""If a larger share of the names of usual kernels is among the additional ones, the step is a longer one."""
 MAX_REPLACED = 0.5
-"""Number of usual kernels that the step lacks, as share of the additional ones, at most: others replace those."""
+"""If the step lacks more usual kernels than this share of the additional ones, these replace them."""
 _OPTIMIZER = r"^Optimizer\.step#"
 
 
@@ -70,8 +70,8 @@ def _as_host(finding: Finding, launching: Intervals) -> Finding:
 def _find_additional(kernels: pl.DataFrame) -> pl.DataFrame:
     """Return the kernels of single steps that run more kernels, for longer, than most of the steps, which are alike.
 
-    In such a step, those count between its first and last kernel that differ from a usual step's, as many of each name
-    as are more than usual.
+    The beginning and the end of such a step that equal a usual step's are left out. Of the kernels between, the first
+    ones of each name are returned, as many as the step has more than a usual one.
     """
     steps = (
         kernels.group_by("step").agg(pl.len().cast(pl.Int64).alias("count"), pl.col("dur").sum()).sort("step")

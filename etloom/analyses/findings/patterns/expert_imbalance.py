@@ -15,7 +15,7 @@ SCOPE = "job"
 _EXPERTS = r"(?i)moe|expert|grouped_?gemm|group_gemm|_matmul_ogs"
 _NO_EXPERTS = r"(?i)rout|align|dispatch|combine|topk"
 MIN_EXCESS = 0.1
-"""Least share by which a rank's experts take longer than the mean of the ranks."""
+"""Least excess of the time of a rank's experts over the mean of the ranks, as share."""
 
 
 def find(views: JobView) -> Iterator[tuple[int, Finding]]:

@@ -28,7 +28,7 @@ from etloom.core.text import count_noun
 SCOPE = "rank"
 MIN_STEPS = 3
 MIN_WARM_UP = 0.1
-"""Share of another step by which the host's work in the first one is longer at least if it is warm-up."""
+"""The host's work in the first step is warm-up if it exceeds that of any other step by at least this share."""
 _ADVICE = (
     "capture the step in a CUDA graph or torch.compile it (mode='reduce-overhead'), fuse small operators "
     "(foreach or fused optimizers), or give each launch more work (a larger batch)"
@@ -104,8 +104,8 @@ def list_late_launches(view: RankView) -> pl.DataFrame:
     """Return the times in which computation waits for the host to launch it.
 
     Returns:
-        The columns of `find_gaps`; is_hidden (the device communicates meanwhile), and usual_ns, the cost without what
-        the first step loses because its host works longer than in other steps.
+        The columns of `find_gaps`; is_hidden (the device communicates meanwhile), and usual_ns, the cost without the
+        part of the first step that is due to warm-up.
     """
     idle = view.gaps.filter(pl.col("cause") == "launch").with_columns(is_hidden=pl.lit(False))
     late = pl.concat([idle, _find_hidden(view).select(idle.columns)])

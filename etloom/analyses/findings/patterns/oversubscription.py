@@ -12,7 +12,7 @@ from etloom.core import arrays, categories
 from etloom.core.intervals import Intervals
 
 MIN_CALLS = 6
-"""Calls of one operator with one shape needed to know their usual duration."""
+"""Number of calls with one name and shape from which their usual duration is inferred."""
 MIN_RATIO, MIN_SPREAD = 3, 2
 """An interrupted call takes MIN_RATIO times the median of its duration, or MIN_SPREAD times the upper quartile."""
 MIN_DELAY_NS = 500_000

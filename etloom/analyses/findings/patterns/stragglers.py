@@ -69,8 +69,8 @@ def _describe_axis(rows: pl.DataFrame, job_size: int) -> str:
 
 
 def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, counts: tuple[int, int]) -> Finding:
-    """Return the finding on a rank; counts: the number of ranks that delay others, and the number of ranks of
-    the job."""
+    """Return the finding on a late rank. counts: the number of ranks that delay others, and the number of ranks of the
+    job."""
     rank, (rank_count, job_size) = view.trace.rank, counts
     confidence, effect, advice = _TEXTS[is_message]
     reasons = _REASONS

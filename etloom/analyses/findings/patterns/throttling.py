@@ -16,9 +16,9 @@ MIN_STEPS = 3
 MIN_KERNELS = 50
 """Kernels that every step repeats; fewer may vary together by chance."""
 MIN_SHARE = 0.5
-"""Share of the time of computation that the repeated kernels take at least."""
+"""Least time of the repeated kernels, as share of all computation."""
 MIN_SLOWDOWN = 0.01
-"""Three quarters of the kernels take longer by this share at least, in a part that counts: one cause slows them all."""
+"""In a part that counts, at least three quarters of the kernels take longer by this share: one cause slows them all."""
 PARTS = 4
 """Parts of a step that are compared, each of as many kernels: the clock may change within a step."""
 
