@@ -24,7 +24,7 @@ from etloom.exports import execution_trace
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
-from etloom.collector.observer import BuildError, build_library  # noqa: E402
+from etloom.collector.observer import BuildError, build_library, native_build  # noqa: E402
 
 T = TypeVar("T")
 STOCK = "from torch.profiler import ExecutionTraceObserver as Observer\n"
@@ -629,6 +629,32 @@ touch "$CALM"; kill -INT $PPID; exec sleep 20
 
 
 @pytest.mark.slow
+def test_a_library_that_crashes_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cc = tmp_path / "cc"
+    cc.write_text(
+        "#!/bin/sh\nfor out; do :; done\n"
+        'echo "void etloom_open(void) { __builtin_trap(); }" | cc -shared -fPIC -x c - -o "$out"\n'
+    )
+    cc.chmod(0o755)
+    monkeypatch.setenv("CXX", str(cc))
+    monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(native_build, "_TRIAL", tmp_path / "trial.py")
+    (tmp_path / "trial.py").write_text("import ctypes, sys\nctypes.CDLL(sys.argv[1]).etloom_open()\n")
+    with pytest.raises(BuildError, match=r"compiled by \S+cc does not work \(exit status -\d+\); CXX="):
+        native_build.build_library()
+    assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["lock"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the linker's option is that of Linux")
+def test_a_compiler_that_links_its_own_cxx_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "c++ -static-libstdc++")
+    monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
+    library = native_build.build_library()
+    assert b"libstdc++.so.6" in library.read_bytes()  # what it needs is resolved there
+
+
+@pytest.mark.slow
 def test_an_interrupted_build_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cc").write_text(HALF)
     (tmp_path / "cc").chmod(0o755)
@@ -636,7 +662,9 @@ def test_an_interrupted_build_is_repeated(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CALM", str(tmp_path / "calm"))
     monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
     calm = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    script = calm + "from etloom.collector.observer import build_library; print(build_library().name)"
+    # The second library is no library either, so it is not tried.
+    trial = "from etloom.collector.observer import native_build\nnative_build._TRIAL = Path('/dev/null')\n"
+    script = calm + "from pathlib import Path\n" + trial + "print(native_build.build_library().name)"
     interrupted = python(script)
     assert "KeyboardInterrupt" in interrupted.stderr and not interrupted.stdout
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["lock"]

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SOURCES = Path(__file__).resolve().parent / "native"
+_TRIAL = Path(__file__).resolve().parent / "library_trial.py"
 _TIMEOUT_S = 900
 _MAX_MESSAGE_LENGTH = 300
 
@@ -99,7 +100,8 @@ def _compile(path: Path, folder: Path) -> None:
     flags = _compiler_flags()
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         library = Path(scratch) / path.name
-        command = [*compiler, *sources, "-x", "c++", os.devnull, "-x", "none", *flags, "-o", str(library)]
+        inputs = [*sources, "-x", "c++", os.devnull, "-x", "none", *_find_cxx_library()]
+        command = [*compiler, *inputs, *flags, "-o", str(library)]
         try:
             process = subprocess.run(
                 command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
@@ -112,7 +114,49 @@ def _compile(path: Path, folder: Path) -> None:
             lines = process.stderr.splitlines()
             reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
             raise BuildError(f"{compiler[0]} failed: {reason.strip()[:_MAX_MESSAGE_LENGTH]}")
+        if folder == _SOURCES:
+            _try_library(library, compiler[0])
         library.replace(path)
+
+
+def _find_cxx_library() -> list[str]:
+    """Return the C++ library that torch uses, as an input of the linker.
+
+    Some compilers bring their own and link it statically. Two copies in a process crash where one writes to a stream of
+    the other, as torch does when it prints a schema to ours.
+    """
+    maps = Path("/proc/self/maps")
+    paths = (
+        {line.split()[-1] for line in maps.read_text().splitlines() if "/libstdc++.so" in line}
+        if maps.exists()
+        else ()
+    )
+    return sorted(paths)[:1]
+
+
+def _try_library(library: Path, compiler: str) -> None:
+    """Record some operators in another process: a library that crashes must never be loaded by a job.
+
+    Raises:
+        BuildError: The process failed.
+    """
+    # Without site: the bootstrap of etloom collect would start a recorder in it.
+    code = "import sys; sys.path[:] = sys.argv[2:]\n" + _TRIAL.read_text()
+    command = [sys.executable, "-I", "-S", "-c", code, str(library), *filter(None, sys.path)]
+    try:
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(
+            f"the observer compiled by {compiler} hangs; CXX=... chooses another compiler"
+        ) from None
+    if process.returncode:
+        reason = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        raise BuildError(
+            f"the observer compiled by {compiler} does not work ({reason[0][:_MAX_MESSAGE_LENGTH]}); "
+            "CXX=... chooses another compiler"
+        )
 
 
 @contextmanager
