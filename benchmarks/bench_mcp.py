@@ -21,7 +21,8 @@ from _measure import Target, machine, note_targets, table
 from make import make_ranks
 
 from etloom.cli.mcp.opened_runs import OpenedRuns
-from etloom.cli.mcp.tools import RunTools, prepare_job
+from etloom.cli.mcp.preparation import prepare_run
+from etloom.cli.mcp.tools import RunTools
 from etloom.core import registry
 from etloom.core.schema import TABLES
 
@@ -52,7 +53,12 @@ def list_calls(tools: RunTools, count: int) -> Iterator[Call]:
             "query",
             {"sql": f"select id, ts, dur from events where cat = 'kernel' and dur > {1000 * rank} limit 20"},
         )
-        yield "query", {"sql": f"select rank, count(*) from events where dur > {1000 * rank} group by rank"}
+        yield (
+            "query",
+            {
+                "sql": f"select rank, count(*) from events where dur > {1000 * rank} group by rank order by rank"
+            },
+        )
         first = job[rank].events["ts"].drop_nulls()
         start = int(first[len(first) // 2])
         yield "timeline", {"rank": rank, "start_ns": start, "end_ns": start + 1_000_000}
@@ -108,7 +114,7 @@ def main() -> None:
     events = sum(trace.rows("events") for trace in job.values())
     print(f"opened in {time.perf_counter() - begin:.1f} s ({time.process_time() - cpu:.1f} s of CPU)")
     begin, cpu = time.perf_counter(), time.process_time()
-    prepare_job(job)
+    prepare_run(tools.runs, run.resolve())
     print(f"prepared in {time.perf_counter() - begin:.1f} s ({time.process_time() - cpu:.1f} s of CPU)")
     rows, answers = measure_calls(tools, options.calls)
     header = ["", "calls", "first ms", "first CPU", "p50 ms", "p95 ms", "p50 CPU", "p95 CPU"]

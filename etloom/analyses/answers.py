@@ -90,6 +90,42 @@ def _find_refusals(job: Job, analysis: ModuleType) -> dict[int, AnalysisError]:
     return refused
 
 
+def answer_first_rows(
+    job: Job, name: str, count: int, before_rank: Callable[[], None] = lambda: None
+) -> pl.DataFrame:
+    """Return the first rows of the answer to an analysis with its default options.
+
+    Of an analysis of ranks, only as many of the first ranks are analyzed as have this many rows.
+
+    Args:
+        job: linked ranks.
+        name: of the analysis.
+        count: maximum number of rows.
+        before_rank: is called before each rank.
+
+    Raises:
+        UnknownName: The analysis does not exist.
+        AnalysisError: no rank can answer.
+    """
+    if registry.get("analyses", name).SCOPE == "job" or job.stored is not None:
+        return answer(job, name).table.head(count)
+    tables: list[pl.DataFrame] = []
+    refusal: AnalysisError | None = None
+    for rank, trace in job.items():
+        before_rank()
+        try:
+            table = answer(trace, name).table
+        except AnalysisError as error:
+            refusal = refusal or error
+            continue
+        tables.append(_add_rank(table.head(count), rank))
+        if sum(part.height for part in tables) >= count:
+            break
+    if refusal is not None and not tables:
+        raise refusal
+    return pl.concat(tables).head(count) if tables else pl.DataFrame()
+
+
 def find_stored_answer(job: Job, name: str, options: Mapping[str, Any]) -> Answer | None:
     """Return the answer that was computed when the run was put into a store; None if it has to be computed.
 
@@ -154,9 +190,13 @@ def answer_by_rank(job: Job, analyses: Mapping[str, Callable[[Trace], pl.DataFra
             except AnalysisError as error:
                 refused[name][rank] = error
                 continue
-            ranks = pl.Series("rank", [rank], pl.Int64).new_from_index(0, table.height)
-            tables[name].append(pl.DataFrame([ranks, *table]))
+            tables[name].append(_add_rank(table, rank))
     return {
         name: Answer(pl.concat(frames) if frames else pl.DataFrame(), refused[name])
         for name, frames in tables.items()
     }
+
+
+def _add_rank(table: pl.DataFrame, rank: int) -> pl.DataFrame:
+    """Return the table of a rank with ``rank`` as first column."""
+    return pl.DataFrame([pl.Series("rank", [rank], pl.Int64).new_from_index(0, table.height), *table])

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import etloom
+from etloom.analyses.answers import answer, answer_first_rows
 from etloom.cli import app
 from etloom.core.errors import AnalysisError, EtloomWarning
 from etloom.core.trace import Job, Trace
@@ -40,6 +41,18 @@ def test_the_ranks_that_can_answer_do(job: Job) -> None:
     assert table.drop("rank").equals(alone)
     both = etloom.analyze(job, "temporal-breakdown")
     assert dict(both.select("rank", "basis").unique().rows()) == {0: "device", 1: "host", 2: "host"}
+
+
+def test_the_first_rows_are_those_of_the_first_ranks(job: Job) -> None:
+    for name in ("temporal-breakdown", "launches", "collectives"):
+        whole = answer(job, name).table
+        for count in (1, 3, 100):
+            assert answer_first_rows(job, name, count).equals(whole.head(count)), name
+    analyzed: list[None] = []
+    answer_first_rows(job, "temporal-breakdown", 1, lambda: analyzed.append(None))
+    assert len(analyzed) == 1
+    with pytest.raises(AnalysisError, match="contains no GPU activity"):
+        answer_first_rows(Job({rank: job[rank] for rank in (1, 2)}), "launches", 1)
 
 
 def test_where_no_rank_can_the_first_says_why(job: Job) -> None:

@@ -15,12 +15,18 @@ from typing import Any
 import polars as pl
 import pytest
 
+import etloom
+from etloom.analyses import answers
 from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
-from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_lines, estimate_tokens
+from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_lines, estimate_tokens, list_rows
 from etloom.cli.mcp.opened_runs import OpenedRuns
+from etloom.cli.mcp.preparation import prepare_run
 from etloom.cli.mcp.time_limit import TimeLimit
-from etloom.cli.mcp.tools import RunTools, prepare_job
+from etloom.cli.mcp.tools import RunTools
+from etloom.cli.mcp.turns import Turns
+from etloom.comparison import RUN_TABLES
+from etloom.core import registry
 from etloom.core.errors import EtloomError, LimitError
 from etloom.core.trace import Job
 from etloom.graphs import quality
@@ -253,12 +259,12 @@ def test_answers_are_cached_up_to_a_number_and_a_length(runs: OpenedRuns) -> Non
 
 
 def test_an_opened_run_is_prepared_once_and_answers_as_without(runs: OpenedRuns, tools: RunTools) -> None:
-    prepared: list[Job] = []
+    prepared: list[Path] = []
     is_done = threading.Event()
 
-    def prepare(job: Job) -> None:
-        prepare_job(job)
-        prepared.append(job)
+    def prepare(runs: OpenedRuns, path: Path) -> None:
+        prepare_run(runs, path)
+        prepared.append(path)
         is_done.set()
 
     opened = OpenedRuns(runs.roots, prepare)
@@ -266,7 +272,7 @@ def test_an_opened_run_is_prepared_once_and_answers_as_without(runs: OpenedRuns,
     assert ahead.findings(run="before") == tools.findings(run="before")
     assert ahead.summary(run="before") == tools.summary(run="before")
     assert is_done.wait(600)
-    assert prepared == [opened.get_job("before")]
+    assert prepared == [opened.resolve("before")]
     assert ahead.what_if(run="before", changes=["kernel x0.5"]) == tools.what_if(
         run="before", changes=["kernel x0.5"]
     )
@@ -280,7 +286,8 @@ def test_a_question_finds_everything_prepared(runs: OpenedRuns, monkeypatch: pyt
     monkeypatch.setattr(job_gain, "MAX_EVENTS", 0)
     monkeypatch.setattr(summary, "MAX_GRAPH_EVENTS", 0)
     opened = OpenedRuns(runs.roots)
-    prepare_job(opened.get_job("before"))
+    opened.get_job("before")
+    prepare_run(opened, opened.resolve("before"))
     for module, name in (
         (recorded_run, "contract_graph"),
         (recorded_run, "EdgeSelector"),
@@ -288,6 +295,61 @@ def test_a_question_finds_everything_prepared(runs: OpenedRuns, monkeypatch: pyt
     ):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("not prepared"))
     assert "error" not in RunTools(opened).what_if(run="before", changes=["kernel x0.5"])
+
+
+def test_prepared_answers_are_those_of_all_ranks(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, names = OpenedRuns(runs.roots), registry.list_plugins("analyses")
+    job = opened.get_job("before")
+    expected = {name: _describe_answer(job, name) for name in names}
+    opened.turns.give_way()  # of no consequence to a question
+    prepare_run(opened, opened.resolve("before"))
+    ahead = RunTools(opened)
+    for function in ("answer", "answer_first_rows"):
+        monkeypatch.setattr(answers, function, lambda *_, **__: pytest.fail("not prepared"))
+    assert {name: ahead.analyze(name, run="before") for name in names} == expected
+    monkeypatch.setattr(etloom, "info", lambda *_: pytest.fail("not prepared"))
+    path = str(opened.resolve("before"))
+    assert ahead.open_run("before") == ahead.open_run(run="./before") == ahead.open_run(path)
+    assert job._results.keys() >= {(table.compute,) for table in RUN_TABLES}
+
+
+def _describe_answer(job: Job, name: str) -> str:
+    try:
+        table = answers.answer(job, name).table
+    except EtloomError as error:
+        return f"error: {error}"
+    units = "times in ns, sizes in bytes, unless the name of the column states another unit"
+    return bound_lines(list_rows(table.head(400), units))
+
+
+def test_questions_go_before_preparation() -> None:
+    turns, order, is_waiting = Turns(), list[str](), threading.Event()
+
+    def prepare() -> None:
+        with turns.preparing():
+            with turns.answering():  # its own question does not stop it
+                turns.give_way()
+                order.append("waits")
+                is_waiting.set()
+            turns.give_way()
+            order.append("prepared")
+
+    with turns.answering():
+        turns.give_way()
+        thread = threading.Thread(target=prepare)
+        thread.start()
+        assert not is_waiting.wait(0.05)
+        order.append("answered")
+    thread.join(60)
+    assert order == ["answered", "waits", "prepared"]
+
+
+def test_preparation_ends_when_the_run_is_closed(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = OpenedRuns(runs.roots)
+    opened.get_job("before")
+    monkeypatch.setattr(opened, "is_open", lambda path: False)
+    monkeypatch.setattr(etloom, "info", lambda *_: pytest.fail("not ended"))
+    prepare_run(opened, opened.resolve("before"))
 
 
 def test_a_query_has_a_time_limit_and_one_runs_at_a_time() -> None:

@@ -3,6 +3,8 @@
 opened_runs   the runs that stay in memory, and the paths that may be opened
 bounded_text  tables as text of bounded length
 tools         the tools: the verbs of etloom, answers as text
+preparation   what the first questions about a run need, computed in the background
+turns         the order of questions and preparation
 """
 
 from __future__ import annotations
@@ -49,9 +51,9 @@ def mcp(runs: tuple[Path, ...], http: int | None) -> None:
       etloom mcp runs/before runs/after --http 8765
     """
     from etloom.cli.mcp.opened_runs import OpenedRuns
-    from etloom.cli.mcp.tools import prepare_job
+    from etloom.cli.mcp.preparation import prepare_run
 
-    server = build_server(OpenedRuns(runs, prepare_job))
+    server = build_server(OpenedRuns(runs, prepare_run))
     if http is None:
         server.run("stdio")
     else:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etloom.cli.mcp.turns import Turns
 from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
@@ -29,15 +30,21 @@ class OpenedRuns:
         prepare: function that is called in the background with each opened run, for example to compute what the first
             questions need.
 
+    Attributes:
+        turns: the order of questions and preparation.
+
     Raises:
         EtloomError: a root does not exist.
     """
 
-    def __init__(self, roots: Sequence[Path], prepare: Callable[[Job], None] | None = None) -> None:
+    def __init__(
+        self, roots: Sequence[Path], prepare: Callable[[OpenedRuns, Path], None] | None = None
+    ) -> None:
         missing = [root for root in roots if not root.exists()]
         if missing:
             raise EtloomError("no such file or folder", where=missing[0], remedy="check the path")
         self.roots = [root.resolve() for root in roots]
+        self.turns = Turns()
         self._prepare = prepare
         self._jobs: OrderedDict[Path, Job] = OrderedDict()
         self._differences: dict[tuple[Path, Path], Difference] = {}
@@ -74,14 +81,17 @@ class OpenedRuns:
             if path not in self._jobs:
                 self._jobs[path] = etloom.open(path, use_cache=False)  # the server writes nothing
                 if self._prepare is not None:
-                    job = self._jobs[path]
-                    threading.Thread(target=self._prepare, args=(job,), daemon=True).start()
+                    threading.Thread(target=self._prepare, args=(self, path), daemon=True).start()
                 while len(self._jobs) > MAX_OPEN_RUNS:
                     self._jobs.popitem(last=False)
                     self._differences.clear()
                     self._answers.clear()  # a question may name a run by several paths
             self._jobs.move_to_end(path)
             return self._jobs[path]
+
+    def is_open(self, path: Path) -> bool:
+        """Return whether the run at a path, as `resolve` returns it, is in memory."""
+        return path in self._jobs
 
     def get_difference(self, before: str, after: str) -> Difference:
         """Return the difference of two runs, whose figures are computed on first use.

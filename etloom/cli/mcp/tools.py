@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import suppress
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli.mcp.bounded_text import bound_lines, list_rows
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.time_limit import TimeLimit
-from etloom.core.errors import EtloomError, InvalidValue
+from etloom.core.errors import AnalysisError, EtloomError, InvalidValue
 from etloom.core.text import unknown_rank_error
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from etloom.core.trace import Job, Trace
+    from etloom.core.trace import Trace
 
 _FINDING_COLUMNS = (
     "pattern",
@@ -30,6 +30,7 @@ _FINDING_COLUMNS = (
     "event",
     "advice",
 )
+_RUN_ARGUMENTS = ("run", "before", "after")
 _NEIGHBOURS = 5
 _MAX_DEPTH = 64
 _MAX_PREDICTED_RANKS = 4096
@@ -46,16 +47,28 @@ def _answer(method: Callable[..., list[str]], is_cached: bool = True) -> Callabl
         method: Returns the lines of the answer.
         is_cached: Answer the same question once; the runs that it is about stay as they were opened.
     """
+    signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(self: RunTools, *arguments: Any, **keywords: Any) -> str:
-        question = f"{method.__name__} {arguments!r} {sorted(keywords.items())!r}"
-        try:
-            if not is_cached:
-                return bound_lines(method(self, *arguments, **keywords))
-            return self.runs.answer_once(question, lambda: bound_lines(method(self, *arguments, **keywords)))
-        except EtloomError as error:
-            return bound_lines([f"error: {error}"])
+        question = signature.bind(self, *arguments, **keywords)
+        question.apply_defaults()
+
+        def compute() -> str:
+            try:
+                return bound_lines(method(*question.args, **question.kwargs))
+            except AnalysisError as error:  # an answer, too: the run stays as it is
+                return bound_lines([f"error: {error}"])
+
+        with self.runs.turns.answering():
+            try:
+                if not is_cached:
+                    return compute()
+                return self.runs.answer_once(
+                    self._name_question(method.__name__, question.arguments), compute
+                )
+            except EtloomError as error:
+                return bound_lines([f"error: {error}"])
 
     return call
 
@@ -73,6 +86,12 @@ class RunTools:
             self.open_run, self.summary, self.findings, self.explain, self.compare, self.what_if, self.predict,
             self.hangs, self.analyze, self.query, self.timeline, self.schema,
         ]  # fmt: skip
+
+    def _name_question(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Return a text that is the same for all ways to ask a question. Raises EtloomError for a refused path."""
+        values = {name: value for name, value in arguments.items() if name != "self"}
+        paths = {name: str(self.runs.resolve(values[name])) for name in _RUN_ARGUMENTS if name in values}
+        return f"{tool} {sorted((values | paths).items())!r}"
 
     @_answer
     def open_run(self, run: str = "") -> list[str]:
@@ -189,14 +208,17 @@ class RunTools:
     @_answer
     def analyze(self, name: str = "", run: str = "") -> list[str]:
         """Run an analysis and return its table; without a name, list the analyses."""
-        import etloom
+        from etloom.analyses.answers import answer_first_rows
         from etloom.core import registry
 
         if not name:
             names = registry.list_plugins("analyses")
             return [f"{item}: {registry.get_summary('analyses', item)}" for item in names]
         units = "times in ns, sizes in bytes, unless the name of the column states another unit"
-        return list_rows(etloom.analyze(self.runs.get_job(run), name).head(_MAX_ROWS), units)
+        job = self.runs.get_job(run)
+        if name == "findings":
+            return list_rows(self._list_findings(run).head(_MAX_ROWS), units)
+        return list_rows(answer_first_rows(job, name, _MAX_ROWS, self.runs.turns.give_way), units)
 
     @_answer
     def query(self, sql: str, run: str = "") -> list[str]:
@@ -246,25 +268,6 @@ class RunTools:
         from etloom.reports.summary import answer_once
 
         return answer_once(self.runs.get_job(run), "findings").table
-
-
-def prepare_job(job: Job) -> None:
-    """Compute what the first questions about a job need, cached with it: findings, summary, graph and its path."""
-    import etloom
-    from etloom.reports.summary import answer_once, summarize_run
-
-    def prepare_what_if() -> None:
-        unchanged = etloom.simulate(job)
-        unchanged.recording.prepare()
-        _ = unchanged.reasons, unchanged.table
-
-    for work in (
-        lambda: answer_once(job, "findings"),
-        prepare_what_if,
-        lambda: summarize_run(job),
-    ):
-        with suppress(EtloomError):  # the question that needs it reports it
-            work()
 
 
 def _is_problem() -> pl.Expr:

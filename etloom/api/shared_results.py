@@ -1,0 +1,44 @@
+"""Results that questions about a run share, as pieces of work that a server can do before it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from etloom.core.trace import Job
+
+
+def list_shared_work(job: Job) -> Iterator[Callable[[], object]]:
+    """Yield what questions about a run of linked traces need; computed once, and kept with the job.
+
+    The most likely questions come first: findings, what-ifs, the summary, then comparisons. A piece is about one rank
+    if possible; it raises an EtloomError if the run does not allow it.
+    """
+    from etloom.comparison import RUN_TABLES
+    from etloom.reports.summary import answer_once, summarize_run
+
+    yield from _list_rank_work(job, is_finding=True)
+    yield lambda: answer_once(job, "findings")
+    yield lambda: _prepare_what_if(job)
+    yield lambda: summarize_run(job)
+    yield from _list_rank_work(job, is_finding=False)
+    yield from (partial(table.read, job) for table in RUN_TABLES)
+
+
+def _prepare_what_if(job: Job) -> None:
+    from etloom.simulator import simulate
+
+    unchanged = simulate(job, ())
+    unchanged.recording.prepare()
+    _ = unchanged.reasons, unchanged.table
+
+
+def _list_rank_work(job: Job, *, is_finding: bool) -> Iterator[Callable[[], object]]:
+    """Yield the results of each rank that questions to all ranks need: those that a store keeps."""
+    from etloom.analyses.findings.rank_findings import find_in_rank
+    from etloom.exports.store.rank_results import RESULTS
+
+    for rank, trace in job.items():
+        for result in RESULTS:
+            if (result.function is find_in_rank) == is_finding:
+                yield partial(trace.compute_once, result.function, *result.arguments(rank))

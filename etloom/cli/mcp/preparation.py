@@ -1,0 +1,48 @@
+"""Preparation of an opened run in the background: what questions about it share, and the answers to likely ones.
+
+It is a list of pieces of work; before each, questions go first. Kept are answers, which are short texts, and what the
+questions share: the dependency graph, sums by rank, and the small results of analyses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from etloom.cli.mcp.tools import RunTools
+from etloom.core.errors import EtloomError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from etloom.cli.mcp.opened_runs import OpenedRuns
+
+
+def prepare_run(runs: OpenedRuns, path: Path) -> None:
+    """Prepare a run for questions; ends when the run is closed.
+
+    Args:
+        runs: the opened runs.
+        path: of the run, opened.
+    """
+    with runs.turns.preparing():
+        for work in _list_work(runs, str(path)):
+            runs.turns.give_way()
+            if not runs.is_open(path):
+                return
+            with suppress(EtloomError):  # the question that needs it reports it
+                work()
+
+
+def _list_work(runs: OpenedRuns, run: str) -> Iterator[Callable[[], object]]:
+    """Yield what to compute, the most likely questions first."""
+    from etloom.api.shared_results import list_shared_work
+    from etloom.core import registry
+
+    tools = RunTools(runs)
+    yield partial(tools.open_run, run)
+    yield from list_shared_work(runs.get_job(run))
+    yield from (partial(tool, run) for tool in (tools.summary, tools.findings, tools.predict))
+    yield from (partial(tools.analyze, name, run) for name in registry.list_plugins("analyses"))
