@@ -147,6 +147,26 @@ def scale_chains(
 ) -> tuple[int, float, float]:
     """Changes edges from their recorded lags; returns the delays that stay, and the sums of times before and after."""
 
+def group_edges(
+    chain: _I32, last: _I32, edges: _I32, floor: _I64, delay: _I64, rows: _I32
+) -> tuple[_I32, _I32, _U8, _I32, _I32, _I32]:
+    """Returns edges in the order of their chains: chain, end, and whether the chain ends, of each run; floor and row of
+    each edge; and the edges with a delay or a long floor."""
+
+def scale_groups(
+    runs: _I32,
+    bounds: _I32,
+    ends: _U8,
+    floors: _I32,
+    rows: _I32,
+    marked: _Bool | None,
+    times: float,
+    upper: _I64,
+    near: _I64,
+    lower: _I64,
+) -> int:
+    """Scales grouped edges with a marked row; returns how much longer they take."""
+
 def select_edges(edges: _I32, rows: _I32, marked: _Bool) -> _I32: ...
 def expand_chains(first: _I32, source: _I32, points: _I32, heads: _I32, last: _I32, path: _I32) -> _I32: ...
 def mark_extremes(first: _I32, source: _I32, usable: _Bool, group: _I32) -> _U8: ...

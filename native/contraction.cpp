@@ -86,11 +86,17 @@ void change_chains(In<int32_t> chain, In<int32_t> last, std::optional<In<int32_t
     if (!fit) throw nb::value_error("there is no such edge");
 }
 
+// A number from 0 to 2^51, to the nearest whole number (of two the even one), without a call of a library.
+int64_t round_small(double number) {
+    constexpr double WHOLE = 0x1.8p52;
+    return static_cast<int64_t>((number + WHOLE) - WHOLE);
+}
+
 // A lag times a factor, to the nearest whole number (of two the even one), as numpy rounds.
 int64_t scale(int64_t lag, double factor) {
-    constexpr double MOST = 0x1p62, WHOLE = 0x1.8p52;
+    constexpr double MOST = 0x1p62;
     const double scaled = std::min(static_cast<double>(lag) * factor, MOST);
-    if (scaled >= 0 && scaled < 0x1p51) return static_cast<int64_t>((scaled + WHOLE) - WHOLE);  // no call of a library
+    if (scaled >= 0 && scaled < 0x1p51) return round_small(scaled);
     return static_cast<int64_t>(std::nearbyint(scaled));
 }
 
@@ -132,6 +138,101 @@ nb::tuple scale_chains(In<int32_t> chain, In<int32_t> last, In<int32_t> edges, I
     }
     if (!fit) throw nb::value_error("there is no such edge");
     return nb::make_tuple(static_cast<int64_t>(residual), before, after);
+}
+
+// Edges in the order of their chains, to change many of them by a factor. Grouped are those without delay whose floor is
+// positive and fits 32 bits: runs of the same chain (its number, where the next run begins, whether the chain's last edge
+// is the last of the run), and the floor and the row of each edge. A factor changes nothing about edges without floor and
+// delay, which are left out. The other ones are returned as they are.
+nb::tuple group_edges(In<int32_t> chain, In<int32_t> last, In<int32_t> edges, In<int64_t> floor, In<int64_t> delay,
+                      In<int32_t> rows) {
+    const size_t m = chain.shape(0), chains = last.shape(0), k = edges.shape(0);
+    for (size_t length : {floor.shape(0), delay.shape(0), rows.shape(0)})
+        if (length != m) throw nb::value_error("the lags do not fit the edges");
+    Paged<int32_t> runs, bounds(1, 0), floors, owners, others;
+    Paged<uint8_t> ends;
+    bool fit = true;
+    {
+        nb::gil_scoped_release release;
+        const auto is_plain = [&](size_t e) { return floor(e) > 0 && floor(e) <= INT32_MAX && delay(e) == 0; };
+        Paged<int32_t> place(chains + 1, 0), sorted;
+        for (size_t i = 0; fit && i < k; ++i) {
+            const auto e = static_cast<size_t>(edges(i));
+            fit = e < m && static_cast<size_t>(chain(e)) < chains;
+            if (!fit) break;
+            if (is_plain(e))
+                ++place[static_cast<size_t>(chain(e)) + 1];
+            else if (floor(e) != 0 || delay(e) != 0)
+                others.push_back(edges(i));
+        }
+        for (size_t c = 0; c < chains; ++c) place[c + 1] += place[c];
+        sorted.resize(static_cast<size_t>(place[chains]));
+        runs.reserve(std::min(sorted.size(), chains));
+        bounds.reserve(runs.capacity() + 1);
+        ends.reserve(runs.capacity());
+        for (size_t i = 0; fit && i < k; ++i) {
+            const auto e = static_cast<size_t>(edges(i));
+            if (is_plain(e)) sorted[static_cast<size_t>(place[static_cast<size_t>(chain(e))]++)] = edges(i);
+        }
+        floors.resize(sorted.size());
+        owners.resize(sorted.size());
+        for (size_t i = 0; i < sorted.size(); ++i) {
+            const auto e = static_cast<size_t>(sorted[i]);
+            floors[i] = static_cast<int32_t>(floor(e));
+            owners[i] = rows(e);
+            if (i + 1 < sorted.size() && chain(static_cast<size_t>(sorted[i + 1])) == chain(e)) continue;
+            runs.push_back(chain(e));
+            bounds.push_back(static_cast<int32_t>(i + 1));
+            ends.push_back(last(static_cast<size_t>(chain(e))) == sorted[i]);
+        }
+    }
+    if (!fit) throw nb::value_error("there is no such edge");
+    return nb::make_tuple(to_numpy(std::move(runs)), to_numpy(std::move(bounds)), to_numpy(std::move(ends)),
+                          to_numpy(std::move(floors)), to_numpy(std::move(owners)), to_numpy(std::move(others)));
+}
+
+// Makes the floors of grouped edges, of those whose row is marked, `times` as much, as `scale_chains` does. Returns how
+// much longer all of them take.
+int64_t scale_groups(In<int32_t> runs, In<int32_t> bounds, In<uint8_t> ends, In<int32_t> floors, In<int32_t> rows,
+                     std::optional<In<bool>> marked, double times, Out<int64_t> upper, Out<int64_t> near,
+                     Out<int64_t> lower) {
+    const size_t n = runs.shape(0), k = floors.shape(0), chains = upper.shape(0);
+    const size_t owners = marked ? marked->shape(0) : 0;
+    if (bounds.shape(0) != n + 1 || ends.shape(0) != n || rows.shape(0) != k || bounds(0) != 0 ||
+        static_cast<size_t>(bounds(n)) != k || near.shape(0) != chains || lower.shape(0) != chains)
+        throw nb::value_error("the lags do not fit the chains");
+    if (!(times >= 0 && times < 0x1p20)) throw nb::value_error("the factor is too large");
+    bool fit = true;
+    int64_t longer = 0;
+    {
+        nb::gil_scoped_release release;
+        const int32_t *const floor = floors.data(), *const row = rows.data();
+        const bool* const marks = marked ? marked->data() : nullptr;
+        const auto scaled = [times](int32_t lag) { return round_small(static_cast<double>(lag) * times); };
+        for (size_t run = 0; run < n; ++run) {
+            const auto c = static_cast<size_t>(runs(run)), to = static_cast<size_t>(bounds(run + 1));
+            auto i = static_cast<size_t>(bounds(run));
+            if (c >= chains || i >= to || to > k) {
+                fit = false;
+                break;
+            }
+            int64_t more = 0;
+            bool is_marked = true;
+            for (; i < to; ++i) {
+                if (marks != nullptr) {  // a row that does not exist is not marked
+                    const auto owner = static_cast<size_t>(static_cast<uint32_t>(row[i]));
+                    is_marked = owner < owners && marks[owner];
+                }
+                more += is_marked ? scaled(floor[i]) - floor[i] : 0;
+            }
+            upper(c) = plus(upper(c), more);
+            lower(c) = plus(lower(c), more);
+            if (ends(run) != 0 && is_marked) near(c) = scaled(floor[to - 1]);
+            longer += more;
+        }
+    }
+    if (!fit) throw nb::value_error("there is no such chain");
+    return longer;
 }
 
 // Those of the edges whose row is marked; edges without a row have a negative one.
@@ -238,6 +339,15 @@ void bind_contraction(nb::module_& module) {
                nb::arg("more"), nb::arg("upper"), nb::arg("near"), nb::arg("lower"),
                "Change edges from their recorded lags: add to the sums of their chains of both bounds, in place. Returns "
                "the delays that stay, and the sums of floors and delays of the lower bound before and after.");
+    module.def("group_edges", &group_edges, nb::arg("chain"), nb::arg("last"), nb::arg("edges"), nb::arg("floor"),
+               nb::arg("delay"), nb::arg("rows"),
+               "Edges in the order of their chains: of each run of a chain its number, the end, and whether it ends with the "
+               "chain's last edge; of each edge its floor and row; and the edges that have a delay or a long floor.");
+    module.def("scale_groups", &scale_groups, nb::arg("runs"), nb::arg("bounds"), nb::arg("ends"), nb::arg("floors"),
+               nb::arg("rows"), nb::arg("marked").none(), nb::arg("times"), nb::arg("upper"), nb::arg("near"),
+               nb::arg("lower"),
+               "Scale the floors of grouped edges, those whose row is marked, in the sums of their chains, in place. Returns "
+               "how much longer all of them take.");
     module.def("select_edges", &select_edges, nb::arg("edges"), nb::arg("rows"), nb::arg("marked"),
                "Those of the edges whose row is marked.");
     module.def("expand_chains", &expand_chains, nb::arg("first"), nb::arg("source"), nb::arg("points"), nb::arg("heads"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +140,48 @@ class ContractedGraph:
 def contract_graph(graph: Graph, anchors: NDArray[np.bool_]) -> ContractedGraph:
     """Contract the chains of a graph; anchors: mask of points that are kept whatever edges they have."""
     return ContractedGraph(graph, *_native.contract(graph.first, graph.source, anchors))
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedEdges:
+    """Many edges of a graph in the order of their chains, so that a factor changes all of them in one pass.
+
+    ``runs``: the chain of each run of edges, ``bounds``: the end of each run, from 0, ``ends``: whether the last edge
+    of a run is that of its chain. ``floors`` and ``rows``: minimum latency and row of each edge. ``others``: the edges
+    that have a delay, or a minimum latency of more than 32 bits. Edges that take no time are left out.
+    """
+
+    MAX_FACTOR: ClassVar[float] = 2.0**20
+
+    runs: Int32Array
+    bounds: Int32Array
+    ends: UInt8Array
+    floors: Int32Array
+    rows: Int32Array
+    others: Int32Array
+
+    @classmethod
+    def group(cls, contraction: ContractedGraph, edges: Int32Array, rows: Int32Array) -> GroupedEdges:
+        """Group these edges (ascending). rows: of each edge of the whole graph, negative for none."""
+        graph, chains = contraction.graph, (contraction.chain, contraction.last)
+        return cls(*_native.group_edges(*chains, edges, graph.min_latency, graph.unexplained, rows))
+
+    def scale(
+        self, times: float, marked: NDArray[np.bool_] | None, upper: ChainLags, lower: ChainLags
+    ) -> int:
+        """Scale minimum latencies in the lags of the chains, in place, but not those of ``others``.
+
+        Args:
+            times: factor, less than `MAX_FACTOR`.
+            marked: mask of the rows whose edges change; None: all edges.
+            upper: the lags of chains for paths.
+            lower: further lags that change alike.
+
+        Returns:
+            How much longer all edges take, ns.
+        """
+        parts = self.runs, self.bounds, self.ends, self.floors, self.rows
+        return _native.scale_groups(*parts, marked, times, upper.total, upper.last_edges, lower.total)
 
 
 FIRST, LAST = 1, 2

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from etloom import _native
 from etloom.graphs.algorithms import REMOVED_LAG
-from etloom.graphs.contraction import ChainLags, ContractedGraph
+from etloom.graphs.contraction import ChainLags, ContractedGraph, GroupedEdges
 from etloom.graphs.graph import Graph, Int32Array, Int64Array, UInt8Array
 from etloom.simulator.changes import Change
-
-Rows: TypeAlias = slice | Int64Array
+from etloom.simulator.edge_selection import Selection
 
 _CHUNK_EDGES = 1 << 15
 """Edges that are computed at a time: their arrays stay in the processor's cache."""
@@ -31,7 +30,7 @@ class Lags(NamedTuple):
     upper: Int64Array
     lower: Int64Array
 
-    def take(self, rows: Rows) -> Lags:
+    def take(self, rows: Int64Array) -> Lags:
         """Return those of some edges."""
         return Lags(*(part[rows] for part in self))
 
@@ -48,8 +47,11 @@ class LagStep(Protocol):
     @property
     def edges(self) -> Int32Array: ...
 
-    def compute(self, before: Lags, rows: Rows) -> Lags:
-        """Return the lags of these rows of ``edges``, given those before the change."""
+    def find(self, edges: Int32Array) -> Int64Array:
+        """Return the positions of those of any edges that the step changes."""
+
+    def compute(self, before: Lags, edges: Int32Array) -> Lags:
+        """Return the lags of these of its edges, given those before the change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,27 +61,44 @@ class SetLags:
     edges: Int32Array
     lags: Lags
 
-    def compute(self, before: Lags, rows: Rows) -> Lags:
+    def find(self, edges: Int32Array) -> Int64Array:
+        """Return the positions of those of any edges whose lags are known."""
+        if not self.edges.size:
+            return np.zeros(0, np.int64)
+        rows = np.minimum(np.searchsorted(self.edges, edges), len(self.edges) - 1)
+        return np.flatnonzero(self.edges[rows] == edges)
+
+    def compute(self, before: Lags, edges: Int32Array) -> Lags:
         """Return the known lags."""
-        return self.lags.take(rows)
+        return self.lags.take(np.searchsorted(self.edges, edges))
 
 
 @dataclass(frozen=True, eq=False)
 class ScaleLags:
     """A change of the minimum latencies, and of the part of the unexplained delay that may disappear with its cause.
 
-    ``kinds``: of the edges of the graph. ``usual_delays``: by kind, the delay that may disappear, ns.
+    ``selection``: its edges. ``kinds``: of the edges of the graph. ``usual_delays``: by kind, the delay that may
+    disappear, ns.
     """
 
-    edges: Int32Array
+    selection: Selection
     change: Change
     kinds: UInt8Array
     usual_delays: Int64Array
 
-    def compute(self, before: Lags, rows: Rows) -> Lags:
+    @property
+    def edges(self) -> Int32Array:
+        """The selected edges; computed on first access."""
+        return self.selection.edges
+
+    def find(self, edges: Int32Array) -> Int64Array:
+        """Return the positions of those of any edges that are selected."""
+        return self.selection.find(edges)
+
+    def compute(self, before: Lags, edges: Int32Array) -> Lags:
         """Return the changed lags; a removed edge stays removed."""
         min_latency = _change_latencies(self.change, before.min_latency)
-        removable = self.get_removable(before, rows)
+        removable = self.get_removable(before, edges)
         if self.change.plus_ns is None:
             lower = scale_lags(removable, self.change.times or 0.0) + (before.lower - removable)
         else:
@@ -91,18 +110,33 @@ class ScaleLags:
         return Lags(min_latency, before.upper, lower)
 
     def change_recorded(
-        self, contraction: ContractedGraph, upper: ChainLags, lower: ChainLags
+        self,
+        contraction: ContractedGraph,
+        upper: ChainLags,
+        lower: ChainLags,
+        groups: GroupedEdges | None = None,
     ) -> tuple[int, float]:
         """Change the lags of chains of both bounds, in place, from the recorded ones: `compute` in one pass.
+
+        Args:
+            contraction: the contracted graph.
+            upper: the lags of its chains, for the upper bound.
+            lower: for the lower bound.
+            groups: all edges of the target, for a selection of a whole one.
 
         Returns:
             The delay of the lower bound that may not disappear, and the difference of the sums of its times, ns.
         """
-        graph, change = contraction.graph, self.change
+        graph, change, longer = contraction.graph, self.change, 0
+        if groups is None or change.times is None or change.times >= groups.MAX_FACTOR:
+            edges = self.edges
+        else:
+            longer = groups.scale(change.times, self.selection.marked, upper, lower)
+            edges = self.selection.filter(groups.others)
         residual, before, after = _native.scale_chains(
             contraction.chain,
             contraction.last,
-            self.edges,
+            edges,
             graph.min_latency,
             graph.unexplained,
             self.kinds,
@@ -114,11 +148,11 @@ class ScaleLags:
             upper.last_edges,
             lower.total,
         )
-        return residual, after - before
+        return residual, longer + after - before
 
-    def get_removable(self, before: Lags, rows: Rows) -> Int64Array:
-        """Return the part of the lower bound's unexplained delay that may disappear."""
-        return np.asarray(np.minimum(before.lower, self.usual_delays[self.kinds[self.edges[rows]]]))
+    def get_removable(self, before: Lags, edges: Int32Array) -> Int64Array:
+        """Return the part of the unexplained delay of these edges that may disappear in the lower bound."""
+        return np.asarray(np.minimum(before.lower, self.usual_delays[self.kinds[edges]]))
 
 
 class ChangedLags:
@@ -137,12 +171,12 @@ class ChangedLags:
         """Add a step."""
         self._steps.append(step)
 
-    def add(self, step: LagStep) -> Iterator[tuple[slice, Lags, Lags]]:
-        """Add a step after yielding the rows of its edges in chunks, with their lags before and after it."""
+    def add(self, step: LagStep) -> Iterator[tuple[Int32Array, Lags, Lags]]:
+        """Add a step after yielding its edges in chunks, with their lags before and after it."""
         for low in range(0, len(step.edges), _CHUNK_EDGES):
-            rows = slice(low, low + _CHUNK_EDGES)
-            before = self.read(step.edges[rows])
-            yield rows, before, step.compute(before, rows)
+            edges = step.edges[low : low + _CHUNK_EDGES]
+            before = self.read(edges)
+            yield edges, before, step.compute(before, edges)
         self.append(step)
 
     def read(self, edges: Int32Array) -> Lags:
@@ -150,12 +184,9 @@ class ChangedLags:
         delays = self._graph.unexplained[edges]
         lags = Lags(self._graph.min_latency[edges], delays, delays.copy())
         for step in self._steps:
-            if not step.edges.size:
-                continue
-            rows = np.minimum(np.searchsorted(step.edges, edges), len(step.edges) - 1)
-            changed = np.flatnonzero(step.edges[rows] == edges)
+            changed = step.find(edges)
             if changed.size:
-                _put(lags, changed, step.compute(lags.take(changed), rows[changed]))
+                _put(lags, changed, step.compute(lags.take(changed), edges[changed]))
         return lags
 
     def read_all(self) -> Lags:
@@ -164,7 +195,7 @@ class ChangedLags:
         lags = Lags(graph.min_latency.copy(), graph.unexplained.copy(), graph.unexplained.copy())
         for step in self._steps:
             edges = step.edges.astype(np.int64)
-            _put(lags, edges, step.compute(lags.take(edges), slice(None)))
+            _put(lags, edges, step.compute(lags.take(edges), step.edges))
         return lags
 
 

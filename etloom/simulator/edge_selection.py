@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -18,7 +19,8 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
-from etloom.graphs.transfers import Mask, edges_by_rank, mask_events, mask_transfers, owner_rows
+from etloom.graphs.transfers import Mask, edges_by_rank, mask_events, mask_transfers
+from etloom.graphs.transfers import owner_rows as find_owner_rows
 from etloom.simulator.changes import TARGETS, Change, Network
 
 HOST_KINDS = (EdgeKind.SEGMENT, EdgeKind.IDLE)
@@ -26,6 +28,50 @@ GPU_TARGETS = ("kernel", "copy", "launch", "stream", "sync")
 """Targets that require GPU activities."""
 Edges: TypeAlias = Int32Array
 DELAY_KINDS = {"launch": EdgeKind.LAUNCH, "stream": EdgeKind.STREAM, "sync": EdgeKind.SYNC}
+
+
+_CHUNK_EDGES = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Edges of a target, ascending.
+
+    ``target``: the edges, of which those are selected whose owner is ``marked``, a mask of rows (None: all).
+    ``owner_rows``: the row of the owner of each edge of the graph. ``is_whole``: whether ``target`` is a target of
+    changes, and not a part of one.
+    """
+
+    target: Edges
+    marked: Mask | None
+    owner_rows: Int32Array
+    is_whole: bool
+
+    @cached_property
+    def edges(self) -> Edges:
+        """The selected edges; computed on first access."""
+        return self.filter(self.target)
+
+    def filter(self, edges: Edges) -> Edges:
+        """Return those of these edges of the target that are selected."""
+        if self.marked is None:
+            return edges
+        selected: Edges = _native.select_edges(edges, self.owner_rows, self.marked)
+        return selected
+
+    def find(self, edges: Edges) -> Int64Array:
+        """Return the positions of those of any edges that are selected."""
+        rows = np.minimum(np.searchsorted(self.target, edges), len(self.target) - 1)
+        is_selected = self.target[rows] == edges
+        if self.marked is not None:
+            owners = self.owner_rows[edges]
+            is_selected &= (owners >= 0) & self.marked[owners]
+        return np.flatnonzero(is_selected)
+
+    def __bool__(self) -> bool:
+        """Whether any edge is selected."""
+        starts = range(0, len(self.target), _CHUNK_EDGES)
+        return any(self.filter(self.target[start : start + _CHUNK_EDGES]).size for start in starts)
 
 
 class EdgeSelector:
@@ -46,21 +92,23 @@ class EdgeSelector:
         for name in ("_names", "_parents"):
             getattr(self, name)
 
-    def select(self, change: Change) -> Edges:
-        """Return the edges that a change is about. Raises EtloomError if there are none."""
-        edges = self.select_target(change.target)
+    def select(self, change: Change) -> Selection:
+        """Select the edges that a change is about. Raises EtloomError if there are none."""
+        edges, marked = self.select_target(change.target), None
         if change.name is not None:
-            edges = self._filter(edges, self._mask_names(change.name, change.target))
+            marked = self._mask_names(change.name, change.target)
         for key, value in change.filters.items():
             if key == "rank":
                 edges = edges[
                     np.isin(edges, self._edges_by_rank.get(int(value), edges[:0]), assume_unique=True)
                 ]
             else:
-                edges = self._filter(edges, self._mask_values(key, value))
-        if not edges.size:
+                mask = self._mask_values(key, value)
+                marked = mask if marked is None else marked & mask
+        selection = Selection(edges, marked, self.owner_rows, "rank" not in change.filters)
+        if not selection:
             raise self._no_match_error(change)
-        return edges
+        return selection
 
     def _no_match_error(self, change: Change) -> EtloomError:
         run = shlex.quote(str(self.job.meta.get("path", "PATH")))
@@ -141,11 +189,11 @@ class EdgeSelector:
         return dict(zip(self.job, np.cumsum([0, *heights]).tolist(), strict=False))
 
     @cached_property
-    def _owner_rows(self) -> Int32Array:
+    def owner_rows(self) -> Int32Array:
         """The row of the owner of each edge, -1 for none."""
         rows = np.full(len(self.graph.source), -1, np.int32)
         for rank, edges in self._edges_by_rank.items():
-            owners = owner_rows(self.graph, self.job[rank].events, edges)
+            owners = find_owner_rows(self.graph, self.job[rank].events, edges)
             rows[edges] = np.where(owners >= 0, owners + np.int32(self._first_rows[rank]), owners)
         return rows
 
@@ -181,7 +229,7 @@ class EdgeSelector:
 
     def _filter(self, edges: Edges, rows: Mask) -> Edges:
         """Return those of the edges whose owner is one of the rows of a mask."""
-        selected: Edges = _native.select_edges(edges, self._owner_rows, rows)
+        selected: Edges = _native.select_edges(edges, self.owner_rows, rows)
         return selected
 
     def _mask_rows(self, mask: Callable[..., Mask], *arguments: Any) -> Mask:

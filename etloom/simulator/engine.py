@@ -207,8 +207,7 @@ class _Schedule:
 
     def _add(self, step: LagStep) -> None:
         """Add a step to the lags, and its differences to those of the chains and to what `Simulated` counts."""
-        for rows, before, after in self.lags.add(step):
-            edges = step.edges[rows]
+        for edges, before, after in self.lags.add(step):
             for chains, old, new in (
                 (self.upper, before.min_latency + before.upper, after.min_latency + after.upper),
                 (self.lower, before.min_latency + before.lower, after.min_latency + after.lower),
@@ -217,7 +216,7 @@ class _Schedule:
             self.total_upper += after.sum_times(upper=True) - before.sum_times(upper=True)
             self.total_lower += after.sum_times() - before.sum_times()
             if isinstance(step, ScaleLags):
-                residual = before.lower - step.get_removable(before, rows)
+                residual = before.lower - step.get_removable(before, edges)
                 self.residual_ns += int(residual[before.min_latency != REMOVED_LAG].sum())
 
     def _remove_syncs(self, change: RemoveSync) -> None:
@@ -265,10 +264,11 @@ class _Schedule:
         _check_range(change, self.total_upper)
 
     def _change_lags(self, change: Change) -> None:
-        edges = self.edges.select(change)
-        step = ScaleLags(edges, change, self.graph.kind, self.recording.usual_delays)
+        selection = self.edges.select(change)
+        step = ScaleLags(selection, change, self.graph.kind, self.recording.usual_delays)
         if self.lags.is_recorded:
-            self.residual_ns, longer = step.change_recorded(self.contraction, self.upper, self.lower)
+            groups = self.recording.group_target(change.target) if selection.is_whole else None
+            self.residual_ns, longer = step.change_recorded(self.contraction, self.upper, self.lower, groups)
             self.total_lower += longer
             self.lags.append(step)
         else:

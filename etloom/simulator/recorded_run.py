@@ -11,16 +11,25 @@ import polars as pl
 from etloom.analyses.helpers.dependency_graph import build_dependencies, is_kept
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, check_timed, critical_paths
-from etloom.graphs.contraction import ChainLags, ContractedGraph, contract_graph, mark_extremes
+from etloom.graphs.contraction import (
+    ChainLags,
+    ContractedGraph,
+    GroupedEdges,
+    contract_graph,
+    mark_extremes,
+)
 from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 from etloom.graphs.transfers import TRANSFER_KINDS
+from etloom.simulator.changes import TARGETS
 from etloom.simulator.durations import Durations, PointSpans
 from etloom.simulator.edge_selection import EdgeSelector
 from etloom.simulator.network import NetworkFit, apply_network, try_fit
 from etloom.simulator.recording import describe_recording, recorded_starts
 from etloom.simulator.scenario import Basis, Scenario
 
+MIN_GROUPED_EDGES = 500_000
+"""Edges of a target that are grouped by chains, for changes by a factor."""
 QUANTILE = 0.95
 """Quantile of the unexplained delays of a kind up to which a delay may disappear with its cause."""
 
@@ -41,11 +50,14 @@ class RecordedRun:
     def __init__(self, job: Job, graph: DependencyGraph | None = None) -> None:
         self.graph = graph or build_dependencies(job)
         check_timed(self.graph, job)
+        self._groups: dict[str, GroupedEdges | None] = {}
         self._job = job.replace({})  # the job itself may keep this object: a cycle would outlive it
 
     def prepare(self) -> None:
         """Compute what the first questions would wait for."""
         self.edges.prepare()
+        for target in TARGETS:
+            self.group_target(target)
         for name in ("usual_delays", "kept_starts", "total_lag", "recorded_spans", "critical_path"):
             getattr(self, name)
 
@@ -53,6 +65,16 @@ class RecordedRun:
     def edges(self) -> EdgeSelector:
         """Selects edges by the events that own them."""
         return EdgeSelector(self.graph.graph, self._job)
+
+    def group_target(self, target: str) -> GroupedEdges | None:
+        """Return the edges of a target, grouped by chains; None if they are few."""
+        if target not in self._groups:
+            edges = self.edges.select_target(target)
+            is_large = len(edges) >= MIN_GROUPED_EDGES
+            self._groups[target] = (
+                GroupedEdges.group(self.contraction, edges, self.edges.owner_rows) if is_large else None
+            )
+        return self._groups[target]
 
     @cached_property
     def starts(self) -> Int64Array:

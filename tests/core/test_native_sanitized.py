@@ -52,6 +52,10 @@ for seed in range(200):
             native.scale_chains(
                 chain, last, edges, lags, lag, kind, np.full(8, 5), *change, sums, near, sums.copy()
             )
+        rows = draw.integers(-2, 9, len(edges)).astype(np.int32)
+        *groups, _ = native.group_edges(chain, last, edges, np.abs(lags), np.minimum(lags, 0), rows)
+        for marked in (None, draw.random(5) < 0.5):
+            native.scale_groups(*groups, marked, 1e6, sums, near, sums.copy())
         for path in range(len(last)):
             native.expand_chains(first, source, points, heads, last, np.array([path], np.int32))
         native.mark_extremes(first, source, lags >= 0, draw.integers(-1, 2, n).astype(np.int32))

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from etloom import _native
 from etloom.graphs import algorithms
 from etloom.graphs.algorithms import REMOVED_LAG
-from etloom.graphs.contraction import ChainLags, ContractedGraph, contract_graph, mark_extremes
+from etloom.graphs.contraction import (
+    ChainLags,
+    ContractedGraph,
+    GroupedEdges,
+    contract_graph,
+    mark_extremes,
+)
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 
 
@@ -105,6 +111,59 @@ def test_every_edge_is_in_the_chain_between_two_kept_points(graph: Graph, data: 
         assert not kept & set(graph.target[edges[:-1]].tolist())
         assert contraction.recorded.total[chain] == graph.lag[edges].sum()
         assert contraction.recorded.last[chain] == graph.lag[edges[-1]]
+
+
+@given(graphs(), st.data())
+def test_grouped_edges_are_scaled_like_single_ones(graph: Graph, data: Any) -> None:
+    contraction, m = contract(data, graph), len(graph.source)
+    latency = data.draw(st.lists(st.sampled_from([0, 1, 3, 2**31 - 1, 2**31]), min_size=m, max_size=m))
+    graph.min_latency[:] = latency  # the delays are computed below
+    rows = np.array(data.draw(st.lists(st.integers(-1, 3), min_size=m, max_size=m)), np.int32)
+    is_edge = np.array(data.draw(st.lists(st.booleans(), min_size=m, max_size=m)), bool)
+    marked = data.draw(st.none() | st.lists(st.booleans(), min_size=4, max_size=4).map(np.array))
+    times = data.draw(st.sampled_from([0.0, 0.5, 1.0, 2.5, 1e6]))
+    edges = np.flatnonzero(is_edge).astype(np.int32)
+    groups = GroupedEdges.group(contraction, edges, rows)
+    upper, lower = contraction.recorded.copy(for_paths=True), contraction.recorded.copy(for_paths=False)
+    longer = groups.scale(times, marked, upper, lower)
+
+    expected, total = contraction.recorded.copy(for_paths=True), 0
+    for edge in edges:
+        floor = int(graph.min_latency[edge])
+        if graph.unexplained[edge] or floor >= 2**31:
+            assert edge in groups.others
+            continue
+        assert edge not in groups.others
+        if marked is None or (rows[edge] >= 0 and marked[rows[edge]]):
+            chain, more = contraction.chain[edge], round(floor * times) - floor
+            expected.total[chain] += more
+            total += more
+            if contraction.last[chain] == edge:
+                expected.last_edges[chain] = floor + more
+    assert np.array_equal(upper.total, expected.total)
+    assert np.array_equal(lower.total, expected.total)
+    assert np.array_equal(upper.last_edges, expected.last_edges)
+    assert longer == total
+
+
+def test_grouped_edges_that_do_not_fit_are_refused() -> None:
+    one, lags = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    groups = [one, np.array([0, 1], np.int32), np.ones(1, np.uint8), one, one, None]
+    with pytest.raises(ValueError, match="the factor is too large"):
+        _native.scale_groups(*groups, 2.0**20, lags, lags, lags)
+    for part, wrong in (
+        (0, one + 1),
+        (1, one),
+        (1, np.array([1, 0], np.int32)),
+        (1, np.array([0, 2], np.int32)),
+    ):
+        parts = groups.copy()
+        parts[part] = wrong
+        with pytest.raises(ValueError, match=r"do not fit the chains|there is no such chain"):
+            _native.scale_groups(*parts, 2.0, lags, lags, lags)
+    for edge, chain in ((1, 0), (-1, 0), (0, 1)):
+        with pytest.raises(ValueError, match="there is no such edge"):
+            _native.group_edges(one + chain, one, one + edge, lags, lags, one)
 
 
 @given(graphs(), st.data())

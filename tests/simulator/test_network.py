@@ -73,7 +73,7 @@ def change_ns(job: Job, change: Any) -> int:
 )
 def test_a_collective_is_selected_by_its_name(job: Job, name: str) -> None:
     selector = EdgeSelector(build_graph(job).graph, job)
-    edges = selector.select(parse_change(f"comm:{name} x2"))
+    edges = selector.select(parse_change(f"comm:{name} x2")).edges
     owners = set(selector.graph.owner[edges].tolist())
     assert owners == {1} and (selector.graph.kind[edges] == EdgeKind.TRANSFER).sum() == 2
 
@@ -94,10 +94,10 @@ def test_all_reduce_of_recordings(name: str, data: Path) -> None:
     job = etloom.open(data / name)
     linked = Job({rank: etloom.link(trace) for rank, trace in job.items()}, job.meta)
     selector = EdgeSelector(build_graph(linked).graph, linked)
-    by_collective = selector.select(parse_change("comm:all_reduce x2"))
+    by_collective = selector.select(parse_change("comm:all_reduce x2")).edges
     by_event = selector.select(
         parse_change("comm:gloo?all_reduce x2" if "cpu" in name else "comm:*AllReduce* x2")
-    )
+    ).edges
     assert np.array_equal(by_collective, by_event)
 
 

@@ -27,6 +27,7 @@ from etloom.simulator import (
     NoStraggler,
     RemoveSync,
     parse_change,
+    recorded_run,
 )
 from etloom.simulator import simulate as simulate_with
 from etloom.simulator.changed_lags import Lags, SetLags, scale_lags
@@ -337,8 +338,18 @@ def test_figures_and_path_are_those_of_the_times_of_all_points(
     assert f"it becomes {', '.join(shares)}" in done.reasons
 
 
-@pytest.mark.parametrize("change", ["host x0.37", "kernel =3us", "kernel -1us", "host +7ns", "host x1000"])
-def test_one_pass_over_recorded_lags_equals_the_steps(change: str) -> None:
+@pytest.mark.parametrize("fewest", [0, 10**9])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("host x0.37", "kernel =3us", "kernel -1us", "host +7ns", "host x1000", "kernel x0"),
+        *("op:*m* x0.37", "host:*e* x0.5", "host rank=0 x0.5", "launch x0.3"),
+    ],
+)
+def test_one_pass_over_recorded_lags_equals_the_steps(
+    change: str, fewest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_run, "MIN_GROUPED_EDGES", fewest)
     job = jobs.job_of(jobs.simulate(jobs.programs(0)))
     first, later = (_Schedule(get_recorded_run(job), job) for _ in range(2))
     nothing = np.zeros(0, np.int64)
