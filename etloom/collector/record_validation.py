@@ -49,6 +49,10 @@ def _is_ring(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(name)) for name in names)
 
 
+def _is_unrecorded(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_count(value.get(name)) for name in ("step_ns", "steps"))
+
+
 _is_text, _is_dict = _type_check(str), _type_check(dict)
 _is_count = _integer_between(0, 1 << 63)  # also for times: until 2262
 _is_rank_count = _integer_between(1, MAX_RANKS + 1)
@@ -78,6 +82,7 @@ _RANK_FIELDS: dict[str, Check] = {
     "job": _is_dict,
     "ended": _is_dict,
     "model": _is_dict,
+    "unrecorded": _is_unrecorded,
 }
 _NESTED_FIELDS: dict[str, dict[str, Check]] = {
     "job": dict.fromkeys(("batch", "rendezvous", "launch"), _is_text) | {"supervised": _type_check(bool)},

@@ -21,6 +21,7 @@ from .messages import MessageLog
 from .process_status import ProcessStatus
 from .profiler_guard import ProfilerGuard
 from .schedule import WindowSchedule
+from .step_timer import StepTimer
 from .window import Window
 
 _LATER_STEPS = "choose later steps"
@@ -73,6 +74,7 @@ class Recorder:
         self._window: Window | None = None
         self._guard: ProfilerGuard | None = None
         self._writer = BackgroundWriter()
+        self._timer = StepTimer(on_job_thread=options.step_ns is None)
 
     def remark(self, line: str) -> None:
         """Keep a remark on the steps of the open window; printed once, when the window closes."""
@@ -90,6 +92,7 @@ class Recorder:
         self.report_status(began=True, rank=current_rank()[0])
         self._guard = ProfilerGuard(self._yield_to_job, self.options)
         active_recorders.add_recorder(self)
+        self._time_step()
         if self.count > self._schedule.first and not self._schedule.is_waiting:
             self._skip_window(f"training began in step {self.count}", _LATER_STEPS)
         else:
@@ -116,8 +119,15 @@ class Recorder:
                 self._report_missed(
                     f"nothing recorded: this rank read the request for step {schedule.first} too late"
                 )
+        self._time_step()
         if self._window is not None or schedule.is_due(self.count):
             self._advance()
+
+    def _time_step(self) -> None:
+        """Time the step that ends if it runs without profilers, and without traces being written."""
+        if self._window is None and not self._writer.busy:
+            with suppress(RuntimeError):  # of a device that fails: the job will find out itself
+                self._timer.mark(self.count)
 
     @_never_raises
     def finish(self) -> None:
@@ -288,6 +298,7 @@ class Recorder:
     def _close_window(self, reason: str, *, in_background: bool) -> None:
         window, self._window = self._window, None
         assert window is not None
+        window.unrecorded = self._timer.measure()
         window.stop()
         steps, length = str(self._schedule), self._schedule.window_length
         if length is not None and len(window.steps) < length and not window.ring_overwrote:

@@ -43,6 +43,7 @@ class Window:
         steps: Numbers of the complete steps.
         ring_overwrote: The ring has overwritten the first steps.
         warnings: Messages about what could not be recorded.
+        unrecorded: The step time before the window, see `StepTimer`.
     """
 
     def __init__(self, options: RecordingOptions) -> None:
@@ -68,6 +69,7 @@ class Window:
         self._group_count = 0
         self._marker_records = 0  # records of the collector among the operators
         self._facts: dict[str, Any] = {}
+        self.unrecorded: dict[str, Any] | None = None
 
     def can_start(self) -> bool:
         """Return False if an operator of an earlier window has not ended: torch would write its end to freed memory."""
@@ -180,6 +182,7 @@ class Window:
             "observer": ("native" if self._is_native else "stock") if self._observer is not None else None,
             "steps": list(self.steps),
             "unfinished_step": self._open_step,
+            "unrecorded": self.unrecorded,
             **contents,
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
