@@ -54,7 +54,7 @@ def replay(
             `etloom.replayer.compute.compute_options.ComputeOptions`; "full": of CommsOptions, and ``namespaces``.
 
     Returns:
-        The measurements; for "comms" and "full" on rank 0, None on other ranks. With ``dry_run`` the table of the plan.
+        The measurements; for "comms" and "full" on rank 0, None on other ranks. With ``dry_run``, the plan as a table.
 
     Raises:
         UnknownName: ``what`` is none of the three.

@@ -12,8 +12,8 @@ from etloom import _native
 from etloom.graphs.graph import Graph, Int32Array, Int64Array
 
 REMOVED_LAG = np.int64(-(2**61))
-"""The lag of a removed edge: it constrains nothing. A point with no other edge would come before all time; give it a
-``start`` in `compute_times`."""
+"""The lag of a removed edge, which constrains nothing. A point without another incoming edge needs a ``start`` in
+`compute_times`."""
 
 
 def compute_times(graph: Graph, lag: Int64Array | None = None, start: Int64Array | None = None) -> Int64Array:

@@ -34,10 +34,10 @@ class DependencyGraph:
     ``graph``: the arrays. ``min_latencies``: by rank, the minimum latencies it was built with. ``counts``: rank ->
     name -> number of events that did not fit, or that were inferred:
 
-    ``threads_aside``: threads left out since they only poll or run Python. ``launches_without_point``.
-    ``lost_waits``, ``skewed_waits``. ``inferred_waits``: not recorded but inferred from calls and times.
-    ``handoffs``: inferred from rests. ``matched_communications``. ``local_communications``: not matched with other
-    ranks. ``completion_waits``: rests that end after an asynchronous range does.
+    ``threads_aside``: threads left out since they only poll or run Python. ``launches_without_point``. ``lost_waits``,
+    ``skewed_waits``. ``inferred_waits``: not recorded but inferred from calls and times. ``handoffs``: dependencies
+    between threads, inferred from their pauses. ``matched_communications``. ``local_communications``: not matched with
+    other ranks. ``completion_waits``: rests that end after an asynchronous range does.
     """
 
     graph: Graph

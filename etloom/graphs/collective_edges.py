@@ -131,9 +131,10 @@ def mark_range_waits(rests: Sequence[tuple[HostThreads, pl.DataFrame]]) -> None:
     """Mark the rests (`add_range_waits`) of all ranks that are waits for their range.
 
     A rest that lasts much longer than the range did not wait for it (a Python sleep, a loop without operators): it
-    keeps its time, and only cannot end before the range does. But a thread may go on late, and a sleep may end with a
-    range by chance: the rests at one place of the program, between events of the same names, are alike on all ranks,
-    as most of them are; where half of them are waits, each as it is.
+    keeps its time, and must only not end before the range does. Single rests may mislead, since a thread may continue
+    late, and a sleep may end together with a range by chance. So the rests at one place of the program (between events
+    of the same names), on all ranks, are treated as most of them are; if exactly half of them are waits, each is
+    treated by itself.
     """
     frames = [frame.with_columns(thread=pl.lit(i)) for i, (_, frame) in enumerate(rests) if frame.height]
     if not frames:

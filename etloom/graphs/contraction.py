@@ -1,9 +1,9 @@
 """A graph without the points of its chains: times after a change of lags from a small part of the graph.
 
-A point with one edge into and one edge out of it comes exactly the lag of the former after its source. Without these
-points the edges between two others, a chain, are one edge whose lag is the sum of theirs, and no time changes: of a
-recorded job some tenth of the points remain. A change adds its differences to the sums of the chains; then the sweep is
-over the small graph.
+The time of a point with a single incoming edge is that of the edge's source plus the lag. If such a point has a single
+outgoing edge, too, it can be left out: a chain of such edges becomes one edge whose lag is the sum of theirs, and the
+times of the other points stay. About a tenth of the points of a recorded job remain. A change of lags is added to the
+sums of the chains, and the sweep is over the small graph.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ FIRST, LAST = 1, 2
 def mark_extremes(graph: Graph, *groups: Int32Array) -> list[NDArray[np.uint8]]:
     """Mark the points that can be the `FIRST` and the `LAST` in time of their group, whatever the lags.
 
-    Not the others: an edge whose lag is never negative leads to each from another point of its group, or the other way
-    round. Lags stay as they are, change to others that are not negative, or are those of removed edges, which only
-    synchronization loses.
+    The others cannot: from each of them an edge with a lag of at least 0 leads to another point of its group (or, for
+    the first in time, from another point to it). Changed lags stay at least 0, and only synchronization edges are
+    removed.
 
     Args:
         groups: numbers per point, negative for points without a group.

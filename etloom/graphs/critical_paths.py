@@ -17,7 +17,7 @@ from etloom.graphs.event_arrays import EventArrays, rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 
 LATER_START = "later start"
-"""A kind of its own: the time from the beginning of the window to the path's first point."""
+"""The kind of the time from the beginning of the window to the path's first point."""
 
 KIND_LABELS = {
     EdgeKind.SEGMENT.label: "host operators and calls",
@@ -138,7 +138,8 @@ def find_last_point(graph: Graph, rank: int | None = None, events: pl.Series | N
 def summarize_path(
     graph: Graph, job: Job, path: Int32Array, time_ns: Int64Array, before_ns: int
 ) -> pl.DataFrame:
-    """Return a critical path: kind, category (of GPU activities) and time_ns of each edge, and of what is before it.
+    """Return a critical path: kind, category (of GPU activities) and time_ns of each edge, and of the time before the
+    path.
 
     Args:
         path: edges, by time.

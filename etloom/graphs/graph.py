@@ -33,7 +33,7 @@ ColumnChunks = list[NDArray[Any]]
 """A column in chunks; a chunk of equal values may be one value broadcast to the length, without a copy."""
 
 NO_EDGE = _native.NO_EDGE
-"""The kind of a chain's edge that does not exist."""
+"""The kind that marks a missing edge of a chain."""
 
 
 class PointRole(IntEnum):

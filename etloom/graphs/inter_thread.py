@@ -1,4 +1,4 @@
-"""Threads that work in turns: a thread rests exactly while another one, which rested until then, works."""
+"""Threads that work in turns: while one works, the other one rests, and then the roles change."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def add_inter_thread_edges(
 ) -> int:
     """Add the edges between threads that work in turns and mark their rests as waits; return their number.
 
-    Thread M rests from a to b. Thread B has points in that time and was at rest before the first of them, f: so f
-    waited for a. If B is at rest after its last point until b as well, or is the autograd engine's, which
-    reports back from inside an operator, b waited for that last point.
+    Thread M rests from time a to b. Thread B has points in that time, and rested before the first of them, f: so f
+    waited for a. If B also rests from its last point until b, or is a thread of the autograd engine, which reports back
+    from inside an operator, then b waited for that last point.
     """
     n = len(threads.time)
     first = np.flatnonzero(threads.owner == -2)

@@ -1,7 +1,8 @@
 """Ranks that run the same program, and the lags of a rank as the median of those of its peers.
 
-An edge of one rank corresponds to that of another if both connect the same points: the n-th start, submission or end of
-an event of one name on one thread or stream in one step. This is the ideal of "Understanding Stragglers in Large Model
+An edge of one rank corresponds to that of another if both connect corresponding points. Points correspond if they are
+of the same kind (start, submission or end), belong to events with the same name on the same thread or stream in the
+same step, and have the same position among these. This is the ideal of "Understanding Stragglers in Large Model
 Training Using What-if Analysis" (Lin et al., OSDI 2025), operation by operation: work takes the median over the ranks
 that do the same work, and the waits for each other follow from that.
 """
@@ -32,7 +33,7 @@ _OWN_WORK = (
 """Kinds of edges that are a rank's own time, unless they transfer data."""
 
 _FROM_SEVERAL = (EdgeKind.STREAM_WAIT, EdgeKind.SYNC, EdgeKind.HANDOFF, EdgeKind.RETURN)
-"""Kinds of which a point may have several; their sources tell them apart."""
+"""Kinds of which a point may have several incoming edges; their sources distinguish them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +229,7 @@ def _take_medians(frame: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) 
 
 
 def _find_extra_work(points: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) -> pl.DataFrame:
-    """Return the points of chosen ranks whose event has a name that most of their peers do not know at all."""
+    """Return the points of chosen ranks whose event has a name that most of their peers do not have at all."""
     pool = points.filter(~pl.col("rank").is_in(excluded))
     sizes = pool.group_by("group").agg(size=pl.col("rank").n_unique())
     ranks_with = pool.group_by("group", "name").agg(ranks=pl.col("rank").n_unique())

@@ -1,8 +1,8 @@
 """Measures how well a graph explains a recording: figures to check before trusting its predictions.
 
-A graph that includes unexplained delays always reproduces the recorded times, which proves nothing. Meaningful are: how
-well the minimum latencies alone reproduce them, and how often GPU activities start right when the graph allows it,
-compared with how often they would by chance.
+A graph that includes unexplained delays always reproduces the recorded times, which proves nothing. Two figures are
+meaningful: how well the minimum latencies alone reproduce the times, and how often GPU activities start at the moment
+that the graph predicts, compared with how often they would by chance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIN_EXPLAINED_SHARE = 0.8
 """Share of starts below which a graph does not explain the recording; a sampled trace reaches about 0.4."""
 
 MAX_UNEXPLAINED_WAIT_SHARE = 0.05
-"""Share of the makespan above which waits for the GPU that the graph does not explain spoil every prediction."""
+"""If unexplained waits for the GPU take a larger share of the makespan, the recording counts as not explained."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Pair operators of an execution trace with profiler events by an id that both recorded.
 
-rf_id: nodes.rf_id is Kineto's "Record function id" (in an Nsight trace the op_id of the NVTX text). Kineto's
-"External id" is used only if the file has no Record function id at all, as in 2023. A join is accepted or rejected
-as a whole, by the share of names that agree: ids of another run match by chance. Kineto's "Ev Idx" is an index into
-its own file and links nothing.
+rf_id: nodes.rf_id is Kineto's "Record function id" (in an Nsight trace the op_id of the NVTX text). Kineto's "External
+id" is used only if the file has no Record function id at all, as in 2023. A join is accepted or rejected as a whole, by
+the share of names that agree, because some ids of different runs are equal by chance. Kineto's "Ev Idx" is an index
+into its own file and links nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import polars as pl
 from etloom.core import arrays, nesting
 
 MIN_AGREEMENT = 0.9
-"""Least share of an id's pairs whose names agree. By chance: up to 0.25 (docs/decisions/0011)."""
+"""Least share of the pairs whose names agree. By chance, up to 0.25 do (docs/decisions/0011)."""
 
 
 _MIN_PAIRS = 16

@@ -19,7 +19,7 @@ from etloom.core.trace import Job, Trace
 
 _DERIVED_TABLES = ("links", "launches", "thread_dependencies", "sync_dependencies")
 _TABLES_FROM_FILE = ("links", "launches")
-"""Of these, what a file that holds nodes and events as one (ET+, Chakra) says itself."""
+"""The tables among them that a file with nodes and events in one (ET+, Chakra) states itself."""
 _CONCATENATED_META = ("files", "formats")
 
 TRUNCATION_STATS = ("read.truncated", "read.corrupt_compression")

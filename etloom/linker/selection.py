@@ -49,7 +49,8 @@ _OPTIONAL_REFERENCES = {
     ("launches", "captured"),
     ("sync_dependencies", "sync"),
 }
-"""Columns that refer to an event their row can do without; any other reference makes the row about the event."""
+"""Columns whose reference may become null; if any other reference of a row is lost, the row is left out, since it
+describes the event."""
 _MAX_NS = 1 << 63
 
 

@@ -41,7 +41,8 @@ __all__ = [
 ]
 
 MIN_RANKS_OF_CACHED_RUN = 257
-"""Runs of so many ranks are kept in the cache with their answers; it takes longer than to read and link fewer."""
+"""Runs of at least this many ranks are kept in the cache with their answers, which would take longer for fewer ranks
+than reading and linking them."""
 
 
 def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:

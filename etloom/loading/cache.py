@@ -41,7 +41,7 @@ RUNS = "runs"
 _MAX_ADDING_SECONDS = 86_400
 """Age at which the files of an interrupted addition of a run are removed."""
 _PRUNE_FRACTION = 64
-"""The folder is searched again after this fraction of the limit was written: each rank is an entry."""
+"""Entries to remove are searched for each time that this fraction of the limit was written."""
 
 WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
 """Exceptions that a full disk raises: polars has its own."""

@@ -26,7 +26,8 @@ from etloom.loading.plan import LoadOptions, LoadPlan, RankPlan, Source, Storage
 from etloom.loading.resident_tables import ResidentTables
 
 MIN_SECONDS_TO_CACHE = 0.5
-"""Runs that take less time to read and link are not cached; of a run of many ranks, each has its share."""
+"""Runs that take less time to read and link are not cached. Of a run of many ranks, the limit is divided among the
+ranks."""
 
 _NOT_LINKED = (
     "too large to link while reading: parent, depth and step of events, launches, thread_dependencies and "

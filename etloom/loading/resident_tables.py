@@ -1,7 +1,8 @@
 """Tables of runs that exceed the available memory: kept on disk, loaded on access, evicted least recently used first.
 
-The memory of a verb then grows with the ranks it looks at together, not with the ranks of the run: a verb that goes
-from rank to rank loads the tables of each rank on access, and those of the rank that was used longest ago are evicted.
+The memory of a verb then depends on the number of ranks that it needs at a time, not on that of the run: a verb that
+goes from rank to rank loads the tables of each rank on access, and the tables of the rank that was used longest ago are
+evicted.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def plan_notes(plan: Plan) -> list[str]:
 
 
 def plan_caveats(plan: Plan) -> list[str]:
-    """Return in which respects the plan differs from the recording, one line each."""
+    """Return the differences between the plan and the recording, one line each."""
     caveats = []
     if shrunk := sum(call.shrunk for calls in plan.calls for call in calls):
         caveats.append(

@@ -178,6 +178,6 @@ def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[in
 
 
 def _divide(count: int, parts: int) -> list[int]:
-    """Return the bounds of at most ``parts`` equal parts of ``count`` things."""
+    """Return the bounds of at most ``parts`` parts, of equal size, of ``count`` rows or columns."""
     size = -(-count // parts)
     return [*range(0, count, size), count]

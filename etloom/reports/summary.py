@@ -180,7 +180,7 @@ def _analyze_rank(name: str, trace: Trace) -> pl.DataFrame:
 def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
     """Return the table of an analysis of all ranks, and the reason if it has no answer.
 
-    A single rank is not a reason: it cannot be compared with other ranks.
+    That there is a single rank is not reported as a reason.
     """
     empty = pl.DataFrame(schema=registry.get("analyses", name).COLUMNS)
     if name == "critical-path" and sum(trace.rows("events") for trace in job.values()) > MAX_GRAPH_EVENTS:

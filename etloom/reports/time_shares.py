@@ -38,8 +38,8 @@ class SummaryLine:
 def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
     """Extend the rows for whole ranks of temporal-breakdown to the annotated steps.
 
-    That analysis counts from the first to the last activity, as its peers do. A step that prepares its input for long
-    before its first kernel is idle in that time, too, and so is a device between a launch and its first kernel. Adds
+    That analysis counts from the first to the last activity, as its peers do. The time in which a step prepares its
+    input before its first kernel is idle time, too, and so is the time between the first launch and its kernel. Adds
     this time to span_ns and idle_ns, and recomputes the percentages.
     """
     lengths = WINDOWS.read(job).select("rank", length=pl.col("end") - pl.col("start"))

@@ -1,7 +1,7 @@
 """The pieces of the critical path on the timeline of one rank.
 
-An event may be on the path for a part of its time only: a call that waits is on it from where nothing else holds up
-the run. A piece is such a part; time that belongs to no event (launch delays, Python) is a piece without one.
+An event may be on the path for a part of its time only: a call that waits is on it from the moment at which it alone
+delays the run. A piece is such a part; time that belongs to no event (launch delays, Python) is a piece without one.
 """
 
 from __future__ import annotations

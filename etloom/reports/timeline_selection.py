@@ -117,8 +117,8 @@ def _summarize_omissions(packed: list[PackedTimeline]) -> list[tuple[int, int, i
 def find_origins(traces: Mapping[int, Trace]) -> dict[int, int]:
     """Return by rank the time from which starts are counted: the earliest of all if the ranks share a clock.
 
-    They share one if each file states its base time and the ranks ran at the same time; otherwise a rank would be a
-    dot far away from the others.
+    They share a clock if each file states its base time and the ranks ran at the same time; otherwise a rank would
+    appear as a dot far away from the others.
     """
     bounds = pl.col("ts").min().alias("from"), pl.col("ts").max().alias("to")
     spans = {

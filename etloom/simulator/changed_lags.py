@@ -1,7 +1,7 @@
-"""The lags of a graph after changes, computed for the edges that are asked about.
+"""The lags of a graph after changes, computed for requested edges only.
 
-A broad change is about millions of edges. What follows from it needs sums over them and a few single lags, so no array
-of all lags is made unless somebody asks for it.
+A broad change concerns millions of edges. A prediction needs sums over them and a few single lags, so the array of all
+lags is computed only on request.
 """
 
 from __future__ import annotations
@@ -214,5 +214,5 @@ def _change_latencies(change: Change, before: Int64Array) -> Int64Array:
 
 
 def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
-    """Multiply lags, rounded to the nanosecond; limited to what the engine refuses."""
+    """Multiply lags, rounded to the nanosecond; values are limited to one that the engine refuses."""
     return np.asarray(np.round(np.clip(lag * factor, -(2.0**62), 2.0**62)), dtype=np.int64)

@@ -233,12 +233,12 @@ class EdgeSelector:
         return selected
 
     def _mask_rows(self, mask: Callable[..., Mask], *arguments: Any) -> Mask:
-        """Return a mask of all rows from that of each trace."""
+        """Return the masks of all traces as one mask of all rows."""
         return np.concatenate([mask(trace, *arguments) for trace in self.job.values()])
 
     def _mask_names(self, pattern: str, target: str) -> Mask:
-        """Mask the rows whose event (of op: or an event around it) has a name like this; of comm also those that run a
-        collective with this name."""
+        """Mask the rows whose event has a name that matches; for the target op also rows inside such an event, for comm
+        also rows that run a collective of this name."""
         expression = wildcard_to_regex(pattern)
         has_name = self._match_names(lambda names: arrays.match_text(names, expression))
         if target == "op":

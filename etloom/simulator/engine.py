@@ -1,9 +1,8 @@
 """Predicts the times of a job after a change of lags, the times on the edges of its dependency graph.
 
-A lag has a minimum latency, which a change modifies, and an unexplained delay. What a change takes from a minimum
-latency is certain, as far as the graph is right. An unexplained delay up to the 95 % quantile of its kind may disappear
-with its cause; the part above always stays. The prediction is therefore an interval, and the delay that it depends on
-is reported.
+A lag has a minimum latency, which a change modifies, and an unexplained delay. The change of a minimum latency is
+certain if the graph is right. An unexplained delay up to the 95 % quantile of its kind may shrink with its cause; the
+part above always stays. The prediction is therefore an interval, and the delay that it depends on is reported.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ DEVIATIONS = {
     Basis.ROOFLINE: 0.20,
     Basis.GUESSED: 0.30,
 }
-"""Relative standard deviation of the times of each basis, unless a step knows better."""
+"""Relative standard deviation of the times of each basis, unless a prediction step sets another one."""
 
 INSTANCE_COLUMNS: dict[str, Any] = {
     "instance": pl.Int64,

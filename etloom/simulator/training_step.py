@@ -78,10 +78,10 @@ class StepConstants:
     ``peak_flops``, ``bandwidth`` (bytes/s) and ``multiprocessors`` are the vendor's. ``tile_efficiency``: share of the
     peak inside a full wave of tiles. ``memory_efficiency``: share of the bandwidth. ``operators`` per layer (forward,
     recomputed and backward) and ``operator_s`` of host time each. ``reduce_operator_s``: host time of an all-reduce.
-    ``head_operators``: of embedding and loss. ``exchange_s``: host time
-    of receiving from and sending to the neighboring stages. ``step_s``: host time of a step outside of micro-batches.
-    ``gradient_bytes`` per parameter. ``link_scale``: of the times of all-reduces. ``sharpness``: of the maximum of GPU
-    and host; the higher, the better they overlap.
+    ``head_operators``: of embedding and loss. ``exchange_s``: host time of receiving from and sending to the
+    neighboring stages. ``step_s``: host time of a step outside of micro-batches. ``gradient_bytes`` per parameter.
+    ``link_scale``: of the times of all-reduces. ``sharpness``: of the smooth maximum of the times of GPU and host; the
+    higher, the better they overlap.
     """
 
     peak_flops: float = 312e12

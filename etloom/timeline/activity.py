@@ -138,7 +138,7 @@ _CALL_COLUMNS = {
     "launch_ts": "ts",
     "launch_end": "ts",
 }
-"""What `launched` says of a call: the column of launches or events that says it."""
+"""Column of `select_launched_events` about the launch call -> column of launches or events with its values."""
 
 
 def _find_launch_rows(trace: Trace) -> tuple[RowArray, RowArray]:

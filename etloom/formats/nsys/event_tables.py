@@ -38,7 +38,7 @@ class EventTables:
     sides: dict[str, pl.DataFrame] = field(default_factory=dict)
     stats: list[Stat] = field(default_factory=list)
     ranks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Process -> (rank, number of ranks), if these events have it."""
+    """Process -> (rank, number of ranks), if these events state them."""
 
 
 def extract_process(column: str) -> pl.Expr:

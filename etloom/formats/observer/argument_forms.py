@@ -125,7 +125,7 @@ class _Parser:
             pieces.append(piece)
 
     def _read_tag(self) -> tuple[str, int]:
-        """Return the next tag and its number, 0 for a tag without one."""
+        """Return the next tag of the form and the number that follows it; 0 for a tag without a number."""
         tag = chr(self.code[self.offset])
         self.offset += 1
         if tag not in _NUMBERED:

@@ -306,7 +306,8 @@ class _PlaneTables:
 def _separate_replaced(
     values: pl.DataFrame, shared: pl.DataFrame, events: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the values of events and those that all events of a name share; no key of an event is in both.
+    """Return the values of single events, and those that all events of a name share, without a key in both for an
+    event.
 
     A value of an event replaces that of its name, which becomes a value of the other events of the name.
     """

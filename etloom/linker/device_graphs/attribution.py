@@ -1,6 +1,6 @@
 """Attribution of the kernels of each replay to captured calls, and so to operators, shapes and modules.
 
-A replay belongs to the capture whose sequence of kernels is its own, else to the one that aligns best
+A replay belongs to the capture with the same sequence of kernels, else to the one that aligns best
 (`sequence_alignment`). Captures of several batch sizes may have the same kernels: the batch of the iteration decides,
 and otherwise the order, if all of them call the same operators with the same shapes.
 """
@@ -185,7 +185,7 @@ class _Matcher:
     def _compare(self, codes: Codes) -> tuple[list[int], Codes | None, str]:
         """Return the captures of this sequence of kernels, and the position of each kernel in them or the problem.
 
-        Neither position nor problem, if it must be aligned with the capture to know.
+        Neither position nor problem if that is known only after an alignment with the capture.
         """
         if not self.captures:
             return [], None, "no capture of the graph: record one, and put its trace next to this one"
@@ -216,8 +216,8 @@ class _Matcher:
     def _fits_unnamed(self, capture: Capture, codes: Codes) -> bool:
         """Return whether a capture that does not state all kernel names fits.
 
-        As many calls, of the same kinds, with the known names; and calls of one operator with one shape launch one
-        kernel.
+        It fits if it has as many calls, of the same kinds, with the known kernel names, and if calls with equal
+        operator and shapes launch the same kernel.
         """
         unknown = capture.codes == UNKNOWN
         if capture.calls.size != codes.size or not unknown.any():

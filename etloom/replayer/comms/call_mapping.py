@@ -11,8 +11,8 @@ from etloom.replayer.plan import MESSAGES, ROOTED, Call
 from etloom.replayer.recorded_calls import MAX_ELEMENTS, RecordedCall
 
 _MAX_IN_FLIGHT = 256
-"""Calls in flight at once. If no wait was recorded for more than that, the oldest is waited for. A recorded wait is
-looked for in as many calls before the next one."""
+"""Maximum number of calls in flight. If more calls have no recorded wait yet, the oldest one is waited for; a recorded
+wait is searched in this many calls."""
 
 
 class _NotReplayable(Exception):

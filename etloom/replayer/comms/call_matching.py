@@ -1,7 +1,7 @@
 """Matches the calls of all ranks: calls without a counterpart are dropped, contradicting calls are an error.
 
-The k-th call of a rank in a group matches the k-th calls of the group's other ranks; the k-th message from one rank to
-another matches the k-th message received there. Recordings that end at different calls on different ranks, and the
+Calls match by position: the first call of each rank in a group, the second, and so on; likewise the messages that one
+rank sends to another, and those received there. Recordings that end at different calls on different ranks, and the
 first N calls of each rank, leave unmatched calls at the end; replayed, these would wait forever.
 """
 
@@ -60,7 +60,7 @@ def _calls_by_channel(rank: int, calls: Sequence[Call]) -> Iterator[tuple[Channe
 
 
 def _fewest_calls(channel: Channel, by_rank: dict[int, list[Call]]) -> tuple[int, int]:
-    """Return (number of calls that all ranks have, rank that has no more)."""
+    """Return the number of calls that all ranks have, and a rank that has only these."""
     return min((len(by_rank.get(rank, ())), rank) for rank in channel[1])
 
 

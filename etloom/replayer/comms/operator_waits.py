@@ -1,8 +1,8 @@
 """Places the waits for calls among the operators of a rank: before the first that started after the call had ended.
 
-A recorded wait stays where it was. Any other wait is moved only within the range between the last call that was made
-while the first was in flight and the call after that one: calls wait for each other as they do without operators, so
-no deadlock can arise.
+A recorded wait stays where it was. Any other wait stays between two calls: the last one that was made while the awaited
+call was in flight, and the next one. So calls wait for each other as they do without operators, and no deadlock can
+arise.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ _Extracted = tuple[list[RecordedCall], list[tuple[str, str]]]
 
 TRACE_TYPES = ("et", "kineto", "basic")
 _MAX_RANKS = 1 << 20
-"""A list with more ranks is taken for a typing error."""
+"""A list of more ranks is assumed to be a typing error."""
 _MAX_PLANNED_RANKS = 1024
-"""One process alone plans for at most so many copies of one trace."""
+"""Maximum number of copies of one trace in the plan of a single process."""
 
 
 @dataclass(frozen=True)

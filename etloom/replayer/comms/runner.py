@@ -221,7 +221,7 @@ class Runner:
 
 
 def _blocking_waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """Return the waits of a blocking replay: at once for collectives, as recorded for messages.
+    """Return the waits of a blocking replay: collectives are waited for at once, messages where the recording waited.
 
     Two ranks that send to each other would both wait if messages were waited for at once.
     """

@@ -210,7 +210,7 @@ class Executor:
         return outcome
 
     def _fill_results(self, step: ProgramStep, prepared: PreparedOperator) -> None:
-        """Let a step whose result nothing fills write initial values into it in each pass.
+        """Make a step write initial values, in each pass, into a result that no replayed operator fills.
 
         Otherwise arbitrary integers would be used as indices. Large floating point tensors stay as they are, at no
         cost.
@@ -296,7 +296,8 @@ class Executor:
         return tensor
 
     def _store_results(self, step: ProgramStep, prepared: PreparedOperator, result: Any) -> Outcome:
-        """Put the results into their slots if they are as recorded; else their readers get initialized tensors."""
+        """Put the results into their slots if their shapes and types are as recorded; else the operators that read them
+        get initialized tensors."""
         tensors = [
             (index, leaf) for index, leaf in enumerate(tree_leaves(result)) if isinstance(leaf, torch.Tensor)
         ]

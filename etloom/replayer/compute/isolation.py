@@ -1,7 +1,7 @@
 """Runs work in a child process; if an operator crashes it, restarts without that operator.
 
-torch's kernels do not validate all of their arguments: values that are made up, or that someone wrote into a trace, can
-end the process.
+torch's kernels do not validate all of their arguments: synthetic values, or values that someone wrote into a trace, can
+crash the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from etloom.core.errors import EtloomError
 
 MAX_CRASHES = 50
 MAX_TIMEOUTS = 1
-"""Further ones end the replay: an untrusted trace may consist of operators that burn time."""
+"""More timeouts end the replay: an untrusted trace may consist of operators that only take time."""
 OPERATOR_TIMEOUT_S = 5.0
 """Default; an operator that takes longer is skipped."""
 _POLL_INTERVAL_S = 0.25

@@ -17,7 +17,7 @@ from etloom.replayer.launch_environment import ranks_on_host
 WORKING_OVERHEAD = 1.15
 """Memory while operators run, relative to what storages hold between them."""
 FRAGMENTATION_OVERHEAD = 1.4
-"""The same if freed memory stays with the process, in blocks that do not fit later requests."""
+"""The same ratio if freed memory stays with the process, in blocks that later requests cannot use."""
 _FREE_SHARE = 0.8
 _PROCESS_RESERVE_BYTES = 1 << 28
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
@@ -91,7 +91,7 @@ def return_freed_memory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make this process keep freed memory for later requests, from now on, like a program that has run for long.
+    """Make this process keep freed memory for later requests, from now on, as a long-running program does.
 
     Otherwise the addresses of tensors decide whether a result's memory is requested from the system again in each pass,
     page by page, which costs small models 10 % of their time and more.

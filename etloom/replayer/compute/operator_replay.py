@@ -244,7 +244,7 @@ def prepare_executor(
 def _trial_run(
     executor: Executor, options: ComputeOptions, hooks: ComputeHooks, skip: Mapping[int, str]
 ) -> Iterator[None]:
-    """Try all operators that fit into memory; the block runs after that, under the same memory limit."""
+    """Try all operators that fit into memory, then run the block of the context under the same memory limit."""
     import torch
 
     device = executor.device.type

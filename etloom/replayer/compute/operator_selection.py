@@ -100,7 +100,7 @@ class _Selector:
             graph.has_kernels |= bool(node["kernel_backend"])
 
     def _accept_around(self, outer: int | None) -> None:
-        """Accept the refused nodes around one that is run: a part of them is run instead."""
+        """Accept the refused nodes around one that is run, since a part of each is run."""
         while outer is not None:
             self._refused.pop(outer, None)
             outer = self._refused_around.get(outer)

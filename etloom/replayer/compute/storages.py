@@ -37,7 +37,7 @@ class StorageVersions:
             new: It does not share its storage with an earlier tensor of the same storage id.
 
         Raises:
-            ValueError: With the reason why it cannot be replayed.
+            ValueError: It cannot be replayed; the message is the reason.
         """
         if row["dtype"] not in DTYPES:
             raise ValueError(f"unknown dtype {row['dtype']}")
@@ -67,7 +67,8 @@ class StorageVersions:
         return view
 
     def forget(self, storage_ids: set[int]) -> None:
-        """Forget ids that were reused for storages of no step: their readers must not get older versions."""
+        """Forget ids that were reused for storages that no step creates: operators that read those must not get older
+        versions."""
         for storage_id in storage_ids:
             self._current.pop(storage_id, None)
 
@@ -110,7 +111,8 @@ def mark_freed_storages(steps: list[ProgramStep]) -> tuple[set[int], set[int]]:
 def find_unfilled_storages(steps: list[ProgramStep]) -> frozenset[int]:
     """Return storages that are read as ``aten::empty`` left them.
 
-    They were filled by something that was not recorded, such as Python in ``torch.tensor([1, 2])``, or is not run.
+    They were filled by code that was not recorded, such as Python in ``torch.tensor([1, 2])``, or by operators that are
+    not replayed.
     """
     empty: set[int] = set()
     unfilled: set[int] = set()

@@ -20,7 +20,7 @@ ALGORITHMS = ("ring", "direct", "halving-doubling", "tree")
 class Share(NamedTuple):
     """The part of a collective on one level: messages in sequence, and bytes over the busiest link in one direction.
 
-    ``idle_bytes``: the time of so many bytes passes while the collective leaves its links to others.
+    ``idle_bytes``: bytes whose transfer time passes without using the links, which are free for other transfers then.
     """
 
     level: int
@@ -76,8 +76,8 @@ def _split_scatter(
 def split_gloo(collective: str | None, size: float, dims: Sequence[tuple[int, int]]) -> list[Share] | None:
     """Split a collective as gloo executes it: rings; a reduce-scatter is an all-reduce of the whole input.
 
-    With two ranks, an all-gather takes half as long again: the message by which the receiver announces its buffer
-    waits behind the first half of the data that the same connection carries, while the other direction rests.
+    With two ranks, an all-gather takes 1.5 times as long: the message by which the receiver announces its buffer waits
+    behind the first half of the data on the same connection, and meanwhile the other direction is idle.
     """
     if collective == "reduce_scatter":
         return split_collective("all_reduce", size, dims)

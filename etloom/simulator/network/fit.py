@@ -16,7 +16,7 @@ DEFAULT_LATENCY_NS = {"host": 25_000.0, "device": 5_000.0}
 """Latency of a message if the recording has no small communications."""
 
 _QUANTILE = 0.25
-"""Of the ratios of measured to modelled time: disturbances only make transfers longer."""
+"""The quantile of the ratios of measured to modelled time that is fitted: disturbances only make transfers longer."""
 
 _SMALL_BYTES = 16_384
 """Communications up to this size show the latency."""
@@ -110,7 +110,8 @@ def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) 
 def _measure(scenario: Scenario) -> pl.DataFrame:
     """Return the matched communications of known size with their measured time since the last rank began.
 
-    Those of which all ranks were recorded; without any, those of which some were, whose waits for the others count.
+    Those of which all ranks were recorded; if there are none, those of which some ranks were, with their waits for the
+    others.
     """
     time = scenario.graph.time
     parts = scenario.communications.participations

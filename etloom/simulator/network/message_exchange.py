@@ -100,8 +100,8 @@ class Program:
     Attributes:
         messages: returns those of a rank, in the order in which it sends them.
         reductions: the time to add the first, second, ... received part, ns.
-        first: the number of messages that leave at the begin; each other one leaves when a further part is processed,
-            and not before so many parts were received.
+        first: the number of messages that are sent at the begin; each further one is sent when another part has been
+            processed, and the corresponding number of parts has been received.
         is_alike: whether all ranks do the same at the same times.
     """
 

@@ -43,8 +43,8 @@ def share_links(transfers: Sequence[Transfer], workers: int = 2, efficiency: flo
 class _Bundle:
     """The flows over the same links, which progress equally: one clock for all of them, however many there are.
 
-    ``progress`` is the time that each flow has been served as if alone, as of ``since``; ``ends`` is a heap of the
-    progress at which a flow is complete, and its transfer.
+    ``progress``: the time, without other flows, of what each flow has transferred until ``since``. ``ends``: a heap
+    with the progress at which a flow is complete, and its transfer.
     """
 
     __slots__ = ("ends", "links", "progress", "share", "since", "version")
@@ -115,7 +115,8 @@ class _LinkSharing:
             self._push(now + self.transfers[number].latency_ns, "move", number)
 
     def _release_blocked(self, now: float) -> bool:
-        """Let the first waiting transfer pass if ranks wait for each other in different orders, which never ends."""
+        """Let the first waiting transfer pass if ranks wait for each other in different orders, which would never
+        end."""
         for queue in self.waiting.values():
             while queue:
                 self._participate(queue.popleft(), now)

@@ -28,7 +28,8 @@ NOMINAL_DEVIATION = 0.3
 
 @dataclass(frozen=True)
 class TargetNetwork:
-    """The network of a prediction: the model (None: communications keep their time), and how far it is known."""
+    """The network of a prediction: the model (None: communications keep their time), and the basis of its
+    parameters."""
 
     model: NetworkModel | None
     basis: Basis

@@ -135,7 +135,8 @@ def _read_place(trace: Trace) -> tuple[int, int]:
 
 
 def _count_chunks(first_stage: RankStep) -> int:
-    """Return the model chunks a stage: forward operations of the first stage over those that wait for no message."""
+    """Return the number of model chunks per stage: the forward operations of the first stage divided by those that wait
+    for no message."""
     forward = sum(work.direction == FORWARD for work in first_stage.work)
     received = sum(message.direction == FORWARD for message in first_stage.receives)
     return (

@@ -251,7 +251,7 @@ def measure_variation(recorded: RecordedPipelines) -> float:
 
 
 def measure_bubble(timeline: Timeline) -> float:
-    """Return the share of the time from the first to the last operation of a step that ranks spend without one."""
+    """Return the share of the time from the first to the last operation of a step in which ranks run no operation."""
     busy = 0.0
     ranks: dict[int, set[int]] = {}
     begin: dict[int, float] = {}

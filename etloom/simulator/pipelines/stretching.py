@@ -1,9 +1,9 @@
 """Times of operations in another pipeline, from those of the recorded one.
 
-The first and the last micro-batch and virtual stage repeat the recorded first and last; the others repeat the recorded
-others in turn. With another number of virtual stages each holds another share of the layers, which are taken as equal:
-the times of the middle ones scale with it, and those of the first and last keep what they take beyond a middle one
-(embedding, output layer and loss).
+The first micro-batch (and virtual stage) takes the times of the recorded first one, the last those of the recorded last
+one; those between take the times of the recorded ones between, in turn. With another number of virtual stages, each
+holds another number of layers, which are assumed to take the same time: the times of middle virtual stages scale with
+it, and the first and the last one keep the time by which they exceed a middle one (embedding, output layer and loss).
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def stretch(recorded: RecordedPipelines, schedule: Schedule) -> Pipelines:
 
 
 def choose_template(number: int, count: int, recorded: int) -> int:
-    """Return the recorded entry that a new one repeats: first and last the same, the others in turn.
+    """Return the recorded entry that a new one repeats: the first and the last for the first and the last, the others
+    in turn.
 
     Args:
         number: of the new entry.

@@ -5,8 +5,8 @@ number of its tokens follows from the shapes of attention. By its shapes, a call
 
 - divided, by roofline: a matrix product with the tokens as a dimension, whose weights stay; attention, whose queries or
   heads are divided; other calls on the tokens;
-- divided, guessed: matrix products without that dimension, such as those of experts, and attention in a ring of
-  messages, where the number of its kernels changes, so that each recorded one stands for several;
+- divided, by an assumption: matrix products without that dimension, such as those of experts, and attention in a ring
+  of messages, where the number of its kernels changes, so that each recorded one stands for several;
 - whole: other calls, such as those of the optimizer.
 
 Messages of activations (tensor, pipeline and expert parallelism, all-to-alls of context parallelism) carry a share of

@@ -23,7 +23,7 @@ NO_STEP = -(1 << 62)
 def draw_arrivals(
     recorded: Scenario, grown: Scenario, template: np.ndarray, copy: np.ndarray, axis: str, seed: int
 ) -> Scenario:
-    """Return the grown scenario with random arrivals of the further copies of each rank.
+    """Return the grown scenario with random arrivals for all copies of a rank except the first.
 
     Args:
         recorded: the scenario of the recorded ranks.

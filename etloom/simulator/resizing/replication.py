@@ -1,9 +1,10 @@
 """The graph and the communications of ranks that repeat recorded ranks.
 
 One axis of the process mesh changes its size. Every point and edge of a rank is copied once for each new rank that
-repeats it. The arrival point of a collective among ranks at one place of the axis (for data parallelism: in a replica)
-is copied with that place; that of a collective along the axis stays one point, at which the copies of all participants
-arrive. Copies keep the order of the recorded points, so that every edge goes forward again.
+repeats it. Collectives are copied in two ways: if all ranks of a collective have the same position on the axis (for
+data parallelism: are in one replica), its arrival point is copied for each new position; if its ranks differ in this
+position, it stays one point, at which the copies of all participants arrive. Copies keep the order of the recorded
+points, so that every edge goes forward again.
 """
 
 from __future__ import annotations

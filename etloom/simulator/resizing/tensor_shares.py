@@ -5,8 +5,8 @@ tensor parallelism divides, one matrix is such an activation, and the other two 
 sizes of its tensors, a call is
 
 - divided, by roofline: a matrix product with one whole activation; attention, which has a share of the heads;
-- divided, guessed: matrix products with two whole activations (4 hidden sizes divided by 4, for one), and other calls
-  without any, which work on a share of activations or parameters;
+- divided, by an assumption: matrix products with two whole activations (4 hidden sizes divided by 4, for one), and
+  other calls without any, which work on a share of activations or parameters;
 - whole: other calls with a whole activation, such as normalization and residuals, and kernels of unknown calls.
 
 Without a matrix product that is divided for certain, the prediction is refused. The messages between replicas carry the
