@@ -19,7 +19,7 @@ _NOT_QUANTIZED = "nothing is quantised"
 _ALWAYS_TIMED = "every replay is timed; --output-path holds a trace of the last"
 _CHECKED_BY_COMPUTATION = "results are compared with computed ones, not with a saved run"
 IGNORED_FLAGS = {
-    ("--nw-stack",): "torch.distributed is the only one",
+    ("--nw-stack",): "communication runs on torch.distributed",
     ("--dtype",): "types are those of the recording",
     ("--num-tpu-cores",): "TPUs are not supported",
     ("--init-device",): "tensors are created on --device",
@@ -48,7 +48,7 @@ IGNORED_SWITCHES = {
     ("--enable-profiler",): _ALWAYS_TIMED,
     ("--disable-parallel-read",): "rank 0 reads for all",
     ("--reuse-tensors",): "nothing is allocated during timed passes",
-    ("--use-nvshmem",): "torch.distributed is the only one",
+    ("--use-nvshmem",): "communication runs on torch.distributed",
     ("--eager-init",): "groups are created before the timed passes",
     ("--enable-torch-nccl-timing",): "the replay measures times itself",
 }

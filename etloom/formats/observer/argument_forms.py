@@ -57,7 +57,7 @@ class Tensor:
         layout: dtype, itemsize, device, shape, stride.
         has_offset: Whether its words include an offset.
         index: Index of the argument.
-        item: Index within the list that the argument is; None where it is not a list.
+        item: Index within the argument if that is a list, else None.
     """
 
     word: int

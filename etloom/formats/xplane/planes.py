@@ -221,7 +221,8 @@ class _PlaneDecoder:
         return {key: json.loads(text) for key, text in values.select("key", "text").iter_rows()}
 
     def _read_values(self, spans: Fields, owner: str) -> pl.DataFrame:
-        """Return the values of their owners: ``owner`` (Int64), key, integer, text (JSON).
+        """Return the values with the row of the message that each belongs to: ``owner`` (Int64), key, integer, text
+        (JSON).
 
         Bytes (whole programs) and values without a name are left out.
         """

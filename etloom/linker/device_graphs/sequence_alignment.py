@@ -67,7 +67,7 @@ def _choose_band(size: int, capture_size: int) -> int:
 
 
 def _align_batch(replays: NDArray[np.int64], capture: Codes, band: int) -> list[Codes | None]:
-    """Align replays that agree with the capture; arrays are by kernel, replay and diagonal of the band."""
+    """Align replays that agree with the capture. The axes of arrays are kernel, replay and diagonal of the band."""
     size = replays.shape[1]
     longer = max(size, capture.size)
     before = _prefix_matches(replays, capture, band)
