@@ -153,7 +153,7 @@ def _link(source: SourceOptions, out: Path, linking: dict[str, Any], run: RunOpt
 
 
 def _save(linked: Trace | Job, out: Path, format: str) -> None:
-    """Write to the file ``out``; a job whose ``out`` is not a file name is written into that folder."""
+    """Write a trace or job to the file ``out``, or a job into the folder ``out`` if that is not a file name."""
     import etloom
     from etloom.core import registry
     from etloom.core.trace import Job

@@ -140,7 +140,7 @@ NEGLIGIBLE_BYTES = 1_000_000
 
 
 def compare_measures(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFrame:
-    """Return `MEASURE_SCHEMA` for all measures that a side has."""
+    """Return a row of `MEASURE_SCHEMA` for each measure that either side has."""
     rows = [compare_measure(before, after, name) for name in MEASURES]
     available = [row for row in rows if row["values_before"] or row["values_after"]]
     return pl.DataFrame(

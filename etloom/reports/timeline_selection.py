@@ -19,7 +19,7 @@ MAX_TOTAL_EVENTS = 1_200_000
 OPEN_RANKS = 8
 """Ranks that are unfolded when the page opens, the first ones; with more ranks, those that findings name come first."""
 MAX_RANK_NOTES = 4
-"""Up to this number of ranks, each has its own note."""
+"""Up to this number of ranks, each rank has its own note; of more ranks, one note has the sums."""
 
 
 @dataclass(frozen=True)

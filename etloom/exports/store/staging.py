@@ -1,7 +1,7 @@
 """The folder of a run that is being added to a store: its key, its lock, and its publication.
 
-A run is prepared in ``STORE/.adding/NAME-KEY``. The key depends on the files of the run, so that an addition that was
-killed goes on where it stopped, and one of changed files starts again.
+A run is prepared in ``STORE/.adding/NAME-KEY``. The key depends on the files of the run, so that a killed addition goes
+on where it stopped, and starts again if the files have changed.
 """
 
 from __future__ import annotations

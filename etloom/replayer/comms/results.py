@@ -205,7 +205,7 @@ def _message_bytes(call: Call) -> int | None:
 
 
 def _bus_bytes(call: Call, rank: int) -> float | None:
-    """Return the bytes of a call that its bus bandwidth counts on this rank."""
+    """Return the bytes that count for the bus bandwidth of a call on this rank."""
     if call.collective == "all_to_all" and (elements := _uneven_elements(call, rank)) is not None:
         return float((itemsize(call.dtype) or 0) * elements)
     size = _message_bytes(call)

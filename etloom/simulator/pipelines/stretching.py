@@ -58,8 +58,8 @@ def stretch(recorded: RecordedPipelines, schedule: Schedule) -> Pipelines:
 
 
 def choose_template(number: int, count: int, recorded: int) -> int:
-    """Return the recorded entry that a new one repeats: the first and the last for the first and the last, the others
-    in turn.
+    """Return the recorded entry that a new one repeats: the first repeats the first, the last the last, and those
+    between repeat the recorded ones between, in turn.
 
     Args:
         number: of the new entry.

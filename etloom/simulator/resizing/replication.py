@@ -182,7 +182,7 @@ def _copy_communications(
     grown: Graph,
     pairwise: bool,
 ) -> Communications:
-    """Return the communications of the copies; ``instances`` with recorded_size."""
+    """Return the communications of the copies. ``instances`` have the recorded size of their group, recorded_size."""
     rows = communications.participations
     count = copies.count[rows["begin"].to_numpy()]
     row = np.repeat(np.arange(rows.height), count)
