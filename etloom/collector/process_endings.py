@@ -19,7 +19,7 @@ STARTED_FILE = "started"
 KILLED_NOTE = "killed.json"
 """The facts of a window, next to its unfinished files, in case its process is killed.
 
-Also holds `window`, its folder in that of the run, and `command`."""
+Its members `window` (the folder of the window, relative to that of the run) and `command` are additional."""
 KILLED_IN_WINDOW = {"how": "killed", "in_window": True, "error": None}
 _WRITTEN_AT_CLOSE = {
     "kineto": ("kineto_trace_", "Kineto trace"),

@@ -19,7 +19,8 @@ _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`""")
 _CALL_PARENTHESIS = re.compile(r"\s*\(")
 _AMBIGUOUS_TEXT = re.compile(r"[\\$#]|--|/\*")
 _PREFIXED_TEXT = re.compile(r"[\w&]''")
-"""What makes it unsure where a text ends: escapes, dollar quotes, comments; prefixes such as q'[...]'."""
+"""Matches syntax that makes the end of a string literal uncertain: escapes, dollar quotes, comments, prefixes such as
+q'[...]'."""
 _FILE_FUNCTION = re.compile(r"(?<!\w)(?:read|scan)_\w+", re.IGNORECASE)
 _FILE_CALL = re.compile(_FILE_FUNCTION.pattern + r"[^\w,]*\(", re.IGNORECASE)
 _FILE_SCAN_PLAN = re.compile(r"^\s*(?!DF\b)\w+ SCAN\b", re.MULTILINE)
@@ -113,8 +114,8 @@ def _execute(frames: dict[str, pl.LazyFrame], sql: str) -> pl.LazyFrame:
 def _find_file_function(sql: str) -> str | None:
     """Return the function by which the query would read a file, if there is one.
 
-    If string literals can be told apart safely, they may contain anything. Otherwise the name of such a function
-    alone is enough, wherever it occurs: a hidden call must still spell it.
+    If string literals can be recognized safely, they may contain anything. Otherwise the name of such a function alone
+    is enough, wherever it occurs: a hidden call must still spell it.
     """
 
     def without_text(token: re.Match[str]) -> str:

@@ -33,13 +33,13 @@ def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     node_costs = compute_node_costs(trace, missing.select("id").join(links, on="id")).drop("node", "name")
     if not node_costs.height:
         return calls
-    return calls.join(node_costs, on="id", how="left", maintain_order="left", suffix="_said").select(
-        pl.exclude("dims", "types", *_COSTS, r"^.*_said$"),
+    return calls.join(node_costs, on="id", how="left", maintain_order="left", suffix="_recorded").select(
+        pl.exclude("dims", "types", *_COSTS, r"^.*_recorded$"),
         *(
-            pl.coalesce(pl.col(name).cast(pl.String), f"{name}_said").alias(name)
+            pl.coalesce(pl.col(name).cast(pl.String), f"{name}_recorded").alias(name)
             for name in ("dims", "types")
         ),
-        *(pl.coalesce(name, f"{name}_said").alias(name) for name in _COSTS),
+        *(pl.coalesce(name, f"{name}_recorded").alias(name) for name in _COSTS),
     )
 
 

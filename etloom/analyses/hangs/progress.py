@@ -57,7 +57,8 @@ class JobProgress:
 
     Args:
         stall_s: seconds without progress after which the job has stalled; default: three steps, at least `MIN_STALL_S`;
-            `STARTUP_STALL_S` while step times are unknown; and as long as `PATIENCE_S` says if no process is broken.
+            `STARTUP_STALL_S` while step times are unknown; and the time of the cause in `PATIENCE_S` if no process is
+            broken.
         settle_s: seconds after a crash in which the other ranks may write their last states.
         now_ns: the present time.
     """

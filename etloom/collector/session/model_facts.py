@@ -147,7 +147,7 @@ def _count_layers(module: Any) -> int | None:
 
 
 def _has_experts(module: Any) -> bool | None:
-    """Return True if a submodule's name says expert or MoE; None otherwise, which proves nothing."""
+    """Return True if a submodule's name contains "expert" or "MoE"; None otherwise, which proves nothing."""
     names = ((name.rpartition(".")[2], type(part).__name__) for name, part in module.named_modules())
     return True if any(_EXPERTS.search(f"{name} {cls}") for name, cls in names) else None
 

@@ -36,7 +36,7 @@ _SUMMARY_CATEGORIES = {
     "Source code": "source_code",
     _STEP_LINE: "gpu_user_annotation",
 }
-"""Lines of a device that summarize others. An annotation on a device is called as Kineto calls it."""
+"""Lines of a device that summarize others. An annotation on a device has the category that Kineto gives it."""
 _OTHER_LINE = "xla_line"
 ENCLOSING_OP = "xla_region"
 """Category of an operation (while, conditional) whose time is that of the operations within."""
