@@ -339,7 +339,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_analysis_says_what_it_is(name: str) -> None:
+def test_every_analysis_has_a_description(name: str) -> None:
     module = registry.get("analyses", name)
     assert module.SCOPE == "rank"
     assert registry.get_summary("analyses", name).endswith(".")

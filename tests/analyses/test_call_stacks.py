@@ -211,7 +211,7 @@ def by_walking(trace: Trace, joined: bool) -> dict[tuple[Any, ...], list[int]]:
 
 @given(st.integers(0, 2**32), st.booleans())
 @settings(max_examples=examples(25))
-def test_the_tree_is_what_walking_from_each_call_finds(seed: int, joined: bool) -> None:
+def test_the_tree_equals_walking_from_each_call(seed: int, joined: bool) -> None:
     trace = linker.link(LinkedTraceGenerator(random.Random(seed)).linked.host())
     tree = build_call_tree(trace, joined=joined)
     paths: dict[int, tuple[Any, ...]] = {}
@@ -249,7 +249,7 @@ def test_a_real_trace_s_times_are_all_in_its_tree(data: Path, file: str) -> None
         assert top["total_ns"].sum() == compute_exclusive_time(trace.events).filter(on_lane).sum()
 
 
-def test_steps_that_nest_cleanly_take_what_their_marks_say(data: Path) -> None:
+def test_nested_steps_have_the_times_of_their_annotations(data: Path) -> None:
     job = open_run(data / "hta_misc" / "negative_queue_a100.json.gz")
     steps = build_call_tree(job[0]).filter(pl.col("name") == "ProfilerStep#*")
     assert steps["count"].to_list() == [5]

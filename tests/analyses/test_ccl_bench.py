@@ -130,7 +130,7 @@ def test_a_run_by_hand(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_card_is_asked_for(folder: Path) -> None:
+def test_metrics_need_fields_of_the_card(folder: Path) -> None:
     (folder / "card.yaml").write_text(CARD)
     job = etloom.open(folder, use_cache=False)
     found = values(job)

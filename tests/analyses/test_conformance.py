@@ -70,7 +70,7 @@ def traces(job: Job) -> dict[str, Trace]:
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
-def test_a_plugin_holds_what_its_kind_must(kind: str, name: str) -> None:
+def test_a_plugin_contains_what_its_kind_requires(kind: str, name: str) -> None:
     module = registry.get(kind, name)
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
     summary = registry.get_summary(kind, name)
@@ -105,7 +105,7 @@ def test_every_option_is_typed_has_a_default_and_is_documented(kind: str, name: 
         bytes(range(256)) * 8,
     ],
 )
-def test_a_reader_s_sniff_takes_any_bytes_and_claims_no_stranger_s(name: str, head: bytes) -> None:
+def test_a_reader_sniffs_any_bytes_and_rejects_files_of_other_formats(name: str, head: bytes) -> None:
     assert registry.get("readers", name).sniff(head) in (False, True)
     if len(head) > 1:
         assert not registry.get("readers", name).sniff(head)
@@ -118,7 +118,7 @@ def test_readers_with_a_folder_sniffer_are_listed() -> None:
 
 
 @pytest.mark.parametrize("name", registry.list_plugins("readers"))
-def test_a_reader_refuses_what_is_no_trace_in_one_line(name: str, tmp_path: Path) -> None:
+def test_a_reader_refuses_other_files_in_one_line(name: str, tmp_path: Path) -> None:
     reader = registry.get("readers", name)
     for number, content in enumerate((b"", b"\x89PNG\r\n\x1a\n" + bytes(100), b"{", b'{"a": 1}')):
         file = tmp_path / f"file{number}"
@@ -130,7 +130,7 @@ def test_a_reader_refuses_what_is_no_trace_in_one_line(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", registry.list_plugins("exports"))
-def test_an_export_writes_what_it_is_given(name: str, job: Job, tmp_path: Path) -> None:
+def test_an_export_writes_only_its_file(name: str, job: Job, tmp_path: Path) -> None:
     for suffix in registry.get_suffixes("exports", name):
         assert suffix.startswith(".")
         assert registry.find_by_suffix("exports", f"x{suffix}") == name
@@ -179,7 +179,7 @@ OWN_UNITS = {
 
 
 @pytest.mark.parametrize("name", ANALYSES)
-def test_a_column_says_its_unit(name: str) -> None:
+def test_a_column_name_contains_its_unit(name: str) -> None:
     known = {*COUNTS.split(), *NAMES.split(), *OWN_UNITS.get(name, ())}
     for column, dtype in registry.get("analyses", name).COLUMNS.items():
         if pl.Series([], dtype=dtype).dtype.is_numeric() and not find_unit(column):
@@ -195,7 +195,7 @@ def answer(trace: Trace, name: str, **options: Any) -> pl.DataFrame:
 
 @pytest.mark.parametrize("what", ["device", "host", "nodes", "empty"])
 @pytest.mark.parametrize("name", ANALYSES)
-def test_an_analysis_answers_with_its_columns_or_says_why_not(
+def test_an_analysis_returns_its_columns_or_raises_with_a_reason(
     name: str, what: str, traces: dict[str, Trace]
 ) -> None:
     module = registry.get("analyses", name)

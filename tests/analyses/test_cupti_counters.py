@@ -43,7 +43,7 @@ def test_a_value_beyond_all_floats_is_no_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["a launch less", "two devices"])
-def test_where_order_cannot_tell_nothing_is_guessed(tmp_path: Path, change: str) -> None:
+def test_an_ambiguous_order_is_not_guessed(tmp_path: Path, change: str) -> None:
     events = (
         [*COUNTER_EVENTS[:-1], counter_event("alone", 21, 1, inst=7)]
         if change == "two devices"
@@ -59,7 +59,7 @@ def test_where_order_cannot_tell_nothing_is_guessed(tmp_path: Path, change: str)
     ]
 
 
-def test_a_trace_without_counters_says_how_to_record_them(own: Path) -> None:
+def test_a_trace_without_counters_is_refused_with_how_to_record_them(own: Path) -> None:
     with pytest.raises(AnalysisError, match="profiler_metrics"):
         etloom.analyze(etloom.open(own / "ddp_2"), "cupti-counters")
 

@@ -421,7 +421,7 @@ def test_a_rank_that_comes_late(tmp_path: Path) -> None:
     assert row["title"] == "rank 1 delays other ranks once: its host launches late"
 
 
-def test_waiting_is_told_from_transfer(tmp_path: Path) -> None:
+def test_waiting_is_distinguished_from_transfer(tmp_path: Path) -> None:
     """Of the four all-reduces of 50 us rank 0 stands in the second for 300 more, which rank 1 is awaited."""
     rows = etloom.analyze(two_ranks(tmp_path, 300), "findings", pattern="exposed-communication", min_pct=0)
     assert rows.select("rank", "ranks", "cost_ns", "count").rows() == [(0, 2, 200_000, 4)]
@@ -472,7 +472,7 @@ def test_percent_of_marked_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_only_what_lies_in_a_step_is_of_the_steps(tmp_path: Path) -> None:
+def test_only_events_within_a_step_count_for_steps(tmp_path: Path) -> None:
     """A gap of 500 us ends 50 us into a step of 100 us; the kernel launched last runs on for 60 us after it."""
     run = RankBuilder().op("aten::sum", 0, 20).kernel(1, 5, 45)
     run.op("ProfilerStep#1", 500, 100, "user_annotation").op("aten::mean", 500, 60).kernel(548, 550, 10)
@@ -485,7 +485,7 @@ def test_only_what_lies_in_a_step_is_of_the_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_what_two_streams_lose_at_once_counts_once(tmp_path: Path) -> None:
+def test_time_that_two_streams_lose_at_once_counts_once(tmp_path: Path) -> None:
     """Copies from 10 to 50 and from 30 to 70, a step until 50."""
     run = RankBuilder().op("ProfilerStep#1", 0, 50, "user_annotation").op("aten::contiguous", 0, 9)
     run.kernel(1, 10, 40, name="direct_copy_kernel").kernel(3, 30, 40, name="direct_copy_kernel", stream=8)
@@ -533,7 +533,7 @@ def test_few_ranks_are_looked_at_at_a_time() -> None:
     assert list(views._cache) == [3, 4, 5, 6, 7, 0, 8, 9]
 
 
-def test_a_place_is_what_the_program_called(tmp_path: Path) -> None:
+def test_a_place_is_the_operator_that_the_program_called(tmp_path: Path) -> None:
     """Not the operators that it is made of; where there is nothing else, the outermost of them."""
     run = RankBuilder().op("aten::item", 0, 40).op("aten::_local_scalar_dense", 1, 30)
     run.op("aten::zeros", 50, 40).op("aten::zero_", 51, 30).op("aten::fill_", 52, 20)
@@ -544,7 +544,7 @@ def test_a_place_is_what_the_program_called(tmp_path: Path) -> None:
     assert view.locate(inner)["operator"].to_list() == ["aten::item", "aten::zeros", "aten::to"]
 
 
-def test_counts_are_said_in_words(tmp_path: Path) -> None:
+def test_counts_are_written_in_words(tmp_path: Path) -> None:
     def title(gaps: int) -> str:
         run = RankBuilder().op("aten::mm", 0, 100)
         for at in range(gaps + 1):
@@ -632,9 +632,7 @@ def test_every_pattern_is_tried_here() -> None:
 
 
 @pytest.mark.slow
-def test_findings_are_told_in_lines_that_fit_a_page(
-    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_lines_of_findings_fit_a_page(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     small_traces.write_run(tmp_path / "run")
     status, out, err = call("analyze", "findings", tmp_path / "run", "--no-cache")
     assert (status, err) == (0, "")

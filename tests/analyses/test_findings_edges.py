@@ -118,7 +118,7 @@ def test_the_first_compilation_is_not_one_again(tmp_path: Path) -> None:
     assert find_costs(compiling(2, 75).trace(tmp_path), "recompilation") == []
 
 
-def test_threads_of_two_processes_are_told_apart(tmp_path: Path) -> None:
+def test_threads_of_two_processes_are_distinguished(tmp_path: Path) -> None:
     run = compiling(3, 210)
     run.events.append(run.events[-2] | {"pid": 101, "ts": 212})
     assert find_costs(run.trace(tmp_path), "recompilation") == [(12_000, 2, "compile_fx (dynamo_timed)")]
@@ -135,7 +135,7 @@ def test_an_allocation_between_steps_is_in_steady_state(tmp_path: Path) -> None:
     assert row["title"] == "cudaMalloc is called 3 times and blocks the host"
 
 
-def test_one_marked_step_does_not_say_where_warm_up_ends(tmp_path: Path) -> None:
+def test_one_annotated_step_does_not_show_where_warm_up_ends(tmp_path: Path) -> None:
     run = RankBuilder().step(5, 0, 1_000)
     for at in range(20):
         run.kernel(10 + at, 50 + 10 * at, 5)
@@ -173,7 +173,7 @@ def test_fp32_on_matrix_cores_of_amd(tmp_path: Path, kernel: str, minor: int, tf
     assert row["advice"].startswith(f"use autocast with bfloat16{tf32}")
 
 
-def test_an_unknown_device_of_amd_is_told_nothing_about_tf32(tmp_path: Path) -> None:
+def test_an_unknown_amd_device_gets_no_tf32_finding(tmp_path: Path) -> None:
     run = RankBuilder().op("aten::mm", 0, 10).kernel(1, 5, 10, SB)
     (row,) = find_rows(run.trace(tmp_path, deviceProperties=[]), "fp32-gemm")
     assert row["advice"] == "use autocast with bfloat16"

@@ -131,7 +131,7 @@ def test_a_late_recording_is_named_as_such(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["coll_4", "ddp_2"])
-def test_exposed_communication_gains_at_most_what_free_transfers_do(data: Path, name: str) -> None:
+def test_exposed_communication_gains_at_most_as_much_as_free_transfers(data: Path, name: str) -> None:
     job = open_run(data / "cpu" / name)
     (row,) = etloom.analyze(job, "findings", pattern="exposed-communication").iter_rows(named=True)
     free = etloom.simulate(job, "comm x0")
@@ -139,7 +139,7 @@ def test_exposed_communication_gains_at_most_what_free_transfers_do(data: Path, 
     assert 0 < row["job_gain_ns"] <= saved
 
 
-def test_what_one_rank_gains_another_may_wait_for(tmp_path: Path) -> None:
+def test_a_gain_of_one_rank_may_become_a_wait_of_another(tmp_path: Path) -> None:
     """All idle for 12 us a round, rank 0 for 50 us more: the job gains no more than rank 0 loses."""
     job = write_job(tmp_path, make_ranks(50))
     (row,) = etloom.analyze(job, "findings", pattern="host-sync", min_pct=0).iter_rows(named=True)
@@ -211,7 +211,7 @@ def test_zeros_are_those_of_the_parent(tmp_path: Path, parent: str | None, advic
     assert row["advice"].startswith(advice) and "zero_grad" not in row["advice"]
 
 
-def test_cleared_gradients_are_told_of_zero_grad(tmp_path: Path) -> None:
+def test_filling_gradients_with_zeros_suggests_zero_grad(tmp_path: Path) -> None:
     run = RankBuilder().op("aten::_foreach_zero_", 0, 50).op("aten::_foreach_zero_", 100, 50)
     (row,) = find_rows(run.trace(tmp_path), "zero-fill")
     assert "zero_grad(set_to_none=True)" in row["advice"]
@@ -266,7 +266,7 @@ def test_an_open_range_of_a_backend_is_not_exposed_communication(tmp_path: Path)
     assert [row["cost_ns"] for row in find_rows(run.trace(tmp_path), "exposed-communication")] == [150_000]
 
 
-def test_idle_host_is_what_every_step_pauses_for(tmp_path: Path) -> None:
+def test_idle_host_is_the_pause_of_every_step(tmp_path: Path) -> None:
     """Four steps, each of which pauses for 20 ms after aten::relu; one of them also elsewhere, for 30 ms."""
 
     def trace(steps: int) -> Any:

@@ -111,7 +111,7 @@ def test_packed_sequences_count_where_all_are_of_one_length() -> None:
     assert uncounted("aten::_flash_attention_forward", q, q, q, (3,), (3,), 20, 20, 0.0, False, False)
 
 
-def test_attention_backward_does_five_products_where_the_model_asks_for_four() -> None:
+def test_attention_backward_executes_five_products_but_the_model_needs_four() -> None:
     grad = (2, 8, 16, 6)
     found = cost(
         f"{SDPA}flash_attention_backward", grad, Q, K, V, grad, (2, 8, 16), None, None, 16, 24, 0.0, False

@@ -42,7 +42,7 @@ def backward(tmp_path: Path, made: OperatorTraceBuilder, name: str = "LinearBack
     return row(made.open(tmp_path), "flops", name)
 
 
-def test_each_product_seen_in_backward_costs_what_forward_did(tmp_path: Path) -> None:
+def test_each_product_in_backward_costs_as_much_as_in_forward(tmp_path: Path) -> None:
     made = forward().kernel("ampere_bf16_s16816gemm_nn", 1010, 2100, 10)
     made.kernel("splitKreduce_kernel", 1020, 2200, 2).kernel("vectorized_elementwise_kernel", 1030, 2300, 1)
     found = backward(tmp_path, made)
@@ -62,7 +62,7 @@ def test_operators_without_shapes_are_products_too(tmp_path: Path) -> None:
     assert backward(tmp_path, made, "aten::mm")["flops"] == 2 * ONE
 
 
-def test_what_does_not_follow_is_unknown_and_said(tmp_path: Path) -> None:
+def test_costs_that_cannot_be_derived_are_reported_as_unknown(tmp_path: Path) -> None:
     three = forward()
     for at in range(3):
         three.kernel("gemm", 1010 + at, 2100 + 20 * at, 10)
@@ -125,7 +125,7 @@ CONVOLVED = 2 * 8 * 8 * 8 * 32 * 16 * 3 * 3  # without padding of each 10 places
         (["cutlass_80_tensorop_s1688gemm_64x64_nt", "cutlass_80_tensorop_s1688gemm_64x64_tn"], None),
     ],
 )
-def test_a_gradient_of_a_convolution_costs_what_forward_did(
+def test_a_gradient_of_a_convolution_costs_as_much_as_forward(
     tmp_path: Path, kernels: list[str], gradients: int | None
 ) -> None:
     values = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"]
@@ -169,7 +169,7 @@ def blinded(trace: Trace) -> tuple[Trace, np.ndarray]:
         ("hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", 1, 0, 0),
     ],
 )
-def test_what_is_derived_is_what_was_recorded(
+def test_derived_costs_equal_recorded_ones(
     data: Path, run: str, products: int, attentions: int, convolutions: int
 ) -> None:
     trace = etloom.open(data / run)[0]

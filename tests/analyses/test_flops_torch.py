@@ -134,7 +134,7 @@ def test_causal_attention_counts_the_pairs_that_the_mask_leaves(tmp_path: Path) 
     assert matrix_flops(job) == 2 * 2 * (16 * 17 // 2) * (8 + 8)
 
 
-def test_a_grouped_convolution_s_gradients_cost_what_it_costs(tmp_path: Path) -> None:
+def test_gradients_of_a_grouped_convolution_cost_as_much_as_it(tmp_path: Path) -> None:
     """Where torch's counter ignores the groups in the gradient of the weight."""
     layer, x = torch.nn.Conv2d(8, 12, 3, groups=4), torch.randn(2, 8, 10, 10, requires_grad=True)
     job = recorded(lambda: layer(x).sum().backward(), tmp_path)
@@ -142,7 +142,9 @@ def test_a_grouped_convolution_s_gradients_cost_what_it_costs(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_checkpointing_computes_again_is_no_model_flops(reentrant: bool, tmp_path: Path) -> None:
+def test_recomputation_of_checkpointing_is_not_counted_as_model_flops(
+    reentrant: bool, tmp_path: Path
+) -> None:
     from torch.utils.checkpoint import checkpoint
 
     nn = torch.nn

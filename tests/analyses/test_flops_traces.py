@@ -104,7 +104,7 @@ def test_a_composite_operator_counts_where_it_calls_none(tmp_path: Path) -> None
     ]
 
 
-def test_a_composite_operator_around_one_that_counts_has_its_own_kernels_alone(tmp_path: Path) -> None:
+def test_a_composite_operator_around_a_counted_one_has_only_its_exclusive_kernels(tmp_path: Path) -> None:
     made = (
         OperatorTraceBuilder()
         .operator("aten::linear", 100, 100, [[3, 4], [5, 4], [5]])
@@ -130,7 +130,7 @@ def test_on_the_host_too_each_product_counts_once(tmp_path: Path) -> None:
     assert table.select("name", "flops", "time_ns").rows() == [("aten::mm", 120, 60_000)]
 
 
-def test_what_no_formula_knows_has_its_time_and_no_flops(tmp_path: Path) -> None:
+def test_operators_without_a_formula_have_time_and_no_flops(tmp_path: Path) -> None:
     made = (
         matrix_product(100, 64)
         .kernel("gemm", 110, 200, 30)
@@ -205,7 +205,7 @@ def test_a_roofline_by_kernel_shares_a_call_out_by_time(tmp_path: Path) -> None:
     assert table["roofline_pct"].to_list() == pytest.approx([whole, whole])
 
 
-def test_float_products_run_in_tf32_where_a_kernel_says_so(tmp_path: Path) -> None:
+def test_float_products_run_in_tf32_if_a_kernel_name_contains_it(tmp_path: Path) -> None:
     shapes = [[64, 64], [64, 64]]
     made = (
         OperatorTraceBuilder()
@@ -260,13 +260,13 @@ def test_devices_of_a_rank_count_together(tmp_path: Path) -> None:
     assert two["mfu_pct"] == pytest.approx(one["mfu_pct"])
 
 
-def test_utilisation_says_how_much_of_the_matrix_work_it_knows(tmp_path: Path) -> None:
+def test_utilisation_reports_its_coverage_of_matrix_work(tmp_path: Path) -> None:
     made = matrix_product(100).kernel("gemm", 110, 200, 30).kernel("sm90_xmma_gemm_bf16", None, 300, 10)
     made.kernel("vectorized_elementwise_kernel", None, 400, 60)
     assert row(made.open(tmp_path), "mfu")["covered_pct"] == 75
 
 
-def test_recomputed_operators_are_no_model_flops(tmp_path: Path) -> None:
+def test_recomputed_operators_are_not_counted_as_model_flops(tmp_path: Path) -> None:
     """Forward again inside the first backward function that needs it (use_reentrant=False)."""
     node, shapes = "autograd::engine::evaluate_function: AddmmBackward0", [[64, 64], [64, 64]]
     made = (
@@ -363,7 +363,7 @@ def test_devices_are_known_by_their_names(device: str, name: str, bf16: float | 
         *("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "", None),
     ],
 )
-def test_an_unknown_device_is_said_in_one_sentence(tmp_path: Path, device: str | None) -> None:
+def test_an_unknown_device_is_reported_in_one_sentence(tmp_path: Path, device: str | None) -> None:
     job = matrix_product(100).kernel("gemm", 110, 200, 200).open(tmp_path, device)
     for analysis in ("roofline", "mfu"):
         with pytest.raises(AnalysisError, match=r"peaks of .* are unknown; give --peak-tflops") as raised:
@@ -417,7 +417,7 @@ def test_on_the_host_alone_the_operators_durations_stand_and_a_device_s_peaks_do
     )
 
 
-def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_shapes_the_error_suggests_a_remedy(tmp_path: Path) -> None:
     job = OperatorTraceBuilder().operator("aten::mm", 100, 50).kernel("gemm", 110, 200, 10).open(tmp_path)
     for analysis in ("flops", "roofline", "mfu"):
         with pytest.raises(AnalysisError, match="record_shapes=True"):
@@ -456,7 +456,7 @@ def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
         ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16>(unsigned short*)", "copy"),
     ],
 )
-def test_kernels_tell_their_family_by_their_own_name(name: str, family: str) -> None:
+def test_the_family_of_a_kernel_follows_from_its_name(name: str, family: str) -> None:
     frame = pl.DataFrame({"kind": ["computation"], "name": [name]})
     assert frame.select(infer_kernel_family(pl.col("kind"), pl.col("name"))).item() == family
 
@@ -510,7 +510,7 @@ def resnet_50_convolutions() -> list[int]:
     return found
 
 
-def test_a_resnet_costs_what_its_architecture_says(data: Path) -> None:
+def test_the_flops_of_a_resnet_match_its_architecture(data: Path) -> None:
     """Shapes come from the execution trace, since Kineto recorded none; float convolutions ran in TF32."""
     table = etloom.analyze(open_run(data / "nccl_ddp"), "mfu")
     layers = resnet_50_convolutions()
@@ -535,7 +535,7 @@ def test_an_execution_trace_alone_has_flops_and_no_times(data: Path) -> None:
         etloom.analyze(run, "roofline")
 
 
-def test_the_execution_trace_says_the_types_that_kineto_leaves_out(data: Path) -> None:
+def test_types_missing_in_kineto_come_from_the_execution_trace(data: Path) -> None:
     """Of the tensors in a list."""
     together = row(open_run(data / "cpu" / "ddp_2"), "flops", "aten::cat")
     alone = row(open_run(data / "cpu" / "ddp_2" / "kineto_trace_0.json.gz"), "flops", "aten::cat")
@@ -543,7 +543,7 @@ def test_the_execution_trace_says_the_types_that_kineto_leaves_out(data: Path) -
     assert alone["bytes"] is None
 
 
-def test_what_has_no_flops_is_named(tmp_path: Path) -> None:
+def test_operators_without_flops_are_named(tmp_path: Path) -> None:
     made = matrix_product(100).kernel("gemm", 110, 2000, 100)
     made.operator("vllm::moe_forward", 300, 100, [[888, 3072], [888, 128], []])
     made.kernel("bmm_MxE4m3", 310, 2200, 250).kernel("finalizeKernel", 320, 2450, 50)

@@ -84,7 +84,7 @@ def test_delays_of_operators(tmp_path: Path) -> None:
     ]
 
 
-def test_annotations_and_what_ran_in_them(tmp_path: Path) -> None:
+def test_annotations_of_host_and_device(tmp_path: Path) -> None:
     run = RankBuilder().op("forward", 0, 50, "user_annotation").op("block", 10, 20, "user_annotation")
     run.op("aten::mm", 2, 6).kernel(3, 8, 4, "mm").op("aten::add", 12, 6).kernel(13, 20, 7, "add")
     run.op("aten::mul", 60, 6).kernel(61, 65, 3, "mul").op("forward", 70, 10, "user_annotation")
@@ -180,7 +180,7 @@ def test_the_same_model_on_two_vendors(data: Path) -> None:
     assert len(tables["h100"][1]) == 42
 
 
-def test_nothing_to_say_is_said(data: Path) -> None:
+def test_an_empty_answer_is_explained(data: Path) -> None:
     job = open_run(data / "cpu/ddp_2")
     for name in (
         "idle-time",
@@ -212,7 +212,7 @@ BY_STEP = (
 
 
 @pytest.mark.parametrize(("run", "step"), [("nccl_ddp", 5), ("hta_multirank", 552)])
-def test_a_step_asked_for_is_that_step_cut_out(data: Path, run: str, step: int) -> None:
+def test_a_requested_step_equals_the_trace_cut_to_it(data: Path, run: str, step: int) -> None:
     """These ask what happened in a step alone; a gap or a queue also depends on what was before it."""
     trace = open_run(data / run)[0]
     part = etloom.select(trace, step=step)

@@ -96,7 +96,7 @@ def test_the_starts_that_are_explained(recording, rank):
 
 
 @given(recordings())
-def test_the_sum_of_what_no_floor_explains(recording):
+def test_the_sum_of_unexplained_delays(recording):
     graph, _ = recording
     assert quality.sum_residuals(graph) == graph.residual.sum()
     own = graph.rank == 1

@@ -72,7 +72,7 @@ def test_ranks_that_wait_through_another_group_are_counted(generator: ModuleType
     assert "11 ranks wait for it" in sentence
 
 
-def test_dumps_of_a_healthy_job_at_different_times_blame_nobody(
+def test_dumps_of_a_healthy_job_at_different_times_blame_no_rank(
     generator: ModuleType, tmp_path: Path
 ) -> None:
     generator.make_job(tmp_path / "job", 4, 20, generator.Fault("healthy", 0), seed=3)
@@ -116,7 +116,7 @@ ALIVE = {"written_ns": NOW, "interval_s": 0.5}
         (ALIVE | {"frames": ["step (/x/train.py:3)"]}, "S", "not arrived"),
     ],
 )
-def test_the_state_of_the_process_tells_the_kind(facts: dict, system_state: str, kind: str) -> None:
+def test_the_kind_of_hang_follows_from_the_process_state(facts: dict, system_state: str, kind: str) -> None:
     lost = ALIVE | {"error": "RuntimeError: Connection closed by peer"}
     processes = describe_processes(
         {0: lost if kind == "crashed" else ALIVE, 1: facts},

@@ -90,7 +90,7 @@ def test_where_the_time_goes(file: str) -> None:
         assert overlap[step]["overlapped_ns"] == comm - shown
 
 
-def test_what_runs_at_one_time(file: str) -> None:
+def test_overlap_of_kernels(file: str) -> None:
     time = together(raw(file).work, *stretches(raw(file))[None])
     assert {
         frozenset(kinds.split(" + ")): ns

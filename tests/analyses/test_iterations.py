@@ -114,7 +114,7 @@ def test_skew_between_ranks(tmp_path: Path) -> None:
     assert table.sort("step", "rank").select("rank", "skew_ns").rows() == [(0, 0), (1, 7_000), (0, 0), (1, 0)]
 
 
-def test_functions_of_sglang_tell_the_phase(tmp_path: Path) -> None:
+def test_functions_of_sglang_determine_the_phase(tmp_path: Path) -> None:
     batch, forward = (
         "sglang/srt/managers/scheduler.py(1): run_batch",
         "sglang/srt/model_executor/model_runner.py(2): forward_",

@@ -65,7 +65,7 @@ def test_usual_pauses_are_stalls_later(state: dict[str, Any], limit_s: float) ->
     assert asked.observe(make_dumps(20, now, **state), now).has_stalled
 
 
-def test_a_state_from_before_the_stall_blames_nobody_yet() -> None:
+def test_a_state_from_before_the_stall_blames_no_rank_yet() -> None:
     """Rank 0 waits for rank 1, whose last state is older than the last step that the watcher saw."""
     begin = 20 * STEP_NS
     for age_s, stalls in ((0.0, True), (2.6, False)):

@@ -40,14 +40,14 @@ def test_the_peak_and_who_held_it(trace: Trace) -> None:
     assert (row["allocations"], row["peak_reserved_bytes"]) == (4, 1000)
 
 
-def test_what_was_freed_no_longer_counts(trace: Trace) -> None:
+def test_freed_memory_no_longer_counts(trace: Trace) -> None:
     later = trace.replace(memory=trace.memory.with_columns(total_allocated=pl.col("id").cast(pl.Int64) * 100))
     row = etloom.analyze(later, "memory-timeline", step=3).row(0, named=True)
     assert (row["operator"], row["operator_bytes"]) == ("aten::linear", 250)
 
 
 @pytest.mark.parametrize(("until", "allocations"), [(3, 1), (1, 0)])
-def test_what_a_step_finds_when_it_begins_is_in_its_peak(trace: Trace, until: int, allocations: int) -> None:
+def test_memory_allocated_before_a_step_is_in_its_peak(trace: Trace, until: int, allocations: int) -> None:
     times = pl.Series("ts", [small_traces.BASE_NS + us * small_traces.US for us in (50, 260, 510)])
     memory = trace.memory[:3].with_columns(
         times,
@@ -62,13 +62,13 @@ def test_what_a_step_finds_when_it_begins_is_in_its_peak(trace: Trace, until: in
     assert (whole["peak_bytes"], whole["peak_at_ns"]) == (600, small_traces.BASE_NS + 50 * small_traces.US)
 
 
-def test_what_was_there_before_the_recording_is_in_the_peak(trace: Trace) -> None:
+def test_memory_allocated_before_the_recording_is_in_the_peak(trace: Trace) -> None:
     freed = trace.memory[2:3].with_columns(total_allocated=pl.lit(150, pl.Int64))  # of 450 B, 300
     whole = etloom.analyze(trace.replace(memory=freed), "memory-timeline").rows(named=True)[-1]
     assert (whole["peak_bytes"], whole["unknown_bytes"], whole["operator"]) == (450, 450, None)
 
 
-def test_without_allocations_it_says_so(trace: Trace) -> None:
+def test_a_trace_without_allocations_is_refused_with_a_reason(trace: Trace) -> None:
     with pytest.raises(AnalysisError, match="profile_memory"):
         etloom.analyze(trace.replace(memory=TABLES["memory"].empty()), "memory-timeline")
 

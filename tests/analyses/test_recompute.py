@@ -74,7 +74,7 @@ def asked(tmp_path: Path, events: list[dict[str, Any]], **options: Any) -> pl.Da
     return etloom.analyze(etloom.open(path, use_cache=False)[0], "recompute", **options)
 
 
-def test_what_ran_again_and_its_share_of_the_backward_pass(tmp_path: Path) -> None:
+def test_recomputed_operators_and_their_share_of_the_backward_pass(tmp_path: Path) -> None:
     # Backward takes 100 us on the host and 40 us on the device.
     assert asked(tmp_path, FORWARD + AGAIN).rows() == [
         ("aten::linear", "GeluBackward0", "repeated", 1, 10_000, 10.0, 30_000, 75.0),
@@ -98,7 +98,7 @@ def test_a_backward_pass_that_is_recorded_repeats_nothing(tmp_path: Path) -> Non
     assert asked(tmp_path, twice).is_empty()
 
 
-def test_checkpoints_are_told_by_their_names(tmp_path: Path) -> None:
+def test_checkpoints_are_recognized_by_their_names(tmp_path: Path) -> None:
     frame = op("torch/utils/checkpoint.py(1165): unpack_hook", 104, 30) | {"cat": "python_function"}
     by_frame = [*FORWARD, op("XBackward", 100, 50, 2, 1), frame, op("aten::mul", 105, 5, 5)]
     by_name = [*FORWARD, op("CheckpointFunctionBackward", 100, 50, 2, 1), op("aten::mul", 105, 5, 5)]
@@ -106,7 +106,7 @@ def test_checkpoints_are_told_by_their_names(tmp_path: Path) -> None:
         assert asked(tmp_path, events).select("operator", "how").rows() == [("aten::mul", "checkpoint")]
 
 
-def test_a_trace_without_backward_says_so(tmp_path: Path) -> None:
+def test_a_trace_without_backward_is_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(AnalysisError, match="no backward operators"):
         asked(tmp_path, FORWARD)
 
@@ -176,7 +176,9 @@ def test_runs_of_torch(mode: str, stack: bool, tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(-1, 30), max_size=30), st.sets(st.integers(0, 29)), st.sets(st.integers(0, 29)))
-def test_who_calls_what_is_what_climbing_finds(above: list[int], rows: set[int], callers: set[int]) -> None:
+def test_callers_equal_those_of_climbing_the_tree(
+    above: list[int], rows: set[int], callers: set[int]
+) -> None:
     parent = np.array([min(one, at - 1) for at, one in enumerate(above)], np.int64)
     names = np.arange(len(above), dtype=np.int64) % 3
     rows_in, callers_in = (

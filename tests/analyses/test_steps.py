@@ -33,7 +33,7 @@ def test_steps_of_several_processes_are_counted(
             trace.check_lossless()
 
 
-def test_what_lies_in_nested_steps_is_of_the_innermost(tmp_path: Path) -> None:
+def test_events_in_nested_steps_belong_to_the_innermost(tmp_path: Path) -> None:
     """Step 1 lies in step 0, which goes on when it has ended."""
     events = [
         complete_event("user_annotation", "ProfilerStep#0", 0, 1000, 1, 1),

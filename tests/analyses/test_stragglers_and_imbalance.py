@@ -84,7 +84,7 @@ def test_a_late_rank_and_why(late_pair: Path) -> None:
     assert second["bus_gb_per_s"] == pytest.approx(4000 / 50_000)  # 2 (n - 1) / n is 1 of two ranks
 
 
-def test_a_rank_of_another_run_is_compared_with_nobody(tmp_path: Path) -> None:
+def test_a_rank_of_another_run_is_compared_with_no_rank(tmp_path: Path) -> None:
     """Numbers match, times do not: rank 2 leaves one before the others come, another after they left."""
     nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     plain = [(nccl, 1000.0 * at, 100.0) for at in range(6)]
@@ -129,7 +129,7 @@ def test_no_more_ranks_meet_than_their_group_has(tmp_path: Path, group: Any, nam
     assert (pair["bus_gb_per_s"] == pair["algo_gb_per_s"]).all()
 
 
-def test_nobody_waits_longer_than_it_stood_there(tmp_path: Path) -> None:
+def test_no_rank_waits_longer_than_its_call_lasts(tmp_path: Path) -> None:
     """A message that is gone 950 us before its receiver comes, and one that keeps its sender until then."""
     for stays, waited in ((50.0, 0), (1050.0, 1_000_000)):
         folder = tmp_path / str(waited)
@@ -190,7 +190,7 @@ def test_when_a_rank_came_latest_and_whose_link_is_slow(tmp_path: Path) -> None:
     assert rows[0]["worst_start_ns"] == 1_700_000_000_002_300_000
 
 
-def test_messages_of_one_direction_tell_no_clock(tmp_path: Path) -> None:
+def test_messages_of_one_direction_determine_no_clock_offset(tmp_path: Path) -> None:
     """On one host the clock is one; of two nothing bounds the sender's from above."""
     job = etloom.open(chain(tmp_path / "run"))
     with pytest.raises(AnalysisError, match="messages in one direction"):
@@ -304,7 +304,7 @@ def test_other_collectives_have_other_sizes(tmp_path: Path) -> None:
     assert [row[:4] for row in found] == [(1, "collective mismatch", "all_reduce", [0, 1])]
 
 
-def test_gloo_tells_no_state(tmp_path: Path) -> None:
+def test_gloo_records_no_state(tmp_path: Path) -> None:
     """It stays at scheduled; what is finished is retired."""
 
     def by_gloo(seq: int, retired: bool) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def message(seq: int, name: str, state: str = "started", length: int = 10) -> di
     ]}  # fmt: skip
 
 
-def test_messages_that_nobody_sent(tmp_path: Path) -> None:
+def test_messages_without_a_sender(tmp_path: Path) -> None:
     """Rank 1 got one of the three messages it waits for; the second is being sent, with another length."""
     found = hung(
         tmp_path,
@@ -347,11 +347,11 @@ def test_messages_that_nobody_sent(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_ring_has_overwritten_is_no_divergence(tmp_path: Path) -> None:
+def test_entries_overwritten_by_a_ring_are_not_a_divergence(tmp_path: Path) -> None:
     assert hung(tmp_path, {0: [entry(1), entry(2), entry(3)], 1: [entry(3)]}) == []
 
 
-def test_what_is_not_finished_needs_no_second_dump(tmp_path: Path) -> None:
+def test_an_unfinished_call_needs_no_second_dump(tmp_path: Path) -> None:
     """Rank 0 ran on, and its ring holds no more of what rank 1 hangs on; that of rank 2 does, and not the call."""
     stuck = [entry(3), entry(4, state="started"), entry(5, state="scheduled")]
     ahead = [entry(9, state="scheduled")]

@@ -76,7 +76,7 @@ def test_without_calls_their_time_is_unknown(tmp_path: Path) -> None:
         ((0,), None, ["gemm", "ncclDevKernel_AllReduce_Sum"], ""),
     ],
 )
-def test_rows_left_out_are_said(
+def test_omitted_rows_are_reported(
     tmp_path: Path, ranks: tuple[int, ...], top: str | None, names: list[str], said: str
 ) -> None:
     folder = small_traces.write_run(tmp_path / "run", ranks)

@@ -55,14 +55,14 @@ def test_the_first_rows_are_those_of_the_first_ranks(job: Job) -> None:
         answer_first_rows(Job({rank: job[rank] for rank in (1, 2)}), "launches", 1)
 
 
-def test_where_no_rank_can_the_first_says_why(job: Job) -> None:
+def test_if_no_rank_can_answer_the_first_reason_is_raised(job: Job) -> None:
     with pytest.raises(AnalysisError, match="contains no GPU activity"):
         etloom.analyze(Job({rank: job[rank] for rank in (1, 2)}), "launches")
     with pytest.raises(AnalysisError, match="the trace contains no step 99"):
         etloom.analyze(job, "temporal-breakdown", step=99)
 
 
-def test_the_command_line_says_which_ranks_are_left_out_and_why(job: Job, tmp_path: Path) -> None:
+def test_the_command_line_reports_omitted_ranks_with_reasons(job: Job, tmp_path: Path) -> None:
     etloom.export(job, tmp_path / "kept.parquet")
     done = CliRunner().invoke(app, ["analyze", "launches", str(tmp_path / "kept.parquet"), "--format", "csv"])
     assert done.exit_code == 0, done.output

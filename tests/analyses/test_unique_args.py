@@ -45,7 +45,7 @@ NODE = (
 )
 
 
-def test_what_kineto_does_not_say_the_execution_trace_does(tmp_path: Path) -> None:
+def test_arguments_missing_in_kineto_come_from_the_execution_trace(tmp_path: Path) -> None:
     job = etloom.open(run(tmp_path / "run", True, CALL), use_cache=False)
     table = etloom.analyze(job[0], "unique-args")
     rows = {name: rest for name, *rest in table.select("name", "shapes", "types", "values").rows()}
@@ -98,7 +98,9 @@ def test_an_execution_trace_alone_is_counted_in_no_time(
     assert "no device" not in (tmp_path / "r.html").read_text().partition("</header>")[0]
 
 
-def test_a_trace_without_events_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_without_events_is_refused_with_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for text in ("[]", '{"traceEvents": []}'):
         (tmp_path / "empty.json").write_text(text)
         assert main(["info", str(tmp_path / "empty.json")]) == 0
@@ -110,7 +112,7 @@ def test_a_trace_without_events_says_so(tmp_path: Path, capsys: pytest.CaptureFi
                 etloom.analyze(etloom.open(tmp_path / "empty.json"), name)
 
 
-def test_without_shapes_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_shapes_the_error_suggests_a_remedy(tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"values": [], "shapes": [], "types": [], "strides": []}
     job = etloom.open(run(tmp_path / "run", False, nothing), use_cache=False)
     with pytest.raises(AnalysisError, match="or add the run's execution trace to the folder"):

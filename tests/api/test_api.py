@@ -42,7 +42,7 @@ def test_all_is_exact() -> None:
         _ = etloom.analyse  # type: ignore[attr-defined]
 
 
-def test_read_gives_what_one_file_holds(run: Path) -> None:
+def test_read_returns_the_content_of_one_file(run: Path) -> None:
     trace = etloom.read(run / "kineto_trace_0.json")
     assert isinstance(trace, Trace)
     assert trace.events["name"].cast(pl.String).to_list()[:2] == ["ProfilerStep#3", "aten::linear"]
@@ -98,7 +98,7 @@ def test_the_rank_of_a_single_file_is_that_of_its_name(tmp_path: Path) -> None:
     assert job[6].rank == 6
 
 
-def test_open_tells_its_progress_in_bytes(run: Path) -> None:
+def test_open_reports_its_progress_in_bytes(run: Path) -> None:
     seen: dict[str, int] = {}
 
     def progress(file: Path, count: int) -> None:
@@ -134,7 +134,7 @@ def test_analyze_answers_for_a_trace_and_for_every_rank_of_a_job(job: Job) -> No
     assert both.drop("rank")[0].equals(alone)
 
 
-def test_analyze_links_what_is_not_linked(run: Path) -> None:
+def test_analyze_links_unlinked_traces(run: Path) -> None:
     trace = etloom.read(run / "kineto_trace_0.json")
     assert etloom.analyze(trace, "comm-overlap", step=3)["overlap_pct"].to_list() == [80.0]
     assert etloom.analyze(trace, "top-ops", by="total")["name"][0] in ("ProfilerStep#3", "aten::linear")
@@ -172,7 +172,7 @@ def test_export_goes_by_the_suffix_or_the_name(job: Job, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_what_cannot_be_written_says_so(job: Job, tmp_path: Path) -> None:
+def test_an_unwritable_output_is_one_line(job: Job, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     for name in ("a.json", "a.parquet"):
         with pytest.raises(
@@ -181,7 +181,7 @@ def test_what_cannot_be_written_says_so(job: Job, tmp_path: Path) -> None:
             etloom.export(job, tmp_path / name)
 
 
-def test_export_into_a_folder_that_is_a_file_says_so(job: Job, tmp_path: Path) -> None:
+def test_export_into_a_folder_that_is_a_file_is_one_line(job: Job, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("a.json", "a.parquet"):
         with pytest.raises(

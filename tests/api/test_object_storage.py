@@ -252,7 +252,7 @@ def test_copies_that_are_not_used_are_removed(
     assert copy.is_dir() and not unused.exists()  # this process uses the copy
 
 
-def test_verbs_that_need_local_folders_say_so(s3: S3Server, call: Call) -> None:
+def test_verbs_that_need_local_folders_refuse_urls(s3: S3Server, call: Call) -> None:
     for arguments in (("watch", "s3://bucket/run"), ("collect", "--trigger", "s3://bucket/run")):
         status, _, err = call(*arguments)
         assert status == 2 and "expected a local path, got s3://bucket/run" in err

@@ -73,7 +73,7 @@ def test_every_verb_has_help_with_examples_that_are_right(verb: str, call: Calla
             )
 
 
-def test_lists_of_an_analysis_stand_apart_in_its_help(call: Callable[..., Outcome]) -> None:
+def test_lists_of_an_analysis_are_separate_paragraphs_in_its_help(call: Callable[..., Outcome]) -> None:
     lines = call("analyze", "graph-quality", "--help")[1].splitlines()
     for begins in ("  - shortfall_ns: ", "  - device_starts: ", "  - dropped_edges: "):
         (at,) = (number for number, line in enumerate(lines) if line.startswith(begins))
@@ -164,7 +164,7 @@ def test_bad_input_is_status_1_and_one_line_that_names_the_file(
         assert not out.exists()
 
 
-def test_a_folder_where_a_file_is_needed_says_so(
+def test_a_folder_instead_of_a_file_is_one_line(
     run: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
     status, _, err = call("link", "--host", run, "--device", run, "--out", tmp_path / "x")
@@ -189,7 +189,7 @@ def test_tables_and_reports_make_the_folders_that_they_lack(
         assert out.stat().st_size
 
 
-def test_a_place_that_cannot_be_written_is_said_in_one_way(
+def test_unwritable_outputs_have_the_same_message_in_all_verbs(
     run: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -270,7 +270,7 @@ def test_ctrl_c_is_status_130_and_silent(
     assert call("info", run) == (130, "", "")
 
 
-def test_ctrl_c_in_a_process_of_its_own() -> None:
+def test_ctrl_c_in_a_separate_process() -> None:
     code = (
         "import sys, time, etloom.api\n"
         "from etloom.cli import main\n"
@@ -367,7 +367,7 @@ def test_a_narrow_terminal_cuts_no_number(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def test_json_csv_parquet_say_the_same(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+def test_json_csv_parquet_have_the_same_rows(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     sql = (
         "select e.rank, name, dur, grid_x from events e "
         "left join kernels k on e.id = k.event and e.rank = k.rank order by e.rank, e.id"
@@ -462,7 +462,7 @@ def test_a_query_that_no_run_can_answer_is_wrong_usage(
 # -- verbs
 
 
-def test_analyze_lists_what_there_is(call: Callable[..., Outcome]) -> None:
+def test_analyze_lists_all_analyses(call: Callable[..., Outcome]) -> None:
     names = [(name, registry.get_summary("analyses", name)) for name in registry.list_plugins("analyses")]
     listed = json.loads(call("analyze", "--list", "--format", "json")[1])
     assert [(row["analysis"], row["summary"]) for row in listed] == names
@@ -545,7 +545,7 @@ def test_info_for_people_and_as_a_table(run: Path, tmp_path: Path, call: Callabl
     assert call("info", run / "torch_et_0.json")[0] == 0
 
 
-def test_info_tells_the_devices_of_an_execution_trace_from_its_tensors(
+def test_info_infers_the_devices_of_an_execution_trace_from_its_tensors(
     data: Path, call: Callable[..., Outcome]
 ) -> None:
     told = json.loads(call("info", data / "et_schemas" / "hf_gpt2.json.gz", "--format", "json")[1])
@@ -709,7 +709,7 @@ def test_progress_knows_how_much_there_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert seen == [(0, 100), (0, 150), (50, 150), (80, 150), (80, 150)]
 
 
-def test_info_says_what_it_does_not_know(tmp_path: Path, call: Callable[..., Outcome]) -> None:
+def test_info_states_what_is_unknown(tmp_path: Path, call: Callable[..., Outcome]) -> None:
     document = small_traces.kineto()
     del document["distributedInfo"]
     document["traceEvents"] = [event for event in document["traceEvents"] if event.get("cat") != "kernel"]

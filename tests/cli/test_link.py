@@ -121,7 +121,7 @@ def test_strict_fails_where_input_was_lost(data: Path, tmp_path: Path, call: Cal
 
 
 @pytest.mark.slow
-def test_what_cannot_be_linked_is_said_in_one_line(data: Path, tmp_path: Path, call: Call) -> None:
+def test_files_that_cannot_be_linked_are_one_line(data: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "x.etplus.json"
     nsys = data / "nsys" / "h100_2gpu_1s.sqlite.gz"
     host = data / "nccl_ddp" / "torch_et_0.json.gz"

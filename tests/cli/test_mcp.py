@@ -121,7 +121,7 @@ def test_the_neighbours_of_a_kernel_are_those_of_its_stream(
     assert all("| kernel |" in row for row in neighbours)
 
 
-def test_a_long_answer_is_cut_and_says_so() -> None:
+def test_a_long_answer_is_cut_with_a_note() -> None:
     text = bound_lines(f"line {number} of many" for number in range(5000))
     assert estimate_tokens(text) <= MAX_TOKENS
     assert "more lines cut" in text.splitlines()[-1]

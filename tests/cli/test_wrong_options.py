@@ -124,7 +124,9 @@ def verbs() -> list[str]:
 
 @pytest.mark.parametrize("verb", verbs())
 @pytest.mark.slow
-def test_a_wrong_value_is_told_by_its_flag(verb: str, own: Path, call: Callable[..., Outcome]) -> None:
+def test_the_error_of_a_wrong_value_names_its_flag(
+    verb: str, own: Path, call: Callable[..., Outcome]
+) -> None:
     after = [str(own / "ddp_2") if one == "RUN" else one for one in AFTER.get(verb, ["RUN"])]
     for its, option in options(cli.app):
         flag = max(option.opts, key=len)
@@ -156,7 +158,7 @@ def test_a_wrong_value_is_told_by_its_flag(verb: str, own: Path, call: Callable[
         (["replay", "comms", "RUN", "-o", "x.nothing"], "--out"),
     ],
 )
-def test_a_value_that_does_not_fit_is_told_by_its_flag(
+def test_the_error_of_an_unfitting_value_names_its_flag(
     arguments: list[Any], flag: str, own: Path, call: Callable[..., Outcome]
 ) -> None:
     status, out, err = call(*(own / "ddp_2" if one == "RUN" else one for one in arguments))
@@ -197,7 +199,7 @@ def outcome(app: click.Command, capsys: pytest.CaptureFixture[str]) -> tuple[int
     return left.value.code, capsys.readouterr().err
 
 
-def test_what_others_call_an_option_becomes_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_spellings_of_an_option_become_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     error = EtloomError("3 bytes are too few", remedy="allow 1 MiB", option="max_bytes")
     assert str(error) == "max_bytes: 3 bytes are too few; allow 1 MiB"
     assert outcome(verb(error, max_bytes="max_size"), capsys) == (
@@ -209,7 +211,7 @@ def test_what_others_call_an_option_becomes_the_flag(capsys: pytest.CaptureFixtu
     assert outcome(verb(nowhere), capsys) == (1, "etloom: here: is no run\n")
 
 
-def test_the_choices_of_an_option_are_all_told_in_their_order() -> None:
+def test_the_error_lists_all_choices_of_an_option_in_order() -> None:
     assert str(UnknownName("order", "totl", ["own", "total"], option="by")) == (
         "by: unknown order 'totl'; expected one of own, total"
     )

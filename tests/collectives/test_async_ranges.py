@@ -12,7 +12,7 @@ import etloom
 from etloom.collectives import list_participations
 
 
-def test_a_range_belongs_to_the_call_that_made_its_record(tmp_path: Path) -> None:
+def test_a_range_belongs_to_the_call_that_recorded_it(tmp_path: Path) -> None:
     """Two asynchronous calls, whose ranges begin on workers after both."""
 
     def event(name: str, ts: int, dur: int, record: int, tid: int = 1, **args: Any) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_parts_without_numbers_meet_in_their_order(seed: int, ranks: int, count:
 
 @settings(max_examples=examples(20))
 @given(seed=st.integers(0, 10**6), drift=st.floats(-80, 80).filter(lambda ppm: abs(ppm) > 5))
-def test_a_drift_is_told_and_taken_out(seed: int, drift: float) -> None:
+def test_a_clock_drift_is_reported_and_removed(seed: int, drift: float) -> None:
     parts = made(seed, [0, 5_000_000], [0.0, drift], numbered=True, count=60)
     met = match_participations(parts)
     table = estimate_clocks(met)
@@ -182,7 +182,7 @@ def test_a_clock_that_cannot_be_right_is_moved_though_the_host_has_the_name_of_a
     assert abs(row["offset_ns"] - 60_000_000) <= row["residual_ns"] < 3_000_000
 
 
-def test_one_communication_tells_bounds_only() -> None:
+def test_one_communication_gives_bounds_only() -> None:
     """Both leave when they like: that one left 1 ms later says nothing of its clock."""
     met = match_participations(made(6, [0, 0], [0.0, 0.0], numbered=True, count=1))
     met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(1_000_000).otherwise(0))
@@ -222,7 +222,7 @@ ROOTED = {
 
 
 @pytest.mark.parametrize("collective", ROOTED)
-def test_who_only_sends_tells_no_transfer(collective: str) -> None:
+def test_a_rank_that_only_sends_shows_no_transfer(collective: str) -> None:
     ranks, transfer, waits = ROOTED[collective]
     rows = [
         {
@@ -277,7 +277,7 @@ def test_a_wait_ends_when_another_comes_or_the_rank_leaves(
         assert row["wait"] <= max(start for start, _ in stays) - row["start"]
 
 
-def test_columns_say_of_roles_what_rows_do() -> None:
+def test_roles_in_columns_equal_roles_in_rows() -> None:
     asked = itertools.product((0, 1), (None, 0, 1), (None, 0, 1), (None, "message", "wait", *ROOTED))
     rows = list(asked)
     table = pl.DataFrame(
@@ -289,7 +289,7 @@ def test_columns_say_of_roles_what_rows_do() -> None:
     assert found == [matching.get_roles(*row) for row in rows]
 
 
-def test_a_name_of_messages_says_nothing_of_its_group() -> None:
+def test_a_name_of_messages_does_not_determine_its_group() -> None:
     """Sends and receives that run as one (send_recv) state how many take part in them."""
     parts = made(4, [0] * 4, [0.0] * 4, numbered=True, count=12).filter(pl.col("pg_name") == "world")
     of_two = (pl.col("seq") % 2 == 0) & (pl.col("rank") < 2)
@@ -301,7 +301,7 @@ def test_a_name_of_messages_says_nothing_of_its_group() -> None:
     assert whole.filter(pl.col("seq") % 2 == 1)["instance"].null_count() == 0
 
 
-def test_groups_by_addresses_meet_as_far_as_their_sizes_say() -> None:
+def test_groups_by_addresses_are_matched_as_far_as_their_sizes_allow() -> None:
     """The names of one group on two ranks, each its own; a third rank of the same size leaves in doubt who met."""
     parts = made(4, [0, 0, 0], [0.0] * 3, numbered=True, count=8).filter(pl.col("pg_name") == "world")
     named = parts.with_columns(pl.format("94{}", "rank").alias("pg_name"), group_size=pl.lit(2, pl.Int64))
@@ -314,7 +314,7 @@ def test_groups_by_addresses_meet_as_far_as_their_sizes_say() -> None:
     )
 
 
-def test_what_order_tells_has_to_fit() -> None:
+def test_a_match_by_order_has_to_fit() -> None:
     """Parts of one name without numbers: four at a time do not meet in a group of two."""
     parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=20).filter(pl.col("pg_name") == "world")
     met = match_participations(parts.with_columns(group_size=pl.lit(2, pl.Int64)))
@@ -322,7 +322,7 @@ def test_what_order_tells_has_to_fit() -> None:
     assert match_participations(parts)["instance"].null_count() == 0
 
 
-def test_without_the_other_end_or_the_root_nobody_is_met() -> None:
+def test_without_the_other_end_or_the_root_nothing_is_matched() -> None:
     """Beside parts that name their root, those that do not may be of another group."""
     parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=12).filter(pl.col("pg_name") == "world")
     root = pl.when(pl.col("rank") < 2).then(0)
@@ -469,7 +469,7 @@ def test_dlrm_is_on_one_clock(data: Path) -> None:
 
 
 @pytest.mark.parametrize(("run", "surely"), [("cpu/pp_4", 48), ("cpu/coll_4", 8), ("cpu/ddp_2", 0)])
-def test_what_unsure_clocks_leave_of_delays(data: Path, run: str, surely: int) -> None:
+def test_delays_under_uncertain_clocks(data: Path, run: str, surely: int) -> None:
     """Hosts unknown, gloo leaves when it likes: waits of tens of ms in a pipeline stay, those of two collectives go."""
     job = open_run(data / run)
     nowhere = Job({rank: trace.replace({"host": None}) for rank, trace in job.items()})
@@ -486,7 +486,7 @@ def test_what_unsure_clocks_leave_of_delays(data: Path, run: str, surely: int) -
 @pytest.mark.parametrize(
     "run", ["dlrm", "cpu/coll_4", "cpu/pp_4", "hta_multirank", "tracelens/b200_eager.json.gz"]
 )
-def test_arrivals_are_what_communications_are_summed_up_from(data: Path, run: str) -> None:
+def test_aggregated_arrivals_equal_the_table_of_collectives(data: Path, run: str) -> None:
     job = open_run(data / run)
     rows = etloom.analyze(job, "collectives").with_row_index("communication")
     each = etloom.analyze(job, "arrivals")
@@ -510,7 +510,7 @@ def test_arrivals_are_what_communications_are_summed_up_from(data: Path, run: st
         assert known.group_by("rank").agg(pl.col("wait_ns").sum()).sort("rank").equals(waited)
 
 
-def test_who_had_left_waits_for_nobody(data: Path) -> None:
+def test_a_rank_that_had_left_waits_for_no_rank(data: Path) -> None:
     each = etloom.analyze(open_run(data / "cpu/coll_4"), "arrivals").filter(
         pl.col("collective") == "broadcast"
     )
@@ -557,7 +557,7 @@ def test_ranks_of_other_groups_are_refused(data: Path) -> None:
         etloom.analyze(job, "clocks")
 
 
-def test_one_rank_does_not_say_who_waited(data: Path) -> None:
+def test_one_rank_does_not_show_who_waited(data: Path) -> None:
     job = open_run(data / "tracelens/b200_eager.json.gz")
     rows = etloom.analyze(job, "collectives")
     assert rows["wait_ns"].null_count() == rows["transfer_ns"].null_count() == rows.height

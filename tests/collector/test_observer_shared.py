@@ -89,7 +89,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "slow.so")
 
 
-def test_a_child_of_fork_records_into_its_own_file_alone(tmp_path: Path) -> None:
+def test_a_child_of_fork_records_only_into_its_file(tmp_path: Path) -> None:
     script = """o = register("parent.etob"); o.start()
 for _ in range(50): x + 1
 if (pid := os.fork()) == 0:

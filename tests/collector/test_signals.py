@@ -47,7 +47,7 @@ HANDLERS: tuple[Callable[..., Any], ...] = (
 
 @pytest.mark.usefixtures("alarm")
 @pytest.mark.parametrize("handler", HANDLERS, ids=["function", "object", "method", "partial"])
-def test_what_a_handler_of_the_job_raises_reaches_the_job(
+def test_exceptions_of_a_handler_of_the_job_reach_the_job(
     make_recorder: Callable[..., Recorder], handler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signal.signal(signal.SIGALRM, handler)
@@ -58,7 +58,7 @@ def test_what_a_handler_of_the_job_raises_reaches_the_job(
     assert not fork_hold.profiler_lock._is_owned()
 
 
-def test_what_the_collector_raises_does_not_reach_the_job(
+def test_exceptions_of_the_collector_do_not_reach_the_job(
     make_recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = make_recorder()

@@ -35,7 +35,7 @@ def test_a_shift_by_hand() -> None:
     assert found.confidence == pytest.approx(1 - 2 / 70)
 
 
-def test_too_few_values_tell_nothing() -> None:
+def test_too_few_values_are_inconclusive() -> None:
     found = estimate_shift([100, 100.1, 100.2], [200, 201, 202])
     assert found is not None and not found.is_known and not found.is_clear
     assert found.confidence == pytest.approx(0.9)
@@ -51,7 +51,7 @@ def test_an_outlier_does_not_move_it() -> None:
 
 
 @pytest.mark.parametrize("n", [5, 12, 30])
-def test_the_interval_holds_the_truth_as_often_as_it_says(n: int) -> None:
+def test_the_interval_contains_the_truth_as_often_as_stated(n: int) -> None:
     rng = np.random.default_rng(n)
     draws = 600
     held = 0
@@ -86,7 +86,7 @@ def test_five_percent_slower_fails_and_none_slower_passes() -> None:
     assert rate_of_failures(0.0, 0.05, autocorrelation=0.6) < 0.08
 
 
-def test_eight_steps_are_enough_to_tell_that_neighbours_are_alike() -> None:
+def test_eight_steps_are_enough_to_detect_correlated_neighbours() -> None:
     """The autocorrelation of these ranks is between 1 / sqrt(8) and 1 / 2, of 42 squares in all."""
     assert _autocorrelation(100 + np.array([1.0, 0, 2, 6, 7, 3, 5, 4])) == pytest.approx(17.25 / 42)
     rng = np.random.default_rng(1)
@@ -156,7 +156,7 @@ def test_two_devices_share_operators_and_no_gemm(data: Path) -> None:
     assert found.table("category")["share_pct"].sum() == pytest.approx(100, abs=0.01)
 
 
-def test_what_was_launched_before_the_recording_is_no_work_of_the_step(data: Path) -> None:
+def test_activity_launched_before_the_recording_is_not_of_the_step(data: Path) -> None:
     """The step begins by waiting for the one before it: 168 matrix products are its own, of 239 that run in it."""
     found = etloom.diff(
         *[open_run(data / "tracelens" / f"{name}_qwen.json.gz") for name in ("h100", "mi300")]
@@ -195,7 +195,7 @@ def test_work_that_no_call_launched_is_of_the_innermost_step_around_it(tmp_path:
     }  # fmt: skip
 
 
-def test_own_times_sum_to_the_whole(data: Path) -> None:
+def test_exclusive_times_sum_to_the_whole(data: Path) -> None:
     """No parent claims what its child does: operators' device time is that of all kernels, and shares sum to 100 %."""
     jobs = [open_run(data / "tracelens" / f"{name}_qwen.json.gz") for name in ("mi300", "h100")]
     found = etloom.diff(*jobs)
@@ -243,7 +243,7 @@ def test_two_programs_have_little_in_common(data: Path) -> None:
         ([("mm", 1), (None, 3)], [("mm", 1)], None),  # of most of its time no operator is known
     ],
 )
-def test_what_operators_both_have(
+def test_share_of_operators_in_both_runs(
     before: list[tuple[str | None, int]],
     after: list[tuple[str | None, int]],
     shares: tuple[float, float] | None,

@@ -128,7 +128,7 @@ def remembering(events: list[tuple[int, int, int, int]], windows: list[tuple[int
     return Trace({"events": frame, "memory": memory}, {"rank": 0, "linked": True})
 
 
-def test_what_is_allocated_when_a_step_begins_counts() -> None:
+def test_memory_allocated_when_a_step_begins_counts() -> None:
     """100 MB are there before the first step; of the third, which has no event, the level it begins with."""
     events = [(5, 100, 100, 0), (20, -50, 50, 0), (30, 50, 100, 0), (120, -50, 50, 0)]
     trace = remembering(events, [(10, 110), (110, 210), (210, 310)])

@@ -95,7 +95,7 @@ def test_one_run_against_one_on_a_host_cannot_fail_by_little() -> None:
 
 
 @pytest.mark.slow
-def test_the_interval_of_the_quiet_step_holds_the_truth() -> None:
+def test_the_interval_of_the_best_case_step_contains_the_truth() -> None:
     """Nine times of ten it says; 21 pieces of 20, beside the overhead, are 4.95 % more."""
     rng = np.random.default_rng(5)
     held = []
@@ -107,7 +107,7 @@ def test_the_interval_of_the_quiet_step_holds_the_truth() -> None:
 
 
 def test_a_run_on_a_busier_machine_is_surer_of_less() -> None:
-    """Its steps take some three times as long; none of it is its own, and its quiet step is 4 % too long."""
+    """Its steps take some three times as long; none of it is its own, and its best-case step is 4 % too long."""
     rng = np.random.default_rng(17)
     base = [busy_run(rng, 20, busy=0.0) for _ in range(3)]
 
@@ -140,7 +140,7 @@ def test_a_run_on_a_busier_machine_is_surer_of_less() -> None:
     )
 
 
-def test_a_run_that_was_hardly_ever_quiet_counts_little() -> None:
+def test_a_noisy_baseline_has_little_weight() -> None:
     """One of three baselines is undisturbed in a few of its pieces only, and seems longer: the others know better."""
     rng = np.random.default_rng(23)
     base = [busy_run(rng, 20, busy=busy) for busy in (0.2, 0.2, 0.95)]
@@ -247,14 +247,14 @@ def test_a_large_product_is_not_measured_by_a_small_one(
     assert judge_regression(before[:1], before[1:], 5.0)["verdict"][0] == "passed"
 
 
-def test_shapes_tell_apart_what_has_no_place_of_its_own() -> None:
+def test_shapes_distinguish_operators_in_changing_order() -> None:
     before, after = sides(shuffled, dims=True)
     row = judge_regression(after, before, 5.0).row(0, named=True)
     assert row["verdict"] == "failed" and row["change_pct"] == pytest.approx(38.5, abs=1)
 
 
 @pytest.mark.parametrize("plan", [shuffled, uneven])
-def test_what_cannot_be_measured_does_not_pass_against_the_steps(
+def test_an_unmeasurable_best_case_does_not_pass_against_the_steps(
     plan: Callable[[int, np.random.Generator], list[int]],
 ) -> None:
     """Without shapes, in another order in each step, the pieces show nothing of it; the steps do."""
@@ -310,7 +310,7 @@ def test_the_gate(runs: tuple[Path, Path, Path], tmp_path: Path, capfd: pytest.C
     assert main(["check", slow, "--baseline", a, "--metric", "wall-step-time"]) == 1
 
 
-def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_undecided_gate_does_not_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     few = [str(write_stepped_run(tmp_path / name, [1000.0, 1001])) for name in "ab"]
     junit = tmp_path / "out.xml"
     assert main(["check", few[0], "--baseline", few[1], "--junit", str(junit), "--github"]) == 3
@@ -320,7 +320,7 @@ def test_a_gate_that_cannot_tell_does_not_pass(tmp_path: Path, capfd: pytest.Cap
     assert "needs about 3 more steps on each side" in said
 
 
-def test_near_the_limit_it_says_what_more_it_takes() -> None:
+def test_near_the_limit_it_reports_how_many_more_steps_are_needed() -> None:
     rng = np.random.default_rng(3)
     before, after = [busy_run(rng, 40) for _ in range(2)], [busy_run(rng, 41)]
     table = judge_regression(after, before, 1.8)
@@ -345,7 +345,7 @@ def even_run(times: list[int]) -> Job:
     return Job({0: Trace({"events": frame}, {"rank": 0, "linked": True})})
 
 
-def test_even_steps_decide_where_the_quiet_one_cannot() -> None:
+def test_even_steps_decide_if_the_best_case_step_cannot() -> None:
     """The host's jitter is in the wait for the device, and the step takes none of it."""
     times = [1_000_000, 1_001_000, 1_000_500, 1_000_200, 1_001_100, 1_000_700]
     before, after, slow = (
@@ -361,7 +361,7 @@ def test_even_steps_decide_where_the_quiet_one_cannot() -> None:
     assert judge_regression([slow], [before], 3.0, ["wall-step-time"])["verdict"].to_list() == ["failed"]
 
 
-def test_what_was_nearly_nothing_is_no_percentage(tmp_path: Path) -> None:
+def test_changes_from_nearly_zero_have_no_percentage(tmp_path: Path) -> None:
     """0.2 us of communication in a step of 1 ms became 0.9 us, and then a tenth of the step."""
     job = {
         us: etloom.open(write_stepped_run(tmp_path / f"{us}", [1000.0] * 6, communication=us))

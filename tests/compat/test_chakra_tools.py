@@ -69,7 +69,7 @@ def test_a_wait_of_an_et_plus_is_a_dependency(plus: Path, tmp_path: Path) -> Non
     assert (waits.name, waits.message.duration_micros) == ("aten::linear", 20)
 
 
-def test_any_trace_is_converted_and_what_is_none_is_one_line(
+def test_any_trace_is_converted_and_other_files_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = small_traces.write_run(tmp_path / "run")
@@ -84,7 +84,7 @@ def test_any_trace_is_converted_and_what_is_none_is_one_line(
 
 
 @pytest.mark.slow
-def test_an_et_plus_of_a_recording_takes_what_it_took(data: Path, tmp_path: Path) -> None:
+def test_an_et_plus_of_a_recording_takes_the_recorded_time(data: Path, tmp_path: Path) -> None:
     job = etloom.open(data / "nccl_ddp")
     etloom.export(job, tmp_path / "n.etplus.json")
     chakra_converter.convert(tmp_path / "n.etplus.json", tmp_path / "n.et")

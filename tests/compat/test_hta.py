@@ -52,7 +52,7 @@ assert len(linear.output_shapes) == len(linear.output_types) == 1, linear
     assert done.returncode == 0, done.stderr
 
 
-def test_the_demo_gives_what_hta_gives(data: Path, golden: Path) -> None:
+def test_the_demo_gives_the_results_of_hta(data: Path, golden: Path) -> None:
     folder = data / "simple_add"
     analyzer = TraceAnalysis(trace_files={0: str(folder / "benchmark_simple_add_trace.json.gz")})
     et = execution_trace.load_execution_trace(folder / "benchmark_simple_add_et.json.gz")
@@ -119,7 +119,7 @@ def test_columns_and_small_questions(data: Path) -> None:
     assert list(analyzer.get_comm_comp_overlap().columns) == ["rank", "comp_comm_overlap_pctg"]
 
 
-def test_the_symbol_table_tells_texts_and_numbers(data: Path) -> None:
+def test_the_symbol_table_maps_between_texts_and_numbers(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "dlrm", include_last_profiler_step=True)
     texts = analyzer.t.symbol_table.get_sym_table()
     numbers = analyzer.t.symbol_table.get_sym_id_map()
@@ -133,7 +133,7 @@ def test_the_symbol_table_tells_texts_and_numbers(data: Path) -> None:
     assert sorted(found) == sorted(kernels["name"].cast(pl.String)) and len(found) > 0
 
 
-def test_the_frame_says_partners(data: Path) -> None:
+def test_the_frame_contains_partners(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "dlrm", include_last_profiler_step=True)
     df = analyzer.t.get_trace(0)
     kernel = analyzer.t.symbol_table.sym_index["kernel"]
@@ -144,7 +144,7 @@ def test_the_frame_says_partners(data: Path) -> None:
     assert (launches.ts.to_numpy() <= partners.ts.to_numpy()).all()
 
 
-def test_what_is_wrong_is_said(data: Path) -> None:
+def test_wrong_input_is_one_line(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "cpu/ddp_2")
     with pytest.raises(ReadError, match="is no execution trace"):
         execution_trace.load_execution_trace(data / "cpu/ddp_2/kineto_trace_0.json.gz")

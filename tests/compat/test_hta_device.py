@@ -147,7 +147,7 @@ def test_annotations_and_the_kernels_in_them(data: Path) -> None:
     assert cpu.get_gpu_user_annotation_breakdown() is None
 
 
-def test_names_are_cut_to_the_kernel_s_own() -> None:
+def test_names_are_cut_to_the_name_of_the_kernel() -> None:
     assert shorten_kernel_name("void at::native::f<4, g<int> >(int, h<char*>)") == "at::native::f"
     assert shorten_kernel_name("void (anonymous namespace)::k<1>(int)") == "k"
     assert shorten_kernel_name("Memset (Device)") == "Memset (Device)"
@@ -225,7 +225,7 @@ def read_arrows(trace: Trace) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_what_bounds_a_step_on_its_device(data: Path) -> None:
+def test_the_bounds_of_a_step_on_its_device(data: Path) -> None:
     file = data / "hta_misc" / "negative_queue_a100.json.gz"
     analyzer = TraceAnalysis(trace_files={0: str(file)}, include_last_profiler_step=True)
     found = analyzer.critical_path_analysis(0, "ProfilerStep")
@@ -253,7 +253,7 @@ def test_the_difference_of_two_traces_is_hta_s(data: Path, golden: Path, device:
     pd.testing.assert_frame_equal(ours, pd.read_csv(file, index_col=0), check_dtype=False)
 
 
-def test_what_came_went_and_stayed(tmp_path: Path) -> None:
+def test_added_removed_and_unchanged_operators(tmp_path: Path) -> None:
     from support import small_traces
 
     def run(name: str, operators: list[str]) -> Path:

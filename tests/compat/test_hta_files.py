@@ -74,7 +74,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("method", SIGNATURES)
-def test_methods_take_what_htas_take(method: str) -> None:
+def test_methods_have_the_parameters_of_hta(method: str) -> None:
     ours = list(inspect.signature(getattr(TraceAnalysis, method)).parameters.values())[1:]
     theirs = [one.partition("=") for one in SIGNATURES[method].split()]
     assert [one.name for one in ours] == [name for name, _, _ in theirs]
@@ -252,7 +252,7 @@ def test_a_rank_without_device_work_is_left_out_of_series(data: Path) -> None:
     assert len(analyzer.get_time_spent_blocked_on_full_queue({})) == 0
 
 
-def test_counters_are_drawn_into_a_trace_beside_the_file(tmp_path: Path) -> None:
+def test_counters_are_written_into_a_trace_next_to_the_file(tmp_path: Path) -> None:
     analyzer = analyzer_of(tmp_path, RUN)
     before = (tmp_path / "kineto_trace_0.json").read_bytes()
     assert analyzer.generate_trace_with_counters() is None
@@ -273,7 +273,7 @@ def test_counters_are_drawn_into_a_trace_beside_the_file(tmp_path: Path) -> None
         analyzer.generate_trace_with_counters(ranks=[3])
 
 
-def test_counters_of_packed_traces_go_beside_them(data: Path, tmp_path: Path) -> None:
+def test_counters_of_compressed_traces_are_written_next_to_them(data: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         shutil.copy(data / "hta_multirank" / f"sampled_rank-{rank}.json.gz", tmp_path)
     analyzer = TraceAnalysis(trace_dir=tmp_path)

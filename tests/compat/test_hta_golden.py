@@ -158,7 +158,7 @@ def test_the_diff_of_a_step(data: Path, golden: Path, side: str) -> None:
         assert ours.select("name", "n", pl.col("ns") // US).rows() == expected.rows()
 
 
-def test_what_the_diff_calls_unchanged(data: Path, golden: Path) -> None:
+def test_unchanged_names_equal_those_of_hta(data: Path, golden: Path) -> None:
     theirs = json.loads((golden / "hta" / "compare" / "cmp.ops_diff.json").read_text())
     assert not any(theirs[kind] for kind in ("added", "deleted", "increased", "decreased"))
     whole = [open_run(data / "hta_misc" / f"compare_{which}.json.gz") for which in ("base", "test")]

@@ -42,7 +42,7 @@ def basic(folder: Path) -> Path:
     return folder
 
 
-def test_basic_traces_say_what_is_called(tmp_path: Path) -> None:
+def test_basic_traces_contain_the_called_collectives(tmp_path: Path) -> None:
     job = etloom.open(basic(tmp_path / "run"), use_cache=False)
     assert list(job) == [0, 1]
     assert job[0].meta["formats"] == ["param-basic"]
@@ -70,7 +70,7 @@ def test_equal_shares(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '[{"comms": "all_reduce"', '{"comms": "x"}'])
-def test_what_is_no_basic_trace(tmp_path: Path, text: str) -> None:
+def test_other_files_are_not_basic_traces(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank-0.json").write_text(text)
     if text == "[]":
         assert etloom.read(tmp_path / "rank-0.json", "param-basic").events.height == 0

@@ -137,14 +137,14 @@ def test_flags_of_the_plan(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--num-replay 3", "unrecognized arguments: --num-replay 3"),
     ],
 )
-def test_what_is_mistyped_is_one_line(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_flag_is_one_line(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         comms_replay.main(flags.split())
     err = capsys.readouterr().err
     assert (end.value.code, said in err, err.count("\n")) == (2, True, 1), err
 
 
-def test_what_cannot_be_meant(
+def test_contradictory_flags(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -161,7 +161,7 @@ def test_what_cannot_be_meant(
 
 
 @pytest.mark.parametrize("flags", comms_flags.WITHOUT_EFFECT, ids=lambda flags: flags[0])
-def test_a_flag_without_effect_says_so(flags: tuple[str, ...]) -> None:
+def test_a_flag_without_effect_is_reported(flags: tuple[str, ...]) -> None:
     parser = comms_flags.make_parser()
     assert comms_flags.describe_ignored_flags(parser.parse_args([])) == []
     for flag in flags:

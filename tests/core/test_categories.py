@@ -152,7 +152,7 @@ def test_substrings_do_not_mislead(name: str) -> None:
 
 
 @pytest.mark.parametrize(("cat", "name"), NO_WORK)
-def test_what_is_no_device_work_has_no_kind(cat: str | None, name: str) -> None:
+def test_events_without_gpu_activity_have_no_kind(cat: str | None, name: str) -> None:
     assert kind_of(cat, name) is None
 
 

@@ -141,7 +141,7 @@ WRITERS: list[dict[str, Any]] = [
 @settings(max_examples=examples(200))
 @given(st.lists(EVENTS | VALUES, max_size=8), st.randoms(use_true_random=False), st.data())
 @pytest.mark.slow
-def test_made_kineto(events: list[Any], shuffle: random.Random, draw: Any) -> None:
+def test_generated_kineto(events: list[Any], shuffle: random.Random, draw: Any) -> None:
     for at, event in enumerate(events):
         if isinstance(event, dict):
             members = list(event.items())
@@ -194,7 +194,7 @@ def nodes(draw: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @settings(max_examples=examples(200))
 @given(st.lists(nodes(), max_size=5), st.data())
-def test_made_execution_traces(made: list[Any], draw: Any) -> None:
+def test_generated_execution_traces(made: list[Any], draw: Any) -> None:
     document = {"schema": "1.1.1-chakra.0.0.4", "nodes": made, "finish_ts": 1}
     text = json.dumps(document, **draw.draw(st.sampled_from(WRITERS))).encode()
     size = draw.draw(st.integers(1, len(text)))

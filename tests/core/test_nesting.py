@@ -85,7 +85,7 @@ def test_known_forests_nest_as_they_were_grown(draw: random.Random) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-def test_exclusive_times_of_a_thread_tile_what_its_events_cover(draw: random.Random) -> None:
+def test_exclusive_times_of_a_thread_sum_to_the_time_its_events_cover(draw: random.Random) -> None:
     rows = [
         span(f"{tid}.{at}", start, start + draw.randint(0, 3000), tid=tid, cat="user_annotation")
         for tid in (1, 2)
@@ -196,7 +196,7 @@ def test_python_function_without_a_return_closes_nothing() -> None:
     assert at.exclusive.tolist() == [49_000, 12_000, 27_000, 8_000, 1000, 1000, 1000]
 
 
-def test_call_belongs_to_what_it_starts_in_and_an_annotation_keeps_operators_open() -> None:
+def test_a_call_belongs_to_the_event_it_starts_in_and_an_annotation_keeps_operators_open() -> None:
     rows = [
         span("op", 0, 50_000),
         span("call", 10_000, 60_000, cat="cuda_runtime"),
@@ -335,7 +335,7 @@ def test_annotation_that_outlasts_a_python_frame_closes_it() -> None:
     assert at.exclusive.tolist() == [1000, 88_000, 1000]
 
 
-def test_events_of_the_same_time_stand_in_the_order_of_entry() -> None:
+def test_events_of_the_same_time_are_in_the_order_of_entry() -> None:
     rows = [
         span("call", 0, 10, cat="cuda_runtime"),
         span("second", 0, 10, rf_id=8),

@@ -86,7 +86,7 @@ def test_the_example_of_the_page_runs(run: Path, install: Install, call: Callabl
     assert "How many" in call("analyze", "shop-count", "--help")[1]
 
 
-def test_the_page_says_all_that_a_module_must_hold() -> None:
+def test_the_page_lists_all_that_a_module_must_contain() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for parts in (registry.CONTRACT[kind] for kind in ("readers", "analyses", "exports")):
         for part in parts:
@@ -141,7 +141,7 @@ def test_one_that_raises_is_named(run: Path, install: Install, call: Callable[..
     )
 
 
-def test_what_it_says_itself_is_left_as_it_is(run: Path, install: Install) -> None:
+def test_errors_raised_by_the_plugin_are_unchanged(run: Path, install: Install) -> None:
     install(
         GOOD.replace("    names =", "    raise AnalysisError('no shop', remedy='open one')\n    names =")
         + "from etloom.core.errors import AnalysisError\n"
@@ -168,7 +168,7 @@ def test_what_it_says_itself_is_left_as_it_is(run: Path, install: Install) -> No
     ],
 )
 @pytest.mark.parametrize("scope", ["rank", "job"])
-def test_an_answer_is_held_to_what_is_declared(
+def test_an_answer_must_match_its_declared_schema(
     old: str, new: str, message: str, scope: str, run: Path, install: Install
 ) -> None:
     source = GOOD.replace(old, new)
@@ -180,7 +180,7 @@ def test_an_answer_is_held_to_what_is_declared(
     assert f"the analysis 'shop-count' of package shop-tools {message}" in str(raised.value)
 
 
-def test_a_fault_of_our_own_stays_one(
+def test_an_internal_error_is_not_hidden(
     run: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Outcome]
 ) -> None:
     def wrong(trace: object) -> pl.DataFrame:
@@ -225,7 +225,7 @@ def test_numbers_of_other_kinds_are_numbers(run: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [3, None, ["run/"]])
-def test_what_is_no_run_is_told_how_to_become_one(given: object, tmp_path: Path) -> None:
+def test_an_object_that_is_not_a_run_is_refused_with_a_remedy(given: object, tmp_path: Path) -> None:
     for verb in (
         lambda: etloom.analyze(given, "steps"),  # type: ignore[arg-type]
         lambda: etloom.select(given, rank=0),  # type: ignore[type-var]
@@ -253,7 +253,7 @@ def test_a_rank_that_is_not_there(run: Path) -> None:
         Job({})[0]
 
 
-def test_what_a_simulation_answers_with_is_short_and_has_a_table(run: Path) -> None:
+def test_the_result_of_a_simulation_has_a_short_repr_and_a_table(run: Path) -> None:
     done = etloom.simulate(etloom.open(run), "kernel:gemm x0.5")
     assert re.fullmatch(
         r"<Simulated: [\d.]+ ms recorded, [\d.]+ to [\d.]+ ms predicted; see .table, .reasons, .job>",

@@ -95,7 +95,7 @@ def test_parse_distinct_gives_nested_values_in_place_of_the_text() -> None:
         "critical_path/event_sync.json.gz", "et_schemas/1.0.2-chakra.0.0.4.json.gz", "chakra/chakra.0.et.gz",
     ],
 )  # fmt: skip
-def test_tables_that_are_read_hold_what_is_declared(data: Path, file: str) -> None:
+def test_tables_that_are_read_match_their_schema(data: Path, file: str) -> None:
     trace = etloom.read(data / file)
     assert isinstance(trace, Trace)
     assert trace.tables

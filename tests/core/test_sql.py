@@ -92,7 +92,7 @@ def test_no_file_is_read(text: str, function: str, end: str, what: Trace | Job, 
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_the_plan_tells_of_a_file_where_the_text_did_not(
+def test_the_plan_shows_a_file_scan_that_the_text_hides(
     text: str, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = text.format(f="read_csv", F="READ_CSV", p=secret)
@@ -222,12 +222,12 @@ def test_a_query_that_would_exhaust_the_stack_is_refused() -> None:
 @pytest.mark.parametrize(
     "statement", ["from", "explain select * from", "create table x as select * from", "table"]
 )
-def test_what_does_not_begin_with_select_or_with_is_refused(statement: str, secret: str) -> None:
+def test_queries_that_do_not_begin_with_select_or_with_are_refused(statement: str, secret: str) -> None:
     with pytest.raises(EtloomError, match="the query is not a SELECT"):
         TRACE.query(f"{statement} read_csv('{secret}')")
 
 
-def test_a_text_may_say_anything_and_a_column_be_called_so() -> None:
+def test_a_string_or_a_column_may_contain_the_name_of_a_function() -> None:
     assert TRACE.query("select id from events where name = 'read_csv(''/etc/passwd'')'").item() == 0
     assert TRACE.query("select id from events where name like '%read_csv(%'").item() == 0
     assert TRACE.query("select dur as read_bytes, (dur + 1) as n from events where id = 0").rows() == [(3, 4)]
@@ -266,7 +266,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=examples(300))
 @given(before=st.lists(PIECES, max_size=8).map("".join), after=st.lists(PIECES, max_size=6).map("".join))
-def test_whatever_stands_around_it_no_file_is_read(
+def test_no_file_is_read_whatever_surrounds_the_function(
     before: str, after: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "hidden.csv"
@@ -304,6 +304,6 @@ def test_an_unknown_column_of_an_alias_lists_the_columns_of_its_table(alias: str
         Job({0: TRACE}).query("select e.world from events e")
 
 
-def test_a_table_of_the_query_s_own_is_no_table_of_ours() -> None:
+def test_a_table_defined_in_the_query_is_not_one_of_etloom() -> None:
     with pytest.raises(EtloomError, match="the query was refused: no column named 'zz' found in table 'e'"):
         TRACE.query("with e as (select 1 as x) select e.zz from e")

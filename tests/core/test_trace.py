@@ -193,7 +193,7 @@ def test_a_query_of_a_job_has_the_rank() -> None:
         ("select 1; select 2", "the query was refused"),
     ],
 )
-def test_a_query_that_is_refused_says_why_in_one_line(sql: str, message: str) -> None:
+def test_a_refused_query_is_one_line_with_a_reason(sql: str, message: str) -> None:
     for what in (a_trace(), Job({0: a_trace()})):
         with pytest.raises(EtloomError) as raised:
             what.query(sql)
@@ -214,7 +214,7 @@ def test_traces_and_jobs_cross_process_borders(rows: list[tuple[int, str]], rank
         assert dict(clone[rank].meta) == dict(trace.meta)
 
 
-def test_what_is_asked_of_a_trace_once_is_asked_once_of_each_trace() -> None:
+def test_a_value_cached_per_trace_is_computed_once_for_each_trace() -> None:
     asked: list[Trace] = []
 
     def question(trace: Trace) -> int:
@@ -234,7 +234,7 @@ def test_rows_are_counted_also_of_a_table_that_is_not_there() -> None:
     assert (trace.rows("events"), trace.rows("nodes")) == (3, 0)
 
 
-def test_what_is_asked_of_a_job_once_is_asked_once() -> None:
+def test_a_value_cached_per_job_is_computed_once() -> None:
     asked: list[list[int]] = []
 
     def question(job: Job) -> int:
@@ -254,7 +254,7 @@ def test_every_declared_table_is_a_typed_attribute() -> None:
     assert Job({3: Trace({"threads": small_threads()})}).threads["rank"].to_list() == [3]
 
 
-def test_html_of_traces_and_jobs_escapes_what_files_say() -> None:
+def test_html_of_traces_and_jobs_escapes_text_of_files() -> None:
     trace = Trace({"threads": small_threads()}, {"rank": 1, "formats": ["<b>"]}).count(
         "read.x", 2, "<i>", "error"
     )

@@ -96,7 +96,7 @@ def test_ranks_have_a_file_each_and_may_be_packed(run: Job, tmp_path: Path) -> N
     assert (read.rank, read.meta["world_size"], read.meta["clock"]) == (1, 2, "epoch")
 
 
-def test_what_cannot_be_written_is_said(run: Job, tmp_path: Path) -> None:
+def test_an_inexpressible_trace_is_refused_with_a_reason(run: Job, tmp_path: Path) -> None:
     with pytest.raises(EtloomError, match="no timed events"):
         chakra.write(Trace({"nodes": run[0].nodes}, {"rank": 0}), tmp_path / "x.et")
     python = Trace({"events": run[0].events.head(1).with_columns(cat=pl.lit("python_function"))}, {"rank": 0})
@@ -185,7 +185,7 @@ def test_a_simulated_job_runs_as_it_was_recorded(seed: int) -> None:
 
 @settings(max_examples=examples(10))
 @given(st.integers(0, 10**6))
-def test_nodes_of_any_trace_come_after_what_they_depend_on_and_start_no_later(seed: int) -> None:
+def test_nodes_of_any_trace_follow_their_dependencies_and_start_no_earlier_than_them(seed: int) -> None:
     nodes = nodes_of(etloom.link(LinkedTraceGenerator(random.Random(seed)).linked.host()))
     assert [node.id for node in nodes] == list(range(1, len(nodes) + 1))
     assert all(0 < on < node.id for node in nodes for on in node.dependencies)
@@ -216,7 +216,7 @@ def test_nodes_depend_neither_on_the_order_of_the_file_nor_on_the_clock(seed: in
 
 @settings(max_examples=examples(8))
 @given(st.integers(0, 10**6))
-def test_exact_times_agree_with_the_rounded_ones_and_begin_after_what_they_wait_for(seed: int) -> None:
+def test_exact_times_agree_with_rounded_ones_and_begin_after_their_dependencies(seed: int) -> None:
     trace = etloom.link(LinkedTraceGenerator(random.Random(seed)).linked.host())
     activities = node_table._build_activities(trace, delays=True)
     assert (activities.start == activities.start_ns // 1000).all()
@@ -401,7 +401,7 @@ def test_steps_and_launches_survive(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nccl_ddp_reads_back_equal_and_takes_what_it_took(data: Path, tmp_path: Path) -> None:
+def test_nccl_ddp_reads_back_equal_and_takes_the_recorded_time(data: Path, tmp_path: Path) -> None:
     trace = etloom.open(data / "nccl_ddp", use_cache=False)[0]
     read_back(trace, tmp_path / "x.et")
     nodes = load_file(tmp_path / "x.0.et").nodes
@@ -447,7 +447,7 @@ def test_delays_of_a_stream_do_not_hold_up_another_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACCURACY)
-def test_recordings_take_what_they_took(name: str, data: Path) -> None:
+def test_recordings_take_the_recorded_time(name: str, data: Path) -> None:
     for trace in open_run(data / name).values():
         for limited, bound in zip((False, True), ACCURACY[name], strict=True):
             nodes = nodes_of(trace, serialize=limited)
@@ -508,7 +508,7 @@ def test_protoc_decodes_it(run: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_writing_asks_for_no_pandas(tmp_path: Path) -> None:
+def test_writing_does_not_import_pandas(tmp_path: Path) -> None:
     # Which pyarrow imports, where it is installed, to convert a value: a fifth of a second.
     code = (
         "import sys, etloom; from pathlib import Path; from support import small_traces; folder = Path(sys.argv[1]);"
@@ -519,7 +519,7 @@ def test_writing_asks_for_no_pandas(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_groups_that_no_one_recorded_are_those_that_met(data: Path, tmp_path: Path) -> None:
+def test_unrecorded_groups_are_those_matched(data: Path, tmp_path: Path) -> None:
     etloom.export(open_run(data / "cpu" / "coll_4"), tmp_path / "x.et")
     assert json.loads((tmp_path / "x.comm_groups.json").read_text()) == {"1": [0, 1], "2": [0, 1, 2, 3]}
     for rank in range(4):

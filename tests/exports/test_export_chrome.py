@@ -154,7 +154,7 @@ def test_ranks_are_processes(tmp_path: Path) -> None:
         read_back(job)
 
 
-def test_processes_without_a_name_get_one_that_says_what_they_are(tmp_path: Path) -> None:
+def test_processes_without_a_name_are_named_after_their_kind(tmp_path: Path) -> None:
     document = small_traces.kineto()
     document["traceEvents"] = [event for event in document["traceEvents"] if event["name"] != "process_name"]
     document["traceEvents"].append(
@@ -220,7 +220,7 @@ def timeline(rows: list[tuple[int, int, int]], base: int = 0, name: str = "k") -
 
 
 @given(TIMES)
-def test_sub_lanes_hold_slices_that_nest_and_are_few(rows: list[tuple[int, int, int]]) -> None:
+def test_sub_tracks_contain_nested_slices_and_are_few(rows: list[tuple[int, int, int]]) -> None:
     events = timeline(rows)
     lanes = tracks.assign_sub_tracks(events)
     assert len(lanes) == events.height

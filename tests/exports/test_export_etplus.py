@@ -91,7 +91,7 @@ def test_times_are_those_of_the_profiler_exactly(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_device_work_hangs_on_its_operator_with_its_own_facts(data: Path) -> None:
+def test_gpu_activity_is_attached_to_its_operator_with_its_attributes(data: Path) -> None:
     document = json.loads(exported_run(data / "nccl_ddp"))
     device = [node for node in document["nodes"] if "cat" in node]
     assert len(device) == 3_774
@@ -143,7 +143,7 @@ def test_it_reads_back(data: Path, tmp_path: Path) -> None:
     assert not again.stats.filter(pl.col("severity") != "info").height
 
 
-def test_what_cannot_be_written_is_said(data: Path, tmp_path: Path) -> None:
+def test_an_inexpressible_trace_is_refused_with_a_reason(data: Path, tmp_path: Path) -> None:
     with pytest.raises(EtloomError, match="a file contains one rank, not 2"):
         etplus.write(open_run(data / "cpu/ddp_2"), tmp_path / "x.etplus.json")
     with pytest.raises(EtloomError, match="no execution trace"):
@@ -219,7 +219,7 @@ def test_an_et_plus_holds_one_iteration(data: Path, tmp_path: Path) -> None:
     assert stats["link.activity_outside_nodes"] == 10_356 - written == 10_095
 
 
-def test_a_rank_is_held_against_what_the_trace_says(
+def test_a_rank_is_compared_with_that_of_the_trace(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = (data / "cpu/ddp_2/torch_et_1.json.gz", data / "cpu/ddp_2/kineto_trace_1.json.gz")
@@ -231,7 +231,7 @@ def test_a_rank_is_held_against_what_the_trace_says(
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "other.json").read_bytes()
 
 
-def test_what_cannot_be_written_is_told_by_the_command(
+def test_the_command_reports_an_inexpressible_trace(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

@@ -148,9 +148,7 @@ def test_random_jobs_run_as_in_the_reference(tmp_path: Path) -> None:
         ("cpu/coll_4", 0.025),  # collectives that ASTRA-sim does not have take their recorded time
     ],
 )
-def test_a_network_without_delay_is_what_simulate_predicts(
-    name: str, error: float, data: Path, tmp_path: Path
-) -> None:
+def test_a_network_without_delay_equals_simulate(name: str, error: float, data: Path, tmp_path: Path) -> None:
     job = etloom.open(data / name)
     etloom.export(job, tmp_path / "job.et")
     result = lint(tmp_path)

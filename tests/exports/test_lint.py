@@ -232,7 +232,7 @@ def test_a_message_to_a_rank_that_the_job_lacks_aborts(tmp_path: Path) -> None:
     )
 
 
-def test_groups_that_differ_are_told_by_what_differs(tmp_path: Path) -> None:
+def test_the_error_of_differing_groups_names_the_difference(tmp_path: Path) -> None:
     draft = Draft()
     described(draft, 0, [0, 1])
     described(draft, 1, [1, *range(3, 2000)])
@@ -311,7 +311,7 @@ def test_attributes_of_any_kind_are_found_odd(name: str, tmp_path: Path) -> None
     assert name in ("stream", "root") or "attribute-type" in found
 
 
-def test_what_a_file_says_of_groups_and_ranks_is_not_trusted(tmp_path: Path) -> None:
+def test_groups_and_ranks_of_a_file_are_not_trusted(tmp_path: Path) -> None:
     draft = Draft()
     draft.metadata[0].attr.add(name="world_size").int64_val = 1 << 62
     for number, text in enumerate(("[" * 100_000, '[{"pg_name": "4", "ranks": [0, "1", [2]]}]'), 7):
@@ -326,20 +326,20 @@ def test_what_a_file_says_of_groups_and_ranks_is_not_trusted(tmp_path: Path) -> 
     )
 
 
-def test_what_we_write_is_clean(own: Path, tmp_path: Path) -> None:
+def test_files_of_our_export_have_no_findings(own: Path, tmp_path: Path) -> None:
     etloom.export(etloom.open(own / "ddp_2", use_cache=False), tmp_path / "job.et")
     assert lint(tmp_path).findings == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nccl_ddp", "cpu/ddp_2", "simple_add", "tracelens/mi300_qwen.json.gz"])
-def test_what_we_write_of_recordings_is_clean(name: str, data: Path, tmp_path: Path) -> None:
+def test_exports_of_recordings_have_no_findings(name: str, data: Path, tmp_path: Path) -> None:
     etloom.export(open_run(data / name), tmp_path / "job.et")
     assert lint(tmp_path).findings == []
 
 
 @pytest.mark.slow
-def test_what_others_write(data: Path) -> None:
+def test_findings_in_files_of_other_writers(data: Path) -> None:
     for name in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
         assert lint(data / "chakra" / "astra" / name).findings == []
     found = {one.code: one.count for one in lint(data / "chakra" / "chakra.0.et.gz").findings}
@@ -420,7 +420,7 @@ def test_all_ranks_as_group_0_next_to_another_group_hang(tmp_path: Path) -> None
     assert (result.verdict, result.findings) == ("finish", [])
 
 
-def test_what_the_generator_of_astra_sim_writes_is_accepted(tmp_path: Path) -> None:
+def test_files_of_astra_sims_generator_are_accepted(tmp_path: Path) -> None:
     draft = Draft()
     for rank in (0, 1):
         draft.say(rank, 5, "comm_src" if rank == 0 else "comm_dst")

@@ -42,7 +42,7 @@ def test_every_packing_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 1 << 16, 1 << 24])
-def test_a_stream_gives_at_most_what_is_asked(size: int, tmp_path: Path) -> None:
+def test_a_stream_returns_at_most_the_requested_bytes(size: int, tmp_path: Path) -> None:
     path = tmp_path / "x"
     short = PLAIN[:3000]
     path.write_bytes(gzip.compress(short))
@@ -82,7 +82,7 @@ def test_gzip_cut_off_anywhere_gives_all_that_came_before(tmp_path: Path) -> Non
     assert compression.read_content(path, 1 << 30)[0] == PLAIN
 
 
-def test_flipped_bits_are_told(tmp_path: Path) -> None:
+def test_flipped_bits_are_reported(tmp_path: Path) -> None:
     path, packed = tmp_path / "x", bytearray(PACKINGS["gzip"])
     packed[len(packed) // 2] ^= 0xFF
     path.write_bytes(packed)

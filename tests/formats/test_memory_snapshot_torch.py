@@ -247,7 +247,7 @@ def test_peaks_of_the_run_and_of_an_annotated_step(devices: list[Caching], tmp_p
     ]
 
 
-def test_without_requests_what_is_freed_is_free_when_it_is_done(
+def test_without_requests_memory_is_free_when_the_free_completes(
     devices: list[Caching], tmp_path: Path
 ) -> None:
     """_record_memory_history(skip_actions=["free_requested"])."""
@@ -266,7 +266,7 @@ def test_without_requests_what_is_freed_is_free_when_it_is_done(
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_torch_s_own_tools_read_the_snapshot_too(devices: list[Caching]) -> None:
+def test_tools_of_torch_read_the_snapshot(devices: list[Caching]) -> None:
     from torch.cuda import _memory_viz
 
     made = snapshot(*devices)

@@ -40,7 +40,7 @@ def stat(trace: etloom.Trace, name: str) -> int:
     return int(trace.stats.filter(pl.col("name") == name)["count"].sum())
 
 
-def test_what_stands_in_the_file(tmp_path: Path) -> None:
+def test_content_of_the_file(tmp_path: Path) -> None:
     trace = read(tmp_path, FILE)
     assert trace.events.select("name", "ts", "dur", "tid", "rf_id").rows() == [
         ("aten::add", 1100, 100, 77, 10),
@@ -121,7 +121,7 @@ def test_a_closed_chunk_with_a_wrong_sum_is_left_out(tmp_path: Path) -> None:
     assert trace.events.is_empty() and stat(trace, "read.damaged_chunk") == 1
 
 
-def test_an_open_chunk_is_read_up_to_what_is_no_record(tmp_path: Path) -> None:
+def test_an_open_chunk_is_read_up_to_the_first_invalid_record(tmp_path: Path) -> None:
     lying = EVENTS + struct.pack("<BBHI", 1, 0, 4000, 0) + bytes(40)
     trace = read(tmp_path, whole(chunk(2, 0, DICTIONARY), chunk(1, 1, lying, closed=False)))
     assert trace.events.height == 3 and stat(trace, "read.damaged_record") == 1
@@ -142,7 +142,7 @@ def test_parents_never_go_in_circles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [5, 100, 4095])
-def test_what_is_no_such_file(tmp_path: Path, kept: int) -> None:
+def test_other_files_are_refused(tmp_path: Path, kept: int) -> None:
     with pytest.raises(ReadError):
         observer.read(_written(tmp_path, FILE[:5] + b"x" * kept))
 

@@ -81,7 +81,7 @@ def test_others_read_it_with_the_rank_as_a_column(job: Job, tmp_path: Path) -> N
     assert arrow.column("ts").to_pylist()[0] == small_traces.BASE_NS + 100_000
 
 
-def test_its_meta_json_and_folder_are_told_by_content(job: Job, tmp_path: Path) -> None:
+def test_meta_json_and_folder_are_recognized_by_content(job: Job, tmp_path: Path) -> None:
     export.write(job, tmp_path / "it")
     assert reader.sniff_folder(tmp_path / "it")
     assert reader.sniff_folder(tmp_path / "it" / "rank=0")
@@ -90,7 +90,7 @@ def test_its_meta_json_and_folder_are_told_by_content(job: Job, tmp_path: Path) 
     assert isinstance(etloom.read(tmp_path / "it" / "meta.json"), Job)
 
 
-def test_what_was_saved_before_is_replaced_and_nothing_else(job: Job, tmp_path: Path) -> None:
+def test_only_tables_saved_before_are_replaced(job: Job, tmp_path: Path) -> None:
     target = tmp_path / "it.parquet"
     target.mkdir()
     export.write(job, target)
@@ -105,7 +105,7 @@ def test_what_was_saved_before_is_replaced_and_nothing_else(job: Job, tmp_path: 
     assert (target / "notes.txt").read_text() == "mine"
 
 
-def test_a_write_that_fails_leaves_nothing_and_keeps_what_was_there(job: Job, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing_and_keeps_existing_tables(job: Job, tmp_path: Path) -> None:
     target = tmp_path / "it.parquet"
     export.write(job, target)
     with pytest.raises(TypeError):

@@ -92,7 +92,7 @@ def test_a_yaml_path_that_is_not_a_file_does_not_stop_a_run(tmp_path: Path, name
     ],
     ids=range(12),
 )
-def test_what_is_no_card_is_one_line_and_runs_nothing(text: str, complaint: str, tmp_path: Path) -> None:
+def test_an_invalid_card_is_one_line_and_runs_nothing(text: str, complaint: str, tmp_path: Path) -> None:
     path, marker = tmp_path / "x.yaml", tmp_path / "ran"
     path.write_text(text.replace("{marker}", str(marker)))
     with pytest.raises(ReadError, match=complaint) as error:

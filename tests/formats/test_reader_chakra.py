@@ -100,7 +100,7 @@ def test_every_type_of_attribute(tmp_path: Path) -> None:
     assert json.loads(text) == {"node_type": "COMP_NODE", "duration_micros": 3, **expected}
 
 
-def test_attributes_with_a_column_and_what_the_recorder_writes_for_none(tmp_path: Path) -> None:
+def test_attributes_with_a_column_and_placeholders_of_the_recorder(tmp_path: Path) -> None:
     attrs: dict[str, tuple[str, Any]] = {
         "rf_id": ("int64_val", 659),
         "fw_parent": ("int64_val", 0),
@@ -260,7 +260,7 @@ def test_hostile_process_groups_cost_themselves(tmp_path: Path) -> None:
     }
 
 
-def test_what_etloom_writes_is_read_to_the_nanosecond(tmp_path: Path) -> None:
+def test_exports_of_etloom_are_read_to_the_nanosecond(tmp_path: Path) -> None:
     path = tmp_path / "x.et"
     metadata = pb.GlobalMetadata(version="0.0.4")
     metadata.attr.add(name="clock").string_val = "epoch"
@@ -339,7 +339,7 @@ WHOLE = [VERSION, *(node(i, f"op {i}", {"rf_id": ("int64_val", i)}) for i in ran
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
-def test_cut_off_anywhere_every_whole_node_is_read(packed: bool, tmp_path: Path) -> None:
+def test_all_complete_nodes_of_a_truncated_file_are_read(packed: bool, tmp_path: Path) -> None:
     path, whole = tmp_path / "x.et", framed(*WHOLE)
     ends = [len(framed(*WHOLE[: count + 1])) for count in range(len(WHOLE))]
     for length in range(ends[0], len(whole) + 1):
@@ -358,7 +358,7 @@ def test_gzip_that_was_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x05ab", b"not a trace at all"], ids=range(4))
-def test_what_is_no_chakra_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_chakra_is_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.et").write_bytes(content)
     assert not chakra.sniff(content)
     with pytest.raises(ReadError) as error:
@@ -374,7 +374,7 @@ def test_a_damaged_node_costs_itself(tmp_path: Path) -> None:
     assert trace.stats.row(0)[:3] == ("read.damaged_node", "data_loss", 1)
 
 
-def test_the_limit_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_exceeding_the_limit_is_a_separate_error(tmp_path: Path) -> None:
     (tmp_path / "x.et").write_bytes(framed(*WHOLE))
     with pytest.raises(LimitError, match="contains more than 20 bytes"):
         chakra.read(tmp_path / "x.et", limit=20)
@@ -402,7 +402,7 @@ def test_a_repr_parses_to_its_value(value: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "[1, 2", "{1}", "[1 2]", "[" * 100_000])
-def test_what_is_no_plain_value_is_refused(text: str) -> None:
+def test_values_other_than_plain_ones_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         python_literals.parse_literal(text)
 

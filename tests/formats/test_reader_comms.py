@@ -43,7 +43,7 @@ GROUP = "__torch__.torch.classes.c10d.ProcessGroup process_group"
         ("recv_", "Tensor[] tensors", [[6]], None, (6, 6)),
     ],
 )
-def test_what_an_operator_writes_is_not_counted_as_sent(
+def test_outputs_of_an_operator_are_not_counted_as_sent(
     tmp_path: Path, name: str, arguments: str, values: list[Any], types: Any, sizes: tuple[int, int]
 ) -> None:
     def given(value: Any) -> Any:
@@ -87,7 +87,7 @@ def test_the_rank_of_a_record_is_counted_within_its_group(
     assert (comm["ranks"], comm["seq"]) == ("[4, 6]", 7)
 
 
-def test_ranks_that_do_not_lie_evenly_are_those_of_the_group(tmp_path: Path) -> None:
+def test_unevenly_spaced_ranks_are_those_of_the_group(tmp_path: Path) -> None:
     config = json.dumps([{"pg_name": "3", "pg_desc": "tp", "ranks": [1, 2, 5], "group_size": 3}])
     init = comms_node(2, "## process_group:init ##", [config], ["String"])
     (comm,) = comms_of(tmp_path, init, record(3, "broadcast", 2, [1, 0, 3]))
@@ -135,7 +135,7 @@ def test_the_other_end_of_an_operator_is_counted_within_its_group(
         assert (told, stats) == ([(3, None), (None, 0)], [])
 
 
-def test_a_sequence_number_that_says_whether_it_is_of_messages(tmp_path: Path) -> None:
+def test_a_sequence_number_with_a_flag_for_messages(tmp_path: Path) -> None:
     (comm,) = comms_of(tmp_path, record(2, "send", 1, [0, 1, 2], seq=[12, True]))
     assert (comm["seq"], comm["peer"], comm["is_p2p"]) == (12, 1, True)
 

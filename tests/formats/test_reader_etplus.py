@@ -85,7 +85,7 @@ def texts(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
-def test_it_is_told_from_an_execution_trace_without_times(path: Path) -> None:
+def test_it_is_distinguished_from_an_execution_trace_without_times(path: Path) -> None:
     assert etplus.sniff(path.read_bytes())
     plain = document()
     for node in plain["nodes"]:
@@ -175,7 +175,7 @@ def test_gzip_and_a_file_without_times(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_cut_off_anywhere_every_whole_node_is_read(path: Path, tmp_path: Path) -> None:
+def test_all_complete_nodes_of_a_truncated_file_are_read(path: Path, tmp_path: Path) -> None:
     text = path.read_text()
     starts = [text.index(f'"id": {et_id},') for et_id in range(6)]
     ends = [text.rindex("}", 0, start) for start in starts[1:]] + [text.rindex("}", 0, len(text) - 2)]
@@ -202,7 +202,7 @@ def test_one_bad_node_costs_itself(path: Path) -> None:
     ["", "[]", "{", '{"nodes": 3}', "[" * 100_000, '{"schema": "x", "traceEvents": []}', "\0\xff"],
     ids=range(7),
 )
-def test_what_is_no_et_plus_is_one_line(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_et_plus_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(ReadError) as error:
         etplus.read(tmp_path / "x")

@@ -32,7 +32,7 @@ def texts(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
-def test_the_dumps_are_what_the_script_makes(own: Path) -> None:
+def test_the_dumps_equal_those_of_the_script(own: Path) -> None:
     spec = importlib.util.spec_from_file_location("make_dump", own / "flight_recorder" / "make.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -132,7 +132,7 @@ def test_no_allowed_opcode_can_call() -> None:
     assert not calling & safe_pickle._ALLOWED
 
 
-def test_a_memo_of_two_thousand_million_entries_is_not_made(tmp_path: Path) -> None:
+def test_a_memo_of_two_thousand_million_entries_is_not_allocated(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")
     with pytest.raises(ReadError, match="damaged pickle: memo 2147483647 at byte 3"):
         flight_recorder.read(tmp_path / "x")
@@ -219,7 +219,7 @@ def test_any_field_of_an_entry_may_be_anything(own: Path, value: Any, tmp_path: 
 
 
 @pytest.mark.slow
-def test_json_cut_off_anywhere_gives_every_whole_entry(own: Path, tmp_path: Path) -> None:
+def test_all_complete_entries_of_truncated_json_are_read(own: Path, tmp_path: Path) -> None:
     text = (own / "flight_recorder" / JSON).read_text()
     entries = json.loads(text)["entries"]
     decoder, at, ends = json.JSONDecoder(), text.index("[", text.index('"entries"')) + 1, []
@@ -256,7 +256,7 @@ def test_a_damaged_dump_has_no_lone_surrogates(own: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"entries": 3}', "[" * 100_000], ids=range(6))
-def test_what_is_no_dump_is_one_line(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_dump_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(ReadError) as error:
         flight_recorder.read(tmp_path / "x")
@@ -283,7 +283,7 @@ open(sys.argv[2], "wb").write(c10d._dump_fr_trace_json())
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_what_torch_itself_dumps(tmp_path: Path) -> None:
+def test_dumps_of_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     paths = [tmp_path / "dump", tmp_path / "dump.json"]
     env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
@@ -299,5 +299,5 @@ def test_what_torch_itself_dumps(tmp_path: Path) -> None:
         assert trace.events["ts"][0] > 1_600_000_000_000_000_000
 
 
-def test_dumps_do_not_say_which_devices_there_are(own: Path) -> None:
+def test_dumps_do_not_list_devices(own: Path) -> None:
     assert etloom.info(own / "flight_recorder" / JSON)["devices"] == {}

@@ -178,7 +178,7 @@ def read_nodes(folder: Path, *nodes: str) -> Trace:
     return read(folder, f'{{"schema":"1.1.1-chakra.0.0.4","nodes":[{",".join(nodes)}]}}', "execution_trace")
 
 
-def test_metadata_that_names_no_lane_is_kept(tmp_path: Path) -> None:
+def test_metadata_without_a_track_is_kept(tmp_path: Path) -> None:
     rows = [
         '{"ph":"M","name":"process_name","pid":1,"args":{"name":"python"}}',
         '{"ph":"M","name":"process_uptime","pid":1,"args":{"seconds":7}}',
@@ -198,7 +198,7 @@ def test_metadata_that_names_no_lane_is_kept(tmp_path: Path) -> None:
     assert counts(trace)["read.other_metadata"] == 4
 
 
-def test_a_lane_is_the_same_as_text_and_as_number(tmp_path: Path) -> None:
+def test_a_track_id_may_be_text_or_a_number(tmp_path: Path) -> None:
     lanes = ["7", '"7"', '"stream 7"', '"stream\\u0020\\u0037"', "7.5", str(2**70), "null"]
     rows = ",".join(
         f'{{"ph":"i","name":"a","ts":{at},"pid":1,"tid":{lane}}}' for at, lane in enumerate(lanes)
@@ -267,7 +267,7 @@ def test_flows_are_joined_by_text_too(tmp_path: Path) -> None:
     assert (counts(trace)["read.text_flow_id"], counts(trace)["read.no_flow_id"]) == (4, 1)
 
 
-def test_what_no_column_of_an_instant_or_arrow_holds_is_kept_or_counted(tmp_path: Path) -> None:
+def test_fields_of_instants_and_arrows_without_a_column_are_kept_or_counted(tmp_path: Path) -> None:
     rows = [
         EVENT,
         '{"ph":"i","name":"[memory]","ts":1,"args":{"Bytes":5}}',
@@ -392,7 +392,7 @@ def test_one_damaged_node_costs_itself_and_a_row_of_stats(tmp_path: Path, sort: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that holds")
-def test_bytes_are_given_back_when_memory_is_out() -> None:
+def test_bytes_are_released_when_memory_is_exhausted() -> None:
     code = """
 import resource
 from etloom import _native

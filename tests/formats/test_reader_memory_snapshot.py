@@ -131,7 +131,7 @@ def test_snapshots_of_several_ranks_are_a_run(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["info", str(tmp_path), "--no-cache"]).exit_code == 0
 
 
-def test_what_is_damaged_or_too_old_is_counted(tmp_path: Path) -> None:
+def test_damaged_and_outdated_entries_are_counted(tmp_path: Path) -> None:
     whole = snapshot()
     whole["device_traces"][1] += [
         "text", {"action": "alloc"}, {"action": "alloc", "size": -1, "addr": 0}, {"action": "dance", "size": 1},

@@ -78,7 +78,7 @@ def test_nvidia_smi_without_a_header_keeps_the_units(tmp_path: Path) -> None:
     assert {row[3] for row in rows(trace) if row[1] == "column_6 [W]"} == {310.25, 311.0}
 
 
-def test_a_zone_is_said_or_given(tmp_path: Path) -> None:
+def test_a_time_zone_is_in_the_file_or_an_option(tmp_path: Path) -> None:
     shifted = read(tmp_path, SMI, utc_offset=8)
     assert rows(shifted)[0][0] == (EPOCH - 8 * 3600) * SECOND
     assert stats(shifted) == {}
@@ -111,7 +111,7 @@ def test_dcgm_samples(tmp_path: Path) -> None:
         ("1779630015250001002", EPOCH * SECOND + SECOND // 4 + 1002),
     ],
 )
-def test_the_unit_of_an_epoch_is_told_from_its_size(time: str, ns: int, tmp_path: Path) -> None:
+def test_the_unit_of_an_epoch_follows_from_its_size(time: str, ns: int, tmp_path: Path) -> None:
     assert rows(read(tmp_path, f"ts,x\n{time},1\n")) == [(ns, "x", None, 1.0)]
 
 
@@ -212,7 +212,7 @@ def test_gzip_cut_off_keeps_the_rows_before(tmp_path: Path) -> None:
     ["", "\n", "a", "time,x,x\n1,2,3\n", "time,x\nyesterday,3\n", "PAR1 but not really", '{"time": {}}'],
     ids=range(7),
 )
-def test_what_is_no_table_is_one_line(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_table_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ReadError) as error:
         read(tmp_path, text)
     assert "\n" not in str(error.value)

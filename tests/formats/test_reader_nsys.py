@@ -53,7 +53,7 @@ def stats(trace: Trace) -> dict[str, tuple[str, int]]:
     return {name: (severity, count) for name, severity, count, _ in trace.stats.rows()}
 
 
-def test_each_process_is_a_rank_and_nccl_says_which(job: Job) -> None:
+def test_each_process_is_a_rank_numbered_by_nccl(job: Job) -> None:
     assert job.ranks == [0, 1]
     assert (job[0].meta["pid"], job[1].meta["pid"]) == (300, 200)
     assert job[1].meta["world_size"] == 2
@@ -111,7 +111,7 @@ def test_categories_and_names_are_kinetos(job: Job) -> None:
     } <= found
 
 
-def test_device_work_lies_on_the_lanes_of_kineto(job: Job) -> None:
+def test_gpu_activity_is_on_the_same_tracks_as_in_kineto(job: Job) -> None:
     (copy,) = events(job[1], cat="gpu_memcpy")
     assert (copy["pid"], copy["tid"], copy["device"], copy["stream"]) == (0, 7, 0, 7)
     (call,) = events(job[1], name="cudaMemcpyAsync")
@@ -199,7 +199,7 @@ def test_memory_frees_are_negative(job: Job) -> None:
     assert job[1].memory.select("bytes", "addr", "device").rows() == [(512, 4096, 0), (-512, 4096, 0)]
 
 
-def test_what_was_skipped_or_guessed_is_counted(job: Job) -> None:
+def test_skipped_and_guessed_entries_are_counted(job: Job) -> None:
     assert stats(job[0]) == {
         "read.nsys_graph_launch": ("info", 1),
         "read.nsys_device_of_sync": ("info", 1),
@@ -303,7 +303,7 @@ def test_views_and_virtual_tables_are_not_queried(tmp_path: Path) -> None:
         nsys.read(path)
 
 
-def test_a_report_of_a_process_without_cuda_says_what_it_holds(tmp_path: Path) -> None:
+def test_the_error_of_a_report_without_cuda_lists_its_content(tmp_path: Path) -> None:
     """As nsys 2022.4 records a script on the CPU: calls of the OS alone."""
     path = tmp_path / "cpu.sqlite"
     with sqlite3.connect(path) as db:
@@ -316,7 +316,7 @@ def test_a_report_of_a_process_without_cuda_says_what_it_holds(tmp_path: Path) -
     assert raised.value.what == "has no CUDA activity and no NVTX range (rows in OSRT_API 3, not read)"
 
 
-def test_nothing_is_written_beside_the_file(export: Path) -> None:
+def test_nothing_is_written_next_to_the_file(export: Path) -> None:
     before = sorted(path.name for path in export.parent.iterdir())
     nsys.read(export)
     assert sorted(path.name for path in export.parent.iterdir()) == before

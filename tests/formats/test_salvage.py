@@ -233,7 +233,7 @@ def test_refusals(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_the_observer_of_torch_writes(tmp_path: Path, killed: bool) -> None:
+def test_files_of_torchs_observer(tmp_path: Path, killed: bool) -> None:
     script = f"""
 import os, torch
 from torch.profiler import ExecutionTraceObserver, record_function

@@ -65,7 +65,7 @@ def assert_same(one: Trace | Job, other: Trace | Job) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", slow_after(1, PACKINGS))
 @pytest.mark.parametrize("format", SOURCES)
-def test_a_file_without_a_name_that_says_anything(
+def test_a_file_with_an_uninformative_name(
     data: Path, own: Path, tmp_path: Path, format: str, packing: str
 ) -> None:
     source = SOURCES[format](data, own, tmp_path)
@@ -77,7 +77,7 @@ def test_a_file_without_a_name_that_says_anything(
     assert_same(etloom.read(source), etloom.read(unknown))
 
 
-def test_a_folder_without_a_name_that_says_anything(data: Path, own: Path, tmp_path: Path) -> None:
+def test_a_folder_with_an_uninformative_name(data: Path, own: Path, tmp_path: Path) -> None:
     saved = exported("rank0.parquet")(data, own, tmp_path)
     before = etloom.read(saved)
     unknown = saved.rename(tmp_path / "unknown")
@@ -107,7 +107,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path, verb: str, capsys: pytest.Cap
     assert "is not a regular file" in capsys.readouterr().err
 
 
-def test_a_packing_of_nothing_says_so(tmp_path: Path) -> None:
+def test_an_empty_archive_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "empty.json.gz"
     file.write_bytes(gzip.compress(b""))
     with pytest.raises(ReadError, match="nothing could be decompressed"):

@@ -73,7 +73,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("form", value_checks._FORMS)
 @pytest.mark.parametrize("count", [1, 1000])
-def test_what_is_accepted_without_parsing_is_valid(form: Any, count: int) -> None:
+def test_values_accepted_without_parsing_are_valid(form: Any, count: int) -> None:
     texts = pl.Series([*TEXTS, *(f"[{n}]" for n in range(count))])
     unusual = set(value_checks._find_unusual_texts(texts, value_checks._USUAL[form]))
     accepted = [text for text in texts if text not in unusual]

@@ -78,7 +78,7 @@ def set_lags(contraction: ContractedGraph, lag: Int64Array) -> ChainLags:
 
 
 @given(graphs(), st.data())
-def test_times_and_paths_are_those_of_the_whole_graph(graph: Graph, data: Any) -> None:
+def test_times_and_paths_equal_those_of_the_complete_graph(graph: Graph, data: Any) -> None:
     contraction, lag = contract(data, graph), draw_lags(data, graph)
     start = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(graph), max_size=len(graph))))
     expected = algorithms.compute_times(graph, lag, start)

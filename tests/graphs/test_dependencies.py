@@ -66,7 +66,7 @@ def pieces_tile(graph: Graph) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_what_holds_of_every_recording(name: str, data: Path) -> None:
+def test_invariants_of_every_recording(name: str, data: Path) -> None:
     job = opened(data, name)
     graph = build_graph(job).graph
     assert (algorithms.compute_times(graph) == graph.time).all()
@@ -175,7 +175,7 @@ def free_communication(job: Job) -> float:
     return saved(graph, np.where(chosen, 0, graph.lag))
 
 
-def test_one_rank_alone_promises_what_all_ranks_do_not_hold(data: Path) -> None:
+def test_one_rank_predicts_more_gain_than_all_ranks(data: Path) -> None:
     """The long collective of rank 0 is a wait for slower ranks."""
     assert free_communication(opened(data, "dlrm")) == pytest.approx(2.3, abs=0.3)
     assert free_communication(opened(data, "dlrm/kineto_trace_0.json.gz")) > 10
@@ -366,7 +366,7 @@ def test_work_of_a_launch_out_of_sight_is_waited_for() -> None:
     assert edges(graph, trace, EdgeKind.STREAM) == [("before.end", "lost.start", 2)]
 
 
-def test_two_clocks_may_let_a_wait_end_before_what_it_waits_for() -> None:
+def test_with_two_clocks_a_wait_may_end_before_its_dependency() -> None:
     trace = linked(call(0, 5, 1), kernel("long", 20, 108, 7, 1), call(10, 100, 2, "cudaDeviceSynchronize"))
     found = build_graph(trace, FLOORS)
     assert found.counts[0]["skewed_waits"] == 1
@@ -377,7 +377,7 @@ def test_two_clocks_may_let_a_wait_end_before_what_it_waits_for() -> None:
     ]
 
 
-def test_overlapping_work_of_a_stream_and_what_outlasts_it() -> None:
+def test_overlapping_kernels_of_a_stream() -> None:
     trace = linked(
         call(0, 5, 1),
         kernel("long", 20, 100, 7, 1),
@@ -520,7 +520,7 @@ def test_a_message_ends_after_both_have_come_and_is_waited_for() -> None:
     assert graph.time[last] - time[last] == 200_000
 
 
-def test_quality_tells_chance_from_cause() -> None:
+def test_quality_distinguishes_chance_from_cause() -> None:
     calls = [call(1000 * n, 1000 * n + 5, n + 1) for n in range(30)]
     near = [kernel("k", 1000 * n + 8, 1000 * n + 20, 7, n + 1) for n in range(30)]
     far = [kernel("k", 1000 * n + 300 + 7 * n, 1000 * n + 520, 7, n + 1) for n in range(30)]

@@ -148,7 +148,7 @@ def test_points_and_edges_in_parts_are_ordered_as_in_one(data):
 
 
 @given(drafts(acyclic=False))
-def test_excess_and_residual_are_what_no_floor_explains(draft):
+def test_unexplained_delay_and_residual_exceed_minimum_latencies(draft):
     graph = build(*draft)
     for v in range(len(graph)):
         into = range(graph.first[v], graph.first[v + 1])
@@ -160,7 +160,7 @@ def test_excess_and_residual_are_what_no_floor_explains(draft):
 
 
 @given(drafts(acyclic=False))
-def test_what_cannot_go_forward_is_dropped_and_counted(draft):
+def test_backward_edges_are_dropped_and_counted(draft):
     times, edges = draft
     graph = build(times, edges)
     assert (graph.source < graph.target).all()
@@ -196,7 +196,7 @@ def test_schedule_with_other_lags_is_the_slow_one(draft, lags):
     assert algorithms.compute_times(graph, lag).tolist() == slow_schedule(graph, lag)
 
 
-def test_schedule_takes_the_own_times_of_sources_from_start():
+def test_start_gives_the_times_of_sources():
     graph = build([0, 1, 9], [(0, 2, 2), (1, 2, 3)])
     lag = graph.min_latency
     assert algorithms.compute_times(graph, lag).tolist() == [0, 1, 4]

@@ -150,7 +150,7 @@ def test_pieces_of_a_thread_tile_it(seed):
 
 
 @pytest.mark.parametrize("seed", slow_after(1, range(3)))
-def test_measured_floors_never_exceed_what_was_seen_and_identity_holds(seed):
+def test_minimum_latencies_never_exceed_observed_ones_and_identity_holds(seed):
     job = jobs.job_of(jobs.simulate(jobs.programs(seed)))
     graph = build_graph(job).graph
     assert algorithms.compute_times(graph).tolist() == graph.time.tolist()

@@ -243,7 +243,7 @@ def test_no_untouched_kernel_is_attributed_to_another_call(changed: tuple[list[i
     assert (np.diff(certain) > 0).all()
 
 
-def test_a_lost_layer_leaves_only_what_is_certain() -> None:
+def test_with_a_missing_layer_only_certain_links_remain() -> None:
     """Any of twelve equal layers may be the lost one, so only the ends are certain."""
     positions = [*range(1 + 3 * len(LAYER)), *range(1 + 4 * len(LAYER), len(KERNELS))]
     result = align_sequences(CODES[positions][None], CODES)[0]

@@ -66,7 +66,7 @@ def test_each_activity_of_a_mixed_file_has_its_own_key(tmp_path: Path) -> None:
     assert launches(linked(tmp_path, *rows))[2:] == [("late", "cudaLaunch", "mm"), ("lost", None, None)]
 
 
-def test_calls_of_one_correlation_are_told_apart_by_their_external_ids(tmp_path: Path) -> None:
+def test_calls_of_one_correlation_are_distinguished_by_external_ids(tmp_path: Path) -> None:
     rows = [
         event("cpu_op", "a", 0, 10, External_id=1),
         event("cuda_runtime", "first", 2, correlation=7, External_id=31),

@@ -171,7 +171,7 @@ def test_steps_of_device_work_are_those_of_its_launch(nccl: Trace) -> None:
     ]
 
 
-def test_nccl_ddp_is_linked_whole(nccl: Trace) -> None:
+def test_nccl_ddp_is_linked_completely(nccl: Trace) -> None:
     table = summarize_links(nccl)
     assert dict(table.schema) == COLUMNS
     shares = dict(table.select("subject", "share_pct").rows())
@@ -268,7 +268,7 @@ def test_ids_of_another_run_are_rejected_and_the_order_links(data: Path) -> None
 
 
 @pytest.mark.parametrize("name", CPU)
-def test_cpu_recordings_are_linked_whole_but_for_the_process_groups(data: Path, name: str) -> None:
+def test_cpu_recordings_are_linked_completely_except_process_groups(data: Path, name: str) -> None:
     folder, rank = name.split("/")
     trace = of_rank(data / "cpu" / folder, int(rank))
     assert trace.meta["link"]["coverage"] == 1 and same_names(trace)
@@ -301,7 +301,7 @@ def test_a_thread_that_the_profiler_missed_is_named(data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["coll_4", "pp_4"])
-def test_gloo_ranges_lie_outside_nesting(data: Path, name: str) -> None:
+def test_gloo_ranges_are_not_nested(data: Path, name: str) -> None:
     trace = of_rank(data / "cpu" / name)
     ranges = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("gloo:"))
     assert ranges.height == stat(trace, "asynchronous_events") > 10
@@ -359,7 +359,7 @@ def test_device_work_without_a_launch_was_launched_before_the_recording(
         assert notes["device work"].startswith(f"{early:,} launched before the recording began (")
 
 
-def test_quality_tells_device_work_by_category(nccl: Trace) -> None:
+def test_quality_counts_gpu_activity_by_category(nccl: Trace) -> None:
     counts = {row[0]: row[1:] for row in summarize_links(nccl).select("subject", "total", "linked").rows()}
     assert (
         counts["kernels"] == (2700, 2700) and counts["copies"] == (960, 960) and counts["sets"] == (114, 114)
@@ -391,7 +391,7 @@ def test_recorded_waits_point_to_the_work_they_waited_for(data: Path) -> None:
     assert sorted(both.filter(pl.col("kind") == "Context Sync")["stream_on"]) == [20, 24, 28]
 
 
-def test_waits_are_inferred_where_the_tracer_says_nothing(nccl: Trace) -> None:
+def test_waits_are_inferred_if_the_tracer_records_none(nccl: Trace) -> None:
     events = nccl.events.select("id", "ts", (pl.col("ts") + pl.col("dur")).alias("end"), "stream")
     waits = nccl.sync_dependencies.join(events, left_on="event", right_on="id").join(
         events, left_on="on", right_on="id", suffix="_on"
@@ -426,7 +426,7 @@ def test_ranks_that_differ_are_an_error_in_the_stats(data: Path) -> None:
     assert trace.stats.filter(pl.col("name") == "link.ranks_differ")["severity"].to_list() == ["error"]
 
 
-def test_what_a_file_states_stays(data: Path, tmp_path: Path) -> None:
+def test_links_in_the_file_are_kept(data: Path, tmp_path: Path) -> None:
     folder = data / "simple_add"
     paths = (folder / "benchmark_simple_add_et.json.gz", folder / "benchmark_simple_add_trace.json.gz")
     first, second = tmp_path / "both.etplus.json", tmp_path / "again.etplus.json"
@@ -448,7 +448,7 @@ def test_what_a_file_states_stays(data: Path, tmp_path: Path) -> None:
     assert told[0] == told[1]
 
 
-def test_operators_without_a_profile_are_said_to_have_none(data: Path) -> None:
+def test_operators_without_a_profile_have_that_reason(data: Path) -> None:
     alone = etloom.link(etloom.read(data / "et_schemas/pt2_triton.json.gz"))
     note = summarize_links(alone).filter(pl.col("subject") == "host operators")["note"].item()
     assert note is not None and note.startswith("no profile of operators")

@@ -157,7 +157,7 @@ def operators(made: LinkedTrace) -> tuple[Trace, set[tuple[int, int]]]:
 
 @given(SEED, st.integers(2, 7))
 @settings(max_examples=examples(15))
-def test_one_iteration_is_found_among_equal_ones_and_the_tie_is_told(seed: int, times: int) -> None:
+def test_one_iteration_is_chosen_among_equal_ones_and_the_tie_is_counted(seed: int, times: int) -> None:
     made = LinkedTraceGenerator(random.Random(seed), threads=2, trees=40).linked
     host, pairs = operators(made)
     assume(all(sum(node["tid"] == tid for node in made.nodes) > 40 for tid in (1, 2)))
@@ -301,7 +301,7 @@ def test_pairs_of_an_accepted_join_whose_names_differ_are_dropped_and_counted() 
     assert counts["link.name_disagreements"] == counts["link.unlinked_operators"] == 1
 
 
-def test_reasons_are_told_by_process() -> None:
+def test_reasons_are_reported_per_process() -> None:
     # The numbers of process 2 are all above those of process 1, and one of each is off at its end.
     rows = [{"ts": 0, "pid": 1, "correlation": 5}, {"ts": 9, "pid": 1, "correlation": 7}]
     rows += [{"ts": 1, "pid": 2, "correlation": 500}, {"ts": 8, "pid": 2, "correlation": 700}]
@@ -336,7 +336,7 @@ def test_a_thread_without_a_number_that_the_profiler_missed_is_counted_as_one() 
     assert rows["link.missing_threads"] == (int(missed.sum()), f"operators of no thread ({missed.sum()})")
 
 
-def test_quality_sums_what_two_files_count() -> None:
+def test_quality_is_the_sum_over_two_files() -> None:
     made = LinkedTraceGenerator(random.Random(8)).linked
     trace = link(made.execution_trace(), made.host())
     trace = trace.count("link.unlinked_operators", 2, "one").count("link.unlinked_operators", 3, "other")

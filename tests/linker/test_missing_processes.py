@@ -68,7 +68,7 @@ def test_allocations_without_a_process_have_their_operator(tmp_path: Path) -> No
     assert found.equals(expected) and "op" in found.to_dicts()[0].values()
 
 
-def test_steps_of_events_with_and_without_a_process_are_their_own(tmp_path: Path) -> None:
+def test_steps_of_events_with_and_without_a_process_are_separate(tmp_path: Path) -> None:
     trace = example(tmp_path)
     other = trace.events.with_columns(pl.lit(None, dtype=pl.Int64).alias("pid"), ts=pl.col("ts") + 200_000)
     names = pl.col("name").cast(pl.String).str.replace("#3", "#4").cast(pl.Categorical)

@@ -59,7 +59,7 @@ def whole(trace: Trace) -> None:
         assert level == (0 if parent is None or depth[parent] is None else depth[parent] + 1)
 
 
-def test_nothing_asked_is_the_run_itself(job: Job) -> None:
+def test_a_selection_without_filters_returns_the_run_itself(job: Job) -> None:
     assert selection.select_part(job) is job
 
 
@@ -69,7 +69,7 @@ def test_ranks(job: Job) -> None:
         selection.select_part(job, ranks=[1, 7])
 
 
-def test_a_name_keeps_what_it_encloses_and_launches(job: Job) -> None:
+def test_a_selected_name_keeps_enclosed_and_launched_events(job: Job) -> None:
     part = selection.select_part(job, names=["aten::linear"])[0]
     assert names(part) == ["ProfilerStep#3", "aten::linear", "aten::mm", "cudaLaunchKernel", "gemm"]
     whole(part)
@@ -85,7 +85,7 @@ def test_a_kernel_s_name_keeps_its_call_alone(job: Job) -> None:
     assert etloom.analyze(part, "launches")["call_ns"].to_list() == [20_000]
 
 
-def test_what_loses_its_parent_hangs_on_the_next_one_around_it(job: Job) -> None:
+def test_events_without_their_parent_get_the_next_enclosing_one(job: Job) -> None:
     part = selection.select_part(job, names=["gemm"])[0]
     step, call, _ = part.events.sort("ts").iter_rows(named=True)
     assert (step["name"], call["name"]) == ("ProfilerStep#3", "cudaLaunchKernel")
@@ -105,7 +105,7 @@ def test_categories_and_kinds(job: Job) -> None:
         selection.select_part(job, categories=["kernels"])
 
 
-def test_time_counts_from_the_first_event_and_keeps_what_begins_in_it(job: Job) -> None:
+def test_time_counts_from_the_first_event_and_selects_by_begin(job: Job) -> None:
     part = selection.select_part(job, time=(100_000, 300_000))[0]
     assert names(part) == ["aten::linear", "aten::mm", "cudaLaunchKernel"]
     whole(part)
@@ -114,7 +114,7 @@ def test_time_counts_from_the_first_event_and_keeps_what_begins_in_it(job: Job) 
         selection.select_part(job, time=(2_000_000, None))
 
 
-def test_what_the_profiler_notes_of_itself_is_in_no_run_s_time(tmp_path: Path) -> None:
+def test_events_of_the_profiler_itself_do_not_count_for_the_time_of_a_run(tmp_path: Path) -> None:
     """Kineto's span of the recording begins 50 us before the work (100 to 1100 us) and outlasts it; so do its marks."""
     run = small_traces.kineto()
     run["traceEvents"] += [
@@ -161,7 +161,7 @@ def test_what_the_profiler_notes_of_itself_is_in_no_run_s_time(tmp_path: Path) -
         ),
     ],
 )
-def test_what_matched_nothing_is_named(job: Job, filters: dict[str, object], message: str) -> None:
+def test_unmatched_filters_are_named(job: Job, filters: dict[str, object], message: str) -> None:
     with pytest.raises(AnalysisError) as raised:
         selection.select_part(job, **filters)  # type: ignore[arg-type]
     assert str(raised.value).startswith(message)
@@ -176,7 +176,7 @@ def test_a_category_of_one_rank_is_one_of_the_run(job: Job) -> None:
     assert [names(part[rank])[-1] for rank in part] == ["ncclDevKernel_AllReduce_Sum", "ProfilerStep#3"]
 
 
-def test_an_analysis_says_where_the_filters_are_to_blame(
+def test_the_error_of_an_analysis_names_filters_that_cause_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def err(*arguments: str) -> tuple[int, str]:
@@ -235,7 +235,7 @@ def test_stretches_share_out_the_events(seed: int, cuts: list[float]) -> None:
 
 @settings(max_examples=examples(40))
 @given(st.integers(0, 10**6), st.sampled_from(["aten::a*", "*", "work", "anyLaunch", "aten::[bc]1"]))
-def test_a_name_asked_twice_is_asked_once_and_all_is_whole(seed: int, glob: str) -> None:
+def test_selecting_by_name_again_changes_nothing_and_a_star_selects_all(seed: int, glob: str) -> None:
     trace = made(seed)
     try:
         part = selection.select_part(Job({0: trace}), names=[glob])

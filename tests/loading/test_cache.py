@@ -33,7 +33,7 @@ def trace(rows: int = 3) -> Trace:
     return Trace({"events": pl.DataFrame({"id": range(rows), "ts": range(rows)})}, {"rank": 7})
 
 
-def test_gives_back_what_was_kept(tmp_path: Path) -> None:
+def test_cached_tables_are_returned(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text("x")
     key = cache.entry_key([file], iterations="best")
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_is_no_trouble(monkeypatch: pytest.Monke
     assert cache.load_entry("k") is None
 
 
-def test_what_is_no_entry_is_never_removed(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_files_are_never_removed(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.store_entry("a" * 32, trace())
     (own_folder / ("a" * 32)).rename(own_folder / "my run")
     monkeypatch.setenv("ETLOOM_CACHE_BYTES", "0")
@@ -117,9 +117,7 @@ def opened(key: str) -> Trace:
 
 
 @pytest.mark.slow
-def test_what_is_open_here_or_in_another_process_stays(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_entries_are_not_removed(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there, done = ("a" * 32, "b" * 32, "c" * 32)
     cache.store_entry(there, trace())
     cache.store_entry(done, trace())

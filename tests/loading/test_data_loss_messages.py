@@ -51,7 +51,7 @@ LINE = (
     ids=lambda verb: verb[0],
 )
 @pytest.mark.slow
-def test_every_verb_says_once_what_was_lost(
+def test_every_verb_reports_data_loss_once(
     verb: list[str], cut: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
     whole = small_traces.write_run(tmp_path / "whole")
@@ -62,7 +62,7 @@ def test_every_verb_says_once_what_was_lost(
     assert "in doubt" not in call(*(whole if word == "RUN" else paths.get(word, word) for word in verb))[2]
 
 
-def test_who_shows_it_anyway_does_not_say_it_twice(
+def test_verbs_that_list_data_loss_do_not_repeat_it(
     cut: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
     _, out, err = call("info", cut)
@@ -87,7 +87,7 @@ def test_a_cut_trace_of_a_gpu_is_not_one_of_a_cpu(cut: Path, call: Callable[...,
     ]
 
 
-def test_a_whole_trace_without_device_work_and_a_cut_one_with_it_are_what_they_are(tmp_path: Path) -> None:
+def test_a_complete_cpu_trace_and_a_truncated_gpu_trace_are_distinguished(tmp_path: Path) -> None:
     document = small_traces.kineto(0, world=1)
     document["traceEvents"] = [one for one in document["traceEvents"] if one.get("cat") != "kernel"]
     (tmp_path / "host.json").write_text(json.dumps(document))
@@ -110,7 +110,7 @@ def test_host_times_are_not_compared_with_device_times(cut: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["dlrm", "cpu/ddp_2"])
 @pytest.mark.slow
-def test_files_of_two_ranks_are_linked_with_a_row_that_says_so(
+def test_files_of_two_ranks_are_linked_with_a_row_in_stats(
     folder: str, data: Path, tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:
     host, device = data / folder / "torch_et_0.json.gz", data / folder / "kineto_trace_1.json.gz"
@@ -135,7 +135,7 @@ def test_files_of_two_ranks_are_linked_with_a_row_that_says_so(
     assert "link.ranks_differ" not in err and "job.rank_mismatch: 1 " in err
 
 
-def test_names_that_state_no_rank_say_nothing(tmp_path: Path) -> None:
+def test_names_without_a_rank_give_no_warning(tmp_path: Path) -> None:
     def of(name: str, rank: int | None) -> Trace:
         return Trace({}, {"files": [str(tmp_path / name)], **({} if rank is None else {"rank": rank})})
 
@@ -177,7 +177,7 @@ DIFFER = (
 )
 
 
-def test_an_execution_trace_of_another_process_is_told(data: Path, call: Callable[..., Outcome]) -> None:
+def test_an_execution_trace_of_another_process_is_reported(data: Path, call: Callable[..., Outcome]) -> None:
     job = etloom.open(data / "nccl_ddp", use_cache=False)
     rows = (
         job.stats.filter(name="link.processes_differ").select("rank", "severity", "count", "example").rows()

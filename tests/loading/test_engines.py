@@ -57,7 +57,9 @@ def test_ranks_are_read_into_the_cache_by_tasks(tasks: Tasks, tmp_path: Path) ->
     assert len(tasks) == 6
 
 
-def test_a_rank_that_a_task_cannot_read_is_reported_as_ever(tasks: Tasks, tmp_path: Path) -> None:
+def test_a_rank_that_a_task_cannot_read_is_reported_as_without_an_engine(
+    tasks: Tasks, tmp_path: Path
+) -> None:
     run = write_fleet(tmp_path / "run", 3)
     file = next(run.glob("*_1.json*"))
     file.write_bytes(b"{]")
@@ -81,7 +83,7 @@ def test_a_store_is_filled_by_tasks(tasks: Tasks, tmp_path: Path, monkeypatch: p
     )
 
 
-def test_what_an_engine_needs_is_said_in_one_line(tasks: Tasks, tmp_path: Path) -> None:
+def test_a_missing_engine_package_is_one_line(tasks: Tasks, tmp_path: Path) -> None:
     run = write_fleet(tmp_path / "run", 2)
     with pytest.raises(UnknownName, match="unknown engine 'spark'; expected one of local, ray"):
         etloom.open(run, engine="spark")

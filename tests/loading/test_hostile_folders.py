@@ -172,13 +172,13 @@ def test_no_file_of_a_run_ends_a_verb(
     "text",
     ["", "{", "[]", "null", "5", '"x"', "[[1, 2]]", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, "\xff"],
 )
-def test_what_is_no_document_is_none(tmp_path: Path, text: str) -> None:
+def test_invalid_documents_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank_0.json").write_bytes(text.encode("latin-1"))
     assert run_folder.read_json(tmp_path / "rank_0.json") is None
     assert run_folder.read_rank_records(tmp_path) == []
 
 
-def test_what_is_of_another_type_is_left_out_alone() -> None:
+def test_only_values_of_another_type_are_omitted() -> None:
     assert (
         record_validation.validate_rank_facts(SEAL, 0) == SEAL
         and record_validation.validate_rank_facts(SEAL, 1) is None
@@ -205,7 +205,9 @@ def test_what_is_of_another_type_is_left_out_alone() -> None:
 @pytest.mark.parametrize(
     "observer", ["x", None, 5, {"overwritten": {"a": 1}}, {"overwritten": "x"}, {"overwritten": [1]}]
 )
-def test_a_ring_is_told_of_our_observers_file_alone(tmp_path: Path, call: Call, observer: Any) -> None:
+def test_a_ring_is_recognized_only_in_files_of_our_observer(
+    tmp_path: Path, call: Call, observer: Any
+) -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
     trace = {"schemaVersion": 1, "observer": observer, "traceEvents": [event]}
     (tmp_path / "a.json").write_text(json.dumps(trace))
@@ -217,7 +219,7 @@ def test_a_ring_is_told_of_our_observers_file_alone(tmp_path: Path, call: Call, 
     assert json.loads(call("info", tmp_path / "b.json", "--format", "json")[1])["rings"] == []
 
 
-def test_what_a_file_of_tables_says_of_a_ring_is_checked(tmp_path: Path, call: Call) -> None:
+def test_a_ring_stated_by_a_file_of_tables_is_checked(tmp_path: Path, call: Call) -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
     (tmp_path / "a.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
     assert call("convert", tmp_path / "a.json", tmp_path / "tables.parquet")[0] == 0

@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_large_file_is_left_on_disk_and_gives_what_it_holds(run: Path) -> None:
+def test_a_large_file_stays_on_disk_and_has_the_same_content(run: Path) -> None:
     file = run / "kineto_trace_1.json"
     whole, job = etloom.read(file), etloom.open(file, lazy=True)
     assert isinstance(whole, Trace)
@@ -63,7 +63,7 @@ def test_every_rank_of_a_folder(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_needs_a_linked_trace_links_it(run: Path) -> None:
+def test_analyses_of_linked_traces_link_it(run: Path) -> None:
     eager, lazy = etloom.open(run, use_cache=False), etloom.open(run, lazy=True)
     for name in ("temporal-breakdown", "steps", "link-quality"):
         assert etloom.analyze(lazy, name).equals(etloom.analyze(eager, name))
@@ -85,7 +85,7 @@ def test_it_is_turned_into_parquet_once(run: Path, cached: Path, monkeypatch: py
     assert made == [file, file]
 
 
-def test_what_another_verb_linked_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_of_another_verb_are_reused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     file = run / "kineto_trace_0.json"
     linked = etloom.open(file)
@@ -158,7 +158,7 @@ def test_saved_runs_are_left_where_they_are(run: Path, tmp_path: Path) -> None:
         etloom.open(tmp_path / "run.parquet", lazy=True)
 
 
-def test_info_and_query_tell_that_it_is_not_joined(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_and_query_report_that_it_is_not_joined(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["query", str(run), "select count(*) as n from events", "--format", "csv"]) == 0
     told = capsys.readouterr()
     assert told.out == "n\n14\n"

@@ -109,7 +109,7 @@ def test_a_pattern_overrides_the_names(tmp_path: Path) -> None:
             discover_ranks(tmp_path, pattern)
 
 
-def test_what_cannot_be_placed_is_an_error_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_files_without_a_rank_are_an_error_and_omitted_ones_are_counted(tmp_path: Path) -> None:
     kineto(tmp_path / "one.json")
     assert by_rank(tmp_path) == {0: ["one.json"]}
     kineto(tmp_path / "two.json")
@@ -155,7 +155,7 @@ def test_a_folder_without_traces_names_where_they_may_be(tmp_path: Path) -> None
         discover_ranks(tmp_path / "none")
 
 
-def test_a_folder_without_traces_says_what_lies_in_it(tmp_path: Path) -> None:
+def test_the_error_of_a_folder_without_traces_lists_its_content(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match="no traces found; it is empty"):
         discover_ranks(tmp_path)
     for name in ("a.txt", "b.txt", "c.log.gz", "Makefile"):
@@ -223,7 +223,7 @@ def test_threads_follow_jobs(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "1", done.stderr
 
 
-def test_what_collect_wrote_of_the_run_is_in_meta(tmp_path: Path) -> None:
+def test_facts_written_by_collect_are_in_meta(tmp_path: Path) -> None:
     kineto(tmp_path / "kineto_trace_0.json")
     (tmp_path / "run.json").write_text(
         json.dumps({"schema": "etloom-run-1", "command": ["python", "train.py"]})
@@ -306,7 +306,7 @@ def test_one_unreadable_file_costs_itself_only(tmp_path: Path) -> None:
         job.check_lossless()
 
 
-def test_where_nothing_can_be_read_and_what_was_asked_for_by_name_fail(tmp_path: Path) -> None:
+def test_unreadable_folders_and_unreadable_named_files_fail(tmp_path: Path) -> None:
     for rank in (0, 1):
         broken(tmp_path / f"kineto_trace_{rank}.json")
     with pytest.raises(
@@ -323,7 +323,7 @@ def test_where_nothing_can_be_read_and_what_was_asked_for_by_name_fail(tmp_path:
         etloom.open(tmp_path, use_cache=False)
 
 
-def test_what_was_read_without_a_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_read_without_a_file_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     run = tmp_path / "run"
@@ -363,7 +363,7 @@ def test_a_panic_of_polars_is_one_line_that_names_the_file(
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -> None:
+def test_a_salvaged_trace_replaces_its_original(tmp_path: Path, suffix: str) -> None:
     execution_trace(tmp_path / "torch_et_0.salvaged.json")
     (tmp_path / f"torch_et_0.json{suffix}").write_text('{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1,')
     kineto(tmp_path / "kineto_trace_0.json")
@@ -381,7 +381,7 @@ def test_a_salvaged_trace_stands_for_its_original(tmp_path: Path, suffix: str) -
     assert discover_ranks(tmp_path).stats == []
 
 
-def test_progress_is_told_in_bytes_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_in_bytes_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     run = small_traces.write_run(tmp_path / "run")
@@ -447,7 +447,7 @@ def test_memory_that_is_available_is_less_than_there_is() -> None:
     )
 
 
-def test_a_run_is_linked_once_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_linked_once_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loading.executor, "MIN_SECONDS_TO_CACHE", -1)
     run = tmp_path / "run"
@@ -485,7 +485,7 @@ def test_a_run_is_linked_once_as_asked(tmp_path: Path, monkeypatch: pytest.Monke
          [("job.missing_ranks", 10, "no trace of rank 1, 3-11 of 12")]),
     ],
 )  # fmt: skip
-def test_what_files_say_of_their_place_is_held_against_it(
+def test_the_rank_stated_by_a_file_is_compared_with_its_place(
     tmp_path: Path, files: dict[int, tuple[int, int]], said: list[tuple[str, int, str]]
 ) -> None:
     for place, (rank, world) in files.items():

@@ -56,7 +56,7 @@ def entries() -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_answers_alike_whether_its_tables_are_held_or_lie_on_disk(run: Path) -> None:
+def test_answers_are_equal_with_tables_in_memory_and_on_disk(run: Path) -> None:
     whole, shelved = etloom.open(run, use_cache=False), etloom.open(run, max_table_bytes=0)
     assert evictable(whole) == [False] * 4
     assert evictable(shelved) == [True] * 4
@@ -82,7 +82,7 @@ def test_only_the_rank_that_was_used_last_holds_tables_where_there_is_room_for_n
         assert held(job) == [2 * (rank == one) for one in RANKS]
 
 
-def test_what_was_asked_once_goes_with_the_tables(run: Path) -> None:
+def test_cached_values_are_evicted_with_the_tables(run: Path) -> None:
     job, asked = etloom.open(run, max_table_bytes=0), []
 
     def question(trace: Trace) -> int:
@@ -103,7 +103,7 @@ def test_as_many_ranks_are_held_as_there_is_room_for(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whether_a_run_is_held_is_told_from_the_length_of_its_text(own: Path) -> None:
+def test_keeping_tables_in_memory_depends_on_the_length_of_the_text(own: Path) -> None:
     """At 0.6 bytes a byte of it, which for this run lies between what its tables take and three times as much."""
     text = sum(file_reading.estimate_text_bytes(path) for path in (own / "ddp_2").glob("*_*_[01].json.gz"))
     whole = etloom.open(own / "ddp_2", use_cache=False)
@@ -120,7 +120,7 @@ def test_whether_a_run_is_held_is_told_from_the_length_of_its_text(own: Path) ->
         assert evictable(job) == [expected, expected], room
 
 
-def test_what_several_threads_use_at_once_is_counted_one_after_the_other() -> None:
+def test_memory_used_by_several_threads_is_counted_consistently() -> None:
     """One that could come in between would count a table out that another counts in."""
     shelf, inside, most = ResidentTables(10**9), [0], [0]
 
@@ -148,7 +148,7 @@ def test_what_several_threads_use_at_once_is_counted_one_after_the_other() -> No
     assert list(shelf._bytes_by_rank.values()) == [20, 20] and shelf._total == 40
 
 
-def test_a_second_opening_reads_what_the_first_one_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_opening_reads_tables_of_the_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     etloom.open(run, max_table_bytes=0)
     assert len(entries()) == 4
     monkeypatch.setattr("etloom.linker.link", None)
@@ -156,7 +156,7 @@ def test_a_second_opening_reads_what_the_first_one_kept(run: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_without_a_cache_the_tables_lie_in_temporary_folders_which_go_with_the_run(
+def test_without_a_cache_tables_are_in_temporary_folders_removed_with_the_run(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()
@@ -170,7 +170,7 @@ def test_without_a_cache_the_tables_lie_in_temporary_folders_which_go_with_the_r
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_the_cache_stays_within_its_limit_and_the_rest_lies_elsewhere(
+def test_the_cache_stays_within_its_limit_and_the_rest_is_stored_elsewhere(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()

@@ -11,7 +11,7 @@ import pytest
 
 import etloom
 from etloom.cli import main
-from etloom.comparison.gate import judge_regression
+from etloom.comparison.gate import BEST_CASE, judge_regression
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, ReadError
 from etloom.core.trace import Job
 from support import small_traces
@@ -74,10 +74,11 @@ def test_ids_far_apart_take_no_table_of_their_size(tmp_path: Path) -> None:
         etloom.open(tmp_path / "beyond.parquet", use_cache=False)
 
 
-def test_marks_of_steps_on_no_stack_have_no_quiet_step(tmp_path: Path) -> None:
+def test_step_annotations_outside_any_stack_have_no_best_case_step(tmp_path: Path) -> None:
     job = streams(tmp_path)
     flat = Job({0: job[0].replace(events=job[0].events.with_columns(depth=pl.lit(None, pl.Int16)))})
-    assert "quiet step time" not in judge_regression([flat], [flat], 3.0)["measure"].to_list()
+    assert BEST_CASE in judge_regression([job], [job], 3.0)["measure"].to_list()
+    assert BEST_CASE not in judge_regression([flat], [flat], 3.0)["measure"].to_list()
 
 
 def test_a_step_of_a_number_that_nothing_holds_is_no_step(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_report_of_steps_without_length_and_work_without_names(tmp_path: Path)
     assert etloom.analyze(job, "memory-bandwidth-summary").height == 1
 
 
-def test_ranks_of_unlike_basis_are_said(data: Path) -> None:
+def test_ranks_of_different_time_bases_are_reported(data: Path) -> None:
     device, host = etloom.open(data / "dlrm")[0], etloom.open(data / "cpu/ddp_2")[1]
     found = etloom.diff(Job({0: device, 1: host}), Job({0: device}))
     assert any("refer to the GPU for some ranks and to the host for others" in line for line in found.notes)

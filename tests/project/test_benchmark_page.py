@@ -17,7 +17,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("_measure")
 
 
-def test_figures_are_compared_with_those_asked_for(
+def test_figures_are_compared_with_their_goals(
     measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "targets.jsonl"

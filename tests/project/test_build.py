@@ -57,7 +57,7 @@ def test_a_wheel_holds_everything_the_package_needs(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"etloom-[\d.]+\.dist-info", name) for name in unexpected)
 
 
-def test_installations_of_one_clone_build_in_folders_of_their_own() -> None:
+def test_installations_of_one_clone_build_in_separate_folders() -> None:
     """scikit-build-core builds in a temporary folder unless one is configured, which two installations would share."""
     assert "build-dir" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -73,7 +73,7 @@ def configure(build: Path, *options: str, **env: str) -> str:
     return " ".join(done.stderr.split())
 
 
-def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path) -> None:
+def test_without_a_compiler_the_error_names_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     make = shutil.which("make")
     if make is None:
@@ -84,7 +84,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_machine_without_simdjson_and_network_is_told_what_to_install(tmp_path: Path) -> None:
+def test_without_simdjson_and_network_the_error_names_what_to_install(tmp_path: Path) -> None:
     nowhere = "http://127.0.0.1:9"
     said = configure(
         tmp_path / "build",
@@ -194,7 +194,7 @@ def test_the_imports_of_benchmarks_resolve() -> None:
     ["import etloom; etloom.open('run')", "import runpy; runpy.run_module('etloom', run_name='__main__')"],
     ids=["api", "cli"],
 )
-def test_a_clone_without_the_compiled_part_says_so_in_one_line(tmp_path: Path, script: str) -> None:
+def test_a_clone_without_the_compiled_part_is_one_line(tmp_path: Path, script: str) -> None:
     """Python started in a clone prefers its source folder to the package that is installed."""
     ignored = shutil.ignore_patterns("_native.*", "__pycache__")
     shutil.copytree(ROOT / "etloom", tmp_path / "etloom", ignore=ignored)

@@ -55,13 +55,13 @@ def share(wrong: list[str], all_count: int) -> float:
     return len(wrong) / max(all_count, 1)
 
 
-def test_names_of_values_say_what_they_hold() -> None:
+def test_names_of_values_are_nouns() -> None:
     names = [(path, name) for path, node in nodes() if (name := bound_name(node))]
     wrong = [f"{path.relative_to(ROOT)}: {name}" for path, name in names if is_empty(name)]
     assert share(wrong, len(names)) <= MAX_NAMES, wrong
 
 
-def test_names_of_functions_say_what_they_do() -> None:
+def test_names_of_functions_begin_with_verbs() -> None:
     names = [
         (path, node.name)
         for path, node in nodes()

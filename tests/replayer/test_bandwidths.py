@@ -83,7 +83,7 @@ def test_an_uneven_all_to_all_by_its_bytes() -> None:
         {"inputs": (15,), "outputs": (3, 6)},
     ],
 )
-def test_what_goes_over_the_bus_is_told_by_either_side_of_an_uneven_all_to_all(told: dict[str, Any]) -> None:
+def test_bytes_over_the_bus_follow_from_either_side_of_an_uneven_all_to_all(told: dict[str, Any]) -> None:
     from etloom.replayer.comms.results import _bus_bytes
 
     assert _bus_bytes(Call(0, "all_to_all", (0, 1), "float", **told), 0) == 48
@@ -108,7 +108,7 @@ def test_sizes_are_those_of_the_recording(data: Path) -> None:
     assert got == recorded
 
 
-def test_a_barrier_and_what_took_no_time_have_no_bandwidth() -> None:
+def test_barriers_and_calls_without_duration_have_no_bandwidth() -> None:
     from etloom.replayer.comms.results import call_table, summarize_calls
 
     own = [Call(0, "barrier", (0, 1), "float", (), ()), Call(1, "all_reduce", (0, 1), "float", (8,), (8,))]

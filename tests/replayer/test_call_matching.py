@@ -30,7 +30,7 @@ def message(kind: str, group: tuple[int, int], peer: int, size: int = 8) -> Call
     return Call(0, kind, group, "float", ins, outs, peer=peer)
 
 
-def test_what_one_rank_lacks_is_left_out_with_a_reason() -> None:
+def test_calls_missing_on_one_rank_are_omitted_with_a_reason() -> None:
     calls = [
         [collective(), message("send", (0, 1), 1), message("send", (0, 1), 1), collective(group=(0, 1, 2))],
         [message("recv", (0, 1), 0), collective(), collective(group=(0, 1, 2)), collective()],
@@ -65,14 +65,14 @@ def test_what_one_rank_lacks_is_left_out_with_a_reason() -> None:
         (collective("reduce_scatter", outputs=(4,)), collective("reduce_scatter", outputs=(8,))),
     ],
 )
-def test_what_contradicts_is_an_error(one: Call, other: Call) -> None:
+def test_contradicting_calls_are_an_error(one: Call, other: Call) -> None:
     with pytest.raises(
         EtloomError, match=rf"call 0 of rank \d \({one.collective}, .* does not match call 0 of rank"
     ):
         match_calls([[one], [other]])
 
 
-def test_what_may_differ_between_ranks() -> None:
+def test_fields_that_may_differ_between_ranks() -> None:
     rooted = [collective("gather", root=0, outputs=(8, 8)), collective("gather", root=0, outputs=())]
     uneven = [
         collective("all_to_all", inputs=(8,), outputs=(7,), in_split=(3, 5), out_split=(3, 4)),
@@ -86,7 +86,7 @@ def test_what_may_differ_between_ranks() -> None:
     assert match_calls(own) == ([{0, 1, 2, 3, 4}] * 2, [])
 
 
-def test_a_contradiction_says_what_differs() -> None:
+def test_the_error_of_a_contradiction_names_the_difference() -> None:
     one, other = collective(dtype="int", inputs=(1, 1)), collective(dtype="short", inputs=(4,))
     said = r"rank 0 \(all_reduce, 8 B, 2 tensors of int, sum\) does not match call 0 of rank 1 \(all_reduce, 8 B, short"
     with pytest.raises(EtloomError, match=said):
@@ -145,7 +145,7 @@ def test_any_beginnings_of_one_program_end_together(
     assert all(counts[rank][group] == counts[group[0]][group] for group in GROUPS for rank in group)
 
 
-def test_gaps_of_what_is_gone_are_kept() -> None:
+def test_gaps_of_removed_calls_are_kept() -> None:
     calls = [
         replace(collective(), index=at, gap_ns=None if at == 0 else 10**at, waits_for=(at - 1,))
         for at in range(4)

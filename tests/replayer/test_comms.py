@@ -56,7 +56,7 @@ def test_the_plan_of_every_recorded_call(data: Path) -> None:
     assert "[0, 1]" in rows["group"].to_list()
 
 
-def test_what_was_in_flight_together_stays_so(data: Path) -> None:
+def test_concurrent_calls_stay_concurrent(data: Path) -> None:
     made = build_plan(etloom.open(data / "cpu/pp_4"))
     # The fifth call, a receive, was made while the fourth, a send, was under way.
     assert [call.waits_for for call in made.calls[0][:6]] == [(), (0,), (1,), (2,), (), (3, 4)]
@@ -158,7 +158,7 @@ def uneven(rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 2.5])
-def test_what_one_rank_sends_another_gets_in_elements_at_every_scale(scale: float) -> None:
+def test_sent_and_received_elements_match_at_every_scale(scale: float) -> None:
     made = build_plan(Job({rank: calls_of(uneven(rank), rank=rank, world=2) for rank in (0, 1)}), scale=scale)
     (first,), (second,) = made.calls
     assert first.in_split == tuple({1.0: (3, 12), 0.5: (2, 6), 2.5: (8, 30)}[scale])
@@ -194,7 +194,7 @@ def test_what_one_rank_sends_another_gets_in_elements_at_every_scale(scale: floa
         ({"collective": "send", "peer": 1 << 60}, f"its peer, rank {1 << 60}, is not replayed"),
     ],
 )
-def test_what_cannot_be_played_has_a_reason(row: dict[str, Any], reason: str) -> None:
+def test_calls_that_cannot_be_replayed_have_a_reason(row: dict[str, Any], reason: str) -> None:
     job = Job(
         {
             rank: calls_of({"collective": "barrier"}, {"collective": "all_reduce", **row}, world=1 << 60)
@@ -206,7 +206,7 @@ def test_what_cannot_be_played_has_a_reason(row: dict[str, Any], reason: str) ->
     assert [one.reason for one in made.skipped if one.rank == 0] == [reason]
 
 
-def test_groups_are_sorted_with_what_their_ranks_share() -> None:
+def test_reordered_groups_keep_their_splits() -> None:
     """Rank 0 is the second of its group: it keeps 2 rows and sends 0, rank 1 keeps 1 and sends 4."""
     named = ("[1, 0]", "[0, 1]")  # the ranks need not name it in one order
     for second in (0, 1):
@@ -266,7 +266,7 @@ def test_nothing_to_replay_is_an_error(data: Path) -> None:
         ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1"}, Process(5, 16, 1)),
     ],
 )
-def test_the_launcher_says_which_process_this_is(environment: dict[str, str], place: Process) -> None:
+def test_the_launcher_determines_the_rank_of_the_process(environment: dict[str, str], place: Process) -> None:
     assert Process.current(environment) == place
 
 
@@ -334,7 +334,7 @@ def test_a_killed_rank_ends_all(data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_a_recording_of_long_gaps_says_how_long_it_takes(tmp_path: Path) -> None:
+def test_a_recording_with_long_gaps_reports_how_long_it_takes(tmp_path: Path) -> None:
     run = tmp_path / "basic.json"
     calls = [
         {
@@ -360,7 +360,7 @@ def test_a_recording_of_long_gaps_says_how_long_it_takes(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_an_interrupt_is_told_once(data: Path) -> None:
+def test_an_interrupt_is_reported_once(data: Path) -> None:
     """As Ctrl-C and torchrun send it: to all."""
     running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000")
     wait_for_calls(running)
@@ -400,7 +400,7 @@ def test_one_trace_for_all(data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_what_collect_recorded_runs_again(tmp_path: Path) -> None:
+def test_recordings_of_collect_are_replayed(tmp_path: Path) -> None:
     """A pipeline of two ranks, under real launchers."""
     launchers = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
@@ -484,7 +484,7 @@ def test_figures_of_a_replay_worked_out_by_hand() -> None:
     ]
 
 
-def test_groups_are_told_apart_or_taken_together() -> None:
+def test_groups_are_separated_or_merged() -> None:
     from etloom.replayer.comms.results import call_table, summarize_calls
     from etloom.replayer.comms.runner import CallTimes
 

@@ -35,7 +35,7 @@ ATEN = frozenset({"aten"})
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [mlp, transformer, resnet, bags])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_recorded_steps_replay_whole(tmp_path: Path, step: Callable[[], Any], device: str) -> None:
+def test_recorded_steps_replay_completely(tmp_path: Path, step: Callable[[], Any], device: str) -> None:
     trace = record(tmp_path, step())
     done = replay_trace(trace, device, repeats=1)
     rest = done.coverage.filter(pl.col("result") != "replayed")
@@ -63,7 +63,7 @@ def test_the_replay_is_a_trace_that_compares_with_the_recording(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_consumer_gets_what_its_producer_gave(tmp_path: Path) -> None:
+def test_a_consumer_gets_the_result_of_its_producer(tmp_path: Path) -> None:
     """Values flow: of what is made up only the first input is, and the rest follows from it."""
     x = torch.rand(4, 4)
 
@@ -92,7 +92,9 @@ def test_a_consumer_gets_what_its_producer_gave(tmp_path: Path) -> None:
     assert seen["sum"].tolist() == [12.0] * 4
 
 
-def test_a_reused_storage_id_is_a_new_tensor_and_what_is_read_last_is_freed(tmp_path: Path) -> None:
+def test_a_reused_storage_id_is_a_new_tensor_and_tensors_are_freed_after_their_last_read(
+    tmp_path: Path,
+) -> None:
     x = torch.rand(1 << 18)
 
     def step() -> None:
@@ -169,7 +171,7 @@ def test_steps_are_chosen_by_number(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_strangers_trace_may_not_run_has_a_reason(schema: str, reason: str) -> None:
+def test_operators_refused_in_an_untrusted_trace_have_a_reason(schema: str, reason: str) -> None:
     assert resolve_operator(schema, ATEN) == reason
 
 
@@ -250,7 +252,7 @@ HUGE = 1 << 40
         ("aten::relu(Tensor self) -> Tensor", [1, 2, 3], ["Int", "Int", "Int"], [[], [], []]),
     ],
 )
-def test_what_a_stranger_asks_for_is_bounded_and_told(
+def test_sizes_in_an_untrusted_trace_are_bounded_and_reported(
     tmp_path: Path, schema: str, inputs: list[Any], types: list[str], shapes: list[Any]
 ) -> None:
     trace = stranger(tmp_path, schema, schema.partition("(")[0], inputs, types, shapes)
@@ -277,7 +279,7 @@ def test_the_command(data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 @pytest.mark.usefixtures("in_process")
-def test_the_command_says_what_it_cannot(
+def test_the_command_reports_what_it_cannot_replay(
     data: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     given, out = str(data / "cpu" / "ddp_2"), str(tmp_path / "replay.parquet")
@@ -337,13 +339,13 @@ def test_recorded_traces_run_on_a_cpu(data: Path, name: str) -> None:
     assert skipped["share_of_count_pct"].sum() <= 3, skipped
 
 
-def test_views_know_what_their_storage_must_hold() -> None:
+def test_the_storage_of_a_view_is_large_enough() -> None:
     assert TensorView(0, "float", 2, (3, 4), (8, 1), True).bytes == 4 * (2 + 2 * 8 + 3 + 1)
     assert TensorView(0, "double", 5, (3, 0), (1, 1), True).bytes == 0
     assert isinstance(resolve_operator("aten::relu(Tensor self) -> Tensor", ATEN), Operator)
 
 
-def test_what_raised_in_the_recording_is_left_out_with_its_parts(tmp_path: Path) -> None:
+def test_operators_that_raised_in_the_recording_are_omitted_with_their_parts(tmp_path: Path) -> None:
     made = read_nodes(
         tmp_path,
         relu_node(2, et_tensor(10, 100), et_tensor(11, 101)),
@@ -359,7 +361,7 @@ def test_what_raised_in_the_recording_is_left_out_with_its_parts(tmp_path: Path)
     ]
 
 
-def test_what_is_not_run_leaves_no_older_tensor_under_its_id(tmp_path: Path) -> None:
+def test_results_of_omitted_operators_do_not_keep_older_tensors_under_their_ids(tmp_path: Path) -> None:
     made = build_program(
         read_nodes(
             tmp_path,
@@ -373,7 +375,7 @@ def test_what_is_not_run_leaves_no_older_tensor_under_its_id(tmp_path: Path) -> 
     assert made.bytes[first.results[0].storage] == 16 and made.bytes[last.values[0].storage] == 32
 
 
-def test_what_a_skipped_step_would_have_made_is_made_by_the_next(tmp_path: Path) -> None:
+def test_outputs_of_a_skipped_step_are_created_by_the_next(tmp_path: Path) -> None:
     """The failing step is first to take a view of a result; the next takes the same view."""
     view = [14, 101, 0, 2, 4, "cpu"]
     made = build_program(
@@ -401,7 +403,7 @@ def test_what_a_skipped_step_would_have_made_is_made_by_the_next(tmp_path: Path)
     assert sorted(slot for ready in machine._prepared for slot in ready.frees)
 
 
-def test_integers_that_steps_write_begin_each_pass_anew(tmp_path: Path) -> None:
+def test_integers_written_by_steps_are_reset_in_each_pass(tmp_path: Path) -> None:
     ids, table = torch.tensor([0, 1]), torch.rand(4, 2)
 
     def step() -> None:
@@ -415,7 +417,7 @@ def test_integers_that_steps_write_begin_each_pass_anew(tmp_path: Path) -> None:
         machine.run()  # the second pass would read beyond the table, were they not
 
 
-def test_recorded_ranges_of_integers_hold_within_what_is_valid(tmp_path: Path) -> None:
+def test_recorded_ranges_of_integers_apply_within_valid_values(tmp_path: Path) -> None:
     schema = "aten::embedding(Tensor weight, Tensor indices) -> Tensor"
 
     def drawn(told: str) -> torch.Tensor:
@@ -501,7 +503,7 @@ def test_mutated_traces_end_in_outcomes_or_one_line(tmp_path: Path) -> None:
     assert ended < 25
 
 
-def test_what_parts_of_an_operator_made_is_no_older_tensor(tmp_path: Path) -> None:
+def test_outputs_of_parts_of_an_operator_are_not_older_tensors(tmp_path: Path) -> None:
     """A part's result, of which the operator itself tells nothing, has the address of a tensor that died before."""
     inner = relu_node(5, et_tensor(13, 103), et_tensor(14, 101))  # 101 was the first operator's result
     inner["ctrl_deps"] = 4
@@ -527,7 +529,7 @@ def test_a_rank_without_operators_is_named(tmp_path: Path) -> None:
         build_program(bare)
 
 
-def test_tensors_that_are_not_strided_are_told_and_their_readers_get_plain_ones(tmp_path: Path) -> None:
+def test_tensors_that_are_not_strided_are_reported_and_replaced_by_plain_ones(tmp_path: Path) -> None:
     """As sparse gradients of an embedding, which have no storage."""
     table = torch.nn.Embedding(10, 4, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters())

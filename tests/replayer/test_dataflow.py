@@ -87,7 +87,7 @@ def with_views(bases: Sequence[Any]) -> list[Any]:
     return [*bases, bases[0].t(), bases[1][1:]]
 
 
-def test_the_interpreter_knows_what_it_does() -> None:
+def test_the_interpreter_applies_changes_through_views() -> None:
     """By hand: a change through a view of a view is seen in the tensor."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     given, done = interpret([("t", 0, 0), ("select", 1, 0), ("zero_", 2, 0), ("sum", 0, 0)], [x])

@@ -49,7 +49,7 @@ def stats(trace: etloom.Trace | None) -> dict[str, tuple[str, int, str]]:
     return {name: (severity, count, example) for name, severity, count, example in trace.stats.rows()}
 
 
-def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: Path) -> None:
+def test_operators_that_do_not_fit_are_omitted_and_reported_before_the_run(tmp_path: Path) -> None:
     """The third operator takes 8 MB where 4 are left; what would have been its result is made for the last."""
     nodes = [
         *chain(2, MB),
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_left_out_and_told_before_anything_runs(tmp_path: P
     assert enough.covered() == 1
 
 
-def test_passes_are_told_by_what_they_are_for_and_none_is_made_for_nobody(
+def test_progress_names_the_purpose_of_each_pass_and_unneeded_passes_are_omitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = read_nodes(tmp_path, *chain(2, MB))
@@ -132,13 +132,13 @@ def test_only_where_memory_is_tight_it_is_returned_when_freed(
     assert freed == ["keep_freed_memory", "return_freed_memory"]
 
 
-def test_what_may_be_taken_is_asked_for_or_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_limit_is_an_option_or_most_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("etloom.replayer.compute.memory_limits.available_memory", lambda: 1000)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert (memory_limit("cpu", None), memory_limit("cpu", 7), memory_limit("meta", None)) == (200, 7, None)
 
 
-def test_an_interrupted_rehearsal_gives_what_ran(tmp_path: Path) -> None:
+def test_an_interrupted_dry_run_returns_its_partial_result(tmp_path: Path) -> None:
     trace = read_nodes(tmp_path, *chain(5))
 
     def interrupted(step: Any) -> None:
@@ -195,7 +195,7 @@ def test_an_operator_that_fails_later_ends_the_repeats(
     assert (done.covered(), len(done.repeats_ns)) == (1, 1)
 
 
-def test_the_rest_is_expected_to_take_what_its_like_took(
+def test_the_remaining_time_is_estimated_from_similar_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1 MB takes 1 s, as it did; else as many as go through, in and out, and one for the call."""
@@ -227,7 +227,7 @@ def test_the_rest_is_expected_to_take_what_its_like_took(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_the_command_says_that_it_is_not_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_a_partial_replay(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     read_nodes(tmp_path, *chain(4))
     given, out = str(tmp_path / "torch_et_0.json"), tmp_path / "replay.parquet"
     assert cli.main(["replay", "compute", given, "--max-time", "0", "--out", str(out)]) == 0
@@ -244,7 +244,7 @@ def test_the_command_says_that_it_is_not_whole(tmp_path: Path, capfd: pytest.Cap
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 @pytest.mark.parametrize("whom", [os.kill, os.killpg])
-def test_a_command_that_is_interrupted_shows_what_ran(
+def test_an_interrupted_command_shows_its_partial_result(
     tmp_path: Path, whom: Callable[[int, int], None]
 ) -> None:
     """By a signal to it alone, or to it and its process, as from a terminal."""

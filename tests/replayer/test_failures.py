@@ -29,7 +29,7 @@ def test_ranks_that_cannot_be(rank: str, world: str) -> None:
         Process.current({"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": world})
 
 
-def test_the_most_particular_launcher_is_asked_first() -> None:
+def test_the_most_specific_launcher_is_tried_first() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}
     assert Process.current({**slurm, **hydra}) == Process(3, 4, 1)
@@ -187,7 +187,7 @@ def test_ranks_that_wait_for_each_other_end_with_who_waits_for_what(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_rank_that_stands_still_ends_all(data: Path) -> None:
+def test_a_stalled_rank_ends_all_ranks(data: Path) -> None:
     running = processes(2, data / "cpu" / "ddp_2", "--repeats", "100000")
     try:
         wait_for_calls(running)

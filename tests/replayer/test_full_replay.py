@@ -101,7 +101,7 @@ def test_an_operator_that_crashes_does_not_end_a_notebook(
     assert capfd.readouterr().out == ""
 
 
-def test_a_rank_says_which_operator_it_is_at(tmp_path: Path) -> None:
+def test_a_rank_reports_its_current_operator(tmp_path: Path) -> None:
     from support.replays import prepare_trace
 
     write_calls(tmp_path, {0: [relu_node(2, et_tensor(12, 102), et_tensor(13, 103))]})

@@ -55,7 +55,7 @@ def test_of_calls_that_nothing_waits_for_some_hundred_fly_and_messages_are_left_
 
 
 @given(st.lists(CALLS, max_size=30))
-def test_each_call_gets_the_group_that_made_it(calls: list[tuple[tuple[int, ...], str]]) -> None:
+def test_each_call_gets_the_group_that_issued_it(calls: list[tuple[tuple[int, ...], str]]) -> None:
     """Of calls in a random order, each of another size, so that none can be taken for another."""
     rows: dict[int, list[RecordedCall]] = {rank: [] for rank in range(4)}
     right: dict[int, list[tuple[int, ...]]] = {rank: [] for rank in range(4)}
@@ -95,7 +95,7 @@ def recorded(rank: int, calls: list[dict[str, Any]], groups: list[list[int]]) ->
     return etloom.Trace(tables, {"rank": rank, "world_size": 3})
 
 
-def test_a_call_that_nobody_tells_is_a_row_with_its_reason() -> None:
+def test_a_call_without_an_inferred_group_is_a_row_with_a_reason() -> None:
     def sized(collective: str, size: int) -> dict[str, Any]:
         return {"collective": collective, "in_nelems": size, "out_nelems": size}
 

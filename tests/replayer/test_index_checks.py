@@ -77,7 +77,7 @@ def resolved(name: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_what_is_in_range_is_computed_and_what_is_not_raises(name: str) -> None:
+def test_indices_in_range_are_computed_and_others_raise(name: str) -> None:
     plain, call = resolved(name)
     fine = GIVEN[name](TABLE - 1)
     torch.testing.assert_close(call(*fine), plain(*fine), rtol=0, atol=0)

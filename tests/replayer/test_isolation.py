@@ -32,12 +32,12 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, seven: str, then: str
     return ["tried_apart"]
 
 
-def test_what_ends_the_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_that_end_the_process_are_omitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deadly = command(tmp_path, monkeypatch, "os.kill(os.getpid(), signal.SIGSEGV)", "sys.exit(3)")
     assert isolation.run_isolated(deadly) == (3, {7: "it crashed the process: SIGSEGV"})
 
 
-def test_what_never_ends_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_that_never_end_are_omitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "OPERATOR_TIMEOUT_S", 0.5)
     assert isolation.run_isolated(command(tmp_path, monkeypatch, "time.sleep(60)")) == (
         0,

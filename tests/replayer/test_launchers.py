@@ -42,7 +42,7 @@ def test_open_mpi_in_slurm_begins_on_the_first_node_of_the_job(monkeypatch: pyte
     assert resolved(monkeypatch, {**STEP, **nodes}) == "n1"
 
 
-def test_told_before_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stated_values_take_precedence_over_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {**STEP, "SLURM_STEP_NODELIST": "n[1-2]", "MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "5000"}
     assert rendezvous_address(None, None, told) == ("127.0.0.2", 5001)
     assert rendezvous_address("127.0.0.3", 6, told) == ("127.0.0.3", 6)
@@ -53,7 +53,7 @@ def test_told_before_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rendezvous_address(None, None, alone)[0] == "127.0.0.1"
 
 
-def test_runs_on_one_host_have_ports_of_their_own() -> None:
+def test_runs_on_one_host_have_different_ports() -> None:
     runs = [
         *({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step} for step in "012"),
         {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0"},
@@ -66,7 +66,7 @@ def test_runs_on_one_host_have_ports_of_their_own() -> None:
     assert ports[0] == rendezvous_address(None, None, {**runs[0], "SLURM_PROCID": "5"})[1]
 
 
-def test_a_host_that_is_not_known_is_told_at_once() -> None:
+def test_an_unknown_host_is_reported_at_once() -> None:
     with pytest.raises(EtloomError, match=r"^master_addr: cannot resolve host 'no such host': "):
         rendezvous_address("no such host", None, {})
     with pytest.raises(EtloomError, match=r"^cannot resolve host 'no such host': "):
@@ -84,7 +84,7 @@ def test_the_rank_on_its_host_under_pmi2_is_slurms() -> None:
     assert Process.current(step) == Process(5, 8, 2)
 
 
-def test_latencies_of_a_crowded_host_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oversubscribed_host_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert contention_warning(3.9, "cpu", 2) is None

@@ -106,7 +106,7 @@ print(faults())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone can be told to keep what is freed")
-def test_results_are_not_made_of_new_pages_in_each_pass() -> None:
+def test_results_reuse_their_pages_in_each_pass() -> None:
     """32 MB are 8,192 pages, or 16 large ones; the environment has glibc return all that is freed."""
     returning = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     kept, returned = (

@@ -190,7 +190,7 @@ CASES = list(cases())
 
 
 @pytest.mark.parametrize(("name", "given", "wrong"), CASES, ids=[name for name, *_ in CASES])
-def test_what_fits_is_computed_and_what_does_not_raises(
+def test_fitting_shapes_are_computed_and_others_raise(
     name: str, given: Given, wrong: list[tuple[int, Any]]
 ) -> None:
     plain, call, rest = resolved_with(name, given)
@@ -241,7 +241,7 @@ def test_letters_dots_and_numbers() -> None:
 @pytest.mark.parametrize(
     "name", ["_pdist_backward", "linalg_ldl_solve", "slow_conv3d", "_masked_softmax", "_spdiags"]
 )
-def test_what_nobody_needs_and_does_not_look_is_not_run(name: str) -> None:
+def test_kernels_without_checks_are_refused_in_untrusted_traces(name: str) -> None:
     assert (
         resolve_operator(str(getattr(torch.ops.aten, name).default._schema))
         == "not run for traces of unknown origin"

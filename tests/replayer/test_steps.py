@@ -79,7 +79,7 @@ def test_a_replay_of_no_steps_marks_none(tmp_path: Path) -> None:
     assert not etloom.diff(recording, done.trace).stepped
 
 
-def test_an_interrupted_replay_marks_the_steps_that_are_whole(tmp_path: Path) -> None:
+def test_an_interrupted_replay_annotates_complete_steps(tmp_path: Path) -> None:
     tried = []
 
     def interrupt(step: ProgramStep) -> None:

@@ -54,7 +54,7 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("saving", "in_process")
-def test_integers_hold_what_was_saved_of_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_integers_have_their_saved_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     table, bag = torch.rand(100, 4), torch.nn.EmbeddingBag(100, 4, mode="sum")
     ids, starts = torch.randint(100, (24,)), torch.tensor([0, 4, 9, 21])
     which, sparse = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1, 0, 2, 0])
@@ -77,7 +77,7 @@ def test_integers_hold_what_was_saved_of_them(tmp_path: Path, capfd: pytest.Capt
 
 
 @pytest.mark.usefixtures("saving")
-def test_what_changed_later_begins_as_it_was(tmp_path: Path) -> None:
+def test_tensors_changed_later_begin_with_their_first_values(tmp_path: Path) -> None:
     table, ids = torch.rand(9, 2), torch.tensor([5, 2, 0])
 
     def step() -> None:
@@ -132,7 +132,9 @@ def outermost(folder: Path) -> int:
     ],
 )
 @pytest.mark.slow
-def test_a_strangers_values_are_bounded(tmp_path: Path, held: list[int], taken: list[int] | None) -> None:
+def test_values_of_an_untrusted_trace_are_bounded(
+    tmp_path: Path, held: list[int], taken: list[int] | None
+) -> None:
     run, file = embedded(tmp_path)
     np.array(held, np.int64).tofile(file)
     machine = rehearsed(run)
@@ -255,7 +257,7 @@ def test_bags_begin_where_indices_are(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (held in integers(machine)) == (used == 2)
 
 
-def test_what_python_fills_is_filled_in_every_pass(tmp_path: Path) -> None:
+def test_tensors_filled_by_python_are_filled_in_every_pass(tmp_path: Path) -> None:
     """torch.tensor([...]) is recorded as aten::empty, which would leave indices to chance."""
     table = torch.rand(5, 2)
 

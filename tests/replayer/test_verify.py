@@ -47,7 +47,7 @@ def ready(collective: str, ins: list[int], outs: list[int], dtype: Any = torch.f
         (0, "barrier", [], [], {}, []),
     ],
 )
-def test_what_a_call_must_bring(
+def test_expected_results_of_calls(
     rank: int,
     collective: str,
     ins: list[int],
@@ -62,7 +62,7 @@ def test_what_a_call_must_bring(
     assert all(tensor.shape == values.shape for tensor, values in found)
 
 
-def test_truths_tell_ranks_apart() -> None:
+def test_expected_results_distinguish_ranks() -> None:
     from etloom.replayer.comms.distributed_calls import expected_results
 
     gathered = expected_results(ready("all_gather", [1], [3], torch.bool), 0, 3)

@@ -38,7 +38,7 @@ def row(**told: Any) -> RecordedCall:
     return RecordedCall("all_reduce", "allreduce", (8,), (8,), "float", None, **told)
 
 
-def test_an_operator_waits_for_what_had_ended_when_it_began() -> None:
+def test_an_operator_waits_for_calls_that_ended_before_it_began() -> None:
     # Operators 10, 20, .. 90 began at 100, 200, .. 900; calls are nodes 15, 35 and 75.
     times = NodeStarts(np.arange(10, 100, 10), np.arange(100, 1000, 100))
     calls = [reduced(0, 15), reduced(1, 35), reduced(2, 75, waits_for=(0, 1))]

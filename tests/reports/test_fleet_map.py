@@ -91,7 +91,7 @@ def test_a_rank_without_a_step_has_no_time_in_it() -> None:
     assert np.argwhere(cells == 255).tolist() == [[7, 2]]
 
 
-def test_without_steps_the_whole_run_is_compared() -> None:
+def test_a_run_without_steps_is_compared_completely() -> None:
     times = make_times(np.full((20, 1), 1000)).with_columns(step=pl.lit(None, pl.Int64))
     fleet = measure_fleet(times, NO_HOSTS)
     assert fleet is not None

@@ -57,7 +57,7 @@ def test_dumps_of_different_times_are_one_run(hang: Path) -> None:
     assert "job.no_common_time" not in etloom.open(hang, use_cache=False).stats["name"].to_list()
 
 
-def test_dumps_without_a_hang_say_so(tmp_path: Path) -> None:
+def test_dumps_without_a_hang_are_reported_as_such(tmp_path: Path) -> None:
     done = [(5, "completed"), (6, "completed")]
     job = etloom.open(write_dumps(tmp_path, {0: done, 1: done}, {0: 0, 1: 0}), use_cache=False)
     assert summarize_run(job).lines[0].figure == "none"

@@ -56,7 +56,7 @@ POW = (
         (None, None),
     ],
 )
-def test_what_a_name_is_in_a_table(name: str | None, short: str | None) -> None:
+def test_labels_of_kernels_are_shortened(name: str | None, short: str | None) -> None:
     assert shorten_labels([name]) == [short or name]
 
 
@@ -80,7 +80,7 @@ def test_different_names_look_different(names: list[str]) -> None:
     )
 
 
-def test_tables_are_short_and_files_whole(tmp_path: Path, data: Path) -> None:
+def test_names_are_short_in_tables_and_complete_in_files(tmp_path: Path, data: Path) -> None:
     assert (
         max(
             map(

@@ -53,7 +53,7 @@ def test_ranks_in_words(ranks: list[int], said: str) -> None:
     assert format_ranks(ranks) == said
 
 
-def test_many_ranks_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_ranks_are_summarized_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
     job = etloom.Job({rank: etloom.Trace({}, {"rank": rank, "linked": True}) for rank in range(0, 40, 2)})
     of = "20 ranks (0, 2, 4, 6, 8, 10, 12, 14, ...)"
     assert repr(job) == f"<Job: {of}>"
@@ -77,12 +77,12 @@ def test_ranges_name_each_number_once(numbers: set[int]) -> None:
 
 
 @given(st.sets(st.integers(0, 200)), st.integers(1, 9))
-def test_ranges_are_no_more_than_asked_and_say_that_there_are_more(numbers: set[int], most: int) -> None:
+def test_ranges_are_limited_and_omitted_ones_reported(numbers: set[int], most: int) -> None:
     shown, whole = format_ranges(numbers, most).split(", "), format_ranges(numbers, 1000).split(", ")
     assert shown == (whole if len(whole) <= most else [*whole[:most], "..."])
 
 
-def test_figures_run_from_the_least_to_the_most_and_say_of_which_rank() -> None:
+def test_the_spread_states_the_least_and_the_most_with_their_ranks() -> None:
     frame = pl.DataFrame(
         {
             "rank": [0, 1, 2, 3],

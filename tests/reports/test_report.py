@@ -109,7 +109,7 @@ def test_no_event_hides_another(times: list[tuple[int, int | None]]) -> None:
             end = start + max(dur or 0, 1)
 
 
-def test_a_lane_has_a_last_row_and_says_who_shares_it() -> None:
+def test_a_track_has_a_last_row_and_lists_who_shares_it() -> None:
     trace = link_events([kernel_row("k", ts, 1000) for ts in range(MAX_ROWS + 5)])
     packed = pack_timeline(trace, rank=0, origin=0, max_events=1000)
     assert packed.sharing_last_row == 5
@@ -160,7 +160,7 @@ def test_colors() -> None:
     assert [COLORS[code][0] for code in list_color_codes(events)] == events["expected"].to_list()
 
 
-def test_the_verdict_says_what_the_run_shows(job: Job) -> None:
+def test_the_summary_states_what_the_run_shows(job: Job) -> None:
     found = summarize_run(job)
     said = {sentence.topic: sentence for sentence in found.lines}
     # The step from 100 to 1100 us; device work from 400 to 1050: gemm 600, the all-reduce alone from 1000 on.
@@ -198,7 +198,7 @@ def test_a_rank_without_an_answer_is_named() -> None:
     assert "<canvas" not in page
 
 
-def test_what_a_trace_says_is_text() -> None:
+def test_text_of_a_trace_is_escaped() -> None:
     page = html_report.render_page(hostile_job())
     elements = PageElements(page)
     scripts = [attributes for tag, attributes in elements.found if tag == "script"]
@@ -210,7 +210,7 @@ def test_what_a_trace_says_is_text() -> None:
     assert not [attributes for _, attributes in elements.found if "style" in attributes]
 
 
-def test_the_policy_allows_what_is_written_and_nothing_else(job: Job) -> None:
+def test_the_policy_allows_only_content_of_the_page(job: Job) -> None:
     page = html_report.render_page(job)
     elements = PageElements(page)
     (policy,) = [
@@ -232,7 +232,7 @@ def test_the_policy_allows_what_is_written_and_nothing_else(job: Job) -> None:
     }  # type: ignore[index]
 
 
-def test_the_page_says_what_it_leaves_out(job: Job) -> None:
+def test_the_page_lists_omissions(job: Job) -> None:
     page = html_report.render_page(job, max_events=4, max_ranks=1)
     assert "The timelines of 1 rank (1) are omitted; the tables cover them." in page
     assert f"Rank 0: {job[0].events.height - 4} of {job[0].events.height} events are omitted" in page
@@ -272,7 +272,7 @@ def test_tables_carry_numbers_and_units() -> None:
     assert "rows." not in render_table(many, "t", "t")
 
 
-def test_a_kernel_s_name_is_short_in_a_table_and_whole_in_its_title() -> None:
+def test_a_kernel_name_is_short_in_a_table_and_complete_in_its_title() -> None:
     add = "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
     name = f"void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, {add}"
     short = "vectorized_elementwise_kernel&lt;4, CUDAFunctor_add&lt;float&gt;, array&lt;char*, 3ul&gt;&gt;"
@@ -359,7 +359,7 @@ def test_step_time_is_of_steps_each_the_mean_over_its_ranks_as_diff_and_check_ha
     assert (row["before"], row["values_before"]) == (pytest.approx(mean), 2)
 
 
-def test_zero_is_the_first_work_and_what_the_recorder_says_of_itself_is_one_lane(data: Path) -> None:
+def test_time_zero_is_the_first_work_and_the_recorder_has_one_track(data: Path) -> None:
     job = etloom.open(data / "hta_multirank", use_cache=False)
     starts = find_origins(job)
     zeros = find_first_work(job, starts)

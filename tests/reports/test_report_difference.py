@@ -45,7 +45,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     )
 
 
-def test_the_page_says_the_change_and_draws_the_steps(
+def test_the_page_states_the_change_and_draws_the_steps(
     runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "diff.html"

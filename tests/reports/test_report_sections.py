@@ -64,7 +64,7 @@ def test_the_costliest_findings_are_open_and_the_rest_a_click_away(number: int, 
     assert "<it>" not in page
 
 
-def test_each_collective_is_told_with_its_wait_and_transfer(data: Path) -> None:
+def test_each_collective_has_its_wait_and_transfer(data: Path) -> None:
     tables = summarize_run(open_run(data / "dlrm")).tables
     rows = re.findall(r'<table id="collectives".*?</table>', render_rank_tables(tables, 4), re.DOTALL)[0]
     heads = [re.sub(r" \(.*", "", one) for one in re.findall(r'<button type="button">(.*?)</button>', rows)]
@@ -81,13 +81,13 @@ def test_each_collective_is_told_with_its_wait_and_transfer(data: Path) -> None:
     assert rows.count("<tr>") == 1 + tables["collectives"].height == 9
 
 
-def test_one_rank_says_what_it_cannot_know(data: Path) -> None:
+def test_one_rank_states_what_is_unknown(data: Path) -> None:
     page = html_report.render_page(open_run(data / "tracelens" / "b200_eager.json.gz"))
     assert "Collectives of this rank" in page and "Between ranks" not in page
     assert "A single rank does not show which rank waited" in page
 
 
-def test_an_execution_trace_alone_is_told_without_times(data: Path, tmp_path: Path) -> None:
+def test_an_execution_trace_alone_is_reported_without_times(data: Path, tmp_path: Path) -> None:
     job = open_run(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
     found = summarize_run(job)
     said = {one.topic: (one.figure, one.text) for one in found.lines}
@@ -113,7 +113,7 @@ def test_hostile_names_of_nodes_are_text() -> None:
 
 
 @pytest.mark.slow
-def test_chakra_s_nodes_say_how_long_they_take(data: Path) -> None:
+def test_durations_of_chakra_nodes_are_shown(data: Path) -> None:
     job = open_run(data / "chakra" / "chakra.0.et.gz")
     (times,) = [one for one in summarize_run(job).lines if one.topic == "Times"]
     stated = sum(json.loads(text).get("duration_micros", 0) for text in job[0].nodes["attrs"].drop_nulls())
@@ -129,7 +129,7 @@ def test_a_file_of_several_ranks_gives_its_name(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_links_to_what_it_holds(data: Path, tmp_path: Path) -> None:
+def test_links_of_a_page_have_targets_in_it(data: Path, tmp_path: Path) -> None:
     def links(page: str) -> list[str]:
         names = re.findall(r'<a href="#([\w-]+)"', page)
         assert all(f'id="{name}"' in page for name in names)
@@ -141,7 +141,7 @@ def test_a_page_links_to_what_it_holds(data: Path, tmp_path: Path) -> None:
     assert set(several) - set(one) == {"ranks-section", "comm-overlap-section"}
 
 
-def test_what_is_compared_has_one_unit() -> None:
+def test_compared_values_have_one_unit() -> None:
     table = pl.DataFrame(
         {"before_ns": [9_098_000], "after_ns": [0], "change_ns": [-9_098_000], "device_after_ns": [7]}
     )
@@ -209,7 +209,7 @@ def test_the_top_operator_is_of_all_operators_of_all_ranks(tmp_path: Path) -> No
     )
 
 
-def test_a_rank_of_several_devices_says_when_it_is_idle(tmp_path: Path) -> None:
+def test_a_rank_of_several_devices_reports_when_it_is_idle(tmp_path: Path) -> None:
     def idle(*ranks: int) -> str:
         """Of ranks of so many devices."""
         folder = tmp_path / "-".join(map(str, ranks))
@@ -228,7 +228,7 @@ def test_a_rank_of_several_devices_says_when_it_is_idle(tmp_path: Path) -> None:
     assert idle(2, 1, 3) == "no GPU activity runs; ranks 0, 2 have up to 3, and are idle when all of them are"
 
 
-def test_a_path_that_is_not_worked_out_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_omitted_path_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = etloom.open(small_traces.write_run(tmp_path / "run"))
     monkeypatch.setattr("etloom.reports.summary.MAX_GRAPH_EVENTS", 1)
     (said,) = [one for one in summarize_run(job).lines if one.topic == "Critical path"]
@@ -242,7 +242,7 @@ def no_work(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("verb", ["report", "diff"])
-def test_a_place_that_cannot_be_written_is_told_before_the_work(
+def test_an_unwritable_output_is_reported_before_the_work(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etloom.cli.report.open_job", no_work)
@@ -266,7 +266,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_of_others_is_told_before_the_work(
+def test_a_folder_with_other_content_is_refused_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = small_traces.write_run(tmp_path / "run")
@@ -276,7 +276,7 @@ def test_a_folder_of_others_is_told_before_the_work(
     run.chmod(0o755)
 
 
-def test_folders_that_lack_are_made_only_when_the_report_is(tmp_path: Path) -> None:
+def test_missing_folders_are_created_only_with_the_report(tmp_path: Path) -> None:
     run = small_traces.write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     assert cli.main(["report", str(tmp_path / "empty"), "--out", str(tmp_path / "a" / "r.html")]) == 1

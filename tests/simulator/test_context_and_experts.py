@@ -85,7 +85,7 @@ def test_answers_name_the_basis_and_have_wider_intervals(tmp_path: Path) -> None
         assert widths[1] > widths[0] > 1
 
 
-def test_a_recording_without_what_is_needed_is_one_line(tmp_path: Path) -> None:
+def test_an_impossible_size_is_one_line(tmp_path: Path) -> None:
     experts = open_experts(tmp_path, 2, 4)
     pair = open_experts(tmp_path, 2, 2)
     for job, sizes, message in (

@@ -37,7 +37,7 @@ def test_devices_are_named_like_the_table_or_in_part() -> None:
             lookup_peaks(name)
 
 
-def test_only_what_the_limit_explains_becomes_shorter() -> None:
+def test_only_time_explained_by_the_limit_becomes_shorter() -> None:
     time, old = pl.Series([100.0, 1000.0, 100.0, 100.0]), pl.Series([75.0, 75.0, 50.0, 0.0])
     ratios = scale_by_limits(time, old, pl.Series([37.5, 37.5, 100.0, 1.0]))
     # At full efficiency half the limit is half the time; far from it little changes; slower devices keep efficiency.

@@ -134,14 +134,14 @@ def test_predict_lays_out_pipelines(recorded: dict[bool, Job]) -> None:
         ({"vp": 2, "mb": 6}, "no interleaved schedule of 6 micro-batches on 4 stages"),
     ],
 )
-def test_what_cannot_be_laid_out_is_one_line(
+def test_an_impossible_schedule_is_one_line(
     recorded: dict[bool, Job], sizes: dict[str, int], message: str
 ) -> None:
     with pytest.raises(EtloomError, match=message):
         relay(recorded[False], sizes)
 
 
-def test_what_the_recording_lacks_is_one_line(recorded: dict[bool, Job]) -> None:
+def test_missing_data_of_the_recording_is_one_line(recorded: dict[bool, Job]) -> None:
     with pytest.raises(EtloomError, match="cannot predict 4 stages from 2: without a middle stage"):
         relay(one_f_one_b(2, 4).job(), {"pp": 4})
     with pytest.raises(EtloomError, match="cannot predict vp=2: the recorded schedule is GPipe"):

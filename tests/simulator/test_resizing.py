@@ -128,7 +128,7 @@ def test_groups_within_a_replica_are_copied_and_others_grow(mesh_scenario: Scena
 
 
 @pytest.mark.filterwarnings("ignore::etloom.core.errors.EtloomWarning")
-def test_the_traces_of_new_ranks_name_their_own_groups(mesh_scenario: Scenario, tmp_path: Path) -> None:
+def test_the_traces_of_new_ranks_name_their_groups(mesh_scenario: Scenario, tmp_path: Path) -> None:
     job = synthesize_job(resize(mesh_scenario, 8))
     assert list(job) == list(range(8))
     ranks = job[5].groups.sort("pg_name")["ranks"].cast(pl.String).to_list()
@@ -153,7 +153,7 @@ def test_arrivals_of_more_ranks_are_later_as_their_maximum_is() -> None:
     assert spread[0] < spread[1] <= spread[2]
 
 
-def test_what_the_recording_lacks_is_one_line(mesh_scenario: Scenario) -> None:
+def test_missing_data_of_the_recording_is_one_line(mesh_scenario: Scenario) -> None:
     for arguments, message in (
         ({"ranks": 7}, "expected a multiple of 2"),
         ({"parallel": {"tp": 4}}, "from a run with tp=2: the sizes of its messages are not recorded"),

@@ -152,7 +152,7 @@ def test_the_interval_is_wider_than_that_of_the_recording(recorded: Scenario) ->
     assert any("tp=2 becomes 4" in line and "by an assumption" in line for line in reasons)
 
 
-def test_known_devices_shorten_only_what_their_limit_explains(tmp_path: Path) -> None:
+def test_known_devices_shorten_only_time_explained_by_their_limit(tmp_path: Path) -> None:
     job = open_job(tmp_path, device="NVIDIA H100 80GB HBM3")
     ratios, certain = compute_call_ratios(job[0], lambda calls: find_tensor_shares(calls, MESSAGE, 0.5))
     assert certain == 4

@@ -88,7 +88,7 @@ def test_the_language(text: str, change: Change) -> None:
         ("", "character 1: unknown target ''"),
     ],
 )
-def test_what_is_not_understood_says_where(text: str, said: str) -> None:
+def test_the_error_of_unparsable_input_names_its_position(text: str, said: str) -> None:
     with pytest.raises(EtloomError) as raised:
         parse_change(text)
     assert said in str(raised.value)
@@ -128,7 +128,7 @@ def test_times_that_fit_no_clock_are_refused() -> None:
             simulate_with(job, [parse_change(text) for text in texts])
 
 
-def test_what_was_removed_stays_removed() -> None:
+def test_removed_operations_stay_removed() -> None:
     job = jobs.job_of(jobs.simulate(jobs.programs(0)))
     found = build_graph(job, FLOORS)
     without = simulate_with(job, [RemoveSync("*")], found)
@@ -153,7 +153,7 @@ def test_a_change_is_answered_to_the_nanosecond(seed: int, name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
-def test_the_retimed_job_has_the_times_of_simulating_anew(seed: int) -> None:
+def test_the_retimed_job_has_the_times_of_simulating_again(seed: int) -> None:
     world, change = LAWS["kernels"]
     programs = jobs.programs(seed)
     job = jobs.job_of(jobs.simulate(programs))
@@ -283,7 +283,7 @@ def test_the_verb(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_path_is_told_as_the_report_tells_it(data: Path) -> None:
+def test_the_path_has_the_lines_of_the_report(data: Path) -> None:
     """Copies as copies, and all parts of one sum."""
     job = open_run(data / "nsys")
     done = etloom.simulate(job, "kernel x1")
@@ -394,7 +394,7 @@ def test_about_nothing_is_an_error(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_path_through_what_nothing_explains_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_through_unexplained_time_states_it(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The simulation of these runs is refused belief, and so is their path, here and in the report."""
     for name, explained in (("dlrm", True), ("hta_multirank", False)):
         path = etloom.analyze(open_run(data / name), "critical-path")

@@ -73,7 +73,7 @@ NOTHING: dict[str, tuple[Events, str]] = {
 @pytest.mark.parametrize("case", NOTHING)
 @pytest.mark.parametrize("change", ["kernel x0.5", "comm x0"])
 @pytest.mark.slow
-def test_what_cannot_be_answered_is_one_line_and_an_error(case: str, change: str, tmp_path: Path) -> None:
+def test_an_unanswerable_question_is_one_line_and_an_error(case: str, change: str, tmp_path: Path) -> None:
     events, reason = NOTHING[case]
     status, out, err = simulate(tmp_path, events, change)
     assert status == 1 and out == "" and len(err.strip().splitlines()) == 1

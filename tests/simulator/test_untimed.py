@@ -114,7 +114,7 @@ def test_messages_of_a_pipeline_give_its_bubble(tmp_path: Path) -> None:
     assert row["bubble_ns"] == pytest.approx(busy / 4, rel=1e-6)  # two stages, four micro-batches
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_options_are_named(tmp_path: Path) -> None:
     run = write_trace(tmp_path / "run", communications=1)
     for options, message in (
         ({}, "device is needed"),

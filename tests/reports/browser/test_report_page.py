@@ -40,7 +40,7 @@ def middle(page: Any) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_it_draws_every_event_it_was_given(show: Open, multirank: Job) -> None:
+def test_it_draws_every_event(show: Open, multirank: Job) -> None:
     page = show(multirank)
     assert len(colors(page)) > 20
     events = page.evaluate("() => etloom.timeline.ranks.map((rank) => [rank.rank, rank.events])")
@@ -125,7 +125,7 @@ def test_the_keyboard_does_all_of_it(show: Open, ddp: Job) -> None:
 
 
 @pytest.mark.slow
-def test_hover_tells_and_click_selects(show: Open, multirank: Job) -> None:
+def test_hover_shows_details_and_click_selects(show: Open, multirank: Job) -> None:
     page = show(multirank)
     # The longest kernel of rank 0: where it is on the screen, the timeline itself knows.
     index = page.evaluate(
@@ -200,7 +200,7 @@ def test_tables_sort_and_filter(show: Open, ddp: Job) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_absent_sorts_last(show: Open, multirank: Job) -> None:
+def test_absent_values_sort_last(show: Open, multirank: Job) -> None:
     page = show(multirank)
     steps = page.locator("#comm-overlap")
     button = steps.locator("th button").nth(1)
@@ -354,7 +354,7 @@ def test_more_findings_are_a_click_away(show: Open, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_and_collectives_stand_side_by_side(show: Open, data: Path) -> None:
+def test_ranks_and_collectives_are_side_by_side(show: Open, data: Path) -> None:
     page = show(open_run(data / "dlrm"))
     for name in ("collective-summary", "stragglers", "imbalance", "clocks", "critical-path"):
         assert page.locator(f"table#{name} tbody tr").count() > 0
@@ -362,7 +362,7 @@ def test_ranks_and_collectives_stand_side_by_side(show: Open, data: Path) -> Non
 
 
 @pytest.mark.slow
-def test_many_ranks_open_folded_and_come_whole(show: Open, data: Path) -> None:
+def test_many_ranks_open_folded_and_unfold_completely(show: Open, data: Path) -> None:
     one = open_run(data / "dlrm")[0]
     ranks = {rank: one.replace(meta={**one.meta, "rank": rank, "world_size": 12}) for rank in range(12)}
     page = show(Job(ranks))
