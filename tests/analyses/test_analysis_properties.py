@@ -260,7 +260,7 @@ def test_statistics_are_right_for_any_number_of_names() -> None:
     assert answer["total_ns"].is_sorted(descending=True)
 
 
-def test_a_wait_in_a_communication_call_is_no_computation_but_a_backends_range_may_be() -> None:
+def test_a_wait_in_a_communication_call_is_not_computation_but_a_backends_range_may_be() -> None:
     """The thread that waits does not compute; one that has started an asynchronous all-reduce may."""
     base = [
         {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 100, "pid": 1, "tid": 1},
@@ -271,14 +271,14 @@ def test_a_wait_in_a_communication_call_is_no_computation_but_a_backends_range_m
         assert (row["basis"], row["communication_ns"], row["exposed_ns"]) == ("host", 30, exposed)
 
 
-def test_device_work_decides_the_basis() -> None:
+def test_gpu_activity_determines_the_basis() -> None:
     host = {"cat": "cpu_op", "name": "c10d::allreduce_", "ts": 0, "dur": 100, "pid": 1, "tid": 1}
     kernel = {"cat": "kernel", "name": "gemm", "ts": 500, "dur": 7, "pid": 0, "tid": 7}
     row = analyze(linked([host, kernel]), "temporal-breakdown").row(0, named=True)
     assert (row["basis"], row["span_ns"], row["compute_ns"]) == ("device", 7, 7)
 
 
-def test_ranges_that_were_never_closed_are_no_work() -> None:
+def test_ranges_without_end_are_not_work() -> None:
     events = [
         {"cat": "kernel", "name": "gemm", "ts": 10, "dur": 7},
         {"cat": "kernel", "name": "gemm", "ts": 90, "dur": None},
@@ -301,7 +301,7 @@ def test_a_trace_without_work_is_refused_in_one_sentence(name: str) -> None:
         analyze(linked([{"cat": "python_function", "name": "f", "ts": 0, "dur": 9}]), name)
 
 
-def test_a_trace_without_steps_has_no_answer_of_steps_and_one_without_operators_no_top() -> None:
+def test_traces_without_steps_or_operators_are_refused_with_a_reason() -> None:
     alone = linked([{"cat": "kernel", "name": "gemm", "ts": 0, "dur": 9}])
     with pytest.raises(AnalysisError, match="no step is annotated with ProfilerStep"):
         analyze(alone, "steps")

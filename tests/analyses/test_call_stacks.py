@@ -115,7 +115,7 @@ def test_small_shares_and_deep_calls_may_be_left_out(trace: Trace) -> None:
         etloom.analyze(trace, "call-stacks", min_pct=101.0)
 
 
-def test_without_device_work_its_columns_are_null(trace: Trace) -> None:
+def test_without_gpu_activity_its_columns_are_null(trace: Trace) -> None:
     host = trace.replace(events=trace.events.filter(pl.col("cat") != "kernel"))
     tree = etloom.analyze(host, "call-stacks", min_pct=0.0)
     assert tree["device_ns"].null_count() == tree.height == 7

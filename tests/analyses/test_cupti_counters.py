@@ -35,7 +35,7 @@ def test_ranges_are_joined_to_launches_in_their_order(tmp_path: Path) -> None:
         etloom.analyze(opened(tmp_path, COUNTER_EVENTS), "cupti-counters", counter="cycles")
 
 
-def test_a_value_beyond_all_floats_is_no_value(tmp_path: Path) -> None:
+def test_a_value_beyond_all_floats_is_null(tmp_path: Path) -> None:
     events = json.loads(json.dumps(COUNTER_EVENTS).replace('"inst": 7', '"inst": 7' + "0" * 400))
     assert events != COUNTER_EVENTS
     found = etloom.analyze(opened(tmp_path, events), "cupti-counters", counter="inst")

@@ -217,7 +217,7 @@ def test_exposed_copies(tmp_path: Path) -> None:
     assert find_costs(pageable.trace(tmp_path), "copies") == [(10_000, 1, "aten::copy_")]
 
 
-def test_a_run_of_nothing_but_copies_is_found_out(data: Path) -> None:
+def test_a_run_of_only_memcpy_is_reported(data: Path) -> None:
     job = open_run(data / "nsys/h100_2gpu_1s.sqlite.gz")
     first = etloom.analyze(job, "findings").row(0, named=True)
     assert (first["pattern"], first["ranks"]) == ("copies", 2) and first["pct"] > 90
@@ -439,7 +439,7 @@ def test_a_delay_within_the_error_of_the_clocks_is_none(tmp_path: Path) -> None:
     assert etloom.analyze(job, "findings", pattern="stragglers", min_pct=0).is_empty()
 
 
-def test_the_other_end_of_a_message_is_no_straggler(data: Path) -> None:
+def test_the_other_end_of_a_message_is_not_a_straggler(data: Path) -> None:
     """A pipeline waits for its messages: said with less confidence, and with other advice."""
     rows = etloom.analyze(open_run(data / "cpu/pp_4"), "findings", pattern="stragglers", min_pct=0)
     assert set(rows["confidence"]) == {"low"} and rows["advice"].str.contains("micro-batches").all()
@@ -447,7 +447,7 @@ def test_the_other_end_of_a_message_is_no_straggler(data: Path) -> None:
     assert set(rows["confidence"]) == {"medium"} and rows["step"].to_list() == [0]
 
 
-def test_a_busy_machine_is_seen(data: Path) -> None:
+def test_a_busy_machine_is_a_finding(data: Path) -> None:
     """Four ranks on few cores; a single process that had them to itself."""
     rows = etloom.analyze(open_run(data / "cpu/pp_4"), "findings", pattern="oversubscription")
     assert rows["ranks"].to_list() == [4] and rows["cost_ns"].item() > 80_000_000

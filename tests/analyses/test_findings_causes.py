@@ -112,7 +112,7 @@ def test_several_kinds_of_steps_are_not_additional_work(
     assert [row[1] for row in rows] == ([count] if count else [])
 
 
-def test_an_evaluation_is_found_among_steps_of_two_kinds(tmp_path: Path) -> None:
+def test_an_evaluation_is_reported_among_steps_of_two_kinds(tmp_path: Path) -> None:
     """Every fourth step updates the parameters; another one evaluates."""
     run, at = RankBuilder(), 0
     for number in range(12):

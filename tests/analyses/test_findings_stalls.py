@@ -100,7 +100,7 @@ def test_equal_steps_other_shapes_and_two_steps_are_not_throttled(
     assert find_costs(build_steps(tmp_path, durations, grids), "throttling") == []
 
 
-def test_allocations_of_every_step_are_no_warm_up(tmp_path: Path) -> None:
+def test_allocations_of_every_step_are_not_warm_up(tmp_path: Path) -> None:
     run = RankBuilder()
     for number in range(3):
         run.step(number, 100 * number, 100).op("cudaMalloc", 100 * number + 2, 40, "cuda_runtime")

@@ -104,7 +104,7 @@ def test_attention_with_lengths_first() -> None:
     assert uncounted("aten::_flash_attention_forward", q, k, k, *rest[:-2], 128, 0), "a sliding window"
 
 
-def test_packed_sequences_count_where_all_are_of_one_length() -> None:
+def test_packed_sequences_count_if_all_have_one_length() -> None:
     q = (32, 8, 4)
     same = cost("aten::_flash_attention_forward", q, q, q, (3,), (3,), 16, 16, 0.0, False, False)
     assert same.flops == 2 * 2 * 8 * 16 * 16 * 8

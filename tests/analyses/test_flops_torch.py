@@ -159,7 +159,7 @@ def test_recomputation_of_checkpointing_is_not_counted_as_model_flops(
     assert found["flops"] == model + again
 
 
-def test_a_backward_to_be_differentiated_is_no_recomputation(tmp_path: Path) -> None:
+def test_a_backward_to_be_differentiated_is_not_recomputation(tmp_path: Path) -> None:
     weight, x = torch.randn(16, 8, requires_grad=True), torch.randn(4, 16, requires_grad=True)
 
     def work() -> None:

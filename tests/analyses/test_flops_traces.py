@@ -159,7 +159,7 @@ def test_operators_without_a_formula_have_time_and_no_flops(tmp_path: Path) -> N
     assert spent.rows() == [("attention", 1, 50_000, "flash_fwd_kernel"), ("gemm", 3, 50_000, "gemm")]
 
 
-def test_messages_are_no_arithmetic(tmp_path: Path) -> None:
+def test_messages_have_no_flops(tmp_path: Path) -> None:
     made = (
         matrix_product(100)
         .kernel("gemm", 110, 200, 30)
@@ -400,7 +400,7 @@ def test_peaks_of_a_file_come_first(tmp_path: Path) -> None:
         etloom.analyze(job, "mfu", peak_tflops=0.0)
 
 
-def test_on_the_host_alone_the_operators_durations_stand_and_a_device_s_peaks_do_not(tmp_path: Path) -> None:
+def test_on_the_host_only_durations_of_operators_count_and_device_peaks_do_not(tmp_path: Path) -> None:
     job = (
         matrix_product(100).operator("aten::view", 120, 10, [[3]]).operator("my::op", 200, 150).open(tmp_path)
     )
@@ -524,7 +524,7 @@ def test_the_flops_of_a_resnet_match_its_architecture(data: Path) -> None:
     assert math.isclose(table["covered_pct"][0], 100)
 
 
-def test_an_execution_trace_alone_has_flops_and_no_times(data: Path) -> None:
+def test_an_execution_trace_without_a_profile_has_flops_without_times(data: Path) -> None:
     run = open_run(data / "et_schemas" / "1.1.0-chakra.0.0.4_resnet_2gpu.json.gz")
     table = etloom.analyze(run, "flops", by="family").filter(pl.col("family").is_in(["convolution", "gemm"]))
     layers = resnet_50_convolutions()

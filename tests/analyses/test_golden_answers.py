@@ -100,7 +100,7 @@ def test_htas_first_step(data: Path, golden: Path) -> None:
     )
 
 
-def test_synchronisations_are_no_work_where_hta_counts_them(data: Path, golden: Path) -> None:
+def test_synchronizations_are_not_work_although_hta_counts_them(data: Path, golden: Path) -> None:
     job = opened(data / "critical_path" / "simple_add.json.gz")
     ours = asked(job, "temporal-breakdown").filter(pl.col("step").is_null()).row(0, named=True)
     theirs = hta(golden, "get_temporal_breakdown", "simple_add_cp").row(0, named=True)

@@ -136,7 +136,7 @@ def test_short_kernels(tmp_path: Path) -> None:
     }
 
 
-def test_a_gap_lies_behind_all_earlier_work_of_the_stream(tmp_path: Path) -> None:
+def test_a_gap_follows_all_earlier_work_of_the_stream(tmp_path: Path) -> None:
     run = (
         RankBuilder()
         .op("aten::add", 0, 9)

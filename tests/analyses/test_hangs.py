@@ -187,7 +187,7 @@ def test_ranks_in_a_cycle_wait_for_each_other() -> None:
     assert sentence.startswith("ranks 0, 1 wait for each other: compare the order of their calls")
 
 
-def test_a_run_without_missing_calls_has_no_remark() -> None:
+def test_a_run_without_missing_calls_has_no_note() -> None:
     assert not list(remarks(wait_table()))
 
 

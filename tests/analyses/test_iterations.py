@@ -128,7 +128,7 @@ def test_functions_of_sglang_determine_the_phase(tmp_path: Path) -> None:
     assert table.select("engine", "phase").rows() == [("SGLang", "prefill"), ("SGLang", "decode")]
 
 
-def test_annotated_steps_prevail_and_a_given_name_prevails_over_them(tmp_path: Path) -> None:
+def test_annotated_steps_prevail_and_an_option_prevails_over_them(tmp_path: Path) -> None:
     rows = [*iteration(DECODE.format(1), 10, 1), event("user_annotation", "ProfilerStep#5", 0, 150)]
     rows += [event("user_annotation", "serve 42", 5, 100)]
     assert etloom.analyze(open_run(tmp_path / "run", rows), "steps")["step"].to_list() == [5]

@@ -31,7 +31,7 @@ def trace(tmp_path: Path) -> Trace:
     return full.replace(memory=memory)
 
 
-def test_the_peak_and_who_held_it(trace: Trace) -> None:
+def test_the_peak_and_its_owners(trace: Trace) -> None:
     table = etloom.analyze(trace, "memory-timeline")
     assert table["step"].to_list() == [3, None]
     row = table.row(0, named=True)

@@ -50,7 +50,7 @@ def test_a_share_of_no_time_is_unknown(tmp_path: Path, name: str, column: str) -
     "name", ["top-ops", "unique-args", "kernel-sequences", "flops", "roofline", "kernel-breakdown"]
 )
 @pytest.mark.parametrize("top", [0, -1])
-def test_no_rows_are_no_table(tmp_path: Path, name: str, top: int) -> None:
+def test_top_of_zero_rows_is_refused(tmp_path: Path, name: str, top: int) -> None:
     trace = etloom.open(small_traces.write_run(tmp_path / "run", (0,)), use_cache=False)[0]
     with pytest.raises(InvalidValue, match=f"top: expected at least 1 row, got {top}; specify 1 or more"):
         etloom.analyze(trace, name, top=top)
@@ -66,13 +66,13 @@ def copies(tmp_path: Path, *sizes: int | None) -> dict[str, Any]:
     return row
 
 
-def test_the_bandwidth_of_copies_is_of_those_whose_size_is_known(tmp_path: Path) -> None:
+def test_the_memcpy_bandwidth_covers_copies_of_known_size(tmp_path: Path) -> None:
     row = copies(tmp_path, 1_000_000, None)
     assert (row["count"], row["bytes"], row["busy_ns"], row["small"]) == (2, 1_000_000, 20_000, 0)
     assert row["mean_gb_per_s"] == pytest.approx(100.0)
 
 
-def test_copies_of_no_known_size_are_not_short(tmp_path: Path) -> None:
+def test_copies_of_unknown_size_are_not_short(tmp_path: Path) -> None:
     row = copies(tmp_path, None, None)
     assert (row["count"], row["bytes"], row["mean_gb_per_s"], row["small"]) == (2, None, None, None)
 

@@ -136,7 +136,7 @@ def test_parts_sum_to_the_whole(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_device_work_is_the_same_whichever_way_it_is_counted(name: str) -> None:
+def test_gpu_activity_is_equal_in_all_analyses(name: str) -> None:
     idle, times = asked(name, "idle-time"), asked(name, "temporal-breakdown")
     if idle is None or times is None:
         return
@@ -272,7 +272,7 @@ def test_the_command_line_answers(analysis: str, data: Path, monkeypatch: pytest
             assert asked.stderr.count("\n") == 1
 
 
-def test_the_kernels_of_a_graph_are_held_against_the_call_together(data: Path) -> None:
+def test_the_kernels_of_a_graph_are_compared_with_the_call_together(data: Path) -> None:
     """421 kernels of some us each, and one call of 507 us that launched them all: the device waits for none."""
     trace = etloom.read(data / "tracelens" / "mi300_vllm_graph_execution.json.gz")
     rows = (

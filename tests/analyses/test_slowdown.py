@@ -111,7 +111,7 @@ def test_a_job_of_equal_operations_has_no_slowdown(tmp_path: Path) -> None:
     assert table["explained_pct"].drop_nulls().to_list() in ([], [100.0])
 
 
-def test_one_slow_worker_is_found(tmp_path: Path) -> None:
+def test_one_slow_worker_is_detected(tmp_path: Path) -> None:
     """Rank 3 (stage 1, replica 1) takes twice as long. The mean of its type is 1.25 times the usual time."""
 
     def scale(step: int, stage: int, replica: int, direction: str) -> float:
@@ -128,7 +128,7 @@ def test_one_slow_worker_is_found(tmp_path: Path) -> None:
     assert explained["explained_pct"][0] > 100
 
 
-def test_one_slow_step_is_found(tmp_path: Path) -> None:
+def test_one_slow_step_is_detected(tmp_path: Path) -> None:
     job = etloom.open(
         write_trace(tmp_path / "step.parquet", scale=lambda step, *_: 3.0 if step == 4 else 1.0),
         use_cache=False,

@@ -107,7 +107,7 @@ def test_a_rank_of_another_run_is_compared_with_no_rank(tmp_path: Path) -> None:
         (lambda _: {"Process Group Name": "1", "Process Group Ranks": "[0, ...]"}, 1),
     ],
 )
-def test_no_more_ranks_meet_than_their_group_has(tmp_path: Path, group: Any, names: int) -> None:
+def test_no_more_ranks_are_matched_than_their_group_has(tmp_path: Path, group: Any, names: int) -> None:
     """Two pairs, named by addresses or by one name; the second comes 3 ms later, by clocks that are right."""
     for rank in range(4):
         starts = [20_000.0 * at + 3000 * (rank // 2) + 100 for at in range(12)]
@@ -266,7 +266,7 @@ def test_a_rank_that_never_came(tmp_path: Path) -> None:
     ]
 
 
-def test_ranks_that_call_different_things(tmp_path: Path) -> None:
+def test_ranks_with_different_calls(tmp_path: Path) -> None:
     found = hung(
         tmp_path,
         {

@@ -55,7 +55,7 @@ def test_arguments_missing_in_kineto_come_from_the_execution_trace(tmp_path: Pat
     assert figures["aten::mm"] == [1, 230_000, 250_000]
 
 
-def test_the_execution_trace_alone_knows_shapes(tmp_path: Path) -> None:
+def test_shapes_of_an_execution_trace_without_a_profile(tmp_path: Path) -> None:
     job = etloom.open(run(tmp_path / "run", False, CALL), use_cache=False)
     table = etloom.analyze(job[0], "unique-args", operator="aten::linear")
     assert table.select("shapes", "types", "values").rows() == [NODE]
@@ -72,7 +72,7 @@ def alone(folder: Path) -> Path:
     return file
 
 
-def test_an_execution_trace_alone_is_counted_in_no_time(
+def test_an_execution_trace_without_a_profile_has_counts_without_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = alone(tmp_path / "run")

@@ -60,7 +60,7 @@ def test_only_changed_objects_are_copied_again(s3: S3Server, run: Path) -> None:
     assert not (copy / second.name).exists()
 
 
-def test_one_file_of_a_folder_is_copied_alone(s3: S3Server, run: Path) -> None:
+def test_only_the_requested_file_of_a_folder_is_copied(s3: S3Server, run: Path) -> None:
     put_folder(s3, run, "bucket/run")
     name = sorted(path.name for path in run.iterdir())[0]
     etloom.read(f"s3://bucket/run/{name}")

@@ -155,7 +155,7 @@ def test_an_earlier_run_is_refused_before_the_job_runs(s3: S3Server, call: Call)
     assert status == 2 and not s3.keys("bucket/other")
 
 
-def test_a_page_of_many_objects_is_listed_whole(s3: S3Server) -> None:
+def test_a_page_of_many_objects_is_listed_completely(s3: S3Server) -> None:
     s3.page_size = 10
     for number in range(25):
         s3.put(f"bucket/many/{number}.txt", b"x")

@@ -570,7 +570,7 @@ def test_link_saves_a_folder_or_two_files(run: Path, tmp_path: Path, call: Calla
     assert one.events.height == 7
 
 
-def test_link_refuses_one_trace_given_twice(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+def test_link_refuses_a_repeated_trace(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     device = run / "kineto_trace_0.json"
     status, _, err = call("link", "--host", device, "--device", device, "--out", tmp_path / "x")
     assert status == 1
@@ -674,7 +674,7 @@ def test_collect_passes_on_options_command_and_status(
     assert call("collect", "--out", tmp_path, "--", "x") == (1, "", "etloom: steps: no range; write 3:5\n")
 
 
-def test_nothing_is_drawn_of_progress_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_is_drawn_if_stderr_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with output.show_progress("reading") as update:
         update(Path("a"), 10)
     assert capsys.readouterr() == ("", "")

@@ -36,7 +36,7 @@ def pair(data: Path, name: str, other: str | None = None) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_file_for_each_rank_where_out_is_no_file(data: Path, tmp_path: Path, call: Call) -> None:
+def test_a_file_for_each_rank_if_out_is_a_folder(data: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "linked"
     assert call(data / "cpu" / "ddp_2", "--out", out, "--to", "etplus", "--no-cache")[0] == 0
     assert sorted(path.name for path in out.iterdir()) == ["rank_0.etplus.json", "rank_1.etplus.json"]
@@ -45,7 +45,7 @@ def test_a_file_for_each_rank_where_out_is_no_file(data: Path, tmp_path: Path, c
 
 
 @pytest.mark.slow
-def test_one_file_in_a_folder_where_the_format_holds_all_ranks(
+def test_one_file_in_a_folder_if_the_format_contains_all_ranks(
     data: Path, tmp_path: Path, call: Call
 ) -> None:
     out = tmp_path / "linked"

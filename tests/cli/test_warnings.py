@@ -22,7 +22,7 @@ def test_a_warning_is_a_line_like_other_messages(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "etloom: warning: half of it is missing\n" * 2
 
 
-def test_warnings_of_others_are_left_alone() -> None:
+def test_warnings_of_other_packages_are_unchanged() -> None:
     with pytest.warns(RuntimeWarning, match="overflow"), handle_errors():
         warnings.warn("overflow", RuntimeWarning, stacklevel=1)
 

@@ -83,7 +83,7 @@ def pairs(met: pl.DataFrame, by: str) -> set[tuple[tuple[int, int], ...]]:
     offsets=st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=4),
     count=st.integers(1, 40),
 )
-def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int], count: int) -> None:
+def test_numbered_calls_are_matched_and_clocks_estimated(seed: int, offsets: list[int], count: int) -> None:
     offsets[0] = 0
     parts = made(seed, offsets, [0.0] * len(offsets), numbered=True, count=count)
     met = match_participations(parts)
@@ -106,7 +106,7 @@ def test_numbered_parts_meet_and_clocks_are_found(seed: int, offsets: list[int],
 
 @settings(max_examples=examples(40))
 @given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), count=st.integers(1, 30))
-def test_parts_without_numbers_meet_in_their_order(seed: int, ranks: int, count: int) -> None:
+def test_calls_without_numbers_are_matched_in_order(seed: int, ranks: int, count: int) -> None:
     met = match_participations(made(seed, [0] * ranks, [0.0] * ranks, numbered=False, count=count))
     assert pairs(met, "instance") == pairs(met, "bytes")
     assert set(met["how"]) == {"order"}
@@ -422,7 +422,7 @@ def test_which_collectives_synchronize(
     assert list_participations(trace, 0)["synchronizes"].to_list() == [synchronizes]
 
 
-def test_two_kernels_of_one_number_meet_in_turn() -> None:
+def test_two_kernels_of_one_number_are_matched_in_turn() -> None:
     one = made(4, [0, 0], [0.0, 0.0], numbered=True, count=1)
     later = one.with_columns(pl.col("start", "end") + 10**7, event=pl.lit(1, pl.UInt32))
     met = match_participations(pl.concat((one, later)))
@@ -531,7 +531,7 @@ def test_every_message_of_the_pipeline_meets(data: Path) -> None:
     assert (rows["source"] - rows["destination"]).abs().to_list() == [1] * 48
 
 
-def test_collectives_of_subgroups_by_gloo_meet(data: Path) -> None:
+def test_collectives_of_subgroups_by_gloo_are_matched(data: Path) -> None:
     parts = match_collectives(open_run(data / "cpu/coll_4")).parts
     assert parts["instance"].null_count() == 0
     assert parts.filter(pl.col("collective") == "barrier").height == 4

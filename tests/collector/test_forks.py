@@ -74,7 +74,7 @@ def test_a_fork_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> Non
     thread.join()
 
 
-def test_a_fork_inside_the_work_of_its_own_thread() -> None:
+def test_a_fork_within_the_work_of_its_thread() -> None:
     fork_hold.register()
     with fork_hold.profiler_lock:
         child = os.fork()

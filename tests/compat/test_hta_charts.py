@@ -70,7 +70,7 @@ def test_each_method_draws_in_a_notebook(
         assert rows and {chart["encoding"][axis]["field"] for axis in ("x", "y")} <= rows[0].keys()
 
 
-def test_nothing_is_drawn_elsewhere_or_if_not_wanted(
+def test_charts_are_drawn_only_in_notebooks_and_if_visualize(
     analysis: TraceAnalysis, drawn: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     analysis.get_temporal_breakdown(visualize=False)

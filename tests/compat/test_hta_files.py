@@ -245,7 +245,7 @@ def test_counters_of_a_real_trace_are_htas(data: Path) -> None:
     assert TraceAnalysis(trace_dir=data / "cpu" / "ddp_2").get_cupti_counter_data_with_operators() == []
 
 
-def test_a_rank_without_device_work_is_left_out_of_series(data: Path) -> None:
+def test_a_rank_without_gpu_activity_is_omitted_from_series(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "cpu" / "ddp_2")
     assert analyzer.get_queue_length_time_series([0, 1]) == analyzer.get_memory_bw_time_series([0, 1]) == {}
     assert analyzer.get_queue_length_summary() is analyzer.get_memory_bw_summary() is None

@@ -33,7 +33,7 @@ def annotation(name: str, ts: float, dur: float) -> dict[str, Any]:
     "name",
     ["## forward ##", "autograd::engine::evaluate_function: MulBackward0", "Memcpy HtoD (a -> b)", "a b"],
 )
-def test_names_without_brackets_stay(name: str) -> None:
+def test_names_without_brackets_are_unchanged(name: str) -> None:
     assert shorten_kernel_name(name) == name
 
 
@@ -229,7 +229,7 @@ def test_kernels_with_annotations_are_numbered_as_in_hta(data: Path) -> None:
     assert complete["s_name"].str.contains("<").any() and not work["s_name"].str.contains("<").any()
 
 
-def test_overlays_hold_the_trace_outside_the_annotation(tmp_path: Path) -> None:
+def test_overlays_contain_the_trace_outside_the_annotation(tmp_path: Path) -> None:
     inside = [annotation("work", 100, 100), complete_event("cpu_op", "aten::mul", 110, 50, *HOST)]
     outside = [complete_event("cpu_op", "aten::add", 300, 50, *HOST), annotation("later", 400, 10)]
     analyzer = TraceAnalysis(trace_files={0: write_trace(tmp_path / "t.json", [*inside, *outside])})

@@ -64,7 +64,7 @@ def reduced(number: int, **more: Any) -> dict[str, Any]:
     return positional(number, "allreduce", [[comms_tensor(9, 8)]], [TENSOR_LIST], **more)
 
 
-def test_no_group_at_all_is_all_ranks(tmp_path: Path) -> None:
+def test_a_missing_group_is_all_ranks(tmp_path: Path) -> None:
     made = planned(record(tmp_path / "run", [reduced(2)]))
     assert [(call.collective, call.group, call.inputs) for call in made.calls[1]] == [
         ("all_reduce", (0, 1), (8,))

@@ -88,7 +88,7 @@ def test_flags_of_the_run(
 
 
 @pytest.mark.torch
-def test_where_processes_meet(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rendezvous_of_processes(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("--trace-path", str(data / "dlrm"), "--master-ip", "10.0.0.1", "--master-port", "29500")
     _, _, rest = asked(monkeypatch, *given, world=4)
     assert (rest.address, rest.port) == ("10.0.0.1", 29_500)

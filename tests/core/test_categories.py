@@ -142,7 +142,7 @@ def test_communication_kernels(cat: str, name: str, collective: str | None) -> N
 
 
 @pytest.mark.parametrize(("cat", "name"), MEMORY)
-def test_copies_and_sets(cat: str, name: str) -> None:
+def test_memcpy_and_memset(cat: str, name: str) -> None:
     assert kind_of(cat, name) == "memory"
 
 
@@ -211,7 +211,7 @@ def test_communication_calls(name: str, backend: bool, collective: str | None) -
         *("DistributedDataParallel.forward", "fb::fast_gather", "fsdp::all_gather_copy_in"),
     ],
 )
-def test_other_operators_are_no_communication(name: str) -> None:
+def test_other_operators_are_not_communication(name: str) -> None:
     assert pl.DataFrame({"name": [name]}).select(categories.is_communication()).item() is False
     assert categories.parse_collective(name) is None
 
@@ -273,7 +273,7 @@ def test_step_annotation() -> None:
     assert re.match(STEP_PATTERN, "ProfilerStep#17 again") is None
 
 
-def test_the_extent_is_of_work_alone() -> None:
+def test_the_extent_is_of_work_only() -> None:
     rows = [
         ("X", "Trace", 10, 1000), ("i", None, 5, None), ("X", "cpu_op", 20, 30), ("X", "kernel", 40, 25),
         ("i", "cpu_instant_event", 70, None), ("X", None, 15, 3), ("i", None, 2000, None),

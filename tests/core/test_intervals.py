@@ -36,7 +36,7 @@ def normal(intervals: Intervals) -> bool:
 
 
 @given(PAIRS, PAIRS)
-def test_algebra_is_that_of_sets_of_ticks(
+def test_algebra_equals_that_of_sets_of_ticks(
     first: list[tuple[int, int]], second: list[tuple[int, int]]
 ) -> None:
     (a, a_ticks), (b, b_ticks) = build(first), build(second)

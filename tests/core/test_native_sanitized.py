@@ -82,7 +82,7 @@ print("no fault")
 
 
 @pytest.mark.slow
-def test_times_anywhere_in_64_bits_are_no_undefined_behaviour(tmp_path: Path) -> None:
+def test_times_anywhere_in_64_bits_cause_no_undefined_behaviour(tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")

@@ -292,7 +292,7 @@ def test_parent_that_starts_with_its_child_keeps_the_rest() -> None:
     assert nesting.compute_exclusive_time(frame).to_list() == [2, 5, 3]
 
 
-def test_sibling_that_starts_where_another_ends_is_no_child() -> None:
+def test_sibling_that_starts_at_the_end_of_another_is_not_a_child() -> None:
     frame = events([span("first", 0, 10), span("second", 10, 20), span("point", 20, 20)])
     assert parents(frame) == {"first": None, "second": None, "point": None}
 
@@ -347,7 +347,7 @@ def test_events_of_the_same_time_are_in_the_order_of_entry() -> None:
         assert parents(frame) == {"frame": None, "first": "frame", "second": "first", "call": "second"}
 
 
-def test_exclusive_time_of_operators_alone_counts_their_calls_in() -> None:
+def test_exclusive_time_of_only_operators_includes_their_calls() -> None:
     frame = events(
         [
             span("op", 0, 100),
@@ -369,7 +369,7 @@ def test_nearest_climbs_to_the_first_that_is_wanted() -> None:
     assert nesting.find_nearest_ancestor(parent, wanted, rows).tolist() == [2, 2, 0, -1, -1]
 
 
-def test_rows_of_ids_whether_or_not_the_table_is_whole() -> None:
+def test_rows_of_ids_of_complete_and_partial_tables() -> None:
     ids = pl.Series([2, None, 0, 9, 3], dtype=pl.UInt32)
     assert arrays.rows_of_ids(pl.DataFrame({"id": [0, 1, 2, 3]}), ids).tolist() == [2, -1, 0, -1, 3]
     assert arrays.rows_of_ids(pl.DataFrame({"id": [3, 0]}), ids).tolist() == [-1, -1, 1, -1, 0]

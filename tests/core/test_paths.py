@@ -11,7 +11,9 @@ from etloom.core import paths
 from support import small_traces
 
 
-def test_without_a_home_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_runs_open_without_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def find_no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

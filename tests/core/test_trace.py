@@ -75,7 +75,7 @@ def test_nothing_changes_a_trace() -> None:
     assert trace.rank == 3
 
 
-def test_the_meta_that_was_given_may_change_afterwards() -> None:
+def test_later_changes_of_the_passed_meta_have_no_effect() -> None:
     given_meta = {"rank": 1}
     trace, job = Trace({}, given_meta), Job({}, given_meta)
     given_meta["rank"] = 2
@@ -83,7 +83,7 @@ def test_the_meta_that_was_given_may_change_afterwards() -> None:
     assert job.meta["rank"] == 1
 
 
-def test_replace_shares_the_rest_and_leaves_the_first_alone() -> None:
+def test_replace_shares_other_tables_and_does_not_change_the_first() -> None:
     first = a_trace()
     second = first.replace(meta={"linked": True}, launches=pl.DataFrame({"launch": [1]}))
     assert second.launches["launch"].to_list() == [1]

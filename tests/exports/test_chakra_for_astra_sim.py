@@ -91,7 +91,7 @@ def test_the_delay_of_a_communication_does_not_occupy_the_device(run: Job, tmp_p
     assert etloom.read(tmp_path / "job.0.et").comms["collective"].cast(pl.String).to_list() == ["all_reduce"]
 
 
-def test_a_rank_alone_has_its_number_in_the_name(run: Job, tmp_path: Path) -> None:
+def test_a_single_rank_has_its_number_in_the_name(run: Job, tmp_path: Path) -> None:
     etloom.export(run[1], tmp_path / "job.et")
     etloom.export(run[1], tmp_path / "other.1.et")
     etloom.export(run[1], tmp_path / "plain", "chakra")

@@ -87,7 +87,7 @@ def test_without_delays_work_starts_at_once(run: Job, tmp_path: Path) -> None:
     assert schedule_nodes(nodes).end[gemm.id] == (320 - 100 + 600) * 1000
 
 
-def test_ranks_have_a_file_each_and_may_be_packed(run: Job, tmp_path: Path) -> None:
+def test_ranks_have_a_file_each_and_may_be_compressed(run: Job, tmp_path: Path) -> None:
     etloom.export(run, tmp_path / "job.et.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.0.et.gz", "job.1.et.gz"]
     etloom.export(run, tmp_path / "plain.et")
@@ -310,7 +310,7 @@ def test_groups_are_numbered_as_simulators_ask(run: Job, tmp_path: Path) -> None
     assert {node.type for node in load_file(tmp_path / "job.0.et").nodes} <= {4, 7}
 
 
-def test_groups_whose_ranks_are_no_numbers_are_not_known(run: Job) -> None:
+def test_groups_with_ranks_that_are_not_numbers_are_unknown(run: Job) -> None:
     odd = groups(("1", "x", '[0, "a"]'), ("2", "x", "[[0]]"), ("3", "x", "{}"), ("4", "x", "[0, 1]"))
     assert number_groups([run[0].replace({**run[0].meta, "world_size": 10**12}, groups=odd)]).number == {
         ("4", "[0, 1]"): 4
@@ -427,7 +427,7 @@ ACCURACY = {
 """How far the makespan of dependencies alone, and that on a simulator's resources, is from the recorded one."""
 
 
-def test_delays_of_a_stream_do_not_hold_up_another_one(tmp_path: Path) -> None:
+def test_delays_of_a_stream_do_not_delay_another_one(tmp_path: Path) -> None:
     """Stream 8 waits for something that was not recorded while stream 7 works; the host waits for stream 7."""
     rank = small_traces.RankBuilder().op("aten::mm", 0, 250)
     rank.kernel(10, 300, 20, stream=8)

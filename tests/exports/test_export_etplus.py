@@ -117,7 +117,7 @@ def test_gpu_activity_is_attached_to_its_operator_with_its_attributes(data: Path
     assert all({"device", "correlation"} <= {attr["name"] for attr in node["attrs"]} for node in device)
 
 
-def test_device_work_of_other_iterations_is_left_out(data: Path, tmp_path: Path) -> None:
+def test_gpu_activity_of_other_iterations_is_omitted(data: Path, tmp_path: Path) -> None:
     trace = open_run(data / "linear")[0]
     document = exported(trace, tmp_path / "x.etplus.json")
     device = [node for node in document["nodes"] if "cat" in node]
@@ -205,7 +205,7 @@ def test_attributes_keep_their_types_and_the_end_is_json(tmp_path: Path, value: 
 
 
 @pytest.mark.slow
-def test_an_et_plus_holds_one_iteration(data: Path, tmp_path: Path) -> None:
+def test_an_et_plus_contains_one_iteration(data: Path, tmp_path: Path) -> None:
     host, device = (
         etloom.read(data / "linear" / f"{name}_0.json.gz") for name in ("torch_et", "kineto_trace")
     )

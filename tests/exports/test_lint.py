@@ -291,7 +291,7 @@ def test_folders(tmp_path: Path) -> None:
         find_rank_files(tmp_path)
 
 
-def test_groups_that_are_no_json_are_refused(tmp_path: Path) -> None:
+def test_groups_that_are_not_json_are_refused(tmp_path: Path) -> None:
     folder = Draft().write(tmp_path)
     for text in ("{", "[]", "[" * 100_000, '{"3": [0, "1"]}', '{"3": [[0], {}]}', '{"3": 2}'):
         (folder / "job.comm_groups.json").write_text(text)
@@ -302,7 +302,7 @@ def test_groups_that_are_no_json_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["stream", "comm_type", "comm_src", "comm_size", "root", "pg_name", "num_ops"]
 )
-def test_attributes_of_any_kind_are_found_odd(name: str, tmp_path: Path) -> None:
+def test_attributes_of_any_wrong_type_are_findings(name: str, tmp_path: Path) -> None:
     draft = Draft()
     for one in (2, 3, 5):
         draft.say(1, one, name)
@@ -376,7 +376,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["lint", str(folder / "job.comm_groups.json")]) == 1
 
 
-def test_a_run_of_etloom_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_without_sizes_has_nothing_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = small_traces.write_run(tmp_path / "run")
     (tmp_path / "sim").mkdir()
     assert main(["export", str(run), "--out", str(tmp_path / "sim" / "job.et")]) == 0

@@ -168,7 +168,9 @@ def test_the_tables_and_facts_of_a_stored_run_equal_those_in_memory(job: Job, st
     assert_frame_equal(etloom.query(stored, sql), etloom.query(job, sql))
 
 
-def test_stored_answers_need_no_rank(store: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_answers_are_read_without_the_ranks(
+    store: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store may hold ten thousand ranks."""
     monkeypatch.setattr(stored_runs._StoredRun, "open_rank", lambda *_: pytest.fail("a rank was opened"))
     path = store / "run=monday"
@@ -433,7 +435,7 @@ def test_slow_hosts_are_named_over_the_last_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_host_alone_is_not_slow(tmp_path: Path) -> None:
+def test_a_single_host_is_not_slow(tmp_path: Path) -> None:
     etloom.store_add(write_fleet(tmp_path / "run", 2), to=tmp_path / "store", jobs=1)
     assert etloom.store_stragglers(tmp_path / "store").select("runs", "slow_runs", "ranks").rows() == [
         (1, 0, 2)

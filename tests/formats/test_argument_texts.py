@@ -100,7 +100,7 @@ def test_arguments_without_tensors_or_nodes() -> None:
     assert NodeTexts(trace).argument_texts(trace.nodes.clear())[0].is_empty()
 
 
-def test_numbers_that_are_no_template_or_text_are_refused() -> None:
+def test_wrong_numbers_of_templates_or_texts_are_refused() -> None:
     arguments = _native.ArgumentTexts()
     node = pl.Series([0], dtype=pl.UInt32).to_numpy()
     with pytest.raises(ValueError, match="a template per node"):

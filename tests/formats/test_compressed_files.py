@@ -30,7 +30,7 @@ PACKINGS = {
 
 
 @pytest.mark.parametrize("kind", PACKINGS)
-def test_every_packing_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+def test_every_compression_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "unknown"
     path.write_bytes(PACKINGS[kind])
     assert b"".join(compression.read_chunks(path)) == PLAIN

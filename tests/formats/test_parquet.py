@@ -191,7 +191,7 @@ def test_only_tables_of_the_schema_are_opened(job: Job, tmp_path: Path) -> None:
     assert set(back.tables) <= set(TABLES)
 
 
-def test_a_table_that_is_missing_or_short_is_no_empty_table(job: Job, tmp_path: Path) -> None:
+def test_a_missing_or_truncated_table_is_an_error(job: Job, tmp_path: Path) -> None:
     target = tmp_path / "it.parquet"
     export.write(job[0], target)
     job[0].events.head(6).write_parquet(target / "events.parquet")

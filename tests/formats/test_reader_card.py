@@ -36,7 +36,7 @@ metric_source:
 """
 
 
-def test_a_card_is_plain_values_that_json_can_hold(tmp_path: Path) -> None:
+def test_a_card_contains_plain_values_for_json(tmp_path: Path) -> None:
     path = tmp_path / "llama.yaml"
     path.write_text(CARD)
     card = workload_card.read_card(path)
@@ -50,7 +50,7 @@ def test_a_card_is_plain_values_that_json_can_hold(tmp_path: Path) -> None:
     assert card["7"] == "a key that is a number"
 
 
-def test_cards_are_found_by_content(tmp_path: Path) -> None:
+def test_cards_are_recognized_by_content(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text(CARD)
     (tmp_path / "a.yml").write_text("version: 1\nmetric_source: {traces: [nsys]}\n")
     (tmp_path / "compose.yaml").write_text("version: '3'\nservices: {}\n")
@@ -101,7 +101,7 @@ def test_an_invalid_card_is_one_line_and_runs_nothing(text: str, complaint: str,
     assert not marker.exists()
 
 
-def test_bytes_that_are_no_utf8_and_a_missing_file(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_and_a_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes(b"version: 1\nworkload: \xff\n")
     with pytest.raises(ReadError, match="is not a workload card"):

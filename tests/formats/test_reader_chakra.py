@@ -302,7 +302,7 @@ def test_nodes_with_a_start_are_events_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [(1 << 64) - 1, 1 << 62])
-def test_a_start_that_is_no_time_costs_itself(start: int, tmp_path: Path) -> None:
+def test_an_invalid_start_time_loses_only_that_value(start: int, tmp_path: Path) -> None:
     path = tmp_path / "x.et"
     odd = {"start_ns": ("string_val", "soon"), "is_cpu_op": ("bool_val", True)}
     own = {"is_cpu_op": ("bool_val", True)}

@@ -123,7 +123,7 @@ def test_nodes_with_a_time_are_events_to_the_nanosecond(path: Path) -> None:
     ]
 
 
-def test_device_work_hangs_on_its_operator(path: Path) -> None:
+def test_gpu_activity_is_attached_to_its_operator(path: Path) -> None:
     # record_param_comms has no time of its own: its kernel's operator is not an event.
     assert etplus.read(path).launches.drop("captured").rows() == [(None, 2, 1), (None, 3, None)]
 

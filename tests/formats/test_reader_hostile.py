@@ -71,13 +71,13 @@ def test_times_that_cannot_be_added_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", ["9223372036854775807", "99999999999999999999999", '"x"', "1e400"])
-def test_a_base_that_is_no_time_is_counted(tmp_path: Path, base: str) -> None:
+def test_an_invalid_base_time_is_counted(tmp_path: Path, base: str) -> None:
     trace = read(tmp_path, f'{{"baseTimeNanoseconds":{base},"traceEvents":[{EVENT}]}}')
     assert trace.events["ts"].to_list() == [10_000]
     assert counts(trace)["read.invalid_base"] == 1
 
 
-def test_args_that_are_no_json_do_not_spoil_an_export(tmp_path: Path) -> None:
+def test_args_that_are_not_json_do_not_break_an_export(tmp_path: Path) -> None:
     event = '{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":1,"pid":1,"tid":1,"beside":inf,"args":{"x":%s}}'
     trace = read(tmp_path, f"[{event % 'NaN'},{event % '[bar]'}]")
     texts = trace.events["args"].to_list()
@@ -117,7 +117,7 @@ def test_a_type_nested_too_deep_ends_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", ['{"ph":{},', "0,"])
-def test_damage_alone_takes_no_quadratic_time(tmp_path: Path, piece: str) -> None:
+def test_damage_does_not_take_quadratic_time(tmp_path: Path, piece: str) -> None:
     pieces = 100_000
     start = time.process_time()
     trace = read(tmp_path, f'{{"traceEvents":[{EVENT},{piece * pieces}')
@@ -288,7 +288,7 @@ def test_fields_of_instants_and_arrows_without_a_column_are_kept_or_counted(tmp_
     assert etloom.read(written).table("memory")["args"].to_list() == memory["args"].to_list()
 
 
-def test_numbers_and_escapes_that_are_no_json_are_counted(tmp_path: Path) -> None:
+def test_numbers_and_escapes_that_are_not_json_are_counted(tmp_path: Path) -> None:
     event = '{"ph":"X","name":"%s","ts":1,"dur":1,"args":{%s}}'
     rows = [
         event % ("a", '"x":NaN'),
@@ -411,7 +411,7 @@ except MemoryError:
 
 
 @pytest.mark.parametrize("key", ["device", "registers per thread", "grid"])
-def test_numbers_that_no_column_is_wide_enough_for_stay_text(tmp_path: Path, key: str) -> None:
+def test_numbers_too_wide_for_a_column_stay_text(tmp_path: Path, key: str) -> None:
     value = f"[{2**40}, 1, 1]" if key == "grid" else str(2**40)
     trace = read(tmp_path, f'[{{"ph":"X","name":"a","ts":1,"dur":1,"args":{{"{key}":{value}}}}}]')
     assert trace.events["args"].to_list() == [f'{{"{key}": {value}}}']

@@ -110,7 +110,7 @@ def test_a_small_snapshot(tmp_path: Path, name: str) -> None:
     assert trace.meta["clock"] == "epoch" and trace.stats.is_empty()
 
 
-def test_memory_timeline_names_the_line_that_held_most(tmp_path: Path) -> None:
+def test_memory_timeline_names_the_line_with_the_most_memory(tmp_path: Path) -> None:
     job = etloom.open(write(tmp_path / "snapshot.pickle", snapshot()), use_cache=False)
     (row,) = etloom.analyze(job, "memory-timeline").rows(named=True)
     # At 30 us: 1000 B of the layer, 300 B of the data, 800 B from before the history.

@@ -108,7 +108,7 @@ def test_the_bandwidth_of_an_all_gather_counts_all_ranks(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("key", ["header", "coll_perf", "metadata"])
 @pytest.mark.parametrize("value", [None, [], 3, "x", {"id": -1, "rank": "x", "coll": 3, "n_ranks": 1e300}])
-def test_odd_values_end_in_an_answer_or_one_line(tmp_path: Path, key: str, value: Any) -> None:
+def test_unexpected_values_end_in_an_answer_or_one_line(tmp_path: Path, key: str, value: Any) -> None:
     lines = [inspector_line(0, 1), inspector_line(0, 2) | {key: value}]
     try:
         assert isinstance(etloom.read(write_lines(tmp_path, lines)), Trace)

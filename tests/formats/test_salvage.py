@@ -137,7 +137,7 @@ def test_real_files_cut_anywhere(data: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear/torch_et_0.json.gz", "linear/kineto_trace_0.json.gz",
                                   "hta_misc/triton_example.json.gz", "et_schemas/hf_gpt2.json.gz"])  # fmt: skip
-def test_a_valid_file_is_left_alone(data: Path, tmp_path: Path, name: str) -> None:
+def test_a_valid_file_is_unchanged(data: Path, tmp_path: Path, name: str) -> None:
     found = salvage(data / name, tmp_path / "out.json")
     assert found.is_intact
     assert found.kept > 10
@@ -145,7 +145,7 @@ def test_a_valid_file_is_left_alone(data: Path, tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_packed_files(tmp_path: Path, suffix: str) -> None:
+def test_compressed_files(tmp_path: Path, suffix: str) -> None:
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[suffix]
     unpack = {"": bytes, ".gz": gzip.decompress,
               ".zst": lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data)}[suffix]  # fmt: skip
@@ -183,7 +183,7 @@ def test_two_processes_wrote_one_file(tmp_path: Path) -> None:
     assert told["finish_ts"] == 11
 
 
-def test_kineto_members_rows_in_args_and_odd_numbers(tmp_path: Path) -> None:
+def test_kineto_members_rows_in_args_and_unusual_numbers(tmp_path: Path) -> None:
     file, out = tmp_path / "k.json", tmp_path / "out.json"
     nested = '{"ph": "X", "name": "n", "ts": 1, "dur": 1, "args": {"l": [{"name": 1}, {"name": 2}]}}'
     odd = '{"ph": "X", "name": "o", "ts": 2, "dur": 1, "args": {"v": nan, "w": -inf}}'

@@ -167,7 +167,7 @@ def test_grouped_edges_that_do_not_fit_are_refused() -> None:
 
 
 @given(graphs(), st.data())
-def test_the_extremes_hold_the_first_and_the_last_of_each_group(graph: Graph, data: Any) -> None:
+def test_the_extremes_are_the_first_and_the_last_of_each_group(graph: Graph, data: Any) -> None:
     groups = np.array(data.draw(st.lists(st.integers(-1, 2), min_size=len(graph), max_size=len(graph))))
     (marks,) = mark_extremes(graph, groups.astype(np.int32))
     time = algorithms.compute_times(graph, draw_lags(data, graph), np.zeros(len(graph), np.int64))

@@ -182,7 +182,7 @@ def test_one_rank_predicts_more_gain_than_all_ranks(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_collectives_meet_across_ranks(data: Path) -> None:
+def test_collectives_are_matched_across_ranks(data: Path) -> None:
     for name, each, alone in (("dlrm", 8, 0), ("cpu/ddp_2", 2, 0), ("hta_multirank", 0, 10)):
         for counts in build_graph(opened(data, name)).counts.values():
             assert (counts["matched_communications"], counts["local_communications"]) == (each, alone), name
@@ -471,7 +471,7 @@ def test_a_rest_that_ends_soon_after_a_range_waits_for_it(begin: int, moves_us: 
         ((420, 5_000), (True, False)),
     ],
 )
-def test_rests_at_one_place_of_the_program_are_alike(
+def test_delays_at_one_place_of_the_program_are_equal(
     begins: tuple[int, ...], waits: tuple[bool, ...]
 ) -> None:
     traces = {

@@ -179,7 +179,7 @@ def test_edges_along_the_numbers_survive_a_circle():
 
 
 @given(drafts(acyclic=False))
-def test_with_its_excess_every_graph_gives_the_recorded_times(draft):
+def test_with_unexplained_delays_every_graph_gives_the_recorded_times(draft):
     graph = build(*draft)
     assert algorithms.compute_times(graph).tolist() == graph.time.tolist()
     assert (graph.unexplained >= 0).all() and (graph.min_latency >= 0).all()

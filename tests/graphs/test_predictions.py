@@ -84,7 +84,7 @@ def test_every_change_is_predicted_on_many_jobs(seed):
 
 
 @pytest.mark.parametrize("seed", slow_after(1, range(3)))
-def test_known_floors_explain_all_and_leave_nothing_out(seed):
+def test_known_minimum_latencies_explain_all_delays_with_edges_of_every_kind(seed):
     _, found = dependencies(seed)
     assert found.graph.residual.max() == 0 and found.graph.unexplained.max() == 0
     assert found.graph.dropped.sum() == 0
@@ -193,7 +193,7 @@ def test_the_order_of_the_file_changes_nothing(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200, 205))
-def test_with_measured_floors_the_makespan_is_missed_by_little(seed):
+def test_with_measured_minimum_latencies_the_makespan_is_nearly_reached(seed):
     """By 0.25 % at most, where the changes themselves are 1 to 25 %: a call may never have gone without waiting."""
     programs = jobs.programs(seed)
     ranks = jobs.simulate(programs)

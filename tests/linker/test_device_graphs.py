@@ -110,7 +110,7 @@ def test_replays_have_the_operators_of_the_capture_in_the_same_trace(tmp_path: P
     )
 
 
-def test_a_captured_operator_has_no_launch_delay_and_each_replay_is_a_call(tmp_path: Path) -> None:
+def test_a_captured_operator_has_no_launch_delay_and_each_replay_counts_as_a_call(tmp_path: Path) -> None:
     trace = linker.link(
         read(tmp_path, capture(KERNELS), replay(KERNELS, 5_000, 1), replay(KERNELS, 9_000, 2))
     )
@@ -282,7 +282,7 @@ def test_replays_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytes
     assert counts(linker.link(read(tmp_path, capture(KERNELS), *parts)))["refused"] == len(replays[2])
 
 
-def test_replays_are_aligned_together_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_are_aligned_together_as_individually(monkeypatch: pytest.MonkeyPatch) -> None:
     code_by_name = dict(zip(KERNELS, CODES.tolist(), strict=True))
     pairs = [kernels for kernels in make_different_replays(40) if len(kernels) == len(KERNELS) - 2]
     replays = np.array([[code_by_name[kernel] for kernel in kernels] for kernels in pairs])

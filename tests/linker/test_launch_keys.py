@@ -56,7 +56,7 @@ def test_activity_without_a_correlation_has_the_external_id_of_its_call(
     assert launches(linked(tmp_path, *rows)) == [("k", "hipLaunch", "mm"), ("copy", "hipMemcpy", "mm")]
 
 
-def test_each_activity_of_a_mixed_file_has_its_own_key(tmp_path: Path) -> None:
+def test_each_activity_of_a_mixed_file_has_a_unique_key(tmp_path: Path) -> None:
     rows = [
         *ROCM,
         event("cuda_runtime", "cudaLaunch", 20, correlation=900, External_id=900),

@@ -45,7 +45,9 @@ def nccl(data: Path) -> Trace:
     return of_rank(data / "nccl_ddp")
 
 
-def test_nccl_ddp_pairs_device_work_as_the_peer_and_the_memsets_it_drops(nccl: Trace, golden: Path) -> None:
+def test_nccl_ddp_pairs_gpu_activity_as_chakra_does_and_the_memsets_it_drops(
+    nccl: Trace, golden: Path
+) -> None:
     events = nccl.events
     work = (
         nccl.launches.join(
@@ -158,7 +160,7 @@ def test_nccl_kernels_get_their_call_and_its_facts(nccl: Trace) -> None:
     assert nccl.comms["event"].drop_nulls().is_unique().all()
 
 
-def test_steps_of_device_work_are_those_of_its_launch(nccl: Trace) -> None:
+def test_steps_of_gpu_activity_are_those_of_its_launch(nccl: Trace) -> None:
     step = nccl.events.select("id", "step")
     both = nccl.launches.join(step, left_on="launch", right_on="id").join(
         step, left_on="device_event", right_on="id", suffix="_device"
@@ -277,7 +279,7 @@ def test_cpu_recordings_are_linked_completely_except_process_groups(data: Path, 
 
 
 @pytest.mark.parametrize("name", ["coll_4/0", "coll_4/1", "coll_4/2", "coll_4/3", "pp_4/1", "ddp_2/0"])
-def test_cpu_recordings_are_linked_alike_without_ids(data: Path, name: str) -> None:
+def test_cpu_recordings_are_linked_equally_without_ids(data: Path, name: str) -> None:
     # A range of gloo lies on the caller's thread in one file and on a worker's in the other.
     folder, rank = name.split("/")
     host, device = read(
@@ -339,7 +341,7 @@ def test_graph_launches_and_work_without_launch_are_counted(data: Path) -> None:
         ("hta_misc/negative_queue_a100.json.gz", 7747, 872, 0),
     ],
 )
-def test_device_work_without_a_launch_was_launched_before_the_recording(
+def test_gpu_activity_without_a_launch_was_launched_before_the_recording(
     data: Path, name: str, work: int, early: int, late: int
 ) -> None:
     whole = formats.read(data / name)

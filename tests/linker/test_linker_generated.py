@@ -241,13 +241,13 @@ def test_of_calls_that_repeat_a_correlation_the_last_before_the_work_is_the_laun
     assert counts["link.repeated_correlations"] == 2 and counts["link.launch_missing"] == 1
 
 
-def test_correlations_are_numbers_of_a_process_where_device_work_names_it() -> None:
+def test_correlations_belong_to_the_process_that_gpu_activity_names() -> None:
     rows = [{"ts": 0, "pid": 1, "correlation": 5}, {"ts": 1, "pid": 2, "correlation": 5}]
     trace = link(profile_of([*rows, device(50, 5, pid=1), device(60, 5, pid=2)]))
     assert launched(trace) == {2: (0, None), 3: (1, None)}
 
 
-def test_device_work_without_a_launch_is_counted_by_reason() -> None:
+def test_gpu_activity_without_a_launch_is_counted_by_reason() -> None:
     rows = [{"ts": 0, "correlation": 5}, {"ts": 100, "correlation": 9}]
     odd = [device(10, 3), device(20, 5), device(30, 7), device(40, 12), device(50, 12), device(60, 0)]
     trace = link(profile_of([*rows, *odd]))

@@ -78,7 +78,7 @@ def test_a_selected_name_keeps_enclosed_and_launched_events(job: Job) -> None:
     assert (top["self_ns"], top["device_ns"]) == (same["self_ns"], same["device_ns"]) == (150_000, 600_000)
 
 
-def test_a_kernel_s_name_keeps_its_call_alone(job: Job) -> None:
+def test_selecting_a_kernel_keeps_only_its_call(job: Job) -> None:
     part = selection.select_part(job, names=["nccl*"])[0]
     assert names(part) == ["ProfilerStep#3", "cudaLaunchKernel", "ncclDevKernel_AllReduce_Sum"]
     whole(part)

@@ -76,7 +76,7 @@ def test_the_entries_used_longest_ago_go_first(own_folder: Path, monkeypatch: py
     assert list(own_folder.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE", "/proc/no-such-place")
     cache.store_entry("k", trace())
     assert cache.load_entry("k") is None
@@ -157,7 +157,7 @@ def test_threads_open_entries_while_others_are_removed(
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_no_trouble_and_where_both_are_full_one_line(
+def test_a_full_disk_is_not_an_error_and_two_full_disks_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: Path) -> None:

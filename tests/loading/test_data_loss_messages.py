@@ -162,7 +162,7 @@ def test_the_rank_in_a_name(name: str, rank: int | None) -> None:
     assert find_rank_in_name(Path(name)) == rank
 
 
-def test_a_packed_file_that_ends_early(data: Path, tmp_path: Path) -> None:
+def test_a_truncated_compressed_file(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "kineto_trace_0.json.gz"
     file.write_bytes((data / "dlrm" / file.name).read_bytes()[:20_000])
     with pytest.raises(EOFError):

@@ -252,7 +252,7 @@ def test_a_number_too_long_for_a_rank_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(kineto)", "_([0-9]?)"])
-def test_a_pattern_whose_group_is_no_number_is_wrong_usage(
+def test_a_pattern_whose_group_is_not_a_number_is_wrong_usage(
     tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kineto(tmp_path / "kineto_trace.json")
@@ -400,7 +400,7 @@ def test_progress_is_reported_in_bytes_of_the_files(tmp_path: Path, monkeypatch:
     ("free_mb", "jobs", "at_a_time"),
     [(1000, 8, 4), (1000, 3, 3), (26, 8, 3), (23, 8, 2), (20, 8, 1), (1, 8, 1), (1, 1, 1)],
 )
-def test_no_more_ranks_are_read_at_a_time_than_memory_holds(
+def test_no_more_ranks_are_read_at_a_time_than_fit_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, jobs: int, at_a_time: int
 ) -> None:
     """Ranks of 12 MB once unpacked, 3, 2 and 1 MB, at 1.5 bytes a byte."""
@@ -414,7 +414,7 @@ def test_no_more_ranks_are_read_at_a_time_than_memory_holds(
 
 
 @pytest.mark.parametrize(("room", "alone"), [(0, True), (10**12, False)])
-def test_a_job_that_memory_does_not_hold_is_read_rank_by_rank(
+def test_a_job_larger_than_memory_is_read_rank_by_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, alone: bool
 ) -> None:
     for rank in range(4):

@@ -73,7 +73,7 @@ def test_answers_are_equal_with_tables_in_memory_and_on_disk(run: Path) -> None:
     )
 
 
-def test_only_the_rank_that_was_used_last_holds_tables_where_there_is_room_for_none(run: Path) -> None:
+def test_without_memory_only_the_last_used_rank_keeps_its_tables(run: Path) -> None:
     job = etloom.open(run, max_table_bytes=0)
     assert held(job) == [0, 0, 0, 0]
     for rank in RANKS:
@@ -94,7 +94,7 @@ def test_cached_values_are_evicted_with_the_tables(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_as_many_ranks_are_held_as_there_is_room_for(run: Path) -> None:
+def test_as_many_ranks_are_in_memory_as_fit(run: Path) -> None:
     size = int(etloom.open(run, use_cache=False)[0].events.estimated_size())
     job = etloom.open(run, max_table_bytes=2 * size + size // 2)
     for rank in (0, 1, 0, 2):
@@ -181,7 +181,7 @@ def test_the_cache_stays_within_its_limit_and_the_rest_is_stored_elsewhere(
     assert [trace.events.height for trace in job.values()] == [7, 7, 7, 7]
 
 
-def test_a_table_put_in_stays_and_a_pickle_holds_all(run: Path) -> None:
+def test_a_replaced_table_is_kept_and_a_pickle_contains_all(run: Path) -> None:
     trace = etloom.open(run, max_table_bytes=0)[1]
     changed = trace.replace(events=trace.events.head(2), meta={"seen": True})
     assert any(isinstance(one, ResidentTable) for one in changed.loaders.values())

@@ -81,7 +81,7 @@ def test_step_annotations_outside_any_stack_have_no_best_case_step(tmp_path: Pat
     assert BEST_CASE not in judge_regression([flat], [flat], 3.0)["measure"].to_list()
 
 
-def test_a_step_of_a_number_that_nothing_holds_is_no_step(tmp_path: Path) -> None:
+def test_a_step_number_beyond_64_bits_is_not_a_step(tmp_path: Path) -> None:
     job = opened(tmp_path, [small_traces.complete_event("user_annotation", f"ProfilerStep#{10**22}", 1, 900, 1, 1),
                             small_traces.complete_event("cpu_op", "aten::mm", 5, 10, 1, 1)])  # fmt: skip
     etloom.report(job, tmp_path / "r.html")
@@ -117,7 +117,7 @@ def test_ranks_of_different_time_bases_are_reported(data: Path) -> None:
     assert found.explanation is None
 
 
-def test_a_job_of_no_ranks_is_no_run() -> None:
+def test_a_job_without_ranks_is_not_a_run() -> None:
     for ask in (lambda: etloom.diff(Job({}), Job({})), lambda: etloom.analyze(Job({}), "collectives")):
         with pytest.raises(EtloomError, match="the Job has no ranks"):
             ask()

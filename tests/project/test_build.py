@@ -21,7 +21,7 @@ from support.paths import ROOT
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_everything_the_package_needs(tmp_path: Path) -> None:
+def test_a_wheel_contains_everything_the_package_needs(tmp_path: Path) -> None:
     pytest.importorskip("scikit_build_core")
     # A copy, for a wheel must not take the library that was built in place.
     source = tmp_path / "source"
@@ -156,7 +156,7 @@ def test_a_replicated_kineto_trace_is_a_longer_one_of_the_same_kind(
 
 
 @pytest.mark.slow
-def test_a_replicated_execution_trace_hangs_together(maker: ModuleType, data: Path, tmp_path: Path) -> None:
+def test_a_replicated_execution_trace_is_consistent(maker: ModuleType, data: Path, tmp_path: Path) -> None:
     text = maker.read_text(data / "nccl_ddp" / "torch_et_0.json.gz")
     maker.make_et(text, tmp_path / "two.json", 2 * len(text))
     before, after = json.loads(text)["nodes"], json.loads((tmp_path / "two.json").read_text())["nodes"]

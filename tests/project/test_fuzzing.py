@@ -83,7 +83,7 @@ def test_accesses_outside_of_a_run_are_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", slow_after(4, VALUES), ids=repr)
 @pytest.mark.filterwarnings("error", "ignore::etloom.core.errors.EtloomWarning")
 @pytest.mark.slow
-def test_no_analysis_fails_on_an_odd_value_of_any_argument(value: Any, tmp_path: Path) -> None:
+def test_no_analysis_fails_on_an_unexpected_value_of_any_argument(value: Any, tmp_path: Path) -> None:
     for rank in range(2):
         document = gpu_document(rank)
         for event in document["traceEvents"]:
@@ -104,7 +104,7 @@ def test_no_analysis_fails_on_an_odd_value_of_any_argument(value: Any, tmp_path:
 @pytest.mark.parametrize("value", [None, "text", [], 2**70, "\ud800"], ids=repr)
 @pytest.mark.filterwarnings("error", "ignore::etloom.core.errors.EtloomWarning")
 @pytest.mark.slow
-def test_no_export_fails_on_an_odd_member_of_events(member: str, value: Any, tmp_path: Path) -> None:
+def test_no_export_fails_on_an_unexpected_member_of_events(member: str, value: Any, tmp_path: Path) -> None:
     document = gpu_document(0)
     for event in document["traceEvents"][6:]:
         event[member] = value
@@ -167,7 +167,7 @@ def test_a_short_run_of_the_fuzzer_finds_no_fault() -> None:
     assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
 
 
-def test_odd_values_hold_every_kind() -> None:
+def test_unexpected_values_include_every_kind() -> None:
     assert {type(value) for value in ODD_VALUES} == {type(None), bool, int, float, str, list, dict}
 
 

@@ -40,7 +40,7 @@ CALLS = st.tuples(
 )
 
 
-def test_of_calls_that_nothing_waits_for_some_hundred_fly_and_messages_are_left_alone() -> None:
+def test_at_most_256_unawaited_calls_are_in_flight_and_messages_are_unlimited() -> None:
     rows = [row("all_reduce", 8, (0, 1), 0) for _ in range(600)]
     for at, one in enumerate(rows):
         one.group, one.seq, one.is_async = (0, 1), at, True
@@ -71,7 +71,7 @@ def test_each_call_gets_the_group_that_issued_it(calls: list[tuple[tuple[int, ..
 
 
 @given(st.lists(CALLS, max_size=30))
-def test_calls_that_are_alike_still_meet(calls: list[tuple[tuple[int, ...], str]]) -> None:
+def test_equal_calls_are_still_matched(calls: list[tuple[tuple[int, ...], str]]) -> None:
     """Whatever they are taken for: ranks of a group make the same calls in it, or have a reason why not."""
     rows: dict[int, list[RecordedCall]] = {rank: [] for rank in range(4)}
     for group, collective in calls:

@@ -90,11 +90,11 @@ def test_indices_in_range_are_computed_and_others_raise(name: str) -> None:
         assert call(*(one.to("meta") if isinstance(one, torch.Tensor) else one for one in fine)) is not None
 
 
-def test_each_operator_that_is_looked_at_is_held() -> None:
+def test_every_check_has_a_test_case() -> None:
     assert {f"aten::{name}" for name in GIVEN} == INDEX_ARGUMENTS.keys()
 
 
-def test_bags_are_held_too() -> None:
+def test_bags_are_checked() -> None:
     _, call = resolved("_embedding_bag_dense_backward")
     with pytest.raises(IndexError, match=r"offset2bag has index 2, which is not within 0\.\.1"):
         call(GRAD, *bag(4, bag=2), TABLE, False, 0, None)

@@ -73,7 +73,7 @@ def test_an_unknown_host_is_reported_at_once() -> None:
         rendezvous_address(None, None, {"MASTER_ADDR": "no such host"})
 
 
-def test_a_batch_script_of_slurm_is_one_process_alone() -> None:
+def test_a_batch_script_of_slurm_is_a_single_process() -> None:
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
     assert Process.current(batch) == Process(0, 1, 0)
     assert Process.current({**batch, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}) == Process(1, 2, 0)

@@ -64,7 +64,7 @@ dist.destroy_process_group()
 """
 
 
-def test_copies_shards_tensors_and_experts_on_four_ranks(tmp_path: Path) -> None:
+def test_replicas_shards_tensors_and_experts_on_four_ranks(tmp_path: Path) -> None:
     """DDP and FSDP2 of all ranks, tensor parallelism of pairs within FSDP2 of pairs across, an expert a rank."""
     script, run, out = tmp_path / "train.py", tmp_path / "run", tmp_path / "replay.parquet"
     script.write_text(SCRIPT)

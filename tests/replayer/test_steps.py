@@ -45,7 +45,7 @@ def products(trace: Trace) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_a_replay_marks_the_recorded_steps(tmp_path: Path, timed: bool) -> None:
+def test_a_replay_annotates_the_recorded_steps(tmp_path: Path, timed: bool) -> None:
     recording = record(tmp_path, timed=timed)
     done = replay_trace(recording, repeats=1)
     assert done.trace is not None and products(done.trace) == STEPS
@@ -71,7 +71,7 @@ def test_a_replay_of_one_step_is_of_that_step(tmp_path: Path) -> None:
     assert done.trace is not None and products(done.trace) == {4: 3}
 
 
-def test_a_replay_of_no_steps_marks_none(tmp_path: Path) -> None:
+def test_a_replay_without_steps_annotates_none(tmp_path: Path) -> None:
     """Else all of it were one, and longer than any of the recording."""
     recording = record(tmp_path, marked=False)
     done = replay_trace(recording, repeats=1)

@@ -93,7 +93,7 @@ def test_tensors_changed_later_begin_with_their_first_values(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("saving")
-def test_bytes_that_torch_saves_wrong_are_left_alone(tmp_path: Path) -> None:
+def test_bytes_that_torch_saves_wrong_are_ignored(tmp_path: Path) -> None:
     """Of a tensor with an offset, torch counts elements as bytes."""
     table, ids = torch.rand(9, 2), torch.tensor([7, 7, 7, 7, 5, 2, 0])[4:]
     machine = rehearsed(record(tmp_path, lambda: torch.nn.functional.embedding(ids, table)))
@@ -222,7 +222,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     assert resources_folder(run, trace) is None
 
 
-def test_resources_are_looked_for_in_the_run_alone(tmp_path: Path) -> None:
+def test_resources_are_searched_only_in_the_run(tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     for folder in (run, other):
         (folder / "et_0_resources").mkdir(parents=True)

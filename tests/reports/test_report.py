@@ -65,7 +65,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return etloom.open(write_run(tmp_path_factory.mktemp("run")))
 
 
-def test_the_packed_columns_are_the_trace(job: Job) -> None:
+def test_the_encoded_columns_equal_the_trace(job: Job) -> None:
     trace = job[0]
     origin = int(trace.events["ts"].min())  # type: ignore[arg-type]
     found = unpack(pack_timeline(trace, rank=0, origin=origin, max_events=100).data)
@@ -116,7 +116,7 @@ def test_a_track_has_a_last_row_and_lists_who_shares_it() -> None:
     assert len(unpack(packed.data)["tracks"][0]["rows"]) == MAX_ROWS + 1
 
 
-def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
+def test_of_too_many_events_the_longest_of_each_time_are_kept() -> None:
     events = [
         kernel_row("k", ts, 9 if ts % 4 == 1 else 2) for ts in range(8000)
     ]  # four in each piece of time
@@ -133,7 +133,7 @@ def test_of_too_many_events_the_longest_of_each_time_stay() -> None:
 
 @settings(max_examples=examples(40))
 @given(traces)
-def test_any_trace_is_packed(trace: Trace) -> None:
+def test_any_trace_is_encoded(trace: Trace) -> None:
     packed = pack_timeline(trace, rank=0, origin=0, max_events=3)
     found = unpack(packed.data)
     assert found["events"] == packed.plotted <= 3
@@ -184,7 +184,7 @@ def test_the_summary_states_what_the_run_shows(job: Job) -> None:
     )
 
 
-def test_the_verdict_counts_trouble(job: Job) -> None:
+def test_the_summary_counts_data_loss(job: Job) -> None:
     bad = Job({0: job[0].with_stats([("read.broken", "data_loss", 2, "x"), ("read.wrong", "error", 1, "y")])})
     trouble = next(sentence for sentence in summarize_run(bad).lines if sentence.topic == "Data loss")
     assert (trouble.figure, trouble.tone) == ("1 error, 1 lost", "bad")

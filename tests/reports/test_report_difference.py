@@ -73,7 +73,7 @@ def test_a_change_is_drawn_to_the_side_of_its_sign() -> None:
     assert [(one["x"], one["width"]) for one in better] == [("20.0", "20.0"), ("40.0", "0.0")]
 
 
-def test_nothing_of_a_trace_becomes_markup_and_nothing_is_fetched(runs: tuple[Path, Path]) -> None:
+def test_text_of_a_trace_is_not_markup_and_nothing_is_fetched(runs: tuple[Path, Path]) -> None:
     for pair in ((hostile_job(), etloom.open(runs[0])), (etloom.open(runs[0]), hostile_job())):
         page = render_page(etloom.diff(*pair))
         tags = Parsed(page).tags

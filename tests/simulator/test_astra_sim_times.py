@@ -100,7 +100,7 @@ def test_chunks_at_a_time_share_the_links_only_with_congestion() -> None:
 @pytest.mark.parametrize("aware", [False, True])
 @pytest.mark.parametrize("kind", ["Ring", "Switch", "FullyConnected"])
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
-def test_one_rank_stands_for_all(kind: str, algorithm: str, aware: bool) -> None:
+def test_one_rank_represents_all(kind: str, algorithm: str, aware: bool) -> None:
     """A rank that is late by nothing makes the simulation follow each rank."""
     for name in ("all_reduce", "all_to_all"):
         network = Network(Dimension(kind, 6, 50, 500, algorithm), Settings(aware=aware, local_mem_bw=100))
@@ -110,7 +110,7 @@ def test_one_rank_stands_for_all(kind: str, algorithm: str, aware: bool) -> None
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_a_rank_alone_exchanges_nothing(collective: str) -> None:
+def test_a_single_rank_exchanges_nothing(collective: str) -> None:
     ring, halving = (
         collective_time(collective, 1000, [Dimension("Ring", 1, 50, 500, algorithm)])
         for algorithm in ("ring", "halvingDoubling")

@@ -133,7 +133,7 @@ def test_a_call_that_returns_before_the_kernels_end_did_not_wait(call: str, copy
 
 
 @pytest.mark.parametrize("copy", ["Memcpy DtoH (Device -> Pinned)", "Memcpy DtoD (Device -> Device)"])
-def test_an_asynchronous_copy_that_happens_to_end_within_its_call_is_no_wait(copy: str) -> None:
+def test_an_asynchronous_copy_that_ends_within_its_call_is_not_a_wait(copy: str) -> None:
     trace = link([host("cudaMemcpyAsync", 0, 60, 1), device(copy, 20, 22, 1)])
     assert trace.sync_dependencies.is_empty()
 

@@ -148,7 +148,7 @@ def test_predict_and_simulate_share_the_network_model(job: Job) -> None:
     assert any(line.startswith("recorded network: ") for line in simulated.reasons)
 
 
-def test_a_change_before_the_network_stays(job: Job) -> None:
+def test_a_change_before_the_network_is_kept(job: Job) -> None:
     """The network gives transfers their times; what earlier changes did to other edges remains."""
     both = simulate_with(job, [parse_change("launch +7us"), Network(0.5)])
     alone = simulate_with(job, [Network(0.5)])

@@ -13,7 +13,7 @@ from support import small_traces
 
 
 @pytest.mark.parametrize(("kernel_us", "before_us"), [(600, 1000), (1500, 1800)])
-def test_a_step_lasts_until_its_device_work_ends(tmp_path: Path, kernel_us: int, before_us: int) -> None:
+def test_a_step_lasts_until_its_gpu_activity_ends(tmp_path: Path, kernel_us: int, before_us: int) -> None:
     """Its mark lasts from 100 to 1100 us, its gemm begins at 400 us."""
     run = small_traces.kineto(0, 1)
     for event in run["traceEvents"]:

@@ -205,7 +205,7 @@ def test_four_ranks_of_dlrm_gain_little_from_a_free_network(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_copies_that_fill_the_queue_of_the_device(data: Path) -> None:
+def test_memcpys_that_fill_the_queue_of_the_device(data: Path) -> None:
     run = etloom.open(data / "nsys" / "h100_2gpu_1s.sqlite.gz", use_cache=False)
     done = etloom.simulate(run, parse_change("copy x0.5"))
     assert done.graph.counts[1]["lost_waits"] == 0
@@ -379,7 +379,7 @@ def test_lags_are_rounded_as_numpy_rounds(lag: int, factor: float) -> None:
     assert sums[1].tolist() == scale_lags(lags, factor).tolist()
 
 
-def test_about_nothing_is_an_error(data: Path) -> None:
+def test_a_change_that_matches_nothing_is_an_error(data: Path) -> None:
     job = open_run(data / "cpu/ddp_2")
     for change in ("op:aten::no_such x2", "host rank=9 x2"):
         with pytest.raises(

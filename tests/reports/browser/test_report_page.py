@@ -334,7 +334,7 @@ def test_the_critical_path_is_marked_on_request(show: Open, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_path_there_is_nothing_to_mark(
+def test_without_a_path_nothing_is_highlighted(
     show: Open, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etloom.reports.summary.MAX_GRAPH_EVENTS", 1)
