@@ -18,7 +18,12 @@ from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.intervals import Intervals
 from etloom.core.nesting import find_innermost
 from etloom.core.trace import Job, Trace
-from etloom.timeline.activity import find_steps, select_device_events, to_intervals
+from etloom.timeline.activity import (
+    find_steps,
+    is_launched_before_recording,
+    select_device_events,
+    to_intervals,
+)
 
 BY = ("category", "family", "operator", "kernel", "collective", "step")
 NEGLIGIBLE = 0.001
@@ -177,7 +182,7 @@ def _assign_steps(trace: Trace) -> pl.DataFrame:
     activities = _with_launched(trace, select_device_events(trace, *columns).sort("ts"))
     marks = find_steps(trace)
     enclosing = take_rows(marks["step"], find_innermost(marks["start"], marks["end"], activities["ts"]))
-    inferred_step = pl.when(~pl.col("launched") & ~_launched_before_recording()).then(enclosing)
+    inferred_step = pl.when(~pl.col("launched") & ~is_launched_before_recording()).then(enclosing)
     return activities.with_columns(step=pl.coalesce("step", inferred_step)).drop("launched")
 
 
@@ -185,15 +190,6 @@ def _with_launched(trace: Trace, activities: pl.DataFrame) -> pl.DataFrame:
     """Add ``launched``: True for GPU activities with a recorded launch call."""
     by_a_call = trace.launches.drop_nulls("launch")["device_event"].implode()
     return activities.with_columns(launched=activities["id"].is_in(by_a_call))
-
-
-def _launched_before_recording() -> pl.Expr:
-    """Return an expression that is true for activities launched before the recording: they have no recorded
-    launch and start before the first activity of their stream (or, if it has none, of any stream) that has
-    one."""
-    start = pl.when("launched").then("ts")
-    first = pl.coalesce(start.min().over("device", "stream"), start.min())
-    return (~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)
 
 
 def measure_unattributed(trace: Trace) -> int:

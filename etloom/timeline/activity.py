@@ -294,3 +294,15 @@ def explain_missing_times(trace: Trace) -> AnalysisError | None:
 def describe_rank(trace: Trace) -> str | None:
     """Return the location for errors about a trace."""
     return None if trace.rank is None else f"rank {trace.rank}"
+
+
+def is_launched_before_recording() -> pl.Expr:
+    """Return an expression that is true for activities launched before the recording, when the device lagged behind.
+
+    They have no recorded launch and start before the first activity of their stream (or, if it has none, of any
+    stream) that has one. They belong to none of the recorded steps, whatever the host does meanwhile. Columns:
+    ``launched``, device, stream, ts.
+    """
+    start = pl.when("launched").then("ts")
+    first = pl.coalesce(start.min().over("device", "stream"), start.min())
+    return (~pl.col("launched") & (pl.col("ts") < first)).fill_null(False)

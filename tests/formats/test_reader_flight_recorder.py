@@ -218,6 +218,25 @@ def test_any_field_of_an_entry_may_be_anything(own: Path, value: Any, tmp_path: 
         assert flight_recorder.read(tmp_path / "x.json").comms.height == 5
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_sizes": [[-(2**31), 2**31]]},
+        {"input_sizes": [[2**40, 2**21]], "input_dtypes": ["Double"]},
+        {"time_discovered_started_ns": -(2**62), "time_discovered_completed_ns": 2**63 - 1},
+        {"profiling_name": "nccl:send 0->" + "9" * 5000, "is_p2p": True},
+        {"thread_id": "9" * 5000},
+    ],
+)
+def test_numbers_beyond_64_bits_are_unknown(own: Path, fields: dict[str, Any], tmp_path: Path) -> None:
+    dump = json.loads((own / "flight_recorder" / JSON).read_text())
+    dump["entries"][0] |= fields
+    (tmp_path / "x.json").write_text(json.dumps(dump))
+    comms = flight_recorder.read(tmp_path / "x.json").comms
+    assert comms.height == 5
+    assert comms["bytes"].drop_nulls().is_between(0, 2**62).all()
+
+
 @pytest.mark.slow
 def test_all_complete_entries_of_truncated_json_are_read(own: Path, tmp_path: Path) -> None:
     text = (own / "flight_recorder" / JSON).read_text()

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from etloom.core import categories
 from etloom.core.arrays import take_rows, to_array
 from etloom.core.intervals import Intervals, union
 from etloom.core.schema import TIME_LIMIT
@@ -140,8 +141,7 @@ def _attribute_gaps(
     allocation = _find_last_before(view.allocations, until)
     holds = {name: times.covered(starts, until) * 2 > half for name, times in stalls.items()}
     holds["allocator"] &= (allocation >= 0) & (_take(view.allocations["end"], allocation) > starts)
-    pageable = view.activities.filter(view.match_activities(view.activities, PAGEABLE))["launch"].drop_nulls()
-    holds["copy"] = is_synced & np.isin(_take(view.sync_calls["id"], wait), pageable.to_numpy())
+    holds["copy"] = is_synced & np.isin(_take(view.sync_calls["id"], wait), _find_pageable_waits(view))
     holds["sync"] = is_synced
     holds["pause"] &= ~is_last
     conditions = [late & holds[name] for name in CAUSES[: len(holds)]]
@@ -155,6 +155,17 @@ def _attribute_gaps(
         is_cause = cause == CAUSES.index(name)
         responsible[is_cause] = _take(calls["id"], rows)[is_cause]
     return cause, responsible
+
+
+def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
+    """Return the calls (ids) that wait for a copy from pageable memory: the copy, or another of its operator."""
+    copies = view.activities.filter(view.match_activities(view.activities, PAGEABLE))["launch"].drop_nulls()
+    operators = view.parents[view.find_rows(copies)]
+    operators = operators[operators >= 0]
+    operators = operators[view.match_categories(categories.OPERATOR_CATEGORIES)[operators]]
+    calls = view.sync_calls["id"]
+    beside = calls.filter(pl.Series(np.isin(view.parents[view.find_rows(calls)], operators)))
+    return np.concatenate([copies.to_numpy(), beside.to_numpy()]).astype(np.int64)
 
 
 def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFrame:

@@ -23,6 +23,7 @@ from etloom.timeline.activity import (
     compute_activity,
     find_steps,
     find_window,
+    is_launched_before_recording,
     select_launched_events,
 )
 
@@ -118,6 +119,11 @@ class RankView:
         return self.activity.busy
 
     @property
+    def busy_computing(self) -> Intervals:
+        """Times of computation and communication: what else happens meanwhile costs nothing."""
+        return self.activity.times["computation"] | self.activity.times["communication"]
+
+    @property
     def window(self) -> tuple[int, int] | None:
         """Start and end of the time that counts; None without activity."""
         return find_window(self.trace)
@@ -191,15 +197,18 @@ class RankView:
     def activities(self) -> pl.DataFrame:
         """GPU activities by start: id, cat, name, kind, ts, end, dur, stream, launch (id, ts, end of the call), step.
 
-        The step is that of the launch, or, if the launch was not recorded, the one in which the activity starts.
+        The step is that of the launch, or, if the launch was not recorded, the one in which the activity starts, unless
+        it was launched before the recording.
         """
         work = select_launched_events(
             self.trace,
             *("id", "cat", "kind", "name", "ts", "end", "dur", "device", "stream", "step"),
             *("launch", "launch_ts", "launch_end"),
         )
-        during = pl.when(pl.col("launch").is_null()).then(self.steps_at(work["ts"]))
-        return work.with_columns(step=pl.coalesce("step", during))
+        work = work.with_columns(launched=pl.col("launch").is_not_null())
+        inferred = ~pl.col("launched") & ~is_launched_before_recording()
+        during = pl.when(inferred).then(self.steps_at(work["ts"]))
+        return work.with_columns(step=pl.coalesce("step", during)).drop("launched")
 
     def match_events(self, pattern: str) -> np.ndarray:
         """Return a mask of the events whose name matches a regular expression."""
@@ -384,15 +393,37 @@ class RankView:
 
     @cached_property
     def host_operators(self) -> pl.DataFrame:
-        """Innermost operators that compute on the host: they launch nothing and take `MIN_COMPUTE_NS` or more.
+        """Operators that compute on the host: they launch nothing and take `MIN_COMPUTE_NS` or more themselves.
 
         Columns as in `find_host_events`.
         """
         calls = self.find_host_events("", categories.OPERATOR_CATEGORIES)
-        is_parent = pl.col("id").is_in(self.trace.events["parent"].drop_nulls().unique().implode())
         long = calls.filter((pl.col("dur") >= MIN_COMPUTE_NS) & pl.col("name").str.starts_with("aten::"))
+        inside = self._sum_children(long["id"])
         allocates = pl.col("name").str.contains(_ALLOCATING_OPERATORS)
-        return long.filter(~is_parent & ~allocates & ~categories.is_communication())
+        return long.filter(
+            pl.col("dur") - inside >= MIN_COMPUTE_NS,
+            ~pl.Series(self._calls_the_runtime[self.find_rows(long["id"])]),
+            ~allocates & ~categories.is_communication(),
+        )
+
+    def _sum_children(self, ids: pl.Series) -> pl.Series:
+        """Return the total duration of the direct children of each of these events, ns."""
+        events = self.trace.events
+        children = events.select("parent", "dur").filter(events["parent"].is_in(ids.implode()))
+        sums = children.group_by("parent").agg(pl.col("dur").sum())
+        return take_rows(sums["dur"], arrays.rows_of_ids(sums.rename({"parent": "id"}), ids)).fill_null(0)
+
+    @cached_property
+    def _calls_the_runtime(self) -> np.ndarray:
+        """A mask of the events inside of which a call of the runtime or driver was recorded."""
+        mask = np.zeros(len(self.parents), np.bool_)
+        rows = self.parents[self.match_categories(categories.RUNTIME_CATEGORIES)]
+        while (rows := np.unique(rows[rows >= 0])).size:
+            rows = rows[~mask[rows]]
+            mask[rows] = True
+            rows = self.parents[rows]
+        return mask
 
     @cached_property
     def host_computing(self) -> Intervals:

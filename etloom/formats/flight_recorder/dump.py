@@ -17,6 +17,9 @@ from etloom.formats.io.compression import read_content
 from etloom.formats.io.json_text import load_json, replace_surrogates
 
 _MAX_DIMENSIONS = 64
+_MAX_DIGITS = 19
+_MAX_ELEMENTS = 1 << 56
+"""Their bytes fit 64 bits whatever the type."""
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _PEER = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
 _OBJECT = re.compile(r'\{\s*"')
@@ -126,6 +129,10 @@ def read_groups(config: Any) -> dict[str, dict[str, Any]]:
 
 
 @lru_cache(maxsize=256)
+def _parse_digits(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < _MAX_DIGITS else None
+
+
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Return the ranks of a JSON list; empty if it is not a list of integers. All ranks of a job list the same."""
     try:
@@ -144,10 +151,7 @@ def _format_ranks(ranks: tuple[int, ...]) -> str:
 def read_status(status: Any) -> dict[str, dict[str, int | None]]:
     """Return group -> last_enqueued_collective, last_started_collective, last_completed_collective; -1: none yet."""
     return {
-        str(group): {
-            str(key): int(value) if str(value).isdecimal() and len(str(value)) < 19 else None
-            for key, value in state.items()
-        }
+        str(group): {str(key): _parse_digits(str(value)) for key, value in state.items()}
         for group, state in (status.items() if isinstance(status, dict) else ())
         if isinstance(state, dict)
     }
@@ -161,7 +165,7 @@ def build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[
     # If the backend discovered no start or end, JSON dumps have 0, pickles have None.
     started = to_int(entry.get("time_discovered_started_ns")) or None
     completed = to_int(entry.get("time_discovered_completed_ns")) or None
-    has_duration = started is not None and completed is not None and completed >= started
+    has_duration = started is not None and completed is not None and 0 <= completed - started <= _INT64_MAX
     pg_name, pg_desc = split_group(entry.get("process_group"))
     group = find_group(pg_name, pg_desc, groups)
     is_p2p = bool(entry.get("is_p2p"))
@@ -183,7 +187,7 @@ def build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[
         "name": name,
         "ts": started if has_duration else created,
         "dur": completed - started if has_duration and completed and started else None,
-        "tid": to_int(int(entry["thread_id"]) if str(entry.get("thread_id", "")).isdecimal() else None),
+        "tid": _parse_digits(str(entry.get("thread_id", ""))),
         "args": json.dumps(args),
         "collective": parse_collective(name),
         "pg_name": _to_text(pg_name),
@@ -209,7 +213,7 @@ def explain_unnumbered(count: int) -> Stat:
 def find_peer(name: str) -> int | None:
     """Return the index in the group of the other end of a message, from a name such as "nccl:send 0->1"."""
     ends = _PEER.search(name)
-    return int(ends[2]) if ends else None
+    return _parse_digits(ends[2]) if ends else None
 
 
 def split_group(group: Any) -> tuple[Any, Any]:
@@ -220,7 +224,7 @@ def split_group(group: Any) -> tuple[Any, Any]:
 
 
 def count_elements(sizes: Any) -> int | None:
-    """Return the total elements of all tensors; None if there is no tensor or a size is not a number."""
+    """Return the total elements of all tensors; None if there is no tensor or a size is not a number from 0."""
     if not isinstance(sizes, (list, tuple)) or not sizes:
         return None
     total = 0
@@ -229,11 +233,11 @@ def count_elements(sizes: Any) -> int | None:
             return None
         size = 1
         for length in shape:
-            if to_int(length) is None:
+            if to_int(length) is None or length < 0:
                 return None
             size *= length
         total += size
-    return total if total < 1 << 62 else None
+    return total if total <= _MAX_ELEMENTS else None
 
 
 def format_frames(frames: Any) -> list[str]:

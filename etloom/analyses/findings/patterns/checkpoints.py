@@ -18,7 +18,8 @@ SCOPE = "rank"
 
 def find(view: RankView) -> Iterator[Finding]:
     saves = view.saves
-    hidden = view.busy if view.activity.basis == "device" else EMPTY
+    # Copies to the host are part of the save.
+    hidden = view.busy_computing if view.activity.basis == "device" else EMPTY
     cost = saves["dur"].to_numpy() - hidden.covered(saves["ts"], saves["end"])
     rows = saves.select("step", "name", "end", start="ts", cost_ns=cost, event="id")
     # The device works off its queue during a save; what the host launches late afterwards is due to it.

@@ -10,12 +10,16 @@ import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, Finding, describe_place, sum_places
 from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.flops.limits import find_device_peaks
+from etloom.core.errors import AnalysisError
 from etloom.core.text import count_noun
 
-PLAIN = r"(?i)sgemm|simt_|_fp32_"
+PLAIN = r"(?i)sgemm|simt_|_fp32_|_ffma_"
 """Matches fp32 products on NVIDIA devices. Products with a vector (gemv) or a narrow matrix (gemmSN) are limited by
 memory in any precision.
 """
+CUDA_CORES = r"(?i)_ffma_"
+"""Matches cuBLAS' products on CUDA cores among those whose names are like the ones on tensor cores."""
 TENSOR = r"(?i)tf32|tensorop|xmma|s1688|s16816|884|hmma|wgmma|gemv"
 NARROW = r"(?i)e[2345]m[1235]|bf16|bfloat16|fp16|fp8|fp4|__half"
 """Operand types whose sums are accumulated in fp32."""
@@ -35,6 +39,9 @@ TF32 = {
 }
 """Remark on TF32 for AMD devices, by compute capability as reported by HIP: MI100 and MI2xx, MI300, MI350."""
 
+ATTAINED = 0.5
+"""Share of the peak of a narrower type that products attain, where fp32 attains nearly all of its own."""
+MIN_SAVING = 0.25
 SCOPE = "rank"
 
 
@@ -52,29 +59,47 @@ def find(view: RankView) -> Iterator[Finding]:
             if newest >= 8
             else "use autocast with float16: this device has no TF32"
         )
-        plain = view.match_activities(view.activities, PLAIN) & ~view.match_activities(
-            view.activities, f"{TENSOR}|{NARROW}"
-        )
-        yield from _find_products(view, plain, "in fp32 while tensor cores are idle", advice, "idle")
+        work = view.activities
+        on_tensor_cores = view.match_activities(work, TENSOR) & ~view.match_activities(work, CUDA_CORES)
+        plain = view.match_activities(work, PLAIN) & ~on_tensor_cores & ~view.match_activities(work, NARROW)
+        narrow = "tf32" if newest >= 8 else "fp16"
+        yield from _find_products(view, plain, "in fp32 while tensor cores are idle", advice, narrow)
     amd_versions = {(device.get("computeMajor"), device.get("computeMinor")) for device in devices}
     advice = "use autocast with bfloat16" + next(
         (text for version, text in TF32.items() if version in amd_versions), ""
     )
     faster = "in fp32, at a quarter or less of the matrix cores' 16-bit speed"
     yield from _find_products(
-        view, view.match_activities(view.activities, MATRIX_CORES), faster, advice, "matrix cores"
+        view, view.match_activities(view.activities, MATRIX_CORES), faster, advice, "bf16"
     )
 
 
 def _find_products(
-    view: RankView, products: pl.Series, problem: str, advice: str, kind: str
+    view: RankView, products: pl.Series, problem: str, advice: str, narrow: str
 ) -> Iterator[Finding]:
     def title(row: dict[str, Any]) -> str:
         return f"{count_noun(row['count'], 'matrix product')}{describe_place(row)} {problem}"
 
-    # The peak of narrower types is 2 to 16 times that of fp32: half of the time is a conservative estimate.
-    half = pl.col("dur") // 2
+    if not products.any():
+        return
+    saved = (pl.col("dur") * _estimate_saving(view, narrow)).cast(pl.Int64)
     rows = view.activities.filter(products).select(
-        "step", "stream", "name", "end", start="ts", cost_ns=half, event="launch"
+        "step", "stream", "name", "end", start="ts", cost_ns=saved, event="launch"
     )
+    kind = "matrix cores" if narrow == "bf16" else "idle"
     yield from sum_places(view, rows, title, confidence="low", advice=advice, tracks=DEVICE, kind=kind)
+
+
+def _estimate_saving(view: RankView, narrow: str) -> float:
+    """Return the share of the time of fp32 products that a narrower type saves, at `ATTAINED` of its peak.
+
+    Half for devices whose peaks are unknown: the ratio of the peaks is 2 to 16.
+    """
+    try:
+        peaks = find_device_peaks(view.trace, memory=False)
+    except AnalysisError:
+        return 0.5
+    plain, faster = peaks.tflops("vector fp32"), peaks.tflops(narrow)
+    if not plain or not faster:
+        return 0.5
+    return max(MIN_SAVING, 1 - plain / (ATTAINED * faster))

@@ -9,7 +9,6 @@ import polars as pl
 from etloom.analyses.findings.finding import BOTH, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.arrays import rows_of_ids, take_rows
-from etloom.core.intervals import Intervals
 from etloom.core.text import count_noun
 
 SMALL_BYTES = 64 << 10
@@ -21,7 +20,7 @@ PINNED_ADVICE = (
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    copies, hidden = view.compute_once(list_copies), _find_hidden_times(view)
+    copies, hidden = view.compute_once(list_copies), view.busy_computing
     yield from sum_places(
         view,
         copies.filter("is_pageable"),
@@ -85,14 +84,9 @@ def list_copies(view: RankView) -> pl.DataFrame:
         for call_column, copy_column in (("launch_ts", "ts"), ("launch_end", "end"))
     )
     copies = copies.with_columns(start=start, end=end)
-    hidden = _find_hidden_times(view).covered(copies["start"], copies["end"])
+    hidden = view.busy_computing.covered(copies["start"], copies["end"])
     return copies.select(
         *("id", "is_pageable", "step", "stream", "name", "start", "end"),
         cost_ns=pl.col("end") - pl.col("start") - pl.Series(hidden, dtype=pl.Int64),
         event="launch",
     )
-
-
-def _find_hidden_times(view: RankView) -> Intervals:
-    """Return the times of computation and communication, during which a copy costs nothing."""
-    return view.activity.times["computation"] | view.activity.times["communication"]

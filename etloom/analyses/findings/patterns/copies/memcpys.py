@@ -1,9 +1,11 @@
-"""Memcpys that overlap neither computation nor communication, except those of host_copies."""
+"""Memcpys that overlap neither computation nor communication, except those of host_copies and of checkpoints."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, Finding, describe_place, sum_places
 from etloom.analyses.findings.patterns.copies.host_copies import list_copies
@@ -29,12 +31,13 @@ FROM_DEVICE_ADVICE = (
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    times = view.activity.times
-    columns = ("id", "name", "ts", "end", "step", "stream", "launch")
+    columns = ("id", "name", "ts", "end", "step", "stream", "launch", "launch_ts")
     copies = view.activities.select(columns).filter(view.activities["kind"] == "memory")
     reported = copies["id"].is_in(view.compute_once(list_copies)["id"].implode())
-    copies = copies.filter(view.match_activities(copies, COPY) & ~reported)
-    hidden = times["computation"] | times["communication"]
+    launched = copies["launch_ts"].fill_null(0)
+    saved = pl.Series(view.saving.covered(launched, launched + 1) > 0)
+    copies = copies.filter(view.match_activities(copies, COPY) & ~reported & ~saved)
+    hidden = view.busy_computing
     alone = (copies["end"] - copies["ts"]).to_numpy() - hidden.covered(copies["ts"], copies["end"])
     rows = copies.select("step", "stream", "name", "end", start="ts", cost_ns=alone, event="launch")
     yield from sum_places(
