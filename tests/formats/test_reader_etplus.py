@@ -14,6 +14,7 @@ import pytest
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.trace import Trace
 from etloom.formats import etplus
+from etloom.formats.execution_trace.communication import describe_record
 
 
 def attrs(**values: Any) -> list[dict[str, Any]]:
@@ -283,3 +284,12 @@ def test_a_lone_surrogate_becomes_a_replacement_character(path: Path, tmp_path: 
     (tmp_path / "odd.json").write_text(text)
     names = etplus.read(tmp_path / "odd.json").nodes["name"].cast(pl.String)
     assert any(name.startswith("\ufffd") for name in names)
+
+
+@pytest.mark.parametrize(("numel", "expected"), [(4, 4), (2**62, 2**62), (2**70, None), ("4", None)])
+def test_a_record_of_a_tensor_without_type(numel: object, expected: int | None) -> None:
+    values = [[[1, 2, 0, numel, 4, "cuda:0"]], 7, ["0", "default"], 0, "allreduce", [], [], 0, 1, 2]
+    inputs = {"values": values, "types": ["GenericList[Tensor(]", *["Int"] * 9]}
+    row = describe_record(inputs)
+    assert row["collective"] == "allreduce" and row.get("dtype") is None
+    assert row.get("in_nelems") == expected

@@ -21,6 +21,7 @@ from support.paths import ROOT
 CPU_SECONDS, SECONDS, BYTES = 10.0, 60.0, 1 << 30
 """Limits of a case: CPU time, which other load does not change, elapsed time without waiting for a processor, memory."""
 _CASES_PER_WORKER = 400
+_TOO_LARGE = f"more than {BYTES >> 20} MiB in memory"
 
 
 class Worker:
@@ -58,7 +59,7 @@ class Worker:
             except queue.Empty:
                 self.peak = max(self.peak, self._resident_bytes())
                 if self.peak > BYTES:
-                    return [f"more than {BYTES >> 20} MiB in memory"]
+                    return [_TOO_LARGE]
                 if self._cpu_seconds() > cpu_limit:
                     return [f"more than {CPU_SECONDS:.0f} s of CPU time"]
                 if time.monotonic() - self._queued_seconds() > deadline:
@@ -142,6 +143,10 @@ def _run_all(args: argparse.Namespace, seeds: Path) -> int:
         worker = worker or Worker(args.seed, seeds, args.format, environment)
         begin = time.monotonic()
         faults = worker.run(number)
+        if faults == [_TOO_LARGE] and worker.cases > 1:  # perhaps with what earlier cases left behind
+            worker.stop()
+            worker = Worker(args.seed, seeds, args.format, environment)
+            faults = worker.run(number)
         if worker.cases > 1:
             slowest = max(slowest, time.monotonic() - begin)
         peak = max(peak, worker.peak)

@@ -150,11 +150,11 @@ def describe_record(inputs: Any) -> dict[str, Any]:
         for value, kind in zip(values, types, strict=False)
         if isinstance(kind, str) and "Tensor(" in kind and isinstance(value, list)
         for tensor in (value if value and isinstance(value[0], list) else [value])
-        if isinstance(tensor, list) and len(tensor) > _NUMEL and isinstance(tensor[_NUMEL], int)
+        if isinstance(tensor, list) and len(tensor) > _NUMEL and _to_int(tensor[_NUMEL]) is not None
     ]
     dtypes = [match[1] for kind in types if (match := re.search(r"Tensor\(([^)]*)\)", str(kind)))]
     if counts:
-        row |= {"in_nelems": sum(counts), "dtype": dtypes[0]}
+        row |= {"in_nelems": _to_int(sum(counts)), "dtype": dtypes[0] if dtypes else None}
     return row
 
 
