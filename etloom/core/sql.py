@@ -114,8 +114,8 @@ def _execute(frames: dict[str, pl.LazyFrame], sql: str) -> pl.LazyFrame:
 def _find_file_function(sql: str) -> str | None:
     """Return the function by which the query would read a file, if there is one.
 
-    If string literals can be recognized safely, they may contain anything. Otherwise the name of such a function alone
-    is enough, wherever it occurs: a hidden call must still spell it.
+    Names within string literals are ignored if the literals can be recognized safely. Otherwise the name of such a
+    function anywhere in the query is enough, because even a hidden call must contain it.
     """
 
     def without_text(token: re.Match[str]) -> str:

@@ -37,8 +37,8 @@ SOON_NS = 20_000
 """A copy that waited for another stream starts at most this long after that stream is done."""
 
 BLOCKING_SHARE = 0.9
-"""Share of long activities that end within their launch call from which all launches wait, as with
-CUDA_LAUNCH_BLOCKING=1."""
+"""If at least this share of the long activities ends within the launch call, all launches are taken to wait for their
+activity, as with CUDA_LAUNCH_BLOCKING=1."""
 
 _MIN_LONG_ACTIVITIES = 5
 """Fewer long activities do not show how launches behave."""

@@ -172,7 +172,7 @@ class ChangedLags:
         self._steps.append(step)
 
     def add(self, step: LagStep) -> Iterator[tuple[Int32Array, Lags, Lags]]:
-        """Add a step after yielding its edges in chunks, with their lags before and after it."""
+        """Yield the edges of a step in chunks, with their lags before and after it; then add the step."""
         for low in range(0, len(step.edges), _CHUNK_EDGES):
             edges = step.edges[low : low + _CHUNK_EDGES]
             before = self.read(edges)

@@ -38,7 +38,7 @@ _FACTS = {
         "out_split_size": "out_split",
     },
 }
-"""By table of facts of an event: HTA's column -> ours."""
+"""For each table with details of events: name of HTA's column -> name of ours."""
 _ABSENT: dict[str, Any] = {
     **dict.fromkeys(("memory_bw_gbps",), 0.0),
     **dict.fromkeys(("in_msg_nelems", "out_msg_nelems", "group_size"), 0),

@@ -163,8 +163,8 @@ def _analyze_points(graph: Graph) -> _Points:
 class _HostActivities:
     """Candidates for activities of threads: start and end points, owners.
 
-    start: -1 where another thread started this one. start_ns: of a wait, the end of the last that it waits for.
-    waited: whether a link ends at the end. keep: whether the activity is written.
+    start: the start point, or -1 if another thread started this one. start_ns: the start time; for a wait, the end of
+    the last activity that it waits for. waited: whether a link ends at the end. keep: whether the activity is written.
     """
 
     start: Int64Array

@@ -35,9 +35,12 @@ COLUMNS = {
 }
 """Columns after that of the unit.
 
-runs: with the unit; slow_runs: in which it is slow; ranks: the most in one run; late: communications that it delayed;
-late_confirmed: by more than the uncertainty of the clocks; delay_ns: sum over the runs; mean_pct, worst_pct: of the
-time of a run, from its first communication to the end of the last.
+- runs: number of runs that contain the unit; slow_runs: number of runs in which it is slow.
+- ranks: its number of ranks in the run where it has the most.
+- late: number of communications that it delayed; late_confirmed: by more than the uncertainty of the clocks.
+- delay_ns: sum of its delays over the runs.
+- mean_pct, worst_pct: its delay as a share of the time of a run (from the first communication to the end of the last),
+  on average and in worst_run.
 """
 _ARRIVALS = ("communication", "rank", "start_ns", "duration_ns", "wait_ns")
 
