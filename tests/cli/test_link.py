@@ -83,7 +83,10 @@ def test_iterations(data: Path, tmp_path: Path, call: Call, folder: bool) -> Non
     status, said, _ = call(*given, "--out", out)
     assert status == 0 and "39 equal iterations: number 19, counted from 0, is joined" in said
     status, _, err = call(*given, "--iterations", 39, "--out", out)
-    assert status == 1 and "unknown iteration 39; the profile matches in 39: 0 to 38" in err
+    assert (
+        status == 1
+        and "unknown iteration 39; the execution trace matches 39 iterations of the profile: 0 to 38" in err
+    )
     status, _, err = call(*given, "--iterations", "some", "--out", out)
     assert (status, err) == (
         2,
