@@ -14,12 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etloom.analyses.findings.finding import BOTH, DEVICE, HOST, Finding
+from etloom.analyses.findings.recorder_overhead import (
+    RecorderOverhead,
+    StepModel,
+    find_step_before,
+    find_step_ends,
+    fit_overhead,
+)
 from etloom.analyses.helpers.dependency_graph import build_dependencies
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals, union
 from etloom.core.trace import Job
 from etloom.graphs import quality
-from etloom.graphs.contraction import ContractedGraph, contract_graph, mark_extremes
+from etloom.graphs.contraction import ChainLags, ContractedGraph, contract_graph, mark_extremes
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 from etloom.graphs.transfers import edges_by_rank, mask_transfers
 from etloom.timeline.activity import find_steps, find_window
@@ -72,7 +79,23 @@ class JobGains:
 
     @cached_property
     def duration_ns(self) -> int | None:
-        return None if self._graph is None else self._end - self._begin
+        """Without the overhead of the recorder, as all gains."""
+        if self._graph is None:
+            return None
+        recorded_end = int(self._graph.time[self._counts].max())
+        return self._end - self._begin - (recorded_end - self._baseline_end)
+
+    @cached_property
+    def recorder(self) -> RecorderOverhead | None:
+        """What the recorder costs; None if that is not known, or nothing."""
+        before = find_step_before(self._job)
+        if self._graph is None or before is None or self._first_step is None:
+            return None
+        end, steps = self._first_step
+        points, contraction = self._contraction.points, self._contraction
+        last_of_first = np.searchsorted(points, np.searchsorted(self._graph.time, end, side="right"))
+        model = StepModel(contraction, slice(int(last_of_first)), self._kept, steps)
+        return fit_overhead(self._graph, contraction, model, before)
 
     def compute_gain(self, findings: Iterable[tuple[int, Finding]]) -> int | None:
         """Return the ns that the job gains if nothing is lost by these findings of ranks; None if unknown."""
@@ -105,29 +128,63 @@ class JobGains:
         edges = np.flatnonzero(mask_transfers(graph, self._job)).astype(np.int32)
         return self._compare_end(edges, graph.lag_of(edges))
 
+    @cached_property
+    def _first_step(self) -> tuple[int, int] | None:
+        return find_step_ends(self._job, self._end)
+
     def _compare_end(self, edges: Int32Array, gain: Int64Array) -> int:
         """Return how much earlier the job ends if these edges are shorter by a gain, none below 0, ns."""
-        assert self._graph is not None
-        contraction, before = self._contraction, self._graph.lag_of(edges)
+        graph, contraction = self._graph, self._contraction
+        assert graph is not None
+        before = graph.lag_of(edges)
+        if self.recorder is not None:
+            before = self.recorder.take_from(graph, edges, before)
         shorter = np.minimum(gain, before)
-        lags = contraction.recorded.copy(for_paths=False)
+        lags = self._baseline.copy(for_paths=False)
         contraction.change(lags, edges, -shorter, before - shorter)
-        time = contraction.compute_times(lags, contraction.recorded_times)
-        return self._recorded_end - int(time[: np.searchsorted(contraction.points, self._counts.stop)].max())
+        return self._baseline_end - self._find_end(lags)
+
+    @cached_property
+    def _baseline(self) -> ChainLags:
+        """The recorded lags without the overhead of the recorder."""
+        graph, contraction, recorder = self._graph, self._contraction, self.recorder
+        assert graph is not None
+        if recorder is None:
+            return contraction.recorded
+        lags, before = contraction.recorded.copy(for_paths=False), graph.lag_of(recorder.edges)
+        after = recorder.take_from(graph, recorder.edges, before)
+        contraction.change(lags, recorder.edges, after - before, after)
+        return lags
+
+    @cached_property
+    def _baseline_end(self) -> int:
+        assert self._graph is not None
+        if self.recorder is None:
+            return int(self._graph.time[self._counts].max())
+        return self._find_end(self._baseline)
+
+    def _find_end(self, lags: ChainLags) -> int:
+        """Return when the time that counts ends with these lags."""
+        time = self._contraction.compute_times(lags, self._contraction.recorded_times)
+        return int(time[self._kept].max())
+
+    @cached_property
+    def _kept(self) -> slice:
+        """The kept points up to the end of the time that counts."""
+        return slice(int(np.searchsorted(self._contraction.points, self._counts.stop)))
 
     @cached_property
     def _contraction(self) -> ContractedGraph:
-        """The contracted graph, with all points that can be the last ones of the time that counts."""
+        """The contracted graph, with all points that can be the last of the time that counts, or of the first step."""
         graph = self._graph
         assert graph is not None
         counts = np.full(len(graph), -1, np.int32)
         counts[self._counts] = 0
+        if self._first_step is not None:
+            counts[
+                int(np.searchsorted(graph.time, self._first_step[0], side="right")) : self._counts.stop
+            ] = 1
         return contract_graph(graph, mark_extremes(graph, counts)[0] > 0)
-
-    @cached_property
-    def _recorded_end(self) -> int:
-        assert self._graph is not None
-        return int(self._graph.time[self._counts].max())
 
     @cached_property
     def _counts(self) -> slice:
