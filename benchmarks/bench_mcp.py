@@ -3,14 +3,16 @@
     python benchmarks/bench_mcp.py --millions 2.7
     python benchmarks/bench_mcp.py --answers answers.json    # to compare the answers of two versions
 
-The server prepares an opened run in the background, here before the calls. The first call of a tool, which may compute
-what later calls reuse, is a column of its own.
+The server prepares an opened run in the background, here before the calls; a table shows what questions take during
+preparation. The first call of a tool, which may compute what later calls reuse, is a column of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,8 @@ from etloom.core.schema import TABLES
 
 EVENTS_PER_RANK = 67_219
 TARGET_MS = 300
+PAUSE_S = 1.0
+"""Between questions that are asked during preparation."""
 Call = tuple[str, dict[str, Any]]
 
 
@@ -97,6 +101,33 @@ def measure_calls(tools: RunTools, count: int) -> tuple[list[list[str]], dict[st
     return rows, answers
 
 
+def measure_preparation(tools: RunTools, run: Path) -> list[list[str]]:
+    """Prepare the run, and return the time of questions that are asked meanwhile, one by one, by tool."""
+    thread = threading.Thread(target=prepare_run, args=(tools.runs, run.resolve()))
+    job = tools.runs.get_job("")
+    ranks, start = list(job), int(job[next(iter(job))].events["ts"].min())  # type: ignore[arg-type]
+    times: dict[str, list[float]] = {}
+    thread.start()
+    for number in itertools.count():
+        rank, count = ranks[number % len(ranks)], f"count(*) from events where dur > {1000 + number}"
+        calls: list[Call] = [
+            ("query", {"sql": f"select name, {count} and rank = {rank} group by name order by name"}),
+            ("query", {"sql": f"select rank, {count} group by rank order by rank"}),
+            ("timeline", {"rank": rank, "start_ns": start, "end_ns": start + 1_000_000 + number}),
+        ]
+        name, arguments = calls[number % len(calls)]
+        begin = time.perf_counter()
+        getattr(tools, name)(**arguments)
+        times.setdefault(name, []).append(1e3 * (time.perf_counter() - begin))
+        thread.join(PAUSE_S)
+        if not thread.is_alive():
+            break
+    return [
+        [name, str(len(values)), *(f"{value:,.0f}" for value in np.percentile(values, [50, 95, 100]))]
+        for name, values in times.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -114,8 +145,9 @@ def main() -> None:
     events = sum(trace.rows("events") for trace in job.values())
     print(f"opened in {time.perf_counter() - begin:.1f} s ({time.process_time() - cpu:.1f} s of CPU)")
     begin, cpu = time.perf_counter(), time.process_time()
-    prepare_run(tools.runs, run.resolve())
+    waits = measure_preparation(tools, run)
     print(f"prepared in {time.perf_counter() - begin:.1f} s ({time.process_time() - cpu:.1f} s of CPU)")
+    table("questions during preparation", ["", "calls", "p50 ms", "p95 ms", "longest ms"], waits)
     rows, answers = measure_calls(tools, options.calls)
     header = ["", "calls", "first ms", "first CPU", "p50 ms", "p95 ms", "p50 CPU", "p95 CPU"]
     table(f"{events:,} events: time of a call (target: {TARGET_MS} ms)", header, rows)

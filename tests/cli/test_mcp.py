@@ -344,6 +344,30 @@ def test_questions_go_before_preparation() -> None:
     assert order == ["answered", "waits", "prepared"]
 
 
+def test_a_run_that_is_being_opened_delays_no_question_about_others(
+    runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = OpenedRuns(runs.roots)
+    job, gate, open_run, calls = opened.get_job("before"), threading.Event(), etloom.open, list[Path]()
+
+    def open_slowly(path: Path, **options: Any) -> Job:
+        calls.append(path)
+        assert gate.wait(60)
+        return open_run(path, **options)
+
+    monkeypatch.setattr(etloom, "open", open_slowly)
+    jobs: list[Job] = []
+    threads = [threading.Thread(target=lambda: jobs.append(opened.get_job("after"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert opened.get_job("before") is job
+    assert "error" not in RunTools(opened).query("select count(*) from events", run="before")
+    gate.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(calls) == 1 and jobs[0] is jobs[1]
+
+
 def test_preparation_ends_when_the_run_is_closed(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = OpenedRuns(runs.roots)
     opened.get_job("before")

@@ -49,6 +49,7 @@ class OpenedRuns:
         self._jobs: OrderedDict[Path, Job] = OrderedDict()
         self._differences: dict[tuple[Path, Path], Difference] = {}
         self._answers: OrderedDict[str, str] = OrderedDict()
+        self._opening: dict[Path, threading.Lock] = {}
         self._lock = threading.RLock()
 
     def resolve(self, run: str) -> Path:
@@ -78,16 +79,22 @@ class OpenedRuns:
 
         path = self.resolve(run)
         with self._lock:
-            if path not in self._jobs:
-                self._jobs[path] = etloom.open(path, use_cache=False)  # the server writes nothing
-                if self._prepare is not None:
-                    threading.Thread(target=self._prepare, args=(self, path), daemon=True).start()
+            opening = self._opening.setdefault(path, threading.Lock())
+        with opening:  # questions about other runs do not wait
+            with self._lock:
+                if path in self._jobs:
+                    self._jobs.move_to_end(path)
+                    return self._jobs[path]
+            job = etloom.open(path, use_cache=False)  # the server writes nothing
+            with self._lock:
+                self._jobs[path] = job
                 while len(self._jobs) > MAX_OPEN_RUNS:
                     self._jobs.popitem(last=False)
                     self._differences.clear()
                     self._answers.clear()  # a question may name a run by several paths
-            self._jobs.move_to_end(path)
-            return self._jobs[path]
+        if self._prepare is not None:
+            threading.Thread(target=self._prepare, args=(self, path), daemon=True).start()
+        return job
 
     def is_open(self, path: Path) -> bool:
         """Return whether the run at a path, as `resolve` returns it, is in memory."""
@@ -102,10 +109,10 @@ class OpenedRuns:
         import etloom
 
         key = self.resolve(before), self.resolve(after)
+        first, second = self.get_job(before), self.get_job(after)
         with self._lock:
             if key not in self._differences:
-                difference = etloom.diff(self.get_job(before), self.get_job(after))
-                self._differences[key] = difference
+                self._differences[key] = etloom.diff(first, second)
             return self._differences[key]
 
     def answer_once(self, question: str, compute: Callable[[], str]) -> str:
