@@ -118,7 +118,7 @@ def explained_starts(
 ) -> tuple[int, int, int, list[int], int]:
     """Returns the starts, those that edges explain, those explained twice, those per shift, and the residual sum."""
 
-def residual_sum(first: _I32, source: _I32, time: _I64, floor: _I64, own: _Bool | None) -> int: ...
+def residual_sum(first: _I32, source: _I32, time: _I64, floor: _I64) -> int: ...
 
 # Graphs without the points of chains (contraction.cpp)
 

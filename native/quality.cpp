@@ -1,10 +1,8 @@
 // How far a graph explains a recording: starts of device work that an edge explains, and what no floor explains.
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -78,17 +76,13 @@ nb::tuple explained_starts(In<int32_t> first, In<int32_t> source, In<int64_t> ti
     return nb::make_tuple(starts, explained, ambiguous, by_chance, static_cast<int64_t>(residual));
 }
 
-// The sum over the points, or the rank's own, of what they took beyond the floors of all edges into them.
-int64_t residual_sum(In<int32_t> first, In<int32_t> source, In<int64_t> time, In<int64_t> floor,
-                     std::optional<In<bool>> own) {
+// The sum over the points of what they took beyond the floors of all edges into them.
+int64_t residual_sum(In<int32_t> first, In<int32_t> source, In<int64_t> time, In<int64_t> floor) {
     const size_t n = check_sweep(first, source, time.shape(0), floor.shape(0));
-    if (own && own->shape(0) != n) throw nb::value_error("the edges do not fit the points");
     nb::gil_scoped_release release;
     const Recorded recorded{first, source, floor, time};
-    const bool* const owns = own ? own->data() : nullptr;
     uint64_t sum = 0;
-    for (size_t v = 0; v < n; ++v)
-        if (!owns || owns[v]) sum += static_cast<uint64_t>(recorded.beyond(v));
+    for (size_t v = 0; v < n; ++v) sum += static_cast<uint64_t>(recorded.beyond(v));
     return static_cast<int64_t>(sum);
 }
 
@@ -101,5 +95,5 @@ void bind_quality(nb::module_& module) {
                "How many own starts of work there are, how many edges explain, how many in two ways, and how many after "
                "each shift; the sum of what own points took beyond all floors.");
     module.def("residual_sum", &residual_sum, nb::arg("first"), nb::arg("source"), nb::arg("time"), nb::arg("floor"),
-               nb::arg("own").none(), "The sum of what (own) points took beyond the floors of all edges into them.");
+               "The sum of what points took beyond the floors of all edges into them.");
 }

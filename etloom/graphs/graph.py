@@ -165,20 +165,22 @@ class Graph:
             return
         points = dict(self.group_points())
         for rank in ranks:
-            yield rank, self._select_part(points.get(rank, np.zeros(0, np.int64)))
+            yield rank, self._select_part(rank, points.get(rank, np.zeros(0, np.int64)))
 
-    def _select_part(self, targets: Int64Array) -> Graph:
-        """Return the graph of these points (ascending), the edges into them, and their sources."""
+    def _select_part(self, rank: int, targets: Int64Array) -> Graph:
+        """Return the graph of the points of a rank (ascending), the edges into them, and their sources."""
         degrees = self.first[targets + 1] - self.first[targets]
         ends = np.cumsum(degrees)
         edges = np.repeat(self.first[targets] - ends + degrees, degrees) + np.arange(degrees.sum())
-        points = np.union1d(targets, self.source[edges])
+        sources = self.source[edges]
+        others = np.unique(sources[self.rank[sources] != rank])  # few, such as arrivals
+        points = np.sort(np.concatenate((targets, others)), kind="stable")  # merges two ascending parts
         first = np.zeros(points.size + 1, np.int32)
         first[np.searchsorted(points, targets) + 1] = degrees
         return Graph(
             **{name: getattr(self, name)[points] for name in ("time", "event", "role", "rank")},
             first=np.cumsum(first, dtype=np.int32),
-            source=np.searchsorted(points, self.source[edges]).astype(np.int32),
+            source=np.searchsorted(points, sources).astype(np.int32),
             **{name: getattr(self, name)[edges] for name in ("min_latency", "kind", "owner")},
             dropped=self.dropped,
         )

@@ -18,7 +18,7 @@ from etloom import _native
 from etloom.core.arrays import to_array
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms
-from etloom.graphs.event_arrays import Mask, rows_of_ids
+from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int64Array
 from etloom.linker.sync_dependencies import list_waiting_calls
 from etloom.timeline.activity import select_device_events, to_intervals
@@ -123,15 +123,13 @@ def measure_fit_by_rank(graph: Graph, ranks: list[int]) -> dict[int | None, Late
     total = _measure_fit(graph.time, computed, len(graph.source), sum_residuals(graph))
     if len(ranks) == 1:
         return {ranks[0]: total, None: total}
-    degree = np.diff(graph.first)
+    residual, degree = graph.residual, np.diff(graph.first)
+    points_of_ranks = dict(graph.group_points())
     by_rank: dict[int | None, LatencyFit] = {}
     for rank in ranks:
-        in_rank = graph.rank == rank
+        points = points_of_ranks.get(rank, np.zeros(0, np.int64))
         by_rank[rank] = _measure_fit(
-            graph.time[in_rank],
-            computed[in_rank],
-            int(degree[in_rank].sum()),
-            sum_residuals(graph, in_rank),
+            graph.time[points], computed[points], int(degree[points].sum()), int(residual[points].sum())
         )
     return by_rank | {None: total}
 
@@ -150,9 +148,9 @@ def _measure_fit(time: Int64Array, by_floors: Int64Array, edges: int, residual: 
     )
 
 
-def sum_residuals(graph: Graph, in_rank: Mask | None = None) -> int:
-    """Sum `Graph.residual` over all points, or over those of a mask."""
-    return int(_native.residual_sum(graph.first, graph.source, graph.time, graph.min_latency, in_rank))
+def sum_residuals(graph: Graph) -> int:
+    """Sum `Graph.residual` over all points."""
+    return int(_native.residual_sum(graph.first, graph.source, graph.time, graph.min_latency))
 
 
 def explain_misfit(

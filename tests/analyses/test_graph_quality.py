@@ -99,8 +99,13 @@ def test_the_starts_that_are_explained(recording, rank):
 def test_the_sum_of_unexplained_delays(recording):
     graph, _ = recording
     assert quality.sum_residuals(graph) == graph.residual.sum()
-    own = graph.rank == 1
-    assert quality.sum_residuals(graph, own) == graph.residual[own].sum()
+    fits = quality.measure_fit_by_rank(graph, [0, 1, 9])
+    assert fits[None].residual == graph.residual.sum()
+    for rank in (0, 1, 9):
+        own = graph.rank == rank
+        assert fits[rank].points == own.sum()
+        assert fits[rank].residual == graph.residual[own].sum()
+        assert fits[rank].edges == np.diff(graph.first)[own].sum()
 
 
 @settings(max_examples=examples(100))

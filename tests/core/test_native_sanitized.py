@@ -43,7 +43,7 @@ for seed in range(200):
         native.residual(first, source, time, lags)
         native.excess(first, source, time, lags)
         native.walk_back(first, source, lags, lags, time, kind, n - 1)
-        native.residual_sum(first, source, time, lags, None)
+        native.residual_sum(first, source, time, lags)
         points, _, heads, last, chain = native.contract(first, source, draw.random(n) < 0.5)
         sums, near = np.zeros((2, len(last)), np.int64)
         native.change_chains(chain, last, None, lags, lags, sums, near)

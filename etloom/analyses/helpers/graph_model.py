@@ -134,8 +134,12 @@ class GraphModel:
         is_wait = np.isin(kinds, _WAITS) & ~self._transfers
         is_gpu = (kinds == EdgeKind.KERNEL) & ~self._transfers
         memory = mask_owned_edges(self._graph, self._job, "memory", is_gpu)
-        names = np.array([text.partition(" ")[0] for text in self._collective])
-        types = {name: names == name for name in sorted(set(names[self._transfers].tolist()) - {""})}
+        transfers = np.flatnonzero(self._transfers)
+        names = np.array([text.partition(" ")[0] for text in self._collective[transfers]])
+        types = {}
+        for name in sorted(set(names.tolist()) - {""}):
+            types[name] = np.zeros(self.size, bool)
+            types[name][transfers[names == name]] = True
         types |= {
             "computation": is_gpu & ~memory,
             "memory": memory,
@@ -146,11 +150,9 @@ class GraphModel:
 
     def simulate(self, keep: Sequence[Mask]) -> FloatArray:
         """Return the time of each step, ns (masks x steps)."""
-        return np.array(
-            [
-                self._measure_steps(
-                    compute_times(self._graph, np.where(mask, self._recorded, self._ideal), self._start)
-                )
-                for mask in keep
-            ]
-        ).reshape(len(keep), len(self.steps))
+        lag, rows = np.empty_like(self._recorded), []
+        for mask in keep:
+            np.copyto(lag, self._ideal)
+            np.copyto(lag, self._recorded, where=mask)
+            rows.append(self._measure_steps(compute_times(self._graph, lag, self._start)))
+        return np.array(rows).reshape(len(keep), len(self.steps))

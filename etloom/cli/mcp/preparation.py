@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from etloom.cli.mcp.opened_runs import OpenedRuns
 
+_COSTLY = ("graph-quality", "slack", "slowdown")
+"""Analyses that are prepared last."""
+_MAX_SIMULATED_EVENTS = 300_000_000
+"""Ranks times events up to which slowdown is prepared: it simulates all events twice for each rank."""
+
 
 def prepare_run(runs: OpenedRuns, path: Path) -> None:
     """Prepare a run for questions; ends when the run is closed.
@@ -41,8 +46,11 @@ def _list_work(runs: OpenedRuns, run: str) -> Iterator[Callable[[], object]]:
     from etloom.api.shared_results import list_shared_work
     from etloom.core import registry
 
-    tools = RunTools(runs)
+    tools, job = RunTools(runs), runs.get_job(run)
     yield partial(tools.open_run, run)
-    yield from list_shared_work(runs.get_job(run))
+    yield from list_shared_work(job)
     yield from (partial(tool, run) for tool in (tools.summary, tools.findings, tools.predict))
-    yield from (partial(tools.analyze, name, run) for name in registry.list_plugins("analyses"))
+    names = [name for name in registry.list_plugins("analyses") if name not in _COSTLY]
+    is_small = len(job) * sum(trace.rows("events") for trace in job.values()) <= _MAX_SIMULATED_EVENTS
+    for name in (*names, *_COSTLY[: None if is_small else -1]):
+        yield partial(tools.analyze, name, run)
