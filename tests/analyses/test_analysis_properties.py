@@ -147,7 +147,7 @@ HOST_WORK = st.lists(
 
 
 @given(HOST_WORK)
-def test_the_host_computes_where_a_thread_is_in_no_communication_call(
+def test_the_host_computes_while_a_thread_is_not_in_a_communication_call(
     work: list[tuple[str, int, int, int]],
 ) -> None:
     events = [

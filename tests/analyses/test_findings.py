@@ -52,7 +52,7 @@ def test_a_gap_after_the_launch_returned_is_of_the_device(tmp_path: Path) -> Non
     assert launch_ns + device_ns == 4_000 + 1_050_000
 
 
-def test_losses_are_not_per_step_where_the_work_of_the_steps_runs_after_them(tmp_path: Path) -> None:
+def test_losses_are_not_per_step_if_the_work_of_the_steps_runs_after_them(tmp_path: Path) -> None:
     run = RankBuilder().op("ProfilerStep#1", 0, 100, "user_annotation")
     run.op("aten::sum", 0, 20).kernel(1, 2_000, 10).kernel(5, 3_000, 10)
     for row in find_rows(run.trace(tmp_path), "device-waits"):
@@ -119,7 +119,7 @@ def test_allocator(tmp_path: Path) -> None:
     assert find_costs(warm.trace(tmp_path), "allocator") == []
 
 
-def test_an_allocation_where_no_step_is_marked(tmp_path: Path) -> None:
+def test_an_allocation_without_step_annotations(tmp_path: Path) -> None:
     """What comes before a tenth of the launches is warm-up."""
 
     def trace(at: int) -> Trace:
@@ -604,7 +604,7 @@ def test_costs_by_place_state_their_unit(step_cost_ns: int | None, unit: str) ->
     assert f"by place, {unit}: Attention 3.000 ms (2 times); MLP 3.000 ms (2 times)" in text
 
 
-def test_where_a_finding_is(data: Path) -> None:
+def test_the_place_of_a_finding(data: Path) -> None:
     rows = etloom.analyze(open_run(data / "tracelens/h100_qwen.json.gz"), "findings")
     (row,) = rows.filter(pattern="elementwise-chains").iter_rows(named=True)
     assert row["module"].startswith("Qwen2Attention")

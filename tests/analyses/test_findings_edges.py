@@ -82,7 +82,7 @@ def test_a_row_of_small_collectives_ends_with_other_work(
     assert rows == ([] if cost is None else [(cost, 10, None)])
 
 
-def test_a_load_is_counted_once_where_stacks_were_recorded(tmp_path: Path) -> None:
+def test_a_load_is_counted_once_with_recorded_stacks(tmp_path: Path) -> None:
     """The first counts too: no kernel is before it."""
     run = RankBuilder()
     for at in (0, 1_000, 2_000):

@@ -92,7 +92,7 @@ def attention(value_size: int) -> OperatorTraceBuilder:
     return made.operator("FlashAttnFuncBackward", 1000, 500, **BACKWARD)
 
 
-def test_attention_is_five_products_where_forward_is_two(tmp_path: Path) -> None:
+def test_attention_backward_is_five_products_if_forward_is_two(tmp_path: Path) -> None:
     made = (
         attention(64)
         .kernel("flash_bwd_dot_do_o_kernel", 1010, 2100, 5)

@@ -83,7 +83,7 @@ def test_the_time_of_a_call_is_the_union_of_its_kernels(
         assert found.filter(pl.col("row") == call)["time_ns"].to_list() == [len(ticks)]
 
 
-def test_a_composite_operator_counts_where_it_calls_none(tmp_path: Path) -> None:
+def test_a_composite_operator_counts_if_it_calls_no_counted_one(tmp_path: Path) -> None:
     made = (
         OperatorTraceBuilder()
         .operator("aten::linear", 100, 100, [[3, 4], [5, 4], [5]])

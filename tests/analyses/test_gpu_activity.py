@@ -19,7 +19,9 @@ FOLDERS = {"sampled_all_steps": "hta_multirank", "simple_add_cp": "critical_path
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_bandwidths_are_htas_where_one_copy_is_one_point(data: Path, golden: Path, folder: str) -> None:
+def test_bandwidths_equal_those_of_hta_if_one_memcpy_is_one_point(
+    data: Path, golden: Path, folder: str
+) -> None:
     job = open_run(data / FOLDERS[folder])
     ours = etloom.analyze(job, "memory-bandwidth-summary").sort("rank", "name")
     lines = (golden / "hta" / folder / "get_memory_bw_summary.csv").read_text().splitlines()[3:]

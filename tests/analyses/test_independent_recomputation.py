@@ -69,7 +69,7 @@ def rounded(value: float) -> int:
 
 
 @pytest.mark.slow
-def test_where_the_time_goes(file: str) -> None:
+def test_the_temporal_breakdown(file: str) -> None:
     rows = {row["step"]: row for row in asked(file, "temporal-breakdown").rows(named=True)}
     overlap = {row["step"]: row for row in asked(file, "comm-overlap").rows(named=True)}
     assert set(rows) == set(stretches(raw(file)))

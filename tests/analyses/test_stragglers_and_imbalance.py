@@ -180,7 +180,7 @@ def chain(folder: Path, **header: Any) -> Path:
     return folder
 
 
-def test_when_a_rank_came_latest_and_whose_link_is_slow(tmp_path: Path) -> None:
+def test_the_latest_rank_and_the_slow_link(tmp_path: Path) -> None:
     job = etloom.open(chain(tmp_path / "run", host_name="a"))
     rows = {row["rank"]: row for row in etloom.analyze(job, "stragglers").iter_rows(named=True)}
     # Rank 1 takes part in all of them; rank 2 only in the slow ones.
@@ -284,7 +284,7 @@ def test_ranks_with_different_calls(tmp_path: Path) -> None:
     ]
 
 
-def test_where_it_was_called_is_not_in_torch(tmp_path: Path) -> None:
+def test_the_named_call_site_is_outside_torch(tmp_path: Path) -> None:
     inner = {
         "name": "all_reduce",
         "filename": "/x/site-packages/torch/distributed/distributed_c10d.py",

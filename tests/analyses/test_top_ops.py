@@ -54,7 +54,7 @@ def test_runtime_calls_are_of_their_innermost_operator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("by", "order"), [("self", "view add copy"), ("runtime", "copy add view"), ("exclusive", "copy view add")]
 )
-def test_what_decides(tmp_path: Path, by: str, order: str) -> None:
+def test_the_order_follows_from_by(tmp_path: Path, by: str, order: str) -> None:
     assert top_ops(tmp_path, *EVERYTHING, by=by)["name"].to_list() == order.split()
 
 
@@ -88,7 +88,7 @@ def test_omitted_rows_are_reported(
 
 
 @pytest.mark.parametrize(("max_events", "count"), [(1_000, 1), (2, 2)])
-def test_operators_are_measured_once_where_memory_allows(
+def test_operators_are_measured_once_if_memory_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_events: int, count: int
 ) -> None:
     (trace,) = etloom.open(small_traces.write_run(tmp_path / "run", ranks=(0,)), use_cache=False).values()

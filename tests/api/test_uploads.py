@@ -59,7 +59,7 @@ def test_tables_of_a_stored_run_are_copied_on_access(
 
 
 @pytest.mark.slow
-def test_an_addition_goes_on_after_a_failed_upload(
+def test_an_addition_continues_after_a_failed_upload(
     s3: S3Server, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.refused_uploads = 10**6

@@ -680,7 +680,7 @@ def test_no_progress_is_drawn_if_stderr_is_not_a_terminal(capsys: pytest.Capture
     assert capsys.readouterr() == ("", "")
 
 
-def test_progress_knows_how_much_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar's total is the size of all files told of, also before the first byte of them is read."""
     import rich.progress
 

@@ -363,7 +363,7 @@ def test_messages_of_a_rank_do_not_shift_its_collectives() -> None:
     assert pairs(matched, "instance") == pairs(matched, "bytes")
 
 
-def test_where_no_data_is_exchanged_ranks_do_not_wait() -> None:
+def test_without_exchanged_data_ranks_do_not_wait() -> None:
     """Two ranks with eight collectives, and one of empty tensors, which rank 0 leaves before rank 1 comes."""
     calls = made(3, [0, 0], [0.0, 0.0], numbered=True, count=9).with_columns(synchronizes=pl.lit(True))
     is_last = pl.col("seq") == 8
@@ -524,7 +524,7 @@ def test_a_rank_that_had_left_waits_for_no_rank(data: Path) -> None:
     ]
 
 
-def test_every_message_of_the_pipeline_meets(data: Path) -> None:
+def test_every_message_of_the_pipeline_is_matched(data: Path) -> None:
     rows = etloom.analyze(open_run(data / "cpu/pp_4"), "collectives")
     assert rows.height == 48
     assert set(rows["recorded"]) == {2}

@@ -104,7 +104,7 @@ def test_an_operator_that_outlives_its_window_is_noticed() -> None:
     assert gate.is_clear()
 
 
-def test_a_profiler_that_cannot_be_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_that_cannot_be_stopped_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, profile = ProfilerGate(), _profile()
     profile.prepare_trace()
     with gate.starting():

@@ -122,7 +122,7 @@ def test_shares_of_time(data: Path, golden: Path, folder: str) -> None:
     assert {kind.upper().replace(" + ", " overlapping "): share for kind, share in shares.items()} == expected
 
 
-def test_where_nothing_communicates_overlap_is_not_known(data: Path, golden: Path) -> None:
+def test_overlap_without_communication_is_unknown(data: Path, golden: Path) -> None:
     assert table(golden, "simple_add_cp", "get_comm_comp_overlap")["comp_comm_overlap_pctg"].to_list() == [
         None
     ]

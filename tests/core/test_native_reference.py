@@ -269,7 +269,7 @@ def test_a_damaged_event_costs_no_other(damaged: bytes, size: int) -> None:
     native_parsers.assert_accounted("kineto", tables, summary)
 
 
-def test_a_row_without_an_end_fed_byte_by_byte_takes_no_quadratic_time() -> None:
+def test_a_row_without_an_end_fed_byte_by_byte_does_not_take_quadratic_time() -> None:
     start = time.process_time()
     rows = b'{"ph": "X", "name": "n", "ts": 1, "dur": 1},' + b'{"ph":"X","a":[{"ph":"X"},{"ph":"X"}},' * 3000
     tables, summary = native_parsers.parse("kineto", native_parsers.in_chunks(b'{"traceEvents": [' + rows, 1))

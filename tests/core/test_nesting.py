@@ -362,7 +362,7 @@ def test_exclusive_time_of_only_operators_includes_their_calls() -> None:
     assert nesting.nest_events(frame).unclosed.tolist() == [4]
 
 
-def test_nearest_climbs_to_the_first_that_is_wanted() -> None:
+def test_nearest_is_the_first_selected_ancestor() -> None:
     parent = np.array([-1, 0, 1, 2, 3, -1])
     wanted = np.array([True, False, True, False, False, False])
     rows = np.array([4, 2, 1, 5, -1])
@@ -386,7 +386,7 @@ def test_rows_of_ids_of_complete_and_partial_tables() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-1, 11), st.booleans()), max_size=12))
-def test_the_nearest_wanted_row_is_the_first_on_the_way_out(rows: list[tuple[int, bool]]) -> None:
+def test_the_nearest_selected_row_is_the_first_enclosing_one(rows: list[tuple[int, bool]]) -> None:
     parent = [at if at < len(rows) else -1 for at, _ in rows]
     wanted = [chosen for _, chosen in rows]
 

@@ -89,7 +89,7 @@ def test_a_store_on_a_full_disk_is_one_line(
 
 
 @pytest.mark.parametrize("reason", ["linking", "size", "space", "full disk", "unwritable", "unreadable run"])
-def test_where_the_cache_cannot_be_used_the_run_is_loaded(
+def test_without_a_usable_cache_the_run_is_loaded(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     options: dict[str, Any] = {}

@@ -103,7 +103,7 @@ def test_answers_are_those_of_this_host(connected: str, run: Path, tmp_path: Pat
             assert_frame_equal(etloom.analyze(job, question), expected, check_exact=True)
 
 
-def test_an_addition_whose_driver_was_killed_goes_on(connected: str, run: Path, tmp_path: Path) -> None:
+def test_an_addition_whose_driver_was_killed_continues(connected: str, run: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     command = [
         sys.executable,

@@ -282,7 +282,7 @@ KILL_POINTS: list[tuple[object, str]] = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("place", KILL_POINTS, ids=lambda place: place[1])
-def test_a_killed_addition_goes_on_where_it_stopped(
+def test_a_killed_addition_continues_where_it_stopped(
     run: Path, tmp_path: Path, place: tuple[object, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
@@ -359,7 +359,7 @@ def test_files_of_several_ranks_and_saved_runs_are_added(job: Job, tmp_path: Pat
     assert_frame_equal(etloom.analyze(added.path, "stragglers"), etloom.analyze(job, "stragglers"))
 
 
-def test_a_batch_goes_on_after_ranks_that_it_cannot_read(run: Path, tmp_path: Path, brief: None) -> None:
+def test_a_batch_continues_after_unreadable_ranks(run: Path, tmp_path: Path, brief: None) -> None:
     """And holds the tables of one rank at a time, however many there are."""
     files = {rank: [str(file)] for rank, file in enumerate(sorted(run.iterdir()))}
     (tmp_path / "damaged.json").write_text("{")

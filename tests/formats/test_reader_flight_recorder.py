@@ -71,7 +71,7 @@ def test_entries_are_comms(own: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [JSON, PICKLE])
-def test_events_last_from_start_to_end_where_both_are_known(own: Path, name: str) -> None:
+def test_events_last_from_start_to_end_if_both_are_known(own: Path, name: str) -> None:
     trace = flight_recorder.read(own / "flight_recorder" / name)
     assert texts(trace.events).select("ph", "cat", "name", "ts", "dur", "tid").rows()[3:] == [
         ("X", "collective_comm", "nccl:recv 1<-0", START + 3_000_500, 2000, 140000000000001),

@@ -142,7 +142,9 @@ def test_a_late_rank_is_named(data: Path) -> None:
         ("tracelens/h100_qwen.json.gz", True),
     ],
 )
-def test_slack_is_doubted_where_the_graph_does_not_explain(name: str, explainable: bool, data: Path) -> None:
+def test_slack_is_uncertain_if_the_graph_does_not_explain_the_times(
+    name: str, explainable: bool, data: Path
+) -> None:
     table = etloom.analyze(opened(data, name), "slack")
     assert table["explainable"].unique().to_list() == [explainable]
     doubt = "do not rely on these slacks: the graph does not explain the recording"

@@ -83,7 +83,7 @@ def test_calls_of_one_correlation_are_distinguished_by_external_ids(tmp_path: Pa
     ]
 
 
-def test_external_ids_of_operators_name_the_operator_where_the_call_is_lost(tmp_path: Path) -> None:
+def test_external_ids_name_the_operator_if_the_call_is_missing(tmp_path: Path) -> None:
     """Several calls of an operator share its id then: the call stays unknown, the operator does not."""
     rows = [
         event("cpu_op", "a", 0, 10, External_id=1),

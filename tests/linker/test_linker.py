@@ -217,7 +217,7 @@ def test_old_traces_get_the_columns_that_hta_gives_them(data: Path, golden: Path
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_dlrm_is_aligned_where_ids_are_another_runs(data: Path, rank: int) -> None:
+def test_dlrm_is_aligned_if_ids_belong_to_another_run(data: Path, rank: int) -> None:
     trace = of_rank(data / "dlrm", rank)
     assert trace.links.height >= 1660 and trace.links["node"].is_unique().all() and same_names(trace)
     assert trace.links["how"].unique().to_list() == ["align"]

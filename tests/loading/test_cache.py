@@ -92,7 +92,7 @@ def test_other_files_are_never_removed(own_folder: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_an_entry_that_goes_while_it_is_read_is_none(
+def test_an_entry_removed_while_it_is_read_is_none(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     key = "a" * 32

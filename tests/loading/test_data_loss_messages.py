@@ -201,7 +201,7 @@ def test_pairs_of_one_process_raise_no_doubt(folder: str, data: Path) -> None:
     assert etloom.open(data / folder, use_cache=False).stats.filter(name="link.processes_differ").is_empty()
 
 
-def test_a_process_is_compared_only_where_both_files_name_it(tmp_path: Path) -> None:
+def test_a_process_is_compared_only_if_both_files_name_it(tmp_path: Path) -> None:
     def doubted(pid: object) -> list[str]:
         run = small_traces.write_run(tmp_path / "run", (0,))
         whole = small_traces.execution_trace() | {"pid": pid, "time": "then"}

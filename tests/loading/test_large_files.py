@@ -116,7 +116,7 @@ def test_without_the_cache_nothing_is_left_behind(
     assert not cached.exists()
 
 
-def test_the_entry_in_use_is_not_the_one_that_goes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_entry_in_use_is_not_evicted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETLOOM_CACHE_BYTES", "1")
     for rank in (0, 1):
         job = etloom.open(run / f"kineto_trace_{rank}.json", lazy=True)
@@ -144,7 +144,7 @@ def test_a_changed_table_is_in_memory_and_others_see_all_of_it(run: Path) -> Non
         assert other.events.height == 2
 
 
-def test_saved_runs_are_left_where_they_are(run: Path, tmp_path: Path) -> None:
+def test_saved_runs_are_not_moved(run: Path, tmp_path: Path) -> None:
     job = etloom.open(run, use_cache=False)
     etloom.export(job, tmp_path / "run.parquet")
     lazy = etloom.open(tmp_path / "run.parquet", lazy=True)

@@ -84,7 +84,7 @@ def test_host_and_device_trace_of_a_rank_go_together(tmp_path: Path) -> None:
     assert [path.name for path in discover_ranks(tmp_path).ignored] == ["run.json"]
 
 
-def test_the_rank_inside_counts_where_the_name_has_none(tmp_path: Path) -> None:
+def test_the_rank_in_the_file_counts_if_the_name_has_none(tmp_path: Path) -> None:
     kineto(tmp_path / "left.json", rank=4)
     kineto(tmp_path / "right.json", rank=5)
     assert by_rank(tmp_path) == {4: ["left.json"], 5: ["right.json"]}

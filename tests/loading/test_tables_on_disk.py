@@ -210,7 +210,7 @@ def test_a_rank_of_which_a_file_cannot_be_read_is_not_kept(
 
 
 @pytest.mark.slow
-def test_a_saved_run_stays_where_it_is(run: Path, tmp_path: Path) -> None:
+def test_a_saved_run_is_not_moved(run: Path, tmp_path: Path) -> None:
     whole = etloom.open(run, use_cache=False)
     saved = etloom.export(whole, tmp_path / "run.parquet")
     assert evictable(etloom.open(saved)) == [False] * 4

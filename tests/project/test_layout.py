@@ -203,7 +203,7 @@ def test_functions_are_short_and_take_few_parameters() -> None:
     assert not {name: count for name, count in parameters.items() if count > MAX_PARAMETERS}
 
 
-def test_torch_is_imported_where_a_job_runs_only() -> None:
+def test_torch_is_imported_only_by_code_that_runs_in_a_job() -> None:
     wrong = [
         module
         for module in modules()

@@ -113,7 +113,7 @@ def test_a_reused_storage_id_is_a_new_tensor_and_tensors_are_freed_after_their_l
     assert machine.peak_bytes == 3 * 4 << 18  # x, and one result while the next is made
 
 
-def test_gives_other_shapes_where_they_depend_on_values(tmp_path: Path) -> None:
+def test_operators_may_return_other_shapes_if_these_depend_on_values(tmp_path: Path) -> None:
     x = torch.tensor([0.0, 1.0, 0.0, 2.0])
 
     def step() -> None:

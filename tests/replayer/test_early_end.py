@@ -118,7 +118,7 @@ def test_progress_names_the_purpose_of_each_pass_and_unneeded_passes_are_omitted
     assert ran == [None]
 
 
-def test_only_where_memory_is_tight_it_is_returned_when_freed(
+def test_freed_memory_is_returned_only_if_memory_is_scarce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, freed = read_nodes(tmp_path, *chain(2, MB)), []

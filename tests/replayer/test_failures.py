@@ -46,7 +46,7 @@ def test_one_process_for_several_ranks_is_one_line(tmp_path: Path, options: tupl
     assert "2 ranks to replay, but 1 process; start 2 (torchrun --nproc-per-node 2" in err
 
 
-def test_the_store_outlives_those_who_still_ask_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_outlives_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has gathered all; rank 1 takes a second more to say that it is done."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -172,7 +172,7 @@ def crossed(rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_each_other_end_with_who_waits_for_what(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_each_other_end_with_a_list_of_waits(tmp_path: Path) -> None:
     run = write_calls(tmp_path, {rank: crossed(rank) for rank in range(3)})
     options = ("--repeats", "1", "--warmup", "0", "--timeout", "3", "--blocking")
     found = ended(processes(3, run, *options), timeout=400)

@@ -53,7 +53,9 @@ def test_repeats_have_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_a_killed_process_wanted_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_is_reported_as_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(EtloomError, match="killed, probably because memory was exhausted"):
         isolation.run_isolated(command(tmp_path, monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)"))
 

@@ -239,7 +239,7 @@ def test_resources_are_searched_only_in_the_run(tmp_path: Path) -> None:
     assert resources_folder(run / "et_0.json", etloom.Trace({}, {"files": []})) is None
 
 
-def test_bags_begin_where_indices_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bags_begin_at_existing_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_DATA", SAVED)
     bag, ids, starts = torch.nn.EmbeddingBag(9, 2, mode="sum"), torch.arange(8), torch.tensor([0, 3, 6])
     record(tmp_path, lambda: bag(ids, starts))

@@ -89,7 +89,7 @@ def test_no_type_rounds_the_sum_over_a_large_world(name: str, world: int) -> Non
     assert plain >= min(world, 2)
 
 
-def test_a_mean_may_be_rounded_where_each_summand_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mean_may_be_rounded_like_each_summand(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL does, which alone has it."""
     monkeypatch.setattr("torch.distributed.get_backend", lambda group=None: "nccl")
     from etloom.replayer.comms.runner import Runner

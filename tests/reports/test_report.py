@@ -242,7 +242,7 @@ def test_the_page_lists_omissions(job: Job) -> None:
     assert whole.count("data-rank=") == 2
 
 
-def test_ranks_share_a_zero_only_where_they_share_a_clock() -> None:
+def test_ranks_share_a_time_zero_only_if_they_share_a_clock() -> None:
     early, late = link_events([kernel_row("a", 100, 50)]), link_events([kernel_row("a", 120, 50)])
     apart = link_events([kernel_row("a", 10_000, 50)])
     assert find_origins({0: early, 1: late}) == {0: 100, 1: 120}  # one event each: they do not overlap
