@@ -165,8 +165,8 @@ def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
     operators = operators[operators >= 0]
     operators = operators[view.match_categories(categories.OPERATOR_CATEGORIES)[operators]]
     calls = view.sync_calls["id"]
-    beside = calls.filter(pl.Series(np.isin(view.parents[view.find_rows(calls)], operators)))
-    return np.concatenate([copies.to_numpy(), beside.to_numpy()]).astype(np.int64)
+    same_operator = calls.filter(pl.Series(np.isin(view.parents[view.find_rows(calls)], operators)))
+    return np.concatenate([copies.to_numpy(), same_operator.to_numpy()]).astype(np.int64)
 
 
 def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFrame:
