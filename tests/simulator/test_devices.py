@@ -43,6 +43,8 @@ def test_only_time_explained_by_the_limit_becomes_shorter() -> None:
     # At full efficiency half the limit is half the time; far from it little changes; slower devices keep efficiency.
     assert ratios[:3].tolist() == pytest.approx([0.5, 0.95, 2.0])
     assert np.isnan(ratios[3])
+    others = scale_by_limits(time, old, pl.Series([150.0, 150.0, 100.0, 1.0]), keeps_efficiency=False)
+    assert others[:3].tolist() == pytest.approx([2.0, 1.1, 1 + 2 / 3])
 
 
 def test_kernels_change_and_the_host_does_not(job: Job) -> None:

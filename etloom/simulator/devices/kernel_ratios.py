@@ -3,9 +3,9 @@
 By family and shape, from the best source there is:
 
 - table: measured matrix products and attention of these shapes on both devices (`measured_tables`);
-- roofline: the limit of the call (FLOPs by peak, bytes by bandwidth, the larger one) on both devices. On a slower
-  device the recorded efficiency stays. On a faster one, only the part of the time that the limit explains, at the
-  efficiency of large kernels, becomes shorter; the rest is latency;
+- roofline: the limit of the call (FLOPs by peak, bytes by bandwidth, the larger one) on both devices. Only the part of
+  the time changes that the limit explains, at the efficiency of large kernels; the rest is latency. On a slower device,
+  matrix products and attention keep their recorded efficiency instead;
 - guessed: kernels without known FLOPs and bytes follow the peak (matrix products, attention) or the bandwidth.
 
 Collectives within a node of eight take the ratio of collectives measured on both (`collective_ratios`); without tables
@@ -147,8 +147,9 @@ def compute_kernel_ratios(trace: Trace, old: Peaks, new: Peaks, tables: Path | N
         return _select_ratios(kernels.with_columns(table=None, limit=None))
     ideal = add_limits(calls, old)["ideal_ns"], add_limits(calls, new)["ideal_ns"]
     measured = _look_up_calls(calls, old, new, tables)
+    is_matrix = calls["family"].is_in([str(name) for name in MATRIX]).to_numpy()
     costs = calls.select("row", "replay").with_columns(
-        limit=pl.Series(scale_by_limits(calls["time_ns"], *ideal)).fill_nan(None),
+        limit=pl.Series(scale_by_limits(calls["time_ns"], *ideal, is_matrix)).fill_nan(None),
         table=pl.Series(measured).fill_nan(None),
     )
     return _select_ratios(kernels.join(costs, on=("row", "replay"), how="left", maintain_order="left"))
@@ -165,19 +166,23 @@ def _look_up_calls(calls: pl.DataFrame, old: Peaks, new: Peaks, tables: Path | N
     return ratios
 
 
-def scale_by_limits(time: pl.Series, old_limit: pl.Series, new_limit: pl.Series) -> np.ndarray:
+def scale_by_limits(
+    time: pl.Series, old_limit: pl.Series, new_limit: pl.Series, keeps_efficiency: np.ndarray | bool = True
+) -> np.ndarray:
     """Return the ratio of the time on another device to the recorded one, nan where a limit is unknown.
 
     Args:
         time: recorded, ns.
         old_limit: the least time on the recorded device, ns.
         new_limit: the least time on the other device, ns.
+        keeps_efficiency: on a slower device, the recorded efficiency stays (per call or for all).
     """
     recorded, old, new = (column.cast(pl.Float64).to_numpy() for column in (time, old_limit, new_limit))
     with np.errstate(divide="ignore", invalid="ignore"):
         explained = np.minimum(old / (LARGE_KERNEL_EFFICIENCY * recorded), 1.0)
         ratio = new / old
-        ratio = np.where(ratio < 1, 1 - explained + explained * ratio, ratio)
+        keeps = (ratio >= 1) & keeps_efficiency
+        ratio = np.where(keeps, ratio, 1 - explained + explained * ratio)
         return np.asarray(np.where(old > 0, ratio, np.nan))
 
 
