@@ -36,7 +36,8 @@ class Durations:
     """The rows of a prediction's table, and their durations at any times of the points.
 
     ``rows``: scope, rank, step, in the order of `measure`. The scope "step time" is the median, over steps and ranks,
-    of the time from the start of a step to that of the next; it is missing if the run has fewer than two steps.
+    of the time from the start of a step to that of the next, or, where the device still works on a step when the host
+    begins the next, from end to end; it is missing if the run has fewer than two steps.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -57,6 +58,9 @@ class Durations:
         self._by_step = PointSpans(pl.concat(steps), "rank", "step")
         self._by_rank = PointSpans(points.filter(pl.col("rank") >= 0), "rank")
         self._starts = pl.concat(starts).sort("rank", "step").select("rank", "step", "point")
+        spans = {key: row for row, key in enumerate(self._by_step.keys)}
+        marks = self._starts.select("rank", "step").rows()
+        self._span_rows = np.array([spans.get(mark, -1) for mark in marks], np.int64)
         rows = [("job", None, None)]
         if self._periods(graph.time).size:
             rows.append(("step time", None, None))
@@ -77,10 +81,15 @@ class Durations:
         return np.concatenate([*parts, self._by_step.measure(time)])
 
     def _periods(self, time: Int64Array) -> Int64Array:
-        """Return the time from the start of each step to the next one on its rank."""
+        """Return the time of each step until the next one on its rank, see "step time"."""
         starts = time[self._starts["point"].to_numpy()]
         ranks = self._starts["rank"].to_numpy()
-        return np.asarray(np.diff(starts)[np.diff(ranks) == 0])
+        periods = np.diff(starts)
+        if self._by_step.keys and periods.size:
+            ends = np.where(self._span_rows >= 0, self._by_step.find_ends(time)[self._span_rows], starts)
+            lags = (self._span_rows[1:] >= 0) & (ends[:-1] > starts[1:])
+            periods = np.where(lags, np.diff(ends), periods)
+        return np.asarray(periods[np.diff(ranks) == 0])
 
 
 class PointSpans:
@@ -96,8 +105,12 @@ class PointSpans:
     def measure(self, time: Int64Array) -> Int64Array:
         if not self.keys:
             return np.zeros(0, np.int64)
-        values = time[self._points]
-        return np.asarray(np.maximum.reduceat(values, self._first) - np.minimum.reduceat(values, self._first))
+        starts = np.minimum.reduceat(time[self._points], self._first)
+        return np.asarray(self.find_ends(time) - starts)
+
+    def find_ends(self, time: Int64Array) -> Int64Array:
+        """Return the time of the last point of each group, of which there is at least one."""
+        return np.asarray(np.maximum.reduceat(time[self._points], self._first))
 
 
 def _step_annotations(trace: Trace) -> pl.DataFrame:

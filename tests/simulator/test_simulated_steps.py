@@ -9,6 +9,8 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.simulator.durations import Durations
+from etloom.simulator.recording import describe_recording
 from support import small_traces
 
 
@@ -25,3 +27,20 @@ def test_a_step_lasts_until_its_gpu_activity_ends(tmp_path: Path, kernel_us: int
     done = etloom.simulate(job, "kernel x1")
     assert done.table.filter(pl.col("scope") == "step")["before_ns"].to_list() == [before_us * 1000]
     assert etloom.analyze(job, "steps")["dur_ns"].to_list() == [1_000_000]
+
+
+@pytest.mark.parametrize(("kernel_us", "period_us"), [(400, 1_000), (1_500, 1_500)])
+def test_the_step_time_is_that_of_a_device_that_lags_behind(
+    tmp_path: Path, kernel_us: int, period_us: int
+) -> None:
+    """The host begins a step each 1,000 us, whether or not the kernel of the last one has ended."""
+    run = small_traces.RankBuilder()
+    for step in range(4):
+        at = 1_000 * step
+        run.step(step, at, 990).op("aten::mm", at + 10, 20)
+        run.kernel(at + 15, max(at + 20, 20 + kernel_us * step), kernel_us)
+    run.trace(tmp_path)
+    scenario = describe_recording(etloom.open(tmp_path, use_cache=False))
+    durations = Durations(scenario)
+    row = durations.rows["scope"].to_list().index("step time")
+    assert durations.measure(scenario.graph.time)[row] == period_us * 1_000

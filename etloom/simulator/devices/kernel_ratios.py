@@ -145,11 +145,11 @@ def compute_kernel_ratios(trace: Trace, old: Peaks, new: Peaks, tables: Path | N
         calls = count_calls(trace).filter(pl.col("row") >= 0)
     except AnalysisError:
         return _select_ratios(kernels.with_columns(table=None, limit=None))
-    ideal = add_limits(calls, old)["ideal_ns"], add_limits(calls, new)["ideal_ns"]
+    before, after = add_limits(calls, old)["ideal_ns"], add_limits(calls, new)["ideal_ns"]
     measured = _look_up_calls(calls, old, new, tables)
     is_matrix = calls["family"].is_in([str(name) for name in MATRIX]).to_numpy()
     costs = calls.select("row", "replay").with_columns(
-        limit=pl.Series(scale_by_limits(calls["time_ns"], *ideal, is_matrix)).fill_nan(None),
+        limit=pl.Series(scale_by_limits(calls["time_ns"], before, after, is_matrix)).fill_nan(None),
         table=pl.Series(measured).fill_nan(None),
     )
     return _select_ratios(kernels.join(costs, on=("row", "replay"), how="left", maintain_order="left"))

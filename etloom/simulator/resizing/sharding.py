@@ -118,8 +118,8 @@ def compute_call_ratios(
         scaled = calls.with_columns(
             flops=pl.col("flops") * pl.col("share"), bytes=pl.col("bytes") * pl.col("byte_share")
         )
-        limits = (add_limits(table, peaks)["ideal_ns"] for table in (calls, scaled))
-        by_limits = pl.Series("limit", scale_by_limits(calls["time_ns"], *limits)).fill_nan(None)
+        before, after = (add_limits(table, peaks)["ideal_ns"] for table in (calls, scaled))
+        by_limits = pl.Series("limit", scale_by_limits(calls["time_ns"], before, after)).fill_nan(None)
         calls = calls.with_columns(by_limits).with_columns(ratio=pl.coalesce("limit", "share"))
     certain = int((products & (calls["basis"] == Basis.ROOFLINE).to_numpy()).sum())
     kernels = assign_kernels(trace).filter((pl.col("kind") != "communication") & ~pl.col("bus"))
