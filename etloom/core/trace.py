@@ -222,6 +222,15 @@ class Trace(TableAttributes):
         key = function, *arguments
         return key in self._results or key in self._stored_results
 
+    def find_result(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result | None:
+        """Return the result of `compute_once` if it need not be computed, else None.
+
+        A stored result is not cached with the trace: of many ranks, large ones would fill the memory.
+        """
+        key = function, *arguments
+        result: _Result | None = self._results.get(key)
+        return self._stored_results.get(key) if result is None else result
+
     def with_stored_results(self, results: Mapping[tuple[Any, ...], Any]) -> Trace:
         """Return the same tables with results that `compute_once` looks up instead of computing them.
 

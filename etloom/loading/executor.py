@@ -193,7 +193,7 @@ class _Execution:
 
     def _open_kept(self, folder: Path) -> Trace:
         """Open the tables of a rank in the caller's folder."""
-        saved = parquet.read(folder, lazy=True)
+        saved = parquet.read(folder, lazy=True, is_trusted=True)
         assert isinstance(saved, Trace)
         return self._add_to_resident(saved)
 

@@ -43,6 +43,7 @@ from etloom.analyses.findings.rank_findings import find_in_rank, measure_rank
 from etloom.analyses.helpers import check_percentage, conform_columns
 from etloom.core import registry
 from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.intervals import EMPTY
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import explain_missing_times
 
@@ -95,16 +96,17 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
     check_percentage(min_pct, "min_pct")
     if pattern is not None and pattern.replace("_", "-") not in patterns:
         raise UnknownName("pattern", pattern, patterns, option="pattern")
-    views = JobView(job)
+    views, gains = JobView(job), JobGains(job)
     causes: dict[tuple[str, str | None], RankFindings] = {}
     sizes = {}
     for name, rank, finding in _find_all(patterns if pattern is None else [pattern], views):
+        if gains.is_too_large:  # only simulations need the times, which would fill the memory
+            finding = dataclasses.replace(finding, lost=EMPTY, components=())
         causes.setdefault((name, finding.kind), []).append((rank, finding))
         if rank not in sizes:
             sizes[rank] = views[rank].compute_once(measure_rank).row(0, named=True)
     rows = [_describe_costliest(name, findings, sizes) for (name, _), findings in causes.items()]
     by_cost = sorted(zip(rows, causes.values(), strict=True), key=lambda pair: -pair[0]["cost_ns"])
-    gains = JobGains(job)
     splitting = {name for name in patterns if getattr(registry.get("patterns", name), "SPLIT_BY_RANK", False)}
     for row, findings in by_cost[:MAX_SIMULATED]:
         module = registry.get("patterns", row["pattern"])

@@ -116,28 +116,30 @@ def sum_places(
     costly = np.flatnonzero(rows["cost_ns"].to_numpy() > 0)
     if costly.size < max(min_rows, 1):
         return
-    rows = take_rows(rows, costly)
-    located = rows.hstack(view.locate(rows["event"]))
-    if by == "block":
-        located = located.hstack([_name_blocks(located["module"], located["operator"])])
+    rows = take_rows(rows, costly) if costly.size < rows.height else rows
+    labels = _label_places(view, rows, by)
     if min_rows > 1:
-        place = encode_texts(located[by])
-        located = take_rows(located, np.flatnonzero(np.bincount(place)[place] >= min_rows))
-    if located.is_empty():
+        place = encode_texts(labels)
+        kept = np.flatnonzero(np.bincount(place)[place] >= min_rows)
+        rows, labels = take_rows(rows, kept), take_rows(labels, kept)
+    if rows.is_empty():
         return
-    costs = located["cost_ns"].to_numpy()
-    places, place_costs, counts = _rank_places(encode_texts(located[by]), costs)
-    row = located.row(int(places[0]), named=True)
+    costs = rows["cost_ns"].to_numpy()
+    places, place_costs, counts = _rank_places(encode_texts(labels), costs)
+    first = int(places[0])
+    row = rows.row(first, named=True) | view.locate(rows["event"][first : first + 1]).row(0, named=True)
+    row[by] = labels[first]
     row["longest"] = np.sort(costs)[::-1][:LONGEST_COUNT].tolist()
-    row["cost_ns"], row["in_steps_ns"] = compute_cost(view, located, hidden)
-    row |= {"count": located.height, "places": places.size}
+    lost = Intervals.of(rows["start"], rows["end"]) - hidden
+    row["cost_ns"], row["in_steps_ns"] = _sum_cost(view, rows, lost)
+    row |= {"count": rows.height, "places": places.size}
     location: dict[str, Any] = {name: row.get(name) for name in _LOCATION}
     yield Finding(
         title(row),
         row["cost_ns"],
         confidence,
         advice if isinstance(advice, str) else advice(row),
-        Intervals.of(located["start"], located["end"]) - hidden,
+        lost,
         tracks,
         row["count"],
         **location,
@@ -145,7 +147,7 @@ def sum_places(
         end_ns=row["end"],
         in_steps_ns=row["in_steps_ns"],
         kind=kind,
-        parts=_limit_parts(list(map(Part, located[by][places].to_list(), place_costs, counts)))
+        parts=_limit_parts(list(map(Part, labels[places].to_list(), place_costs, counts)))
         if places.size > 1
         else (),
     )
@@ -160,12 +162,22 @@ def _rank_places(place: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, list
     return rows[order], sums[order].tolist(), np.diff(firsts, append=costs.size)[order].tolist()
 
 
+def _label_places(view: RankView, rows: pl.DataFrame, by: str) -> pl.Series:
+    """Return the place of each row as text, see `sum_places`."""
+    if by == "name":
+        return rows["name"]
+    if by != "block":
+        return view.locate(rows["event"], [by])[by]
+    located = view.locate(rows["event"], ["operator", "module"])
+    return _name_blocks(located["module"], located["operator"])
+
+
 def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
     """Return the block of each row: the class of the module (layers of one class count as one), else the operator."""
     if modules.null_count() == len(modules):
-        return operators.alias("block")
+        return operators
     classes = map_text(modules, lambda name: name.str.replace(r"_\d+$", ""))
-    return classes.zip_with(classes.is_not_null(), operators).alias("block")
+    return classes.zip_with(classes.is_not_null(), operators)
 
 
 def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
@@ -228,8 +240,12 @@ def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) 
         rows: cost_ns, and the start and end of the time over which it is spread evenly.
         hidden: Times at which nothing is lost.
     """
+    return _sum_cost(view, rows, Intervals.of(rows["start"], rows["end"]) - hidden)
+
+
+def _sum_cost(view: RankView, rows: pl.DataFrame, lost: Intervals) -> tuple[int, int]:
+    """Return the result of `compute_cost`, given the times at which something is lost."""
     start, end, each = (rows[name].to_numpy() for name in ("start", "end", "cost_ns"))
-    lost = Intervals.of(start, end) - hidden
     inside = view.step_intervals.covered(start, end) / np.maximum(end - start, 1) * each
     in_steps = min(round(float(inside.sum())), (lost & view.step_intervals).total)
     return min(round(float(each.sum())), lost.total), in_steps

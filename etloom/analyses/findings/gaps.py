@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import take_rows, to_array
+from etloom.core.arrays import select_values, take_rows, to_array
 from etloom.core.intervals import Intervals, union
 from etloom.core.schema import TIME_LIMIT
 
@@ -73,32 +74,58 @@ def find_gaps(view: RankView) -> pl.DataFrame:
         return pl.DataFrame(schema=_GAP_SCHEMA)
     idle = view.busy.gaps(*view.window)
     starts, ends = idle.starts, idle.ends
-    after = _find_next_activities(view, ends)
-    called = to_array(after["launch_ts"], 0)
-    has_launch = after["launch"].is_not_null().to_numpy()
+    following = _find_next_activities(view, ends)
+    called = _take_following(view, "launch_ts", following, 0)
+    launch = _take_following(view, "launch", following, -1)
     # The host is late if its call began after the device had become idle, or if no activity follows.
     is_last = ends > view.busy.starts[-1]
-    late = (has_launch & (called > starts)) | is_last
+    late = ((launch >= 0) & (called > starts)) | is_last
     until = np.where(is_last, ends, np.where(late, called, starts))
-    stalls = list_stalls(view)
+    stalls = dict(view.compute_once(list_stalls))
     cause, responsible = _attribute_gaps(view, stalls, starts, until, late, is_last)
-    responsible = np.where(responsible < 0, to_array(after["launch"], -1).astype(np.int64), responsible)
-    columns = {
-        "start": starts,
-        "end": ends,
-        "cause": pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[cause],
-        "event": pl.Series(responsible).set(pl.Series(responsible == -1), None),
-        **{name: after[name] for name in ("launch", "launch_end", "step", "stream", "name")},
-    }
-    explained = pl.Series(late & ~is_last)
     stalls["sync"] = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
     exposed = view.activity.times["communication"] - view.activity.times["computation"]
-    columns["stall_ns"], columns["stall"] = _measure_stalls(
+    stall_ns, stall = _measure_stalls(
         {name: times - exposed for name, times in stalls.items()}, late & ~is_last, until
     )
-    gaps = _split_after_launch(pl.DataFrame(columns), explained)
-    gaps = _extend_stalls(gaps.with_columns(gap_ns=pl.col("end") - pl.col("start")))
-    return gaps.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
+    event = np.where(responsible < 0, launch, responsible)
+    gaps = _Gaps(starts, ends, cause, event, following, stall_ns, stall)
+    returned = _take_following(view, "launch_end", following, TIME_LIMIT)
+    gaps = _split_after_launch(gaps, launch, returned, late & ~is_last)
+    is_late_effect = _extend_stalls(gaps)
+    columns = {
+        "start": gaps.start,
+        "end": gaps.end,
+        "gap_ns": gaps.end - gaps.start,
+        "cause": pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[gaps.cause],
+        "is_late_effect": is_late_effect,
+        "event": pl.Series(gaps.event).set(pl.Series(gaps.event == -1), None),
+    }
+    work = take_rows(view.activities[["step", "stream", "name"]], gaps.following)
+    table = pl.DataFrame(columns).hstack(work)
+    return table.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Columns of the gaps while they are attributed; ``cause`` and ``event`` are completed in place.
+
+    Attributes:
+        start, end: the time of each gap.
+        cause: index in `CAUSES`.
+        event: the responsible call, -1 for none.
+        following: the row of the activity after the gap, -1 for none.
+        stall_ns: how long the host stalled after the late launch that ended the previous gap.
+        stall: its longest cause.
+    """
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    cause: NDArray[np.int64]
+    event: NDArray[np.int64]
+    following: NDArray[np.int64]
+    stall_ns: NDArray[np.int64]
+    stall: NDArray[np.int64]
 
 
 def list_stalls(view: RankView) -> dict[str, Intervals]:
@@ -161,6 +188,8 @@ def _attribute_gaps(
 def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
     """Return the calls (ids) that wait for a copy from pageable memory: the copy, or another of its operator."""
     copies = view.activities.filter(view.match_activities(view.activities, PAGEABLE))["launch"].drop_nulls()
+    if copies.is_empty():
+        return np.zeros(0, np.int64)
     operators = view.parents[view.find_rows(copies)]
     operators = operators[operators >= 0]
     operators = operators[view.match_categories(categories.OPERATOR_CATEGORIES)[operators]]
@@ -169,27 +198,37 @@ def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
     return np.concatenate([copies.to_numpy(), same_operator.to_numpy()]).astype(np.int64)
 
 
-def _split_after_launch(gaps: pl.DataFrame, explained: pl.Series) -> pl.DataFrame:
+def _split_after_launch(
+    gaps: _Gaps, launch: NDArray[np.int64], returned: NDArray[np.int64], explained: NDArray[np.bool_]
+) -> _Gaps:
     """Split each gap that lasts beyond the late launch that explains its begin; return all gaps, ordered by
     start.
 
     Args:
-        gaps: start, end, cause, event; launch, the call of the activity after the gap, and launch_end, its return.
+        gaps: The gaps.
+        launch: The call of the activity after each gap.
+        returned: When that call returned; later than any gap if it is unknown.
         explained: The gaps that a late launch ends.
     """
-    launched = pl.col("launch_end")
-    is_split = explained & gaps.select(pl.col("end") - launched > _LAUNCH_LATENCY_NS).to_series().fill_null(
-        False
+    split = np.flatnonzero(explained & (gaps.end - returned > _LAUNCH_LATENCY_NS))
+    if not split.size:
+        return gaps
+    end = gaps.end.copy()
+    end[split] = returned[split]
+    launch_cause = np.full(split.size, CAUSES.index("launch"))
+    rest = _Gaps(
+        returned[split],
+        gaps.end[split],
+        np.full(split.size, CAUSES.index("device")),
+        launch[split],
+        gaps.following[split],
+        np.zeros(split.size, np.int64),
+        launch_cause,
     )
-    rest = gaps.filter(is_split).with_columns(
-        start=launched,
-        event="launch",
-        cause=pl.lit("device", gaps.schema["cause"]),
-        stall_ns=pl.lit(0, pl.Int64),
-        stall=pl.lit(CAUSES.index("launch"), pl.Int64),
-    )
-    before = gaps.with_columns(end=pl.when(is_split).then(launched).otherwise("end"))
-    return pl.concat([before, rest], how="vertical_relaxed").sort("start", maintain_order=True)
+    parts = (replace(gaps, end=end), rest)
+    order = np.argsort(np.concatenate([part.start for part in parts]), kind="stable")
+    names = [field.name for field in fields(_Gaps)]
+    return _Gaps(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in names))
 
 
 def _measure_stalls(
@@ -207,16 +246,14 @@ def _measure_stalls(
     return stall_ns, stall
 
 
-def _extend_stalls(gaps: pl.DataFrame) -> pl.DataFrame:
+def _extend_stalls(gaps: _Gaps) -> NDArray[np.bool_]:
     """Attribute late launches to the preceding stall, until their gaps add up to the part of it that no gap
-    shows."""
-    cause = gaps["cause"].to_physical().to_numpy().astype(np.int64)
-    gap, stall_ns = gaps["gap_ns"].to_numpy(), gaps["stall_ns"].to_numpy()
-    event = gaps["event"].fill_null(-1).to_numpy().astype(np.int64)
+    shows; return a mask of the gaps whose stall was over before they began."""
+    cause, event, gap, stall_ns = gaps.cause, gaps.event, gaps.end - gaps.start, gaps.stall_ns
     launch = CAUSES.index("launch")
     # The device may have had work during all of a stall: then no gap is its own.
     is_hidden = (cause == launch) & (2 * stall_ns > gap)
-    cause[is_hidden] = gaps["stall"].to_numpy()[is_hidden]
+    cause[is_hidden] = gaps.stall[is_hidden]
     is_late_effect = is_hidden.copy()
     places = np.flatnonzero(cause < launch)
     rest, previous = 0, -1
@@ -229,21 +266,21 @@ def _extend_stalls(gaps: pl.DataFrame) -> pl.DataFrame:
         due = rows[before < rest]
         cause[due], event[due], is_late_effect[due] = cause[place], event[place], True
         rest = max(0, rest - int(gap[rows].sum()))
-    return gaps.with_columns(
-        cause=pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[cause],
-        is_late_effect=pl.Series(is_late_effect),
-        event=pl.Series(event).set(pl.Series(event == -1), None),
-    )
+    return is_late_effect
 
 
-def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> pl.DataFrame:
-    """Return the first activity at or after each time, null for none.
-
-    Columns: launch, launch_ts, launch_end, step, stream, name.
-    """
-    work = view.activities.select("launch", "launch_ts", "launch_end", "step", "stream", "name")
+def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the row of the first activity at or after each time, -1 for none."""
     following = np.searchsorted(view.activities["ts"].to_numpy(), times)
-    return take_rows(work, np.where(following == work.height, -1, following))
+    return np.where(following == view.activities.height, -1, following)
+
+
+def _take_following(
+    view: RankView, column: str, following: NDArray[np.int64], absent: int
+) -> NDArray[np.int64]:
+    """Return a column of the activities in these rows, ``absent`` for null and for row -1."""
+    values = to_array(view.activities[column], absent).astype(np.int64)
+    return select_values(values, following, absent)
 
 
 def _find_last_before(calls: pl.DataFrame, until: NDArray[np.int64]) -> NDArray[np.intp]:

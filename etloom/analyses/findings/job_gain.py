@@ -55,9 +55,14 @@ class JobGains:
         self._job = job
 
     @cached_property
+    def is_too_large(self) -> bool:
+        """True if the gains are not simulated because of the size of the job."""
+        return sum(trace.rows("events") for trace in self._job.values()) > MAX_EVENTS
+
+    @cached_property
     def _graph(self) -> Graph | None:
         job = self._job
-        if sum(trace.rows("events") for trace in job.values()) > MAX_EVENTS:
+        if self.is_too_large:
             return None
         try:
             graph = build_dependencies(job).graph

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.gaps import LONG_PAUSE_NS, MIN_COMPUTE_NS, find_gaps
+from etloom.analyses.findings.gaps import CAUSES, LONG_PAUSE_NS, MIN_COMPUTE_NS, find_gaps
 from etloom.analyses.iterations import measure_iterations
 from etloom.core import arrays, categories, nesting, registry, text_codes
 from etloom.core.arrays import take_rows
@@ -141,11 +141,10 @@ class RankView:
     @cached_property
     def span_ns(self) -> int:
         """Time from the first to the last timed event of the host or device."""
-        timed = self.trace.events.lazy().filter(
-            pl.col("dur").is_not_null() & pl.col("cat").is_in(_TIMED_CATEGORIES)
-        )
-        span = (pl.col("ts") + pl.col("dur")).max() - pl.col("ts").min()
-        return timed.select(span).collect().item() or 0
+        events = self.trace.events
+        timed = pl.Series(self.match_categories(_TIMED_CATEGORIES) & self._is_timed)
+        start, end = events["ts"].filter(timed).min(), (events["ts"] + events["dur"]).filter(timed).max()
+        return 0 if start is None or end is None else end - start  # type: ignore[operator, return-value]
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -169,7 +168,9 @@ class RankView:
 
         Otherwise the host runs far ahead, as in inference, and losses of the device cannot be related to the steps.
         """
-        launched = self.activities.filter(pl.col("launch").is_not_null() & pl.col("step").is_not_null())
+        launched = self.activities
+        if launched["launch"].null_count() or launched["step"].null_count():
+            launched = launched.filter(pl.col("launch").is_not_null() & pl.col("step").is_not_null())
         inside = self.step_intervals.covered(launched["ts"], launched["end"]).sum()
         return bool(10 * inside >= launched["dur"].sum())
 
@@ -205,6 +206,8 @@ class RankView:
             *("id", "cat", "kind", "name", "ts", "end", "dur", "device", "stream", "step"),
             *("launch", "launch_ts", "launch_end"),
         )
+        if not work["step"].null_count():
+            return work
         work = work.with_columns(launched=pl.col("launch").is_not_null())
         inferred = ~pl.col("launched") & ~is_launched_before_recording()
         during = pl.when(inferred).then(self.steps_at(work["ts"]))
@@ -228,7 +231,18 @@ class RankView:
 
     def match_activities(self, work: pl.DataFrame, pattern: str) -> pl.Series:
         """Return a mask of the rows of `activities` whose name matches a regular expression."""
-        return pl.Series(arrays.match_text(work["name"], pattern))
+        if work is not self.activities:
+            return pl.Series(arrays.match_text(work["name"], pattern))
+        return pl.Series(text_codes.match_pattern(work["name"], pattern, codes=self._activity_codes))
+
+    @cached_property
+    def _activity_codes(self) -> text_codes.Codes:
+        return text_codes.read_codes(self.activities["name"])
+
+    @cached_property
+    def activity_step_count(self) -> int:
+        """The number of steps that have activities."""
+        return self.activities["step"].drop_nulls().n_unique()
 
     @cached_property
     def _ids_are_rows(self) -> bool:
@@ -254,7 +268,12 @@ class RankView:
     def kernels(self) -> pl.DataFrame:
         """The kernels of `activities`: step, device, stream, launch, name, ts, end, dur."""
         columns = ("step", "device", "stream", "launch", "name", "ts", "end", "dur")
-        return self.activities.select(columns).filter(self.activities["cat"].is_in(["kernel", "Kernel"]))
+        return self.activities.select(columns).filter(self.is_kernel)
+
+    @cached_property
+    def is_kernel(self) -> pl.Series:
+        """Mask of the kernels among `activities`."""
+        return pl.Series(arrays.is_in(self.activities["cat"], ("kernel", "Kernel")))
 
     @cached_property
     def step_computation(self) -> pl.DataFrame:
@@ -271,24 +290,34 @@ class RankView:
 
         Columns: id, parent, cat, name (text), ts, end, dur, pid, tid, step.
         """
-        mask = self.match_categories(categories) & self._is_timed
+        mask = self._mask_host_events(categories)
         if names:
             mask &= self.match_events(names)
-        rows = np.flatnonzero(mask)
-        if not rows.size:
-            return self._no_host_events.clone()
-        return self._take_host_events(rows)
+        return self._take_host_events(np.flatnonzero(mask))
+
+    def _mask_host_events(self, categories: Collection[str]) -> np.ndarray:
+        """Return a mask of the timed events of these categories."""
+        return self.match_categories(categories) & self._is_timed
 
     @cached_property
     def _no_host_events(self) -> pl.DataFrame:
-        return self._take_host_events(np.empty(0, np.int64))
+        return self._read_host_events(np.empty(0, np.int64))
 
     def _take_host_events(self, rows: np.ndarray) -> pl.DataFrame:
+        """Return these rows as `find_host_events` does."""
+        return self._read_host_events(rows) if rows.size else self._no_host_events.clone()
+
+    def _read_host_events(self, rows: np.ndarray) -> pl.DataFrame:
         columns = ["id", "parent", "cat", "ts", "dur", "pid", "tid", "step", "name"]
         matches = take_rows(self.trace.events[columns], rows)
         return matches.with_columns(
             matches["name"].cast(pl.String), (matches["ts"] + matches["dur"]).alias("end")
         )
+
+    @cached_property
+    def _durations(self) -> np.ndarray:
+        """The duration of each event, 0 where it has none."""
+        return arrays.to_array(self.trace.events["dur"], 0)
 
     @cached_property
     def _is_timed(self) -> np.ndarray:
@@ -299,11 +328,13 @@ class RankView:
         """Host calls that waited for the device: id, ts, end, in order of end."""
         events = self.trace.events
         rows = np.unique(arrays.rows_of_ids(events, self.trace.sync_dependencies["event"]))
-        calls = events.select("id", "ts", "cat", "dur")[rows[rows >= 0]]
-        calls = calls.filter(
-            pl.col("cat").is_in(list(categories.RUNTIME_CATEGORIES)) & pl.col("dur").is_not_null()
-        )
-        return calls.select("id", "ts", end=pl.col("ts") + pl.col("dur")).sort("end", maintain_order=True)
+        rows = rows[rows >= 0]
+        rows = rows[self._mask_host_events(categories.RUNTIME_CATEGORIES)[rows]]
+        starts = events["ts"].to_numpy()[rows]
+        ends = starts + self._durations[rows]
+        by_end = np.argsort(ends, kind="stable")
+        columns = {"id": events["id"].to_numpy()[rows], "ts": starts, "end": ends}
+        return pl.DataFrame({name: values[by_end] for name, values in columns.items()})
 
     @cached_property
     def data_loads(self) -> pl.DataFrame:
@@ -320,6 +351,23 @@ class RankView:
         """Times without activity on any stream; see `gaps.find_gaps`."""
         return find_gaps(self)
 
+    def select_gaps(self, cause: str) -> pl.DataFrame:
+        """Return the `gaps` of a cause, with their lengths also as ``cost_ns``."""
+        rows = np.flatnonzero(self._gap_causes == CAUSES.index(cause))
+        if not rows.size:
+            return self._no_gaps.clone()
+        gaps = take_rows(self.gaps, rows)
+        return gaps.hstack([gaps["gap_ns"].alias("cost_ns")])
+
+    @cached_property
+    def _no_gaps(self) -> pl.DataFrame:
+        gaps = self.gaps.clear()
+        return gaps.hstack([gaps["gap_ns"].alias("cost_ns")])
+
+    @cached_property
+    def _gap_causes(self) -> np.ndarray:
+        return self.gaps["cause"].to_physical().to_numpy()
+
     @cached_property
     def saves(self) -> pl.DataFrame:
         """Calls that save a checkpoint, columns as in `find_host_events`; of nested ones the outermost."""
@@ -333,7 +381,8 @@ class RankView:
     @cached_property
     def allocations(self) -> pl.DataFrame:
         """Calls that allocate device memory from the driver or release it, in order of end."""
-        return self.find_host_events(ALLOCATES, categories.RUNTIME_CATEGORIES).sort("end")
+        calls = self.find_host_events(ALLOCATES, categories.RUNTIME_CATEGORIES)
+        return calls.sort("end") if calls.height > 1 else calls
 
     @cached_property
     def allocating(self) -> Intervals:
@@ -353,8 +402,8 @@ class RankView:
     @cached_property
     def profiler_work(self) -> pl.DataFrame:
         """Events in which the profiler itself works, columns as in `find_host_events`, by start."""
-        ranges = self.find_host_events(_OVERHEAD, ("overhead",))
-        return pl.concat([ranges, self.find_host_events(_PROFILER)]).sort("ts")
+        ranges, frames = self.find_host_events(_OVERHEAD, ("overhead",)), self.find_host_events(_PROFILER)
+        return pl.concat([ranges, frames]).sort("ts") if ranges.height or frames.height else ranges
 
     @cached_property
     def profiling(self) -> Intervals:
@@ -370,8 +419,9 @@ class RankView:
         if span is None:
             return EMPTY
         names = categories.OPERATOR_CATEGORIES | categories.RUNTIME_CATEGORIES | {"overhead"}
-        calls = self.find_host_events("", names)
-        idle = Intervals.of(calls["ts"], calls["end"]).gaps(*span)
+        rows = np.flatnonzero(self._mask_host_events(names))
+        starts = self.trace.events["ts"].to_numpy()[rows]
+        idle = Intervals.of(starts, starts + self._durations[rows]).gaps(*span)
         is_long = idle.ends - idle.starts >= LONG_PAUSE_NS
         return Intervals.of(idle.starts[is_long], idle.ends[is_long])
 
@@ -381,8 +431,12 @@ class RankView:
 
         Columns as in `find_host_events`.
         """
-        calls = self.find_host_events("", categories.RUNTIME_CATEGORIES)
-        calls = calls.filter(pl.col("dur") >= LONG_PAUSE_NS)
+        is_long = self._durations >= LONG_PAUSE_NS
+        calls = self._take_host_events(
+            np.flatnonzero(self._mask_host_events(categories.RUNTIME_CATEGORIES) & is_long)
+        )
+        if calls.is_empty():
+            return calls
         other = pl.concat([self.sync_calls["id"], self.allocations["id"]])
         return calls.filter(~pl.col("id").is_in(other.implode()) & ~pl.col("name").str.contains(_BLOCKS))
 
@@ -397,22 +451,13 @@ class RankView:
 
         Columns as in `find_host_events`.
         """
-        calls = self.find_host_events("", categories.OPERATOR_CATEGORIES)
-        long = calls.filter((pl.col("dur") >= MIN_COMPUTE_NS) & pl.col("name").str.starts_with("aten::"))
-        inside = self._sum_children(long["id"])
-        allocates = pl.col("name").str.contains(_ALLOCATING_OPERATORS)
-        return long.filter(
-            pl.col("dur") - inside >= MIN_COMPUTE_NS,
-            ~pl.Series(self._calls_the_runtime[self.find_rows(long["id"])]),
-            ~allocates & ~categories.is_communication(),
-        )
-
-    def _sum_children(self, ids: pl.Series) -> pl.Series:
-        """Return the total duration of the direct children of each of these events, ns."""
-        events = self.trace.events
-        children = events.select("parent", "dur").filter(events["parent"].is_in(ids.implode()))
-        sums = children.group_by("parent").agg(pl.col("dur").sum())
-        return take_rows(sums["dur"], arrays.rows_of_ids(sums.rename({"parent": "id"}), ids)).fill_null(0)
+        is_long = self._mask_host_events(categories.OPERATOR_CATEGORIES) & (self._durations >= MIN_COMPUTE_NS)
+        is_long &= self.match_events("^aten::") & ~self.match_events(_ALLOCATING_OPERATORS)
+        is_long &= ~self.match_events(categories.COMMUNICATION_CALL)
+        inside = np.zeros(len(self.parents) + 1, np.int64)  # the last entry is for events without a parent
+        np.add.at(inside, self.parents, self._durations)
+        is_long &= self._durations - inside[:-1] >= MIN_COMPUTE_NS
+        return self._take_host_events(np.flatnonzero(is_long & ~self._calls_the_runtime))
 
     @cached_property
     def _calls_the_runtime(self) -> np.ndarray:
@@ -430,19 +475,22 @@ class RankView:
         """Times at which an operator computes on the host."""
         return Intervals.of(self.host_operators["ts"], self.host_operators["end"])
 
-    def locate(self, events: pl.Series) -> pl.DataFrame:
+    def locate(
+        self, events: pl.Series, places: Collection[str] = ("operator", "module", "frame")
+    ) -> pl.DataFrame:
         """Return the innermost operator, module and frame around each of these host events (ids, may be null).
 
-        operator: not one of PLUMBING if possible; if all are, the outermost. frame: of code outside of libraries, if
-        Python was recorded.
+        Only these places are looked up. operator: not one of PLUMBING if possible; if all are, the outermost. frame: of
+        code outside of libraries, if Python was recorded.
         """
         rows = self.find_rows(events)
         names = self.trace.events["name"]
         labels = {}
-        for place, around in self._locations.items():
+        for place in places:
+            around = self._locations[place]
             at = np.where(rows < 0, -1, around[rows]) if around.size else np.full_like(rows, -1)
             labels[place] = take_rows(names, self._fill_outermost(rows, at) if place == "operator" else at)
-        if self._locations["module"].size:
+        if "module" in labels and self._locations["module"].size:
             labels["module"] = arrays.map_text(labels["module"], lambda name: name.str.extract(_MODULE))
         return pl.DataFrame(labels)
 

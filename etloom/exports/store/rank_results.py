@@ -135,14 +135,38 @@ def _encode_findings(result: RankFindings) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
+class _Decoded(Mapping[str, Any]):
+    """The contents of rows by name, each decoded when it is looked up.
+
+    Args:
+        rows: name and content.
+        decode: returns the value of a content.
+    """
+
+    def __init__(self, rows: pl.DataFrame, decode: Callable[[bytes], Any]) -> None:
+        self._places = {name: place for place, name in enumerate(rows["name"])}
+        self._contents, self._decode = rows["content"], decode
+
+    def __getitem__(self, name: str) -> Any:
+        return self._decode(self._contents[self._places[name]])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 def _decode_findings(table: pl.DataFrame) -> RankFindings:
-    findings, tables = {}, {}
-    for name, is_table, content in table.iter_rows():
-        if is_table:
-            tables[name] = pl.read_ipc_stream(content)
-        else:
-            findings[name] = [_unpack_finding(values) for values in json.loads(content)]
-    return RankFindings(findings, tables)
+    findings, tables = table.filter(~table["is_table"]), table.filter("is_table")
+    return RankFindings(_Decoded(findings, _unpack_findings), _Decoded(tables, pl.read_ipc_stream))
+
+
+def _unpack_findings(text: bytes) -> list[Finding]:
+    return [_unpack_finding(values) for values in json.loads(text)]
 
 
 def _pack_finding(finding: Finding) -> dict[str, Any]:

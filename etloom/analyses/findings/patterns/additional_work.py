@@ -31,6 +31,8 @@ _OPTIMIZER = r"^Optimizer\.step#"
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.activity_step_count < MIN_STEPS:
+        return
     kernels = view.step_computation.select(
         "step", "stream", "name", "ts", "end", "dur", "launch", "launch_ts", "launch_end"
     )

@@ -27,6 +27,8 @@ _SUMMED = ("cost_ns", "lost", "in_steps_ns", "components")
 
 def find(view: RankView) -> Iterator[Finding]:
     steady, since, guessed = view.allocations, view.steady_start, ""
+    if steady.is_empty():
+        return
     if since is not None:
         steady = _leave_out_warm_up(steady, since, view.steps.height)
     else:
@@ -52,11 +54,11 @@ def find(view: RankView) -> Iterator[Finding]:
     )
     for finding in calls:
         # What the host launches late after the calls is due to them, too.
-        is_due = (pl.col("cause") == "allocator") & pl.col("is_late_effect")
-        late = view.gaps.filter(is_due & pl.col("event").is_in(steady["id"].implode()))
+        is_due = pl.col("is_late_effect") & pl.col("event").is_in(steady["id"].implode())
+        late = view.select_gaps("allocator").filter(is_due)
         gaps = sum_places(
             view,
-            late.with_columns(cost_ns="gap_ns"),
+            late,
             lambda _, finding=finding: finding.title,  # type: ignore[misc]
             confidence=finding.confidence,
             advice=finding.advice,

@@ -18,14 +18,16 @@ SCOPE = "rank"
 
 def find(view: RankView) -> Iterator[Finding]:
     saves = view.saves
+    if saves.is_empty():
+        return
     # Copies to the host are part of the save.
     hidden = view.busy_computing if view.activity.basis == "device" else EMPTY
     cost = saves["dur"].to_numpy() - hidden.covered(saves["ts"], saves["end"])
     rows = saves.select("step", "name", "end", start="ts", cost_ns=cost, event="id")
     # The device works off its queue during a save; what the host launches late afterwards is due to it.
-    late = view.gaps.filter((pl.col("cause") == "save") & pl.col("is_late_effect"))
+    late = view.select_gaps("save").filter("is_late_effect")
     last = np.searchsorted(saves["ts"].to_numpy(), late["start"].to_numpy(), side="right") - 1
-    late = late.select("start", "end", cost_ns="gap_ns").hstack(
+    late = late.select("start", "end", "cost_ns").hstack(
         take_rows(rows.select("step", "name", "event"), np.maximum(last, 0))
     )
     yield from sum_places(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import polars as pl
-
 from etloom.analyses.findings.finding import BOTH, Finding
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals, union
@@ -18,7 +16,7 @@ def find(view: RankView) -> Iterator[Finding]:
     loads = view.data_loads
     if not loads.height or view.window is None:
         return
-    late = view.gaps.filter((pl.col("cause") == "data") & pl.col("is_late_effect"))
+    late = view.select_gaps("data").filter("is_late_effect")
     lost = union([view.data_loading - view.busy, Intervals.of(late["start"], late["end"])])
     if view.steps.height:
         lost = lost.clip(*view.window)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import polars as pl
-
 from etloom.analyses.findings.finding import (
     BOTH,
     Finding,
@@ -20,10 +18,11 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    gaps = view.gaps.filter(pl.col("cause") == "device").with_columns(cost_ns="gap_ns")
+    gaps = view.select_gaps("device")
+    is_launched = gaps["event"].is_not_null()
     yield from sum_places(
         view,
-        gaps.filter(pl.col("event").is_not_null()),
+        gaps.filter(is_launched),
         lambda row: (
             f"the device is idle {format_times(row['count'])}{describe_place(row, 'block')} although the next kernel "
             f"is already launched{describe_long_gaps(row)}"
@@ -37,7 +36,7 @@ def find(view: RankView) -> Iterator[Finding]:
     )
     yield from sum_places(
         view,
-        gaps.filter(pl.col("event").is_null()),
+        gaps.filter(~is_launched),
         lambda row: (
             f"the device is idle {format_times(row['count'])} before work whose launch was not recorded"
             f"{describe_long_gaps(row)}"

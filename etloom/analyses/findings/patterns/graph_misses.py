@@ -14,6 +14,8 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.iterations.is_empty():
+        return
     table = view.iterations.filter(pl.col("phase") == "decode")
     eager = table.filter(pl.col("launch") == "eager")
     if not eager.height or not (table["launch"] == "graph").any():

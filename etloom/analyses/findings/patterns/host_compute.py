@@ -15,7 +15,7 @@ MAX_NAMES = 3
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    gaps = view.gaps.filter(pl.col("cause") == "compute").with_columns(cost_ns="gap_ns")
+    gaps = view.select_gaps("compute")
     if gaps.is_empty():
         return
     calls = view.host_operators

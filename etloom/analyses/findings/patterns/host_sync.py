@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import polars as pl
-
 from etloom.analyses.findings.finding import BOTH, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 
@@ -13,10 +11,9 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    synced = view.gaps.filter(pl.col("cause") == "sync").with_columns(cost_ns="gap_ns")
     yield from sum_places(
         view,
-        synced,
+        view.select_gaps("sync"),
         lambda row: (
             f"the host waits for the device{describe_place(row)} {format_times(row['count'])}; afterwards the device "
             "waits for the host"

@@ -54,7 +54,7 @@ def _find_idle_device(view: RankView) -> Iterator[Finding]:
     """Yield the gaps in which the host runs neither operators nor calls."""
     yield from sum_places(
         view,
-        view.gaps.filter(pl.col("cause") == "pause").with_columns(cost_ns="gap_ns"),
+        view.select_gaps("pause"),
         lambda row: (
             f"the device is idle {format_times(row['count'])}, up to {row['longest'][0] / 1e6:,.0f} ms, because the "
             "host runs no operator for 1 ms or more: Python, garbage collection, files or waiting"

@@ -15,6 +15,8 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.activity.basis == "device":
+        return
     runs = find_operator_runs(view).filter(pl.col("reads") >= MAX_READ_SHARE * pl.col("count"))
     reads = int(runs["reads"].sum())
     yield from sum_places(

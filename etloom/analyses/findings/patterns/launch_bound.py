@@ -21,7 +21,7 @@ from etloom.analyses.findings.finding import (
 )
 from etloom.analyses.findings.gaps import list_stalls
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core.arrays import take_rows
+from etloom.core import arrays, categories
 from etloom.core.intervals import Intervals, union
 from etloom.core.text import count_noun
 
@@ -37,6 +37,8 @@ _WARM_UP_ADVICE = (
     "warm up before the trace (first calls load libraries and tune kernels); if the gaps remain, check on the timeline "
     "what the host does in them"
 )
+_NEVER = np.iinfo(np.int64).min
+"""Earlier than any time: when an unknown launch call began."""
 _LONG_GAPS_ADVICE = "check on the timeline what the host does in the long gaps: it is more than launching"
 
 
@@ -107,14 +109,16 @@ def list_late_launches(view: RankView) -> pl.DataFrame:
         The columns of `find_gaps`; is_hidden (the device communicates meanwhile), and usual_ns, the cost without the
         part of the first step that is due to warm-up.
     """
-    idle = view.gaps.filter(pl.col("cause") == "launch").with_columns(is_hidden=pl.lit(False))
-    late = pl.concat([idle, _find_hidden(view).select(idle.columns)])
-    usual = pl.col("gap_ns")
+    idle = view.select_gaps("launch").drop("cost_ns")
+    hidden = _find_hidden(view)
+    is_hidden = pl.Series("is_hidden", np.arange(idle.height + hidden.height) >= idle.height)
+    late = (pl.concat([idle, hidden]) if hidden.height else idle).hstack([is_hidden])
     first_step, excess_ns = _measure_warm_up(view)
-    if excess_ns:
-        first_ns = late.filter(pl.col("step") == first_step)["gap_ns"].sum()
-        share = 1 - min(1.0, excess_ns / max(1, first_ns))
-        usual = usual * pl.when(pl.col("step") == first_step).then(share).otherwise(1.0)
+    if not excess_ns:
+        return late.hstack([late["gap_ns"].alias("usual_ns")])
+    first_ns = late.filter(pl.col("step") == first_step)["gap_ns"].sum()
+    share = 1 - min(1.0, excess_ns / max(1, first_ns))
+    usual = pl.col("gap_ns") * pl.when(pl.col("step") == first_step).then(share).otherwise(1.0)
     return late.with_columns(usual_ns=usual.round().cast(pl.Int64))
 
 
@@ -144,34 +148,32 @@ def _find_hidden(view: RankView) -> pl.DataFrame:
     times = view.activity.times
     other = union(intervals for kind, intervals in times.items() if kind != "communication")
     uncovered = times["communication"] - other
-    work = view.activities.filter(pl.col("kind") != "communication")
     if view.window is not None:
         uncovered = uncovered.clip(*view.window)
-    if not uncovered.total or work.is_empty():
-        return view.gaps.clear().with_columns(is_hidden=pl.lit(True))
-    following = np.searchsorted(work["ts"].to_numpy(), uncovered.ends)
-    rows = take_rows(
-        work.select("ts", "launch", "launch_ts", "step", "stream", "name"),
-        np.where(following == work.height, -1, following),
-    )
-    table = rows.with_columns(
-        start=pl.Series(uncovered.starts),
-        end=pl.Series(uncovered.ends),
-        cause=pl.lit("launch", view.gaps.schema["cause"]),
-    )
+    communication = categories.KERNEL_TYPES.index("communication")
+    others = np.flatnonzero(view.activities["kind"].to_physical().to_numpy() != communication)
+    if not uncovered.total or not others.size:
+        return view.gaps.clear()
+    starts = view.activities["ts"].to_numpy()
+    places = np.searchsorted(starts[others], uncovered.ends)
+    following = np.append(others, -1)[places]
+    called = arrays.to_array(view.activities["launch_ts"], _NEVER)[following]
     running = times["communication"].covered(uncovered.ends, uncovered.ends + 1) > 0
-    is_late = (pl.col("ts") == pl.col("end")) & (pl.col("launch_ts") > pl.col("start")) & pl.Series(running)
-    table = table.filter(is_late).with_columns(end=pl.min_horizontal("end", "launch_ts"))
+    is_late = (following >= 0) & (starts[following] == uncovered.ends) & (called > uncovered.starts) & running
+    start, end = uncovered.starts[is_late], np.minimum(uncovered.ends, called)[is_late]
+    table = arrays.take_rows(view.activities[["launch", "step", "stream", "name"]], following[is_late])
     table = table.with_columns(
-        gap_ns=pl.col("end") - pl.col("start"),
+        cause=pl.lit("launch", view.gaps.schema["cause"]),
+        start=pl.Series(start),
+        end=pl.Series(end),
+        gap_ns=pl.Series(end - start),
         is_late_effect=pl.lit(False),
-        event=pl.col("launch").cast(pl.Int64),
-        is_hidden=pl.lit(True),
+        event="launch",
     )
-    return table.select(*(pl.col(name).cast(dtype) for name, dtype in view.gaps.schema.items()), "is_hidden")
+    return table.select(pl.col(name).cast(dtype) for name, dtype in view.gaps.schema.items())
 
 
 def _list_waits(view: RankView) -> Intervals:
     """Return the times at which the device, or a cause that another pattern reports, blocks the host."""
     waits = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
-    return union([waits, *list_stalls(view).values()])
+    return union([waits, *view.compute_once(list_stalls).values()])

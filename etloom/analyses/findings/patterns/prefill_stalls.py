@@ -14,6 +14,8 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.iterations.is_empty():
+        return
     table = view.iterations
     decodes = pl.col("phase").is_in(["decode", "mixed"])
     span = pl.col("device_end") - pl.col("device_start")

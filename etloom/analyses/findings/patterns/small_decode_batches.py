@@ -17,6 +17,8 @@ MIN_ITERATIONS = 3
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.iterations.is_empty():
+        return
     decodes = view.iterations.filter(pl.col("phase") == "decode", pl.col("requests") > 0)
     small = decodes.filter(pl.col("requests") < SMALL_BATCH)
     if small.height < MIN_ITERATIONS:

@@ -24,6 +24,8 @@ PARTS = 4
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.activity_step_count < MIN_STEPS:
+        return
     kernels = view.step_computation.sort("ts").with_columns(
         part=pl.int_range(pl.len()).over("step") * PARTS // pl.len().over("step")
     )

@@ -16,6 +16,8 @@ MAX_READ_SHARE = 1 / 16
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.activity.basis == "device":
+        return
     runs = find_operator_runs(view).filter(pl.col("reads") < MAX_READ_SHARE * pl.col("count"))
     count = int(runs["count"].sum())
     yield from sum_places(

@@ -27,6 +27,8 @@ SCOPE = "rank"
 def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
         fills = view.activities.filter(view.match_activities(view.activities, KERNELS))
+        if fills.height < MIN_FILLS:
+            return
         # A fill may write ones, and a memset may come from a library: check the operator, if any were recorded.
         rows = view.find_rows(fills["launch"])
         is_zero_fill = np.where(rows >= 0, _find_zero_fills(view)[1][rows], -1) >= 0

@@ -24,8 +24,10 @@ def find(view: RankView) -> Iterator[Finding]:
         "blocks, no .contiguous() or .to() inside the loop; let a fused kernel read the strided tensor"
     )
     if view.activity.basis == "device":
-        kernels = view.kernels
-        copies = kernels.filter(view.match_activities(kernels, KERNELS)).select(
+        is_copy = view.match_activities(view.activities, KERNELS)
+        if not is_copy.any():
+            return
+        copies = view.activities.filter(is_copy & view.is_kernel).select(
             "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
         )
     else:

@@ -36,9 +36,7 @@ def find(view: RankView) -> Iterator[Finding]:
     )
     yield from sum_places(
         view,
-        view.gaps.filter((pl.col("cause") == "copy") & pl.col("step").is_not_null()).with_columns(
-            cost_ns="gap_ns"
-        ),
+        view.select_gaps("copy").drop_nulls("step"),
         lambda row: (
             f"the device waits for the host {format_times(row['count'])} after copies from pageable memory"
         ),

@@ -31,6 +31,8 @@ FROM_DEVICE_ADVICE = (
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if not (view.activities["kind"] == "memory").any():
+        return
     columns = ("id", "name", "ts", "end", "step", "stream", "launch", "launch_ts")
     copies = view.activities.select(columns).filter(view.activities["kind"] == "memory")
     reported = copies["id"].is_in(view.compute_once(list_copies)["id"].implode())
