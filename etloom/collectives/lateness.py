@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from etloom.core.arrays import group_rows, take_rows, to_array
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
 
@@ -112,17 +113,20 @@ def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> p
         left=pl.min_horizontal("before_end", "start"),
         own_left=pl.min_horizontal("before_own_end", "own_start"),
     ).with_columns(pl.when(pl.col("before_instance").is_not_null()).then("left").alias("left"))
-    return pl.concat(
-        _add_work(rank_rows, job[rank])  # type: ignore[index]
-        for (rank,), rank_rows in ordered.group_by("rank", maintain_order=True)
-    )
+    return _add_work(ordered, job)
 
 
-def _add_work(rank_rows: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    work = compute_activity(trace)
-    until = rank_rows["own_start"].to_numpy()
-    since = np.where(rank_rows["left"].is_null().to_numpy(), until, rank_rows["own_left"].to_numpy())
-    return rank_rows.with_columns(
-        pl.Series("compute", work.times["computation"].covered(since, until)),
-        pl.Series("busy", work.busy.covered(since, until)),
-    )
+def _add_work(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
+    """Add compute and busy: the work of each rank since own_left; rows of a rank follow each other."""
+    groups = group_rows(parts["rank"].to_numpy())
+    parts = take_rows(parts, np.concatenate(groups))
+    ranks, untils = parts["rank"].to_numpy(), parts["own_start"].to_numpy()
+    sinces = np.where(parts["left"].is_null().to_numpy(), untils, to_array(parts["own_left"], 0))
+    compute, busy = np.zeros(parts.height, np.int64), np.zeros(parts.height, np.int64)
+    end = 0
+    for size in map(len, groups):
+        rows, end = slice(end, end + size), end + size
+        work = compute_activity(job[int(ranks[rows.start])])
+        compute[rows] = work.times["computation"].covered(sinces[rows], untils[rows])
+        busy[rows] = work.busy.covered(sinces[rows], untils[rows])
+    return parts.hstack([pl.Series("compute", compute), pl.Series("busy", busy)])

@@ -136,6 +136,14 @@ def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:
     return order
 
 
+def group_rows(values: np.ndarray) -> list[np.ndarray]:
+    """Return the rows of each distinct value, in order; the values in the order in which they first occur."""
+    _, firsts, codes = np.unique(values, return_index=True, return_inverse=True)
+    rows = np.argsort(codes, kind="stable")
+    groups = np.split(rows, np.cumsum(np.bincount(codes))[:-1])
+    return [groups[code] for code in np.argsort(firsts, kind="stable")]
+
+
 def select_values(values: np.ndarray, rows: np.ndarray, absent: int = -1) -> np.ndarray:
     """Return the values of these rows, ``absent`` for a negative row; also if there are no values at all."""
     if not values.size:

@@ -6,7 +6,16 @@ Neither is ever changed: a verb returns a new one that shares the columns it did
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -94,7 +103,15 @@ class Trace(TableAttributes):
         UnknownName: A table is not declared.
     """
 
-    __slots__ = ("_loaders", "_meta", "_new_results", "_results", "_stored_results", "_tables")
+    __slots__ = (
+        "_large_results",
+        "_loaders",
+        "_meta",
+        "_new_results",
+        "_results",
+        "_stored_results",
+        "_tables",
+    )
 
     def __init__(
         self,
@@ -117,6 +134,7 @@ class Trace(TableAttributes):
         self._new_results = new_results
         self._results = new_results()
         self._stored_results: Mapping[tuple[Any, ...], Any] = {}
+        self._large_results: Collection[Callable[..., Any]] = ()
         self._meta = MappingProxyType(dict(meta or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -212,6 +230,8 @@ class Trace(TableAttributes):
         except KeyError:
             try:
                 result = self._stored_results[key]
+                if function in self._large_results:
+                    return result
             except KeyError:
                 result = function(self, *arguments)
             self._results[key] = result
@@ -222,23 +242,17 @@ class Trace(TableAttributes):
         key = function, *arguments
         return key in self._results or key in self._stored_results
 
-    def find_result(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result | None:
-        """Return the result of `compute_once` if it need not be computed, else None.
-
-        A stored result is not cached with the trace: of many ranks, large ones would fill the memory.
-        """
-        key = function, *arguments
-        result: _Result | None = self._results.get(key)
-        return self._stored_results.get(key) if result is None else result
-
-    def with_stored_results(self, results: Mapping[tuple[Any, ...], Any]) -> Trace:
+    def with_stored_results(
+        self, results: Mapping[tuple[Any, ...], Any], large: Collection[Callable[..., Any]] = ()
+    ) -> Trace:
         """Return the same tables with results that `compute_once` looks up instead of computing them.
 
         Args:
             results: (function, arguments...) -> result, which may be loaded when it is looked up.
+            large: functions whose results are looked up at each call: of many ranks they would fill the memory.
         """
         copy = self.replace()
-        copy._stored_results = results
+        copy._stored_results, copy._large_results = results, large
         return copy
 
     def replace(self, meta: Mapping[str, Any] | None = None, **tables: pl.DataFrame) -> Trace:

@@ -40,8 +40,8 @@ class JobView(Mapping[int, RankView]):
 
     def _open_view(self, rank: int) -> RankView:
         trace = self.job[rank]
-        waits, delays = partial(self._find_waits, rank), partial(self._find_delays, rank)
-        return RankView(trace, waits, delays, trace.find_result(find_in_rank))
+        stored = trace.compute_once(find_in_rank) if trace.has_result(find_in_rank) else None
+        return RankView(trace, partial(self._find_waits, rank), partial(self._find_delays, rank), stored)
 
     def _find_waits(self, rank: int) -> Intervals:
         return self._waits.get(rank, EMPTY)

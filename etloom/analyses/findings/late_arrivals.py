@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from etloom.core.arrays import group_rows, take_rows, to_array
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.trace import Job
 from etloom.timeline.activity import compute_activity, find_first_time
@@ -81,23 +82,25 @@ def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], 
 
     The work is that since ``since``, or the start of the recording, until the arrival.
     """
-    ranks = []
-    for (rank,), rows in pairs.group_by(f"rank{suffix}", maintain_order=True):
-        work = compute_activity(job[rank])  # type: ignore[index]
-        begin = job[rank].compute_once(find_first_time)  # type: ignore[index]
-        to_own = rows[f"own_start{suffix}"] - rows[f"start{suffix}"]
-        until = rows[f"own_start{suffix}"].to_numpy()
-        since = np.minimum((rows["since"] + to_own).fill_null(begin).to_numpy(), until)
-        blocked = waits.get(rank, EMPTY) - work.times["computation"]  # type: ignore[call-overload]
-        ranks.append(
-            rows.with_columns(
-                pl.Series(f"begin{suffix}", begin - to_own),
-                pl.Series(f"compute{suffix}", work.times["computation"].covered(since, until), pl.Int64),
-                pl.Series(f"busy{suffix}", work.busy.covered(since, until), pl.Int64),
-                pl.Series(f"waited{suffix}", blocked.covered(since, until), pl.Int64),
-            )
-        )
-    return pl.concat(ranks)
+    groups = group_rows(pairs[f"rank{suffix}"].to_numpy())
+    pairs = take_rows(pairs, np.concatenate(groups))
+    ranks, untils = pairs[f"rank{suffix}"].to_numpy(), pairs[f"own_start{suffix}"].to_numpy()
+    to_own = untils - pairs[f"start{suffix}"].to_numpy()
+    is_known, sinces = pairs["since"].is_not_null().to_numpy(), to_array(pairs["since"], 0) + to_own
+    columns = {name: np.zeros(pairs.height, np.int64) for name in ("begin", "compute", "busy", "waited")}
+    end = 0
+    for size in map(len, groups):
+        rows, end = slice(end, end + size), end + size
+        rank = int(ranks[rows.start])
+        work, begin = compute_activity(job[rank]), job[rank].compute_once(find_first_time)
+        until = untils[rows]
+        since = np.minimum(np.where(is_known[rows], sinces[rows], begin), until)
+        blocked = waits.get(rank, EMPTY) - work.times["computation"]
+        columns["begin"][rows] = begin - to_own[rows]
+        columns["compute"][rows] = work.times["computation"].covered(since, until)
+        columns["busy"][rows] = work.busy.covered(since, until)
+        columns["waited"][rows] = blocked.covered(since, until)
+    return pairs.hstack([pl.Series(f"{name}{suffix}", values) for name, values in columns.items()])
 
 
 def _split_lateness(compared: pl.DataFrame) -> pl.DataFrame:

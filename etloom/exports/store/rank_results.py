@@ -47,8 +47,8 @@ from etloom.timeline.activity import (
     has_device_events,
 )
 
-MAX_OPEN_FILES = 64
-"""Tables of results in memory: those of a few batches."""
+MAX_OPEN_FILES = 16
+"""Tables of results in memory: what a question needs of a rank, of one or two batches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,7 @@ class RankResult:
         arguments: its further arguments, given the rank.
         encode: returns the result as a table.
         decode: returns the result of a table.
+        is_large: it is not held in memory for all ranks.
     """
 
     name: str
@@ -68,6 +69,7 @@ class RankResult:
     arguments: Callable[[int], tuple[Any, ...]] = lambda rank: ()
     encode: Callable[[Any], pl.DataFrame] = lambda result: result
     decode: Callable[[pl.DataFrame], Any] = lambda table: table
+    is_large: bool = False
 
     def key(self, rank: int) -> tuple[Any, ...]:
         """Return the key of `Trace.with_stored_results`."""
@@ -204,7 +206,7 @@ def _for_own_steps(rank: int) -> tuple[None]:
 
 RESULTS = (
     RankResult("participations", list_participations, lambda rank: (rank,)),
-    RankResult("activity", build_activity, encode=_encode_activity, decode=_decode_activity),
+    RankResult("activity", build_activity, encode=_encode_activity, decode=_decode_activity, is_large=True),
     RankResult("parts-of-time", measure_parts, lambda rank: (None,)),
     RankResult("step-times", compute_steps),
     RankResult("first-time", find_first_time, encode=_encode_values("ts"), decode=lambda table: table.item()),
@@ -223,17 +225,20 @@ RESULTS = (
     RankResult("annotated-steps", find_annotated_steps),
     RankResult("devices", list_devices, encode=_encode_devices, decode=lambda table: table.item().to_list()),
     RankResult("on-device", has_device_events, encode=_encode_flag, decode=lambda table: table.item()),
-    RankResult("operators", sum_operators, _for_own_steps),
+    RankResult("operators", sum_operators, _for_own_steps, is_large=True),
     RankResult("families", sum_families, _for_own_steps),
-    RankResult("kernels", sum_kernels, _for_own_steps),
+    RankResult("kernels", sum_kernels, _for_own_steps, is_large=True),
     RankResult("communication-steps", find_communication_steps, lambda rank: (rank,)),
     RankResult(
         "unattributed", measure_unattributed, encode=_encode_values("ns"), decode=lambda table: table.item()
     ),
     RankResult("peak-memory", measure_peak_memory, _for_own_steps),
     RankResult("best-case", estimate_rank, _for_own_steps, _encode_estimate, _decode_estimate),
-    RankResult("rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings),
+    RankResult(
+        "rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings, is_large=True
+    ),
 )
+LARGE_RESULTS = frozenset(result.function for result in RESULTS if result.is_large)
 
 
 class KeptResults:
@@ -317,7 +322,7 @@ def attach_results(job: Job, parts: Iterable[Path]) -> Job:
     """Return the job with the results that the batches of its ranks kept."""
     results = open_results(parts)
     traces = {
-        rank: trace.with_stored_results(results[rank]) if rank in results else trace
+        rank: trace.with_stored_results(results[rank], LARGE_RESULTS) if rank in results else trace
         for rank, trace in job.items()
     }
     return Job(traces, job.meta, job.run_stats)

@@ -110,16 +110,19 @@ def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, An
         parts: folders of `summarize_ranks`.
         folder: the run.
     """
-    refusals = [json.loads((part / "part.json").read_text(encoding="ascii"))["refusals"] for part in parts]
+    contents = {part: json.loads((part / "part.json").read_text(encoding="ascii")) for part in parts}
+    ordered = sorted(contents, key=lambda part: min(contents[part]["ranks"]))
+    ranks = [rank for part in ordered for rank in contents[part]["ranks"]]
     entries = []
     for question in RANK_QUESTIONS:
-        frames = [
-            pl.read_parquet(file) for part in parts if (file := part / f"{question.file}.parquet").exists()
-        ]
-        if frames:
-            _write_answer(folder, question, pl.concat(frames).sort("rank", maintain_order=True))
-        refused = sorted(row for by_file in refusals for row in by_file[question.file])
-        entries.append(_describe(question, refused, has_table=bool(frames)))
+        files = [file for part in ordered if (file := part / f"{question.file}.parquet").exists()]
+        if files:
+            rows = pl.scan_parquet(files, glob=False, hive_partitioning=False)
+            if ranks != sorted(ranks):
+                rows = rows.sort("rank", maintain_order=True)
+            rows.sink_parquet(_locate_answer(folder, question), compression="zstd", compression_level=1)
+        refused = sorted(row for part in parts for row in contents[part]["refusals"][question.file])
+        entries.append(_describe(question, refused, has_table=bool(files)))
     return entries
 
 
@@ -161,8 +164,11 @@ def _split_error(error: AnalysisError) -> tuple[str, str | None, str | None]:
 
 
 def _write_answer(folder: Path, question: StoredQuestion, table: pl.DataFrame) -> None:
-    file = folder / SUMMARIES / f"{question.file}.parquet"
-    table.write_parquet(file, compression="zstd", compression_level=1)
+    table.write_parquet(_locate_answer(folder, question), compression="zstd", compression_level=1)
+
+
+def _locate_answer(folder: Path, question: StoredQuestion) -> Path:
+    return folder / SUMMARIES / f"{question.file}.parquet"
 
 
 def _describe(question: StoredQuestion, refusals: list[list[Any]], *, has_table: bool) -> dict[str, Any]:
