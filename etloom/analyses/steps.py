@@ -13,18 +13,20 @@ Units: ns. operators and kernels are the number of operators and the number of k
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import check_step, conform_columns, require_linked
+from etloom.analyses.helpers import check_step, require_linked
 from etloom.core import categories
+from etloom.core.arrays import group_rows, is_in
 from etloom.core.errors import AnalysisError
+from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
 from etloom.timeline.activity import (
     describe_rank,
     explain_missing_times,
     find_steps,
     select_device_events,
-    to_intervals,
 )
 
 SCOPE = "rank"
@@ -53,35 +55,27 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     check_step(trace, step)
     if step is not None:
         steps_table = steps_table.filter(pl.col("step") == step)
-    work = select_device_events(trace, "step", "ts", "dur").drop_nulls("step")
+    operators = pl.Series(is_in(trace.events["cat"], categories.OPERATOR_CATEGORIES))
+    operator_steps = trace.events["step"].filter(operators).drop_nulls().to_numpy()
+    numbers, counts = np.unique(operator_steps, return_counts=True)
+    operators_by_step = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    activities = _measure_activities(trace)
     rows = []
-    for (number,), launched in work.group_by("step"):
-        busy = to_intervals(launched)
-        start, end = busy.span or (None, None)
-        rows.append((number, start, end, busy.total, launched.height))
-    device = pl.DataFrame(
-        rows,
-        schema=dict.fromkeys(
-            ("step", "device_start_ns", "device_end_ns", "device_busy_ns", "kernels"), pl.Int64
-        ),
-        orient="row",
-    )
-    operators = (
-        trace.events.lazy()
-        .filter(pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)))
-        .group_by("step")
-        .agg(pl.len().alias("operators"))
-        .collect()
-    )
-    table = (
-        steps_table.with_columns(
-            pl.col("start").alias("start_ns"), (pl.col("end") - pl.col("start")).alias("dur_ns")
-        )
-        .join(device, on="step", how="left", maintain_order="left")
-        .join(operators, on="step", how="left", maintain_order="left")
-        .with_columns(pl.col("operators", "kernels").fill_null(0))
-    )
-    return conform_columns(table, COLUMNS)
+    for number, start, end in steps_table.select("step", "start", "end").iter_rows():
+        *device, kernels = activities.get(number, (None, None, None, 0))
+        rows.append((number, start, end - start, *device, operators_by_step.get(number, 0), kernels))
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+
+
+def _measure_activities(trace: Trace) -> dict[int, tuple[int | None, int | None, int, int]]:
+    """Return the start, end, busy time and number of the GPU activities of each step."""
+    work = select_device_events(trace, "step", "ts", "dur").drop_nulls("step")
+    steps, starts, durations = (work[name].to_numpy() for name in ("step", "ts", "dur"))
+    measures = {}
+    for rows in group_rows(steps):
+        busy = Intervals.of(starts[rows], starts[rows] + durations[rows])
+        measures[int(steps[rows[0]])] = (*(busy.span or (None, None)), busy.total, rows.size)
+    return measures
 
 
 def measure_device_tail(steps: pl.DataFrame) -> int:

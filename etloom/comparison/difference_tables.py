@@ -207,9 +207,10 @@ def _sum_per_step(
     """Return the sums over the events of a rank's steps, divided by the number of steps."""
     per_step = is_stepped(trace, stepped)
     number = find_steps(trace).height if per_step else 1
-    in_steps = events.filter(pl.col("step").is_not_null()) if per_step else events
-    grouped = in_steps.group_by(pl.col(key).cast(pl.String) for key in keys).agg(sums)
-    return grouped.with_columns(pl.exclude(keys).cast(pl.Float64) / number).sort(keys)
+    in_steps = events.drop_nulls("step") if per_step and events["step"].null_count() else events
+    sums_by_key = in_steps.group_by(keys).agg(sums)
+    texts = (pl.col(key).cast(pl.String) for key in keys)
+    return sums_by_key.select(*texts, pl.exclude(keys).cast(pl.Float64) / number).sort(keys)
 
 
 def _mean_over_ranks(

@@ -46,6 +46,10 @@ class TableLoader(Protocol):
     def rows(self) -> int:
         """Return the number of rows without reading the table."""
 
+    @property
+    def is_loaded(self) -> bool:
+        """True while the table is in memory."""
+
 
 class StoredRun(Protocol):
     """A run in a store: its tables over all ranks, and answers that were computed when it was stored."""
@@ -170,7 +174,8 @@ class Trace(TableAttributes):
     @property
     def engine(self) -> Literal["in-memory", "streaming"]:
         """The engine of polars that should collect what `scan` returns."""
-        return "streaming" if self._loaders else "in-memory"
+        in_memory = all(loader.is_loaded for loader in self._loaders.values())
+        return "in-memory" if in_memory else "streaming"
 
     @property
     def loaders(self) -> Mapping[str, TableLoader]:

@@ -30,6 +30,14 @@ def test_rows_are_sorted_by_all_keys(rows):
     assert arrays.sort_rows(first, second, third).tolist() == expected.tolist()
 
 
+@given(st.lists(st.integers(-2, 3), min_size=1, max_size=30))
+def test_rows_are_grouped_by_first_occurrence(values):
+    expected = [
+        [row for row, other in enumerate(values) if other == value] for value in dict.fromkeys(values)
+    ]
+    assert [rows.tolist() for rows in arrays.group_rows(np.array(values))] == expected
+
+
 WINDOWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4)
 
 

@@ -24,9 +24,9 @@ from etloom.comparison.gate import METRICS
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue, ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
-from etloom.exports.store import adding, batches, rank_results, summaries
+from etloom.exports.store import adding, batches, rank_results, staging, summaries
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
-from etloom.formats.parquet import stored_runs
+from etloom.formats.parquet import stored_runs, table_files
 from etloom.formats.parquet.table_files import ParquetTable
 from etloom.loading import LoadOptions, load_path
 from support import small_traces
@@ -152,6 +152,31 @@ def test_ranks_whose_results_are_kept_are_opened_without_their_tables(
     )
     again = load_path(run, replace(options, results=results))
     assert_frame_equal(again.stats, first.stats)
+
+
+def test_ranks_that_a_batch_wrote_are_opened_without_reading_their_files(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = LoadOptions(use_cache=False, keep=tmp_path / "ranks")
+    first = load_path(run, options)
+    monkeypatch.setattr(table_files, "_count_rows", lambda *_: pytest.fail("a footer was read"))
+    again = load_path(run, options)
+    assert [trace.rows("events") for trace in again.values()] == [
+        trace.rows("events") for trace in first.values()
+    ]
+
+
+def test_what_a_killed_process_left_in_a_run_is_not_published(run: Path, tmp_path: Path, brief: None) -> None:
+    publish = staging.Staging.publish
+
+    def publish_with_rest(stage: staging.Staging) -> None:
+        (stage.folder / ".rank=0.x" / "new").mkdir(parents=True)
+        publish(stage)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging.Staging, "publish", publish_with_rest)
+        added = adding.add_run(run, tmp_path / "store", adding.AddOptions(jobs=1))
+    assert not list(added.path.glob(".*"))
 
 
 def test_the_tables_and_facts_of_a_stored_run_equal_those_in_memory(job: Job, stored: Job) -> None:

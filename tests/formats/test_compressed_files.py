@@ -6,6 +6,7 @@ import gzip
 import io
 import random
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import zstandard
 from etloom import formats
 from etloom.core import registry
 from etloom.core.errors import LimitError, ReadError
-from etloom.formats.io import compression
+from etloom.formats.io import compression, native_parser
 
 PLAIN = b"".join(b'{"id": %d, "name": "aten::mul"},\n' % i for i in range(100_000))
 PACKINGS = {
@@ -116,6 +117,21 @@ def test_a_bomb_is_refused_by_its_beginning(tmp_path: Path, compress: Callable[[
         formats.read(path)
     first = re.search("its first ([0-9,]+) bytes", str(refused.value))
     assert first is not None and int(first[1].replace(",", "")) <= max(1 << 18, path.stat().st_size / 2)
+
+
+@pytest.mark.parametrize("max_small_bytes", [0, 1 << 20])
+def test_a_cut_off_file_is_read_alike_with_and_without_a_second_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_small_bytes: int
+) -> None:
+    monkeypatch.setattr(native_parser, "_MAX_SMALL_BYTES", max_small_bytes)
+    text = b'{"traceEvents":[' + b",".join(b'{"ph":"X","ts":%d}' % ts for ts in range(9_000)) + b"]}"
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(gzip.compress(text)[:-600])
+    threads = threading.active_count()
+    trace = formats.read(path)
+    assert 1_000 < trace.events.height < 9_000
+    assert "read.corrupt_compression" in trace.stats["name"]
+    assert threading.active_count() == threads
 
 
 def test_a_limit_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

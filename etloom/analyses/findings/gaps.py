@@ -254,7 +254,7 @@ def _extend_stalls(gaps: _Gaps) -> NDArray[np.bool_]:
     # The device may have had work during all of a stall: then no gap is its own.
     is_hidden = (cause == launch) & (2 * stall_ns > gap)
     cause[is_hidden] = gaps.stall[is_hidden]
-    is_late_effect = is_hidden.copy()
+    is_late_effect: NDArray[np.bool_] = is_hidden.copy()
     places = np.flatnonzero(cause < launch)
     rest, previous = 0, -1
     for i, place in enumerate(places.tolist()):

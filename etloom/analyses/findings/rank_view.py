@@ -297,7 +297,8 @@ class RankView:
 
     def _mask_host_events(self, categories: Collection[str]) -> np.ndarray:
         """Return a mask of the timed events of these categories."""
-        return self.match_categories(categories) & self._is_timed
+        mask: np.ndarray = self.match_categories(categories) & self._is_timed
+        return mask
 
     @cached_property
     def _no_host_events(self) -> pl.DataFrame:

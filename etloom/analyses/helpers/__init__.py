@@ -107,7 +107,8 @@ def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[st
         columns: Types by column name, as in COLUMNS of an analysis.
     """
     # Column by column, because most have the right type already and a lazy query costs a thread wakeup.
-    return pl.DataFrame([pl.Series(name, table[name]).cast(dtype) for name, dtype in columns.items()])
+    values = ((pl.Series(name, table[name]), dtype) for name, dtype in columns.items())
+    return pl.DataFrame([column if column.dtype == dtype else column.cast(dtype) for column, dtype in values])
 
 
 def require_linked(trace: Trace) -> None:

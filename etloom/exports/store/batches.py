@@ -29,6 +29,8 @@ from etloom.loading.rank_discovery import DiscoveredRun
 MAX_RANKS = 256
 """Ranks of a batch: starting a process takes about as long as ten small ranks."""
 MIN_RANKS = 8
+QUERY_STACK_BYTES = 16 << 20
+"""The worker runs in a thread of polars, whose stack is 2 MiB otherwise; that of a main thread is 8 MiB."""
 MAX_TABLE_BYTES = 256_000_000
 """Memory for the tables of ranks, of which the most recently used ones stay loaded."""
 
@@ -123,7 +125,7 @@ def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Cal
     """
 
     def prepare(index: int) -> None:
-        environment = {**os.environ, "POLARS_MAX_THREADS": "1"}
+        environment = {**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(QUERY_STACK_BYTES)}
         command = [sys.executable, "-m", "etloom.exports.store.worker"]
         subprocess.run(
             command,

@@ -102,6 +102,8 @@ class Staging:
     def publish(self) -> None:
         """Give the complete run its name, and remove what earlier additions of it left behind."""
         shutil.rmtree(self.parts, ignore_errors=True)
+        for scratch in self.folder.glob(".*"):  # of processes that were killed
+            shutil.rmtree(scratch, ignore_errors=True)
         old = self.folder.with_name(f"{self._name}-replaced")
         shutil.rmtree(old, ignore_errors=True)
         if self.target.exists():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
+from functools import partial
 
+from etloom.core.query_threads import run_in_query_thread
 from etloom.exports.store.batches import prepare_batch
 
 if __name__ == "__main__":
     gc.freeze()  # the modules stay: garbage collections need not go through them
-    prepare_batch(sys.stdin.read())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would handle it when the batch is complete
+    run_in_query_thread(partial(prepare_batch, sys.stdin.read()))

@@ -29,6 +29,8 @@ _BYTES_PER_ROW = 200
 """Memory that the tables of a file take while they are built, per row."""
 _MEMORY_SHARE = 0.7
 """The share of the available memory for the tables of one file."""
+_MAX_SMALL_BYTES = 512 << 10
+"""A file up to this size is read without a second thread, whose start would take longer than it saves."""
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
 
 # What the native parsers count: its severity, and its meaning for a reader of the stats.
@@ -122,8 +124,31 @@ def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
 def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) -> Iterator[bytes]:
     """Yield the chunks of a file, read and decompressed by a second thread, which also reports progress.
 
-    Damaged compressed data ends the chunks and adds a row to ``stats``.
+    Damaged compressed data ends the chunks and adds a row to ``stats``. A small file takes no second thread.
     """
+    is_small = path.is_file() and path.stat().st_size <= _MAX_SMALL_BYTES
+    for piece in (_read_pieces if is_small else _read_pieces_ahead)(path, progress):
+        if isinstance(piece, DECOMPRESSION_ERRORS):
+            example = f"damaged or cut-off compressed data: {piece}"
+            stats.append(Stat("read.corrupt_compression", "data_loss", 1, example))
+            return
+        if isinstance(piece, OSError):
+            raise ReadError(f"cannot be read: {piece}", where=path) from None
+        if isinstance(piece, Exception):
+            raise piece
+        yield piece
+
+
+def _read_pieces(path: Path, progress: Progress | None) -> Iterator[bytes | Exception]:
+    """Yield the chunks of a file; if it cannot be read, the last piece is the exception."""
+    try:
+        yield from read_chunks(path, progress=progress)
+    except Exception as error:  # passed to the consumer, which raises it
+        yield error
+
+
+def _read_pieces_ahead(path: Path, progress: Progress | None) -> Iterator[bytes | Exception]:
+    """Yield the pieces of `_read_pieces` from a second thread."""
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
     stop = threading.Event()
 
@@ -134,33 +159,16 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
                 return
 
     def work() -> None:
-        try:
-            for piece in read_chunks(path, progress=progress):
-                enqueue(piece)
-                if stop.is_set():
-                    return
-            enqueue(None)
-        except Exception as error:  # passed to the consumer, which raises it
-            enqueue(error)
+        for piece in _read_pieces(path, progress):
+            enqueue(piece)
+            if stop.is_set():
+                return
+        enqueue(None)
 
     thread = threading.Thread(target=work, name="etloom-read", daemon=True)
     thread.start()
     try:
         while (piece := pieces.get()) is not None:
-            if isinstance(piece, DECOMPRESSION_ERRORS):
-                stats.append(
-                    Stat(
-                        "read.corrupt_compression",
-                        "data_loss",
-                        1,
-                        f"damaged or cut-off compressed data: {piece}",
-                    )
-                )
-                return
-            if isinstance(piece, OSError):
-                raise ReadError(f"cannot be read: {piece}", where=path) from None
-            if isinstance(piece, Exception):
-                raise piece
             yield piece
     finally:
         stop.set()

@@ -39,6 +39,11 @@ class ParquetTable:
         self._name, self._file, self._owner, self._rows = name, file, owner, rows
         self._is_trusted = is_trusted
 
+    @property
+    def is_loaded(self) -> bool:
+        """False: the table stays in its file."""
+        return False
+
     def read(self) -> pl.DataFrame:
         """Read the whole table.
 
