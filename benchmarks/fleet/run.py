@@ -3,7 +3,11 @@
     python benchmarks/fleet/run.py --ranks 100 1000
 
 Each run has about 9,000 events per rank, one slow rank and one slow host. Adding and each question is a process of its
-own; CPU seconds count all of its processes, peak memory is that of the largest one.
+own; CPU seconds count all of its processes, peak memory is that of the largest one, and at adding also that of all
+processes together.
+
+Runs of different sizes are compared by the row "add, without the graph": store add leaves out the dependency graph of
+larger runs, so that the row "add" of a small run includes more answers (gains of findings, critical path, slowdown).
 """
 
 from __future__ import annotations
@@ -12,10 +16,13 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -25,6 +32,15 @@ from _measure import machine, table
 from generate import RANKS_PER_HOST, generate, host_of, truth_file
 
 SLOW_RANK, SLOW_HOST = 17, 3
+WITHOUT_GRAPH = """
+import sys
+from etloom.analyses.findings import job_gain
+from etloom.cli import main
+from etloom.exports.store import summaries
+job_gain.MAX_EVENTS = summaries.MAX_GRAPH_EVENTS = 0
+sys.exit(main())
+"""
+"""etloom that treats every run as too large for the dependency graph. Its worker processes do not use that anyway."""
 QUESTIONS = {
     "info": ["info", "RUN"],
     "stragglers": ["analyze", "stragglers", "RUN"],
@@ -35,24 +51,85 @@ QUESTIONS = {
     "slow hosts": ["store", "stragglers", "STORE"],
     "slow ranks": ["store", "stragglers", "STORE", "--by", "rank"],
     "SQL, all events": ["query", "RUN", "select cat, count(*) n from events group by cat"],
+    "SQL, sum": ["query", "RUN", "select count(*) n, sum(dur) ns from events"],
+    "report": ["report", "RUN", "--out", "PAGE"],
+    "slowdown": ["analyze", "slowdown", "RUN"],
+    "diff": ["diff", "RUN", "RUN"],
+    "check": ["check", "RUN", "--baseline", "RUN"],
 }
 
 
-def measure(command: list[str]) -> tuple[float, float, float, str]:
-    """Return seconds, CPU seconds, peak MB and stdout of a command, the only child of this process."""
+@dataclass(frozen=True)
+class Measured:
+    """A command: seconds, CPU seconds of all its processes, MB of the largest one and, on Linux, of all together at the
+    same time, its stdout, and the last line of stderr if it failed."""
+
+    seconds: float
+    cpu: float
+    peak_mb: float
+    tree_mb: float | None
+    output: str
+    refusal: str | None
+
+
+def measure(command: list[str], code: str | None = None) -> Measured:
+    """Measure a command of etloom, or of a program with these arguments, as the only child of this process."""
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "etloom", *command], check=True, stdout=subprocess.PIPE, text=True
+    program = ["-m", "etloom"] if code is None else ["-c", code]
+    process = subprocess.Popen(
+        [sys.executable, *program, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    peaks: list[float] = []
+    watcher = threading.Thread(target=watch_tree, args=(process, peaks), daemon=True)
+    watcher.start()
+    output, errors = process.communicate()
+    watcher.join()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     unit = 1 if sys.platform == "darwin" else 1024
-    cpu = used.ru_utime + used.ru_stime
-    return time.perf_counter() - start, cpu, used.ru_maxrss * unit / 1e6, done.stdout
+    refusal = (errors.strip().splitlines() or ["failed"])[-1] if process.returncode else None
+    return Measured(
+        time.perf_counter() - start,
+        used.ru_utime + used.ru_stime,
+        used.ru_maxrss * unit / 1e6,
+        max(peaks, default=None),
+        output,
+        refusal,
+    )
 
 
-def measure_alone(command: list[str]) -> tuple[float, float, float, str]:
+def watch_tree(process: subprocess.Popen[str], peaks: list[float]) -> None:
+    """Add the memory of a process and its children to ``peaks``, in MB, every half a second until it ends.
+
+    Memory that processes share counts once (PSS); nothing is added where the system does not report it.
+    """
+    while process.poll() is None:
+        total = 0
+        for pid in list_tree(process.pid):
+            try:
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            except OSError:  # it ended
+                continue
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        if total:
+            peaks.append(total * 1024 / 1e6)
+        time.sleep(0.5)
+
+
+def list_tree(pid: int) -> list[int]:
+    """Return a process and all of its children, on Linux."""
+    pids = [pid]
+    for parent in pids:  # grows
+        for file in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                pids += map(int, file.read_text().split())
+            except OSError:  # it ended
+                continue
+    return pids
+
+
+def measure_alone(command: list[str], code: str | None = None) -> Measured:
     with get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (command,))
+        return pool.apply(measure, (command, code))
 
 
 def check_truth(store: Path, run: Path) -> str:
@@ -65,7 +142,7 @@ def check_truth(store: Path, run: Path) -> str:
     verdicts = []
     for by, expected in planted.items():
         rows = json.loads(
-            measure_alone(["store", "stragglers", str(store), "--by", by, "--format", "json"])[3]
+            measure_alone(["store", "stragglers", str(store), "--by", by, "--format", "json"]).output
         )
         reported = {row[by] for row in rows if row["slow_runs"]}
         verdicts.append(
@@ -96,15 +173,37 @@ def bench(folder: Path, scratch: Path, ranks: int, jobs: int) -> None:
     run, store = folder / f"ranks-{ranks}", scratch / f"store-{ranks}"
     if not run.exists():
         generate(run, ranks, [SLOW_RANK], [SLOW_HOST], jobs=jobs)
-    adding = ["store", "add", str(run), "--to", str(store), "--jobs", str(jobs)]
-    seconds, cpu, peak, _ = measure_alone(adding)
-    rows = [["add", f"{seconds:.1f}", f"{cpu:.1f}", f"{1e3 * cpu / ranks:.0f}", f"{peak:.0f}"]]
-    places = {"RUN": str(store / f"run={run.name}"), "STORE": str(store)}
+    adding = ["store", "add", str(run), "--jobs", str(jobs), "--to"]
+    without_graph = measure_alone([*adding, str(scratch / "without-graph")], WITHOUT_GRAPH)
+    shutil.rmtree(scratch / "without-graph", ignore_errors=True)
+    rows = [format_row("add, without the graph", without_graph, ranks)]
+    rows.append(format_row("add", measure_alone([*adding, str(store)]), ranks))
+    places = {
+        "RUN": str(store / f"run={run.name}"),
+        "STORE": str(store),
+        "PAGE": str(scratch / "report.html"),
+    }
+    refusals = []
     for name, words in QUESTIONS.items():
-        seconds, cpu, peak, _ = measure_alone([places.get(word, word) for word in words])
-        rows.append([name, f"{seconds:.2f}", f"{cpu:.2f}", f"{1e3 * cpu / ranks:.0f}", f"{peak:.0f}"])
-    table(f"{ranks:,} ranks", ["", "seconds", "CPU s", "CPU ms per rank", "peak MB"], rows)
+        measured = measure_alone([places.get(word, word) for word in words])
+        rows.append(format_row(name, measured, ranks))
+        if measured.refusal is not None:
+            refusals.append(f"{name}: {measured.refusal}")
+    headings = ["", "seconds", "CPU s", "CPU ms per rank", "peak MB", "all processes MB"]
+    table(f"{ranks:,} ranks", headings, rows)
+    print(*refusals, sep="\n")
     print(check_truth(store, run))
+
+
+def format_row(name: str, measured: Measured, ranks: int) -> list[str]:
+    return [
+        name,
+        f"{measured.seconds:.2f}",
+        f"{measured.cpu:.2f}",
+        f"{1e3 * measured.cpu / ranks:.0f}",
+        f"{measured.peak_mb:.0f}",
+        "" if measured.tree_mb is None else f"{measured.tree_mb:.0f}",
+    ]
 
 
 if __name__ == "__main__":
