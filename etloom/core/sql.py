@@ -23,6 +23,13 @@ _PREFIXED_TEXT = re.compile(r"[\w&]''")
 q'[...]'."""
 _FILE_FUNCTION = re.compile(r"(?<!\w)(?:read|scan)_\w+", re.IGNORECASE)
 _FILE_CALL = re.compile(_FILE_FUNCTION.pattern + r"[^\w,]*\(", re.IGNORECASE)
+_NAME = re.compile(r"\w+")
+_GROUPING = re.compile(
+    r"\s*select\s+(?P<items>[^;'\"`]+?)\s+from\s+\w+\s+group\s+by\s+(?P<keys>[\w\s,]+?)"
+    r"(?:\s+order\s+by\s+(?P<order>[^;'\"`]+?))?(?:\s+limit\s+\d+)?\s*;?\s*",
+    re.IGNORECASE,
+)
+"""Matches a query that groups one table by its columns."""
 _FILE_SCAN_PLAN = re.compile(r"^\s*(?!DF\b)\w+ SCAN\b", re.MULTILINE)
 
 
@@ -53,16 +60,40 @@ def run_query(
     """
     # Only what the text may name is put together: a Job has tables times ranks frames.
     named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
-    frames = {name: scan(name).with_columns(_CATEGORICAL_AS_TEXT) for name in named}
+    tables = {name: scan(name) for name in named}
+    frames = {name: table.with_columns(_CATEGORICAL_AS_TEXT) for name, table in tables.items()}
     schemas = {name: frame.collect_schema() for name, frame in frames.items()}
     check_query(sql, schemas)
     try:
-        plan = _execute(frames, sql)
+        if _only_groups_by_categories(sql, tables):
+            plan = _execute(tables, sql).with_columns(_CATEGORICAL_AS_TEXT)
+        else:
+            plan = _execute(frames, sql)
         table = (plan if max_rows is None else plan.head(max_rows)).collect(engine=engine)
     except pl.exceptions.PolarsError as error:
         raise _translate_error(str(error), sql, schemas) from None
     unnamed = "len" in table.columns and "count" not in table.columns and not re.search(r"\blen\b", sql)
     return table.rename({"len": "count"}) if unnamed else table
+
+
+def _only_groups_by_categories(sql: str, tables: Mapping[str, pl.LazyFrame]) -> bool:
+    """Return whether a query uses the categorical columns of a table, without functions, as keys of groups only.
+
+    Then their text is needed of the result only, which halves the time of such a query.
+    """
+    match = _GROUPING.fullmatch(sql)
+    if match is None or len(tables) != 1 or _AMBIGUOUS_TEXT.search(sql):
+        return False
+    (schema,) = (table.collect_schema() for table in tables.values())
+    categorical = "|".join(name for name, dtype in schema.items() if dtype == pl.Categorical)
+    items = [item.strip() for item in match["items"].split(",")]
+    order = match["order"] or ""
+    keys = [key.strip() for key in match["keys"].split(",")]
+    others = [order, *(item for item in items if item not in keys)]
+    by_position = re.search(r"\b\d+\b", order)
+    return all(map(_NAME.fullmatch, keys)) and not (
+        by_position or any(re.search(rf"\b(?:{categorical})\b", text, re.IGNORECASE) for text in others)
+    )
 
 
 def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> None:

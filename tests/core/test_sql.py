@@ -307,3 +307,48 @@ def test_an_unknown_column_of_an_alias_lists_the_columns_of_its_table(alias: str
 def test_a_table_defined_in_the_query_is_not_one_of_etloom() -> None:
     with pytest.raises(EtloomError, match="the query was refused: no column named 'zz' found in table 'e'"):
         TRACE.query("with e as (select 1 as x) select e.zz from e")
+
+
+GROUPING = [
+    ("select cat, count(*) n from events group by cat", True),
+    ("SELECT rank, cat, sum(dur) AS s FROM events GROUP BY rank, cat ORDER BY s DESC LIMIT 3;", True),
+    ("select cat, name, max(dur + 1) from events group by cat, name", True),
+    ("select cat, count(*) n from events group by cat order by cat", False),
+    ("select cat, count(*) n from events group by cat order by 1", False),
+    ("select cat as kind, count(*) n from events group by cat order by kind", False),
+    ("select upper(cat) u, count(*) n from events group by cat", False),
+    ("select cat, count(distinct name) n from events group by cat", False),
+    ("select cat, count(*) n from events where name like 'aten%' group by cat", False),
+    ("select cat, count(*) n from events group by cat having count(*) > 1", False),
+    ("select dur, count(*) n from events group by dur, substr(cat, 1, 2)", False),
+    ("select e.cat, count(*) n from events e group by e.cat", False),
+    ('select "cat", count(*) n from events group by "cat"', False),
+    ("select cat -- from events\n, count(*) n from events group by cat", False),
+]
+
+
+@pytest.mark.parametrize(("query", "only_groups"), GROUPING)
+def test_groups_by_categories_equal_groups_by_text(
+    query: str, only_groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = pl.DataFrame(
+        {
+            "id": range(6),
+            "cat": ["kernel", "cpu_op", None, "kernel", "cpu_op", "Zeta"],
+            "name": ["aten::b", "aten::a", "aten::a", None, "aten::b", "x"],
+            "dur": [1, 2, 3, 4, 50, 600],
+        }
+    )
+    traces = {
+        rank: Trace(
+            {"events": TABLES["events"].conform(events[rank:].with_columns(pl.col("dur") * (7 + rank)))}
+        )
+        for rank in (0, 1)
+    }
+    scan = Job(traces)._scan
+    assert sql._only_groups_by_categories(query, {"events": scan("events")}) is only_groups
+    answers = [sql.run_query(scan, query, "in-memory")]
+    monkeypatch.setattr(sql, "_only_groups_by_categories", lambda *_: False)
+    answers.append(sql.run_query(scan, query, "in-memory"))
+    first, second = ([sorted(map(str, answer.rows())), answer.schema] for answer in answers)
+    assert first == second
