@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import etloom
+from etloom.analyses.findings import job_gain
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.patterns import idle_host
 from etloom.core.trace import Job
@@ -334,3 +338,13 @@ def test_costs_per_step(tmp_path: Path) -> None:
         0, named=True
     )
     assert (row["cost_ns"], row["step_cost_ns"], row["step_pct"]) == (4 * 300_000, 300_000, 30.0)
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 9), st.integers(-5, 5)), min_size=1, max_size=4))
+def test_gains_of_several_parts_are_summed_by_edge(parts: list[dict[int, int]]) -> None:
+    edges = [np.array(sorted(part), np.int32) for part in parts]
+    gains = [np.array([part[edge] for edge in sorted(part)], np.int64) for part in parts]
+    expected = {edge: sum(part.get(edge, 0) for part in parts) for part in parts for edge in part}
+    summed, gain = job_gain._sum_by_edge(edges, gains)
+    assert dict(zip(summed.tolist(), gain.tolist(), strict=True)) == expected
+    assert summed.tolist() == sorted(expected)

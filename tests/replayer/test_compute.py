@@ -49,6 +49,24 @@ def test_recorded_steps_replay_completely(tmp_path: Path, step: Callable[[], Any
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steps_under_autocast_replay_in_their_types(tmp_path: Path, dtype: Any) -> None:
+    layers = [torch.nn.Linear(32, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 8)]
+    model, values = torch.nn.Sequential(*layers), torch.rand(16, 32)
+    labels = torch.arange(16) % 8
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype):
+            loss = torch.nn.functional.cross_entropy(model(values), labels)
+        loss.backward()
+
+    done = replay_trace(record(tmp_path, step), "cpu", repeats=1)
+    rest = done.coverage.filter(pl.col("result") != "replayed")
+    assert rest.is_empty(), rest
+    assert len(done.repeats_ns) == 1
+
+
+@pytest.mark.slow
 def test_the_replay_is_a_trace_that_compares_with_the_recording(tmp_path: Path) -> None:
     trace = record(tmp_path, transformer())
     done = replay_trace(trace, repeats=2)

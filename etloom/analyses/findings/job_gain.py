@@ -107,7 +107,7 @@ class JobGains:
         graph = self._graph
         if graph is None:
             return None
-        parts, gains = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        parts, gains = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
         for rank, tracks, lost, share in _merge_losses(findings):
             edges, lost = self._edges[rank][tracks], lost.clip(self._begin, self._end)
             source, target = graph.source[edges], self._target[edges]
@@ -117,12 +117,9 @@ class JobGains:
                 before = lost.before(graph.time)
                 shorter = before[target] - before[source]
             affected = np.flatnonzero(shorter)
-            parts.append(edges[affected])
+            parts.append(edges[affected].astype(np.int32))
             gains.append(np.round(share * shorter[affected]).astype(np.int64))
-        edges, places = np.unique(np.concatenate(parts), return_inverse=True)
-        gain = np.zeros(len(edges), np.int64)
-        np.add.at(gain, places, np.concatenate(gains))
-        return self._compare_end(edges.astype(np.int32), gain)
+        return self._compare_end(*_sum_by_edge(parts, gains))
 
     @cached_property
     def transfer_gain(self) -> int | None:
@@ -214,6 +211,17 @@ class JobGains:
             for rank, rank_edges in edges_by_rank(graph, self._job)
             for edges in (rank_edges[has_lag[rank_edges]],)
         }
+
+
+def _sum_by_edge(parts: list[Int32Array], gains: list[Int64Array]) -> tuple[Int32Array, Int64Array]:
+    """Return the edges of all parts, each of them ascending, and the sum of the gains of each edge."""
+    edges, gain = np.concatenate(parts), np.concatenate(gains)
+    if max(part.size for part in parts) == edges.size:
+        return edges, gain
+    order = np.argsort(edges, kind="stable")  # merges the parts
+    edges, gain = edges[order], gain[order]
+    first = np.flatnonzero(np.append(True, edges[1:] != edges[:-1]))
+    return edges[first], np.add.reduceat(gain, first)
 
 
 def _merge_losses(findings: Iterable[tuple[int, Finding]]) -> Iterator[tuple[int, str, Intervals, float]]:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from etloom.core.errors import EtloomError
-from etloom.replayer.compute import operators, tensor_initialization
+from etloom.replayer.compute import autocast, operators, tensor_initialization
 from etloom.replayer.compute.argument_values import DTYPES, convert_value
 from etloom.replayer.compute.prepared_operator import ArgumentKey, PreparedOperator, make_view
 from etloom.replayer.compute.program import Program
@@ -190,7 +190,7 @@ class Executor:
             self._fill_results(step, prepared)
             started = time.perf_counter_ns()
             try:
-                result = prepared(self._slots)
+                result = self._call(step, prepared)
             except NotImplementedError:  # raised by torch if a device has no kernel for an operator
                 if (substitute := operators.portable_substitute(step.name)) is None:
                     raise
@@ -208,6 +208,28 @@ class Executor:
         if reason and outcome.result == "replayed":
             return replace(outcome, result="substituted", reason=reason)
         return outcome
+
+    def _call(self, step: ProgramStep, prepared: PreparedOperator) -> Any:
+        """Call an operator, under autocast if it has the recorded types of its results only there."""
+        dtype = autocast.find_type(step, self.device.type)
+        try:
+            result = prepared(self._slots)
+        except RuntimeError as error:
+            if dtype is None or isinstance(error, NotImplementedError):
+                raise
+        else:
+            if dtype is None or autocast.has_recorded_types(result, step):
+                return result
+        call = prepared.call
+        prepared.call = autocast.wrap(call, self.device.type, dtype)
+        try:
+            result = prepared(self._slots)
+        except RuntimeError:
+            prepared.call = call
+            raise
+        if not autocast.has_recorded_types(result, step):
+            prepared.call = call
+        return result
 
     def _fill_results(self, step: ProgramStep, prepared: PreparedOperator) -> None:
         """Make a step write initial values, in each pass, into a result that no replayed operator fills.

@@ -1,0 +1,37 @@
+"""Operators that ran under autocast: recordings hold their inputs before the cast, and the results after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from etloom.replayer.compute.argument_values import DTYPES
+from etloom.replayer.compute.program_steps import ProgramStep
+
+_NARROW = {torch.bfloat16, torch.float16}
+
+
+def find_type(step: ProgramStep, device: str) -> torch.dtype | None:
+    """Return the type of 16 bits to which a step may have cast; None without one, and on meta, which casts nothing."""
+    types = {DTYPES[view.dtype] for view in (*step.results, *step.inputs.values())}
+    narrow = types & _NARROW
+    return next(iter(narrow)) if len(narrow) == 1 and len(types) > 1 and device != "meta" else None
+
+
+def wrap(call: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return a call under autocast to this type."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype, cache_enabled=False):
+            return call(*args, **kwargs)
+
+    return run
+
+
+def has_recorded_types(result: Any, step: ProgramStep) -> bool:
+    """Return whether the tensors of a result have the types of the recorded ones."""
+    types = [leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return types == [DTYPES[view.dtype] for view in step.results]
