@@ -18,15 +18,15 @@ def compute_code_digest() -> str:
     Results that are kept (the cache, the answers in a store) belong to the code that computed them: two builds from a
     repository have the same version and may compute different ones.
     """
-    package = Path(__file__).resolve().parents[1]
+    package = str(Path(__file__).resolve().parents[1])
     digest = hashlib.sha256(__version__.encode())
     for folder, folders, files in os.walk(package):
-        if folder == str(package):
+        if folder == package:
             folders[:] = [name for name in folders if name not in _WITHOUT_ANSWERS]
         folders.sort()
         for file in sorted(file for file in files if file.endswith(".py")):
-            path = os.path.join(folder, file)  # noqa: PTH118
-            digest.update(os.path.relpath(path, package).encode() + b"\0")
-            with open(path, "rb") as module:  # noqa: PTH123
+            path = f"{folder}/{file}"
+            digest.update(path[len(package) + 1 :].encode() + b"\0")
+            with open(path, "rb", buffering=0) as module:  # noqa: PTH123
                 digest.update(module.read())
     return digest.hexdigest()[:16]

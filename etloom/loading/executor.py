@@ -16,6 +16,7 @@ from etloom.core.names import list_user_files
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
+from etloom.core.version import compute_code_digest
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
 from etloom.formats.parquet.table_files import ParquetTable
@@ -118,6 +119,8 @@ class _Execution:
 
     def load_ranks(self) -> Job:
         """Load all ranks in parallel."""
+        if self.options.use_cache:
+            compute_code_digest()  # once: threads that start together would all compute it
         loaded = run_in_parallel(self._load, list(self.plan.ranks), self.plan.parallel)
         if any(isinstance(content, Job) for content in loaded.values()):
             return _join_files([content for content in loaded.values() if content is not None])
