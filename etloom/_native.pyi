@@ -70,6 +70,17 @@ class ArgumentTexts:
     def format(self, nodes: _U32, templates: _U32, io: int) -> list[tuple[_I64, _U8]]:
         """Returns values, shapes and strides of the nodes, each as offsets and bytes."""
 
+# Rows of text from parts (row_texts.cpp)
+
+def row_texts(parts: Sequence[str | _I64 | tuple[_I32 | None, _I64, _U8]], rows: int) -> tuple[_I64, _U8]:
+    """Returns the offsets and bytes of rows that consist of constants, numbers and texts.
+
+    Args:
+        parts: For each part a constant, a number per row, or texts: the number of the text of each row (None: row i has
+            text i), and the offsets and bytes of the texts.
+        rows: The number of rows.
+    """
+
 # Codes (codes.cpp)
 
 def looked_up(table: _U8, codes: _U32, clip: bool = False) -> _U8:

@@ -9,6 +9,7 @@ void bind_contraction(nanobind::module_& module);
 void bind_graph(nanobind::module_& module);
 void bind_order(nanobind::module_& module);
 void bind_quality(nanobind::module_& module);
+void bind_row_texts(nanobind::module_& module);
 void bind_tour(nanobind::module_& module);
 void bind_nesting(nanobind::module_& module);
 void bind_parsers(nanobind::module_& module);

@@ -12,5 +12,6 @@ NB_MODULE(_native, module) {
     bind_order(module);
     bind_parsers(module);
     bind_quality(module);
+    bind_row_texts(module);
     bind_tour(module);
 }

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from etloom.core import nesting
@@ -62,7 +63,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     write_document(Path(path), header, _format_nodes(trace))
 
 
-def _format_nodes(trace: Trace) -> Iterator[pl.Series]:
+def _format_nodes(trace: Trace) -> Iterator[np.ndarray | pl.Series]:
     """Format the nodes as JSON texts, in chunks: host nodes, then device nodes."""
     nodes = NodeTexts(trace)
     device = _number_device_nodes(trace)
@@ -75,8 +76,7 @@ def _format_nodes(trace: Trace) -> Iterator[pl.Series]:
         .with_columns(pl.col("above").fill_null(pl.col("recorded_parent")))
         .join(members, left_on="id", right_on="node", how="left", maintain_order="left")
     )
-    for start in range(0, host.height, _CHUNK_NODES):
-        yield nodes.format_nodes(host.slice(start, _CHUNK_NODES), "times", "waited")
+    yield from nodes.format_nodes(host, "times", "waited")
     for start in range(0, device.height, _CHUNK_NODES):
         yield device_nodes.format_device_nodes(trace, nodes, device.slice(start, _CHUNK_NODES))
 

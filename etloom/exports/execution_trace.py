@@ -20,7 +20,6 @@ SUFFIX = (".et.json", ".et.json.gz")
 
 _SCHEMA = "1.1.1-chakra.0.0.4"
 _HEADER = {"schema": _SCHEMA, "pid": 0, "time": "", "start_ts": 0}
-_CHUNK_NODES = 1 << 14  # about 20 MB of text
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
@@ -48,8 +47,4 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
         pl.col("above").fill_null(pl.col("recorded_parent")).fill_null(1)
     )
     nodes = nodes.sort("file_order", "et_id")
-    texts = NodeTexts(trace)
-    chunks = (
-        texts.format_nodes(nodes.slice(start, _CHUNK_NODES)) for start in range(0, nodes.height, _CHUNK_NODES)
-    )
-    write_document(Path(path), header, chunks)
+    write_document(Path(path), header, NodeTexts(trace).format_nodes(nodes))

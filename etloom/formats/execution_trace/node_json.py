@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -14,7 +15,7 @@ from etloom import _native
 from etloom.core import arrays, categories, text_codes
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Trace
-from etloom.formats.io.json_text import quote_texts
+from etloom.formats.execution_trace.writer import SEPARATOR
 
 _ATTRIBUTES = (
     ("rf_id", "uint64", 0),
@@ -41,6 +42,9 @@ _COMM_ATTRIBUTES = (
     ("pg_size", "uint64", "group_size"),
 )
 
+Part: TypeAlias = "str | np.ndarray | tuple[np.ndarray | None, np.ndarray, np.ndarray]"
+"""What rows of text are put together from: a constant, numbers, or texts as codes, offsets and bytes."""
+
 _NUMBERS = ("tensor_id", "storage_id", "offset", "numel", "itemsize")
 _SIDES = ("input", "output")
 EMPTY_ARGUMENTS = '{"values": [], "shapes": [], "types": [], "strides": []}'
@@ -50,6 +54,7 @@ DEFAULT_ATTRIBUTES = ", ".join(
 """The attributes that converters expect in every node, with the values that mean none."""
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\[\]{},"\s]+')
+_CHUNK_NODES = 1 << 13  # about 8 MB of text
 _MAX_INDEX = 2**15 - 1  # the largest index in tensors.index
 _NO_ITEM = -(2**31)
 """Stands for null among the indices and items of tensors."""
@@ -62,92 +67,77 @@ class NodeTexts:
         self._arguments = _collect_tensors(trace.tensors.sort("node", maintain_order=True))
         self._templates: dict[str, int] = {}
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
-        # Each distinct text is quoted once; its rows share it.
-        self._words = pl.DataFrame(
-            {
-                "id": trace.nodes["id"],
-                "label": quote_texts(trace.nodes["name"]).fill_null("null"),
-                **{
-                    name: quote_texts(trace.nodes[name]).fill_null(json.dumps(none))
-                    for name, _, none in _ATTRIBUTES
-                    if isinstance(none, str)
-                },
-            }
-        )
 
-    def format_nodes(self, nodes: pl.DataFrame, *last: str) -> pl.Series:
-        """Return rows of the nodes table as JSON objects, in the layout of the schemas 1.0.2 to 1.1.1.
+    def format_nodes(self, nodes: pl.DataFrame, *last: str) -> Iterator[np.ndarray]:
+        """Yield rows of the nodes table as JSON objects, in the layout of the schemas 1.0.2 to 1.1.1.
 
         Args:
             nodes: Rows of nodes, with ``above``, the id in the file of the parent.
             last: Columns of text to insert before the closing brace, each beginning with a comma.
+
+        Yields:
+            The bytes of the objects, each after `SEPARATOR`.
         """
-        numbers = {
-            name: nodes[name].cast(pl.Int64).fill_null(none).cast(pl.String)
-            for name, _, none in _ATTRIBUTES
-            if not isinstance(none, str)
-        }
-        inputs, outputs = self.format_arguments(nodes)
-        words = nodes.select("id").join(self._words, on="id", how="left", maintain_order="left").drop("id")
-        texts = words.with_columns(
-            *nodes.select(last).get_columns(),
-            id=nodes["et_id"].cast(pl.String),
-            above=nodes["above"].cast(pl.String).fill_null("null"),
-            inputs=inputs,
-            outputs=outputs,
-            more=self._format_more_attributes(nodes),
-            **numbers,
+        head: list[Part] = [f'{SEPARATOR}{{"id": ', _number_part(nodes["et_id"], "null")]
+        head += [', "name": ', _quoted_part(nodes["name"], "null")]
+        head += [', "ctrl_deps": ', _number_part(nodes["above"], "null")]
+        ids, templates = (
+            nodes["id"].to_numpy(),
+            [self._number_templates(nodes[f"{side}s"]) for side in _SIDES],
         )
-        attributes: list[pl.Expr] = []
-        for name, kind, _ in _ATTRIBUTES:
-            attributes += [
-                pl.lit(f'{{"name": "{name}", "type": "{kind}", "value": '),
-                pl.col(name),
-                pl.lit("}, "),
-            ]
-        attributes[-1] = pl.lit("}")
-        members = (("id", "id"), ("name", "label"), ("ctrl_deps", "above"), ("inputs", "inputs"))
-        parts: list[pl.Expr] = [pl.lit("{")]
-        for name, column in (*members, ("outputs", "outputs")):
-            parts += [pl.lit(f'"{name}": '), pl.col(column), pl.lit(", ")]
-        parts += [pl.lit('"attrs": ['), *attributes, pl.col("more"), pl.lit("]")]
-        parts += [*(pl.col(name).fill_null("") for name in last), pl.lit("}")]
-        return texts.select(pl.concat_str(parts).alias("")).to_series()
+        types = [_repeated_part(nodes[f"{side}_types"], "[]") for side in _SIDES]
+        attributes: list[Part] = []
+        for name, kind, none in _ATTRIBUTES:
+            start = "}, " if attributes else ', "attrs": ['
+            attributes.append(f'{start}{{"name": "{name}", "type": "{kind}", "value": ')
+            is_text = isinstance(none, str)
+            attributes.append(
+                _quoted_part(nodes[name], json.dumps(none)) if is_text else _number_part(nodes[name], none)
+            )
+        tail = [_text_part(nodes[name].fill_null("")) for name in last]
+        for begin in range(0, nodes.height, _CHUNK_NODES):
+            rows = slice(begin, min(begin + _CHUNK_NODES, nodes.height))
+            parts = _slice_parts(head, rows)
+            for io, side in enumerate(_SIDES):
+                columns = self._arguments.format(ids[rows], templates[io][rows], io)
+                parts += [f', "{side}s": ', *_argument_parts(columns, *_slice_parts([types[io]], rows))]
+            parts += [*_slice_parts(attributes, rows), "}", *self._format_more_attributes(nodes[rows]), "]"]
+            parts += [*_slice_parts(tail, rows), "}"]
+            yield _native.row_texts(parts, rows.stop - begin)[1]
 
     def format_arguments(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
         """Return the inputs and outputs of rows of the nodes table as JSON: values, shapes, types, strides."""
-        object_text = pl.concat_str(
-            *(pl.lit('{"values": '), "values"),
-            *(pl.lit(', "shapes": '), "shapes"),
-            *(pl.lit(', "types": '), "types"),
-            *(pl.lit(', "strides": '), "strides", pl.lit("}")),
-        ).alias("")
-        inputs, outputs = (texts.select(object_text).to_series() for texts in self.argument_texts(nodes))
-        return inputs, outputs
+        sides = []
+        for io, side in enumerate(_SIDES):
+            types = _repeated_part(nodes[f"{side}_types"], "[]")
+            parts = _argument_parts(self._format_side(nodes, io), types)
+            sides.append(_to_series(*_native.row_texts(parts, nodes.height)))
+        return sides[0], sides[1]
 
     def argument_texts(self, nodes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return values, shapes, types and strides of the inputs and of the outputs of these nodes as JSON lists.
 
         The repeating text around the tensors is parsed once per distinct text.
         """
-        ids = nodes["id"].to_numpy()
         sides = []
         for io, side in enumerate(_SIDES):
-            columns = self._arguments.format(ids, self._number_templates(nodes[f"{side}s"]), io)
-            values, shapes, strides = (_to_series(*column) for column in columns)
+            values, shapes, strides = (_to_series(*column) for column in self._format_side(nodes, io))
             types = nodes[f"{side}_types"].cast(pl.String).fill_null("[]")
             sides.append(
                 pl.DataFrame({"values": values, "shapes": shapes, "types": types, "strides": strides})
             )
         return sides[0], sides[1]
 
+    def _format_side(self, nodes: pl.DataFrame, io: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return values, shapes and strides of the inputs or outputs, each as offsets and bytes of texts."""
+        templates = self._number_templates(nodes[f"{_SIDES[io]}s"])
+        return self._arguments.format(nodes["id"].to_numpy(), templates, io)
+
     def _number_templates(self, values: pl.Series) -> np.ndarray:
         """Return the number of the template of each text; null is an empty list."""
-        column = values.cast(pl.Categorical)
-        rows, positions = text_codes.find_distinct(text_codes.read_codes(column))
-        texts = arrays.take_rows(column, rows).cast(pl.String).to_list()
-        numbers = np.array([self._number_template(text) for text in (*texts, "[]")], np.uint32)
-        return numbers[positions]  # null has the last position, -1
+        texts, positions = _number_texts(values)
+        numbers: np.ndarray = np.array([self._number_template(text) for text in (*texts, "[]")], np.uint32)
+        return numbers[positions]
 
     def _number_template(self, text: str) -> int:
         """Return the number of the text among the templates, to which it is added if it is new."""
@@ -159,8 +149,10 @@ class NodeTexts:
             self._arguments.add_template(values[0], shapes[0], slots, values[1:], shapes[1:])
         return number
 
-    def _format_more_attributes(self, nodes: pl.DataFrame) -> pl.Series:
+    def _format_more_attributes(self, nodes: pl.DataFrame) -> list[Part]:
         """Return the attributes of communication and those without a column, each beginning with a comma."""
+        if self._comms.is_empty() and nodes["attrs"].null_count() == nodes.height:
+            return []
         comms = self._comms.join(nodes.select(node="id"), on="node", how="semi")
         by_node = {row["node"]: row for row in _decategorize(comms).iter_rows(named=True)}
         rest = _decategorize(nodes.select("id", "attrs").drop_nulls())
@@ -172,9 +164,70 @@ class NodeTexts:
             )
             for node in {*by_node, *extra}
         }
+        if not texts:
+            return []
         schema = {"id": pl.UInt32, "more": pl.String}
         more = pl.DataFrame({"id": list(texts), "more": list(texts.values())}, schema=schema)
-        return nodes.select("id").join(more, on="id", how="left", maintain_order="left")["more"].fill_null("")
+        column = nodes.select("id").join(more, on="id", how="left", maintain_order="left")["more"]
+        return [_text_part(column.fill_null(""))]
+
+
+def _number_part(column: pl.Series, none: int | str) -> Part:
+    """Return integers to write, with ``none`` in place of null."""
+    numbers = column.cast(pl.Int64)
+    if isinstance(none, int):
+        numbers = numbers.fill_null(none)
+    if numbers.null_count():
+        return _text_part(numbers.cast(pl.String).fill_null(none))
+    return numbers.to_numpy()
+
+
+def _quoted_part(column: pl.Series, none: str) -> Part:
+    """Return repeated texts to write as JSON strings, with ``none`` in place of null."""
+    return _repeated_part(column, none, lambda text: json.dumps(text, ensure_ascii=False))
+
+
+def _repeated_part(column: pl.Series, none: str, convert: Callable[[str], str] = str) -> Part:
+    """Return repeated texts to write, each distinct one converted, with ``none`` in place of null."""
+    texts, positions = _number_texts(column)
+    _, offsets, data = _text_part(pl.Series([*map(convert, texts), none]))
+    return positions.astype(np.int32), offsets, data
+
+
+def _number_texts(column: pl.Series) -> tuple[list[str], np.ndarray]:
+    """Return the distinct texts, and for each row the position of its text; of null the one behind the last."""
+    categories = column.cast(pl.Categorical)
+    rows, positions = text_codes.find_distinct(text_codes.read_codes(categories))
+    positions[positions < 0] = len(rows)
+    return arrays.take_rows(categories, rows).cast(pl.String).to_list(), positions
+
+
+def _text_part(column: pl.Series) -> tuple[None, np.ndarray, np.ndarray]:
+    """Return texts to write, one per row, none of them null."""
+    _, offsets, data = column.to_arrow().buffers()
+    return None, np.frombuffer(offsets, np.int64)[: len(column) + 1], np.frombuffer(data, np.uint8)
+
+
+def _argument_parts(columns: list[tuple[np.ndarray, np.ndarray]], types: Part) -> list[Part]:
+    """Return the parts of an object of values, shapes, types and strides; ``columns`` are the others' texts."""
+    values, shapes, strides = ((None, *column) for column in columns)
+    parts: list[Part] = ['{"values": ', values, ', "shapes": ', shapes, ', "types": ', types]
+    return [*parts, ', "strides": ', strides, "}"]
+
+
+def _slice_parts(parts: Sequence[Part], rows: slice) -> list[Part]:
+    """Return the parts of some rows."""
+    sliced: list[Part] = []
+    for part in parts:
+        if isinstance(part, str):
+            sliced.append(part)
+        elif isinstance(part, np.ndarray):
+            sliced.append(part[rows])
+        elif part[0] is None:  # a text per row
+            sliced.append((None, part[1][rows.start : rows.stop + 1], part[2]))
+        else:
+            sliced.append((part[0][rows], *part[1:]))
+    return sliced
 
 
 def select_host_nodes(trace: Trace) -> Trace:
