@@ -185,11 +185,16 @@ format: setup ## put the sources into the project's format
 # Of one input in MB, beside what the sanitizers and the other inputs leave behind; the fuzzer itself limits the time.
 FUZZ_LIMITS := quarantine_size_mb=16:malloc_context_size=8:hard_rss_limit_mb=1024:max_allocation_size_mb=1024
 NATIVE := $(wildcard native/parse/*.cpp)
+OBSERVER := $(wildcard native/parse/observer_*.cpp) native/parse/buffer.cpp
+FUZZ_BUILD = -std=c++20 $(FUZZ_FLAGS) -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse
 build/fuzz/fuzz: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
 	@$(call need,c++ -E -x c++ - <<< '#include <simdjson.h>',simdjson to fuzz its parsers,libsimdjson-dev)
 	@mkdir -p $(@D)
-	c++ -std=c++20 $(FUZZ_FLAGS) -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG -Inative/parse \
-		fuzz/fuzz.cpp $(NATIVE) -lsimdjson -pthread -o $@
+	c++ $(FUZZ_BUILD) fuzz/fuzz.cpp $(NATIVE) -lsimdjson -pthread -o $@
+
+build/fuzz/fuzz_observer: fuzz/fuzz_observer.cpp $(OBSERVER) native/parse/observer.hpp
+	@mkdir -p $(@D)
+	c++ $(FUZZ_BUILD) fuzz/fuzz_observer.cpp $(OBSERVER) -o $@
 
 fuzz: fuzz-native fuzz-verbs fuzz-replays ## feed mutated traces to the parsers under sanitizers, and through every verb and replay
 
@@ -202,9 +207,10 @@ fuzz-replays: setup ## hostile execution traces through both replays: FUZZ_CASES
 fuzz-reports: setup $(VENV)/.browser ## reports of FUZZ_REPORTS mutated traces in a browser: no script, message or request
 	PYTHONPATH=tests $(BIN)/python -m fuzzing.reports --inputs $(FUZZ_REPORTS)
 
-fuzz-native: build/fuzz/fuzz ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS, at most FUZZ_INPUTS
+fuzz-native: build/fuzz/fuzz build/fuzz/fuzz_observer ## feed mutated traces to the parsers under sanitizers for FUZZ_SECONDS, at most FUZZ_INPUTS
 	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) \
 		./fuzz $(FUZZ_SECONDS) $(FUZZ_INPUTS) $(CURDIR)/tests/corpus/*.json
+	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) ./fuzz_observer $(FUZZ_SECONDS) $(FUZZ_INPUTS)
 
 soak: setup ## compare random jobs alone and under `etloom collect` for SOAK_SECONDS
 	$(BIN)/python tests/collector/soak.py $(SOAK_SECONDS)

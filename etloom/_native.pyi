@@ -5,7 +5,7 @@ changes in place must be contiguous and of the declared type. Lengths that do no
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 _Bool: TypeAlias = NDArray[np.bool_]
 _U8: TypeAlias = NDArray[np.uint8]
 _U32: TypeAlias = NDArray[np.uint32]
+_U64: TypeAlias = NDArray[np.uint64]
 _I16: TypeAlias = NDArray[np.int16]
 _I32: TypeAlias = NDArray[np.int32]
 _I64: TypeAlias = NDArray[np.int64]
@@ -69,6 +70,29 @@ class ArgumentTexts:
     def set_texts(self, number: int, codes: _I32, texts: list[str]) -> None: ...
     def format(self, nodes: _U32, templates: _U32, io: int) -> list[tuple[_I64, _U8]]:
         """Returns values, shapes and strides of the nodes, each as offsets and bytes."""
+
+# Observer files (observer.cpp); formats/observer/records.py and arguments.py name what they take from the results
+
+_ObserverList: TypeAlias = tuple[_U64, _U64, _I64]
+"""Key of the form, first word and number of words of the argument list of each operator; key 0: none."""
+_ObserverForm: TypeAlias = tuple[int, int, Sequence[str | tuple[str, int]], Sequence[tuple[int, bool]]]
+"""Key; number of words; text, in which (tag, word) is a number; word (-1: undefined) and has_offset of each tensor."""
+
+def observer_records(words: _U64, chunk_words: int, declared: int) -> dict[str, Any]:
+    """Returns the operators sorted by handle, their lists, definitions, notes, windows and counts of damage."""
+
+def observer_arguments(
+    words: _U64, lists: Sequence[_ObserverList], forms: Sequence[_ObserverForm]
+) -> dict[str, Any]:
+    """Returns for inputs and outputs form (-1: none) and text of each operator; the texts; the tensors in order.
+
+    ``tensor`` counts the tensors of all forms, those of outputs after those of inputs.
+    """
+
+def observer_incarnations(
+    address: _U64, time: _I64, begin: _I64, is_created: _Bool, version: _I64 | None
+) -> tuple[_U8, _I64]:
+    """Returns whether each use of an address is that of a new object, and the number of the object from 1."""
 
 # Rows of text from parts (row_texts.cpp)
 

@@ -12,4 +12,5 @@ void bind_quality(nanobind::module_& module);
 void bind_row_texts(nanobind::module_& module);
 void bind_tour(nanobind::module_& module);
 void bind_nesting(nanobind::module_& module);
+void bind_observer(nanobind::module_& module);
 void bind_parsers(nanobind::module_& module);

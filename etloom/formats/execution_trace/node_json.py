@@ -136,8 +136,8 @@ class NodeTexts:
     def _number_templates(self, values: pl.Series) -> np.ndarray:
         """Return the number of the template of each text; null is an empty list."""
         texts, positions = _number_texts(values)
-        numbers: np.ndarray = np.array([self._number_template(text) for text in (*texts, "[]")], np.uint32)
-        return numbers[positions]
+        templates = [self._number_template(text) for text in (*texts, "[]")]
+        return np.take(np.array(templates, np.uint32), positions)
 
     def _number_template(self, text: str) -> int:
         """Return the number of the text among the templates, to which it is added if it is new."""

@@ -167,6 +167,12 @@ def read_limit(variable: str, default: int) -> int:
 
 
 def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
+    """Read the whole decompressed content of a file, as `read_buffer`."""
+    buffer, error = read_buffer(path, limit)
+    return bytes(buffer), error
+
+
+def read_buffer(path: Path, limit: int) -> tuple[bytearray, str | None]:
     """Read the whole decompressed content of a file.
 
     Returns:
@@ -183,10 +189,10 @@ def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
         for piece in read_chunks(path, limit):
             buffer += piece
     except DECOMPRESSION_ERRORS as error:
-        return bytes(buffer), str(error)
+        return buffer, str(error)
     except OSError as error:
         raise ReadError(f"cannot be read: {error}", where=path) from None
-    return bytes(buffer), None
+    return buffer, None
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from etloom.core.schema import Stat
@@ -31,15 +30,10 @@ from etloom.formats.observer.notes import (
     summarize_ring_buffer,
 )
 from etloom.formats.observer.records import (
-    BEGIN,
-    END,
     MAGIC,
     NAME,
-    WINDOW,
-    Definitions,
     Records,
     load_records,
-    read_definitions,
 )
 from etloom.formats.tables import comms_table
 from etloom.formats.tables.building import build_trace
@@ -75,14 +69,16 @@ def read(source: str | PathLike[str]) -> Trace:
     path = Path(source)
     records = load_records(path)
     stats = records.stats
-    definitions = read_definitions(records)
-    operators = _build_operators(records, definitions, stats)
-    operators = rename_unfinished_step(operators, read_file_notes(records, definitions))
+    operators = _build_operators(records)
+    operators = rename_unfinished_step(operators, read_file_notes(records))
     operators, ring = summarize_ring_buffer(operators, records)
-    arguments = decode_arguments(records, definitions, operators, stats)
-    notes = read_operator_notes(records, definitions, operators)
-    nodes = tables.add_arguments(tables.build_nodes(operators, stats), arguments)
+    arguments = decode_arguments(records)
+    notes = read_operator_notes(records, operators)
+    nodes = tables.add_arguments(tables.build_nodes(operators), arguments)
     nodes = add_kernel_columns(nodes, notes)
+    stats.append(
+        Stat("read.missing_parent", "info", records.missing_parents, "the parent began before the recording")
+    )
     tensors = tables.build_tensors(arguments.tensors, operators)
     comms = build_comms_table(nodes, tensors, notes, arguments, stats)
     stats += _summarize_recording(records, operators, ring)
@@ -121,56 +117,23 @@ def _summarize_recording(
     return stats
 
 
-def _build_operators(records: Records, definitions: Definitions, stats: list[Stat]) -> pl.DataFrame:
-    """Build one row per operator from its begin and end records, sorted by handle. ``row`` is the operator's
-    row in the nodes table."""
-    words, begin, end = records.words, records.select_rows(BEGIN), records.select_rows(END)
-    first = records.at[begin]
-    packed = words[first + 5]
-    names = _decode_names(records, definitions, begin, (packed & 0xFFFFFFFF).astype(np.int64))
-    begins = pl.DataFrame(
-        {
-            "handle": words[first + 2],
-            "start": words[first + 1].astype(np.int64),
-            "enclosing": words[first + 3],
-            "seq_id": words[first + 4].astype(np.int64),
-            "fw_tid": ((packed >> 32) & 0xFFFF).astype(np.int64),
-            "scope": ((packed >> 48) & 0xFF).astype(np.int64),
-            "asynchronous": (records.flags[begin] & 1) == 1,
-            "rf_tid": records.rf_tid[begin],
-            "os_tid": records.os_tid[begin],
-            "begin": begin,
-            **names,
-        }
+def _build_operators(records: Records) -> pl.DataFrame:
+    """Build one row per operator, sorted by handle. ``row`` is the operator's row in the nodes table."""
+    columns, stats = records.operators, records.stats
+    operators = pl.DataFrame({**columns, **_decode_names(records)})
+    has_end = operators["has_end"] == 1
+    operators = operators.with_columns(
+        pl.col("fw_tid", "scope").cast(pl.Int64),
+        pl.when(has_end).then("end").alias("end"),
+        pl.when(has_end).then(pl.col("raised") == 1).alias("raised"),
     )
-    first = records.at[end]
-    ends = pl.DataFrame(
-        {
-            "handle": words[first + 2],
-            "end": words[first + 1].astype(np.int64),
-            "raised": (records.flags[end] & 1) == 1,
-            "ended": end,
-        }
-    )
-    unique_begins, unique_ends = _sort_by_handle(begins), _sort_by_handle(ends)
-    duplicates = begins.height - unique_begins.height
-    stats.append(
-        Stat("read.duplicate_node_id", "error", duplicates, "operators with the handle of another one")
-    )
-    handles, end_handles = unique_begins["handle"].to_numpy(), unique_ends["handle"].to_numpy()
-    index = np.searchsorted(end_handles, handles)
-    index[index == len(end_handles)] = 0
-    matched = end_handles[index] == handles if len(end_handles) else np.zeros(len(handles), bool)
-    matching = pl.select(pl.when(pl.Series(matched)).then(pl.Series(index))).to_series()
-    operators = unique_begins.with_columns(
-        unique_ends[name].gather(matching) for name in ("end", "raised", "ended")
-    )
-    unmatched = unique_ends.height - int(matched.sum())
-    stats.append(Stat("read.end_without_begin", "info", unmatched, "their begin is not in the file"))
     negative = int((operators["end"] < operators["start"]).sum())
-    stats.append(
-        Stat("read.negative_duration", "error", negative, "operators that end before they begin; set to 0 ns")
-    )
+    for name, severity, count, example in (
+        ("duplicate_node_id", "error", records.duplicates, "operators with the handle of another one"),
+        ("end_without_begin", "info", records.ends_without_begin, "their begin is not in the file"),
+        ("negative_duration", "error", negative, "operators that end before they begin; set to 0 ns"),
+    ):
+        stats.append(Stat(f"read.{name}", severity, count, example))
     shift = int(records.header["wall_ns"]) - int(records.header["mono_ns"])
     threads = operators["rf_tid"].n_unique()
     fixed_end = pl.when(pl.col("end") < pl.col("start")).then("start").otherwise("end")
@@ -181,28 +144,17 @@ def _build_operators(records: Records, definitions: Definitions, stats: list[Sta
     )
 
 
-def _sort_by_handle(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows sorted by handle; if several rows have one handle, only the first of them."""
-    handles = rows["handle"].to_numpy()
-    order = np.argsort(handles, kind="stable")
-    is_first = np.ones(len(order), bool)
-    is_first[1:] = handles[order[1:]] != handles[order[:-1]]
-    return rows[order[is_first]]
-
-
-def _decode_names(
-    records: Records, definitions: Definitions, begin: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
-) -> dict[str, pl.Series]:
-    """Return the columns name and op_schema of the operators that begin at these records."""
+def _decode_names(records: Records) -> dict[str, pl.Series]:
+    """Return the columns name and op_schema of the operators."""
     texts = {
         (stream << 32) | number: text
-        for (kind, stream), names in definitions.items()
+        for (kind, stream), names in records.definitions.items()
         if kind == NAME
         for number, text in names.items()
     }
     keys = np.array(sorted(texts), np.uint64)
     parts = [texts[key].decode("utf-8", "replace").split("\0") for key in keys.tolist()]
-    name_keys = (records.stream[begin].astype(np.uint64) << np.uint64(32)) | ids.astype(np.uint64)
+    name_keys = records.operators["name"]
     index = np.searchsorted(keys, name_keys)
     index[index == len(keys)] = 0
     has_name = keys[index] == name_keys if len(keys) else np.zeros(len(name_keys), bool)
@@ -224,8 +176,7 @@ def _build_meta(
     path: Path, records: Records, rank: int | None, ring: dict[str, Any] | None
 ) -> dict[str, Any]:
     header = records.header
-    window_rows = records.select_rows(WINDOW)
-    window_times = records.words[records.at[window_rows] + 1].astype(np.int64)
+    windows = records.windows
     texts = {name: header[name].decode("utf-8", "replace") for name in ("host", "torch")}
     wall_time = pl.Series([int(header["wall_ns"])]).cast(pl.Datetime("ns"))
     execution_trace = {
@@ -234,9 +185,9 @@ def _build_meta(
         "time": wall_time.dt.to_string("%Y-%m-%d %H:%M:%S")[0],
         "start_ts": int(header["mono_ns"]) // 1_000_000,
     }
-    if len(window_times):
+    if windows:
         shift = int(header["wall_ns"]) - int(header["mono_ns"])
-        execution_trace["finish_ts"] = (int(window_times.max()) - shift) // 1_000_000
+        execution_trace["finish_ts"] = (max(wall_ns for _, wall_ns in windows) - shift) // 1_000_000
     meta = {
         "files": [str(path)],
         "formats": ["observer"],
@@ -251,7 +202,7 @@ def _build_meta(
                 "detail": bool(header["detail"]),
                 "ring": bool(header["ring"]),
                 **({} if ring is None else {"overwritten": ring}),
-                "windows": int((records.flags[window_rows] == 1).sum()),
+                "windows": sum(opens for opens, _ in windows),
             },
         },
     }

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
 import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from etloom.formats.io.json_text import load_json
 
-Words = npt.NDArray[np.uint64]
 _MAX_ITEMS = 1 << 16
 _MAX_DEPTH = 32
 _WORDS_PER_TAG = {
@@ -214,54 +210,10 @@ class _Parser:
         return kind
 
 
+@functools.lru_cache(maxsize=4096)
 def _parse_layout(text: bytes | None) -> dict[str, Any]:
     try:
         layout = load_json(text or b"null")
     except ValueError:
         return UNKNOWN_LAYOUT
     return layout if isinstance(layout, dict) and layout.keys() >= UNKNOWN_LAYOUT.keys() else UNKNOWN_LAYOUT
-
-
-def format_values(form: Form, words: Words) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the distinct JSON texts of calls with this form, and the index of the text of each row of ``words``."""
-    numbers = [piece for piece in form.pieces if not isinstance(piece, str)]
-    if not numbers:
-        return ["".join(map(str, form.pieces))], np.zeros(len(words), np.int64)
-    columns = sorted({word + i for tag, word in numbers for i in range(2 if tag == "c" else 1)})
-    distinct, index = _find_distinct(words[:, columns])
-    spread = np.zeros((len(distinct), form.words), np.uint64)
-    spread[:, columns] = distinct
-    integers, doubles = spread.view(np.int64).tolist(), spread.view(np.float64).tolist()
-    texts = [
-        "".join(
-            piece if isinstance(piece, str) else _format_number(*piece, integers[row], doubles[row])
-            for piece in form.pieces
-        )
-        for row in range(len(distinct))
-    ]
-    return texts, index
-
-
-def _find_distinct(rows: Words) -> tuple[Words, npt.NDArray[np.int64]]:
-    """Return the distinct rows, and the index of each row among them."""
-    # Most numbers are the same in all calls, and sorting whole rows is slow.
-    varying = np.flatnonzero((rows != rows[:1]).any(axis=0))
-    if not len(varying):
-        return rows[:1], np.zeros(len(rows), np.int64)
-    keys = rows[:, varying[0]] if len(varying) == 1 else rows[:, varying]
-    _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    return rows[first], index.reshape(-1)
-
-
-def _format_number(tag: str, word: int, integers: list[int], doubles: list[float]) -> str:
-    if tag == "i":
-        return str(integers[word])
-    if tag == "d":
-        return _format_double(doubles[word])
-    # In the notation of complex(); PyTorch's observer omits the value.
-    return f'"{complex(doubles[word], doubles[word + 1])}"'
-
-
-def _format_double(value: float) -> str:
-    """Format a number exactly; as a string, like PyTorch, where JSON has no number for it."""
-    return repr(value) if math.isfinite(value) else f'"{value}"'

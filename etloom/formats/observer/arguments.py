@@ -1,7 +1,8 @@
-"""Decodes the arguments of all operators of an observer file, one form at a time, and their communication."""
+"""Decodes the arguments of all operators of an observer file, and their communication."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass
@@ -11,21 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from etloom import _native
 from etloom.core.schema import Stat
 from etloom.formats.execution_trace import communication
 from etloom.formats.io.json_text import load_json
-from etloom.formats.observer.argument_forms import DamagedForm, Form, format_values, parse_form
-from etloom.formats.observer.records import (
-    BEGIN,
-    END,
-    FORM,
-    HEAD_WORDS,
-    LAYOUT,
-    TEXT,
-    Definitions,
-    Records,
-    Words,
-)
+from etloom.formats.observer.argument_forms import DamagedForm, Form, Tensor, parse_form
+from etloom.formats.observer.records import FORM, LAYOUT, TEXT, Definitions, Records, Words
 
 _TENSOR_COLUMNS = {
     "operator": pl.Int64,
@@ -70,163 +62,93 @@ class OperatorArguments:
     rank: int | None
 
 
-def decode_arguments(
-    records: Records, definitions: Definitions, operators: pl.DataFrame, stats: list[Stat]
-) -> OperatorArguments:
-    """Decode inputs and outputs of all operators.
-
-    Args:
-        records: All records of the file.
-        definitions: Its forms, layouts and texts.
-        operators: Columns begin and ended: row of the records where an operator begins and ends, or null.
-        stats: Receives a row for arguments that cannot be decoded.
-    """
-    decoder = _Decoder(records, definitions)
+def decode_arguments(records: Records) -> OperatorArguments:
+    """Decode inputs and outputs of all operators; lists that cannot be decoded are counted in the stats."""
+    forms = _parse_forms(records.definitions, records.forms)
+    decoded = _native.observer_arguments(
+        records.words,
+        records.lists,
+        [
+            (key, form.words, form.pieces, [(tensor.word, tensor.has_offset) for tensor in form.tensors])
+            for key, form in forms.items()
+        ],
+    )
+    texts = pl.Series(decoded["texts"]).cast(pl.Categorical)
+    types = pl.Series(["[]", *(form.types for form in forms.values())]).cast(pl.Categorical)
     columns: dict[str, pl.Series] = {}
-    for io, (name, record_column, record_type) in enumerate(
-        (("input", "begin", BEGIN), ("output", "ended", END))
+    calls: dict[int, dict[str, Any]] = {}
+    for (_, first_words, _), (form_index, text_index), name in zip(
+        records.lists, decoded["sides"], ("input", "output"), strict=True
     ):
-        texts, types = decoder.decode(operators[record_column], record_type, io)
-        columns |= {f"{name}s": texts, f"{name}_types": types}
-    stats.append(
-        Stat(
-            "read.damaged_arguments",
-            "data_loss",
-            decoder.damaged,
-            "argument lists without a complete description",
-        )
-    )
-    tensors = _join_tensors(decoder.tensors)
-    ranks = {call["rank"] for call in decoder.calls.values() if call.get("pg_name") == "0"}
+        columns |= {
+            f"{name}s": texts.gather(pl.Series(text_index)),
+            f"{name}_types": types.gather(pl.Series(form_index + 1)),
+        }
+        for number, form in enumerate(forms.values()):
+            if form.groups or form.reduce_op is not None:
+                operators = np.flatnonzero(form_index == number)
+                _record_group_calls(form, records.words, first_words, operators, calls)
+    example = "argument lists without a complete description"
+    records.stats.append(Stat("read.damaged_arguments", "data_loss", decoded["damaged"], example))
+    ranks = {call["rank"] for call in calls.values() if call.get("pg_name") == "0"}
     rank = ranks.pop() if len(ranks) == 1 else None
-    return OperatorArguments(columns, tensors, decoder.calls, rank if isinstance(rank, int) else None)
+    tensors = _build_tensors(decoded, list(forms.values()))
+    return OperatorArguments(columns, tensors, calls, rank if isinstance(rank, int) else None)
 
 
-class _Decoder:
-    """Decodes argument lists; collects tensors, process groups and the number of damaged lists."""
-
-    def __init__(self, records: Records, definitions: Definitions) -> None:
-        self._records = records
-        self._definitions = definitions
-        self._forms: dict[int, Form | None] = {}
-        self.tensors: list[_TensorRows] = []
-        self.calls: dict[int, dict[str, Any]] = {}
-        self.damaged = 0
-
-    def decode(self, record_rows: pl.Series, record_type: int, io: int) -> tuple[pl.Series, pl.Series]:
-        """Return values and types as JSON, one per operator; [] where there is no record."""
-        records = self._records
-        operators = np.flatnonzero(record_rows.is_not_null().to_numpy())
-        rows = record_rows.drop_nulls().to_numpy()
-        has_form = np.flatnonzero(records.id[rows] > 0)
-        operators, rows = operators[has_form], rows[has_form]
-        keys = (records.stream[rows] << 32) | records.id[rows]
-        order = np.argsort(keys, kind="stable")
-        texts, types = ["[]"], ["[]"]
-        text_index = np.zeros(len(record_rows), np.int64)
-        type_index = np.zeros(len(record_rows), np.int64)
-        for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
-            form = self._get_form(int(keys[group[0]]))
-            head_words = HEAD_WORDS[record_type]
-            sizes = records.size[rows[group]] - head_words
-            complete = np.flatnonzero(sizes == form.words) if form else np.empty(0, np.int64)
-            self.damaged += len(group) - len(complete)
-            if form is None or not len(complete):
-                continue
-            group = group[complete]
-            first = records.at[rows[group]] + head_words
-            words = records.words[first[:, None] + np.arange(form.words)]
-            form_texts, indices = format_values(form, words)
-            text_index[operators[group]] = indices + len(texts)
-            type_index[operators[group]] = len(types)
-            texts += form_texts
-            types.append(form.types)
-            self.tensors += _build_tensors(form, words, operators[group], io)
-            _record_group_calls(form, words, operators[group], self.calls)
-        return (
-            pl.Series(texts).cast(pl.Categorical).gather(pl.Series(text_index)),
-            pl.Series(types).cast(pl.Categorical).gather(pl.Series(type_index)),
-        )
-
-    def _get_form(self, key: int) -> Form | None:
-        """Return the form of a key (stream and number); None where it is missing or damaged."""
-        if key not in self._forms:
-            stream, number = key >> 32, key & 0xFFFFFFFF
-            layouts, texts = (self._definitions.get((kind, stream), {}) for kind in (LAYOUT, TEXT))
-            code = self._definitions.get((FORM, stream), {}).get(number)
-            try:
-                self._forms[key] = None if code is None else parse_form(code, layouts, texts)
-            except DamagedForm:
-                self._forms[key] = None
-        return self._forms[key]
+def _parse_forms(definitions: Definitions, keys: list[int]) -> dict[int, Form]:
+    """Return key (stream and number) -> form, without those that are missing or damaged."""
+    forms = {}
+    for key in keys:
+        stream, number = key >> 32, key & 0xFFFFFFFF
+        layouts, texts = (definitions.get((kind, stream), {}) for kind in (LAYOUT, TEXT))
+        code = definitions.get((FORM, stream), {}).get(number)
+        if code is not None:
+            with contextlib.suppress(DamagedForm):
+                forms[key] = parse_form(code, layouts, texts)
+    return forms
 
 
-@dataclass
-class _TensorRows:
-    """The rows of one tensor of a form.
-
-    Attributes:
-        argument: Values of `_ARGUMENT_COLUMNS`, which all rows share.
-        columns: Values of `_TENSOR_COLUMNS`, one per row.
-    """
-
-    argument: dict[str, Any]
-    columns: dict[str, npt.NDArray[Any]]
-
-
-def _build_tensors(form: Form, words: Words, operators: Rows, io: int) -> list[_TensorRows]:
-    """Build the rows of each tensor of a form."""
-    rows = []
-    zeros = np.zeros(len(operators), np.uint64)
-    for tensor in form.tensors:
-        layout, word = tensor.layout, tensor.word
-        shape = layout["shape"]
-        is_defined = word >= 0
-        text = {key: None if layout[key] is None else json.dumps(layout[key]) for key in ("shape", "stride")}
-        numel = math.prod(shape) if shape and is_defined else None if shape is None else int(is_defined)
-        argument = {
-            "io": io,
-            "index": tensor.index,
-            "item": tensor.item,
-            "numel": numel,
-            "itemsize": layout["itemsize"],
-            "device": layout["device"],
-            "dtype": layout["dtype"],
-            **text,
-        }
-        columns = {
-            "operator": operators,
-            "address": words[:, word] if is_defined else zeros,
-            "storage": words[:, word + 1] if is_defined else zeros,
-            "version": (words[:, word + 2] if is_defined else zeros).astype(np.int64),
-            "offset": (words[:, word + 3] if tensor.has_offset else zeros).astype(np.int64),
-        }
-        rows.append(_TensorRows(argument, columns))
-    return rows
-
-
-def _join_tensors(tensors: list[_TensorRows]) -> pl.DataFrame:
-    """Build one table of the tensors of all forms, sorted by operator, io, index and item."""
-    if not tensors:
+def _build_tensors(decoded: dict[str, Any], forms: list[Form]) -> pl.DataFrame:
+    """Build the table of the tensors, sorted by operator, io, index and item."""
+    first_numbers = np.cumsum([0, *(len(form.tensors) for form in forms)])
+    arguments: list[dict[str, Any]] = []
+    rows = np.zeros(2 * first_numbers[-1], np.int64)  # the tensors of all forms as inputs, then as outputs
+    for io, (form_index, _) in enumerate(decoded["sides"]):
+        for number in np.flatnonzero(np.bincount(form_index + 1)[1:]).tolist():
+            first = io * first_numbers[-1] + first_numbers[number]
+            rows[first : first + len(forms[number].tensors)] = np.arange(len(forms[number].tensors)) + len(
+                arguments
+            )
+            arguments += [_describe_tensor(tensor, io) for tensor in forms[number].tensors]
+    if not arguments:
         return pl.DataFrame(schema={**_TENSOR_COLUMNS, **_ARGUMENT_COLUMNS})
-    place = ("io", "index", "item")
-    arguments = pl.DataFrame(
-        [rows.argument for rows in tensors], schema=_ARGUMENT_COLUMNS, strict=False, infer_schema_length=None
-    )
-    rank = arguments.select(pl.struct(pl.col(place).fill_null(-1)).rank("dense")).to_series().to_numpy()
-    number = np.repeat(np.arange(len(tensors)), [len(rows.columns["operator"]) for rows in tensors])
-    columns = {name: np.concatenate([rows.columns[name] for rows in tensors]) for name in _TENSOR_COLUMNS}
-    # One number to sort by, since there are few places: operators times places stays far below 2^63.
-    order = np.argsort(columns["operator"] * (int(rank.max()) + 1) + rank[number], kind="stable")
-    return pl.DataFrame(
-        {name: values[order] for name, values in columns.items()}, schema=_TENSOR_COLUMNS
-    ).hstack(arguments[number[order]])
+    described = pl.DataFrame(arguments, schema=_ARGUMENT_COLUMNS, strict=False, infer_schema_length=None)
+    tensors = pl.DataFrame({name: decoded[name] for name in _TENSOR_COLUMNS}, schema=_TENSOR_COLUMNS)
+    return tensors.hstack(described[rows[decoded["tensor"]]])
 
 
-def _record_group_calls(form: Form, words: Words, operators: Rows, calls: dict[int, dict[str, Any]]) -> None:
+def _describe_tensor(tensor: Tensor, io: int) -> dict[str, Any]:
+    """Return the values of `_ARGUMENT_COLUMNS` of a tensor of a form."""
+    layout = tensor.layout
+    shape, is_defined = layout["shape"], tensor.word >= 0
+    text = {key: None if layout[key] is None else json.dumps(layout[key]) for key in ("shape", "stride")}
+    return {
+        "io": io,
+        "index": tensor.index,
+        "item": tensor.item,
+        "numel": math.prod(shape) if shape and is_defined else None if shape is None else int(is_defined),
+        "itemsize": layout["itemsize"],
+        "device": layout["device"],
+        "dtype": layout["dtype"],
+        **text,
+    }
+
+
+def _record_group_calls(
+    form: Form, words: Words, first_words: Words, operators: Rows, calls: dict[int, dict[str, Any]]
+) -> None:
     """Add process group, sequence number and reduce operation of the operators to ``calls``."""
-    if not form.groups and form.reduce_op is None:
-        return
     call: dict[str, Any] = {} if form.reduce_op is None else {"reduce_op": form.reduce_op}
     for text, word in form.groups[:1]:
         try:
@@ -234,7 +156,7 @@ def _record_group_calls(form: Form, words: Words, operators: Rows, calls: dict[i
         except ValueError:
             continue
         call |= group if isinstance(group, dict) else {}
-        sequence_numbers = words[:, word].astype(np.int64).tolist()
+        sequence_numbers = words[first_words[operators] + np.uint64(word)].astype(np.int64).tolist()
         for operator, sequence_number in zip(operators.tolist(), sequence_numbers, strict=True):
             calls[operator] = {**call, "seq": None if sequence_number < 0 else sequence_number}
     if not form.groups:

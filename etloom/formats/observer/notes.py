@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from etloom.core.steps import STEP_PATTERN, format_step, is_step, parse_step
-from etloom.formats.observer.records import NOTE, Definitions, Records, read_json
+from etloom.formats.observer.records import Records, read_json
 
 _OVERWRITTEN_COUNTER = 14  # index in the header's counters
 
 
-def read_operator_notes(
-    records: Records, definitions: Definitions, operators: pl.DataFrame
-) -> dict[int, dict[str, Any]]:
+def read_operator_notes(records: Records, operators: pl.DataFrame) -> dict[int, dict[str, Any]]:
     """Return row of nodes -> note about the operator: facts about communication, or about a compiled kernel."""
-    note_rows = records.select_rows(NOTE)
-    if not len(note_rows):
+    if not records.notes or not operators.height:
         return {}
-    handle_rows = dict(operators.select("handle", "row").iter_rows())
+    handles, first_row = operators["handle"].to_numpy(), operators["row"][0]
+    noted = np.array([handle for _, _, handle in records.notes], np.uint64)
+    places = np.minimum(np.searchsorted(handles, noted), len(handles) - 1)
+    read_note = functools.cache(functools.partial(read_json, records.definitions))  # most texts are repeated
     notes: dict[int, dict[str, Any]] = {}
-    for record in note_rows.tolist():
-        row = handle_rows.get(int(records.words[records.at[record] + 1]))
-        note = _read_note(records, definitions, record)
-        if row is not None and note is not None:
-            notes[row] = note
+    for (stream, number, handle), place in zip(records.notes, places.tolist(), strict=True):
+        note = read_note(stream, number)
+        if note is not None and handles[place] == handle:
+            notes[first_row + place] = note
     return notes
 
 
-def read_file_notes(records: Records, definitions: Definitions) -> dict[str, Any]:
+def read_file_notes(records: Records) -> dict[str, Any]:
     """Return the notes that do not belong to an operator, merged into one object."""
     notes: dict[str, Any] = {}
-    for record in records.select_rows(NOTE).tolist():
-        if records.words[records.at[record] + 1] == 0:
-            notes.update(_read_note(records, definitions, record) or {})
+    for stream, number, handle in records.notes:
+        if handle == 0:
+            notes.update(read_json(records.definitions, stream, number) or {})
     return notes
-
-
-def _read_note(records: Records, definitions: Definitions, record: int) -> dict[str, Any] | None:
-    return read_json(definitions, int(records.stream[record]), int(records.id[record]))
 
 
 def rename_unfinished_step(operators: pl.DataFrame, notes: dict[str, Any]) -> pl.DataFrame:

@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from etloom import _native
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
-from etloom.formats.io.compression import read_content
+from etloom.formats.io.compression import read_buffer
 from etloom.formats.io.json_text import load_json
 
 Words = npt.NDArray[np.uint64]
-Indices = npt.NDArray[np.int64]
+List = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]
+"""Argument lists: the key (stream and number) of the form of each, 0 for none; its first word; its number of words."""
+Definitions = dict[tuple[int, int], dict[int, bytes]]
+"""(kind, stream) -> id -> bytes; kinds are NAME, LAYOUT, FORM and TEXT."""
 
 MAGIC = b"ETLOBS\r\n"
 VERSION = 1
-BEGIN, END, DEFINE, WINDOW, NOTE = 1, 2, 3, 4, 5
 NAME, LAYOUT, FORM, TEXT = 1, 2, 3, 4
-HEAD_WORDS = {BEGIN: 6, END: 3, DEFINE: 2, WINDOW: 3, NOTE: 2}
 
 _HEADER = np.dtype(
     [
@@ -47,8 +49,6 @@ _HEADER = np.dtype(
         ("overwritten_ns", "<i8"),
     ]
 )
-_CHUNK_MAGIC = 0x4B4E4843
-_CHUNK_WORDS = 8  # size of a chunk's header
 _MAX_HEADER_BYTES = 1 << 20
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 1024, 1 << 24
 _MAX_FILE_BYTES = 1 << 36
@@ -56,32 +56,36 @@ _MAX_FILE_BYTES = 1 << 36
 
 @dataclass
 class Records:
-    """All records of a file.
+    """The records of a file.
 
     Attributes:
         header: The file's header.
         words: The file after the header, as 64-bit words.
+        operators: One value per operator and column, sorted by handle. ``parent`` is the row of the enclosing operator,
+            or -1; ``name`` is stream and number of the name.
+        lists: The inputs and the outputs of the operators.
+        forms: The keys of the forms that lists have, sorted.
+        definitions: The first definition of each number.
+        notes: Stream, text and handle of each note.
+        windows: Of each begin and end of a window, whether it is a begin, and its wall time in ns.
         stats: Rows of stats about damage.
-        at: Index of the first word of each record. The other arrays have one value per record as well; ``size`` is
-            in words, ``chunk`` the index of the chunk among those that are used.
+        duplicates: Number of operators with the handle of another one, which are left out.
+        ends_without_begin: Number of ends whose begin is not in the file.
+        missing_parents: Number of operators whose parent is not in the file.
     """
 
     header: np.void
     words: Words
-    at: Indices  # index of a record's first word
-    type: npt.NDArray[np.uint8]
-    flags: npt.NDArray[np.uint8]
-    size: npt.NDArray[np.int64]  # words
-    id: npt.NDArray[np.int64]
-    chunk: Indices
-    stream: Indices
-    os_tid: Indices
-    rf_tid: Indices
+    operators: dict[str, npt.NDArray[Any]]
+    lists: list[List]
+    forms: list[int]
+    definitions: Definitions
+    notes: list[tuple[int, int, int]]
+    windows: list[tuple[bool, int]]
+    duplicates: int
+    ends_without_begin: int
+    missing_parents: int
     stats: list[Stat] = field(default_factory=list)
-
-    def select_rows(self, record_type: int) -> Indices:
-        """Return the rows of the records of one type."""
-        return np.flatnonzero(self.type == record_type)
 
 
 def load_records(path: Path) -> Records:
@@ -90,7 +94,7 @@ def load_records(path: Path) -> Records:
     Raises:
         ReadError: It is not an observer file, has another version or a damaged header.
     """
-    data, truncation = read_content(path, _MAX_FILE_BYTES)
+    data, truncation = read_buffer(path, _MAX_FILE_BYTES)
     if len(data) < _HEADER.itemsize or not data.startswith(MAGIC):
         raise ReadError("not an observer file", where=path)
     header = np.frombuffer(data, _HEADER, 1)[0]
@@ -116,115 +120,41 @@ def load_records(path: Path) -> Records:
             Stat("read.truncated_chunks", "data_loss", 1, f"ends {missing} bytes before the end of a chunk")
         )
         body = bytes(body) + bytes(missing)
-    words = np.frombuffer(body, "<u8").reshape(-1, chunk_bytes // 8)
-    chunks = _find_valid_chunks(words, min(int(header["chunks"]), 1 << 62), stats)
-    return _walk_records(header, words, chunks, stats)
+    words = np.frombuffer(body, "<u8")
+    return _read_records(header, words, stats)
 
 
-def _find_valid_chunks(words: Words, declared: int, stats: list[Stat]) -> Indices:
-    """Return the indices of the valid chunks, in the order in which they were allocated."""
-    has_magic = (words[:, 0] & 0xFFFFFFFF) == _CHUNK_MAGIC
-    kind = (words[:, 0] >> 32) & 0xFF
-    used = (words[:, 2] >> 32).astype(np.int64)
-    capacity = (words.shape[1] - _CHUNK_WORDS) * 8
-    valid = has_magic & np.isin(kind, (1, 2)) & (used <= capacity) & (used % 8 == 0)
-    unused = ~has_magic & (words[:, 0] == 0) & (np.arange(len(words)) >= declared)
-    for row in np.flatnonzero(valid & (((words[:, 0] >> 40) & 0xFF) == 1)):
-        payload = words[row, _CHUNK_WORDS : _CHUNK_WORDS + used[row] // 8]
-        weights = np.arange(1, len(payload) + 1, dtype=np.uint64)
-        valid[row] = (
-            payload.sum(dtype=np.uint64) == words[row, 5]
-            and (payload * weights).sum(dtype=np.uint64) == words[row, 6]
-        )
-    damaged = np.flatnonzero(~valid & ~unused)
-    if len(damaged):
-        stats.append(Stat("read.damaged_chunk", "data_loss", len(damaged), f"chunk {damaged[0]}"))
-    if declared > len(words):
-        stats.append(
-            Stat(
-                "read.truncated_chunks",
-                "data_loss",
-                declared - len(words),
-                "chunks after the end of the file",
-            )
-        )
-    chunks = np.flatnonzero(valid)
-    return chunks[np.argsort(words[chunks, 1], kind="stable")]
-
-
-def _walk_records(header: np.void, words: Words, chunks: Indices, stats: list[Stat]) -> Records:
-    """Find all records. All chunks are walked in parallel, so there are as many steps as records in a chunk."""
-    flat = words.reshape(-1)
-    position = chunks * words.shape[1] + _CHUNK_WORDS
-    end = position + (words[chunks, 2] >> 32).astype(np.int64) // 8
-    min_size = np.full(256, 1 << 30, np.int64)
-    for record_type, size in HEAD_WORDS.items():
-        min_size[record_type] = size
-    active = np.flatnonzero(position < end)
-    steps: list[tuple[Indices, Indices]] = []
-    damaged = 0
-    while len(active):
-        head = flat[position[active]]
-        sizes = ((head >> 16) & 0xFFFF).astype(np.int64)
-        valid = (sizes >= min_size[(head & 0xFF).astype(np.int64)]) & (
-            position[active] + sizes <= end[active]
-        )
-        damaged += int((~valid).sum())
-        active, sizes = active[valid], sizes[valid]
-        steps.append((active, position[active].copy()))
-        position[active] += sizes
-        active = active[position[active] < end[active]]
-    if damaged:
-        stats.append(Stat("read.damaged_record", "data_loss", damaged, "the rest of its chunk is skipped"))
-    chunk = np.concatenate([step[0] for step in steps]) if steps else np.empty(0, np.int64)
-    first_word = np.concatenate([step[1] for step in steps]) if steps else np.empty(0, np.int64)
-    # The steps are in the order of the words of a chunk. Small numbers are sorted in linear time.
-    order = np.argsort(chunk.astype(np.min_scalar_type(len(chunks))), kind="stable")
-    chunk, first_word = chunk[order], first_word[order]
-    head = flat[first_word]
+def _read_records(header: np.void, words: Words, stats: list[Stat]) -> Records:
+    """Read the records of all valid chunks."""
+    chunk_words, declared = int(header["chunk_bytes"]) // 8, min(int(header["chunks"]), 1 << 62)
+    records = _native.observer_records(words, chunk_words, declared)
+    damaged, first_damaged = records["damaged_chunks"]
+    missing = declared - len(words) // chunk_words
+    for name, count, example in (
+        ("damaged_chunk", damaged, f"chunk {first_damaged}"),
+        ("truncated_chunks", missing, "chunks after the end of the file"),
+        ("damaged_record", records["damaged_records"], "the rest of its chunk is skipped"),
+        ("damaged_record", records["damaged_definitions"], "a definition is longer than its record"),
+    ):
+        if count > 0:
+            stats.append(Stat(f"read.{name}", "data_loss", count, example))
+    definitions: Definitions = {}
+    for kind, stream, number, content in records["definitions"]:
+        definitions.setdefault((kind, stream), {})[number] = content
     return Records(
         header=header,
-        words=flat,
-        at=first_word,
-        type=(head & 0xFF).astype(np.uint8),
-        flags=((head >> 8) & 0xFF).astype(np.uint8),
-        size=((head >> 16) & 0xFFFF).astype(np.int64),
-        id=(head >> 32).astype(np.int64),
-        chunk=chunk,
-        stream=(words[chunks, 2] & 0xFFFFFFFF).astype(np.int64)[chunk],
-        os_tid=words[chunks, 3].astype(np.int64)[chunk],
-        rf_tid=words[chunks, 4].astype(np.int64)[chunk],
+        words=words,
+        operators=records["operators"],
+        lists=records["lists"],
+        forms=records["forms"],
+        definitions=definitions,
+        notes=records["notes"],
+        windows=records["windows"],
+        duplicates=records["duplicates"],
+        ends_without_begin=records["ends_without_begin"],
+        missing_parents=records["missing_parents"],
         stats=stats,
     )
-
-
-Definitions = dict[tuple[int, int], dict[int, bytes]]
-"""(kind, stream) -> id -> bytes; kinds are NAME, LAYOUT, FORM and TEXT."""
-
-
-def read_definitions(records: Records) -> Definitions:
-    """Return all definitions; the first one of an id counts."""
-    definitions: Definitions = {}
-    incomplete: dict[tuple[int, int, int], bytes] = {}
-    words = records.words
-    damaged = 0
-    for row in records.select_rows(DEFINE).tolist():
-        first, size = int(records.at[row]), int(records.size[row])
-        length, continues = int(words[first + 1] & 0xFFFFFFFF), int(words[first + 1] >> 32)
-        if length > (size - 2) * 8:
-            damaged += 1
-            continue
-        key = (int(records.flags[row]), int(records.stream[row]), int(records.id[row]))
-        content = incomplete.pop(key, b"") + words[first + 2 : first + size].tobytes()[:length]
-        if continues:
-            incomplete[key] = content
-        else:
-            definitions.setdefault(key[:2], {}).setdefault(key[2], content)
-    if damaged:
-        records.stats.append(
-            Stat("read.damaged_record", "data_loss", damaged, "a definition is longer than its record")
-        )
-    return definitions
 
 
 def read_json(definitions: Definitions, stream: int, number: int) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core.schema import Stat
+from etloom import _native
 from etloom.formats.observer.arguments import OperatorArguments
 from etloom.formats.observer.records import Records
 from etloom.formats.tables.building import sort_events
@@ -21,29 +21,20 @@ _USER_SCOPE = 7
 _GROUP_INIT_NAME = "## process_group:init ##"
 
 
-def build_nodes(operators: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+def build_nodes(operators: pl.DataFrame) -> pl.DataFrame:
     """Build the nodes table without arguments: roots of the process and of its threads, then the operators.
 
     Args:
         operators: One row per operator, sorted by handle.
-        stats: Receives the number of operators whose parent is missing.
     """
     threads = operators["rf_tid"].unique().sort()
-    thread_roots = dict(zip(threads.to_list(), range(1, len(threads) + 1), strict=True))
-    handles = operators["handle"].to_numpy()
-    enclosing = operators["enclosing"].to_numpy()
-    index = np.searchsorted(handles, enclosing)
-    index[index == len(handles)] = 0
-    has_parent = handles[index] == enclosing if len(handles) else np.zeros(0, bool)
-    has_parent &= enclosing < handles  # the parent began earlier, so even a damaged file has no cycles
-    orphans = int(((enclosing != 0) & ~has_parent).sum())
-    stats.append(Stat("read.missing_parent", "info", orphans, "the parent began before the recording"))
-    roots = operators["rf_tid"].replace_strict(thread_roots).to_numpy()
-    parent = np.where(has_parent, index + 1 + len(threads), roots)
+    roots = np.searchsorted(threads.to_numpy(), operators["rf_tid"].to_numpy()) + 1
+    parent = operators["parent"].to_numpy()
+    parent = np.where(parent >= 0, parent + 1 + len(threads), roots)
     end = operators["end"].fill_null(NEVER).to_numpy()
     # Of operators that end at the same time the inner one, which began later, comes first.
     order = np.empty(len(end), np.int64)
-    order[np.lexsort((-np.arange(len(end)), end))] = np.arange(len(end))
+    order[len(end) - 1 - np.argsort(end[::-1], kind="stable")] = np.arange(len(end))
     operator_nodes = operators.select(
         pl.col("row").alias("id"),
         (pl.col("row") + 1).alias("et_id"),
@@ -168,14 +159,5 @@ def _number_incarnations(
     An object is new when its address occurs first; when an operator created it (``is_created``) and the address was
     last used before the operator began; and when an input has an older version than before.
     """
-    order = np.lexsort((time, address))
-    sorted_address, sorted_time = address[order], time[order]
-    is_new = np.ones(len(order), bool)
-    unused_before = sorted_time[:-1] < begin[order][1:]
-    is_new[1:] = (sorted_address[1:] != sorted_address[:-1]) | (is_created[order][1:] & unused_before)
-    if version is not None:
-        sorted_version = version[order]
-        is_new[1:] |= (sorted_version[1:] < sorted_version[:-1]) & (sorted_version[:-1] != NEVER)
-    number, mask = np.empty(len(order), np.int64), np.empty(len(order), bool)
-    number[order], mask[order] = np.cumsum(is_new), is_new
-    return mask, number
+    is_new, number = _native.observer_incarnations(address, time, begin, is_created, version)
+    return is_new.view(np.bool_), number
