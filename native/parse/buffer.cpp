@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kPage = 1 << 21;
 constexpr size_t kSmallPage = 1 << 12;
-constexpr size_t kSmall = 1 << 18;  // what is not larger comes from malloc
+constexpr size_t kSmall = 1 << 20;  // what is not larger comes from malloc: a large page would be cleared for half of it or less
 
 }  // namespace
 
