@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, get_args
 
 from .option_parsing import SOURCES, option_error, parse_sources
 from .options import CollectOptions
@@ -26,6 +26,15 @@ def check_keywords(function: str, keywords: Iterable[str], known: Collection[str
             near = difflib.get_close_matches(keyword, known, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else f"its options: {', '.join(known)}"
             raise InvalidOption(f"etloom.{function} has no option {keyword!r}", remedy=remedy)
+
+
+def check_types(values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Check the types of options, given as `get_type_hints` returns them; a number is no switch, and the reverse."""
+    for name, value in values.items():
+        allowed = get_args(types[name]) or (types[name],)
+        if type(value) not in allowed:
+            expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+            raise option_error(f"expected {expected}, got {type(value).__name__} {value!r:.60}", name)
 
 
 def resolve_sources(options: CollectOptions) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -329,3 +330,18 @@ def test_partially_overwritten_steps_are_renamed() -> None:
 def test_record_names_the_nearest_option(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match=r"etloom\.record has no option 'shape'; did you mean 'shapes'"):
         record(tmp_path, shape=False)  # type: ignore[call-arg]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sources": ("et", "kineto")}, "expected str or None, got tuple"),
+        ({"steps": 5}, "expected str or None, got int 5"),
+        ({"ring": 1}, "expected bool, got int 1"),
+        ({"max_bytes": "1 GB"}, "expected int or None, got str '1 GB'"),
+    ],
+)
+def test_an_option_of_another_type_is_one_line(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(CollectError, match=re.escape(text)):
+        record(tmp_path / "run", **options)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 from ..observer.choice import choose_observer
 from ..option_parsing import local_folder, parse_steps
-from ..option_rules import RING_WITHOUT_KINETO, check_keywords, check_observer, resolve_sources
+from ..option_rules import (
+    RING_WITHOUT_KINETO,
+    check_keywords,
+    check_observer,
+    check_types,
+    resolve_sources,
+)
 from ..options import CollectOptions, RecordingOptions, RecordKeywords, loaded_version, new_scratch_name
 from ..rank_environment import current_rank
 from ..run_folder import claim_folder
@@ -83,6 +89,8 @@ def record(
         ...         rec.step()
     """
     check_keywords("record", options, RecordKeywords.__annotations__)
+    types = {"steps": str | None, "overwrite": bool, **get_type_hints(RecordKeywords)}
+    check_types({"steps": steps, "overwrite": overwrite, **options}, types)
     first, last = parse_steps(steps)
     requested = CollectOptions(**options)
     sources = resolve_sources(requested)

@@ -234,9 +234,13 @@ class Window:
         try:
             self._pack_traces()
             if self._facts.get("operators") == 0 and not self._dropped_operators:
-                self.warnings.append(
-                    f"no operator ran in the window, {_describe_steps(self.steps)}: its traces are empty"
+                steps = _describe_steps(self.steps)
+                rest = (
+                    "; the Kineto trace has what else ran, such as device graphs"
+                    if self._options.kineto
+                    else ""
                 )
+                self.warnings.append(f"no operator ran in the window, {steps}{rest}")
             if not self._options.supervised and (ring := describe_ring([self._facts])):
                 self.warnings.append(ring)
             facts = self._facts | {"warnings": [*messages, *self.warnings]}
