@@ -51,8 +51,18 @@ OPTIONS: dict[str, CollectOptions] = {
 TIMEOUT_S = 300.0
 _EXTRA_S = 60.0  # a busy machine; without a hang no run takes that long
 _LOG_LINES = ("etloom: ", "USDT:", "ERROR: External init callback")
-_LOG_TEXT = (" Enabling Execution Trace Observer", " Disabling Execution Trace Observer")
+_LOG_TEXT = (
+    " Enabling Execution Trace Observer",
+    " Disabling Execution Trace Observer",
+    " gpuGetDeviceCount failed",  # a torch built with CUDA, without a GPU
+)
+_LIMITATION = "this torch cannot profile threads that Python code starts"  # before 2.8, in every recording
 _ADDRESS = re.compile(r"0x[0-9a-f]+|(?<=pid=)\d+|Thread-\d+")
+
+
+def without_limitations(messages: Sequence[str]) -> list[str]:
+    """Return the messages of a recording except those that it has with an older torch only."""
+    return [message for message in messages if _LIMITATION not in message]
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ def install(torch: Any, select_native_device: Callable[[int], Any]) -> None:
         **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda *_: 0),
         **dict.fromkeys(("memory_reserved", "max_memory_reserved"), lambda *_: 0),
         **dict.fromkeys(("current_stream", "default_stream"), lambda *_: _Stream()),
+        "is_current_stream_capturing": lambda: False,
         "current_device": lambda: current[0],
         "device_count": lambda: 64,
         "set_device": set_device,

@@ -23,7 +23,7 @@ def start(torch: Any, library: Any) -> None:
         torch: The module.
         library: The library of the fake device, loaded with ctypes before torch.
     """
-    from torch._subclasses import fake_impls
+    from torch._subclasses import fake_impls, fake_tensor
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     options = RecordingOptions.from_environment()
@@ -32,6 +32,11 @@ def start(torch: Any, library: Any) -> None:
     fake_cuda.install(torch, library.etloom_set_device)
     fake_distributed.install(torch, rank, world_size)
     torch.utils.swap_tensors = _swap_tensors
+    for name in ("init_cuda_context", "init_gpu_context"):  # before and since torch 2.7; they allocate on the device
+        setattr(fake_tensor, name, lambda *_: None)
+    if "FakeTensor" not in torch.nn.Module._apply.__code__.co_cellvars:
+        # Before torch 2.6 `model.cuda()` would move the data of a fake parameter, but not its device.
+        torch.__future__.set_swap_module_params_on_conversion(True)
     fake_impls.op_implementations_dict[torch.ops.aten._local_scalar_dense.default] = _read_scalar
     recorder = DispatchRecorder(torch)
     fake_tensors.__enter__()
