@@ -306,7 +306,7 @@ def _build_observer() -> None:
     from etloom.collector.observer import BuildError, build_library
 
     try:
-        print_message(f"the native observer is built: {build_library()}")
+        print_message(f"the native observer is built: {build_library(retry=True)}")
     except ImportError:
         raise CollectError(
             "torch is not installed in this Python", remedy="install etloom in the environment of the job"

@@ -124,6 +124,7 @@ def test_the_build_of_the_observer_is_announced(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etloom.collector.observer.find_library", lambda: None)
+    monkeypatch.setattr("etloom.collector.observer.find_failure", lambda: None)
     monkeypatch.setattr("etloom.collector.observer.build_library", lambda: tmp_path)
     for what, announced in (("et", True), ("kineto", False)):
         err = call("collect", "--out", tmp_path / what, "--with", what, "--", "true")[2]

@@ -86,7 +86,7 @@ def _build_device() -> Path:
     from etloom.core.errors import CollectError
 
     try:
-        return build_library(_NATIVE, "fake-device")
+        return build_library(_NATIVE, "fake-device", retry=True)
     except ImportError:
         remedy = "install etloom in the environment of the job"
         raise CollectError("torch is not installed in this Python", remedy=remedy) from None

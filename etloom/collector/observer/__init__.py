@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .execution_trace_observer import COUNTERS, ExecutionTraceObserver
-    from .native_build import BuildError, build_library, find_library
+    from .native_build import BuildError, build_library, find_failure, find_library
 
-__all__ = ["BuildError", "COUNTERS", "ExecutionTraceObserver", "build_library", "find_library"]
+__all__ = [
+    "BuildError",
+    "COUNTERS",
+    "ExecutionTraceObserver",
+    "build_library",
+    "find_failure",
+    "find_library",
+]
 
 _MODULES = {
     "BuildError": "native_build",
     "build_library": "native_build",
+    "find_failure": "native_build",
     "find_library": "native_build",
     "COUNTERS": "execution_trace_observer",
     "ExecutionTraceObserver": "execution_trace_observer",

@@ -50,10 +50,10 @@ def build_if_native(requested: str, on_build: Callable[[], None] | None = None) 
     """Build the native observer if it is requested; return the observer to use, and messages if it is another one."""
     if requested == "stock":
         return requested, []
-    from . import BuildError, build_library, find_library
+    from . import BuildError, build_library, find_failure, find_library
 
     try:
-        if find_library() is None and on_build is not None:
+        if on_build is not None and find_library() is None and find_failure() is None:
             on_build()
         build_library()
     except ImportError:

@@ -1,26 +1,33 @@
 """Compiles the native observer for the installed torch, once: the library is kept in the user's cache folder.
 
 One call of the C++ compiler ($CXX, else c++) takes some 20 s, under a lock, so that the ranks of a job do not build it
-several times. The name of the library contains a hash of torch's version, the flags and the sources.
+several times. The name of the library contains a hash of torch's version, the flags and the sources. A failure is kept
+next to it and repeated for some minutes, so that a job waits for it once and not once per rank.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from ..atomic_file import write_atomically
 
 _SOURCES = Path(__file__).resolve().parent / "native"
 _TRIAL = Path(__file__).resolve().parent / "library_trial.py"
 _TIMEOUT_S = 900
 _MAX_MESSAGE_LENGTH = 300
+_MAX_FAILURE_AGE_S = 600
 
 
 class BuildError(Exception):
@@ -33,12 +40,18 @@ def find_library() -> Path | None:
     return path if path.is_file() else None
 
 
-def build_library(sources: Path = _SOURCES, name: str = "observer") -> Path:
+def find_failure() -> str | None:
+    """Return why the library could not be built a short time ago, or None if a build would be tried now."""
+    return _read_failure(_failure_path(_library_path()))
+
+
+def build_library(sources: Path = _SOURCES, name: str = "observer", *, retry: bool = False) -> Path:
     """Return the library for this torch; compile it if necessary.
 
     Args:
         sources: Folder of the C++ sources.
         name: What the name of the library begins with.
+        retry: Compile also if that failed a short time ago, with the same compiler.
 
     Raises:
         BuildError: It cannot be built.
@@ -50,10 +63,51 @@ def build_library(sources: Path = _SOURCES, name: str = "observer") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _build_lock(path.parent / "lock"):
             if not path.is_file():
-                _compile(path, sources)
+                _compile_unless_failed(path, sources, retry)
     except OSError as error:
         raise BuildError(f"{error.filename or path.parent}: {error.strerror}") from error
     return path
+
+
+def _compile_unless_failed(path: Path, sources: Path, retry: bool) -> None:
+    """Compile, and keep a failure for the processes that ask next."""
+    failure = _failure_path(path)
+    reason = None if retry else _read_failure(failure)
+    if reason is not None:
+        raise BuildError(f"{reason} (tried a short time ago; `etloom collect --build` tries again)")
+    failure.unlink(missing_ok=True)
+    try:
+        _compile(path, sources)
+    except BuildError as error:
+        with suppress(OSError):
+            write_atomically(failure, f"{_identify_compiler()}\n{error}\n", failure.parent)
+        raise
+
+
+def _failure_path(library: Path) -> Path:
+    return library.with_suffix(".failure")
+
+
+def _read_failure(path: Path) -> str | None:
+    """Return the reason of a failure of this compiler in the last minutes, or None."""
+    try:
+        age_s = time.time() - path.stat().st_mtime
+        compiler, reason = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    return reason if 0 <= age_s < _MAX_FAILURE_AGE_S and compiler == _identify_compiler() else None
+
+
+def _identify_compiler() -> str:
+    """Return text that changes when another compiler is selected or installed."""
+    words = _compiler_words()
+    program = shutil.which(words[0])
+    state = Path(program).stat() if program else None
+    return json.dumps([words, program, state and [state.st_ino, state.st_size, state.st_mtime_ns]])
+
+
+def _compiler_words() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
 def _library_path(sources: Path = _SOURCES, name: str = "observer") -> Path:
@@ -94,7 +148,7 @@ def _compiler_flags() -> list[str]:
 
 
 def _compile(path: Path, folder: Path) -> None:
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    compiler = _compiler_words()
     # All as one translation unit: torch's headers, which cost far more than the sources, are then read once.
     sources = [word for source in sorted(folder.glob("*.cpp")) for word in ("-include", str(source))]
     flags = _compiler_flags()
