@@ -103,7 +103,7 @@ def install(torch: Any, select_native_device: Callable[[int], Any]) -> None:
         "set_device": set_device,
         "get_device_name": lambda *_: _NAME,
         "get_device_capability": lambda *_: (_Properties.major, _Properties.minor),
-        "get_device_properties": lambda *_: _Properties(),
+        **dict.fromkeys(("get_device_properties", "_get_device_properties"), lambda *_: _Properties()),
         "mem_get_info": lambda *_: (_DEVICE_MEMORY, _DEVICE_MEMORY),
         "memory_stats": lambda *_: {},
         "memory_summary": lambda *_, **__: "",
@@ -128,5 +128,4 @@ def install(torch: Any, select_native_device: Callable[[int], Any]) -> None:
         setattr(torch._C, name, replacement)
         if hasattr(cuda, name):
             setattr(cuda, name, replacement)
-    cuda._get_device_properties = lambda *_: _Properties()
     cuda._exchange_device = cuda._maybe_exchange_device = select_device

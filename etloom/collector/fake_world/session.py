@@ -32,7 +32,10 @@ def start(torch: Any, library: Any) -> None:
     fake_cuda.install(torch, library.etloom_set_device)
     fake_distributed.install(torch, rank, world_size)
     torch.utils.swap_tensors = _swap_tensors
-    for name in ("init_cuda_context", "init_gpu_context"):  # before and since torch 2.7; they allocate on the device
+    for name in (
+        "init_cuda_context",
+        "init_gpu_context",
+    ):  # before and since torch 2.7; they allocate on the device
         setattr(fake_tensor, name, lambda *_: None)
     if "FakeTensor" not in torch.nn.Module._apply.__code__.co_cellvars:
         # Before torch 2.6 `model.cuda()` would move the data of a fake parameter, but not its device.

@@ -59,6 +59,8 @@ struct EtloomFakeCUDAHooks final : CUDAHooksInterface {
   DeviceIndex getCurrentDevice() const override { return current; }
   DeviceIndex current_device() const override { return current; }
   int getNumGPUs() const override { return kDevices; }
+  long versionCuDNN() const override { return 0; }
+  long versionRuntimeCuDNN() const { return 0; }
   void deviceSynchronize(DeviceIndex) const override {}
 };
 
