@@ -56,8 +56,17 @@ _LOG_TEXT = (
     " Disabling Execution Trace Observer",
     " gpuGetDeviceCount failed",  # a torch built with CUDA, without a GPU
 )
-_LIMITATION = "this torch cannot profile threads that Python code starts"  # before 2.8, in every recording
+_LIMITATION = (
+    "this torch cannot profile threads that Python code starts"  # before 2.7 or 2.8, in every recording
+)
 _ADDRESS = re.compile(r"0x[0-9a-f]+|(?<=pid=)\d+|Thread-\d+")
+
+
+def profiles_all_threads() -> bool:
+    """Return whether the installed torch can profile threads that Python code starts."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    return "profile_all_threads" in str(_ExperimentalConfig.__init__.__doc__)
 
 
 def without_limitations(messages: Sequence[str]) -> list[str]:
