@@ -25,11 +25,11 @@ from etloom.collector.launcher.collection import CollectResult, collect
 from etloom.collector.observer import choice
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.rank_environment import current_rank, rank_from_environment
-from etloom.collector.session import on_demand, process_status
+from etloom.collector.session import on_demand, process_status, profilers
 from etloom.core.errors import CollectError
 from etloom.formats.io.workload_card import read_card
 from support.paths import ROOT
-from support.script_runs import Server, jobs_in_forks
+from support.script_runs import Server, jobs_in_forks, profiles_all_threads
 from support.windows import FakeWindow
 
 EXAMPLES = ROOT / "examples"
@@ -445,6 +445,8 @@ time.sleep(0.2)  # see examples/train_ddp.py
 @pytest.mark.torch
 @pytest.mark.slow
 def test_steps_by_time_are_the_same_on_all_ranks(tmp_path: Path, native: None) -> None:
+    if not profiles_all_threads():
+        pytest.skip("this torch cannot profile the threads of the job from one of the collector")
     out, script = tmp_path / "run", tmp_path / "timed.py"
     script.write_text(TIMED)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -935,3 +937,17 @@ def test_sequence_length_with_a_nested_tensor(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(run_folder, "add_sequence_length", lambda folder, length: noted.append(length))
     recording.record_sequence_length(tmp_path)
     assert noted == [128]
+
+
+@pytest.mark.torch
+def test_a_torch_that_profiles_one_thread_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._C import _profiler
+
+    def config() -> None:
+        """Accept no argument, as in torch 2.6."""
+
+    monkeypatch.setattr(_profiler, "_ExperimentalConfig", config)
+    for step_ns, lost in ((None, "their operators"), (20_000_000, "all operators")):
+        warnings: list[str] = []
+        profilers._all_threads_config(RecordingOptions("run", "scratch", step_ns=step_ns), warnings)
+        assert lost in warnings[0]

@@ -56,9 +56,7 @@ _LOG_TEXT = (
     " Disabling Execution Trace Observer",
     " gpuGetDeviceCount failed",  # a torch built with CUDA, without a GPU
 )
-_LIMITATION = (
-    "this torch cannot profile threads that Python code starts"  # before 2.7 or 2.8, in every recording
-)
+_LIMITATION = "this torch cannot profile threads that Python code starts"  # before 2.8, in every recording
 _ADDRESS = re.compile(r"0x[0-9a-f]+|(?<=pid=)\d+|Thread-\d+")
 
 

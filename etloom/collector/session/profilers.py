@@ -66,7 +66,7 @@ def create_profiler(options: RecordingOptions, observer: Any, warnings: list[str
         record_shapes=options.shapes,
         with_stack=options.stack,
         profile_memory=options.memory,
-        experimental_config=_all_threads_config(warnings) if options.all_threads else None,
+        experimental_config=_all_threads_config(options, warnings) if options.all_threads else None,
         execution_trace_observer=observer,
     )
 
@@ -98,15 +98,15 @@ def _profiler_class() -> Any:
     return WindowProfiler
 
 
-def _all_threads_config(warnings: list[str]) -> Any:
+def _all_threads_config(options: RecordingOptions, warnings: list[str]) -> Any:
     from torch._C._profiler import _ExperimentalConfig
 
     try:
         return _ExperimentalConfig(profile_all_threads=True)
     except TypeError:
-        warnings.append(
-            "this torch cannot profile threads that Python code starts: their operators will be missing"
-        )
+        # Steps by time are recorded by a thread of the collector.
+        lost = "all operators" if options.step_ns is not None else "their operators"
+        warnings.append(f"this torch cannot profile threads that Python code starts: {lost} will be missing")
         return None
 
 
