@@ -409,7 +409,7 @@ def test_a_killed_window_leaves_nothing_under_final_names(
     done = tiny(out, case, observer="stock")
     assert done.returncode == returncode
     (said,) = done.said
-    assert "which ended in its window" in said
+    assert "which ended during its window" in said
     assert [name.startswith(".etloom-") for name in visible(out)] == [True]
     assert (Path(said.split(": ")[1]) / "et.json").is_file()
 

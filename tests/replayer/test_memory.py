@@ -105,7 +105,7 @@ print(faults())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone can be told to keep what is freed")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can keep freed memory")
 def test_results_reuse_their_pages_in_each_pass() -> None:
     """32 MB are 8,192 pages, or 16 large ones; the environment has glibc return all that is freed."""
     returning = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
