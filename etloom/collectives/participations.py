@@ -59,8 +59,8 @@ _FACT_COLUMNS: tuple[pl.Expr, ...] = (
 
 def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
     """List the participations of a rank (COLUMNS) in order of start. Needs a linked trace."""
-    sources = (_from_device(trace), _from_host(trace), _from_library(trace))
-    events = pl.concat(sources, how="diagonal_relaxed")
+    sources = (_from_device(trace), *_from_host(trace), *_from_library(trace))
+    events = pl.concat(sources, how="diagonal_relaxed") if len(sources) > 1 else sources[0]
     # The attributes of the event itself take precedence over those of the issuing operator.
     facts = trace.comms.drop_nulls("event").select(*_FACT_COLUMNS).unique("event", keep="first")
     described = (
@@ -122,7 +122,7 @@ def _from_device(trace: Trace) -> pl.DataFrame:
     work = select_device_events(trace, "kind", "id", "name", "ts", "dur")
     events = work.filter(pl.col("kind") == "communication")
     is_communication = pl.col("device_event").is_in(events["id"].implode())
-    issuer = trace.launches.lazy().filter(is_communication).select("device_event", "operator").collect()
+    issuer = trace.launches[["device_event", "operator"]].filter(is_communication)
     issuer = issuer.unique("device_event", keep="first")
     return events.join(issuer, left_on="id", right_on="device_event", how="left").select(
         event="id",
@@ -134,10 +134,12 @@ def _from_device(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _from_library(trace: Trace) -> pl.DataFrame:
-    """Communications that NCCL itself recorded, with a start."""
+def _from_library(trace: Trace) -> list[pl.DataFrame]:
+    """Communications that NCCL itself recorded, with a start: a table, or none if there are none."""
     is_call = arrays.is_in(trace.events["cat"], (categories.NCCL_COLLECTIVE,))
-    return (
+    if not is_call.any():
+        return []
+    calls = (
         trace.events.filter(pl.Series(is_call))
         .drop_nulls(["ts", "dur"])
         .select(
@@ -149,16 +151,20 @@ def _from_library(trace: Trace) -> pl.DataFrame:
             end=pl.col("ts") + pl.col("dur"),
         )
     )
+    return [calls]
 
 
-def _from_host(trace: Trace) -> pl.DataFrame:
-    """Ranges of a backend that works on the host: those outside the call stacks (a device backend only launches)."""
+def _from_host(trace: Trace) -> list[pl.DataFrame]:
+    """Ranges of a backend that works on the host: those outside the call stacks (a device backend only launches).
+
+    A table, or none if there are none.
+    """
     events = trace.events
     host = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
     ranged = host & events["depth"].is_null().to_numpy() & events["dur"].is_not_null().to_numpy()
     ranged &= arrays.match_text(events["name"], categories.BACKEND_RANGE)
     if not ranged.any():
-        events, ranged = events.head(0), ranged[:0]
+        return []
     calls = (
         arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["depth"].is_not_null().to_numpy()
     )
@@ -185,7 +191,7 @@ def _from_host(trace: Trace) -> pl.DataFrame:
     rows = events.select("id", "name", "ts", "dur").with_columns(
         issuer=pl.Series(issuers), called=pl.Series(called)
     )
-    return rows.filter(pl.Series(ranged)).select(
+    ranges = rows.filter(pl.Series(ranged)).select(
         event="id",
         issuer=pl.when(pl.col("issuer") >= 0).then("issuer").cast(pl.UInt32),
         where=pl.lit("host"),
@@ -193,6 +199,7 @@ def _from_host(trace: Trace) -> pl.DataFrame:
         start="called",
         end=pl.col("ts") + pl.col("dur"),
     )
+    return [ranges]
 
 
 def _find_calls_by_record(
