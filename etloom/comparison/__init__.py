@@ -198,10 +198,7 @@ class Difference:
         """
         if not self.stepped:
             return None
-        tails = [
-            max(map(measure_device_tail, answer(job, "steps").table.partition_by("rank")))
-            for job in (self.before, self.after)
-        ]
+        tails = [job.compute_once(_measure_device_tail) for job in (self.before, self.after)]
         totals = map(sum, self.step_times)
         if all(tail < NEGLIGIBLE_TAIL * total for tail, total in zip(tails, totals, strict=True)):
             return None
@@ -245,3 +242,8 @@ def _describe_change(percent: float) -> str:
     if percent >= MANY_TIMES:
         return f"takes {1 + percent / 100:.0f} times as long"
     return f"is {abs(percent):.1f} % {'longer' if percent > 0 else 'shorter'}"
+
+
+def _measure_device_tail(job: Job) -> int:
+    """Return the largest `measure_device_tail` of a rank, ns."""
+    return max(map(measure_device_tail, answer(job, "steps").table.partition_by("rank")))

@@ -27,7 +27,7 @@ def explain_simulation(simulated: Simulated) -> list[str]:
     predicted_path = simulated.recording.describe_path(simulated.upper_times, simulated.upper_lags, read_lags)
     lines = [
         *_explain_misfit(simulated),
-        *_explain_coverage(simulated.recorded_job),
+        *simulated.recorded_job.compute_once(_explain_coverage),
         f"the critical path was {simulated.recording.critical_path}",
         f"it becomes {predicted_path}",
     ]
@@ -36,9 +36,9 @@ def explain_simulation(simulated: Simulated) -> list[str]:
         lines.append(
             f"the bounds differ by {_format_time(abs(difference))}: delays that nothing recorded explains"
         )
-    if simulated.removed_delay_ns >= _NEGLIGIBLE * makespan():
+    if simulated.removed_delay_ns >= _NEGLIGIBLE * simulated.recording.makespan:
         lines.append(f"the removed waits contain {_format_time(simulated.removed_delay_ns)} of such delays")
-    if simulated.residual_delay_ns >= _NEGLIGIBLE * makespan():
+    if simulated.residual_delay_ns >= _NEGLIGIBLE * simulated.recording.makespan:
         lines.append(
             f"{_format_time(simulated.residual_delay_ns)} of unexplained delay on the changed work stays in both bounds"
         )
@@ -99,7 +99,7 @@ def _explain_starts(simulated: Simulated) -> list[str]:
     recording, makespan = simulated.recording, simulated.graph.makespan
     with_recorded_starts = recording.contraction.compute_times(simulated.upper_lags, recording.kept_starts)
     saving = makespan(with_recorded_starts) - makespan(simulated.upper_times)
-    if saving < _NEGLIGIBLE * makespan():
+    if saving < _NEGLIGIBLE * simulated.recording.makespan:
         return []
     return [
         f"{_format_time(saving)} of the saving is due to recordings that begin later than the median of their peers: "

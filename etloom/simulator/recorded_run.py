@@ -99,6 +99,11 @@ class RecordedRun:
         return float(graph.min_latency.sum(dtype=np.float64) + graph.unexplained.sum(dtype=np.float64))
 
     @cached_property
+    def makespan(self) -> int:
+        """The recorded time from the first to the last point, ns."""
+        return self.graph.makespan()
+
+    @cached_property
     def contraction(self) -> ContractedGraph:
         """The contracted graph, with all points that can be the first or the last ones of the run, a rank or a step."""
         anchors = np.zeros(len(self.graph.graph), bool)

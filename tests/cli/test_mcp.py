@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom import comparison
 from etloom.analyses import answers
 from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
@@ -25,7 +26,6 @@ from etloom.cli.mcp.preparation import prepare_run
 from etloom.cli.mcp.time_limit import TimeLimit
 from etloom.cli.mcp.tools import RunTools
 from etloom.cli.mcp.turns import Turns
-from etloom.comparison import RUN_TABLES
 from etloom.core import registry
 from etloom.core.errors import EtloomError, LimitError
 from etloom.core.trace import Job
@@ -251,9 +251,9 @@ def test_a_prediction_has_a_bounded_number_of_ranks(ranks: int, tools: RunTools)
 
 def test_answers_are_cached_up_to_a_number_and_a_length(runs: OpenedRuns) -> None:
     assert runs.answer_once("one", lambda: "first") == runs.answer_once("one", lambda: "second")
-    for number in range(1000):
+    for number in range(3000):
         runs.answer_once(f"question {number}", str)
-    assert len(runs._answers) == 256
+    assert len(runs._answers) == 1024
     runs.answer_once("x" * 10_000, str)
     assert "x" * 10_000 not in runs._answers
 
@@ -310,7 +310,10 @@ def test_prepared_answers_are_those_of_all_ranks(runs: OpenedRuns, monkeypatch: 
     monkeypatch.setattr(etloom, "info", lambda *_: pytest.fail("not prepared"))
     path = str(opened.resolve("before"))
     assert ahead.open_run("before") == ahead.open_run(run="./before") == ahead.open_run(path)
-    assert job._results.keys() >= {(table.compute,) for table in RUN_TABLES}
+    assert job._results.keys() >= {(table.compute,) for table in comparison.RUN_TABLES}
+    monkeypatch.setattr(comparison, "answer", lambda *_, **__: pytest.fail("not prepared"))
+    before = opened.resolve("before")
+    assert "error" not in ahead.compare("before", str(before), by="kernel")
 
 
 def _describe_answer(job: Job, name: str) -> str:

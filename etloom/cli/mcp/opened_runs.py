@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_OPEN_RUNS = 4
 """Runs kept in memory; the one that was used longest ago is closed first."""
-_MAX_ANSWERS = 256
+_MAX_ANSWERS = 1024
 _MAX_CACHED_QUESTION = 2000
 
 
@@ -118,7 +118,7 @@ class OpenedRuns:
     def answer_once(self, question: str, compute: Callable[[], str]) -> str:
         """Return the answer to a question about opened runs, which do not change; computed once.
 
-        Cached are the last 256 answers, each of bounded length, to questions of at most 2,000 characters.
+        Cached are the last 1,024 answers, each of bounded length, to questions of at most 2,000 characters.
         """
         with self._lock:
             if question in self._answers:

@@ -50,6 +50,7 @@ def _list_work(runs: OpenedRuns, run: str) -> Iterator[Callable[[], object]]:
     yield partial(tools.open_run, run)
     yield from list_shared_work(job)
     yield from (partial(tool, run) for tool in (tools.summary, tools.findings, tools.predict))
+    yield partial(tools.compare, run, run)
     names = [name for name in registry.list_plugins("analyses") if name not in _COSTLY]
     is_small = len(job) * sum(trace.rows("events") for trace in job.values()) <= _MAX_SIMULATED_EVENTS
     for name in (*names, *_COSTLY[: None if is_small else -1]):
