@@ -168,6 +168,8 @@ def test_it_records_the_same_as_torchs_observer(tmp_path: Path) -> None:
             assert rounded(json.loads(got.replace('"1j"', '"<ComplexDouble>"'))) == rounded(json.loads(want))
     keys = ["node", "io", "index", "item"]
     for column in ("shape", "stride", "dtype", "device", "numel", "itemsize", "offset", "index", "item"):
+        if column == "stride" and theirs.tensors[column].null_count() == theirs.tensors.height:
+            continue  # torch 2.4 does not record it
         assert ours.tensors.sort(keys)[column].cast(pl.String).to_list() == (
             ordered(theirs)[column].cast(pl.String).to_list()
         ), column
@@ -468,8 +470,11 @@ before = len(ticks)
 export_chrome_trace(profiler, Path(path + ".json"))
 during = len(ticks) - before
 done.set(); thread.join()
-assert during > 3, during
-assert not profiler.profiler.kineto_results.events()
+from etloom.collector.observer.chrome_export import _native_result
+is_native = _native_result(profiler.profiler.kineto_results) is not None
+assert is_native or torch.__version__ < "2.9"  # another interface between Python and C++
+assert during > 3 or not is_native, during
+assert not (is_native and profiler.profiler.kineto_results.events())
 named = [event.get("name") for event in json.loads(Path(path + ".json").read_text())["traceEvents"]]
 assert named.count("aten::mul") == 5000
 profiler = profile(); profiler.start(); x - 1; profiler.stop()  # and it records again
