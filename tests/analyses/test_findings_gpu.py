@@ -136,3 +136,49 @@ def test_steps_that_something_else_lengthened_stay(own: Path) -> None:
         meta={"run": {"ranks": [{"unrecorded": {"step_ns": 1_000, "steps": 8}}]}}
     )
     assert JobGains(job).recorder is None
+
+
+def build_host_bound(steps: list[float], *, lead_us: float = 0) -> RankBuilder:
+    """Steps of a host that launches a kernel of 2 us each 20 us, one step after the other."""
+    run, at = RankBuilder(), 10.0
+    for number in range(int(lead_us // 20)):
+        run.op("aten::mul", at + 20 * number, 18)
+    at += lead_us
+    for step, length in enumerate(steps):
+        run.step(step, at, length - 1)
+        for number in range(int(length // 20)):
+            run.op("aten::mm", at + 20 * number + 1, 17).kernel(at + 20 * number + 5, at + 20 * number + 8, 2)
+        at += length
+    return run
+
+
+def open_ranks(folder: Path, ranks: list[RankBuilder], device: str = "cpu", **facts: Any) -> Job:
+    for rank, run in enumerate(ranks):
+        run.trace(folder, distributedInfo={"backend": "gloo", "rank": rank, "world_size": len(ranks)})
+        (folder / "kineto_trace_0.json").rename(folder / f"rank{rank}_trace.json")
+    meta: Any = {"run": {"ranks": [{"device": device, "unrecorded": facts}]}}
+    return etloom.open(folder, use_cache=False).replace(meta=meta)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [[[1_000] * 6, [1_000] * 3], [[1_000, 1_000, 1_000, 4_000, 1_000]], [[1_000] * 6, [1_000] * 6]],
+    ids=["fewer steps on a rank", "a slow step", "equal"],
+)
+def test_steps_as_long_as_before_have_no_overhead(tmp_path: Path, ranks: list[list[float]]) -> None:
+    job = open_ranks(tmp_path, [build_host_bound(steps) for steps in ranks], step_ns=1_000_000, steps=8)
+    assert JobGains(job).recorder is None
+
+
+def test_host_work_before_the_first_step_keeps_its_time(tmp_path: Path) -> None:
+    job = open_ranks(tmp_path, [build_host_bound([1_000] * 3, lead_us=4_000)], step_ns=600_000, steps=8)
+    gains = JobGains(job)
+    assert gains.recorder is not None and gains.duration_ns is not None
+    assert gains.duration_ns == pytest.approx(3 * 600_000, rel=0.1)
+
+
+@pytest.mark.parametrize(("clock", "is_used"), [("device", True), ("host", False)])
+def test_a_host_that_may_run_ahead_times_no_device(tmp_path: Path, clock: str, is_used: bool) -> None:
+    run = build_host_bound([1_000] * 4)
+    job = open_ranks(tmp_path, [run], device="cuda:0", step_ns=600_000, steps=8, clock=clock)
+    assert (JobGains(job).recorder is not None) == is_used

@@ -92,15 +92,13 @@ class JobGains:
 
     @cached_property
     def recorder(self) -> RecorderOverhead | None:
-        """What the recorder costs; None if that is not known, or nothing."""
+        """The overhead of the recorder; None if it is not known, or nothing."""
         before = find_step_before(self._job)
-        if self._graph is None or before is None or self._first_step is None:
+        if self._graph is None or before is None or self._step_ends.size < 2:
             return None
-        end, steps = self._first_step
-        points, contraction = self._contraction.points, self._contraction
-        last_of_first = np.searchsorted(points, np.searchsorted(self._graph.time, end, side="right"))
-        model = StepModel(contraction, slice(int(last_of_first)), self._kept, steps)
-        return fit_overhead(self._graph, contraction, model, before)
+        points = np.searchsorted(self._graph.time, self._step_ends, side="right")
+        model = StepModel(self._contraction, np.searchsorted(self._contraction.points, points))
+        return fit_overhead(self._graph, self._contraction, model, before, self._begin)
 
     def compute_gain(self, findings: Iterable[tuple[int, Finding]]) -> int | None:
         """Return the ns that the job gains if nothing is lost by these findings of ranks; None if unknown."""
@@ -131,7 +129,7 @@ class JobGains:
         return self._compare_end(edges, graph.lag_of(edges))
 
     @cached_property
-    def _first_step(self) -> tuple[int, int] | None:
+    def _step_ends(self) -> Int64Array:
         return find_step_ends(self._job, self._end)
 
     def _compare_end(self, edges: Int32Array, gain: Int64Array) -> int:
@@ -177,15 +175,11 @@ class JobGains:
 
     @cached_property
     def _contraction(self) -> ContractedGraph:
-        """The contracted graph, with all points that can be the last of the time that counts, or of the first step."""
+        """The contracted graph, with all points that can be the last of the time that counts, or of a step."""
         graph = self._graph
         assert graph is not None
         counts = np.full(len(graph), -1, np.int32)
-        counts[self._counts] = 0
-        if self._first_step is not None:
-            counts[
-                int(np.searchsorted(graph.time, self._first_step[0], side="right")) : self._counts.stop
-            ] = 1
+        counts[self._counts] = np.searchsorted(self._step_ends, graph.time[self._counts], side="left")
         return contract_graph(graph, mark_extremes(graph, counts)[0] > 0)
 
     @cached_property

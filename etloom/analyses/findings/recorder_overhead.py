@@ -1,4 +1,4 @@
-"""What the recorder costs the host of a job, from the step time before the recording.
+"""The overhead of the recorder on the host of a job, from the step time before the recording.
 
 Every operator and call that is recorded takes longer, at its start and at its end, so each piece of time of the host
 between two such instants is longer by about the same amount. It is chosen such that the dependency graph of the
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
 from etloom.core.trace import Job
 from etloom.graphs.contraction import ChainLags, ContractedGraph
-from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
+from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, UInt8Array
 from etloom.timeline.activity import find_steps
 
 MIN_RATIO, MIN_RATIO_OF_FEW, FEW_STEPS = 1.1, 1.25, 3
@@ -22,19 +25,27 @@ MIN_RATIO, MIN_RATIO_OF_FEW, FEW_STEPS = 1.1, 1.25, 3
 MAX_ERROR = 0.15
 """Without the overhead that is found, steps may be longer than before the recording by at most this share."""
 _MAX_QUANTILE = 0.9
+_MAX_OVERHEAD_NS = 100_000
+"""torch's execution trace observer costs 45 us an operator."""
 _ROUNDS = 16
+
+
+def _is_piece(kind: UInt8Array, owner: Int32Array) -> NDArray[np.bool_]:
+    return np.asarray((kind == EdgeKind.SEGMENT) & (owner >= 0))
 
 
 @dataclass(frozen=True)
 class RecorderOverhead:
-    """The overhead per piece of host time, ns, and the edges that are such pieces."""
+    """The overhead per piece of host time, ns, and the edges that are such pieces, all after ``begin``."""
 
     overhead_ns: int
     edges: Int32Array
+    begin: int
 
     def take_from(self, graph: Graph, edges: Int32Array, lag: Int64Array) -> Int64Array:
         """Return the lags of edges of the graph without the overhead."""
-        is_piece = (graph.kind[edges] == EdgeKind.SEGMENT) & (graph.owner[edges] >= 0)
+        is_piece = _is_piece(graph.kind[edges], graph.owner[edges])
+        is_piece &= graph.time[graph.source[edges]] >= self.begin
         return np.where(is_piece, np.maximum(lag - self.overhead_ns, 0), lag)
 
 
@@ -50,11 +61,8 @@ def find_step_before(job: Job) -> StepBefore | None:
     """Return the step time before the recording, from run.json; None if it is not known."""
     run = job.meta.get("run")
     ranks = run.get("ranks") if isinstance(run, dict) else None
-    facts = (
-        [rank.get("unrecorded") for rank in ranks if isinstance(rank, dict)]
-        if isinstance(ranks, list)
-        else []
-    )
+    valid_ranks = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+    facts = [rank.get("unrecorded") for rank in valid_ranks if not _is_timed_by_the_host_alone(rank)]
     pairs = [(fact.get("step_ns"), fact.get("steps")) for fact in facts if isinstance(fact, dict)]
     valid = [pair for pair in pairs if all(type(number) is int and 0 < number < 1 << 53 for number in pair)]
     if not valid:
@@ -63,50 +71,64 @@ def find_step_before(job: Job) -> StepBefore | None:
     return StepBefore(int(statistics.median(times)), min(steps))
 
 
-def find_step_ends(job: Job, end: int) -> tuple[int, int] | None:
-    """Return when the host ended the first of at least two steps, and how many follow it; None for fewer.
+def _is_timed_by_the_host_alone(rank: dict[str, Any]) -> bool:
+    """Return whether a rank with a device has no times of it: its host may have run ahead."""
+    fact = rank.get("unrecorded")
+    return (
+        isinstance(fact, dict) and fact.get("clock") == "host" and str(rank.get("device")).startswith("cuda")
+    )
+
+
+def find_step_ends(job: Job, end: int) -> Int64Array:
+    """Return when the host ended each step that all ranks have, on the last one, ns, ascending.
 
     Args:
-        end: The end of the time that counts.
+        end: The end of the time that counts, with the work of the last step of all.
     """
-    marks = [find_steps(trace) for trace in job.values()]
-    ends = sorted(max(times) for times in zip(*(mark["end"].to_list() for mark in marks), strict=False))
-    return (ends[0], len(ends) - 1) if len(ends) > 1 and ends[0] < end else None
+    marks = pl.concat([find_steps(trace).select("step", "end") for trace in job.values()])
+    steps = marks.group_by("step").agg(pl.len(), pl.col("end").max()).sort("step")
+    common = steps.filter(pl.col("len") == len(job))
+    ends = common["end"].to_numpy().astype(np.int64)
+    if ends.size and common["step"][-1] == steps["step"][-1]:
+        ends[-1] = end
+    return np.unique(ends[ends <= end])
 
 
 class StepModel:
-    """The mean time of all steps but the first, of a graph with changed lags.
+    """The step time of a graph with changed lags: the median of the times from the last activity of a step to the next.
 
     Args:
-        contraction: A graph whose kept points include those that can be the last of the groups.
-        is_first: Of its kept points, those up to the end of the first step.
-        counts: The kept points that count.
-        steps: Number of the other steps.
+        contraction: A graph whose kept points include those that can be the last between two ends.
+        ends: The number of kept points up to each end.
     """
 
-    def __init__(self, contraction: ContractedGraph, is_first: slice, counts: slice, steps: int) -> None:
-        self._contraction, self._is_first, self._counts, self._steps = contraction, is_first, counts, steps
+    def __init__(self, contraction: ContractedGraph, ends: Int64Array) -> None:
+        self._contraction, self._ends = contraction, ends
 
     def compute_step(self, lags: ChainLags) -> float:
-        """Return the mean step time, ns."""
+        """Return the step time, ns."""
         time = self._contraction.compute_times(lags, self._contraction.recorded_times)
-        return float(time[self._counts].max() - time[self._is_first].max()) / self._steps
+        return float(np.median(np.diff(np.maximum.accumulate(time)[self._ends - 1])))
 
 
 def fit_overhead(
-    graph: Graph, contraction: ContractedGraph, model: StepModel, before: StepBefore
+    graph: Graph, contraction: ContractedGraph, model: StepModel, before: StepBefore, begin: int
 ) -> RecorderOverhead | None:
     """Return the overhead without which steps take as long as before; None if the recorder costs nothing that counts.
 
     Host work that does not limit the job has no effect on its steps, so the smallest overhead is chosen.
+
+    Args:
+        begin: The start of the time that counts; earlier host work keeps its time.
     """
     recorded, step_ns = contraction.recorded, before.step_ns
     least_ratio = MIN_RATIO if before.steps >= FEW_STEPS else MIN_RATIO_OF_FEW
     if model.compute_step(recorded) <= least_ratio * step_ns:
         return None
-    edges = np.flatnonzero((graph.kind == EdgeKind.SEGMENT) & (graph.owner >= 0)).astype(np.int32)
+    edges = np.flatnonzero(_is_piece(graph.kind, graph.owner)).astype(np.int32)
     lag = graph.lag_of(edges)
-    edges, lag = edges[lag > 0], lag[lag > 0]
+    counts = (lag > 0) & (graph.time[graph.source[edges]] >= begin)
+    edges, lag = edges[counts], lag[counts]
     if not edges.size:
         return None
 
@@ -116,7 +138,7 @@ def fit_overhead(
         contraction.change(lags, edges, -shorter, lag - shorter)
         return model.compute_step(lags)
 
-    low, high = 0, int(np.quantile(lag, _MAX_QUANTILE)) + 1
+    low, high = 0, min(int(np.quantile(lag, _MAX_QUANTILE)) + 1, _MAX_OVERHEAD_NS)
     least = compute_step(high)
     if least > (1 + MAX_ERROR) * step_ns:
         return None  # something else than the recorder made these steps longer
@@ -124,4 +146,4 @@ def fit_overhead(
     for _ in range(_ROUNDS):
         middle = (low + high) // 2
         low, high = (low, middle) if compute_step(middle) <= target else (middle, high)
-    return RecorderOverhead(high, edges) if high else None
+    return RecorderOverhead(high, edges, begin) if high else None

@@ -25,7 +25,7 @@ from ..atomic_file import write_atomically
 
 _SOURCES = Path(__file__).resolve().parent / "native"
 _TRIAL = Path(__file__).resolve().parent / "library_trial.py"
-_TIMEOUT_S = 900
+_TIMEOUT_S, _TRIAL_TIMEOUT_S = 900, 120
 _MAX_MESSAGE_LENGTH = 300
 _MAX_FAILURE_AGE_S = 600
 
@@ -107,7 +107,10 @@ def _identify_compiler() -> str:
 
 
 def _compiler_words() -> list[str]:
-    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    try:
+        return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    except ValueError as error:
+        raise BuildError(f"CXX={os.environ['CXX']}: {error}") from None
 
 
 def _library_path(sources: Path = _SOURCES, name: str = "observer") -> Path:
@@ -180,12 +183,10 @@ def _find_cxx_library() -> list[str]:
     the other, as torch does when it prints a schema to ours.
     """
     maps = Path("/proc/self/maps")
-    paths = (
-        {line.split()[-1] for line in maps.read_text().splitlines() if "/libstdc++.so" in line}
-        if maps.exists()
-        else ()
-    )
-    return sorted(paths)[:1]
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    paths = {line.split(maxsplit=5)[5] for line in lines if "/libstdc++.so" in line}
+    present = [path for path in paths if Path(path).is_file()]  # an update may have deleted it
+    return present if len(paths) == 1 else []
 
 
 def _try_library(library: Path, compiler: str) -> None:
@@ -199,7 +200,12 @@ def _try_library(library: Path, compiler: str) -> None:
     command = [sys.executable, "-I", "-S", "-c", code, str(library), *filter(None, sys.path)]
     try:
         process = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         )
     except subprocess.TimeoutExpired:
         raise BuildError(

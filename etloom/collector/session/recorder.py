@@ -74,7 +74,7 @@ class Recorder:
         self._window: Window | None = None
         self._guard: ProfilerGuard | None = None
         self._writer = BackgroundWriter()
-        self._timer = StepTimer(on_job_thread=options.step_ns is None)
+        self._timer = StepTimer()
 
     def remark(self, line: str) -> None:
         """Keep a remark on the steps of the open window; printed once, when the window closes."""
@@ -125,9 +125,10 @@ class Recorder:
 
     def _time_step(self) -> None:
         """Time the step that ends if it runs without profilers, and without traces being written."""
-        if self._window is None and not self._writer.busy:
-            with suppress(RuntimeError):  # of a device that fails: the job will find out itself
-                self._timer.mark(self.count)
+        if self.options.step_ns is not None or self._window is not None or self._writer.busy:
+            return
+        if self._guard is None or not self._guard.active_profiler():
+            self._timer.mark(self.count)
 
     @_never_raises
     def finish(self) -> None:
@@ -262,7 +263,8 @@ class Recorder:
                 None if self._schedule.uses_ring else "the previous window is still being written"
             )
             return False
-        window = Window(self.options.for_window(self._schedule.first, self._schedule.last))
+        options = self.options.for_window(self._schedule.first, self._schedule.last)
+        window = Window(options, self._timer)
         if not window.can_start():
             self._skip_window("an operator or a record_function of the previous window has not ended")
             return False
@@ -298,7 +300,6 @@ class Recorder:
     def _close_window(self, reason: str, *, in_background: bool) -> None:
         window, self._window = self._window, None
         assert window is not None
-        window.unrecorded = self._timer.measure()
         window.stop()
         steps, length = str(self._schedule), self._schedule.window_length
         if length is not None and len(window.steps) < length and not window.ring_overwrote:

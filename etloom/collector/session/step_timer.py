@@ -1,4 +1,4 @@
-"""Times the steps before a window, without any recorder: what the job takes when nobody looks."""
+"""Times the steps before a window, without any recorder."""
 
 from __future__ import annotations
 
@@ -6,43 +6,57 @@ import statistics
 import time
 from collections import deque
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import signal_errors
 from .rank_facts import is_cuda_in_use
 
 _MAX_STEPS = 8
 
 
+class _StepEnd(NamedTuple):
+    """``event``: recorded on the current stream of ``device``; None without one."""
+
+    steps: int
+    time_ns: int
+    device: int | None
+    event: Any
+
+
 class StepTimer:
     """Keeps the ends of the last steps outside of windows, on the host and, where one is in use, on the device.
 
-    The host of a job that is bound by its device runs ahead, so its own clock says little about single steps.
-
-    Args:
-        on_job_thread: The thread that marks steps is the job's; another one does not know the device.
+    The host of a job that is bound by its device runs ahead, so its own clock says little about single steps. Errors of
+    the device are the job's to find: they cost the times only.
     """
 
-    def __init__(self, on_job_thread: bool) -> None:
-        self._on_job_thread = on_job_thread
-        self._ends: deque[tuple[int, int, Any]] = deque(maxlen=_MAX_STEPS + 1)
+    def __init__(self) -> None:
+        self._ends: deque[_StepEnd] = deque(maxlen=_MAX_STEPS + 1)
 
     def mark(self, count: int) -> None:
         """Note that `count` steps have ended."""
-        event = _record_event() if self._on_job_thread else None
-        self._ends.append((count, time.monotonic_ns(), event))
+        try:
+            device, event = _record_event()
+        except Exception as error:
+            if signal_errors.is_raised_by_handler(error):
+                raise
+            device = event = None
+        self._ends.append(_StepEnd(count, time.monotonic_ns(), device, event))
 
     def measure(self) -> dict[str, Any] | None:
         """Return the median step time in ns, the number of steps and the clock (device or host); None without a step.
 
-        The first step of the job does not count if there are others.
+        The first step of the job does not count if there are others. Steps between events on the device count if there
+        are any, since the host may run ahead of it.
         """
-        ends = list(self._ends)
-        on_device = all(event is not None and event.query() for _, _, event in ends)
-        times = [
-            (count, int(begin_event.elapsed_time(event) * 1e6) if on_device else end - begin)
-            for (before, begin, begin_event), (count, end, event) in pairwise(ends)
-            if count == before + 1
-        ]
+        pairs = [(begin, end) for begin, end in pairwise(self._ends) if end.steps == begin.steps + 1]
+        try:
+            on_device = _time_on_device(pairs)
+        except Exception as error:
+            if signal_errors.is_raised_by_handler(error):
+                raise
+            on_device = []
+        times = on_device or [(end.steps, end.time_ns - begin.time_ns) for begin, end in pairs]
         later = [duration for count, duration in times if count > 1] or [duration for _, duration in times]
         if not later:
             return None
@@ -50,14 +64,30 @@ class StepTimer:
         return {"step_ns": int(statistics.median(later)), "steps": len(later), "clock": clock}
 
 
-def _record_event() -> Any:
-    """Record an event on the current stream; None without a CUDA device, and while a graph is captured."""
-    if not is_cuda_in_use():
-        return None
+def _record_event() -> tuple[int | None, Any]:
+    """Record an event on the current stream; (None, None) without a CUDA device, and while a graph is captured."""
+    if not is_cuda_in_use() or _is_capturing():
+        return None, None
     from torch import cuda
 
-    if cuda.is_current_stream_capturing():
-        return None
     event = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
-    return event
+    return cuda.current_device(), event
+
+
+def _time_on_device(pairs: list[tuple[_StepEnd, _StepEnd]]) -> list[tuple[int, int]]:
+    """Return the number of steps that had ended, and the time of the last, for pairs of events on one device."""
+    timed = [pair for pair in pairs if pair[0].event is not None and pair[0].device == pair[1].device]
+    if not timed or _is_capturing():  # a query would end the capture
+        return []
+    return [
+        (end.steps, int(begin.event.elapsed_time(end.event) * 1e6))
+        for begin, end in timed
+        if begin.event.query() and end.event.query()
+    ]
+
+
+def _is_capturing() -> bool:
+    from torch import cuda
+
+    return bool(is_cuda_in_use() and cuda.is_current_stream_capturing())

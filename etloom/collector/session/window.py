@@ -31,6 +31,7 @@ from ..text import format_ranges
 from . import fork_safety, model_facts, profilers, trace_packing
 from .nsys_capture import NsysCapture
 from .rank_facts import collect_rank_facts, is_cuda_in_use
+from .step_timer import StepTimer
 
 _MAX_ERROR_LENGTH = 300
 
@@ -43,10 +44,12 @@ class Window:
         steps: Numbers of the complete steps.
         ring_overwrote: The ring has overwritten the first steps.
         warnings: Messages about what could not be recorded.
-        unrecorded: The step time before the window, see `StepTimer`.
+
+    Args:
+        timer: Has the step time before the window.
     """
 
-    def __init__(self, options: RecordingOptions) -> None:
+    def __init__(self, options: RecordingOptions, timer: StepTimer | None = None) -> None:
         self.started = False
         self.steps: deque[int] = deque()
         self.ring_overwrote = False
@@ -69,7 +72,7 @@ class Window:
         self._group_count = 0
         self._marker_records = 0  # records of the collector among the operators
         self._facts: dict[str, Any] = {}
-        self.unrecorded: dict[str, Any] | None = None
+        self._timer = timer or StepTimer()
 
     def can_start(self) -> bool:
         """Return False if an operator of an earlier window has not ended: torch would write its end to freed memory."""
@@ -182,7 +185,7 @@ class Window:
             "observer": ("native" if self._is_native else "stock") if self._observer is not None else None,
             "steps": list(self.steps),
             "unfinished_step": self._open_step,
-            "unrecorded": self.unrecorded,
+            "unrecorded": self._timer.measure(),
             **contents,
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,

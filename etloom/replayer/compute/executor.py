@@ -212,24 +212,29 @@ class Executor:
     def _call(self, step: ProgramStep, prepared: PreparedOperator) -> Any:
         """Call an operator, under autocast if it has the recorded types of its results only there."""
         dtype = autocast.find_type(step, self.device.type)
+        call = prepared.call
+        if dtype is None:
+            return prepared(self._slots)
         try:
             result = prepared(self._slots)
-        except RuntimeError as error:
-            if dtype is None or isinstance(error, NotImplementedError):
-                raise
+        except NotImplementedError:
+            raise
+        except RuntimeError:
+            result = None
         else:
-            if dtype is None or autocast.has_recorded_types(result, step):
+            if not autocast.differs_in_type_alone(result, step):
                 return result
-        call = prepared.call
+            result = None  # not two of them in memory
         prepared.call = autocast.wrap(call, self.device.type, dtype)
         try:
             result = prepared(self._slots)
         except RuntimeError:
-            prepared.call = call
-            raise
-        if not autocast.has_recorded_types(result, step):
-            prepared.call = call
-        return result
+            pass
+        else:
+            if not autocast.differs_in_type_alone(result, step):
+                return result
+        prepared.call = call
+        return prepared(self._slots)
 
     def _fill_results(self, step: ProgramStep, prepared: PreparedOperator) -> None:
         """Make a step write initial values, in each pass, into a result that no replayed operator fills.

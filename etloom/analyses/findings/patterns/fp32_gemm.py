@@ -41,7 +41,6 @@ TF32 = {
 
 ATTAINED = 0.5
 """Share of the peak of a narrower type that products attain, where fp32 attains nearly all of its own."""
-MIN_SAVING = 0.25
 SCOPE = "rank"
 
 
@@ -82,7 +81,10 @@ def _find_products(
 
     if not products.any():
         return
-    saved = (pl.col("dur") * _estimate_saving(view, narrow)).cast(pl.Int64)
+    share = _estimate_saving(view, narrow)
+    if share <= 0:
+        return
+    saved = (pl.col("dur") * share).cast(pl.Int64)
     rows = view.activities.filter(products).select(
         "step", "stream", "name", "end", start="ts", cost_ns=saved, event="launch"
     )
@@ -102,4 +104,4 @@ def _estimate_saving(view: RankView, narrow: str) -> float:
     plain, faster = peaks.tflops("vector fp32"), peaks.tflops(narrow)
     if not plain or not faster:
         return 0.5
-    return max(MIN_SAVING, 1 - plain / (ATTAINED * faster))
+    return 1 - plain / (ATTAINED * faster)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import polars as pl
-
 from etloom.analyses.findings.finding import DEVICE, Finding, describe_place, sum_places
 from etloom.analyses.findings.patterns.copies.host_copies import list_copies
 from etloom.analyses.findings.rank_view import RankView
@@ -33,13 +31,11 @@ FROM_DEVICE_ADVICE = (
 def find(view: RankView) -> Iterator[Finding]:
     if not (view.activities["kind"] == "memory").any():
         return
-    columns = ("id", "name", "ts", "end", "step", "stream", "launch", "launch_ts")
+    columns = ("id", "name", "ts", "end", "step", "stream", "launch")
     copies = view.activities.select(columns).filter(view.activities["kind"] == "memory")
     reported = copies["id"].is_in(view.compute_once(list_copies)["id"].implode())
-    launched = copies["launch_ts"].fill_null(0)
-    saved = pl.Series(view.saving.covered(launched, launched + 1) > 0)
-    copies = copies.filter(view.match_activities(copies, COPY) & ~reported & ~saved)
-    hidden = view.busy_computing
+    copies = copies.filter(view.match_activities(copies, COPY) & ~reported)
+    hidden = view.busy_computing | view.saving  # a copy during a save is part of it
     alone = (copies["end"] - copies["ts"]).to_numpy() - hidden.covered(copies["ts"], copies["end"])
     rows = copies.select("step", "stream", "name", "end", start="ts", cost_ns=alone, event="launch")
     yield from sum_places(
