@@ -373,6 +373,7 @@ def test_rows_of_ids_of_complete_and_partial_tables() -> None:
     ids = pl.Series([2, None, 0, 9, 3], dtype=pl.UInt32)
     assert arrays.rows_of_ids(pl.DataFrame({"id": [0, 1, 2, 3]}), ids).tolist() == [2, -1, 0, -1, 3]
     assert arrays.rows_of_ids(pl.DataFrame({"id": [3, 0]}), ids).tolist() == [-1, -1, 1, -1, 0]
+    assert arrays.rows_of_ids(pl.DataFrame({"id": [None, 3, None, 0]}), ids).tolist() == [-1, -1, 3, -1, 1]
     assert arrays.rows_of_ids(pl.DataFrame({"id": [0, 0, 2]}), ids).tolist() == [2, -1, 0, -1, -1]
     assert arrays.rows_of_ids(pl.DataFrame({"id": []}, schema={"id": pl.UInt32}), ids).tolist() == [-1] * 5
     rows = arrays.rows_of_ids(pl.DataFrame({"id": [3, 0]}), ids)

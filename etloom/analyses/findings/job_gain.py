@@ -166,10 +166,10 @@ class JobGains:
     def _find_end(self, lags: ChainLags) -> int:
         """Return when the time that counts ends with these lags."""
         time = self._contraction.compute_times(lags, self._contraction.recorded_times)
-        return int(time[self._kept].max())
+        return int(time[self._counted_points].max())
 
     @cached_property
-    def _kept(self) -> slice:
+    def _counted_points(self) -> slice:
         """The kept points up to the end of the time that counts."""
         return slice(int(np.searchsorted(self._contraction.points, self._counts.stop)))
 

@@ -62,7 +62,7 @@ def find_step_before(job: Job) -> StepBefore | None:
     run = job.meta.get("run")
     ranks = run.get("ranks") if isinstance(run, dict) else None
     valid_ranks = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
-    facts = [rank.get("unrecorded") for rank in valid_ranks if not _is_timed_by_the_host_alone(rank)]
+    facts = [rank.get("unrecorded") for rank in valid_ranks if not _has_host_times_only(rank)]
     pairs = [(fact.get("step_ns"), fact.get("steps")) for fact in facts if isinstance(fact, dict)]
     valid = [pair for pair in pairs if all(type(number) is int and 0 < number < 1 << 53 for number in pair)]
     if not valid:
@@ -71,7 +71,7 @@ def find_step_before(job: Job) -> StepBefore | None:
     return StepBefore(int(statistics.median(times)), min(steps))
 
 
-def _is_timed_by_the_host_alone(rank: dict[str, Any]) -> bool:
+def _has_host_times_only(rank: dict[str, Any]) -> bool:
     """Return whether a rank with a device has no times of it: its host may have run ahead."""
     fact = rank.get("unrecorded")
     return (

@@ -264,7 +264,8 @@ class Recorder:
             )
             return False
         options = self.options.for_window(self._schedule.first, self._schedule.last)
-        window = Window(options, self._timer)
+        window = Window(options)
+        window.timer = self._timer
         if not window.can_start():
             self._skip_window("an operator or a record_function of the previous window has not ended")
             return False

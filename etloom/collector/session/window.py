@@ -44,12 +44,10 @@ class Window:
         steps: Numbers of the complete steps.
         ring_overwrote: The ring has overwritten the first steps.
         warnings: Messages about what could not be recorded.
-
-    Args:
         timer: Has the step time before the window.
     """
 
-    def __init__(self, options: RecordingOptions, timer: StepTimer | None = None) -> None:
+    def __init__(self, options: RecordingOptions) -> None:
         self.started = False
         self.steps: deque[int] = deque()
         self.ring_overwrote = False
@@ -72,7 +70,7 @@ class Window:
         self._group_count = 0
         self._marker_records = 0  # records of the collector among the operators
         self._facts: dict[str, Any] = {}
-        self._timer = timer or StepTimer()
+        self.timer = StepTimer()
 
     def can_start(self) -> bool:
         """Return False if an operator of an earlier window has not ended: torch would write its end to freed memory."""
@@ -185,7 +183,7 @@ class Window:
             "observer": ("native" if self._is_native else "stock") if self._observer is not None else None,
             "steps": list(self.steps),
             "unfinished_step": self._open_step,
-            "unrecorded": self._timer.measure(),
+            "unrecorded": self.timer.measure(),
             **contents,
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,

@@ -31,7 +31,7 @@ def wrap(call: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[
     return run
 
 
-def differs_in_type_alone(result: Any, step: ProgramStep) -> bool:
+def has_other_types(result: Any, step: ProgramStep) -> bool:
     """Return whether a result has as many tensors as the recorded one, but of other types."""
     types = [leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     recorded = [DTYPES[view.dtype] for view in step.results]

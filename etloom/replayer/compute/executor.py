@@ -222,7 +222,7 @@ class Executor:
         except RuntimeError:
             result = None
         else:
-            if not autocast.differs_in_type_alone(result, step):
+            if not autocast.has_other_types(result, step):
                 return result
             result = None  # not two of them in memory
         prepared.call = autocast.wrap(call, self.device.type, dtype)
@@ -231,7 +231,7 @@ class Executor:
         except RuntimeError:
             pass
         else:
-            if not autocast.differs_in_type_alone(result, step):
+            if not autocast.has_other_types(result, step):
                 return result
         prepared.call = call
         return prepared(self._slots)
