@@ -37,7 +37,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-fleet bench-hangs clean
+.PHONY: help setup build-native demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-fleet bench-gpu bench-hangs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -169,6 +169,9 @@ bench-predict: setup ## predictions next to measured and published values
 
 bench-fleet: setup ## a store of generated runs of 100 and 1,000 ranks; FLEET_RANKS="100 10000" sets the sizes
 	$(BIN)/python benchmarks/fleet/run.py --ranks $(FLEET_RANKS)
+
+bench-gpu: setup ## findings and what-ifs next to times measured on a GPU here; needs a torch with CUDA in .venv
+	@cd benchmarks/gpu && $(CURDIR)/$(BIN)/python measure.py --out recorded && $(CURDIR)/$(BIN)/python compare.py recorded
 
 bench-hangs: setup ## causes of hangs: generated dumps and real gloo jobs with known faults
 	$(BIN)/python benchmarks/hangs/dumps.py

@@ -60,7 +60,7 @@ struct Records {
     Operators operators;
 };
 
-// `declared` chunks are in use, says the header. What is behind the last whole chunk is not looked at.
+// `declared`: the number of chunks in use, from the header. Words after the last whole chunk are ignored.
 Records read_records(const Words& words, size_t chunk_words, uint64_t declared);
 
 // Where the values are that a form describes.

@@ -24,12 +24,15 @@ CAUSES = (
 )
 """Causes of a gap between activities.
 
-The host was loading data, saving a checkpoint, compiling, held up by the profiler, computing itself (operators that
-launch nothing), allocating device memory, returned from a copy out of pageable memory, or from another call that
-synchronizes, after the device had become idle, ran no
-operator for `LONG_PAUSE_NS` or more within an annotated step, was in one call of the runtime for that long, or launched
-late (or nothing more) for another reason; or
-the work was launched in time and the device started it late (the stream waited, or launch delay).
+In this order, the host:
+
+- was loading data, saving a checkpoint, compiling, held up by the profiler, computing itself (operators that launch
+  nothing), or allocating device memory;
+- returned, after the device had become idle, from a copy out of pageable memory or from another call that synchronizes;
+- ran no operator for `LONG_PAUSE_NS` or more within an annotated step, or was in one call of the runtime for that long;
+- launched late (or nothing more) for another reason.
+
+The last cause is the device: the work was launched in time and started late (the stream waited, or launch delay).
 
 A late launch explains a gap only until its call returned, and the usual launch latency thereafter: a longer rest is a
 gap of its own, of the device.

@@ -43,7 +43,7 @@ _COMM_ATTRIBUTES = (
 )
 
 Part: TypeAlias = "str | np.ndarray | tuple[np.ndarray | None, np.ndarray, np.ndarray]"
-"""What rows of text are put together from: a constant, numbers, or texts as codes, offsets and bytes."""
+"""A part of every row of a text: a constant, numbers, or texts as codes, offsets and bytes."""
 
 _NUMBERS = ("tensor_id", "storage_id", "offset", "numel", "itemsize")
 _SIDES = ("input", "output")

@@ -14,7 +14,7 @@ from etloom.formats.io.atomic_file import open_atomic
 from etloom.formats.io.json_text import join_lines
 
 SEPARATOR = ",\n"
-"""What precedes each node but the first."""
+"""The text before each node but the first."""
 
 
 def write_document(path: Path, header: Mapping[str, Any], chunks: Iterable[np.ndarray | pl.Series]) -> None:
