@@ -116,7 +116,15 @@ class Interpreter {
 };
 
 // The profiler takes its state away before it touches the events; callbacks that find none do nothing.
-bool profiler_is_gone() { return torch::profiler::impl::ProfilerStateBase::get(/*global=*/true) == nullptr; }
+template <class State>
+bool has_no_global_state() {
+  if constexpr (requires { State::get(true); }) {  // torch before 2.14
+    return State::get(/*global=*/true) == nullptr;
+  } else {
+    return State::getGlobal() == nullptr;
+  }
+}
+bool profiler_is_gone() { return has_no_global_state<torch::profiler::impl::ProfilerStateBase>(); }
 
 void wait_until_open(Clock::time_point deadline) {
   static const Interpreter python;
