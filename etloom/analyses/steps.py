@@ -89,3 +89,20 @@ def measure_device_tail(steps: pl.DataFrame) -> int:
     ends = steps.select(pl.col("device_end_ns").max(), host=(pl.col("start_ns") + pl.col("dur_ns")).max())
     device, host = ends.row(0)
     return 0 if device is None or host is None else max(0, device - host)
+
+
+def measure_device_periods(steps: pl.DataFrame) -> pl.Series:
+    """Return the times from the end of the GPU activity of a step to that of the next, the means over ranks, ns.
+
+    This is the step time if the device lags behind the host: its annotations then end when the launches are done.
+
+    Args:
+        steps: the tables of ranks.
+    """
+    ordered = steps.drop_nulls("device_end_ns").sort("rank", "step")
+    periods = ordered.select(
+        "step",
+        follows=pl.col("step") - pl.col("step").shift().over("rank") == 1,
+        period=pl.col("device_end_ns") - pl.col("device_end_ns").shift().over("rank"),
+    ).filter("follows")
+    return periods.group_by("step").agg(pl.col("period").mean()).sort("step")["period"]

@@ -148,7 +148,7 @@ def _build_property_list(job: Job, facts: dict[str, Any]) -> Any:
         "devices": ", ".join(f"{number} x {name}" for name, number in facts["devices"].items()),
         "hosts": _join_first(facts["hosts"]),
         "time": format_duration(facts["span_ns"]) if facts["span_ns"] is not None else "",
-        "steps": _describe_steps(facts),
+        "steps": _describe_steps(job, facts),
         "ring": _describe_rings(facts),
         "tables": ", ".join(f"{name} {rows:,}" for name, rows in facts["tables"].items()),
         "categories": ", ".join(f"{name} {rows:,}" for name, rows in facts["categories"].items()),
@@ -162,7 +162,8 @@ def _build_property_list(job: Job, facts: dict[str, Any]) -> Any:
     return grid
 
 
-def _describe_steps(facts: dict[str, Any]) -> str:
+def _describe_steps(job: Job, facts: dict[str, Any]) -> str:
+    from etloom.core.step_before import find_step_before
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import format_duration
 
@@ -173,7 +174,9 @@ def _describe_steps(facts: dict[str, Any]) -> str:
     if facts["mean_step_ns"] is None:
         return f"{numbers}, without times"
     mean = "mean " * (count != 1 or len(facts["ranks"]) > 1)
-    return f"{numbers}, {mean}duration of the annotation {format_duration(facts['mean_step_ns'])}"
+    text = f"{numbers}, {mean}duration of the annotation {format_duration(facts['mean_step_ns'])}"
+    before = find_step_before(job)
+    return text if before is None else f"{text}, {format_duration(before.step_ns)} before the recording"
 
 
 def _describe_rings(facts: dict[str, Any]) -> str:

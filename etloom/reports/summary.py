@@ -18,6 +18,7 @@ from etloom.analyses import steps as step_analysis
 from etloom.analyses.answers import Answer, answer, answer_by_rank, find_stored_answer
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
+from etloom.core.step_before import StepBefore, find_step_before
 from etloom.core.text import SIZE_UNITS, format_ranks
 from etloom.core.trace import Job, Trace
 from etloom.graphs import critical_paths
@@ -136,7 +137,7 @@ def _compute_summary(job: Job) -> RunSummary:
     devices = dict(stats.filter(pl.col("name") == SEVERAL_DEVICES).select("rank", "count").iter_rows())
     lines = (
         _summarize_top_finding(tables["findings"]),
-        _summarize_step_time(tables["steps"]),
+        _summarize_step_time(tables["steps"], find_step_before(job)),
         *summarize_time_shares(
             add_step_margins(job, tables["temporal-breakdown"]), tables["comm-overlap"], basis, devices
         ),
@@ -244,21 +245,31 @@ def _summarize_critical_path(path: pl.DataFrame, reason: str | None) -> SummaryL
     return SummaryLine("Critical path", first, text)
 
 
-def _summarize_step_time(steps: pl.DataFrame) -> SummaryLine:
-    """Describe mean, spread and median of the step times; a step time is the mean over its ranks, as in comparisons."""
+def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> SummaryLine:
+    """Describe mean, spread and median of the step times; a step time is the mean over its ranks, as in comparisons.
+
+    Args:
+        steps: The tables of `analyze steps`.
+        before: The step time before the recording.
+    """
     if steps.is_empty():
         return SummaryLine("Step time", "unknown", "no ProfilerStep annotation in these traces")
     times = steps.group_by("step").agg(pl.col("dur_ns").mean())["dur_ns"]
+    note = _describe_device_tail(steps, len(times) * float(times.mean() or 0))  # type: ignore[arg-type]
+    if note and len(periods := step_analysis.measure_device_periods(steps)):
+        times = periods
+        note = "; from end to end on the device, which lags behind the host"
+    if before is not None:
+        note += f"; {format_duration(before.step_ns)} before the recording"
     statistics: tuple[Any, ...] = (times.mean(), times.median(), times.min(), times.max())
     mean, median, shortest, longest = (float(value or 0) for value in statistics)
     ranks = steps["rank"].n_unique()
-    tail = _describe_device_tail(steps, len(times) * mean)
     if len(times) == 1 or not mean:
-        only = "the only step" if len(times) == 1 else "mean"
+        only = "the only step" if steps["step"].n_unique() == 1 else "mean"
         return SummaryLine(
             "Step time",
             format_duration(mean),
-            (f"{only}, mean over {ranks:,} ranks" if ranks > 1 else only) + tail,
+            (f"{only}, mean over {ranks:,} ranks" if ranks > 1 else only) + note,
         )
     each = f", each the mean over {ranks:,} ranks" if ranks > 1 else ""
     spread = 100 * float(times.std() or 0) / mean  # type: ignore[arg-type]
@@ -267,7 +278,7 @@ def _summarize_step_time(steps: pl.DataFrame) -> SummaryLine:
         f"{format_duration(mean)} ± {format_number(spread, 2)} %",
         f"mean and standard deviation of {count_noun(len(times), 'step')}{each}; "
         f"median {format_duration(median)}, shortest {format_duration(shortest)}, longest {format_duration(longest)}"
-        f"{tail}",
+        f"{note}",
     )
 
 

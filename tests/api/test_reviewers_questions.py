@@ -41,17 +41,16 @@ def step_behind(folder: Path, kernel_ns: int) -> Job:
     return run.open(folder)
 
 
-def test_a_step_time_states_the_gpu_work_that_it_does_not_cover(tmp_path: Path) -> None:
+def test_the_step_time_is_that_of_a_device_that_lags_behind(tmp_path: Path) -> None:
     short, long = step_behind(tmp_path / "a", 50), step_behind(tmp_path / "b", 400)
     line = {line.topic: line for line in summarize_run(long).lines}["Step time"]
-    assert line.figure.startswith("100")
-    assert line.text.endswith(
-        "measured between annotations on the host; the GPU finishes 610.0 µs after the last one"
-    )
-    assert (
-        "after the last one"
-        not in {line.topic: line for line in summarize_run(short).lines}["Step time"].text
-    )
+    assert line.figure.startswith("400")
+    assert line.text == "mean; from end to end on the device, which lags behind the host"
+    host = {line.topic: line for line in summarize_run(short).lines}["Step time"]
+    assert host.figure.startswith("100") and "device" not in host.text
+    before = long.replace(meta={"run": {"ranks": [{"unrecorded": {"step_ns": 390_000, "steps": 4}}]}})
+    line = {line.topic: line for line in summarize_run(before).lines}["Step time"]
+    assert line.text.endswith("; 390.0 µs before the recording")
     difference = etloom.diff(short, long)
     assert [
         note for note in difference.notes if "0.00 ms (before) and 0.61 ms (after) after the last" in note

@@ -17,13 +17,13 @@ from etloom.analyses.findings.finding import BOTH, DEVICE, HOST, Finding
 from etloom.analyses.findings.recorder_overhead import (
     RecorderOverhead,
     StepModel,
-    find_step_before,
     find_step_ends,
     fit_overhead,
 )
 from etloom.analyses.helpers.dependency_graph import build_dependencies
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals, union
+from etloom.core.step_before import find_step_before
 from etloom.core.trace import Job
 from etloom.graphs import quality
 from etloom.graphs.contraction import ChainLags, ContractedGraph, contract_graph, mark_extremes

@@ -1,0 +1,39 @@
+"""The step time before a recording, which `etloom collect` notes in run.json."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from etloom.core.trace import Job
+
+
+@dataclass(frozen=True)
+class StepBefore:
+    """The step time before the recording, ns, the median of the ranks, and the least number of steps it is based on."""
+
+    step_ns: int
+    steps: int
+
+
+def find_step_before(job: Job) -> StepBefore | None:
+    """Return the step time before the recording, from run.json; None if it is not known."""
+    run = job.meta.get("run")
+    ranks = run.get("ranks") if isinstance(run, dict) else None
+    valid_ranks = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+    facts = [rank.get("unrecorded") for rank in valid_ranks if not _has_host_times_only(rank)]
+    pairs = [(fact.get("step_ns"), fact.get("steps")) for fact in facts if isinstance(fact, dict)]
+    valid = [pair for pair in pairs if all(type(number) is int and 0 < number < 1 << 53 for number in pair)]
+    if not valid:
+        return None
+    times, steps = zip(*valid, strict=True)
+    return StepBefore(int(statistics.median(times)), min(steps))
+
+
+def _has_host_times_only(rank: dict[str, Any]) -> bool:
+    """Return whether a rank with a device has no times of it: its host may have run ahead."""
+    fact = rank.get("unrecorded")
+    return (
+        isinstance(fact, dict) and fact.get("clock") == "host" and str(rank.get("device")).startswith("cuda")
+    )
