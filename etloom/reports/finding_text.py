@@ -12,7 +12,8 @@ from etloom.reports.kernel_labels import shorten_labels
 
 PERCENT_BASES = (
     "Percent of the job: of the time from the first to the last event of all ranks, from which the job's gain is "
-    "simulated, without the overhead of the recorder if the step time before the recording is known. Percent of a rank's recording or steps: of that rank alone, which others may wait for or hide."
+    "simulated, without the overhead of the recorder if the step time before the recording is known. Percent of a "
+    "rank's recording or steps: of that rank alone, which others may wait for or hide."
 )
 """The bases of the percentages of findings, for readers of the page and the terminal."""
 
