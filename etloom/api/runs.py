@@ -108,9 +108,11 @@ def open(
         >>> breakdown = etloom.analyze(job, "temporal-breakdown")
     """
     from etloom import loading
-    from etloom.loading.engines import check_engine
 
-    check_engine(engine)
+    if engine != "local":
+        from etloom.loading.engines import check_engine
+
+        check_engine(engine)
     changed = {name: value for name, value in linking.items() if value != _LINKING_DEFAULTS.get(name)}
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, changed, engine=engine)
     if isinstance(path, Mapping):
