@@ -82,13 +82,16 @@ def measure_device_tail(steps: pl.DataFrame) -> int:
     """Return the time from the end of the last annotation to the end of the GPU activity that the steps launched, ns.
 
     The host runs ahead of the device, so the annotations may end long before the work they launched; 0 if they do not.
+    Of several ranks, the longest.
 
     Args:
-        steps: the table of a rank.
+        steps: the tables of ranks.
     """
-    ends = steps.select(pl.col("device_end_ns").max(), host=(pl.col("start_ns") + pl.col("dur_ns")).max())
-    device, host = ends.row(0)
-    return 0 if device is None or host is None else max(0, device - host)
+    ends = steps.group_by("rank").agg(
+        device=pl.col("device_end_ns").max(), host=(pl.col("start_ns") + pl.col("dur_ns")).max()
+    )
+    longest = (ends["device"] - ends["host"]).max()
+    return max(0, longest) if isinstance(longest, int) else 0
 
 
 def measure_device_periods(steps: pl.DataFrame) -> pl.Series:

@@ -284,7 +284,7 @@ def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> Summ
 
 def _describe_device_tail(steps: pl.DataFrame, total_ns: float) -> str:
     """Return a note if the GPU activity of the steps ends later than their annotations; empty if by little."""
-    tail_ns = max(map(step_analysis.measure_device_tail, steps.partition_by("rank")), default=0)
+    tail_ns = step_analysis.measure_device_tail(steps)
     if tail_ns < MIN_DEVICE_TAIL * total_ns:
         return ""
     return f"; measured between annotations on the host; the GPU finishes {format_duration(tail_ns)} after the last one"
