@@ -194,7 +194,12 @@ def diff(before: Run, after: Run) -> Difference:
     """
     from etloom.comparison import Difference
 
-    return Difference(*(as_job(run).map(linker.linked) for run in (before, after)))
+    return Difference(*(_link_ranks(as_job(run)) for run in (before, after)))
+
+
+def _link_ranks(job: Job) -> Job:
+    """Return the job with linked ranks; those of a stored run are linked, and opening each takes time."""
+    return job.map(linker.linked) if job.stored is None else job
 
 
 @verb
@@ -226,7 +231,7 @@ def check(
     """
     from etloom.comparison.gate import explain_row, judge_regression
 
-    sides = [[as_job(run).map(linker.linked) for run in _as_runs(side)] for side in (runs, baselines)]
+    sides = [[_link_ranks(as_job(run)) for run in _as_runs(side)] for side in (runs, baselines)]
     table = judge_regression(sides[0], sides[1], max_regression_pct, metrics)
     return CheckResult(table, tuple(tuple(explain_row(table, row)) for row in range(table.height)))
 
@@ -297,7 +302,7 @@ def report(run: Run | Difference, path: OutPath) -> Path:
     from etloom.reports import difference_page, html_report
 
     target = Path(path)
-    job = None if isinstance(run, Difference) else as_job(run).map(linker.linked)
+    job = None if isinstance(run, Difference) else _link_ranks(as_job(run))
     with writing(target):
         if isinstance(run, Difference):
             difference_page.write_page(run, target)
