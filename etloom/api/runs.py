@@ -82,8 +82,7 @@ def open(
         path: a folder, a file, or a mapping ``{rank: file or files}``. The ranks of a folder are inferred from file
             names, or from the contents.
         rank_pattern: regular expression for the file names with one group, the rank.
-        progress: called as ``progress(file, bytes)``: with 0 bytes for every file first, then with the number of bytes
-            read since the last call.
+        progress: called as ``progress(file, bytes)``: with 0 bytes for every file first, then with those of each read.
         jobs: number of ranks read in parallel; default: number of CPUs, fewer if memory is short.
         use_cache: keep files that are slow to read as Parquet in the user's cache folder, and read them from there
             while they are unchanged; of a run of more than 256 ranks also the answers that a store keeps.
