@@ -587,3 +587,13 @@ def test_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     assert call("store", "stragglers", store, "--by", "x")[0] == 2
     assert "every run was stored by this version" in call("store", "refresh", store)[2]
     assert call("info", store)[0] == 0
+
+
+def test_a_rank_without_a_number_is_one_line(store: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "store"
+    shutil.copytree(store, damaged)
+    (file,) = damaged.glob("run=*/summaries/ranks.parquet")
+    table = pl.read_parquet(file)
+    table.with_columns(rank=pl.when(pl.int_range(pl.len()) > 0).then("rank")).write_parquet(file)
+    with pytest.raises(ReadError, match="is not a summary of a store: a rank is null; add the run again"):
+        etloom.open(file.parents[1])

@@ -95,6 +95,9 @@ class _StoredRun:
     def __init__(self, folder: Path, content: Mapping[str, Any], owner: object) -> None:
         self._folder, self._owner = folder, owner
         table = _read_summary(folder, "ranks", RANK_COLUMNS)
+        if table["rank"].null_count():
+            file = folder / SUMMARIES / "ranks.parquet"
+            raise ReadError("is not a summary of a store: a rank is null", where=file, remedy=_REMEDY)
         self._facts = {rank: (meta, tables) for rank, _, _, meta, tables in table.iter_rows()}
         self._stats = _read_summary(folder, "stats", {"rank": pl.Int64, **TABLES["stats"].schema})
         # Answers of other code may differ from those that this one computes.
