@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -195,6 +195,14 @@ def warm(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         while file.read(1 << 24):
             pass
+
+
+def print_markdown(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows with the same keys as a table in Markdown."""
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(row.values()) + " |")
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

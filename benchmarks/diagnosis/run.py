@@ -24,6 +24,10 @@ from bugs import BUGS, Bug
 
 import etloom
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _measure import print_markdown
+
 FOLDER = Path(__file__).resolve().parent
 LEAST_PCT = 5.0
 CLEAN_RUNS = 3
@@ -78,14 +82,6 @@ def diagnose(name: str, bug: Bug, run: Path, clean_ms: float | None) -> tuple[di
     return row, step_ms, is_right
 
 
-def print_table(rows: list[dict[str, str]]) -> None:
-    """Print rows as Markdown."""
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join(row.values()) + " |")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check the findings on injected bugs")
     parser.add_argument("bugs", nargs="*", help=f"of {', '.join(BUGS)}; default: all")
@@ -110,7 +106,7 @@ def main() -> None:
             rows.append(row)
             verdicts.append(is_right)
             print(f"{name}: {row['first finding']} {row['gain']}", file=sys.stderr)
-    print_table(rows)
+    print_markdown(rows)
     sys.exit(0 if all(verdicts) else 1)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ import polars as pl
 from jobs import JOBS, Job
 
 import etloom
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _measure import print_markdown
 
 
 def compare(name: str, job: Job, folder: Path, step_ms: dict[str, float]) -> dict[str, str]:
@@ -55,14 +60,6 @@ def predict(run: Any, job: Job) -> str:
     return f"{change_pct:.1f} %"
 
 
-def print_table(rows: list[dict[str, str]]) -> None:
-    """Print rows as Markdown."""
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join(row.values()) + " |")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -72,7 +69,7 @@ def main() -> None:
     facts = json.loads((options.recorded / "times.json").read_text())
     step_ms = {name: job["step_ms"] for name, job in facts["jobs"].items() if "step_ms" in job}
     print(f"{facts['device']}, torch {facts['torch']}\n")
-    print_table([compare(name, JOBS[name], options.recorded, step_ms) for name in step_ms])
+    print_markdown([compare(name, JOBS[name], options.recorded, step_ms) for name in step_ms])
 
 
 if __name__ == "__main__":

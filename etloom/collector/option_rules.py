@@ -29,7 +29,7 @@ def check_keywords(function: str, keywords: Iterable[str], known: Collection[str
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Check the types of options, given as `get_type_hints` returns them; a number is no switch, and the reverse."""
+    """Check the types of options, given as `get_type_hints` returns them; int and bool differ."""
     for name, value in values.items():
         allowed = get_args(types[name]) or (types[name],)
         if type(value) not in allowed:

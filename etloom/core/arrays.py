@@ -78,13 +78,13 @@ def rows_of_ids(
         ids: The ids to look up.
         dtype: The type of the rows; int32 saves memory and a copy where the table has fewer rows than that.
     """
+    rows: np.ndarray
     if table["id"].null_count():  # of a table that no reader checked
         present = np.flatnonzero(table["id"].is_not_null().to_numpy())
-        found = rows_of_ids(table.select("id").drop_nulls(), ids, dtype)
-        return np.where(found < 0, -1, present[found]).astype(dtype) if present.size else found
+        rows = rows_of_ids(table.select("id").drop_nulls(), ids, dtype)
+        return np.where(rows < 0, -1, present[rows]).astype(dtype) if present.size else rows
     table_ids = table["id"].to_numpy()
     size = int(table_ids.max()) + 1 if table_ids.size else 0
-    rows: np.ndarray
     if dtype is np.int32 and ids.dtype == pl.UInt32:
         rows = (ids.fill_null(_NULL_ID) if ids.null_count() else ids).to_numpy().view(np.int32)
     else:

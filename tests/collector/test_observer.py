@@ -668,7 +668,7 @@ def test_an_interrupted_build_is_repeated(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CALM", str(tmp_path / "calm"))
     monkeypatch.setenv("ETLOOM_OBSERVER_CACHE", str(tmp_path / "cache"))
     calm = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    # The second library is no library either, so it is not tried.
+    # The second file is not a library either, so the trial is left out.
     trial = "from etloom.collector.observer import native_build\nnative_build._TRIAL = Path('/dev/null')\n"
     script = calm + "from pathlib import Path\n" + trial + "print(native_build.build_library().name)"
     interrupted = python(script)

@@ -135,8 +135,7 @@ def list_stalls(view: RankView) -> dict[str, Intervals]:
     """Return the times at which something other than the device blocks the host, by cause."""
     stalls = {
         "data": view.data_loading,
-        "save": view.saving
-        - (view.busy - view.busy_computing),  # its copies are no work that was queued before
+        "save": view.saving - (view.busy - view.busy_computing),  # its copies were not queued before it
         "compile": view.compiling,
         "profiler": view.profiling,
         "compute": view.host_computing,

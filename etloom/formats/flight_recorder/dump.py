@@ -224,7 +224,7 @@ def split_group(group: Any) -> tuple[Any, Any]:
 
 
 def count_elements(sizes: Any) -> int | None:
-    """Return the total elements of all tensors; None if there is no tensor or a size is not a number from 0."""
+    """Return the total elements of all tensors; None if there is no tensor or a size is no integer of at least 0."""
     if not isinstance(sizes, (list, tuple)) or not sizes:
         return None
     total = 0

@@ -212,28 +212,19 @@ class Executor:
     def _call(self, step: ProgramStep, prepared: PreparedOperator) -> Any:
         """Call an operator, under autocast if it has the recorded types of its results only there."""
         dtype = autocast.find_type(step, self.device.type)
-        call = prepared.call
-        if dtype is None:
-            return prepared(self._slots)
-        try:
-            result = prepared(self._slots)
-        except NotImplementedError:
-            raise
-        except RuntimeError:
-            result = None
-        else:
+        plain = prepared.call
+        for call in () if dtype is None else (plain, autocast.wrap(plain, self.device.type, dtype)):
+            prepared.call = call
+            try:
+                result = prepared(self._slots)
+            except NotImplementedError:  # a RuntimeError, too, but of the device: the caller has a substitute
+                raise
+            except RuntimeError:
+                continue
             if not autocast.has_other_types(result, step):
                 return result
-            result = None  # not two of them in memory
-        prepared.call = autocast.wrap(call, self.device.type, dtype)
-        try:
-            result = prepared(self._slots)
-        except RuntimeError:
-            pass
-        else:
-            if not autocast.has_other_types(result, step):
-                return result
-        prepared.call = call
+            del result  # not two of them in memory
+        prepared.call = plain
         return prepared(self._slots)
 
     def _fill_results(self, step: ProgramStep, prepared: PreparedOperator) -> None:
