@@ -19,6 +19,7 @@ import polars as pl
 from jobs import JOBS, Job
 
 import etloom
+from etloom.analyses.steps import measure_device_periods
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,8 +29,8 @@ from _measure import print_markdown
 def compare(name: str, job: Job, folder: Path, step_ms: dict[str, float]) -> dict[str, str]:
     """Return the row of a job."""
     opened = etloom.open(folder / re.sub(r"\W+", "_", name))
-    steps = etloom.simulate(opened, "kernel x1").table.filter(scope="step")
-    recorded_ms = float(steps["before_ns"].median()) / 1e6
+    periods = measure_device_periods(etloom.analyze(opened, "steps"))
+    recorded_ms = float(periods.median() or 0) / 1e6
     findings = etloom.analyze(opened, "findings").with_columns(pl.col("job_gain_pct").fill_null(0))
     right = findings.filter(pattern=job.pattern)["job_gain_pct"] if job.pattern else pl.Series()
     saved = 100 * (1 - step_ms[job.without] / step_ms[name]) if job.pattern or job.changes else 0.0
