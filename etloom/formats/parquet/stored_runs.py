@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.errors import ReadError
+from etloom.core.errors import ReadError, warn
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, StoredAnswer, StoredRefusal, Trace, TracesOnDemand
 from etloom.core.version import compute_code_digest
@@ -107,6 +107,7 @@ class _StoredRun:
             [entry for entry in answers if isinstance(entry, dict)] if isinstance(answers, list) else []
         )
         self._has_facts = is_current
+        self._has_old_answers = not is_current and bool(content.get("answers"))
 
     @property
     def ranks(self) -> list[int]:
@@ -164,6 +165,12 @@ class _StoredRun:
 
     def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
         """Return the stored answer to an analysis with these options."""
+        if self._has_old_answers:
+            self._has_old_answers = False  # reported once
+            warn(
+                f"{self._folder}: stored by another version of etloom, so answers are computed from the tables again; "
+                f"etloom store refresh {self._folder.parent} stores them"
+            )
         wanted = {"analysis": name, "options": dict(options)}
         for entry in self._answers:
             if {key: entry.get(key) for key in wanted} != wanted:
