@@ -1,14 +1,19 @@
-"""Forks in one thread while another one trains."""
+"""Forks in one thread while another one trains.
+
+Never in the middle of an operator: a child would wait for ever for torch's locks that the other thread held.
+"""
 
 import os
 import threading
+import time
 
 from training import describe, train, train_apart
 
 
 def fork_often() -> None:
     for _ in range(10):
-        child = os.fork()
+        with between_steps:
+            child = os.fork()
         if not child:
             train_apart(1)
             os._exit(5)
@@ -16,10 +21,14 @@ def fork_often() -> None:
 
 
 statuses: list[int] = []
+between_steps = threading.Lock()
 train(2)
 thread = threading.Thread(target=fork_often)
 thread.start()
-train(20)
+for _ in range(20):
+    with between_steps:
+        train(1, 0)
+    time.sleep(0.01)
 thread.join()
 print("children", statuses)
 describe()
