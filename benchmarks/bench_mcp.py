@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from _measure import Target, machine, note_targets, table
-from make import make_ranks
+from make import FILES, SOURCES, make_ranks
 
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.preparation import prepare_run
@@ -28,7 +28,7 @@ from etloom.cli.mcp.tools import RunTools
 from etloom.core import registry
 from etloom.core.schema import TABLES
 
-EVENTS_PER_RANK = 67_219
+EVENTS_PER_RANK = 26_935
 TARGET_MS = 300
 PAUSE_S = 1.0
 """Between questions that are asked during preparation."""
@@ -48,6 +48,7 @@ def list_calls(tools: RunTools, count: int) -> Iterator[Call]:
     for index, factor in enumerate(factors):
         yield "what_if", {"changes": [f"{targets[index % len(targets)]} x{factor}"]}
     yield from (("predict", {"network": f"x{factor}"}) for factor in factors)
+    yield from (("predict", {"network": f"{rate}Gbit/s"}) for rate in range(10, 10 + count))
     for by in ("category", "family", "operator", "kernel", "collective", "step"):
         yield "compare", {"before": "", "after": "", "by": by}
     yield from (("analyze", {"name": name}) for name in registry.list_plugins("analyses"))
@@ -138,7 +139,9 @@ def main() -> None:
     parser.add_argument("--answers", type=Path, help="write the answers to this JSON file")
     options = parser.parse_args()
     machine()
-    run = options.run or make_ranks(max(2, round(options.millions * 1e6 / EVENTS_PER_RANK)))
+    run = options.run or make_ranks(
+        max(2, round(options.millions * 1e6 / EVENTS_PER_RANK)), SOURCES / FILES["kineto"]
+    )
     tools = RunTools(OpenedRuns([run]))
     begin, cpu = time.perf_counter(), time.process_time()
     job = tools.runs.get_job("")

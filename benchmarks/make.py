@@ -171,19 +171,23 @@ def make_copies(kind: str, copies: int, source: Path | None = None) -> Path:
 
 
 def make_ranks(count: int, source: Path | None = None) -> Path:
-    """Return a folder of ``count`` ranks, equal apart from their rank, created if missing."""
+    """Return a folder of ``count`` ranks, equal apart from their rank and the size of their group, created if
+    missing."""
     source = source or SOURCES.parent / "hta_misc" / "negative_queue_a100.json.gz"
-    folder = CACHE / f"ranks_{count}"
+    folder = CACHE / f"{source.parent.name}_ranks_{count}"
     if not folder.exists():
         _check_exists(source)
-        text = read_text(source)
+        text = re.sub(r'("Group size": )(?!1\b)\d+', rf"\g<1>{count}", read_text(source))
+        ranks = ", ".join(map(str, range(count)))
+        text = re.sub(r'("Process Group Ranks": "\[)\d+, [^"]*(?=\]")', rf"\g<1>{ranks}", text)
         start = text.index('"distributedInfo"')
         end = text.index("}", start)
         part = folder.with_suffix(".part")
         part.mkdir(parents=True, exist_ok=True)
         for rank in range(count):
             info = re.sub(r'("rank": ?)\d+', rf"\g<1>{rank}", text[start:end])
-            info = re.sub(r'("world_size": ?)\d+', rf"\g<1>{count}", info)
+            info = re.sub(r'("(?:world|pg)_size": ?)\d+', rf"\g<1>{count}", info)
+            info = re.sub(r'("ranks": ?\[)[^\]]*', rf"\g<1>{ranks}", info)
             content = (text[:start] + info + text[end:]).encode()
             (part / f"rank_{rank}.json.gz").write_bytes(gzip.compress(content, compresslevel=3))
         part.rename(folder)

@@ -127,6 +127,11 @@ def sums_of_pairs(
 def schedule(first: _I32, source: _I32, lag: _I64, time: _I64) -> None:
     """Sets each point with incoming edges to the maximum of source time + lag, in place."""
 
+def schedule_scaled(
+    first: _I32, source: _I32, lag: _I64, basis: _U8, scaled: int, factor: float, time: _I64
+) -> None:
+    """As `schedule`, with the positive lags of the edges of one basis times a factor, rounded."""
+
 def latest(first: _I32, source: _I32, lag: _I64, recorded: _I64 | None, time: _I64) -> None:
     """Lowers each point to the minimum of target time - lag (- excess, with recorded times), in place."""
 

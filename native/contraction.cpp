@@ -86,20 +86,6 @@ void change_chains(In<int32_t> chain, In<int32_t> last, std::optional<In<int32_t
     if (!fit) throw nb::value_error("there is no such edge");
 }
 
-// A number from 0 to 2^51, to the nearest whole number (of two the even one), without a call of a library.
-int64_t round_small(double number) {
-    constexpr double WHOLE = 0x1.8p52;
-    return static_cast<int64_t>((number + WHOLE) - WHOLE);
-}
-
-// A lag times a factor, to the nearest whole number (of two the even one), as numpy rounds.
-int64_t scale(int64_t lag, double factor) {
-    constexpr double MOST = 0x1p62;
-    const double scaled = std::min(static_cast<double>(lag) * factor, MOST);
-    if (scaled >= 0 && scaled < 0x1p51) return round_small(scaled);
-    return static_cast<int64_t>(std::nearbyint(scaled));
-}
-
 // Changes edges from their recorded lags and adds the differences to the sums of their chains for two bounds: each floor
 // becomes `times` as much, or `to`, or `plus` more but not negative. The upper bound keeps the delay beyond it; of the
 // lower bound's the part up to what is usual for the kind changes by `times`, is 0 with `to`, and stays with `plus`.

@@ -30,6 +30,29 @@ void schedule(In<int32_t> first, In<int32_t> source, In<int64_t> lag, Out<int64_
     }
 }
 
+void schedule_scaled(In<int32_t> first, In<int32_t> source, In<int64_t> lag, In<uint8_t> basis, uint8_t scaled,
+                     double factor, Out<int64_t> time) {
+    const size_t n = check_sweep(first, source, time.shape(0), lag.shape(0));
+    if (basis.shape(0) != lag.shape(0)) throw nb::value_error("the bases do not fit the edges");
+    nb::gil_scoped_release release;
+    const int32_t *const bound = first.data(), *const from = source.data();
+    const int64_t* const lags = lag.data();
+    const uint8_t* const bases = basis.data();
+    int64_t* const times = time.data();
+    const auto arrive = [=](int32_t e) {
+        const bool changes = bases[e] == scaled && lags[e] > 0;
+        return plus(times[from[e]], changes ? scale(lags[e], factor) : lags[e]);
+    };
+    for (size_t v = 0; v < n; ++v) {
+        int32_t e = bound[v];
+        const int32_t to = bound[v + 1];
+        if (e == to) continue;
+        int64_t at = arrive(e);
+        while (++e < to) at = std::max(at, arrive(e));
+        times[v] = at;
+    }
+}
+
 // With the recorded times the lags are floors, and what binding edges took beyond them is added.
 void latest(In<int32_t> first, In<int32_t> source, In<int64_t> lag, std::optional<In<int64_t>> recorded,
             Out<int64_t> time) {
@@ -125,6 +148,9 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> walk_back(In<int32_t> first, In<int
 void bind_graph(nb::module_& module) {
     module.def("schedule", &schedule, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("time"),
                "Set the time of every point with edges into it to the greatest of source time + lag, in place.");
+    module.def("schedule_scaled", &schedule_scaled, nb::arg("first"), nb::arg("source"), nb::arg("lag"),
+               nb::arg("basis"), nb::arg("scaled"), nb::arg("factor"), nb::arg("time"),
+               "As schedule, with the positive lags of the edges of one basis times a factor, rounded.");
     module.def("latest", &latest, nb::arg("first"), nb::arg("source"), nb::arg("lag"), nb::arg("recorded").none(),
                nb::arg("time"),
                "Lower the time of every point to the least of target time - lag, in place; with recorded times of "

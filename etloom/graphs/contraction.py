@@ -68,8 +68,11 @@ class ContractedGraph:
     @cached_property
     def recorded(self) -> ChainLags:
         """The recorded lags. Not to be modified."""
+        return self.sum_lags(self.graph.lag)
+
+    def sum_lags(self, lag: Int64Array) -> ChainLags:
+        """Return the lags of the chains. lag: of each edge of the whole graph, ns."""
         lags = ChainLags(np.zeros(len(self.last), np.int64), np.zeros(len(self.last), np.int64))
-        lag = self.graph.lag
         _native.change_chains(self.chain, self.last, None, lag, lag, lags.total, lags.last)
         return lags
 
@@ -188,7 +191,9 @@ FIRST, LAST = 1, 2
 """Bits of `mark_extremes`."""
 
 
-def mark_extremes(graph: Graph, *groups: Int32Array) -> list[NDArray[np.uint8]]:
+def mark_extremes(
+    graph: Graph, *groups: Int32Array, lag: Int64Array | None = None
+) -> list[NDArray[np.uint8]]:
     """Mark the points that can be the `FIRST` and the `LAST` in time of their group, whatever the lags.
 
     The others cannot: from each of them an edge with a lag of at least 0 leads to another point of its group (or, for
@@ -197,12 +202,13 @@ def mark_extremes(graph: Graph, *groups: Int32Array) -> list[NDArray[np.uint8]]:
 
     Args:
         groups: numbers per point, negative for points without a group.
+        lag: of each edge, ns, before any change; default: as recorded.
 
     Returns:
         The marks of each of the groupings.
     """
     usable = graph.kind != EdgeKind.SYNC
-    usable &= graph.lag >= 0
+    usable &= (graph.lag if lag is None else lag) >= 0
     return [
         _native.mark_extremes(graph.first, graph.source, usable, np.ascontiguousarray(group))
         for group in groups

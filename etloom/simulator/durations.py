@@ -10,6 +10,7 @@ import polars as pl
 from etloom.core import arrays, categories
 from etloom.core.trace import Trace
 from etloom.graphs.graph import Int64Array, PointRole
+from etloom.simulator.extremes import Extremes
 from etloom.simulator.scenario import Scenario
 
 MAX_RANKS_WITH_STEPS = 64
@@ -35,34 +36,24 @@ ROW_SCHEMA = {"scope": pl.String, "rank": pl.Int64, "step": pl.Int64}
 class Durations:
     """The rows of a prediction's table, and their durations at any times of the points.
 
+    Args:
+        extremes: the extreme points of the scenario's graph that belong to a rank, and to a step.
+
     ``rows``: scope, rank, step, in the order of `measure`. The scope "step time" is the median, over steps and ranks,
     of the time from the start of a step to that of the next, or, where the device still works on a step when the host
     begins the next, from end to end; it is missing if the run has fewer than two steps.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
-        graph = scenario.graph
-        self._size = len(graph)
-        points = pl.DataFrame({"rank": graph.rank, "event": graph.event, "role": graph.role}).with_row_index(
-            "point"
-        )
-        steps, starts = [], []
-        for recorded in sorted(set(scenario.template.values())):
-            events = scenario.recorded[recorded].events
-            copies = [rank for rank, template in scenario.template.items() if template == recorded]
-            on_rank = points.filter(pl.col("rank").is_in(copies) & (pl.col("event") >= 0))
-            ids = events.select(event=pl.col("id").cast(pl.Int32), step="step").drop_nulls()
-            steps.append(on_rank.filter(pl.col("rank") < MAX_RANKS_WITH_STEPS).join(ids, on="event"))
-            begins = on_rank.filter(pl.col("role") == PointRole.START)
-            starts.append(begins.join(_step_annotations(scenario.recorded[recorded]), on="event"))
-        self._by_step = PointSpans(pl.concat(steps), "rank", "step")
-        self._by_rank = PointSpans(points.filter(pl.col("rank") >= 0), "rank")
-        self._starts = pl.concat(starts).sort("rank", "step").select("rank", "step", "point")
+    def __init__(self, scenario: Scenario, extremes: Extremes) -> None:
+        by_step = extremes.by_step.filter(pl.col("rank") < MAX_RANKS_WITH_STEPS)
+        self._by_step = PointSpans(by_step, "rank", "step")
+        self._by_rank = PointSpans(extremes.by_rank, "rank")
+        self._starts = find_step_starts(scenario)
         spans = {key: row for row, key in enumerate(self._by_step.keys)}
         marks = self._starts.select("rank", "step").rows()
         self._span_rows = np.array([spans.get(mark, -1) for mark in marks], np.int64)
         rows = [("job", None, None)]
-        if self._periods(graph.time).size:
+        if self._periods(scenario.graph.time).size:
             rows.append(("step time", None, None))
         if len(scenario.template) > 1:
             rows += [("rank", rank, None) for (rank,) in self._by_rank.keys]
@@ -111,6 +102,30 @@ class PointSpans:
     def find_ends(self, time: Int64Array) -> Int64Array:
         """Return the time of the last point of each group, of which there is at least one."""
         return np.asarray(np.maximum.reduceat(time[self._points], self._first))
+
+
+def find_step_starts(scenario: Scenario) -> pl.DataFrame:
+    """Return rank, step and point of the start of each step annotation, sorted by rank and step."""
+    graph = scenario.graph
+    is_start = np.flatnonzero((graph.role == PointRole.START) & (graph.event >= 0))
+    begins = pl.DataFrame(
+        {"rank": graph.rank[is_start], "event": graph.event[is_start], "point": is_start.astype(np.int64)}
+    )
+    starts = [
+        begins.filter(pl.col("rank").is_in(copies)).join(
+            _step_annotations(scenario.recorded[recorded]), on="event"
+        )
+        for recorded, copies in _group_by_template(scenario)
+    ]
+    return pl.concat(starts).sort("rank", "step").select("rank", "step", "point")
+
+
+def _group_by_template(scenario: Scenario) -> list[tuple[int, list[int]]]:
+    """Return each recorded rank whose program runs, with the ranks of the scenario that run it."""
+    return [
+        (recorded, [rank for rank, template in scenario.template.items() if template == recorded])
+        for recorded in sorted(set(scenario.template.values()))
+    ]
 
 
 def _step_annotations(trace: Trace) -> pl.DataFrame:

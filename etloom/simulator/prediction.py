@@ -7,7 +7,9 @@ the models reproduce the recording, and the error is the first line of the answe
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -21,8 +23,9 @@ from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph
 from etloom.graphs.graph import Int64Array
+from etloom.simulator.chains import ChainScenario, contract_scenario
 from etloom.simulator.devices import change_collectives, change_device
-from etloom.simulator.durations import TABLE_SCHEMA, Z_90, Durations
+from etloom.simulator.durations import TABLE_SCHEMA, Z_90
 from etloom.simulator.network import (
     Topology,
     apply_network,
@@ -46,18 +49,20 @@ class Prediction:
 
     Attributes:
         recorded_job: the input.
-        scenario: the predicted scenario.
+        scenario: the predicted scenario, on a contracted graph.
+        chains: the same without its network.
         recording: what all predictions of the job share.
     """
 
     recorded_job: Job
     scenario: Scenario
+    chains: ChainScenario
     recording: RecordedRun
 
     @property
     def recorded(self) -> Scenario:
-        """The scenario of the recording."""
-        return self.recording.scenario
+        """The scenario of the recording, on a contracted graph."""
+        return self.recording.chains.scenario
 
     @property
     def reproduced(self) -> Scenario | None:
@@ -72,7 +77,7 @@ class Prediction:
     @cached_property
     def job(self) -> Job:
         """The predicted job, which every verb and export takes; computed on first access."""
-        return synthesize_job(self.scenario, self.times)
+        return synthesize_job(self.chains.expand(self.scenario))
 
     @cached_property
     def table(self) -> pl.DataFrame:
@@ -81,14 +86,13 @@ class Prediction:
         Columns: scope, rank, step, before_ns (recorded; null for ranks and steps that were not), predicted_ns,
         lower_bound_ns and upper_bound_ns (90 % interval), change_pct.
         """
-        is_same = self.scenario.graph is self.recorded.graph
-        durations = self.recording.durations if is_same else Durations(self.scenario)
+        durations = self.chains.durations
         predicted = durations.measure(self.times).astype(float)
         below, above = np.zeros(len(predicted)), np.zeros(len(predicted))
         for faster, slower in self._vary_lags():
             below += np.square(np.maximum(predicted - durations.measure(faster), 0.0))
             above += np.square(np.maximum(durations.measure(slower) - predicted, 0.0))
-        before = self.recording.durations
+        before = self.recording.chains.durations
         recorded = before.rows.with_columns(before_ns=pl.Series(before.measure(self.recorded.graph.time)))
         table = durations.rows.with_columns(
             predicted_ns=pl.Series(predicted),
@@ -103,34 +107,22 @@ class Prediction:
 
     def _vary_lags(self) -> list[tuple[Int64Array, Int64Array]]:
         """Return for each basis the times with its lags at the lower and at the upper end of their intervals."""
-        scenario, times = self.scenario, []
-        for basis in np.unique(scenario.basis):
-            deviation = scenario.deviations[Basis(basis)]
-            edges = (scenario.basis == basis) & (scenario.lag > 0)
-            longest = max(1.0, float(scenario.lag[edges].sum(dtype=float)))
-            exponent = min(Z_90 * deviation, max(0.0, math.log(_MAX_NS / longest)))
-            factors = math.exp(-Z_90 * deviation), math.exp(exponent)
-            pair = []
-            for factor in factors:
-                lag = scenario.lag.copy()
-                lag[edges] = np.rint(lag[edges] * factor).astype(np.int64)
-                pair.append(scenario.compute_times(lag))
-            times.append((pair[0], pair[1]))
-        return times
+        ends = [(basis, sign) for basis in self.scenario.lag_sums for sign in (-1, 1)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            times = list(pool.map(self._compute_varied_times, ends))
+        return list(zip(times[::2], times[1::2], strict=True))
 
-    @cached_property
+    def _compute_varied_times(self, end: tuple[Basis, int]) -> Int64Array:
+        """Return the times with the lags of a basis at the lower (-1) or the upper end (1) of their interval."""
+        basis, sign = end
+        largest = math.log(_MAX_NS / max(1.0, self.scenario.lag_sums[basis]))
+        exponent = min(sign * Z_90 * self.scenario.deviations[basis], max(0.0, largest))
+        return self.scenario.compute_scaled_times(basis, math.exp(exponent))
+
+    @property
     def reproduction_error(self) -> float | None:
         """The step time (without steps: the run time) as reproduced, relative to the recorded one, minus 1."""
-        if self.reproduced is None:
-            return None
-        durations = self.recording.durations
-        row = min(1, durations.rows["scope"].to_list().count("step time"))
-        recorded = durations.measure(self.recorded.graph.time)[row]
-        return (
-            float(durations.measure(self.reproduced.compute_times())[row] / recorded - 1)
-            if recorded
-            else None
-        )
+        return self.recording.reproduction_error
 
     @cached_property
     def reasons(self) -> list[str]:
@@ -147,13 +139,13 @@ class Prediction:
     def _explain_bases(self) -> list[str]:
         """Return one sentence per basis: its share of all lags, and its uncertainty."""
         scenario = self.scenario
-        total = float(np.maximum(scenario.lag, 0).sum())
+        total = max(sum(scenario.lag_sums.values()), 1.0)
         lines = []
-        for basis in np.unique(scenario.basis):
-            share = float(np.maximum(scenario.lag[scenario.basis == basis], 0).sum()) / max(total, 1.0)
-            deviation = 100 * scenario.deviations[Basis(basis)]
+        for basis, sum_ns in scenario.lag_sums.items():
+            share = sum_ns / total
+            deviation = 100 * scenario.deviations[basis]
             lines.append(
-                f"{Basis(basis).label}: {100 * share:.0f} % of the time of all parts, with a standard deviation of "
+                f"{basis.label}: {100 * share:.0f} % of the time of all parts, with a standard deviation of "
                 f"{deviation:.1f} %"
             )
         return lines
@@ -276,7 +268,7 @@ def _predict_times(
     recorded, fit = recording.scenario, recording.network_fit
     target = resolve_network(_parse_network(network), fit, _parse_network(recorded_network))
     scenario = recorded
-    deviations = {**scenario.deviations, Basis.RECORDED: _measure_variation(recording.durations, recorded)}
+    deviations = {**scenario.deviations, Basis.RECORDED: recording.variation}
     if ranks is not None or parallel is not None:
         scenario = resize(scenario, ranks, parallel)
         growth = abs(np.log2(len(scenario.template) / len(recorded.template)))
@@ -284,12 +276,14 @@ def _predict_times(
     if device is not None:
         scenario = change_device(scenario, device)
         deviations[Basis.ROOFLINE] = scenario.deviations[Basis.ROOFLINE]
+    chains = recording.chains if scenario is recorded else contract_scenario(scenario)
+    scenario = chains.scenario
     scenario = apply_network(scenario, target.model, target.basis) if target.model else scenario
     if device is not None and network is None:
         scenario = change_collectives(scenario, device)
     deviations[target.basis] = max(target.deviation, deviations[target.basis] if not target.model else 0.0)
     scenario = scenario.replace(deviations=deviations, notes=(*scenario.notes, *target.notes))
-    return _widen_by_error(Prediction(job, scenario, recording))
+    return _widen_by_error(Prediction(job, scenario, chains, recording))
 
 
 def _parse_network(text: str | None) -> float | Topology | None:
@@ -301,13 +295,3 @@ def _widen_by_error(prediction: Prediction) -> Prediction:
     scenario, error = prediction.scenario, prediction.reproduction_error or 0.0
     deviations = {basis: float(np.hypot(value, error)) for basis, value in scenario.deviations.items()}
     return replace(prediction, scenario=scenario.replace(deviations=deviations))
-
-
-def _measure_variation(durations: Durations, recorded: Scenario) -> float:
-    """Return the relative standard deviation of the recorded part: how steady its steps are, at least 1.5 %."""
-    measured = durations.measure(recorded.graph.time)
-    steps = measured[(durations.rows["scope"] == "step").to_numpy()]
-    if len(steps) < 4:
-        return 0.03
-    low, middle, high = np.quantile(steps, [0.25, 0.5, 0.75])
-    return float(max(0.015, (high - low) / 1.35 / max(middle, 1) / np.sqrt(len(steps))))

@@ -16,14 +16,14 @@ from etloom.graphs.contraction import (
     ContractedGraph,
     GroupedEdges,
     contract_graph,
-    mark_extremes,
 )
-from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
 from etloom.graphs.transfers import TRANSFER_KINDS
+from etloom.simulator.chains import ChainScenario, contract_scenario
 from etloom.simulator.changes import TARGETS
-from etloom.simulator.durations import Durations, PointSpans
+from etloom.simulator.durations import PointSpans
 from etloom.simulator.edge_selection import EdgeSelector
+from etloom.simulator.extremes import Extremes, find_extremes, renumber_extremes
 from etloom.simulator.network import NetworkFit, apply_network, try_fit
 from etloom.simulator.recording import describe_recording, recorded_starts
 from etloom.simulator.scenario import Basis, Scenario
@@ -106,10 +106,7 @@ class RecordedRun:
     @cached_property
     def contraction(self) -> ContractedGraph:
         """The contracted graph, with all points that can be the first or the last ones of the run, a rank or a step."""
-        anchors = np.zeros(len(self.graph.graph), bool)
-        for points in self._extremes:
-            anchors[points["point"].to_numpy()] = True
-        return contract_graph(self.graph.graph, anchors)
+        return contract_graph(self.graph.graph, self._extremes.mask)
 
     @cached_property
     def kept_starts(self) -> Int64Array:
@@ -149,18 +146,16 @@ class RecordedRun:
         return describe_recording(self._job, self.graph)
 
     @cached_property
-    def durations(self) -> Durations:
-        """The rows of a prediction's table and their durations in the recording."""
-        return Durations(self.scenario)
+    def chains(self) -> ChainScenario:
+        """The first scenario of a prediction on a contracted graph."""
+        return contract_scenario(self.scenario)
 
     @cached_property
     def spans(self) -> tuple[PointSpans, PointSpans]:
         """The kept points by rank, and by rank and step if a step has more than one point."""
-        by_rank, by_step = (
-            points.with_columns(point=self.contraction.find_positions(points["point"].to_numpy()))
-            for points in self._extremes[1:]
-        )
-        return PointSpans(by_rank, "rank"), PointSpans(by_step, "rank", "step")
+        kept = renumber_extremes(self._extremes, self.contraction)
+        by_step = kept.by_step.filter(pl.col("count") > 1)
+        return PointSpans(kept.by_rank, "rank"), PointSpans(by_step, "rank", "step")
 
     @cached_property
     def recorded_spans(self) -> list[list[int]]:
@@ -168,41 +163,9 @@ class RecordedRun:
         return [spans.measure(self.contraction.recorded_times).tolist() for spans in self.spans]
 
     @cached_property
-    def _extremes(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    def _extremes(self) -> Extremes:
         """The points that can be the first or the last ones of the run, of a rank, and of a step of a rank."""
-        graph = self.graph.graph
-        keys, steps = self._number_steps()
-        groups = np.zeros(len(graph), np.int32), graph.rank, steps
-        run_points, rank_points, step_points = map(np.flatnonzero, mark_extremes(graph, *groups))
-        by_rank = pl.DataFrame({"point": rank_points, "rank": graph.rank[rank_points]})
-        by_step = pl.DataFrame({"point": step_points, "number": steps[step_points]}).join(
-            keys, on="number", maintain_order="left"
-        )
-        return pl.DataFrame({"point": run_points}), by_rank, by_step
-
-    def _number_steps(self) -> tuple[pl.DataFrame, Int32Array]:
-        """Return the steps of ranks (number, rank, step) with more than one point, and the number of the step of each
-        point, -1 for none."""
-        graph = self.graph.graph
-        numbers = np.full(len(graph), -1, np.int32)
-        keys, count = [], 0
-        for rank, points in graph.group_points():
-            if rank not in self._job:
-                continue
-            trace, points = self._job[rank], points[graph.event[points] >= 0]
-            rows = rows_of_ids(trace.events, pl.Series(graph.event[points]))
-            step = trace.events["step"].gather(rows)
-            lengths = step.to_frame("step").drop_nulls().group_by("step").len().sort("step")
-            step_rows = lengths.filter(pl.col("len") > 1).select(
-                number=pl.int_range(count, count + pl.len(), dtype=pl.Int32),
-                rank=pl.lit(rank, pl.Int64),
-                step=pl.col("step").cast(pl.Int64),
-            )
-            number = step.cast(pl.Int64).replace_strict(step_rows["step"], step_rows["number"], default=-1)
-            numbers[points] = number.fill_null(-1).to_numpy()
-            keys.append(step_rows)
-            count += step_rows.height
-        return pl.concat(keys), numbers
+        return find_extremes(self.graph.graph, self._job, {rank: rank for rank in self._job})
 
     @cached_property
     def wait_and_transfer_ns(self) -> tuple[int, int]:
@@ -216,9 +179,32 @@ class RecordedRun:
 
     @cached_property
     def reproduced(self) -> Scenario | None:
-        """The recording as the fitted network reproduces it."""
+        """The recording as the fitted network reproduces it, on a contracted graph."""
         fit = self.network_fit
-        return None if fit is None else apply_network(self.scenario, fit.model, Basis.FITTED)
+        return None if fit is None else apply_network(self.chains.scenario, fit.model, Basis.FITTED)
+
+    @cached_property
+    def reproduction_error(self) -> float | None:
+        """The step time (without steps: the run time) as reproduced, relative to the recorded one, minus 1."""
+        if self.reproduced is None:
+            return None
+        durations = self.chains.durations
+        row = min(1, durations.rows["scope"].to_list().count("step time"))
+        recorded = durations.measure(self.chains.scenario.graph.time)[row]
+        if not recorded:
+            return None
+        return float(durations.measure(self.reproduced.compute_times())[row] / recorded - 1)
+
+    @cached_property
+    def variation(self) -> float:
+        """The relative standard deviation of the recorded part: how steady its steps are, at least 1.5 %."""
+        durations = self.chains.durations
+        measured = durations.measure(self.chains.scenario.graph.time)
+        steps = measured[(durations.rows["scope"] == "step").to_numpy()]
+        if len(steps) < 4:
+            return 0.03
+        low, middle, high = np.quantile(steps, [0.25, 0.5, 0.75])
+        return float(max(0.015, (high - low) / 1.35 / max(middle, 1) / np.sqrt(len(steps))))
 
 
 def sum_wait_and_transfer(graph: Graph, time: Int64Array) -> tuple[int, int]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from etloom import _native
 from etloom.collectives.process_mesh import ProcessMesh
 from etloom.core.trace import Job
 from etloom.graphs import algorithms
@@ -115,9 +117,22 @@ class Scenario:
     notes: tuple[str, ...] = ()
     mesh: ProcessMesh | None = None
 
+    @cached_property
+    def lag_sums(self) -> dict[Basis, float]:
+        """The sum of the positive lags of each basis that edges have, ns."""
+        sums = np.bincount(self.basis, np.maximum(self.lag, 0), minlength=len(Basis)).tolist()
+        return {basis: sums[basis] for basis in Basis if (self.basis == basis).any()}
+
     def compute_times(self, lag: Int64Array | None = None) -> Int64Array:
         """Return the time of each point, int64 ns. lag: per edge; default: that of the scenario."""
         return algorithms.compute_times(self.graph, self.lag if lag is None else lag, self.start)
+
+    def compute_scaled_times(self, basis: Basis, factor: float) -> Int64Array:
+        """Return the times if the positive lags of a basis are multiplied by a factor, and rounded."""
+        time = np.array(self.start, np.int64)
+        lag, bases = np.ascontiguousarray(self.lag), np.ascontiguousarray(self.basis)
+        _native.schedule_scaled(self.graph.first, self.graph.source, lag, bases, int(basis), factor, time)
+        return time
 
     def with_lags(self, edges: np.ndarray, lag: Int64Array, basis: Basis, *notes: str) -> Scenario:
         """Return the scenario with other lags on these edges (indices or mask)."""

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import etloom
-from etloom.simulator.durations import Durations
+from etloom.simulator.chains import contract_scenario
 from etloom.simulator.recording import describe_recording
 from support import small_traces
 
@@ -41,6 +41,6 @@ def test_the_step_time_is_that_of_a_device_that_lags_behind(
         run.kernel(at + 15, max(at + 20, 20 + kernel_us * step), kernel_us)
     run.trace(tmp_path)
     scenario = describe_recording(etloom.open(tmp_path, use_cache=False))
-    durations = Durations(scenario)
-    row = durations.rows["scope"].to_list().index("step time")
-    assert durations.measure(scenario.graph.time)[row] == period_us * 1_000
+    chains = contract_scenario(scenario)
+    row = chains.durations.rows["scope"].to_list().index("step time")
+    assert chains.durations.measure(chains.scenario.graph.time)[row] == period_us * 1_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -77,7 +78,10 @@ class _LinkSharing:
 
     def run(self) -> list[float]:
         for number, transfer in enumerate(self.transfers):
-            for part, begin in enumerate(transfer.begins):
+            begins = list(enumerate(transfer.begins))
+            if begins and not any(transfer.queues):  # only the last rank matters
+                begins, self.missing[number] = [max(begins, key=itemgetter(1))], 1
+            for part, begin in begins:
                 self._push(begin, "begin", number, None, part)
         now = 0.0
         while self.events or self._release_blocked(now):
