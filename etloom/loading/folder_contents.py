@@ -86,7 +86,7 @@ def suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
     most_common = endings.most_common(_MAX_ENDINGS)
     contents = ", ".join(f"{count:,} {ending}" for ending, count in most_common)
     if not contents:
-        return "it is empty"
+        return "it is empty; name the folder of the traces, or record a job with `etloom collect`"
     more = ", ..." if len(endings) > _MAX_ENDINGS else ""
     supported = "PyTorch's traces, Nsight Systems exports, Chakra .et and others of README's table"
     return f"it contains {contents}{more}; supported are {supported}; `etloom info FILE` describes one file"

@@ -125,6 +125,8 @@ class EdgeSelector:
                 remedy=f"its collectives are {', '.join(collectives)}; a NAME may also be that of a kernel",
             )
         names = f"`etloom analyze critical-path {run} --by name` lists names"
+        if change.target == "kernel":
+            names = f"`etloom analyze kernel-breakdown {run}` lists names, which differ from GPU to GPU"
         return EtloomError(
             f"{change.text!r} matches nothing in this run",
             remedy=f"{change.target} is {TARGETS[change.target]}; {names}",

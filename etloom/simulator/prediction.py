@@ -39,6 +39,7 @@ from etloom.simulator.scenario import Basis, Scenario
 
 MAX_REPRODUCTION_ERROR = 0.5
 """Largest error of the step time of the recording, relative, with which another network is still predicted."""
+_NO_NETWORK = ["no network could be fitted: no communication between recorded ranks has a known size"]
 _MAX_NS = float(1 << 60)
 """Limit of the sum of all lags at the upper end of their interval, so that times remain 64-bit integers."""
 
@@ -131,7 +132,7 @@ class Prediction:
 
     def _explain_reproduction(self) -> list[str]:
         if self.reproduction_error is None:
-            return ["no network could be fitted: no communication between recorded ranks has a known size"]
+            return _NO_NETWORK if len(self.recorded_job) > 1 else []
         error = 100 * self.reproduction_error
         line = f"the models reproduce the recorded step time with an error of {error:+.1f} %"
         return [line if abs(error) <= 5 else f"do not rely on this: {line}"]
@@ -145,8 +146,7 @@ class Prediction:
             share = sum_ns / total
             deviation = 100 * scenario.deviations[basis]
             lines.append(
-                f"{basis.label}: {100 * share:.0f} % of the time of all parts, with a standard deviation of "
-                f"{deviation:.1f} %"
+                f"{100 * share:.0f} % of all times: {basis.source}, with a standard deviation of {deviation:.1f} %"
             )
         return lines
 

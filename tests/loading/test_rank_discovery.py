@@ -156,7 +156,7 @@ def test_a_folder_without_traces_names_where_they_may_be(tmp_path: Path) -> None
 
 
 def test_the_error_of_a_folder_without_traces_lists_its_content(tmp_path: Path) -> None:
-    with pytest.raises(ReadError, match="no traces found; it is empty"):
+    with pytest.raises(ReadError, match="no traces found; it is empty; name the folder"):
         discover_ranks(tmp_path)
     for name in ("a.txt", "b.txt", "c.log.gz", "Makefile"):
         (tmp_path / name).write_text("x")

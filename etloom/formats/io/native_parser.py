@@ -100,8 +100,11 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
     header = _load_header(summary["header"], stats)
     if summary["truncated"] or header.get(SALVAGED_MEMBER) is True:
         verb = "ends" if summary["truncated"] else "was salvaged, it ended"
+        repair = "; `etloom salvage` closes it for other programs" if summary["truncated"] else ""
         stats.append(
-            Stat("read.truncated", "data_loss", 1, f"the file {verb} early; everything before was read")
+            Stat(
+                "read.truncated", "data_loss", 1, f"the file {verb} early; everything before was read{repair}"
+            )
         )
     if summary["trailing"]:
         stats.append(

@@ -84,6 +84,7 @@ def _find_products(
     share = _estimate_saving(view, narrow)
     if share <= 0:
         return
+    advice += f"; the cost assumes that {narrow} shortens them by {100 * share:.0f} %"
     saved = (pl.col("dur") * share).cast(pl.Int64)
     rows = view.activities.filter(products).select(
         "step", "stream", "name", "end", start="ts", cost_ns=saved, event="launch"

@@ -80,7 +80,7 @@ def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, counts:
     reason = reasons[totals.sort("own_late_ns", "reason", descending=(True, False))["reason"][0]]
     title = f"rank {rank} {effect} {format_times(rows.height)}{_describe_axis(rows, job_size)}: {reason}"
     if rank_count > 1:
-        title = f"{rank_count} ranks delay others; the job loses most as {title}"
+        title = f"{title}; {rank_count - 1} more {'rank delays' if rank_count == 2 else 'ranks delay'} others"
     worst = rows.sort("own_late_ns", "start", descending=(True, False)).row(0, named=True)
     # Several ranks may wait at once: count that time once.
     lost = Intervals.of(rows["own_start"] - rows["own_late_ns"], rows["own_start"])
