@@ -133,10 +133,15 @@ def _list_states(path: Path, out: Path | None) -> list[FileState]:
     for depth in range(_MAX_DEPTH + 1):
         inner: list[str] = []
         for place in places:
+            is_stored = os.path.basename(place).startswith("run=")  # noqa: PTH119
             with os.scandir(place) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
-                        inner.append(entry.path)
+                        if is_stored and entry.name.startswith("rank="):
+                            status = entry.stat()  # of a store, whose files are written once
+                            states.append((entry.path, 0, status.st_mtime_ns, status.st_ctime_ns))
+                        else:
+                            inner.append(entry.path)
                     elif entry.is_dir():
                         raise OSError("a link to a folder")
                     elif entry.path != written:

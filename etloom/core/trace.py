@@ -51,8 +51,23 @@ class TableLoader(Protocol):
         """True while the table is in memory."""
 
 
+COUNTED_TABLES = ("events", "nodes", "launches")
+RANK_FACTS = {
+    "rank": pl.Int64,
+    "host": pl.String,
+    "world_size": pl.Int64,
+    **dict.fromkeys(COUNTED_TABLES, pl.Int64),  # rows of each table
+}
+"""Columns of `Job.rank_facts`."""
+
+
 class StoredRun(Protocol):
     """A run in a store: its tables over all ranks, and answers that were computed when it was stored."""
+
+    @property
+    def rank_facts(self) -> pl.DataFrame:
+        """See `Job.rank_facts`."""
+        ...
 
     def scan(self, name: str) -> pl.LazyFrame:
         """Return a table of all ranks, ``rank`` first, as one query; of stats without the rows of the run."""
@@ -400,6 +415,11 @@ class Job(TableAttributes, Mapping[int, Trace]):
         """The stats that concern the run as a whole."""
         return self._run_stats.clone()
 
+    @property
+    def rank_facts(self) -> pl.DataFrame:
+        """One row per rank (`RANK_FACTS`); those of a stored run are known without opening its ranks."""
+        return self.compute_once(_list_rank_facts)
+
     def replace(self, meta: Mapping[str, Any]) -> Job:
         """Return a Job of the same traces with these entries of meta replaced."""
         return Job(self._traces, {**self._meta, **meta}, self._run_stats, self._stored)
@@ -471,6 +491,21 @@ class Job(TableAttributes, Mapping[int, Trace]):
             frame.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()) for rank, frame in tables
         ]
         return pl.concat(frames if self._stored is None else [*frames, self._stored.scan(name)])
+
+
+def _list_rank_facts(job: Job) -> pl.DataFrame:
+    if job.stored is not None:
+        return job.stored.rank_facts
+    rows = [
+        (
+            rank,
+            trace.meta.get("host"),
+            trace.meta.get("world_size"),
+            *(trace.rows(name) for name in COUNTED_TABLES),
+        )
+        for rank, trace in job.items()
+    ]
+    return pl.DataFrame(rows, RANK_FACTS, orient="row", strict=False)
 
 
 def concat_ranks(job: Job, function: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:

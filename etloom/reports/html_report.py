@@ -94,7 +94,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
     """Return the report as HTML; see `write_page`."""
     summary = summarize_run(job)
     views = find_views(summary.tables["findings"].head(MAX_FINDINGS), job)
-    hosts = {rank: trace.meta.get("host") for rank, trace in job.items()}
+    hosts = dict(job.rank_facts.select("rank", "host").iter_rows())
     fleet = measure_fleet(summary.tables["temporal-breakdown"], hosts)
     named = list_named_ranks(views)
     if fleet is not None:
@@ -206,7 +206,7 @@ def _render_subtitle(job: Job) -> str:
         if isinstance(device, dict) and device.get("name")
     }
     backend = (first.meta.get("distributed") or {}).get("backend")
-    has_launches = any(trace.rows("launches") for trace in job.values())
+    has_launches = job.rank_facts["launches"].sum() > 0
     parts = [
         format_ranks(job),
         " and ".join(sorted(devices)) or ("" if has_launches or is_untimed(job) else "no device"),

@@ -16,7 +16,6 @@ import polars as pl
 
 from etloom.analyses import steps as step_analysis
 from etloom.analyses.answers import Answer, answer, answer_by_rank, find_stored_answer
-from etloom.analyses.run_info import find_stored_facts
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.step_before import StepBefore, find_step_before
@@ -97,9 +96,8 @@ def _answer(job: Job, name: str) -> Answer:
 
 def is_untimed(job: Job) -> bool:
     """Return whether the traces contain nodes but no events."""
-    if any(trace.rows("events") for trace in job.values()):  # of nearly all runs the first rank has some
-        return False
-    return any(trace.rows("nodes") for trace in job.values())
+    facts = job.rank_facts
+    return bool(facts["events"].sum() == 0 and facts["nodes"].sum() > 0)
 
 
 def _compute_summary(job: Job) -> RunSummary:
@@ -185,20 +183,12 @@ def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
     That there is a single rank is not reported as a reason.
     """
     empty = pl.DataFrame(schema=registry.get("analyses", name).COLUMNS)
-    if name == "critical-path" and _count_events(job) > MAX_GRAPH_EVENTS:
+    if name == "critical-path" and job.rank_facts["events"].sum() > MAX_GRAPH_EVENTS:
         return empty, f"more than {MAX_GRAPH_EVENTS:,} events: run `etloom analyze critical-path`"
     try:
         return answer_once(job, name).table, None
     except AnalysisError as error:
         return empty, error.what if len(job) > 1 and name in ("stragglers", "clocks") else None
-
-
-def _count_events(job: Job) -> int:
-    """Return the number of events of all ranks, of a stored run without opening them."""
-    facts = find_stored_facts(job)
-    if facts is not None:
-        return int(facts["tables"].get("events", 0))
-    return sum(trace.rows("events") for trace in job.values())
 
 
 def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
@@ -357,9 +347,10 @@ def _summarize_data_loss(stats: pl.DataFrame) -> SummaryLine:
 
 def _summarize_size(job: Job) -> SummaryLine:
     """Count ranks, events and nodes."""
-    events, nodes = (sum(trace.rows(table) for trace in job.values()) for table in ("events", "nodes"))
-    worlds = {int(size) for trace in job.values() if (size := trace.meta.get("world_size"))}
-    world = f" of {max(worlds):,}" if worlds and max(worlds) != len(job) else ""
+    facts = job.rank_facts
+    events, nodes = (int(facts[name].sum()) for name in ("events", "nodes"))
+    largest = facts.select(pl.col("world_size").max()).item()
+    world = f" of {largest:,}" if largest and largest != len(job) else ""
     return SummaryLine(
         "Read",
         f"{len(job):,}{world} rank{'' if len(job) == 1 and not world else 's'}",

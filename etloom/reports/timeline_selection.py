@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import polars as pl
@@ -50,39 +52,38 @@ def pack_timelines(
         path: the critical path by edge.
         named_ranks: ranks that findings name; of many ranks they are drawn first.
     """
-    timed = {rank: trace for rank, trace in job.items() if trace.rows("events")}
+    ranks = job.rank_facts.filter(pl.col("events") > 0)["rank"].to_list()
     notes = []
-    if empty := [rank for rank in job if rank not in timed]:
+    if empty := sorted(set(job) - set(ranks)):
         notes.append(f"No profiler events were read for {format_ranks(empty)}: there is no timeline.")
-    if len(timed) > OPEN_RANKS:
-        first = [rank for rank in named_ranks if rank in timed]
-        timed = {rank: timed[rank] for rank in dict.fromkeys((*first, *timed))}
+    if len(ranks) > OPEN_RANKS:
+        has_events = set(ranks)
+        first = [rank for rank in named_ranks if rank in has_events]
+        ranks = list(dict.fromkeys((*first, *ranks)))
         if first:
             notes.append(f"The ranks that the findings name are at the top: {format_ranges(first)}.")
-    if len(timed) > max_ranks:
-        rest = sorted(list(timed)[max_ranks:])
+    if len(ranks) > max_ranks:
+        rest = sorted(ranks[max_ranks:])
         notes.append(
             f"The timelines of {count_noun(len(rest), 'rank')} ({format_ranges(rest)}) are omitted; "
             "the tables cover them."
         )
-        timed = dict(list(timed.items())[:max_ranks])
+    timed = {rank: job[rank] for rank in ranks[:max_ranks]}
     starts = find_origins(timed)
     zeros = find_first_work(timed, starts)
     common_clock = len(set(starts.values())) <= 1
     if not common_clock:
         notes.append("The ranks have no common clock: each timeline starts at its own zero.")
     max_per_rank = min(max_events, MAX_TOTAL_EVENTS // max(1, len(timed)))
-    packed = [
-        pack_timeline(
-            trace,
-            rank=rank,
-            origin=starts[rank],
-            zero=zeros[rank],
-            max_events=max_per_rank,
-            pieces=select_pieces(path, rank),
+
+    def pack(rank: int) -> PackedTimeline:
+        pieces, trace = select_pieces(path, rank), timed[rank]
+        return pack_timeline(
+            trace, rank=rank, origin=starts[rank], zero=zeros[rank], max_events=max_per_rank, pieces=pieces
         )
-        for rank, trace in timed.items()
-    ]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compression and polars release the interpreter's lock
+        packed = list(pool.map(pack, timed))
     return Timelines(packed, zeros, common_clock, [*notes, *_describe_omissions(packed)])
 
 

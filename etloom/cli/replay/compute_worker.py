@@ -16,7 +16,6 @@ from etloom.cli.replay.printing import contention_warning, load_average
 from etloom.cli.run_arguments import report_loss
 from etloom.core.errors import EtloomError
 from etloom.core.text import count_noun
-from etloom.timeline.activity import has_device_events
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job, Trace
@@ -64,7 +63,7 @@ def work(request: Mapping[str, Any]) -> None:
         resources=resources_folder(Path(request["path"]), trace),
     )
     write_table(replay.coverage, None if request["format"] is None else Format(request["format"]), None)
-    _print_replay(replay, request["device"], load, was_on_gpu=has_device_events(trace))
+    _print_replay(replay, request["device"], load)
     if out and replay.trace is not None:
         write_run(replay.trace, out)
     covered = replay.covered() or 0.0
@@ -85,7 +84,7 @@ def _select_trace(job: Job, request: Mapping[str, Any]) -> Trace:
     return job[rank]
 
 
-def _print_replay(replay: ComputeReplay, device: str, load: float | None, *, was_on_gpu: bool) -> None:
+def _print_replay(replay: ComputeReplay, device: str, load: float | None) -> None:
     covered = replay.covered() or 0.0
     covered_time = replay.covered("recorded_ns")
     time = "" if covered_time is None else f", {covered_time:.2%} of their recorded time"
@@ -98,7 +97,7 @@ def _print_replay(replay: ComputeReplay, device: str, load: float | None, *, was
         print_message(f"saved values of {count:,} tensors are not used: {reason}")
     if replay.repeats_ns:
         best = min(replay.repeats_ns)
-        replay_threads, recorded_threads = _thread_notes(device, replay.threads, was_on_gpu)
+        replay_threads, recorded_threads = _thread_notes(device, replay)
         recorded = ""
         if replay.recorded_ns:
             recorded = f", recorded {replay.recorded_ns / 1e6:,.3f} ms{recorded_threads}"
@@ -110,14 +109,14 @@ def _print_replay(replay: ComputeReplay, device: str, load: float | None, *, was
         print_message(f"incomplete: {replay.stopped}")
 
 
-def _thread_notes(device: str, threads: int, was_on_gpu: bool) -> tuple[str, str]:
+def _thread_notes(device: str, replay: ComputeReplay) -> tuple[str, str]:
     """Return notes on a replay on a CPU: its threads per operator, and how the recording differs."""
     if device != "cpu":
         return "", ""
     recorded = "the recording does not state its number of threads; torchrun sets 1, --threads changes it"
-    if was_on_gpu:
+    if replay.is_of_gpu:
         recorded = "with a GPU, so the two times are not comparable; --device cuda replays on a GPU"
-    return f" with {count_noun(threads, 'thread')} per operator", f" ({recorded})"
+    return f" with {count_noun(replay.threads, 'thread')} per operator", f" ({recorded})"
 
 
 if __name__ == "__main__":

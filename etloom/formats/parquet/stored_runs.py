@@ -17,7 +17,7 @@ import polars as pl
 
 from etloom.core.errors import ReadError, warn
 from etloom.core.schema import TABLES
-from etloom.core.trace import Job, StoredAnswer, StoredRefusal, Trace, TracesOnDemand
+from etloom.core.trace import COUNTED_TABLES, Job, StoredAnswer, StoredRefusal, Trace, TracesOnDemand
 from etloom.core.version import compute_code_digest
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.mirror import ensure_local
@@ -122,6 +122,27 @@ class _StoredRun:
     @cached_property
     def _stats_by_rank(self) -> dict[Any, pl.DataFrame]:
         return self._stats.partition_by("rank", as_dict=True, include_key=False)
+
+    @cached_property
+    def rank_facts(self) -> pl.DataFrame:
+        """See `Job.rank_facts`."""
+        tables, meta = pl.col("tables"), pl.col("meta")
+        return (
+            _read_summary(self._folder, "ranks", RANK_COLUMNS)
+            .sort("rank")
+            .select(
+                "rank",
+                "host",
+                meta.str.json_path_match("$.world_size").cast(pl.Int64, strict=False).alias("world_size"),
+                *(
+                    tables.str.json_path_match(f"$.{name}")
+                    .cast(pl.Int64, strict=False)
+                    .fill_null(0)
+                    .alias(name)
+                    for name in COUNTED_TABLES
+                ),
+            )
+        )
 
     def open_rank(self, rank: int) -> Trace:
         """Return the Trace of a rank, with its tables left on disk. Raises ReadError."""

@@ -20,6 +20,7 @@ from etloom.core.trace import Trace
 from etloom.replayer.compute import memory_limits
 from etloom.replayer.compute.compute_options import DEVICES, ComputeHooks, ComputeOptions
 from etloom.replayer.compute.progress import INTERRUPTED, NOT_TRIED, TIME_LIMIT_REACHED, TrialProgress
+from etloom.timeline.activity import has_device_events
 
 if TYPE_CHECKING:
     from etloom.replayer.compute.executor import Executor
@@ -60,6 +61,7 @@ class ComputeReplay:
         stopped: Why the replay ended early; this is also a row of the trace's stats.
         failed: An operator failed that had run before.
         threads: Threads of an operator on a CPU.
+        is_of_gpu: The recording has GPU activity.
     """
 
     coverage: pl.DataFrame
@@ -72,6 +74,7 @@ class ComputeReplay:
     stopped: str | None = None
     failed: bool = False
     threads: int = 1
+    is_of_gpu: bool = False
 
     def covered(self, by: str = "count") -> float | None:
         """Return the share of operators that were replayed or substituted.
@@ -137,6 +140,7 @@ def replay_operators(
         passes.stopped,
         passes.failed,
         torch.get_num_threads(),
+        has_device_events(trace),
     )
 
 
