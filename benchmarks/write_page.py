@@ -37,7 +37,7 @@ SCRIPTS = {
     "graphs": ["--rounds", "3"],
     "analyses": ["--quick"],
     "ranks": ["--ranks", "--rounds", "3"],
-    "collect": ["8"],
+    "collect": [],
     "replay": ["400"],
     "mcp": ["--millions", "0.7", "--calls", "10"],
 }

@@ -97,6 +97,15 @@ def test_stored_answers_equal_those_in_memory(
         assert_frame_equal(kept, expected, check_exact=True)
 
 
+def test_facts_of_ranks_are_known_without_opening_them(
+    job: Job, stored: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = job.rank_facts
+    assert expected["events"].sum() > 0 and expected["host"].null_count() == 0
+    monkeypatch.setattr(Job, "__getitem__", lambda *_: pytest.fail("a rank was opened"))
+    assert_frame_equal(stored.rank_facts, expected)
+
+
 @pytest.mark.slow
 def test_answers_of_ranks_that_processes_prepared_equal_those_in_memory(tmp_path: Path) -> None:
     run = write_fleet(tmp_path / "monday", RANKS, slow=(5, 8, 9), steps=2)
