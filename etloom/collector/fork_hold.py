@@ -24,7 +24,7 @@ _TIMEOUT_S = 10.0
 _PAUSE_S = 0.005
 
 profiler_lock: Any = threading.RLock()
-"""Held while a thread prepares, starts, stops or releases profilers; also orders the methods of the recorders."""
+"""Held while a thread prepares, starts, stops or releases profilers. It also serializes the methods of recorders."""
 output_lock: Any = threading.RLock()
 """Held while a thread writes a message or a status file. A thread takes it after `profiler_lock`, never before it."""
 

@@ -149,7 +149,9 @@ def compare_measures(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFram
 
 
 def compare_measure(before: Sequence[Job], after: Sequence[Job], name: str) -> dict[str, Any]:
-    """Compare one measure: `MEASURE_SCHEMA`, and ``negligible`` if it is on both sides; steps of runs are concatenated.
+    """Compare one measure of runs before and after. The steps of all runs of a side count together.
+
+    Returns the values of `MEASURE_SCHEMA`, and ``negligible``: whether the measure is so on both sides.
 
     before and after are medians over the steps; without step annotations in a run, each run counts as one. change_pct
     and its interval are those of `estimate_shift`, on which a verdict is based, and change is that share of before: the

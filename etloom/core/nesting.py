@@ -83,9 +83,10 @@ def nest_events(
 
     Events of one thread with the same start are put in the order in which they were entered, by the recorder's own
     numbers: see `_order_by_entry`. So the order of the file does not matter. An event without a duration that starts
-    where another one ends lies in it if events of their names nest where the times leave no doubt, else it follows.
+    where another one ends is ambiguous: it is placed inside if events of these two names nest elsewhere in the trace,
+    where their times are unambiguous; otherwise it follows.
 
-    An event that ends more than TOLERANCE_NS after events around it crosses them:
+    An event that ends more than TOLERANCE_NS after the events that enclose its start crosses them:
 
     - A gloo range always ends on another thread. A range of another backend and an operator are assumed to do so if
       they cross an operator, annotation or call; they close the Python functions that they cross.

@@ -42,7 +42,7 @@ class UrlPath(PosixPath):
 def clean_url(path: str | os.PathLike[str]) -> str | None:
     """Return a URL without credentials and query, which are remembered; None for a path that is not a URL.
 
-    A Path of a URL, which has lost a slash, is recognized too.
+    `Path` removes one of the two slashes of a URL; such a path is recognized, too.
     """
     text = os.fspath(path)
     match = _URL.fullmatch(text) if isinstance(text, str) else None

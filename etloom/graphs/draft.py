@@ -85,7 +85,7 @@ class GraphDraft:
         self._is_chain[-1] = True
 
     def build(self) -> Graph:
-        """Build the graph of everything added; the draft is empty afterwards."""
+        """Build the graph from all points and edges added so far, and empty the draft."""
         points, edges, is_chain = self._points, self._edges, self._is_chain
         self.size = 0
         self._points, self._edges = _empty_columns(_POINT_DTYPES), _empty_columns(_EDGE_DTYPES)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from etloom.graphs.graph import Int64Array
 
 LOW_QUANTILE = 0.05
-"""The quantile that stands for the minimum. The very smallest value is often a clock error."""
+"""The quantile that is taken as the minimum, because the smallest value is often a clock error."""
 
 DEFAULT_ENTRY_NS = 2_000
 """Cost of entering a blocking call if no call of its name returned without waiting."""

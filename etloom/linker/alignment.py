@@ -2,14 +2,12 @@
 
 Ids are missing in traces recorded before 2023, and have no counterpart if the two tracers recorded different
 iterations. Each thread of the execution trace is then searched in the profiler's threads, as one window of
-consecutive
-operators:
+consecutive operators:
 
-1. position: the number of equal names at every offset of one sequence in the other, by one correlation of random
-signs; 2. extent: a shortest edit path from there (`etloom._native.edit_path`) gives the pairs of the window;
-3. choice: windows that follow each other are iterations. The longest thread chooses; of each other thread the window
-is
-   taken that starts where the order of the nodes puts it.
+1. position: the number of equal names at every offset of one sequence in the other, by a correlation of random signs;
+2. extent: a shortest edit path from there (`etloom._native.edit_path`) gives the pairs of the window;
+3. choice: windows that follow each other are iterations. The longest thread selects the iteration. Of every other
+   thread, the window is taken that starts where the order of the nodes puts it.
 
 score = pairs of one name and one depth / the longer of both sequences, over all threads. Correct pairs of recordings
 reach 0.997, wrong ones at most 0.63 (docs/decisions/0012). Ranges of a backend (gloo:*) count on neither side: see

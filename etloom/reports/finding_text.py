@@ -33,7 +33,7 @@ def format_gain(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def format_cost(row: Mapping[str, Any], rank_count: int | None) -> str:
-    """Return the ranks that lose time (for stragglers: that cause the loss), and the largest loss of one rank.
+    """Describe the ranks that lose time (for stragglers: that cause the loss) and the largest loss of a rank.
 
     row: of the analysis findings. rank_count: number of ranks of the job, if known.
     """

@@ -153,7 +153,7 @@ def _run_name(job: Job) -> str:
 def _render_sections(
     summary: RunSummary, rank_count: int, findings: str, fleet_map: str, timeline: str
 ) -> list[Section]:
-    """Return the sections with contents."""
+    """Return the sections of the page, without those that would be empty."""
     tables = summary.tables
     if "recorded" in tables:
         note = "Nodes of the execution traces by name."

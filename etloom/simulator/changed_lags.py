@@ -48,7 +48,7 @@ class LagStep(Protocol):
     def edges(self) -> Int32Array: ...
 
     def find(self, edges: Int32Array) -> Int64Array:
-        """Return the positions of those of any edges that the step changes."""
+        """Return the positions in ``edges`` of the edges that the step changes."""
 
     def compute(self, before: Lags, edges: Int32Array) -> Lags:
         """Return the lags of these of its edges, given those before the change."""
@@ -62,7 +62,7 @@ class SetLags:
     lags: Lags
 
     def find(self, edges: Int32Array) -> Int64Array:
-        """Return the positions of those of any edges whose lags are known."""
+        """Return the positions in ``edges`` of the edges whose lags are known."""
         if not self.edges.size:
             return np.zeros(0, np.int64)
         rows = np.minimum(np.searchsorted(self.edges, edges), len(self.edges) - 1)
@@ -92,7 +92,7 @@ class ScaleLags:
         return self.selection.edges
 
     def find(self, edges: Int32Array) -> Int64Array:
-        """Return the positions of those of any edges that are selected."""
+        """Return the positions in ``edges`` of the edges that are selected."""
         return self.selection.find(edges)
 
     def compute(self, before: Lags, edges: Int32Array) -> Lags:

@@ -223,7 +223,7 @@ def _limit_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def _sum_parts(place: str, parts: Sequence[Part]) -> Part:
-    """Return the sum of parts as one part."""
+    """Sum costs and counts of several parts into one part, at a place."""
     cost_ns, count, more = (
         sum(getattr(part, name) for part in parts) for name in ("cost_ns", "count", "more")
     )

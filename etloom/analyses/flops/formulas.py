@@ -20,7 +20,7 @@ class Entry:
     """The formula of an operator.
 
     Attributes:
-        composite: The operator usually calls one that has an entry itself, and is counted only if it does not.
+        composite: The operator usually calls another one that has an entry. It is counted only where it calls none.
     """
 
     family: str

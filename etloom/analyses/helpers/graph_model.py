@@ -106,7 +106,7 @@ class GraphModel:
         return np.diff([time[self._first_points].min(), *ends]).astype(float)
 
     def _select_extreme(self, points: Int64Array, *, last: bool) -> Int64Array:
-        """Return those of the points that can be the last (or the first) in time.
+        """Select from the points the ones that can be the last (or the first) in time, whatever the lags.
 
         The others cannot: an edge with a lag of at least 0 leads from each of them to another of the points (or, for
         the first, to it from another one).

@@ -101,7 +101,7 @@ def measure_replayed_operators(trace: Trace) -> pl.DataFrame:
 
 
 def sum_runtime_time(events: pl.DataFrame, exclusive: pl.Series, parent: Rows, operators: Rows) -> pl.Series:
-    """Return the time in runtime calls of which each operator is the innermost one; all null without calls.
+    """Return for each operator the time of the runtime calls directly inside it; all null without calls.
 
     A call nested in another (a runtime's into its driver) is counted once, because each call contributes its
     exclusive time (``own``).

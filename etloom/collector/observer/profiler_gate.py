@@ -37,7 +37,7 @@ class ProfilerGate:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Watch the threads from now on; the profiler starts in this context."""
+        """Watch the threads from here on. The profiler is started inside this context."""
         self._library.etloom_gate_add_outer()
         try:
             yield

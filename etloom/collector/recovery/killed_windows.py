@@ -229,7 +229,7 @@ def _check_not_recording(scratch: Path) -> None:
 
 
 def window_pid(folder: Path) -> int | None:
-    """Return the pid of a window's process, as in its own container, or None if this is no folder of a window."""
+    """Return the pid of the process that recorded a window, as its container numbers it; None for other folders."""
     match = _WINDOW_NAME.fullmatch(folder.name)
     return int(match[1]) if match is not None and folder.is_dir() else None
 

@@ -26,8 +26,8 @@ class _StepEnd(NamedTuple):
 class StepTimer:
     """Keeps the ends of the last steps outside of windows, on the host and, where one is in use, on the device.
 
-    The host of a job that is bound by its device runs ahead, so its own clock says little about single steps. Errors of
-    the device are the job's to find: they cost the times only.
+    The host of a job that is bound by its device runs ahead, so the host's clock does not measure single steps. If the
+    device reports an error, the times are dropped and the job continues.
     """
 
     def __init__(self) -> None:

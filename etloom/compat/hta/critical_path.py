@@ -110,7 +110,7 @@ class CPGraph:
 
     @property
     def node_list(self) -> list[CPNode]:
-        """The nodes of the path; HTA's list has those of all events."""
+        """The nodes of the path; HTA's list contains the nodes of all events."""
         return self._nodes.nodes
 
     @property

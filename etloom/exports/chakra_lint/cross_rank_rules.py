@@ -19,7 +19,7 @@ _UNEQUAL_SIZES_ALLOWED = ("broadcast", "scatter", "gather")
 _MAX_EXAMPLE_RANKS = 8
 
 GroupsByRank = Mapping[int, Mapping[str, list[int]]]
-"""Rank -> number of a group -> its ranks."""
+"""Rank -> group number -> the ranks of the group."""
 
 MessageKey = tuple[int, int, int]
 """Source, destination and tag of a message."""

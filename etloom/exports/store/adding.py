@@ -138,7 +138,7 @@ def _default_name(run: Path) -> str:
 
 
 def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Staging) -> None:
-    """Raise EtloomError if the published run of this name is another run than the one to add."""
+    """Raise EtloomError if the store holds a different run under this name."""
     path = published.get("source")
     if path != describe_path(run.resolve()) and run.resolve() != stage.target.resolve():
         raise EtloomError(

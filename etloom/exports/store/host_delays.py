@@ -157,7 +157,7 @@ def _measure_delays(rows: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _summarize(rows: pl.DataFrame, by: str, min_pct: float, runs: Sequence[str]) -> pl.DataFrame:
-    """Return the row of each unit, the slowest first. rows: one per run and unit."""
+    """Summarize all runs: one row per host, rank or rack, the slowest first. rows: the same per run."""
     # The median of the others of a unit above the median; below it does not matter.
     others = pl.col("pct").sort().get(((pl.len().cast(pl.Int64) - 2) // 2).clip(0)).over("run")
     is_slow = (

@@ -1,4 +1,4 @@
-"""Categories of the events of Ascend's trace_view.json, which names processes instead.
+"""Categories of the events of Ascend's trace_view.json, inferred from the names of its processes.
 
 msprof and torch_npu write one Chrome trace: host operators with Kineto's categories, and without a category the
 processes "CANN" (calls that launch), "Ascend Hardware" (tasks on streams), "Communication" or "HCCL" (collectives, and

@@ -210,7 +210,7 @@ class Executor:
         return outcome
 
     def _call(self, step: ProgramStep, prepared: PreparedOperator) -> Any:
-        """Call an operator, under autocast if it has the recorded types of its results only there."""
+        """Call an operator; under autocast if only then its results have the recorded types."""
         dtype = autocast.find_type(step, self.device.type)
         plain = prepared.call
         for call in () if dtype is None else (plain, autocast.wrap(plain, self.device.type, dtype)):
