@@ -106,6 +106,16 @@ def test_facts_of_ranks_are_known_without_opening_them(
     assert_frame_equal(stored.rank_facts, expected)
 
 
+def test_damaged_figures_of_a_stored_rank_are_left_out(store: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(store / "run=monday", tmp_path / "run=monday")
+    file = damaged / "summaries" / "ranks.parquet"
+    ranks = pl.read_parquet(file)
+    ranks.with_columns(pl.col("meta").str.replace('"device_work": ', '"device_work": -')).write_parquet(file)
+    trace = etloom.open(damaged)[0]
+    assert trace.meta["link"]["launched"] > 0 and "device_work" not in trace.meta["link"]
+    assert trace.stats.filter(name="read.invalid_meta")["count"].to_list() == [1]
+
+
 @pytest.mark.slow
 def test_answers_of_ranks_that_processes_prepared_equal_those_in_memory(tmp_path: Path) -> None:
     run = write_fleet(tmp_path / "monday", RANKS, slow=(5, 8, 9), steps=2)

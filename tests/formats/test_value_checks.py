@@ -9,6 +9,7 @@ import pytest
 
 from etloom.core.schema import TABLES, Stat
 from etloom.formats.tables import value_checks
+from etloom.formats.tables.meta_checks import check_meta
 from etloom.formats.tables.value_checks import check_table
 
 
@@ -79,3 +80,20 @@ def test_values_accepted_without_parsing_are_valid(form: Any, count: int) -> Non
     accepted = [text for text in texts if text not in unusual]
     assert len(accepted) > (count if form not in ("shapes", "strides") else 1)
     assert [text for text in accepted if not value_checks._FORMS[form](value_checks._parse(text))] == []
+
+
+def test_figures_of_linking_that_a_saved_trace_states_wrongly_are_left_out() -> None:
+    link = {
+        "how": "rf_id",
+        "score": 1.0,
+        "iteration": None,
+        "launched": 3,
+        "device_work": "3",
+        "coverage": [1],
+    }
+    meta = {"link": link, "linked": "yes", "clock": ["epoch"], "step_name": 3}
+    stats: list[Stat] = []
+    assert check_meta(meta, stats) == {
+        "link": {"how": "rf_id", "score": 1.0, "iteration": None, "launched": 3}
+    }
+    assert stats == [Stat("read.invalid_meta", "data_loss", 5, "link.device_work '3': left out")]

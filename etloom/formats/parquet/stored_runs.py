@@ -16,13 +16,14 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError, warn
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import COUNTED_TABLES, Job, StoredAnswer, StoredRefusal, Trace, TracesOnDemand
 from etloom.core.version import compute_code_digest
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.mirror import ensure_local
 from etloom.formats.parquet.store_layout import SUMMARIES, check_version, read_json
 from etloom.formats.parquet.table_files import ParquetTable, read_table
+from etloom.formats.tables.meta_checks import check_meta
 
 RANK_COLUMNS = {
     "rank": pl.Int64,
@@ -153,7 +154,9 @@ class _StoredRun:
             for name, rows in tables.items()
         }
         stats = self._stats_by_rank.get((rank,), TABLES["stats"].empty())
-        return Trace({"stats": stats}, meta, loaders=loaders)
+        invalid: list[Stat] = []
+        trace = Trace({"stats": stats}, check_meta(meta, invalid), loaders=loaders)
+        return trace.with_stats(invalid) if invalid else trace
 
     def scan(self, name: str) -> pl.LazyFrame:
         """Return a table of all ranks as one query; of stats without the rows of the run."""

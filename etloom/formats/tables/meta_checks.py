@@ -88,6 +88,18 @@ def _is_world_size(value: Any) -> bool:
     return type(value) is int and 1 <= value <= _MAX_RANKS
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_clock(value: Any) -> bool:
+    return value in ("epoch", "relative")
+
+
 def _is_name(value: Any) -> bool:
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
@@ -104,7 +116,18 @@ _DEVICE: dict[str, _Kind] = {
     "name": _is_text,
     **dict.fromkeys(("id", "totalGlobalMem", "computeMajor", "computeMinor", "numSms"), _is_natural),
 }
+_LINK_COUNTS = ("ties", "iterations", "iteration", "host_operators", "linked", "device_work", "launched")
+_LINK: dict[str, _Kind] = {
+    "how": _is_text,
+    "score": _is_number,
+    "coverage": _is_number,
+    **dict.fromkeys(_LINK_COUNTS, _is_natural),
+}
 _ENTRIES: dict[str, _Kind] = {
+    "clock": _is_clock,
+    "linked": _is_flag,
+    "link": _LINK,
+    "step_name": _is_text,
     "rank": _is_rank,
     "world_size": _is_world_size,
     "base_ns": _is_integer,
