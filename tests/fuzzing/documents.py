@@ -70,7 +70,7 @@ def mutate_file(rng: random.Random, path: Path) -> Path:
     else:
         try:
             data = mutate(rng, data, path)
-        except Exception:
+        except (Exception, pl.exceptions.PanicException):  # polars panics on some damaged Parquet files
             data = mutate_bytes(rng, data)  # a second mutation of what is no longer of that form
     if packed:
         data = gzip.compress(data, 1)
