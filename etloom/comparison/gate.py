@@ -141,7 +141,7 @@ def _compare_or_raise(runs: Sequence[Job], baselines: Sequence[Job], measure: st
 
 
 def _judge(row: dict[str, Any], limit: float, runs: int = 1, least: float = 0.0) -> dict[str, Any]:
-    """Add verdict, limit_pct, more_steps and more_runs. least: half the width that remains with any number of steps."""
+    """Add verdict, limit_pct, more_steps and more_runs. least: half width of the interval with any number of steps."""
     change, low, high = row["change_pct"], row["low_pct"], row["high_pct"]
     row = {**row, "limit_pct": limit}
     if row.get("negligible"):

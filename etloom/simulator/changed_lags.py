@@ -20,7 +20,7 @@ from etloom.simulator.changes import Change
 from etloom.simulator.edge_selection import Selection
 
 _CHUNK_EDGES = 1 << 15
-"""Edges that are computed at a time: their arrays stay in the processor's cache."""
+"""Number of edges that are computed at a time, so that their arrays stay in the processor's cache."""
 
 
 class Lags(NamedTuple):

@@ -181,7 +181,7 @@ def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
 
 
 def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
-    """Sum the findings of one rank into one, located at the most expensive; a single finding is returned
+    """Sum the findings of one rank into one, at the place of the most expensive; a single finding is returned
     unchanged.
 
     Args:
