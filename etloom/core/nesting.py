@@ -187,8 +187,8 @@ def _order_by_entry(
 
     The recorder numbers operators (External id, record function id), calls (correlation) and Python functions (Python
     id) as they are entered. Between these, and without numbers, the longest is first; of equal ones a Python function,
-    an operator, a call. Events of one kind keep the
-    order of their numbers: if a later one of the kind precedes an event, so does an earlier one.
+    an operator, a call. Events of one kind keep the order of their numbers: if a later one of the kind precedes an
+    event, so does an earlier one.
     """
     starts = events["ts"].to_numpy()[rows]
     same = starts[1:] == starts[:-1]
