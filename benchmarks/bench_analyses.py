@@ -153,11 +153,11 @@ def compare_with_hta(path: Path, quick: bool, folder: Path) -> None:
             f"{b / a:,.0f}x" if isinstance(a, float) and isinstance(b, float) else ""
             for a, b in ((mine, other), (whole, hta_whole))
         ]
-        if isinstance(mine, float):
+        if isinstance(mine, float) and isinstance(other, float):
             note_targets(
                 Target(
                     f"{name}: times as fast as HTA",
-                    other / mine if isinstance(other, float) else 0,
+                    other / mine,
                     "x",
                     target,
                     is_maximum=False,
