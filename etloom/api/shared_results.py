@@ -16,10 +16,12 @@ def list_shared_work(job: Job) -> Iterator[Callable[[], object]]:
     """
     from etloom.comparison import RUN_TABLES
     from etloom.reports.summary import answer_once, summarize_run
+    from etloom.simulator.devices import list_kernel_costs
 
     yield from _list_rank_work(job, is_finding=True)
     yield lambda: answer_once(job, "findings")
     yield lambda: _prepare_what_if(job)
+    yield from (partial(trace.compute_once, list_kernel_costs) for trace in job.values())
     yield lambda: summarize_run(job)
     yield from _list_rank_work(job, is_finding=False)
     yield from (partial(table.read, job) for table in RUN_TABLES)

@@ -57,10 +57,15 @@ class ChainScenario:
         )
 
 
-def contract_scenario(scenario: Scenario) -> ChainScenario:
-    """Return the scenario on a contracted graph."""
+def contract_scenario(scenario: Scenario, extremes: Extremes | None = None) -> ChainScenario:
+    """Return the scenario on a contracted graph.
+
+    Args:
+        extremes: the extreme points of its graph, if known; they are the same whichever lags change.
+    """
     graph, parts = scenario.graph, scenario.communications.participations
-    extremes = find_extremes(graph, scenario.recorded, scenario.template, scenario.lag)
+    if extremes is None:
+        extremes = find_extremes(graph, scenario.recorded, scenario.template, scenario.lag)
     anchors = extremes.mask.copy()
     anchors[find_step_starts(scenario)["point"].to_numpy()] = True
     anchors[parts.select(_POINTS).to_numpy().ravel()] = True

@@ -107,28 +107,26 @@ class PointSpans:
 def find_step_starts(scenario: Scenario) -> pl.DataFrame:
     """Return rank, step and point of the start of each step annotation, sorted by rank and step."""
     graph = scenario.graph
-    is_start = np.flatnonzero((graph.role == PointRole.START) & (graph.event >= 0))
-    begins = pl.DataFrame(
-        {"rank": graph.rank[is_start], "event": graph.event[is_start], "point": is_start.astype(np.int64)}
+    marks = pl.concat(
+        scenario.recorded[rank]
+        .compute_once(_list_step_annotations)
+        .with_columns(template=pl.lit(rank, pl.Int64))
+        for rank in sorted(set(scenario.template.values()))
     )
-    starts = [
-        begins.filter(pl.col("rank").is_in(copies)).join(
-            _step_annotations(scenario.recorded[recorded]), on="event"
-        )
-        for recorded, copies in _group_by_template(scenario)
-    ]
-    return pl.concat(starts).sort("rank", "step").select("rank", "step", "point")
+    is_mark = (graph.role == PointRole.START) & np.isin(graph.event, marks["event"].to_numpy())
+    points = np.flatnonzero(is_mark)
+    begins = pl.DataFrame(
+        {"rank": graph.rank[points], "event": graph.event[points], "point": points.astype(np.int64)}
+    )
+    template = pl.DataFrame(
+        {"rank": list(scenario.template), "template": list(scenario.template.values())},
+        schema={"rank": begins["rank"].dtype, "template": pl.Int64},
+    )
+    starts = begins.join(template, on="rank").join(marks, on=("template", "event"))
+    return starts.sort("rank", "step").select("rank", "step", "point")
 
 
-def _group_by_template(scenario: Scenario) -> list[tuple[int, list[int]]]:
-    """Return each recorded rank whose program runs, with the ranks of the scenario that run it."""
-    return [
-        (recorded, [rank for rank, template in scenario.template.items() if template == recorded])
-        for recorded in sorted(set(scenario.template.values()))
-    ]
-
-
-def _step_annotations(trace: Trace) -> pl.DataFrame:
+def _list_step_annotations(trace: Trace) -> pl.DataFrame:
     """Return event and step of the outermost annotation of each step."""
     is_annotation = arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
     marks = trace.events.filter(pl.Series(is_annotation) & pl.col("step").is_not_null())

@@ -23,7 +23,7 @@ from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph
 from etloom.graphs.graph import Int64Array
-from etloom.simulator.chains import ChainScenario, contract_scenario
+from etloom.simulator.chains import ChainScenario
 from etloom.simulator.devices import change_collectives, change_device
 from etloom.simulator.durations import TABLE_SCHEMA, Z_90
 from etloom.simulator.network import (
@@ -276,7 +276,7 @@ def _predict_times(
     if device is not None:
         scenario = change_device(scenario, device)
         deviations[Basis.ROOFLINE] = scenario.deviations[Basis.ROOFLINE]
-    chains = recording.chains if scenario is recorded else contract_scenario(scenario)
+    chains = recording.chains if scenario is recorded else recording.contract(scenario)
     scenario = chains.scenario
     scenario = apply_network(scenario, target.model, target.basis) if target.model else scenario
     if device is not None and network is None:

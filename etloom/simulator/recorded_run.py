@@ -148,7 +148,11 @@ class RecordedRun:
     @cached_property
     def chains(self) -> ChainScenario:
         """The first scenario of a prediction on a contracted graph."""
-        return contract_scenario(self.scenario)
+        return self.contract(self.scenario)
+
+    def contract(self, scenario: Scenario) -> ChainScenario:
+        """Return a scenario on a contracted graph; its extreme points are known if its graph is the recorded one."""
+        return contract_scenario(scenario, self._extremes if scenario.graph is self.graph.graph else None)
 
     @cached_property
     def spans(self) -> tuple[PointSpans, PointSpans]:

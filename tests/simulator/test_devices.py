@@ -15,7 +15,7 @@ from etloom.core.trace import Job
 from etloom.graphs.graph import EdgeKind
 from etloom.simulator.devices import change_collectives, change_device
 from etloom.simulator.devices.call_shapes import parse_calls
-from etloom.simulator.devices.kernel_ratios import compute_kernel_ratios, scale_by_limits
+from etloom.simulator.devices.kernel_ratios import compute_kernel_ratios, list_kernel_costs, scale_by_limits
 from etloom.simulator.devices.measured_tables import MeasuredRatios
 from etloom.simulator.recording import describe_recording
 from etloom.simulator.scenario import Basis, Communications
@@ -184,5 +184,5 @@ def test_collectives_of_a_node_take_measured_ratios(job: Job, tables: Path) -> N
 def test_unknown_costs_are_guessed_by_family(job: Job) -> None:
     trace = job[0]
     bare = trace.replace(None, arguments=trace.arguments.head(0))
-    ratios = compute_kernel_ratios(bare, lookup_peaks("H100 SXM"), lookup_peaks("B200"))
+    ratios = compute_kernel_ratios(list_kernel_costs(bare), lookup_peaks("H100 SXM"), lookup_peaks("B200"))
     assert set(ratios["basis"]) == {Basis.GUESSED} and (ratios["ratio"] < 1).all()

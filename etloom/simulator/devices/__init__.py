@@ -9,6 +9,6 @@ call_shapes        families, sizes and precisions of operator calls, as the tabl
 from __future__ import annotations
 
 from etloom.simulator.devices.collective_ratios import change_collectives
-from etloom.simulator.devices.kernel_ratios import change_device
+from etloom.simulator.devices.kernel_ratios import change_device, list_kernel_costs
 
-__all__ = ["change_collectives", "change_device"]
+__all__ = ["change_collectives", "change_device", "list_kernel_costs"]

@@ -15,7 +15,6 @@ the time in which the GPU waits for the host. No kernel takes less than `MIN_KER
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, find_device_peaks
 from etloom.analyses.flops.peaks import Peaks, lookup_peaks
 from etloom.core.errors import AnalysisError, EtloomError
-from etloom.core.trace import Trace
+from etloom.core.trace import Job, Trace
 from etloom.graphs.graph import EdgeKind
 from etloom.simulator.devices.call_shapes import parse_calls
 from etloom.simulator.devices.measured_tables import MeasuredRatios
@@ -40,6 +39,14 @@ LARGE_KERNEL_EFFICIENCY = 0.75
 
 SAME_PEAK_DEVIATION, OTHER_PEAK_DEVIATION = 0.11, 0.39
 """Relative standard deviation of times by roofline, between devices of equal and of different peaks."""
+
+_MATRIX = [str(name) for name in MATRIX]
+_COSTS = {
+    **dict.fromkeys(("name", "dims", "family", "dtype"), pl.String),
+    **dict.fromkeys(("tf32", "bus"), pl.Boolean),
+    **dict.fromkeys(("flops", "bytes", "time_ns"), pl.Float64),
+}
+"""Columns of calls that ratios depend on."""
 
 
 def change_device(scenario: Scenario, device: str, *, tables: Path | None = None) -> Scenario:
@@ -56,35 +63,26 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
         EtloomError: the run has no kernels.
     """
     new = lookup_peaks(device)
-    names, deviation = set(), 0.0
-
-    def compute_ratios(trace: Trace) -> pl.DataFrame:
-        nonlocal deviation
-        try:
-            old = find_device_peaks(trace)
-        except AnalysisError as error:
-            remedy = "--device needs a recording that names a device of docs/flops.md"
-            raise AnalysisError(error.what, where=error.where, remedy=remedy) from None
-        names.add(old.name)
-        deviation = max(deviation, estimate_deviation(old, new))
-        return compute_kernel_ratios(trace, old, new, tables)
-
     if not (scenario.graph.kind == EdgeKind.KERNEL).any():
         raise EtloomError(f"--device {device}: the run has no kernels", remedy="record it on a GPU")
-    changed, shares = scale_kernels(scenario, compute_ratios)
-    note = f"kernels of {', '.join(sorted(names))} on {new.name}: {shares} (of their recorded time)"
+    recorded = scenario.recorded.compute_once(collect_kernel_costs, list_kernel_ranks(scenario))
+    ratios = pl.concat(
+        compute_kernel_ratios(costs, old, new, tables).with_columns(costs["rank"]) for old, costs in recorded
+    )
+    changed, shares = scale_kernels(scenario, ratios)
+    names = ", ".join(sorted(old.name for old, _ in recorded))
+    note = f"kernels of {names} on {new.name}: {shares} (of their recorded time)"
+    deviation = max(estimate_deviation(old, new) for old, _ in recorded)
     deviations = {**scenario.deviations, Basis.ROOFLINE: deviation}
     return changed.replace(deviations=deviations, notes=(*scenario.notes, note))
 
 
-def scale_kernels(
-    scenario: Scenario, compute_ratios: Callable[[Trace], pl.DataFrame]
-) -> tuple[Scenario, str]:
+def scale_kernels(scenario: Scenario, ratios: pl.DataFrame) -> tuple[Scenario, str]:
     """Return the scenario with the kernels scaled by ratios, and the share of their time by basis as text.
 
     Args:
         scenario: of a run with kernels.
-        compute_ratios: returns id, ratio and basis of kernels of the trace of a recorded rank.
+        ratios: rank (of the recording), id, ratio and basis of kernels.
     """
     edges = np.flatnonzero(scenario.graph.kind == EdgeKind.KERNEL)
     owners = pl.DataFrame(
@@ -94,11 +92,7 @@ def scale_kernels(
             "id": scenario.graph.owner[edges].astype(np.int64),
         }
     )
-    ratios = [
-        compute_ratios(scenario.recorded[rank]).with_columns(rank=pl.lit(rank, pl.Int64))
-        for rank in owners["rank"].unique().sort().to_list()
-    ]
-    changed = owners.join(pl.concat(ratios), on=("rank", "id"))
+    changed = owners.join(ratios, on=("rank", "id"))
     index = changed["edge"].to_numpy()
     before = scenario.lag[index]
     after = np.maximum(np.rint(before * changed["ratio"].to_numpy()), np.minimum(before, MIN_KERNEL_NS))
@@ -121,49 +115,103 @@ def find_recorded_device(scenario: Scenario) -> Peaks:
     return find_device_peaks(next(iter(scenario.recorded.values())))
 
 
+def list_kernel_ranks(scenario: Scenario) -> tuple[int, ...]:
+    """Return the recorded ranks whose kernels a scenario has, ascending."""
+    ranks = scenario.graph.rank[scenario.graph.target[scenario.graph.kind == EdgeKind.KERNEL]]
+    return tuple(sorted({scenario.template[rank] for rank in np.unique(ranks).tolist()}))
+
+
 def _list_templates(scenario: Scenario) -> list[int]:
     """Return the recorded rank that each rank repeats, indexed by rank."""
     return [scenario.template.get(rank, -1) for rank in range(max(scenario.template) + 1)]
 
 
-def compute_kernel_ratios(trace: Trace, old: Peaks, new: Peaks, tables: Path | None = None) -> pl.DataFrame:
-    """Return the ratio of the times on another device and on the recorded one for each computing kernel (id),
-    and its `Basis`.
+def collect_kernel_costs(job: Job, ranks: tuple[int, ...]) -> list[tuple[Peaks, pl.DataFrame]]:
+    """Return each recorded device, with `list_kernel_costs` of its ranks and a column ``rank``.
 
-    tables: folder of measured tables; default: those of an installed aiconfigurator-core.
+    Raises:
+        AnalysisError: the device of a rank has no known peaks.
+    """
+    devices: dict[str, tuple[Peaks, list[pl.DataFrame]]] = {}
+    for rank in ranks:
+        try:
+            peaks = find_device_peaks(job[rank])
+        except AnalysisError as error:
+            remedy = "--device needs a recording that names a device of docs/flops.md"
+            raise AnalysisError(error.what, where=error.where, remedy=remedy) from None
+        costs = job[rank].compute_once(list_kernel_costs)
+        devices.setdefault(peaks.name, (peaks, []))[1].append(costs.with_columns(rank=pl.lit(rank, pl.Int64)))
+    return [(peaks, pl.concat(costs)) for peaks, costs in devices.values()]
+
+
+def list_kernel_costs(trace: Trace) -> pl.DataFrame:
+    """Return the computing kernels, with the cost of the call of each.
+
+    Returns:
+        id, kernel_family, and of the call, null if no cost is known: name, dims, family, dtype, tf32, bus, flops, bytes
+        and time_ns, see `count_calls`.
 
     Raises:
         AnalysisError: the trace has no GPU activity.
     """
     kernels = assign_kernels(trace).filter((pl.col("kind") != "communication") & ~pl.col("bus"))
     kernels = kernels.select(
-        pl.col("id").cast(pl.Int64),
-        pl.col("row", "replay"),
-        pl.col("kernel_family").cast(pl.String).alias("family"),
-    ).with_columns(guess=_guess_ratios(pl.col("family"), old, new))
+        pl.col("id").cast(pl.Int64), "row", "replay", pl.col("kernel_family").cast(pl.String)
+    )
     try:
         calls = count_calls(trace).filter(pl.col("row") >= 0)
     except AnalysisError:
-        return _select_ratios(kernels.with_columns(table=None, limit=None))
-    before, after = add_limits(calls, old)["ideal_ns"], add_limits(calls, new)["ideal_ns"]
-    measured = _look_up_calls(calls, old, new, tables)
-    is_matrix = calls["family"].is_in([str(name) for name in MATRIX]).to_numpy()
-    costs = calls.select("row", "replay").with_columns(
-        limit=pl.Series(scale_by_limits(calls["time_ns"], before, after, is_matrix)).fill_nan(None),
-        table=pl.Series(measured).fill_nan(None),
+        return kernels.select("id", "kernel_family", **{name: pl.lit(None, t) for name, t in _COSTS.items()})
+    costs = calls.select("row", "replay", *(pl.col(name).cast(dtype) for name, dtype in _COSTS.items()))
+    return kernels.join(costs, on=("row", "replay"), how="left", maintain_order="left").drop("row", "replay")
+
+
+def compute_kernel_ratios(
+    costs: pl.DataFrame, old: Peaks, new: Peaks, tables: Path | None = None
+) -> pl.DataFrame:
+    """Return the ratio of the times on another device and on the recorded one for each kernel (id), and its `Basis`.
+
+    Args:
+        costs: as `list_kernel_costs` returns them.
+        old: the recorded device.
+        new: the other one.
+        tables: folder of measured tables; default: those of an installed aiconfigurator-core.
+    """
+    before, after = add_limits(costs, old)["ideal_ns"], add_limits(costs, new)["ideal_ns"]
+    is_matrix = costs["family"].is_in(_MATRIX).fill_null(False).to_numpy()
+    return costs.select(
+        "id",
+        table=pl.Series(_look_up_calls(costs, old, new, tables)).fill_nan(None),
+        limit=pl.Series(scale_by_limits(costs["time_ns"], before, after, is_matrix)).fill_nan(None),
+        guess=_guess_ratios(pl.col("kernel_family"), old, new),
+    ).select(
+        "id",
+        ratio=pl.coalesce("table", "limit", "guess").cast(pl.Float64),
+        basis=pl.when(pl.col("table").is_not_null())
+        .then(pl.lit(int(Basis.TABLE)))
+        .when(pl.col("limit").is_not_null())
+        .then(pl.lit(int(Basis.ROOFLINE)))
+        .otherwise(pl.lit(int(Basis.GUESSED)))
+        .cast(pl.UInt8),
     )
-    return _select_ratios(kernels.join(costs, on=("row", "replay"), how="left", maintain_order="left"))
 
 
 def _look_up_calls(calls: pl.DataFrame, old: Peaks, new: Peaks, tables: Path | None) -> np.ndarray:
     """Return the measured ratio of each call, nan without one."""
-    ratios = np.full(calls.height, np.nan)
+    distinct = calls.select("name", "dims", "dtype").unique(maintain_order=True)
+    ratios = np.full(distinct.height, np.nan)
     for family in ("gemm", "context_attention", "generation_attention"):
         measured = MeasuredRatios.load(family, old.name, new.name, tables)
         if measured is not None:
-            values = measured.compute_ratios(*parse_calls(calls, family))
+            values = measured.compute_ratios(*parse_calls(distinct, family))
             ratios = np.where(np.isnan(values), ratios, values)
-    return ratios
+    if np.isnan(ratios).all():
+        return np.full(calls.height, np.nan)
+    by_call = distinct.with_columns(ratio=pl.Series(ratios))
+    keys = ("name", "dims", "dtype")
+    return calls.join(by_call, on=keys, how="left", maintain_order="left", nulls_equal=True)[
+        "ratio"
+    ].to_numpy()
 
 
 def scale_by_limits(
@@ -196,19 +244,4 @@ def _guess_ratios(family: pl.Expr, old: Peaks, new: Peaks) -> pl.Expr:
     peaks = old.tflops("bf16") or old.tflops("fp16"), new.tflops("bf16") or new.tflops("fp16")
     compute = peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
     memory = old.bandwidth_gbs / new.bandwidth_gbs if old.bandwidth_gbs and new.bandwidth_gbs else 1.0
-    return pl.when(family.is_in([str(name) for name in MATRIX])).then(compute).otherwise(memory)
-
-
-def _select_ratios(kernels: pl.DataFrame) -> pl.DataFrame:
-    """Return the ratio from the best source, and this source."""
-    kernels = kernels.with_columns(pl.col("table", "limit").cast(pl.Float64))
-    return kernels.select(
-        "id",
-        ratio=pl.coalesce("table", "limit", "guess"),
-        basis=pl.when(pl.col("table").is_not_null())
-        .then(pl.lit(int(Basis.TABLE)))
-        .when(pl.col("limit").is_not_null())
-        .then(pl.lit(int(Basis.ROOFLINE)))
-        .otherwise(pl.lit(int(Basis.GUESSED)))
-        .cast(pl.UInt8),
-    )
+    return pl.when(family.is_in(_MATRIX)).then(compute).otherwise(memory)

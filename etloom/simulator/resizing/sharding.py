@@ -25,7 +25,7 @@ from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Trace
 from etloom.graphs.graph import EdgeKind
 from etloom.simulator.devices.call_shapes import list_matrices
-from etloom.simulator.devices.kernel_ratios import scale_by_limits, scale_kernels
+from etloom.simulator.devices.kernel_ratios import list_kernel_ranks, scale_by_limits, scale_kernels
 from etloom.simulator.scenario import Basis, Scenario
 
 Shares = tuple[float, float, Basis]
@@ -75,15 +75,12 @@ def scale_calls(
     Raises:
         AnalysisError: no shapes were recorded.
     """
-    certain = 0
-
-    def compute_ratios(trace: Trace) -> pl.DataFrame:
-        nonlocal certain
-        ratios, count = compute_call_ratios(trace, find_shares)
+    certain, tables = 0, []
+    for rank in list_kernel_ranks(scenario):
+        ratios, count = compute_call_ratios(scenario.recorded[rank], find_shares)
+        tables.append(ratios.with_columns(rank=pl.lit(rank, pl.Int64)))
         certain += count
-        return ratios
-
-    changed, text = scale_kernels(scenario, compute_ratios)
+    changed, text = scale_kernels(scenario, pl.concat(tables))
     return changed, text, certain
 
 
