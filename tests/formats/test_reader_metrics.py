@@ -175,6 +175,12 @@ def test_parquet_with_a_temporal_column(unit: Any, tmp_path: Path) -> None:
     assert stats(trace) == {}
 
 
+def test_a_table_without_columns_of_values_is_refused(tmp_path: Path) -> None:
+    pl.DataFrame({"time": [[1, 2], [3]]}).write_parquet(tmp_path / "x.parquet")
+    with pytest.raises(ReadError, match="has no columns with single values"):
+        metrics.read(tmp_path / "x.parquet")
+
+
 def test_vllms_latency_benchmark(tmp_path: Path) -> None:
     text = json.dumps({"avg_latency": 1.5, "latencies": [1.0, 2.0], "percentiles": {"10": 1.1, "90": 1.9}})
     assert metrics.sniff(text.encode())

@@ -133,7 +133,9 @@ def find_time_column(table: pl.DataFrame, requested: str | None, path: Path) -> 
         raise ReadError(
             f"has no column {requested!r}", where=path, remedy=f"columns: {', '.join(table.columns)}"
         )
-    if starts_with_date(str(table.item(0, 0))) if table.height else False:
+    if not table.width:
+        raise ReadError("has no columns with single values", where=path)
+    if table.height and starts_with_date(str(table.item(0, 0))):
         return table.columns[0]
     columns = {normalize_name(name): name for name in reversed(table.columns)}
     for candidate in TIME_NAMES:
