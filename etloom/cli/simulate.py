@@ -84,6 +84,7 @@ def simulate(
     \b
       WHAT    kernel, copy, comm, op, host, python, launch, stream, sync
       NAME    a pattern for the name: *gemm*, aten::mm, all_reduce
+              (kernels are named differently on each GPU, nvjet_* on Hopper: etloom analyze kernel-breakdown lists them)
       KEY     rank, step, stream, group
       CHANGE  x0.5 (times), =20us (to), +3us, -3us
 
