@@ -6,10 +6,13 @@ holds the writer. `io` and `tables` are shared by the formats: bytes and files, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from etloom.core import registry
 from etloom.core.errors import ReadError
@@ -18,7 +21,7 @@ from etloom.core.trace import Job, Trace
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, detect_compression, open_decompressed
 from etloom.formats.tables.value_checks import check_values
 
-__all__ = ["UNKNOWN_FORMAT", "detect_format", "is_compressed", "read"]
+__all__ = ["UNKNOWN_FORMAT", "convert_panics", "detect_format", "is_compressed", "read"]
 
 HELPERS = frozenset({"io", "tables"})
 """Modules of this package that are not plugins."""
@@ -64,10 +67,21 @@ def read(
     check_options("readers", name, options)
     if progress is not None and any(o.name == "progress" for o in registry.list_options("readers", name)):
         options["progress"] = progress
-    with registry.name_plugin_in_errors("readers", name):
-        trace: Trace | Job = registry.get("readers", name).read(path, **options)
-    # Here, once, so that neither a reader nor later code has to expect odd values.
-    return check_values(trace) if isinstance(trace, Trace) else trace.map(check_values)
+    with convert_panics(path):
+        with registry.name_plugin_in_errors("readers", name):
+            trace: Trace | Job = registry.get("readers", name).read(path, **options)
+        # Here, once, so that neither a reader nor later code has to expect odd values.
+        return check_values(trace) if isinstance(trace, Trace) else trace.map(check_values)
+
+
+@contextlib.contextmanager
+def convert_panics(path: Path) -> Iterator[None]:
+    """Convert a panic of polars, which is not an Exception and names no file, to ReadError."""
+    try:
+        yield
+    except pl.exceptions.PanicException as error:
+        reason = str(error).partition("\n")[0]
+        raise ReadError(f"polars failed on it: {reason}", where=path, remedy="please report it") from error
 
 
 def detect_format(path: Path, likely: str = "") -> str | None:

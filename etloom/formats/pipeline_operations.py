@@ -20,6 +20,7 @@ import polars as pl
 
 from etloom.core.categories import PIPELINE_OPERATION
 from etloom.core.errors import LimitError, ReadError
+from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
@@ -122,7 +123,7 @@ def _read_rows(path: Path, limit: int) -> pl.DataFrame:
         return query.select(
             pl.col(name).cast(dtype, strict=False) for name, dtype in wanted.items()
         ).collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except PARQUET_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise ReadError(f"is not a readable Parquet file: {reason}", where=path) from None
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etloom import linker
+from etloom import formats, linker
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.names import list_user_files
 from etloom.core.schema import Stat
@@ -169,7 +169,7 @@ class _Execution:
         parts = self._read_files(plan.files, is_rank=rank is not None)
         if not parts:
             return None
-        with file_reading.convert_panics(plan.files[0]):
+        with formats.convert_panics(plan.files[0]):
             if isinstance(parts, Job):
                 return parts.map(self._link)
             captures, capture_stats = self._read_captures(plan.captures)

@@ -6,16 +6,12 @@ left on disk.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from etloom import formats
-from etloom.core.errors import ReadError
 from etloom.core.trace import Job, Trace
 from etloom.formats.parquet import writer
 from etloom.loading import cache
@@ -44,21 +40,10 @@ def read_file(path: Path, progress: Progress | None) -> Trace | Job:
         if progress is not None:
             progress(path, bytes)
 
-    with convert_panics(path):
-        trace = formats.read(path, progress=count)
+    trace = formats.read(path, progress=count)
     if path.is_file():
         count(path.stat().st_size - reported)  # readers without progress report nothing
     return trace
-
-
-@contextlib.contextmanager
-def convert_panics(path: Path) -> Iterator[None]:
-    """Convert a panic of polars, which is not an Exception and names no file, to ReadError."""
-    try:
-        yield
-    except pl.exceptions.PanicException as error:
-        reason = str(error).partition("\n")[0]
-        raise ReadError(f"polars failed on it: {reason}", where=path, remedy="please report it") from error
 
 
 def is_large(path: Path) -> bool:
@@ -78,7 +63,7 @@ def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) ->
     from etloom.formats.kineto.large_file import convert_large_file  # only large files need pyarrow
 
     with writer.create_atomically(out) as folder:
-        with convert_panics(path):
+        with formats.convert_panics(path):
             meta = convert_large_file(path, folder, progress=partial(progress, path) if progress else None)
         writer.write_meta(folder, "trace", meta)
 

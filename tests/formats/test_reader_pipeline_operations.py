@@ -88,6 +88,20 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, cut: int) -> None
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("error", [pl.exceptions.ComputeError, pl.exceptions.PanicException])
+def test_any_failure_of_polars_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    path = write_rows(tmp_path / "job.parquet")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error("the sizes differ\nat some line")
+
+    monkeypatch.setattr(pl.LazyFrame, "collect", fail)
+    with pytest.raises(EtloomError, match="is not a readable Parquet file: the sizes differ$"):
+        pipeline_operations.read(path)
+
+
 def test_columns_and_sizes_are_checked(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "job.parquet")
     with pytest.raises(EtloomError, match="more than 3"):

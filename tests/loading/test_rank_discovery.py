@@ -17,6 +17,7 @@ import pytest
 import etloom
 from etloom import cli, formats, loading
 from etloom.analyses.run_info import describe_ranks as described
+from etloom.core import registry
 from etloom.core.errors import DataLoss, EtloomError, ReadError
 from etloom.loading.rank_discovery import discover_ranks
 from support import small_traces
@@ -341,14 +342,15 @@ def test_a_panic_of_polars_is_one_line_that_names_the_file(
 ) -> None:
     for rank in (0, 1):
         kineto(tmp_path / f"kineto_trace_{rank}.json")
-    read = formats.read
+    reader = registry.get("readers", "kineto")
+    read = reader.read
 
     def panics(path: Path, **options: Any) -> Any:
         if path.name == "kineto_trace_0.json":
             raise pl.exceptions.PanicException("index out of bounds\nat some line")
         return read(path, **options)
 
-    monkeypatch.setattr(formats, "read", panics)
+    monkeypatch.setattr(reader, "read", panics)
     said = f"{tmp_path / 'kineto_trace_0.json'}: polars failed on it: index out of bounds; please report it"
     assert unreadable(etloom.open(tmp_path, use_cache=False)) == [(None, "error", 1, said)]
     assert cli.main(["info", str(tmp_path / "kineto_trace_0.json"), "--no-cache"]) == 1
@@ -357,7 +359,7 @@ def test_a_panic_of_polars_is_one_line_that_names_the_file(
     def dies(path: Path, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(formats, "read", dies)
+    monkeypatch.setattr(reader, "read", dies)
     with pytest.raises(KeyboardInterrupt):
         etloom.open(tmp_path, use_cache=False)
 

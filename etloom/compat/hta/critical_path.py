@@ -27,6 +27,7 @@ from etloom.compat.hta.run_access import add_frame_index
 from etloom.core import categories
 from etloom.core.arrays import is_in, rows_of_ids
 from etloom.core.errors import AnalysisError, ReadError
+from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.paths import expand_home
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
@@ -215,7 +216,7 @@ def restore_cpgraph(zip_filename: str | PathLike[str], t_full: HtaTrace, rank: i
                 for name in (_PATH_FILE, _EVENTS_FILE)
             )
             loads = json.loads(archive.read(_FACTS_FILE))["data_load_events"]
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError) as error:
+    except (*PARQUET_ERRORS, KeyError, TypeError, zipfile.BadZipFile) as error:
         problem = f"is not a saved critical path: {error}"
         raise ReadError(problem, where=zip_filename, remedy="name a file that CPGraph.save wrote") from None
     part = keep_events(trace, trace.events["id"].is_in(ids["id"].implode()).to_numpy())

@@ -16,6 +16,7 @@ import polars as pl
 
 from etloom.analyses.helpers import check_percentage
 from etloom.core.errors import AnalysisError, InvalidValue, ReadError, UnknownName
+from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.formats.parquet.store_layout import SUMMARIES, list_runs, run_folder
 
 UNITS = ("rank", "host", "rack")
@@ -128,7 +129,7 @@ def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
 def _read(file: Path, columns: Sequence[str]) -> pl.DataFrame:
     try:
         return pl.read_parquet(file, columns=list(columns), glob=False, hive_partitioning=False)
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+    except PARQUET_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise ReadError(
             f"is not a summary of a store: {reason}", where=file, remedy="add the run again"

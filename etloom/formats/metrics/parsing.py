@@ -14,6 +14,7 @@ import polars as pl
 
 from etloom.core.errors import LimitError, ReadError
 from etloom.core.memory import available_memory
+from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.text import NS_PER_UNIT
 from etloom.formats.io.json_text import load_json
@@ -58,7 +59,7 @@ def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
         if data.lstrip()[:1] == b"{":
             return _parse_json_lines(data, stats)
         return _parse_csv(data, stats)
-    except (pl.exceptions.PolarsError, csv.Error, OSError, ValueError) as error:
+    except (*PARQUET_ERRORS, csv.Error) as error:
         raise ReadError(f"is not a table of metrics: {str(error).splitlines()[0]}", where=path) from None
 
 

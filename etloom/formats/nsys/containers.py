@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from etloom.core.errors import ReadError
+from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.formats.tables.building import build_series
 
@@ -175,11 +176,11 @@ class ParquetExport:
         for file in sorted(folder.glob("*.parquet")):
             try:
                 tables[file.stem] = frozenset(pl.read_parquet_schema(file))
-            except (OSError, pl.exceptions.PolarsError) as error:
+            except PARQUET_ERRORS as error:
                 self._count_damage(file.stem, error)
         self.tables: Mapping[str, frozenset[str]] = tables
 
-    def _count_damage(self, table: str, error: Exception) -> None:
+    def _count_damage(self, table: str, error: BaseException) -> None:
         self.stats.append(Stat("read.nsys_damaged_table", "data_loss", 1, f"{table}: {str(error)[:200]}"))
 
     def count_rows(self, table: str) -> int:
@@ -195,7 +196,7 @@ class ParquetExport:
             return pl.DataFrame(schema=dict(columns))
         try:
             read = pl.read_parquet(self.path / f"{table}.parquet", columns=present, glob=False)
-        except (OSError, pl.exceptions.PolarsError) as error:
+        except PARQUET_ERRORS as error:
             self._count_damage(table, error)
             return pl.DataFrame(schema=dict(columns))
         frame = read.select(

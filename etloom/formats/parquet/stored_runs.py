@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError, warn
+from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import COUNTED_TABLES, Job, StoredAnswer, StoredRefusal, Trace, TracesOnDemand
 from etloom.core.version import compute_code_digest
@@ -85,7 +86,7 @@ def _read_summary(folder: Path, name: str, schema: Mapping[str, Any]) -> pl.Data
     try:
         frame = pl.read_parquet(file, glob=False, hive_partitioning=False)
         return frame.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+    except PARQUET_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise ReadError(f"is not a summary of a store: {reason}", where=file, remedy=_REMEDY) from None
 
@@ -208,7 +209,7 @@ class _StoredRun:
             try:
                 path = self._folder / SUMMARIES / f"{file}.parquet"
                 return StoredAnswer(pl.read_parquet(path, glob=False, hive_partitioning=False), refusals)
-            except (OSError, ValueError, pl.exceptions.PolarsError):
+            except PARQUET_ERRORS:
                 return None  # computed from the tables
         return None
 

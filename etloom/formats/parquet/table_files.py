@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
+from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import TABLES, Stat
 from etloom.formats.io.mirror import ensure_local
 from etloom.formats.tables.value_checks import check_table
@@ -124,7 +125,7 @@ def _converting_errors(name: str, file: Path) -> Iterator[None]:
     ensure_local(file)
     try:
         yield
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+    except PARQUET_ERRORS as error:
         if not file.exists():
             raise ReadError(
                 "was removed while in use", where=file, remedy="open or export the run again"
