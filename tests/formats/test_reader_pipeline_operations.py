@@ -98,7 +98,7 @@ def test_any_failure_of_polars_is_one_line(
         raise error("the sizes differ\nat some line")
 
     monkeypatch.setattr(pl.LazyFrame, "collect", fail)
-    with pytest.raises(EtloomError, match="is not a readable Parquet file: the sizes differ$"):
+    with pytest.raises(EtloomError, match=r"is not a readable Parquet file: the sizes differ$"):
         pipeline_operations.read(path)
 
 
