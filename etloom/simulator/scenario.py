@@ -104,6 +104,7 @@ class Scenario:
         mesh: the process mesh of its ranks, if it is not the recorded one.
         deviations: relative standard deviation of times, by basis.
         notes: sentences for the answer, in order of the steps.
+        times: the time of each point, int64 ns, if a step has computed it. Not to be modified.
     """
 
     recorded: Job
@@ -116,6 +117,7 @@ class Scenario:
     deviations: Mapping[Basis, float] = field(default_factory=lambda: dict(DEVIATIONS))
     notes: tuple[str, ...] = ()
     mesh: ProcessMesh | None = None
+    times: Int64Array | None = None
 
     @cached_property
     def lag_sums(self) -> dict[Basis, float]:
@@ -125,6 +127,8 @@ class Scenario:
 
     def compute_times(self, lag: Int64Array | None = None) -> Int64Array:
         """Return the time of each point, int64 ns. lag: per edge; default: that of the scenario."""
+        if lag is None and self.times is not None:
+            return self.times
         return algorithms.compute_times(self.graph, self.lag if lag is None else lag, self.start)
 
     def compute_scaled_times(self, basis: Basis, factor: float) -> Int64Array:
@@ -141,5 +145,7 @@ class Scenario:
         return self.replace(lag=lags, basis=bases, notes=(*self.notes, *notes))
 
     def replace(self, **fields: Any) -> Scenario:
-        """Return a copy with other fields."""
+        """Return a copy with other fields; the times are no longer known if they follow from one of these."""
+        if fields.keys() & {"graph", "lag", "start"}:
+            fields.setdefault("times", None)
         return replace(self, **fields)

@@ -95,6 +95,10 @@ def test_a_network_changes_the_same_lags(own: Path) -> None:
     fit, chains = try_fit(scenario), contract_scenario(scenario)
     assert fit is not None
     expected, small = (apply_network(each, fit.model, Basis.FITTED) for each in (scenario, chains.scenario))
+    for each in (expected, small):
+        assert (each.compute_times() == algorithms.compute_times(each.graph, each.lag, each.start)).all()
+        longer = each.with_lags(np.ones(len(each.lag), bool), each.lag + 1, Basis.GUESSED)
+        assert (longer.compute_times() != each.compute_times()).any()
     expanded = chains.expand(small)
     assert (expected.lag != scenario.lag).any()
     assert (expanded.lag == expected.lag).all() and (expanded.basis == expected.basis).all()

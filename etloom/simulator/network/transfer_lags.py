@@ -53,7 +53,7 @@ def apply_network(
             break
         previous = makespan
     changed = np.concatenate((edges.own, edges.transfer[edges.transfer >= 0]))
-    return scenario.with_lags(changed, lag[changed], basis, *notes)
+    return scenario.with_lags(changed, lag[changed], basis, *notes).replace(times=point_times)
 
 
 class _Edges:
