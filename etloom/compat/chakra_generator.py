@@ -37,7 +37,13 @@ def generate(
     tensor_size: int = 1024,
     comm_size: int = 65536,
 ) -> None:
-    """Write the traces. runtime: of computations, us; sizes in bytes. Raises EtloomError for values out of range."""
+    """Write synthetic traces. Raises EtloomError for values out of range.
+
+    Args:
+        runtime: the duration of each computation, us.
+        tensor_size: bytes of each tensor.
+        comm_size: bytes of each message.
+    """
     if npus < 1 or not all(0 <= number < 1 << 63 for number in (runtime, tensor_size, comm_size)):
         raise EtloomError("expected at least one NPU, and a runtime and sizes of 0 or more")
     metadata = pb.GlobalMetadata(version="0.0.4")

@@ -163,7 +163,7 @@ class RecordedRun:
 
     @cached_property
     def recorded_spans(self) -> list[list[int]]:
-        """The recorded times of the groups of `spans`, ns."""
+        """The recorded durations of the ranks, and of the steps of ranks, in the order of `spans`, ns."""
         return [spans.measure(self.contraction.recorded_times).tolist() for spans in self.spans]
 
     @cached_property
@@ -212,7 +212,7 @@ class RecordedRun:
 
 
 def sum_wait_and_transfer(graph: Graph, time: Int64Array) -> tuple[int, int]:
-    """Return the ns from start to arrival of the last rank, and from there on, over all matched communications."""
+    """Return two sums over all matched communications, ns: waits for the last rank, and the transfers after them."""
     sums = []
     for kinds in ((EdgeKind.ARRIVAL,), TRANSFER_KINDS):
         edges = np.flatnonzero(np.isin(graph.kind, kinds))

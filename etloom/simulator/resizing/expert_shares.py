@@ -79,7 +79,7 @@ def has_expert_replicas(job: Job, mesh: ProcessMesh) -> bool:
 
 
 def are_on_replicas(job: Job, mesh: ProcessMesh) -> bool:
-    """Return whether groups of experts have several ranks, along the axis dp."""
+    """Return whether the ranks of an expert group are data-parallel ranks: expert parallelism within the axis dp."""
     return find_expert_size(job) > 1 and any("dp" in axes for axes, _, _ in _list_groups(job, mesh))
 
 
