@@ -87,12 +87,13 @@ def measure(command: list[str], code: str | None = None) -> Measured:
     watcher = threading.Thread(target=watch_tree, args=(process, peaks), daemon=True)
     watcher.start()
     output, errors = process.communicate()
+    seconds = time.perf_counter() - start
     watcher.join()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     unit = 1 if sys.platform == "darwin" else 1024
     refusal = (errors.strip().splitlines() or ["failed"])[-1] if process.returncode else None
     return Measured(
-        time.perf_counter() - start,
+        seconds,
         used.ru_utime + used.ru_stime,
         used.ru_maxrss * unit / 1e6,
         max(peaks, default=None),
