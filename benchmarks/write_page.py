@@ -121,6 +121,7 @@ def main(names: Sequence[str]) -> None:
         file = Path(folder, "targets.jsonl")
         file.touch()
         os.environ[TARGETS] = str(file)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled, too
         sections = [run_section(name) for name in names or SCRIPTS]
         figures = format_targets(read_targets(file))
     parts = [HEAD, f"{facts}\n", f"| limit | rate of one thread |\n|---|---|\n{limits}"]
