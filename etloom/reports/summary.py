@@ -138,7 +138,11 @@ def _compute_summary(job: Job) -> RunSummary:
         _summarize_top_finding(tables["findings"]),
         _summarize_step_time(tables["steps"], find_step_before(job)),
         *summarize_time_shares(
-            add_step_margins(job, tables["temporal-breakdown"]), tables["comm-overlap"], basis, devices
+            add_step_margins(job, tables["temporal-breakdown"]),
+            tables["comm-overlap"],
+            tables["steps"],
+            basis,
+            devices,
         ),
         _summarize_critical_path(tables["critical-path"], unanswered.get("critical-path")),
         _summarize_top_operator(operators),

@@ -57,13 +57,18 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize_time_shares(
-    time: pl.DataFrame, overlap: pl.DataFrame, basis: str, devices: Mapping[int, int]
+    time: pl.DataFrame, overlap: pl.DataFrame, steps: pl.DataFrame, basis: str, devices: Mapping[int, int]
 ) -> list[SummaryLine]:
     """Describe compute, exposed communication and idle time as shares of the summed spans of all ranks.
 
     Of a run in which only some ranks have GPU activity ("mixed"), host times of the others are left out.
 
-    devices: rank -> number of devices, for ranks with several.
+    Args:
+        time: `add_step_margins`.
+        overlap: the answer to comm-overlap.
+        steps: the answer to steps.
+        basis: see `etloom.reports.summary.RunSummary`.
+        devices: rank -> number of devices, for ranks with several.
     """
     without_gpu: list[int] = []
     if basis == "mixed":
@@ -113,8 +118,21 @@ def summarize_time_shares(
         )
     if copies:
         idle += f"; memcpy and memset alone take {100 * copies / span:.1f} %"
+    idle += _note_steps_without_activity(steps)
     return [
         SummaryLine("Compute", share("compute_ns"), busy),
         SummaryLine("Exposed communication", share("exposed_communication_ns"), communication),
         SummaryLine("Idle", share("idle_ns"), idle),
     ]
+
+
+def _note_steps_without_activity(steps: pl.DataFrame) -> str:
+    """Return how many steps have no GPU activity although others of their rank have some; empty if none."""
+    of_gpu = steps.filter((pl.col("kernels").sum() > 0).over("rank"))
+    idle = of_gpu.filter(kernels=0).height
+    if not idle:
+        return ""
+    ranks = " of all ranks" if of_gpu["rank"].n_unique() > 1 else ""
+    return (
+        f"; no GPU activity was recorded of {idle:,} of {of_gpu.height:,} steps{ranks}, which count as idle"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -296,3 +297,26 @@ def test_shares_leave_out_ranks_without_gpu_activity_if_others_have_some(tmp_pat
     for topic in ("Compute", "Exposed communication", "Idle"):
         assert lines[topic].figure == expected[topic]
     assert lines["Compute"].text.endswith("per rank in total; rank 1 has no GPU activity and is left out")
+
+
+def test_steps_whose_gpu_activity_is_missing_are_counted(own: Path, tmp_path: Path) -> None:
+    content = json.loads(gzip.decompress((own / "gpu_small" / "kineto_trace_0.json.gz").read_bytes()))
+    events = content["traceEvents"]
+    annotations = [event for event in events if event.get("cat") == "user_annotation"]
+    begin = max(event["ts"] for event in annotations if event["name"].startswith("ProfilerStep#"))
+    of_last_step = {
+        event["args"]["correlation"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and event["ts"] >= begin
+    }
+    note = "no GPU activity was recorded of 1 of 2 steps, which count as idle"
+    for missing, expected in ((set(), False), (of_last_step, True)):
+        content["traceEvents"] = [
+            event
+            for event in events
+            if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset")
+            or event["args"]["correlation"] not in missing
+        ]
+        (tmp_path / "kineto_trace_0.json").write_text(json.dumps(content))
+        lines = {line.topic: line for line in summarize_run(etloom.open(tmp_path, use_cache=False)).lines}
+        assert lines["Idle"].text.endswith(note) == expected
