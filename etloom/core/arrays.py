@@ -93,8 +93,8 @@ def rows_of_ids(
         order = np.argsort(table_ids, kind="stable")
         candidates = order[np.minimum(np.searchsorted(table_ids[order], rows), table_ids.size - 1)]
         return np.where(table_ids[candidates] == rows, candidates, -1).astype(dtype)
-    if rows.max(initial=-1) >= size:
-        rows = np.where(rows < size, rows, dtype(-1))
+    if rows.max(initial=-1) >= size or rows.min(initial=-1) < -1:  # a file may hold any number as an id
+        rows = np.where((rows >= 0) & (rows < size), rows, dtype(-1))
     # In a table that is complete the ids are the row numbers.
     if not (size == table_ids.size and size and table_ids[0] == 0 and (table_ids[1:] > table_ids[:-1]).all()):
         row_by_id = np.full(size + 1, -1, dtype=dtype)  # the last entry stands for -1

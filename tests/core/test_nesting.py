@@ -376,6 +376,13 @@ def test_rows_of_ids_of_complete_and_partial_tables() -> None:
     assert arrays.rows_of_ids(pl.DataFrame({"id": [None, 3, None, 0]}), ids).tolist() == [-1, -1, 3, -1, 1]
     assert arrays.rows_of_ids(pl.DataFrame({"id": [0, 0, 2]}), ids).tolist() == [2, -1, 0, -1, -1]
     assert arrays.rows_of_ids(pl.DataFrame({"id": []}, schema={"id": pl.UInt32}), ids).tolist() == [-1] * 5
+    odd = pl.Series([-1, -2, -(2**31), 2**31, 2**62, 3])
+    for table_ids in ([0, 1, 2, 3], [3, 0], [0, 3, 10**6]):
+        expected = [-1] * 5 + [table_ids.index(3)]
+        for dtype in (np.int64, np.int32):
+            known = odd if dtype is np.int64 else odd.filter(odd < 2**31)
+            rows = arrays.rows_of_ids(pl.DataFrame({"id": table_ids}), known, dtype)
+            assert rows.tolist() == expected[-len(known) :]
     rows = arrays.rows_of_ids(pl.DataFrame({"id": [3, 0]}), ids)
     assert arrays.take_rows(pl.Series(["three", "zero"]), rows).to_list() == [
         None,
