@@ -97,8 +97,10 @@ def step_values(job: Job, measure: str, stepped: bool | None = None) -> list[flo
     if measure not in MEASURES:
         raise UnknownName("measure", measure, MEASURES)
     if stepped is None or stepped == has_steps(job):
-        return VALUES[measure].read(job)["value"].to_list()
-    return _measure_steps(measure, stepped, job)
+        values = VALUES[measure].read(job)["value"]
+        if not values.null_count():  # those of a damaged store are computed from its tables
+            return values.to_list()
+    return _measure_steps(measure, has_steps(job) if stepped is None else stepped, job)
 
 
 def _measure_steps(measure: str, stepped: bool, job: Job) -> list[float]:

@@ -21,6 +21,7 @@ from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
 from etloom.analyses.run_info import find_stored_facts
 from etloom.comparison.difference_tables import BY
 from etloom.comparison.gate import METRICS
+from etloom.comparison.measures import step_values
 from etloom.core.errors import AnalysisError, EtloomError, EtloomWarning, InvalidValue, ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
@@ -237,6 +238,21 @@ def test_options_and_parts_of_a_run_are_computed_from_its_tables(
     part = etloom.select(stored, rank=[2, 3])
     assert part.stored is None
     assert etloom.analyze(part, "imbalance")["ranks"].max() == 2
+
+
+def test_damaged_step_times_of_a_stored_run_are_computed_from_its_tables(
+    job: Job, store: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    folder = next((tmp_path / "store").glob("run=*"))
+    damaged = 0
+    for file in (folder / "summaries").glob("*.parquet"):
+        table = pl.read_parquet(file, hive_partitioning=False)
+        if table.columns == ["value"]:
+            table.with_columns(value=pl.lit(None, pl.Float64)).write_parquet(file)
+            damaged += 1
+    assert damaged
+    assert step_values(etloom.open(folder), "step-time") == step_values(job, "step-time")
 
 
 @pytest.mark.slow
