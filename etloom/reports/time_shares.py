@@ -128,11 +128,9 @@ def summarize_time_shares(
 
 def _note_steps_without_activity(steps: pl.DataFrame) -> str:
     """Return how many steps have no GPU activity although others of their rank have some; empty if none."""
-    of_gpu = steps.filter((pl.col("kernels").sum() > 0).over("rank"))
-    idle = of_gpu.filter(kernels=0).height
+    gpu_steps = steps.filter((pl.col("kernels").sum() > 0).over("rank"))
+    idle = gpu_steps.filter(kernels=0).height
     if not idle:
         return ""
-    ranks = " of all ranks" if of_gpu["rank"].n_unique() > 1 else ""
-    return (
-        f"; no GPU activity was recorded of {idle:,} of {of_gpu.height:,} steps{ranks}, which count as idle"
-    )
+    ranks = " of all ranks" if gpu_steps["rank"].n_unique() > 1 else ""
+    return f"; no GPU activity was recorded of {idle:,} of {gpu_steps.height:,} steps{ranks}, which count as idle"
