@@ -97,10 +97,8 @@ def step_values(job: Job, measure: str, stepped: bool | None = None) -> list[flo
     if measure not in MEASURES:
         raise UnknownName("measure", measure, MEASURES)
     if stepped is None or stepped == has_steps(job):
-        values = VALUES[measure].read(job)["value"]
-        if not values.null_count():  # those of a damaged store are computed from its tables
-            return values.to_list()
-    return _measure_steps(measure, has_steps(job) if stepped is None else stepped, job)
+        return VALUES[measure].read(job)["value"].to_list()
+    return _measure_steps(measure, stepped, job)
 
 
 def _measure_steps(measure: str, stepped: bool, job: Job) -> list[float]:
@@ -117,7 +115,9 @@ def _tabulate_measure(measure: str, job: Job) -> pl.DataFrame:
 
 
 VALUES = {
-    name: RunTable(f"compared-{name}", {"value": pl.Float64}, partial(_tabulate_measure, name))
+    name: RunTable(
+        f"compared-{name}", {"value": pl.Float64}, partial(_tabulate_measure, name), has_nulls=False
+    )
     for name in MEASURES
 }
 """The values of `step_values` of a run as it is compared with one that has steps if it has some itself."""

@@ -1,4 +1,4 @@
-"""What polars raises on a damaged Parquet file: some damages make it panic, which is not an Exception."""
+"""Exceptions of polars on a damaged Parquet file. A panic is one of them, although it is not an Exception."""
 
 from __future__ import annotations
 

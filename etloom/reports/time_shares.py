@@ -133,4 +133,4 @@ def _note_steps_without_activity(steps: pl.DataFrame) -> str:
     if not idle:
         return ""
     ranks = " of all ranks" if gpu_steps["rank"].n_unique() > 1 else ""
-    return f"; no GPU activity was recorded of {idle:,} of {gpu_steps.height:,} steps{ranks}, which count as idle"
+    return f"; no GPU activity was recorded for {idle:,} of {gpu_steps.height:,} steps{ranks}, which count as idle"

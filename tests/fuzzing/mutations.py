@@ -83,9 +83,12 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
 def _find_slots(tree: Any) -> dict[str, list[Slot]]:
     """Return the places of a tree by name: that of the key, or of the attribute ({"name": ..., "value": ...})."""
     slots: dict[str, list[Slot]] = defaultdict(list)
-    queue = [("", tree)]
+    queue, seen = [("", tree)], set()
     while queue:
         name, node = queue.pop()
+        if id(node) in seen:  # one odd value in many places: each change of it would multiply
+            continue
+        seen.add(id(node))
         if type(node) is list:
             inner = f"{name}[]"
             slots[inner] += [(node, index) for index in range(len(node))]

@@ -143,15 +143,15 @@ def test_a_cycle_of_parents_in_a_saved_trace_is_broken(seeds: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("format", "half"), [("kineto", 0), ("nsys", 1)])
-def test_no_verb_warns(format: str, half: int, seeds: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["kineto", "nsys"])
+def test_no_verb_warns(format: str, seeds: Path, tmp_path: Path) -> None:
     run = seeds / format
     faults = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ResourceWarning)
         warnings.simplefilter("ignore", EtloomWarning)
-        for index, command in list(enumerate(COMMANDS))[half::2]:
+        for index, command in enumerate(COMMANDS):
             out = tmp_path / str(index)
             out.mkdir()
             fault = command.check(run, run / SEEDS[format].files[0], out)

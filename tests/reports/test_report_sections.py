@@ -309,7 +309,7 @@ def test_steps_whose_gpu_activity_is_missing_are_counted(own: Path, tmp_path: Pa
         for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and event["ts"] >= begin
     }
-    note = "no GPU activity was recorded of 1 of 2 steps, which count as idle"
+    note = "no GPU activity was recorded for 1 of 2 steps, which count as idle"
     for missing, expected in ((set(), False), (of_last_step, True)):
         content["traceEvents"] = [
             event

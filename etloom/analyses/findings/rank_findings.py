@@ -43,7 +43,7 @@ def _refuse() -> Intervals:
 def measure_rank(view: RankView) -> pl.DataFrame:
     """Return one row: the time from the first to the last event, the time in steps, and the number of steps.
 
-    Both are 0 if the steps do not cover the work.
+    The time in steps and the number of steps are 0 if the steps do not cover the work.
     """
     step_count = view.steps.height if view.steps_cover_work else 0
     return pl.DataFrame(

@@ -35,7 +35,7 @@ def _is_piece(kind: UInt8Array, owner: Int32Array) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class RecorderOverhead:
-    """What the recorder adds to each piece of host time from ``begin`` on, ns, and the edges that are such pieces."""
+    """The overhead of the recorder in each piece of host time from ``begin`` on, and the edges that are such pieces."""
 
     overhead_ns: int
     edges: Int32Array

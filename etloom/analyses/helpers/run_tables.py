@@ -23,11 +23,13 @@ class RunTable:
         name: in a store.
         schema: its columns.
         compute: returns the table of a linked run.
+        has_nulls: False if no value is ever null: a stored table with nulls is then damaged, and computed again.
     """
 
     name: str
     schema: Mapping[str, Any]
     compute: Callable[[Job], pl.DataFrame]
+    has_nulls: bool = True
 
     def read(self, job: Job) -> pl.DataFrame:
         """Return the table of a run: the stored one if the run is from a store, else computed once.
@@ -36,7 +38,8 @@ class RunTable:
             AnalysisError: the run does not allow it.
         """
         stored = find_stored_table(job, self.name, self.schema)
-        return job.compute_once(self.compute) if stored is None else stored
+        is_damaged = stored is not None and not self.has_nulls and any(stored.null_count().row(0))
+        return job.compute_once(self.compute) if stored is None or is_damaged else stored
 
 
 def _list_windows(job: Job) -> pl.DataFrame:
@@ -61,7 +64,9 @@ def _order_arrivals(job: Job) -> pl.DataFrame:
     return ordered.select(pl.col(name).cast(dtype) for name, dtype in ARRIVAL_ORDER.schema.items())
 
 
-WINDOWS = RunTable("windows", dict.fromkeys(("rank", "start", "end"), pl.Int64), _list_windows)
+WINDOWS = RunTable(
+    "windows", dict.fromkeys(("rank", "start", "end"), pl.Int64), _list_windows, has_nulls=False
+)
 """The time in which each rank should be busy (`find_window`), on its own clock; no row for a rank without activity."""
 ARRIVAL_ORDER = RunTable(
     "arrival-order",

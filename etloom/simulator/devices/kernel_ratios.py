@@ -161,7 +161,9 @@ def list_kernel_costs(trace: Trace) -> pl.DataFrame:
     try:
         calls = count_calls(trace).filter(pl.col("row") >= 0)
     except AnalysisError:
-        return kernels.select("id", "kernel_family", **{name: pl.lit(None, t) for name, t in _COSTS.items()})
+        return kernels.select(
+            "id", "kernel_family", **{name: pl.lit(None, dtype) for name, dtype in _COSTS.items()}
+        )
     costs = calls.select("row", "replay", *(pl.col(name).cast(dtype) for name, dtype in _COSTS.items()))
     return kernels.join(costs, on=("row", "replay"), how="left", maintain_order="left").drop("row", "replay")
 
