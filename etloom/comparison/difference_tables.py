@@ -241,7 +241,9 @@ def _measure_unattributed(job: Job) -> pl.DataFrame:
 
 SUMS = {by: RunTable(f"compared-{by}", schema, partial(_compute_sums, by)) for by, schema in _SCHEMAS.items()}
 """The sums of a run as it is compared with one that has steps if it has some itself."""
-UNATTRIBUTED = RunTable("compared-unattributed", {"ns": pl.Int64}, _measure_unattributed, has_nulls=False)
+UNATTRIBUTED = RunTable(
+    "compared-unattributed", {"ns": pl.Int64}, _measure_unattributed, has_nulls=False, rows=1
+)
 """The largest time of a rank in GPU activities that belong to no step (`measure_unattributed`)."""
 
 

@@ -21,7 +21,9 @@ def _list_bases(job: Job) -> pl.DataFrame:
     return pl.DataFrame({"basis": sorted({compute_activity(trace).basis for trace in job.values()})})
 
 
-STEPS = RunTable("compared-steps", {"least": pl.Int64, "most": pl.Int64}, _count_steps, has_nulls=False)
+STEPS = RunTable(
+    "compared-steps", {"least": pl.Int64, "most": pl.Int64}, _count_steps, has_nulls=False, rows=1
+)
 """The least and the largest number of steps of a rank."""
 BASES = RunTable("compared-bases", {"basis": pl.String}, _list_bases, has_nulls=False)
 """What the categories of the ranks refer to: device, host."""

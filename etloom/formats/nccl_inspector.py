@@ -10,7 +10,6 @@ The rank is that in the largest communicator. Format: ext-profiler/inspector of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import read_content
+from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.nccl_tables import build_communication_tables, format_hash
 
@@ -73,7 +73,7 @@ def read(path: Path) -> Trace:
         "pid": metadata.get("pid"),
         "rank": _choose_rank(headers),
     }
-    return build_trace(build_communication_tables(rows, pl.DataFrame()), meta, stats)
+    return build_trace(build_communication_tables(rows, pl.DataFrame(), stats), meta, stats)
 
 
 def find_rank(path: Path) -> int | None:
@@ -88,7 +88,7 @@ def _parse_lines(content: bytes) -> Iterator[dict[str, Any] | None]:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
+            line = load_json(text)
         except (ValueError, RecursionError):
             line = None
         yield line if isinstance(line, dict) and isinstance(line.get("header"), dict) else None

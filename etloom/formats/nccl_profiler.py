@@ -10,7 +10,6 @@ Times are in microseconds since the plugin started. Format: ext-profiler/example
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats import kineto
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed
+from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.nccl_tables import build_communication_tables, count_elements, format_hash
 
@@ -52,7 +52,9 @@ def read(path: Path) -> Trace:
     is_call = pl.col("source_cat").is_in(_CALLS)
     calls = _add_kernels(pairs.filter(is_call), pairs.filter(pl.col("source_cat") == "GPU"))
     rows = [_build_row(call) for call in calls.iter_rows(named=True)]
-    tables = build_communication_tables(rows, pairs.filter(~is_call).drop("source_cat", "end_position"))
+    tables = build_communication_tables(
+        rows, pairs.filter(~is_call).drop("source_cat", "end_position"), stats
+    )
     ranks = {row["rank"] for row in rows} - {None}
     meta = {
         **source.meta,
@@ -73,10 +75,10 @@ def find_rank(path: Path) -> int | None:
     for line in head.decode("utf-8", "replace").splitlines():
         if '"CommHash"' in line:
             try:
-                rank = json.loads(line.strip().rstrip(","))["args"]["Rank"]
+                rank = load_json(line.strip().rstrip(","))["args"]["Rank"]
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-            return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
+            return rank if type(rank) is int else None
     return None
 
 
@@ -124,7 +126,7 @@ def _add_kernels(calls: pl.DataFrame, channels: pl.DataFrame) -> pl.DataFrame:
 
 
 def _build_row(call: dict[str, Any]) -> dict[str, Any]:
-    args = json.loads(call["args"] or "{}")
+    args = load_json(call["args"] or "{}")
     args.pop(".id", None)
     name = call["name"] or "(no name)"
     communicator = format_hash(args.pop("CommHash", None))

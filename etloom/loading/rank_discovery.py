@@ -13,6 +13,7 @@ from etloom.core import registry
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
 from etloom.formats import UNKNOWN_FORMAT, detect_format
+from etloom.formats.tables.meta_checks import is_rank
 from etloom.loading.captures import find_captures
 from etloom.loading.file_names import (
     CAPTURE_FOLDER,
@@ -355,4 +356,5 @@ class _Discovery:
 def _find_rank_in_content(path: Path, format: str) -> int | None:
     """Return the rank that a file states, by the optional ``find_rank`` of its reader."""
     find_rank = getattr(registry.get("readers", format), "find_rank", None)
-    return None if find_rank is None else find_rank(path)
+    rank = None if find_rank is None else find_rank(path)
+    return rank if is_rank(rank) else None

@@ -5,12 +5,12 @@ How the processes and the command ended becomes rows of stats; everything else i
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from etloom.core.schema import Stat
+from etloom.formats.io.json_text import load_json
 
 _MAX_BYTES = 1 << 26
 _HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # host, process, random number
@@ -32,7 +32,7 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return None, {}
     try:
-        run = json.loads(path.read_bytes())
+        run = load_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         stats.append(Stat("job.run_json", "info", 1, f"{path.name} cannot be read"))
         return None, {}

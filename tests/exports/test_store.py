@@ -32,6 +32,7 @@ from etloom.formats.parquet.table_files import ParquetTable
 from etloom.loading import LoadOptions, load_path
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
+from support.saved_folders import update_checksum
 
 RANKS = int(os.environ.get("ETLOOM_STORE_RANKS", "10"))
 """Ranks of the comparison of answers; 64 take a minute."""
@@ -112,6 +113,7 @@ def test_damaged_figures_of_a_stored_rank_are_left_out(store: Path, tmp_path: Pa
     file = damaged / "summaries" / "ranks.parquet"
     ranks = pl.read_parquet(file)
     ranks.with_columns(pl.col("meta").str.replace('"device_work": ', '"device_work": -')).write_parquet(file)
+    update_checksum(file)
     trace = etloom.open(damaged)[0]
     assert trace.meta["link"]["launched"] > 0 and "device_work" not in trace.meta["link"]
     assert trace.stats.filter(name="read.invalid_meta")["count"].to_list() == [1]
@@ -627,11 +629,35 @@ def test_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     assert call("info", store)[0] == 0
 
 
+def test_damaged_summaries_are_computed_again_and_other_files_refused(store: Path, tmp_path: Path) -> None:
+    source = store / "run=monday"
+    intact = etloom.open(source)
+    expected = {name: etloom.analyze(intact, name) for name in ("stragglers", "temporal-breakdown")}
+    unused = {source / f"rank={rank}" / "stats.parquet" for rank in intact.ranks}
+    unused |= {file for file in source.rglob("rank=*/*.parquet") if not pl.read_parquet(file).height}
+    for file in sorted(file.relative_to(source) for file in {*source.rglob("*.parquet")} - unused):
+        damaged = shutil.copytree(source, tmp_path / "damaged")
+        content = bytearray((damaged / file).read_bytes())
+        content[len(content) // 4] ^= 1
+        (damaged / file).write_bytes(content)
+        if file.parent.name == "summaries" and file.stem not in ("ranks", "stats"):
+            stored = etloom.open(damaged).stored
+            assert stored is not None and stored.answer(file.stem, {}) is None
+            if file.stem in expected:
+                assert_frame_equal(etloom.analyze(damaged, file.stem), expected[file.stem])
+        else:
+            rank = int(file.parts[0].removeprefix("rank=")) if file.parts[0] != "summaries" else 0
+            with pytest.raises(ReadError, match=f"{file.name}: changed since it was written"):
+                etloom.open(damaged)[rank].table(file.stem)
+        shutil.rmtree(damaged)
+
+
 def test_a_rank_without_a_number_is_one_line(store: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "store"
     shutil.copytree(store, damaged)
     (file,) = damaged.glob("run=*/summaries/ranks.parquet")
     table = pl.read_parquet(file)
     table.with_columns(rank=pl.when(pl.int_range(pl.len()) > 0).then("rank")).write_parquet(file)
+    update_checksum(file)
     with pytest.raises(ReadError, match="is not a summary of a store: a rank is null; add the run again"):
         etloom.open(file.parents[1])

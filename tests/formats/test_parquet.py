@@ -10,7 +10,8 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import etloom
 from etloom.core.errors import EtloomError, ReadError
@@ -20,6 +21,7 @@ from etloom.formats import parquet as reader
 from etloom.formats.parquet import writer as export
 from support import random_traces, small_traces
 from support.examples import examples
+from support.saved_folders import remove_checksums, update_checksum
 
 
 def assert_same(one: Trace, other: Trace) -> None:
@@ -150,6 +152,7 @@ def test_a_damaged_folder_is_one_line(
 ) -> None:
     target = tmp_path / "it.parquet"
     export.write(job[0], target)
+    remove_checksums(target)
     (target / name).write_bytes(content)
     with pytest.raises(ReadError) as raised:
         reader.read(target)
@@ -165,14 +168,38 @@ def test_a_column_that_is_damaged_behind_a_valid_footer_is_one_line(job: Job, tm
     content = bytearray(events.read_bytes())
     content[start : start + 16] = b"\xff" * 16
     events.write_bytes(content)
+    with pytest.raises(ReadError, match=r"events\.parquet: changed since it was written.*; export it again"):
+        etloom.info(saved)
+    remove_checksums(saved)
     with pytest.raises(ReadError, match=r"is not a valid table 'events'.*; export it again"):
         etloom.info(saved)
+
+
+@settings(max_examples=examples(40))
+@given(trace=random_traces.traces, data=st.data())
+def test_a_changed_byte_of_any_table_is_noticed(trace: Trace, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "saved")
+        export.write(trace, target)
+        files = sorted(target.glob("*.parquet"))
+        assume(files)
+        file = data.draw(st.sampled_from(files))
+        content = bytearray(file.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        file.write_bytes(content)
+        with pytest.raises(ReadError, match=r"changed since it was written"):
+            reader.read(target)
+        for access in (Trace.table, Trace.scan):
+            # A damaged footer is an error of its own: it is read when the folder is opened.
+            with pytest.raises(ReadError, match=r"changed since it was written|is not a valid table"):
+                access(reader.read(target, lazy=True), file.stem)
 
 
 def test_a_table_with_a_foreign_column_is_refused(job: Job, tmp_path: Path) -> None:
     target = tmp_path / "it.parquet"
     export.write(job[0], target)
     pl.DataFrame({"speed": [1]}).write_parquet(target / "launches.parquet")
+    update_checksum(target / "launches.parquet")
     with pytest.raises(
         ReadError, match=r"launches\.parquet: is not a valid table 'launches': table launches has no column"
     ):
@@ -195,6 +222,7 @@ def test_a_missing_or_truncated_table_is_an_error(job: Job, tmp_path: Path) -> N
     target = tmp_path / "it.parquet"
     export.write(job[0], target)
     job[0].events.head(6).write_parquet(target / "events.parquet")
+    update_checksum(target / "events.parquet")
     with pytest.raises(ReadError) as raised:
         reader.read(target)
     assert str(raised.value) == f"{target / 'events.parquet'}: has 6 rows, but 7 were saved; export it again"
@@ -238,6 +266,7 @@ def test_an_invalid_value_in_a_table_on_disk_is_refused(
     file = tmp_path / "it" / "events.parquet"
     events = pl.read_parquet(file)
     events.with_columns(pl.lit(value).cast(events.schema[column]).alias(column)).write_parquet(file)
+    update_checksum(file)
     trace = reader.read(tmp_path / "it", lazy=True)
     assert isinstance(trace, Trace)
     with pytest.raises(ReadError, match=r"events\.parquet: is not a valid table 'events': .*export it again"):

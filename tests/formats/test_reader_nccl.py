@@ -106,6 +106,25 @@ def test_the_bandwidth_of_an_all_gather_counts_all_ranks(tmp_path: Path) -> None
     assert etloom.analyze(trace, "nccl-bandwidth")["bytes"].to_list() == [8_000_000]
 
 
+@pytest.mark.parametrize("write", ["profiler", "inspector"])
+def test_numbers_and_texts_that_no_column_holds_cost_themselves(tmp_path: Path, write: str) -> None:
+    if write == "profiler":
+        path = write_profile(tmp_path, 0, call="AllGather")
+        text = path.read_text().replace('"Count": 1048576', f'"Count": {1 << 50}, "nRanks": {1 << 20}')
+        path.write_text(text.replace('"RING"', r'"\ud800"'))
+    else:
+        line = inspector_line(0, 1)
+        line["metadata"]["pid"], line["header"]["rank"] = 1 << 70, (1 << 32) - 1
+        line["coll_perf"] |= {"coll": "\ud800AllReduce", "coll_sn": 1 << 63}
+        path = write_lines(tmp_path, [line])
+    job = etloom.open(tmp_path, use_cache=False)
+    (rank,) = job.ranks
+    assert rank < 1 << 31
+    etloom.report(job, tmp_path / "report.html")
+    assert job[rank].comms.height
+    assert "\ud800" not in str(job[rank].events["name"].to_list()) + str(job[rank].events["args"].to_list())
+
+
 @pytest.mark.parametrize("key", ["header", "coll_perf", "metadata"])
 @pytest.mark.parametrize("value", [None, [], 3, "x", {"id": -1, "rank": "x", "coll": 3, "n_ranks": 1e300}])
 def test_unexpected_values_end_in_an_answer_or_one_line(tmp_path: Path, key: str, value: Any) -> None:

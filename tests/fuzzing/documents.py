@@ -20,6 +20,7 @@ from etloom.formats.chakra import protobuf as pb
 from etloom.formats.kineto.event_json import ARGUMENT_NAMES, MEMORY_ARGUMENT_NAMES
 from fuzzing.mutations import mutate_bytes, mutate_tree
 from fuzzing.values import odd_value
+from support.saved_folders import update_checksum
 
 KINETO_KEYS = (
     *(name for names in ARGUMENT_NAMES.values() for name in names.values()),
@@ -193,6 +194,8 @@ def _mutate_parquet(rng: random.Random, data: bytes, path: Path) -> bytes:
     else:
         frame = pl.concat([frame, frame])
     frame.write_parquet(path)
+    if rng.random() < 0.5:  # as in a folder that was edited, not damaged
+        update_checksum(path)
     return path.read_bytes()
 
 

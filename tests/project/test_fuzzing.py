@@ -29,6 +29,7 @@ from fuzzing.values import ODD_VALUES
 from fuzzing.worker import run_case
 from support.examples import slow_after
 from support.paths import ROOT
+from support.saved_folders import update_checksum
 
 ARGUMENTS = {
     *MEMORY_ARGUMENT_NAMES.values(),
@@ -137,6 +138,7 @@ def test_a_cycle_of_parents_in_a_saved_trace_is_broken(seeds: Path, tmp_path: Pa
     events.with_columns(parent=(pl.col("id") + 1) % events.height).with_columns(
         pl.col("parent").cast(pl.UInt32)
     ).write_parquet(file)
+    update_checksum(file)
     trace = etloom.read(tmp_path / "saved")[0]
     assert trace.events["parent"].null_count() == events.height
     assert trace.stats.filter(pl.col("name") == "read.parent_cycle")["count"].to_list() == [events.height]

@@ -23,13 +23,17 @@ class RunTable:
         name: in a store.
         schema: its columns.
         compute: returns the table of a linked run.
-        has_nulls: False if no value is ever null: a stored table with nulls is then damaged, and computed again.
+        has_nulls: False if no value is ever null.
+        rows: their number, if it is the same of every run.
+
+    A stored table that does not fit is damaged, and is computed again.
     """
 
     name: str
     schema: Mapping[str, Any]
     compute: Callable[[Job], pl.DataFrame]
     has_nulls: bool = True
+    rows: int | None = None
 
     def read(self, job: Job) -> pl.DataFrame:
         """Return the table of a run: the stored one if the run is from a store, else computed once.
@@ -38,8 +42,11 @@ class RunTable:
             AnalysisError: the run does not allow it.
         """
         stored = find_stored_table(job, self.name, self.schema)
-        is_damaged = stored is not None and not self.has_nulls and any(stored.null_count().row(0))
-        return job.compute_once(self.compute) if stored is None or is_damaged else stored
+        return stored if stored is not None and self._fits(stored) else job.compute_once(self.compute)
+
+    def _fits(self, stored: pl.DataFrame) -> bool:
+        has_lost_values = not self.has_nulls and any(stored.null_count().row(0))
+        return not has_lost_values and self.rows in (None, stored.height)
 
 
 def _list_windows(job: Job) -> pl.DataFrame:

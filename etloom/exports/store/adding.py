@@ -24,7 +24,7 @@ from etloom.core.urls import describe_path
 from etloom.core.version import __version__, compute_code_digest
 from etloom.exports.store import batches, staging, summaries
 from etloom.exports.store.rank_results import attach_results, open_results
-from etloom.formats.parquet import sniff_folder, writer
+from etloom.formats.parquet import checksums, sniff_folder, writer
 from etloom.formats.parquet.store_layout import (
     STORE_VERSION,
     SUMMARIES,
@@ -37,6 +37,7 @@ from etloom.formats.parquet.store_layout import (
     write_json,
 )
 from etloom.formats.parquet.stored_runs import build_rank_table
+from etloom.formats.parquet.summary_files import list_checksums
 from etloom.loading import LoadOptions, Progress, load_folder, load_path
 from etloom.loading.engines import count_cpus, is_remote, run_on_ray
 
@@ -189,6 +190,7 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
         "answers": [*entries, *job_entries],
     }
     build_rank_table(job).write_parquet(folder / "ranks.parquet")
+    content[checksums.KEY] = list_checksums(stage.folder)
     write_json(stage.folder / "meta.json", content)
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import polars as pl
 
 from etloom.analyses.helpers import check_percentage
-from etloom.core.errors import AnalysisError, InvalidValue, ReadError, UnknownName
-from etloom.core.parquet_errors import PARQUET_ERRORS
+from etloom.core.errors import AnalysisError, InvalidValue, UnknownName
 from etloom.formats.parquet.store_layout import SUMMARIES, list_runs, run_folder
+from etloom.formats.parquet.summary_files import SummaryFiles
 
 UNITS = ("rank", "host", "rack")
 OUTLIER = 3.0
@@ -110,12 +110,12 @@ def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
     folder = run / SUMMARIES
     if not (folder / "arrivals.parquet").is_file() or not (folder / "stragglers.parquet").is_file():
         return None
-    arrivals = _read(folder / "arrivals.parquet", _ARRIVALS)
-    hosts = _read(folder / "ranks.parquet", ("rank", "host"))
+    files = SummaryFiles(run)
+    arrivals, hosts = files.read("arrivals", _ARRIVALS), files.read("ranks", ("rank", "host"))
     if by == "rack":
         matches = [None if host is None else re.search(rack_pattern, host) for host in hosts["host"]]
         hosts = hosts.with_columns(pl.Series("rack", [match and match[1] for match in matches], pl.String))
-    errors = _read(folder / "collectives.parquet", ("clock_error_ns",)).with_row_index("communication")
+    errors = files.read("collectives", ("clock_error_ns",)).with_row_index("communication")
     rows = arrivals.join(hosts, on="rank").join(errors.cast({"communication": pl.Int64}), on="communication")
     span = rows.select((pl.col("start_ns") + pl.col("duration_ns")).max() - pl.col("start_ns").min()).item()
     delays = _measure_delays(rows.drop_nulls("wait_ns"), by)
@@ -124,16 +124,6 @@ def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
     counts = ("late", "late_confirmed", "delay_ns")
     filled = table.with_columns(pl.col(counts).fill_null(0).cast(pl.Int64))
     return filled.with_columns(pct=100.0 * pl.col("delay_ns") / span)
-
-
-def _read(file: Path, columns: Sequence[str]) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(file, columns=list(columns), glob=False, hive_partitioning=False)
-    except PARQUET_ERRORS as error:
-        reason = str(error).partition("\n")[0]
-        raise ReadError(
-            f"is not a summary of a store: {reason}", where=file, remedy="add the run again"
-        ) from None
 
 
 def _measure_delays(rows: pl.DataFrame, by: str) -> pl.DataFrame:

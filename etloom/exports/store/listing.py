@@ -8,7 +8,8 @@ import polars as pl
 
 from etloom.core.version import compute_code_digest
 from etloom.exports.store.adding import AddedRun, AddOptions, add_run
-from etloom.formats.parquet.store_layout import STORE_VERSION, SUMMARIES, list_runs, read_json, run_folder
+from etloom.formats.parquet.store_layout import STORE_VERSION, list_runs, read_json, run_folder
+from etloom.formats.parquet.summary_files import SummaryFiles
 
 COLUMNS = {
     "run": pl.String,
@@ -32,7 +33,7 @@ def describe_runs(store: Path) -> pl.DataFrame:
     for name in list_runs(store):
         folder = run_folder(store, name)
         content = read_json(folder / "meta.json")
-        ranks = pl.read_parquet(folder / SUMMARIES / "ranks.parquet", columns=["rank", "host", "events"])
+        ranks = SummaryFiles(folder).read("ranks", ("rank", "host", "events"))
         rows.append(
             {
                 "run": name,

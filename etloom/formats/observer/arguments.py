@@ -18,6 +18,7 @@ from etloom.formats.execution_trace import communication
 from etloom.formats.io.json_text import load_json
 from etloom.formats.observer.argument_forms import DamagedForm, Form, Tensor, parse_form
 from etloom.formats.observer.records import FORM, LAYOUT, TEXT, Definitions, Records, Words
+from etloom.formats.tables.building import build_rows
 
 _TENSOR_COLUMNS = {
     "operator": pl.Int64,
@@ -123,7 +124,7 @@ def _build_tensors(decoded: dict[str, Any], forms: list[Form]) -> pl.DataFrame:
             arguments += [_describe_tensor(tensor, io) for tensor in forms[number].tensors]
     if not arguments:
         return pl.DataFrame(schema={**_TENSOR_COLUMNS, **_ARGUMENT_COLUMNS})
-    described = pl.DataFrame(arguments, schema=_ARGUMENT_COLUMNS, strict=False, infer_schema_length=None)
+    described, _ = build_rows(arguments, _ARGUMENT_COLUMNS)
     tensors = pl.DataFrame({name: decoded[name] for name in _TENSOR_COLUMNS}, schema=_TENSOR_COLUMNS)
     return tensors.hstack(described[rows[decoded["tensor"]]])
 
@@ -199,7 +200,7 @@ def build_comms_table(
     texts = ("pg_name", "pg_desc", "reduce_op")
     columns = ("pg_name", "pg_desc", "group_size", "seq", "reduce_op")
     types = {f"call_{name}": pl.String if name in texts else pl.Int64 for name in columns}
-    call_table = pl.DataFrame(rows, schema={"node": pl.UInt32, **types}, strict=False)
+    call_table, _ = build_rows(rows, {"node": pl.UInt32, **types})
     return (
         comms.join(call_table, on="node", how="left", maintain_order="left")
         .with_columns(pl.coalesce(name, f"call_{name}").alias(name) for name in columns)
@@ -216,4 +217,4 @@ def _note_attributes(notes: dict[int, dict[str, Any]]) -> pl.DataFrame:
             rows.append({"node": node, **{name: note.get(name) for name in _NOTE_FIELDS}, **splits})
     texts = dict.fromkeys(("collective", "pg_name", "pg_desc", "dtype", "in_split", "out_split"), pl.String)
     types = {"node": pl.Int64, **dict.fromkeys(_NOTE_FIELDS, pl.Int64), **texts, "is_async": pl.Boolean}
-    return pl.DataFrame(rows, schema=types, strict=False)
+    return build_rows(rows, types)[0]

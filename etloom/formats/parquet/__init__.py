@@ -18,6 +18,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.json_text import load_json
+from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import is_store, is_stored_run, select_run
 from etloom.formats.parquet.stored_runs import read_run
 from etloom.formats.parquet.table_files import ParquetTable, check_rows, read_table
@@ -83,12 +84,14 @@ def read(
 
 @dataclass(frozen=True)
 class _SavedMeta:
-    """The content of a meta.json. Folders saved by older versions have no ``tables`` (rows of each) and ``ranks``."""
+    """The content of a meta.json. Folders saved by older versions have no ``tables`` (rows of each), ``ranks`` and
+    ``crc32``."""
 
     kind: str
     meta: dict[str, Any]
     tables: dict[str, int]
     ranks: list[int]
+    checksums: object
 
 
 def _read_meta(folder: Path) -> _SavedMeta:
@@ -116,7 +119,7 @@ def _read_meta(folder: Path) -> _SavedMeta:
         and all(isinstance(rank, int) for rank in ranks)
     ):
         raise ReadError("is not the meta.json of a saved trace", where=file, remedy="export it again")
-    return _SavedMeta(kind, meta, tables, ranks)
+    return _SavedMeta(kind, meta, tables, ranks, content.get(checksums.KEY))
 
 
 def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: object = None) -> Trace:
@@ -132,6 +135,7 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
             loaders[name] = ParquetTable(name, file, owner, is_trusted=owner is not None)
             height = loaders[name].rows()
         else:
+            checksums.check_file(file, saved.checksums, "export it again")
             tables[name] = _rechunk_columns(read_table(name, file))
             height = tables[name].height
         if rows is not None:

@@ -1,7 +1,8 @@
 """The layout of a store of runs, and its versions.
 
     STORE/store.json                              {"etloom": version, "store": 1}
-    STORE/run=NAME/meta.json                      a saved Job, with its source and its answers; written last
+    STORE/run=NAME/meta.json                      a saved Job, with its source, its answers and the checksums
+                                                  of its summaries; written last
     STORE/run=NAME/rank=N/events.parquet, ...     the tables of a rank, as in any folder of Parquet
     STORE/run=NAME/summaries/ranks.parquet        one row per rank: host, events, meta, rows of its tables
     STORE/run=NAME/summaries/stats.parquet        the stats of all ranks

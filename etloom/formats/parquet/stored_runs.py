@@ -22,7 +22,9 @@ from etloom.core.trace import COUNTED_TABLES, Job, StoredAnswer, StoredRefusal, 
 from etloom.core.version import compute_code_digest
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.mirror import ensure_local
+from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import SUMMARIES, check_version, read_json
+from etloom.formats.parquet.summary_files import REMEDY, SummaryFiles
 from etloom.formats.parquet.table_files import ParquetTable, read_table
 from etloom.formats.tables.meta_checks import check_meta
 
@@ -34,7 +36,6 @@ RANK_COLUMNS = {
     "tables": pl.String,
 }
 """Columns of ranks.parquet: meta and tables (rows by name) are JSON text."""
-_REMEDY = "add the run again"
 _FILE_NAME = re.compile(r"[a-z0-9-]+")
 
 
@@ -54,7 +55,7 @@ def read_run(folder: Path, *, lazy: bool, owner: object = None) -> Job:
     check_version(content, manifest)
     meta = content.get("meta")
     if not isinstance(meta, dict):
-        raise ReadError("is not the manifest of a stored run", where=manifest, remedy=_REMEDY)
+        raise ReadError("is not the manifest of a stored run", where=manifest, remedy=REMEDY)
     run = _StoredRun(folder, content, owner)
     if lazy:
         return Job(TracesOnDemand(run.ranks, run.open_rank), meta, run.run_stats, run)
@@ -75,20 +76,21 @@ def _parse_facts(folder: Path, meta: str, tables: str) -> tuple[dict[str, Any], 
         or any(name not in TABLES or type(count) is not int for name, count in rows.items())
     ):
         raise ReadError(
-            "is not the table of ranks of a store", where=folder / SUMMARIES / "ranks.parquet", remedy=_REMEDY
+            "is not the table of ranks of a store", where=folder / SUMMARIES / "ranks.parquet", remedy=REMEDY
         )
     return facts, rows
 
 
-def _read_summary(folder: Path, name: str, schema: Mapping[str, Any]) -> pl.DataFrame:
+def _read_summary(files: SummaryFiles, name: str, schema: Mapping[str, Any]) -> pl.DataFrame:
     """Read a table of the folder of summaries with the declared columns."""
-    file = folder / SUMMARIES / f"{name}.parquet"
+    frame = files.read(name, list(schema))
     try:
-        frame = pl.read_parquet(file, glob=False, hive_partitioning=False)
         return frame.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
     except PARQUET_ERRORS as error:
         reason = str(error).partition("\n")[0]
-        raise ReadError(f"is not a summary of a store: {reason}", where=file, remedy=_REMEDY) from None
+        raise ReadError(
+            f"is not a summary of a store: {reason}", where=files.find(f"{name}.parquet"), remedy=REMEDY
+        ) from None
 
 
 class _StoredRun:
@@ -96,12 +98,13 @@ class _StoredRun:
 
     def __init__(self, folder: Path, content: Mapping[str, Any], owner: object) -> None:
         self._folder, self._owner = folder, owner
-        table = _read_summary(folder, "ranks", RANK_COLUMNS)
+        self._files = SummaryFiles(folder, content.get(checksums.KEY, {}))
+        table = _read_summary(self._files, "ranks", RANK_COLUMNS)
         if table["rank"].null_count():
             file = folder / SUMMARIES / "ranks.parquet"
-            raise ReadError("is not a summary of a store: a rank is null", where=file, remedy=_REMEDY)
+            raise ReadError("is not a summary of a store: a rank is null", where=file, remedy=REMEDY)
         self._facts = {rank: (meta, tables) for rank, _, _, meta, tables in table.iter_rows()}
-        self._stats = _read_summary(folder, "stats", {"rank": pl.Int64, **TABLES["stats"].schema})
+        self._stats = _read_summary(self._files, "stats", {"rank": pl.Int64, **TABLES["stats"].schema})
         # Answers of other code may differ from those that this one computes.
         is_current = content.get("code") == compute_code_digest()
         answers = content.get("answers") if is_current else None
@@ -130,7 +133,7 @@ class _StoredRun:
         """See `Job.rank_facts`."""
         tables, meta = pl.col("tables"), pl.col("meta")
         return (
-            _read_summary(self._folder, "ranks", RANK_COLUMNS)
+            _read_summary(self._files, "ranks", RANK_COLUMNS)
             .sort("rank")
             .select(
                 "rank",
@@ -207,16 +210,20 @@ class _StoredRun:
             if not (isinstance(file, str) and _FILE_NAME.fullmatch(file)):
                 return None
             try:
-                path = self._folder / SUMMARIES / f"{file}.parquet"
-                return StoredAnswer(pl.read_parquet(path, glob=False, hive_partitioning=False), refusals)
-            except PARQUET_ERRORS:
+                return StoredAnswer(self._files.read(file), refusals)
+            except ReadError:
                 return None  # computed from the tables
         return None
 
     def facts(self) -> dict[str, Any] | None:
         """Return the stored facts of the run."""
         file = self._folder / SUMMARIES / "facts.json"
-        return read_json(file) if self._has_facts and file.is_file() else None
+        if not self._has_facts or not file.is_file():
+            return None
+        try:
+            return read_json(self._files.find(file.name))
+        except ReadError:
+            return None  # computed from the tables
 
 
 def _parse_refusals(rows: Any) -> Iterable[StoredRefusal]:

@@ -13,7 +13,10 @@ from etloom.core.errors import ReadError
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import TABLES, Stat
 from etloom.formats.io.mirror import ensure_local
+from etloom.formats.parquet import checksums
 from etloom.formats.tables.value_checks import check_table
+
+_REMEDY = "export it again"
 
 
 class ParquetTable:
@@ -27,7 +30,7 @@ class ParquetTable:
         is_trusted: This program wrote the file, so its values need no check.
     """
 
-    __slots__ = ("_file", "_is_trusted", "_name", "_owner", "_rows")
+    __slots__ = ("_file", "_is_intact", "_is_trusted", "_name", "_owner", "_rows")
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class ParquetTable:
         is_trusted: bool = False,
     ) -> None:
         self._name, self._file, self._owner, self._rows = name, file, owner, rows
-        self._is_trusted = is_trusted
+        self._is_trusted = self._is_intact = is_trusted
 
     @property
     def is_loaded(self) -> bool:
@@ -51,6 +54,7 @@ class ParquetTable:
         Raises:
             ReadError: also if it does not have the known number of rows, or has values that the schema does not allow.
         """
+        self._check_content()
         table = read_table(self._name, self._file)
         if self._rows is not None:
             check_rows(self._file, table.height, self._rows)
@@ -60,6 +64,7 @@ class ParquetTable:
 
     def scan(self) -> pl.LazyFrame:
         """Return the table as a query. Raises ReadError."""
+        self._check_content()
         return _scan_table(self._name, self._file)
 
     def rows(self) -> int:
@@ -68,11 +73,18 @@ class ParquetTable:
             self._rows = _count_rows(self._name, self._file)
         return self._rows
 
+    def _check_content(self) -> None:
+        """Raise ReadError if the file is not as it was written."""
+        if not self._is_intact:
+            listed = checksums.read_checksums(self._file.with_name("meta.json"))
+            checksums.check_file(self._file, listed, _REMEDY)
+            self._is_intact = True
+
 
 def check_rows(file: Path, rows: int, saved: int) -> None:
     """Raise ReadError if a table does not have the number of rows that were saved."""
     if rows != saved:
-        raise ReadError(f"has {rows} rows, but {saved} were saved", where=file, remedy="export it again")
+        raise ReadError(f"has {rows} rows, but {saved} were saved", where=file, remedy=_REMEDY)
 
 
 def _check_values(name: str, file: Path, table: pl.DataFrame) -> None:
@@ -86,7 +98,7 @@ def _check_values(name: str, file: Path, table: pl.DataFrame) -> None:
         raise ReadError(
             f"is not a valid table {name!r}: {reason}".removesuffix(": now null"),
             where=file,
-            remedy="export it again",
+            remedy=_REMEDY,
         )
 
 
@@ -97,9 +109,7 @@ def read_table(name: str, file: Path, *, head: bool = False) -> pl.DataFrame:
         table = TABLES[name].conform(pl.read_parquet(file, n_rows=rows, glob=False, hive_partitioning=False))
     last: Any = table["id"].max() if "id" in table.columns else None
     if last is not None and last >= 1 << 31:
-        raise ReadError(
-            f"has a row with the id {last}, but ids are row numbers", where=file, remedy="export it again"
-        )
+        raise ReadError(f"has a row with the id {last}, but ids are row numbers", where=file, remedy=_REMEDY)
     return table
 
 
@@ -131,6 +141,4 @@ def _converting_errors(name: str, file: Path) -> Iterator[None]:
                 "was removed while in use", where=file, remedy="open or export the run again"
             ) from None
         reason = str(error).partition("\n")[0]
-        raise ReadError(
-            f"is not a valid table {name!r}: {reason}", where=file, remedy="export it again"
-        ) from None
+        raise ReadError(f"is not a valid table {name!r}: {reason}", where=file, remedy=_REMEDY) from None

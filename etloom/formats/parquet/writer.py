@@ -1,6 +1,7 @@
 """A folder of Parquet files, one per table, and meta.json. It reads back equal, and other tools can read it.
 
-    run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "tables": {name: rows}, "meta": {}}
+    run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "tables": {name: rows},
+                                    "crc32": {file: checksum}, "meta": {}}
     run.parquet/events.parquet     the table of that name in etloom.core.schema, zstd, text as dictionaries
 
 A Job has its own meta.json (``"kind": "job"``, ``"ranks": [...]``) and stats, and a folder ``rank=N/`` for each rank,
@@ -24,6 +25,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.core.version import __version__
+from etloom.formats.parquet import checksums
 
 SUFFIX = ".parquet"
 LAYOUT_VERSION = 1
@@ -84,12 +86,13 @@ def write_meta(
 ) -> None:
     """Write the meta.json of a folder with the tables of a ``trace``, or with stats and the ``ranks`` of a ``job``.
 
-    To be called after the tables are written: it records the rows of each, so that a reader notices a lost table.
-    They are read from the files if the caller does not know them.
+    To be called after the tables are written: it records the rows and the checksum of each, so that a reader notices a
+    lost or changed table. Rows are read from the files if the caller does not know them.
     """
     content: dict[str, Any] = {"etloom": __version__, "layout": LAYOUT_VERSION, "kind": kind}
     content["tables"] = _count_rows(folder) if rows is None else dict(rows)
     content |= {"ranks": list(ranks)} if kind == "job" else {}
+    content[checksums.KEY] = checksums.compute_checksums(folder.glob("*.parquet"))
     content["meta"] = dict(meta)
     Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
 

@@ -31,6 +31,7 @@ def build_series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Serie
 
 _PYTHON_TYPES: dict[Any, tuple[type, ...]] = {
     pl.String: (str,),
+    pl.Categorical: (str,),
     pl.Binary: (bytes,),
     pl.Boolean: (bool,),
     pl.Float64: (float, int),
@@ -41,6 +42,22 @@ _RANGE = {pl.Int64: (-(1 << 63), 1 << 63), pl.UInt64: (0, 1 << 64)}
 def _is_in_range(value: Any, dtype: Any) -> bool:
     low, high = _RANGE.get(dtype, (0, 0))
     return low == high or low <= value < high
+
+
+def build_rows(
+    rows: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]
+) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Build a frame from rows; absent values are null. polars alone raises for integers of more than 64 bits.
+
+    Returns:
+        The frame, and for each column the number of values that it cannot hold, which became null.
+    """
+    columns = {
+        name: build_series(name, [row.get(name) for row in rows], dtype) for name, dtype in schema.items()
+    }
+    return pl.DataFrame([series for series, _ in columns.values()]), {
+        name: lost for name, (_, lost) in columns.items() if lost
+    }
 
 
 def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:

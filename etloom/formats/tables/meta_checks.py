@@ -80,7 +80,8 @@ def _is_integer(value: Any) -> bool:
     return type(value) is int and abs(value) < INTEGER_LIMIT
 
 
-def _is_rank(value: Any) -> bool:
+def is_rank(value: Any) -> bool:
+    """Return whether a value can be the number of a rank."""
     return type(value) is int and 0 <= value < 1 << 31
 
 
@@ -128,7 +129,7 @@ _ENTRIES: dict[str, _Kind] = {
     "linked": _is_flag,
     "link": _LINK,
     "step_name": _is_text,
-    "rank": _is_rank,
+    "rank": is_rank,
     "world_size": _is_world_size,
     "base_ns": _is_integer,
     "host": _is_text,
@@ -138,7 +139,7 @@ _ENTRIES: dict[str, _Kind] = {
     "device_properties": [_DEVICE],
     "distributed": {
         "backend": _is_text,
-        "rank": _is_rank,
+        "rank": is_rank,
         "world_size": _is_world_size,
         "pg_config": [_GROUP],
     },

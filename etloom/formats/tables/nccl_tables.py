@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 
 from etloom.core.categories import NCCL_COLLECTIVE, parse_collective
-from etloom.formats.tables.building import sort_events
+from etloom.core.schema import Stat
+from etloom.formats.tables.building import build_rows, sort_events
 
 DETAILS = ("algorithm", "protocol", "channels", "message_bytes", "algo_gb_per_s", "bus_gb_per_s", "timing")
 """Keys of ``events.args`` of a communication, as far as the file states them.
@@ -48,13 +49,16 @@ def count_elements(name: str, count: int | None, size: int | None) -> dict[str, 
     return {known: count, other: count * size}
 
 
-def build_communication_tables(rows: list[dict[str, Any]], others: pl.DataFrame) -> dict[str, pl.DataFrame]:
+def build_communication_tables(
+    rows: list[dict[str, Any]], others: pl.DataFrame, stats: list[Stat]
+) -> dict[str, pl.DataFrame]:
     """Build events, comms and groups.
 
     Args:
         rows: Communications: name, ts and dur (ns; None if unknown), pid, tid, position; details (`DETAILS` and what
             else the file states); and columns of comms, of which pg_name is the communicator.
         others: Events of other categories, with ``position``.
+        stats: Receives rows about values that no column can hold.
     """
     texts = ("name", "args", "collective", "pg_name", "dtype")
     columns = (
@@ -75,15 +79,18 @@ def build_communication_tables(rows: list[dict[str, Any]], others: pl.DataFrame)
     )
     schema = {name: pl.String if name in texts else pl.Int64 for name in columns} | {"comms_id": pl.UInt64}
     flat = [
-        {name: row.get(name) for name in columns}
-        | {
+        {
+            **row,
             "args": json.dumps({key: value for key, value in row["details"].items() if value is not None}),
             "collective": parse_collective(f"nccl:{row['name']}") or row["name"].lower(),
             "comms_id": _parse_hash(row.get("pg_name")),
         }
         for row in rows
     ]
-    frame = pl.DataFrame(flat, schema=schema, orient="row", strict=False)
+    frame, lost = build_rows(flat, schema)
+    stats += [
+        Stat("read.wrong_type", "data_loss", count, f"comms.{name}: now null") for name, count in lost.items()
+    ]
     is_event = ("name", "ts", "dur", "pid", "tid", "position", "args")
     events = frame.select(*is_event, cat=pl.lit(NCCL_COLLECTIVE), ph=pl.lit("X"))
     events = sort_events(pl.concat([events, others], how="diagonal_relaxed")).with_row_index("id")

@@ -1,0 +1,57 @@
+"""Checksums of the files of a saved trace or a stored run, which its meta.json lists.
+
+A table that changed after it was written would give wrong numbers, and polars may end the process over a damaged page.
+A query over all ranks of a store is not checked: it reads a few columns, and checking would read the files whole.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from etloom.core.errors import ReadError
+from etloom.formats.io.json_text import load_json
+from etloom.formats.io.mirror import ensure_local
+
+KEY = "crc32"
+"""Of a meta.json: name of a file -> CRC-32 of its content. Folders that older versions saved have none."""
+_BLOCK_BYTES = 1 << 24
+
+
+def compute_checksums(files: Iterable[Path]) -> dict[str, int]:
+    """Return name of the file -> CRC-32, sorted."""
+    return {file.name: _compute(file) for file in sorted(files)}
+
+
+def check_file(file: Path, checksums: object, remedy: str) -> None:
+    """Raise ReadError if a file does not have the checksum that is listed for it. Without one it is not checked."""
+    expected = checksums.get(file.name) if isinstance(checksums, Mapping) else None
+    if expected is None:
+        return
+    ensure_local(file)
+    try:
+        is_intact = _compute(file) == expected
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error.strerror}", where=file, remedy=remedy) from None
+    if not is_intact:
+        raise ReadError("changed since it was written: its checksum differs", where=file, remedy=remedy)
+
+
+def read_checksums(manifest: Path) -> Any:
+    """Return what a meta.json lists under `KEY`; None if it cannot be read."""
+    ensure_local(manifest)
+    try:
+        content = load_json(manifest.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content.get(KEY) if isinstance(content, dict) else None
+
+
+def _compute(file: Path) -> int:
+    checksum = 0
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum

@@ -1,0 +1,55 @@
+"""The summaries of a stored run: Parquet files in one folder, whose checksums the run's meta.json lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from etloom.core.errors import ReadError
+from etloom.core.parquet_errors import PARQUET_ERRORS
+from etloom.formats.io.mirror import ensure_local
+from etloom.formats.parquet import checksums
+from etloom.formats.parquet.store_layout import SUMMARIES
+
+REMEDY = "add the run again"
+
+
+def list_checksums(folder: Path) -> dict[str, int]:
+    """Return the checksums of the summaries of a run, for its meta.json."""
+    return checksums.compute_checksums(file for file in (folder / SUMMARIES).iterdir() if file.is_file())
+
+
+class SummaryFiles:
+    """Opens the summaries of a run.
+
+    Args:
+        folder: The run.
+        listed: The checksums of its meta.json; by default they are read.
+    """
+
+    def __init__(self, folder: Path, listed: object = None) -> None:
+        self._folder = folder / SUMMARIES
+        self._listed = checksums.read_checksums(folder / "meta.json") if listed is None else listed
+
+    def find(self, name: str) -> Path:
+        """Return the path of a file. Raises ReadError if it changed since it was written."""
+        file = self._folder / name
+        checksums.check_file(file, self._listed, REMEDY)
+        return file
+
+    def read(self, name: str, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Read a table: all columns, or these. Raises ReadError."""
+        file = self.find(f"{name}.parquet")
+        ensure_local(file)
+        try:
+            return pl.read_parquet(
+                file,
+                columns=None if columns is None else list(columns),
+                glob=False,
+                hive_partitioning=False,
+            )
+        except PARQUET_ERRORS as error:
+            reason = str(error).partition("\n")[0]
+            raise ReadError(f"is not a summary of a store: {reason}", where=file, remedy=REMEDY) from None
