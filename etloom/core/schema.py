@@ -129,7 +129,7 @@ _NODE = Column("node", U32, "the node this row describes", refers="nodes", requi
 _TABLES = (
     _declare(
         "events",
-        "An event that the profiler recorded. Sorted by ts, then longest first, then file order.",
+        "One row per event that the profiler recorded. Sorted by ts, then longest first, then file order.",
         _ID,
         Column("ph", TEXT, "phase: X complete, i instant, b/n/e asynchronous, other Chrome phases"),
         Column(
@@ -177,7 +177,7 @@ _TABLES = (
     ),
     _declare(
         "arguments",
-        "Shapes and values that Kineto recorded for an operator.",
+        "One row per operator whose shapes or values Kineto recorded.",
         _EVENT,
         Column("dims", TEXT, "Input Dims, JSON", form="shapes"),
         Column("types", TEXT, "Input type, JSON", form="texts"),
@@ -186,7 +186,7 @@ _TABLES = (
     ),
     _declare(
         "kernels",
-        "Launch geometry and memory facts of a device event.",
+        "One row per device event with its launch geometry or memory facts.",
         _EVENT,
         *(Column(f"grid_{axis}", I32, "blocks in the grid", minimum=0) for axis in "xyz"),
         *(Column(f"block_{axis}", I32, "threads in a block", minimum=0, maximum=1 << 16) for axis in "xyz"),
@@ -204,7 +204,7 @@ _TABLES = (
     ),
     _declare(
         "syncs",
-        "A synchronization that the device tracer recorded (cuda_sync).",
+        "One row per synchronization that the device tracer recorded (cuda_sync).",
         _EVENT,
         Column("kind", TEXT, "Stream Wait Event | Event Sync | Stream Sync | Context Sync"),
         Column("wait_stream", I64, "stream waited for"),
@@ -213,7 +213,7 @@ _TABLES = (
     ),
     _declare(
         "frames",
-        "A Python function or module call (with_stack).",
+        "One row per call of a Python function or module (with_stack).",
         _EVENT,
         Column("python_id", I64, "Python id"),
         Column("python_parent_id", I64, "python_id of the caller"),
@@ -221,7 +221,7 @@ _TABLES = (
     ),
     _declare(
         "memory",
-        "An allocation (bytes > 0) or a free (bytes < 0).",
+        "One row per allocation (bytes > 0) or free (bytes < 0).",
         _ID,
         Column("ts", I64, "time", unit="ns", minimum=-TIME_LIMIT, maximum=TIME_LIMIT),
         Column("pid", I64, "process", default=-1),
@@ -261,7 +261,7 @@ _TABLES = (
     ),
     _declare(
         "counters",
-        "A sample of a counter.",
+        "One row per sample of a counter track.",
         _ID,
         Column("ts", I64, "time", unit="ns", minimum=-TIME_LIMIT, maximum=TIME_LIMIT),
         Column("pid", I64, "process", default=-1),
@@ -271,7 +271,7 @@ _TABLES = (
     ),
     _declare(
         "flows",
-        "An end of an arrow that the file draws.",
+        "One row per end of an arrow (flow event) that the file draws.",
         _ID,
         Column("ph", TEXT, "s start, t step, f end"),
         Column("cat", TEXT, "ac2g, fwdbwd, ..."),
@@ -284,7 +284,7 @@ _TABLES = (
     ),
     _declare(
         "threads",
-        "Name of a process, or of one of its threads or streams (a track of the file).",
+        "One row per process, thread or stream (a track of the file), with its name.",
         Column("pid", I64, "process"),
         Column("tid", I64, "thread or stream; null for the process itself"),
         Column("name", TEXT, "name"),
@@ -293,7 +293,7 @@ _TABLES = (
     ),
     _declare(
         "nodes",
-        "An operator of the execution trace. Sorted by node id, which is the order in which operators began.",
+        "One row per operator of the execution trace. Sorted by id, which is the order in which operators began.",
         _ID,
         Column("et_id", I64, "node id in the file"),
         Column("name", TEXT, "operator"),
@@ -322,7 +322,7 @@ _TABLES = (
     ),
     _declare(
         "tensors",
-        "One tensor argument or result of a node.",
+        "One row per tensor argument or result of a node.",
         _NODE,
         Column("io", I8, "0 input, 1 output", required=True),
         Column("index", I16, "which argument or result", required=True),
@@ -340,7 +340,7 @@ _TABLES = (
     ),
     _declare(
         "comms",
-        "A communication call, or a device event of one.",
+        "One row per communication call, or device event of one.",
         _ID,
         Column("node", U32, "the node that recorded it", refers="nodes"),
         Column("event", U32, "the event that recorded it", refers="events"),
@@ -374,7 +374,7 @@ _TABLES = (
     ),
     _declare(
         "groups",
-        "A process group.",
+        "One row per process group.",
         Column("pg_name", TEXT, "name, as comms.pg_name"),
         Column("pg_desc", TEXT, "description"),
         Column("backend", TEXT, "backend configuration"),
@@ -389,7 +389,7 @@ _TABLES = (
     ),
     _declare(
         "links",
-        "An ET node and a profiler event that are the same operator.",
+        "One row per ET node and profiler event that are the same operator.",
         _NODE,
         _EVENT,
         Column("how", TEXT, "rf_id | external_id | op_id | align | file (the file states both as one)"),
@@ -397,7 +397,7 @@ _TABLES = (
     ),
     _declare(
         "launches",
-        "A launch call and a device event it caused.",
+        "One row per launch call and device event that it caused.",
         Column("launch", U32, "runtime or driver call; null when it lies outside the trace", refers="events"),
         Column("device_event", U32, "kernel, copy or set", refers="events"),
         Column(
@@ -415,14 +415,14 @@ _TABLES = (
     ),
     _declare(
         "thread_dependencies",
-        "An operator that depends on an operator of another thread.",
+        "One row per operator that depends on an operator of another thread.",
         Column("event", U32, "the operator that started", refers="events"),
         Column("after", U32, "the operator of another thread that it depends on", refers="events"),
         Column("kind", TEXT, "fwd_bwd (backward of a forward operator) | thread (first after a gap)"),
     ),
     _declare(
         "sync_dependencies",
-        "A host call or device event that waited for a device event; one row per event that it waited for.",
+        "One row per host call or device event that waited, and device event that it waited for.",
         Column(
             "event", U32, "blocking host call, or device event that could not start before", refers="events"
         ),
@@ -437,14 +437,14 @@ _TABLES = (
     ),
     _declare(
         "dependencies",
-        "A node that may not start before another one ends, as the file states it (Chakra, ET+).",
+        "One row per dependency in the file (Chakra, ET+): a node that may not start before another one ends.",
         Column("node", U32, "the node that waits", refers="nodes"),
         Column("on", U32, "the node it waits for", refers="nodes"),
         Column("kind", TEXT, "data | ctrl (the enclosing operator) | sync | thread (work of another thread)"),
     ),
     _declare(
         "stats",
-        "Counts of what could not be read, was repaired, or could not be linked.",
+        "One row per problem: the count of what could not be read, was repaired, or could not be linked.",
         Column("name", pl.String, "what is counted: room.what"),
         Column("severity", pl.String, "info | data_loss | error"),
         Column("count", I64, "how many"),

@@ -35,7 +35,7 @@ _SMALL_SHARE = 0.1
 
 
 def add_group_axes(trace: Trace) -> Trace:
-    """Fill in the columns axis and axis_from of the table groups."""
+    """Add to the ``groups`` table the axis of parallelism (dp, tp, pp, ...) of each group and how it was inferred."""
     groups = trace.groups
     if not groups.height:
         return trace

@@ -1,4 +1,4 @@
-"""Predicts the times of a job under other conditions.
+"""Predicts the times of a recorded job under other conditions: changed kernels, network, device, or number of ranks.
 
 What-if (`etloom simulate`) changes recorded times in the dependency graph:
 

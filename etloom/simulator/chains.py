@@ -1,4 +1,4 @@
-"""A scenario on a contracted graph: a tenth of the points, at the same times.
+"""A prediction scenario on a contracted graph: about a tenth of the points of the dependency graph, at the same times.
 
 Chains of edges of one basis become one edge (`graphs.contraction`). Points stay that a prediction reads: the first and
 last ones of ranks and steps, the starts of step annotations, and both ends of each communication.
@@ -24,7 +24,7 @@ _POINTS, _EDGES = ("begin", "finish"), ("own_edge", "transfer_edge")
 
 @dataclass(frozen=True, eq=False)
 class ChainScenario:
-    """A scenario on a contracted graph.
+    """A scenario on a contracted graph, in which each edge stands for a chain of edges of the dependency graph.
 
     Attributes:
         scenario: its points are the kept ones; its edges are chains of one basis.
@@ -40,11 +40,13 @@ class ChainScenario:
 
     @cached_property
     def durations(self) -> Durations:
-        """The rows of a prediction's table and their durations, at times of the kept points."""
+        """The duration of the run, its ranks and its steps, computed from the times of the points that the contraction
+        retains."""
         return Durations(self.scenario, self.extremes)
 
     def expand(self, changed: Scenario) -> Scenario:
-        """Return a changed ``scenario`` on the whole graph. Only lags of communications may have changed."""
+        """Return ``changed``, a copy of ``scenario`` with other lags of communications, on the whole (uncontracted)
+        graph."""
         chains = np.flatnonzero(changed.lag != self.scenario.lag)
         lag = self.whole.lag.copy()
         lag[self.contraction.last[chains]] = changed.lag[chains]  # each of them is a single edge
@@ -58,7 +60,7 @@ class ChainScenario:
 
 
 def contract_scenario(scenario: Scenario, extremes: Extremes | None = None) -> ChainScenario:
-    """Return the scenario on a contracted graph.
+    """Return the scenario on a contracted graph, in which chains of edges from one source of times are single edges.
 
     Args:
         extremes: the extreme points of its graph, if known; they are the same whichever lags change.

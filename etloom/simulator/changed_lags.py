@@ -1,4 +1,4 @@
-"""The lags of a graph after changes, computed for requested edges only.
+"""The lags (times on the edges) of a dependency graph after changes, computed only for the edges that are requested.
 
 A broad change concerns millions of edges. A prediction needs sums over them and a few single lags, so the array of all
 lags is computed only on request.
@@ -31,18 +31,19 @@ class Lags(NamedTuple):
     lower: Int64Array
 
     def take(self, rows: Int64Array) -> Lags:
-        """Return those of some edges."""
+        """Return the lags of the edges at these positions."""
         return Lags(*(part[rows] for part in self))
 
     def sum_times(self, *, upper: bool = False) -> float:
-        """Return the sum of all times, without those of removed edges, with the unexplained delays of one bound."""
+        """Return the sum of all lags in ns, with the unexplained delays of the upper or the lower bound; removed edges
+        count 0."""
         delay = self.upper if upper else self.lower
         latencies = np.maximum(self.min_latency, 0).sum(dtype=np.float64)
         return float(latencies + delay.sum(dtype=np.float64))
 
 
 class LagStep(Protocol):
-    """One change: ``edges`` (ascending) that it is about."""
+    """One change of lags, and the numbers of the ``edges`` that it changes, ascending."""
 
     @property
     def edges(self) -> Int32Array: ...
@@ -51,31 +52,33 @@ class LagStep(Protocol):
         """Return the positions in ``edges`` of the edges that the step changes."""
 
     def compute(self, before: Lags, edges: Int32Array) -> Lags:
-        """Return the lags of these of its edges, given those before the change."""
+        """Return the new lags of ``edges`` (all changed by this step), computed from ``before``, their lags before the
+        step."""
 
 
 @dataclass(frozen=True, eq=False)
 class SetLags:
-    """A change to lags that are known."""
+    """A change that replaces the lags of some edges by precomputed values."""
 
     edges: Int32Array
     lags: Lags
 
     def find(self, edges: Int32Array) -> Int64Array:
-        """Return the positions in ``edges`` of the edges whose lags are known."""
+        """Return the positions in ``edges`` of the edges whose lags are replaced."""
         if not self.edges.size:
             return np.zeros(0, np.int64)
         rows = np.minimum(np.searchsorted(self.edges, edges), len(self.edges) - 1)
         return np.flatnonzero(self.edges[rows] == edges)
 
     def compute(self, before: Lags, edges: Int32Array) -> Lags:
-        """Return the known lags."""
+        """Return the precomputed lags of ``edges``; ``before`` is not used."""
         return self.lags.take(np.searchsorted(self.edges, edges))
 
 
 @dataclass(frozen=True, eq=False)
 class ScaleLags:
-    """A change of the minimum latencies, and of the part of the unexplained delay that may disappear with its cause.
+    """A user's change (multiply, set or add) of the minimum latencies of the selected edges and of their removable
+    delay.
 
     ``selection``: its edges. ``kinds``: of the edges of the graph. ``usual_delays``: by kind, the delay that may
     disappear, ns.
@@ -88,7 +91,7 @@ class ScaleLags:
 
     @property
     def edges(self) -> Int32Array:
-        """The selected edges; computed on first access."""
+        """The numbers of the selected edges, ascending; computed on first access."""
         return self.selection.edges
 
     def find(self, edges: Int32Array) -> Int64Array:
@@ -96,7 +99,7 @@ class ScaleLags:
         return self.selection.find(edges)
 
     def compute(self, before: Lags, edges: Int32Array) -> Lags:
-        """Return the changed lags; a removed edge stays removed."""
+        """Return the lags of ``edges`` after the change; an edge that an earlier change removed stays removed."""
         min_latency = _change_latencies(self.change, before.min_latency)
         removable = self.get_removable(before, edges)
         if self.change.plus_ns is None:
@@ -116,7 +119,7 @@ class ScaleLags:
         lower: ChainLags,
         groups: GroupedEdges | None = None,
     ) -> tuple[int, float]:
-        """Change the lags of chains of both bounds, in place, from the recorded ones: `compute` in one pass.
+        """Apply the change to recorded lags, directly in the lags of chains: like `compute`, in one pass and in place.
 
         Args:
             contraction: the contracted graph.
@@ -151,12 +154,12 @@ class ScaleLags:
         return residual, longer + after - before
 
     def get_removable(self, before: Lags, edges: Int32Array) -> Int64Array:
-        """Return the part of the unexplained delay of these edges that may disappear in the lower bound."""
+        """Return the part of the unexplained delay of each edge that may disappear in the lower bound, ns."""
         return np.asarray(np.minimum(before.lower, self.usual_delays[self.kinds[edges]]))
 
 
 class ChangedLags:
-    """The lags of a graph after the steps so far."""
+    """The lags of a dependency graph after a sequence of changes (`LagStep`)."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -164,15 +167,15 @@ class ChangedLags:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether no step has changed a lag yet."""
+        """True if no step was added, so that all lags are those of the recording."""
         return not self._steps
 
     def append(self, step: LagStep) -> None:
-        """Add a step."""
+        """Add a step after the previous ones."""
         self._steps.append(step)
 
     def add(self, step: LagStep) -> Iterator[tuple[Int32Array, Lags, Lags]]:
-        """Yield the edges of a step in chunks, with their lags before and after it; then add the step."""
+        """Yield, in chunks, the edges that a step changes with their lags before and after it; then add the step."""
         for low in range(0, len(step.edges), _CHUNK_EDGES):
             edges = step.edges[low : low + _CHUNK_EDGES]
             before = self.read(edges)
@@ -180,7 +183,7 @@ class ChangedLags:
         self.append(step)
 
     def read(self, edges: Int32Array) -> Lags:
-        """Return the lags of these edges."""
+        """Return the lags of these edges after all steps."""
         delays = self._graph.unexplained[edges]
         lags = Lags(self._graph.min_latency[edges], delays, delays.copy())
         for step in self._steps:
@@ -190,7 +193,7 @@ class ChangedLags:
         return lags
 
     def read_all(self) -> Lags:
-        """Return the lags of all edges, as new arrays."""
+        """Return the lags of all edges of the graph after all steps, as new arrays."""
         graph = self._graph
         lags = Lags(graph.min_latency.copy(), graph.unexplained.copy(), graph.unexplained.copy())
         for step in self._steps:
@@ -214,5 +217,6 @@ def _change_latencies(change: Change, before: Int64Array) -> Int64Array:
 
 
 def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
-    """Multiply lags, rounded to the nanosecond; values are limited to one that the engine refuses."""
+    """Return lags (ns) times a factor, rounded to whole ns and limited to +-2**62, which the engine rejects as too
+    large."""
     return np.asarray(np.round(np.clip(lag * factor, -(2.0**62), 2.0**62)), dtype=np.int64)

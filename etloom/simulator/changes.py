@@ -1,4 +1,4 @@
-"""The language of what-if: parses what to change.
+"""The what-if language: parses changes such as "kernel:*gemm* x0.5".
 
     WHAT[:NAME] [KEY=VALUE ...] CHANGE
 
@@ -44,7 +44,7 @@ _CHANGE = re.compile(
 
 @dataclass(frozen=True)
 class Change:
-    """Multiply the selected lags by ``times``, or set them to ``to_ns``, or add ``plus_ns``."""
+    """A change of lags: multiplies the selected lags by ``times``, sets them to ``to_ns``, or adds ``plus_ns``."""
 
     target: str
     name: str | None = None
@@ -57,7 +57,8 @@ class Change:
 
 @dataclass(frozen=True)
 class RemoveSync:
-    """The host no longer waits for the device in operators or calls of this name (pattern)."""
+    """A change by which the host no longer waits for the device in calls or operators whose name matches the pattern
+    ``name``."""
 
     name: str
 
@@ -68,7 +69,7 @@ class RemoveSync:
 
 @dataclass(frozen=True)
 class Network:
-    """A network with ``bandwidth`` times the recorded bandwidth, or on which every rank has ``bytes_per_second``.
+    """A changed network: ``bandwidth`` times the recorded bandwidth, or ``bytes_per_second`` for every rank.
 
     The recorded bandwidth and latency are fitted to the recording; transfers that overlap share their links
     (`etloom.simulator.network`). ``latency_ns`` is that of one message; default: the fitted one.
@@ -88,7 +89,7 @@ class Network:
 
 @dataclass(frozen=True)
 class NoStraggler:
-    """Every rank works like the median of the ranks that run the same program, operation by operation.
+    """A change by which every rank takes, for each operation, the median time of the ranks that run the same program.
 
     What the ranks then wait for each other, and the transfer of data, follow from that.
     """
@@ -100,7 +101,8 @@ class NoStraggler:
 
 @dataclass(frozen=True)
 class LikePeers:
-    """These ranks work like the median of the other ranks that run the same program, operation by operation."""
+    """A change by which these ranks take, for each operation, the median time of the other ranks with the same
+    program."""
 
     ranks: tuple[int, ...]
 
@@ -113,7 +115,7 @@ AnyChange = Change | RemoveSync | Network | NoStraggler | LikePeers
 
 
 def parse_change(text: str) -> Change:
-    """Parse a change. Raises EtloomError with the position of the problem."""
+    """Parse a change such as "comm x0.5". Raises EtloomError with the position of the problem."""
     plain = text.strip()
     head, _, rest = plain.partition(" ")
     target, _, name = head.partition(":")

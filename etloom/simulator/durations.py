@@ -1,4 +1,5 @@
-"""Durations of a scenario by job, step time, rank and step, at given times of its points."""
+"""Durations of the job, its ranks and its steps, and the median step time, computed from times of the graph's
+points."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ ROW_SCHEMA = {"scope": pl.String, "rank": pl.Int64, "step": pl.Int64}
 
 
 class Durations:
-    """The rows of a prediction's table, and their durations at any times of the points.
+    """Computes the duration in each row of a prediction's table (job, step time, ranks, steps) from times of the
+    points.
 
     Args:
         extremes: the extreme points of the scenario's graph that belong to a rank, and to a step.
@@ -62,7 +64,7 @@ class Durations:
         self._has_ranks = len(scenario.template) > 1
 
     def measure(self, time: Int64Array) -> Int64Array:
-        """Return the duration of each row, int64 ns."""
+        """Return the duration of each row in ns, as int64, from the time of each point of the graph."""
         parts = [np.array([time.max() - time.min()])]
         periods = self._periods(time)
         if periods.size:
@@ -84,7 +86,8 @@ class Durations:
 
 
 class PointSpans:
-    """The time from the first to the last point of each group of points."""
+    """Computes the time from the first to the last point of each group of points, such as a rank or a step of a
+    rank."""
 
     def __init__(self, points: pl.DataFrame, *by: str) -> None:
         points = points.sort(*by, maintain_order=True)
@@ -100,12 +103,12 @@ class PointSpans:
         return np.asarray(self.find_ends(time) - starts)
 
     def find_ends(self, time: Int64Array) -> Int64Array:
-        """Return the time of the last point of each group, of which there is at least one."""
+        """Return the time of the last point of each group, ns; there must be at least one group."""
         return np.asarray(np.maximum.reduceat(time[self._points], self._first))
 
 
 def find_step_starts(scenario: Scenario) -> pl.DataFrame:
-    """Return rank, step and point of the start of each step annotation, sorted by rank and step."""
+    """Return rank, step, and the number of the point at which each step annotation starts, sorted by rank and step."""
     graph = scenario.graph
     marks = pl.concat(
         scenario.recorded[rank]

@@ -1,4 +1,4 @@
-"""Selects the edges of a graph that a change is about, by the events that own them."""
+"""Selects the edges of a dependency graph that a change applies to, by the events to which their times belong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHUNK_EDGES = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Edges of a target, ascending.
+    """Edges selected for a change, ascending; a subset of the edges of the change's target (kernel, comm, op, ...).
 
     ``target``: the edges, of which those are selected whose owner is ``marked``, a mask of rows (None: all).
     ``owner_rows``: the row of the owner of each edge of the graph. ``is_whole``: whether ``target`` is a target of
@@ -49,18 +49,18 @@ class Selection:
 
     @cached_property
     def edges(self) -> Edges:
-        """The selected edges; computed on first access."""
+        """The numbers of the selected edges, ascending; computed on first access."""
         return self.filter(self.target)
 
     def filter(self, edges: Edges) -> Edges:
-        """Return those of these edges of the target that are selected."""
+        """Return the selected ones among ``edges``, which must all be edges of the target."""
         if self.marked is None:
             return edges
         selected: Edges = _native.select_edges(edges, self.owner_rows, self.marked)
         return selected
 
     def find(self, edges: Edges) -> Int64Array:
-        """Return the positions of those of any edges that are selected."""
+        """Return the positions in ``edges`` (any edges of the graph) of the selected edges."""
         rows = np.minimum(np.searchsorted(self.target, edges), len(self.target) - 1)
         is_selected = self.target[rows] == edges
         if self.marked is not None:
@@ -75,7 +75,7 @@ class Selection:
 
 
 class EdgeSelector:
-    """Selects edges of a job's graph by the events that own them, as ascending numbers of edges (int32).
+    """Selects edges of a job's graph by the event to which each edge's time belongs; returns ascending edge numbers.
 
     A row is that of an event in the tables of all ranks one after the other.
     """
@@ -86,14 +86,14 @@ class EdgeSelector:
         self._targets: dict[str, Edges] = {}
 
     def prepare(self) -> None:
-        """Compute what any selection needs."""
+        """Compute in advance the edges of every target, and the tables of names and parents, that `select` uses."""
         for target in TARGETS:
             self.select_target(target)
         for name in ("_names", "_parents"):
             getattr(self, name)
 
     def select(self, change: Change) -> Selection:
-        """Select the edges that a change is about. Raises EtloomError if there are none."""
+        """Return the edges that a change applies to. Raises EtloomError if there are none."""
         edges, marked = self.select_target(change.target), None
         if change.name is not None:
             marked = self._mask_names(change.name, change.target)
@@ -133,7 +133,7 @@ class EdgeSelector:
         )
 
     def select_target(self, target: str) -> Edges:
-        """Return the edges of a target. Not to be modified."""
+        """Return the edges of a target of changes (kernel, copy, comm, op, ...), ascending. Not to be modified."""
         if target not in self._targets:
             self._targets[target] = self._find_target(target)
         return self._targets[target]
@@ -156,11 +156,12 @@ class EdgeSelector:
 
     @cached_property
     def communication(self) -> Mask:
-        """Mask of the edges that transfer data."""
+        """Mask of the edges whose time is the transfer of data between ranks."""
         return mask_transfers(self.graph, self.job)
 
     def select_syncs_in(self, name: str) -> Edges:
-        """Return the edges by which calls of this name, or calls in operators of this name, wait for the device.
+        """Return the edges by which the host waits for the device in calls named ``name``, or in operators of that
+        name.
 
         Raises EtloomError if there are none."""
         edges = self._filter(self.select_target("sync"), self._mask_names(name, "op"))
@@ -172,7 +173,7 @@ class EdgeSelector:
         return edges
 
     def list_collectives(self) -> list[str]:
-        """Return the names of the collectives in the job."""
+        """Return the distinct names of the collectives in the job, sorted."""
         parts = (self._participations(rank)["collective"].drop_nulls() for rank in self.job)
         return sorted({name for names in parts for name in names})
 
@@ -192,7 +193,8 @@ class EdgeSelector:
 
     @cached_property
     def owner_rows(self) -> Int32Array:
-        """The row of the owner of each edge, -1 for none."""
+        """For each edge, the row (in the joined event tables of all ranks) of the event to which its time belongs; -1
+        for none."""
         rows = np.full(len(self.graph.source), -1, np.int32)
         for rank, edges in self._edges_by_rank.items():
             owners = find_owner_rows(self.graph, self.job[rank].events, edges)
@@ -290,7 +292,7 @@ def _number_edges(mask: Mask) -> Edges:
 
 
 def no_communication_error(change: Change | Network) -> EtloomError:
-    """Return the error for a change of communication in a run without any."""
+    """Return the error for a change that applies to communication, in a run without communication."""
     return EtloomError(
         f"{change.text!r}: this run has no communication",
         remedy="change kernel, copy, op or host, or open the traces of all ranks",
@@ -298,5 +300,5 @@ def no_communication_error(change: Change | Network) -> EtloomError:
 
 
 def wildcard_to_regex(pattern: str) -> str:
-    """Convert a pattern with * and ? to a regular expression that matches whole names."""
+    """Convert a pattern with the wildcards * and ? to a regular expression that matches whole names."""
     return "^" + re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") + "$"

@@ -1,4 +1,4 @@
-"""Predicts the times of a job after a change of lags, the times on the edges of its dependency graph.
+"""Predicts the times of a job after changes of lags (the times on the edges of its dependency graph).
 
 A lag has a minimum latency, which a change modifies, and an unexplained delay. The change of a minimum latency is
 certain if the graph is right. An unexplained delay up to the 95 % quantile of its kind may shrink with its cause; the
@@ -32,7 +32,7 @@ from etloom.simulator.retiming import retime_job
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Simulated:
-    """The prediction for a job with changes.
+    """The result of `simulate`: a job's predicted times after changes, as an interval between two bounds.
 
     ``job``: the job at its upper bound, which every verb takes. ``table``: the figures. ``reasons``: what the
     prediction depends on.
@@ -64,33 +64,35 @@ class Simulated:
 
     @property
     def recorded(self) -> Int64Array:
-        """The recorded times of all points, ns."""
+        """The recorded time of each point of the dependency graph, ns."""
         return self.graph.graph.time
 
     @cached_property
     def upper_times(self) -> Int64Array:
-        """The times of the kept points of ``recording.contraction`` at the upper bound."""
+        """The time of each point of the contracted graph at the upper bound (all unexplained delays stay), ns."""
         return self.recording.contraction.compute_times(self.upper_lags, self.start)
 
     @cached_property
     def lower_times(self) -> Int64Array:
-        """The times of the kept points of ``recording.contraction`` at the lower bound."""
+        """The time of each point of the contracted graph at the lower bound (delays shrink with their cause), ns."""
         return self.recording.contraction.compute_times(self.lower_lags, self.start)
 
     @cached_property
     def lag(self) -> Int64Array:
-        """The lag of each edge at the upper bound; computed on first access."""
+        """The lag of each edge at the upper bound, ns: minimum latency plus unexplained delay; computed on first
+        access."""
         lags = self.lags.read_all()
         return lags.min_latency + lags.upper
 
     @cached_property
     def upper_bound(self) -> Int64Array:
-        """The times of all points if unexplained delays stay; computed on first access."""
+        """The time of each point of the graph if all unexplained delays stay, ns; computed on first access."""
         return self._compute_all_times(self.lag)
 
     @cached_property
     def lower_bound(self) -> Int64Array:
-        """The times of all points if delays disappear with their cause; computed on first access."""
+        """The time of each point of the graph if unexplained delays shrink with their cause, ns; computed on first
+        access."""
         lags = self.lags.read_all()
         return self._compute_all_times(lags.min_latency + lags.lower)
 
@@ -100,17 +102,20 @@ class Simulated:
 
     @cached_property
     def job(self) -> Job:
-        """The job with its times at the upper bound; computed on first access."""
+        """The recorded job with the event times of the upper bound (the slowest prediction); computed on first
+        access."""
         return retime_job(self.recorded_job, self.graph.graph, self.upper_bound)
 
     @cached_property
     def fastest_job(self) -> Job:
-        """The job with its times at the lower bound; computed on first access."""
+        """The recorded job with the event times of the lower bound (the fastest prediction); computed on first
+        access."""
         return retime_job(self.recorded_job, self.graph.graph, self.lower_bound)
 
     @cached_property
     def table(self) -> pl.DataFrame:
-        """One row for the job, for each rank and for each step of each rank (`summary_table.SUMMARY_SCHEMA`)."""
+        """One row for the job, each rank, and each step of each rank: recorded and predicted durations
+        (SUMMARY_SCHEMA)."""
         from etloom.simulator.summary_table import summarize_simulation
 
         return summarize_simulation(self)
@@ -144,7 +149,7 @@ class Simulated:
 
 
 def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | None = None) -> Simulated:
-    """Predict the times of a job with these changes, applied in order.
+    """Predict the times of a job with these changes, which are applied in order.
 
     Args:
         job: linked traces.

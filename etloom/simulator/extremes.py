@@ -1,4 +1,4 @@
-"""The points that can be the first or the last ones of a run, a rank or a step of a rank, whatever the lags."""
+"""Finds the points that can be the first or last of a run, a rank or a step of a rank, however the lags change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etloom.graphs.graph import Graph, Int32Array, Int64Array
 
 @dataclass(frozen=True, eq=False)
 class Extremes:
-    """Extreme points of a graph.
+    """The points of a graph that can be the first or last of the run, of a rank or of a step, however lags change.
 
     Attributes:
         mask: of all points: it can be the first or the last one of the run, a rank or a step.
@@ -33,7 +33,7 @@ class Extremes:
 def find_extremes(
     graph: Graph, job: Job, template: Mapping[int, int], lag: Int64Array | None = None
 ) -> Extremes:
-    """Find the extreme points of a graph.
+    """Find the points of a graph that can be the first or last of the run, of a rank or of a step, however lags change.
 
     Args:
         job: the recorded job.
@@ -54,7 +54,7 @@ def find_extremes(
 
 
 def renumber_extremes(extremes: Extremes, contraction: ContractedGraph) -> Extremes:
-    """Return the extreme points as positions in the kept points of a contraction, all of which are kept."""
+    """Return ``extremes`` with point numbers of the contracted graph, which must contain all extreme points."""
 
     def renumber(table: pl.DataFrame) -> pl.DataFrame:
         return table.with_columns(point=contraction.find_positions(table["point"].to_numpy()))

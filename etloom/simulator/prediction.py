@@ -1,4 +1,4 @@
-"""Predicts a recorded job on another network or on another number of ranks.
+"""Predicts a recorded job on another network, device or pipeline, or on another number of ranks.
 
 The recording is the first scenario; each change is a step from a scenario to a scenario. Before anything is changed,
 the models reproduce the recording, and the error is the first line of the answer.
@@ -46,7 +46,7 @@ _MAX_NS = float(1 << 60)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """The prediction for a job under other conditions.
+    """The result of `predict`: the predicted times of a job under other conditions.
 
     Attributes:
         recorded_job: the input.
@@ -62,27 +62,28 @@ class Prediction:
 
     @property
     def recorded(self) -> Scenario:
-        """The scenario of the recording, on a contracted graph."""
+        """The recording as a scenario, on a contracted graph."""
         return self.recording.chains.scenario
 
     @property
     def reproduced(self) -> Scenario | None:
-        """The recording as the models reproduce it; None if nothing could be fitted."""
+        """The recorded scenario with transfer times from the fitted network model; None if no network could be
+        fitted."""
         return self.recording.reproduced
 
     @cached_property
     def times(self) -> Int64Array:
-        """The predicted time of each point of the scenario's graph, int64 ns."""
+        """The predicted time of each point of the predicted scenario's graph, int64 ns."""
         return self.scenario.compute_times()
 
     @cached_property
     def job(self) -> Job:
-        """The predicted job, which every verb and export takes; computed on first access."""
+        """The predicted job as linked traces, which all analyses and exports accept; computed on first access."""
         return synthesize_job(self.chains.expand(self.scenario))
 
     @cached_property
     def table(self) -> pl.DataFrame:
-        """One row for the job, the step time, each rank and each step.
+        """One row for the job, the median step time, each rank and each step, with recorded and predicted durations.
 
         Columns: scope, rank, step, before_ns (recorded; null for ranks and steps that were not), predicted_ns,
         lower_bound_ns and upper_bound_ns (90 % interval), change_pct.
@@ -122,12 +123,14 @@ class Prediction:
 
     @property
     def reproduction_error(self) -> float | None:
-        """The step time (without steps: the run time) as reproduced, relative to the recorded one, minus 1."""
+        """Step time (without steps: run time) from the fitted network divided by the recorded one, minus 1; None if
+        unknown."""
         return self.recording.reproduction_error
 
     @cached_property
     def reasons(self) -> list[str]:
-        """Sentences: the error of reproducing the recording, the basis of each part, the steps."""
+        """Sentences on the error of reproducing the recording, on each change, and on the sources of the predicted
+        times."""
         return [*self._explain_reproduction(), *self.scenario.notes, *self._explain_bases()]
 
     def _explain_reproduction(self) -> list[str]:

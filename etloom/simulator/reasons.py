@@ -1,4 +1,4 @@
-"""Explains a prediction: what bounds it, what it depends on, what it leaves out."""
+"""Explains a simulation in sentences: what limits the predicted time, its uncertainty, and what is not modelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_MISSING_LAUNCHES = 0.05
 
 
 def explain_simulation(simulated: Simulated) -> list[str]:
-    """Return sentences on what bounds the prediction, what it depends on and what it leaves out."""
+    """Return sentences on what limits the predicted time, what its bounds depend on, and what is not modelled."""
 
     def read_lags(edges: Int32Array) -> Int64Array:
         lags = simulated.lags.read(edges)

@@ -1,4 +1,4 @@
-"""The recorded run that all predictions of a job share: computed on first use and cached with the job."""
+"""The recorded run and what all predictions of a job derive from it: computed on first use and cached with the job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ QUANTILE = 0.95
 
 
 def get_recorded_run(job: Job, graph: DependencyGraph | None = None) -> RecordedRun:
-    """Return the recorded run of a job, cached with it unless a graph is passed or its graph is too large to be kept.
+    """Return the `RecordedRun` of a job, cached with the job unless ``graph`` is passed or the job's graph is too
+    large.
 
     Raises:
         LinkError: a trace is not linked.
@@ -45,7 +46,7 @@ def get_recorded_run(job: Job, graph: DependencyGraph | None = None) -> Recorded
 
 
 class RecordedRun:
-    """A job with its dependency graph, and what follows from these alone. Callers must not modify its arrays."""
+    """A job with its dependency graph and values derived from both. Callers must not modify its arrays."""
 
     def __init__(self, job: Job, graph: DependencyGraph | None = None) -> None:
         self.graph = graph or build_dependencies(job)
@@ -54,7 +55,7 @@ class RecordedRun:
         self._job = job.replace({})  # the job itself may keep this object: a cycle would outlive it
 
     def prepare(self) -> None:
-        """Compute what the first questions would wait for."""
+        """Compute in advance the values that the first prediction would otherwise have to wait for."""
         self.edges.prepare()
         for target in TARGETS:
             self.group_target(target)
@@ -63,11 +64,11 @@ class RecordedRun:
 
     @cached_property
     def edges(self) -> EdgeSelector:
-        """Selects edges by the events that own them."""
+        """The selector of edges by the events to which their times belong."""
         return EdgeSelector(self.graph.graph, self._job)
 
     def group_target(self, target: str) -> GroupedEdges | None:
-        """Return the edges of a target, grouped by chains; None if they are few."""
+        """Return the edges of a target of changes, grouped by chains of the contracted graph; None if they are few."""
         if target not in self._groups:
             edges = self.edges.select_target(target)
             is_large = len(edges) >= MIN_GROUPED_EDGES
@@ -78,12 +79,12 @@ class RecordedRun:
 
     @cached_property
     def starts(self) -> Int64Array:
-        """The start times of points: see `recorded_starts`."""
+        """The earliest possible start of each point of the graph, ns; see `recorded_starts`."""
         return recorded_starts(self.graph.graph)
 
     @cached_property
     def usual_delays(self) -> Int64Array:
-        """By kind of edge, the delay that 95 % of its edges with an unexplained delay do not exceed, ns."""
+        """For each kind of edge, the 95 % quantile of its positive unexplained delays, ns; 0 if it has none."""
         kinds, unexplained = self.graph.graph.kind, self.graph.graph.unexplained
         delays = np.zeros(len(EdgeKind), np.int64)
         for kind in EdgeKind:
@@ -94,41 +95,43 @@ class RecordedRun:
 
     @cached_property
     def total_lag(self) -> float:
-        """The sum of all recorded lags, ns."""
+        """The sum of the recorded lags of all edges, ns."""
         graph = self.graph.graph
         return float(graph.min_latency.sum(dtype=np.float64) + graph.unexplained.sum(dtype=np.float64))
 
     @cached_property
     def makespan(self) -> int:
-        """The recorded time from the first to the last point, ns."""
+        """The recorded time from the first to the last point of the graph, ns."""
         return self.graph.makespan()
 
     @cached_property
     def contraction(self) -> ContractedGraph:
-        """The contracted graph, with all points that can be the first or the last ones of the run, a rank or a step."""
+        """The contracted graph, which retains all points that can be the first or last of the run, a rank or a step."""
         return contract_graph(self.graph.graph, self._extremes.mask)
 
     @cached_property
     def kept_starts(self) -> Int64Array:
-        """The start times of the kept points. Not to be modified."""
+        """`starts` of the points of the contracted graph, ns. Not to be modified."""
         return self.starts[self.contraction.points]
 
     def expand_starts(self, starts: Int64Array) -> Int64Array:
-        """Return the start times of all points, given those of the kept ones: all points without edges into them."""
+        """Return start times of all points from those of the contracted graph's points, which include all without
+        incoming edges."""
         start = self.starts.copy()
         start[self.contraction.points] = starts
         return start
 
     @cached_property
     def critical_path(self) -> str:
-        """The critical path in the words of a report."""
+        """The recorded critical path as text: the share of each kind of work and wait, in percent."""
         contraction = self.contraction
         return self.describe_path(contraction.recorded_times, contraction.recorded, self.graph.graph.lag_of)
 
     def describe_path(
         self, time: Int64Array, lags: ChainLags, read: Callable[[Int32Array], Int64Array]
     ) -> str:
-        """Describe the critical path in the words of a report.
+        """Describe the critical path at these times and lags as text: the share of each kind of work and wait, in
+        percent.
 
         Args:
             time: of the kept points; lags: of the chains; read: returns the lags of edges.
@@ -142,28 +145,29 @@ class RecordedRun:
 
     @cached_property
     def scenario(self) -> Scenario:
-        """The first scenario of a prediction."""
+        """The recording as a scenario, from which predictions start."""
         return describe_recording(self._job, self.graph)
 
     @cached_property
     def chains(self) -> ChainScenario:
-        """The first scenario of a prediction on a contracted graph."""
+        """The recording as a scenario on a contracted graph, from which predictions start."""
         return self.contract(self.scenario)
 
     def contract(self, scenario: Scenario) -> ChainScenario:
-        """Return a scenario on a contracted graph; its extreme points are known if its graph is the recorded one."""
+        """Return a scenario on a contracted graph; points that can be first or last are reused if its graph is the
+        recorded one."""
         return contract_scenario(scenario, self._extremes if scenario.graph is self.graph.graph else None)
 
     @cached_property
     def spans(self) -> tuple[PointSpans, PointSpans]:
-        """The kept points by rank, and by rank and step if a step has more than one point."""
+        """The contracted graph's points grouped by rank, and by rank and step (only steps with more than one point)."""
         kept = renumber_extremes(self._extremes, self.contraction)
         by_step = kept.by_step.filter(pl.col("count") > 1)
         return PointSpans(kept.by_rank, "rank"), PointSpans(by_step, "rank", "step")
 
     @cached_property
     def recorded_spans(self) -> list[list[int]]:
-        """The recorded durations of the ranks, and of the steps of ranks, in the order of `spans`, ns."""
+        """The recorded duration of each rank, and of each step of each rank, in the order of `spans`, ns."""
         return [spans.measure(self.contraction.recorded_times).tolist() for spans in self.spans]
 
     @cached_property
@@ -173,23 +177,25 @@ class RecordedRun:
 
     @cached_property
     def wait_and_transfer_ns(self) -> tuple[int, int]:
-        """The times of `sum_wait_and_transfer` as recorded."""
+        """The recorded sums of waits for the last rank and of transfers, ns; see `sum_wait_and_transfer`."""
         return sum_wait_and_transfer(self.graph.graph, self.graph.graph.time)
 
     @cached_property
     def network_fit(self) -> NetworkFit | None:
-        """The network fitted to the recording; None if it has no communication to fit."""
+        """The network model fitted to the recorded communications; None if none has a known size and group."""
         return try_fit(self.scenario)
 
     @cached_property
     def reproduced(self) -> Scenario | None:
-        """The recording as the fitted network reproduces it, on a contracted graph."""
+        """The recorded scenario, contracted, with transfer times from the fitted network; None if none could be
+        fitted."""
         fit = self.network_fit
         return None if fit is None else apply_network(self.chains.scenario, fit.model, Basis.FITTED)
 
     @cached_property
     def reproduction_error(self) -> float | None:
-        """The step time (without steps: the run time) as reproduced, relative to the recorded one, minus 1."""
+        """Step time (without steps: run time) from the fitted network divided by the recorded one, minus 1; None if
+        unknown."""
         if self.reproduced is None:
             return None
         durations = self.chains.durations
@@ -201,7 +207,8 @@ class RecordedRun:
 
     @cached_property
     def variation(self) -> float:
-        """The relative standard deviation of the recorded part: how steady its steps are, at least 1.5 %."""
+        """The relative standard error of the recorded step time, from the spread of the steps; at least 0.015 with 4 or
+        more steps."""
         durations = self.chains.durations
         measured = durations.measure(self.chains.scenario.graph.time)
         steps = measured[(durations.rows["scope"] == "step").to_numpy()]
@@ -212,7 +219,8 @@ class RecordedRun:
 
 
 def sum_wait_and_transfer(graph: Graph, time: Int64Array) -> tuple[int, int]:
-    """Return two sums over all matched communications, ns: waits for the last rank, and the transfers after them."""
+    """Return the total time in which ranks wait for the last rank of a communication, and that of the transfers after
+    it, ns."""
     sums = []
     for kinds in ((EdgeKind.ARRIVAL,), TRANSFER_KINDS):
         edges = np.flatnonzero(np.isin(graph.kind, kinds))

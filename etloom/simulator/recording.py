@@ -1,4 +1,4 @@
-"""The first scenario of a prediction: the recording, with its communications."""
+"""Converts a recorded job to the scenario from which predictions start, and finds its communications."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRANSFER_KINDS = (EdgeKind.TRANSFER, EdgeKind.MESSAGE)
 
 
 def describe_recording(job: Job, dependencies: DependencyGraph | None = None) -> Scenario:
-    """Return the scenario that is the recording: its times are the recorded ones.
+    """Return the recorded job as a scenario, whose times are the recorded ones.
 
     Args:
         job: linked traces.
@@ -49,15 +49,16 @@ def describe_recording(job: Job, dependencies: DependencyGraph | None = None) ->
 
 
 def recorded_starts(graph: Graph) -> Int64Array:
-    """Return the start times of points: the recorded time for sources, else the earliest time, for points
-    that may lose all edges."""
+    """Return the earliest start of each point, ns: for points without incoming edges the recorded time, else the run's
+    first time."""
     start = np.full(len(graph), graph.time.min() if len(graph) else 0, np.int64)
     start[graph.sources] = graph.time[graph.sources]
     return start
 
 
 def find_communications(job: Job, graph: Graph) -> Communications:
-    """Find the communications of a job in its graph; a participation without peers is an instance of its own."""
+    """Find the communications of a job in its graph; one without matching calls on other ranks is an instance by
+    itself."""
     facts = pl.concat([_describe_participations(job, rank) for rank in job])
     table = facts.join(_find_own_edges(graph), on=("rank", "event")).join(
         _find_transfers(graph), on=("rank", "event"), how="left", maintain_order="left"

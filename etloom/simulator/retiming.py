@@ -1,4 +1,4 @@
-"""Applies simulated times to a job.
+"""Moves the events of recorded traces to simulated times.
 
 Events with points get the times of these. Events without (instants, synchronization records, GPU annotations, Python
 frames) move with their track: interpolated between its two nearest points. Tracks without any point, counters and
@@ -18,12 +18,13 @@ _TIMED_TABLES = ("memory", "counters", "flows")
 
 
 def retime_job(job: Job, graph: Graph, time: Int64Array) -> Job:
-    """Return the job at these times of the graph's points; interpolated events are counted in stats."""
+    """Return the job with its events moved to these times of the graph's points; interpolated events are counted in
+    stats."""
     return Job({rank: retime_rank(trace, graph, time, rank) for rank, trace in job.items()}, job.meta)
 
 
 def retime_rank(trace: Trace, graph: Graph, time: Int64Array, rank: int) -> Trace:
-    """Return the trace at the times of the points of this rank; the graph may name it by another number."""
+    """Return a trace with its events moved to ``time`` (ns, per point); ``rank`` is its number in the graph."""
     has_event = (graph.rank == rank) & (graph.event >= 0)
     points = pl.DataFrame(
         {

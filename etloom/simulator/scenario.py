@@ -1,4 +1,4 @@
-"""A job under prediction: its dependency graph, with the facts that prediction steps read and change.
+"""A scenario: a job during prediction, as a dependency graph with the data that prediction steps read and change.
 
 A prediction is a sequence of steps, each a function from a Scenario to a Scenario (`etloom.simulator.prediction`):
 change the number of ranks, the device, the network. The recording itself is the first scenario.
@@ -23,7 +23,7 @@ from etloom.graphs.graph import Graph, Int64Array, UInt8Array
 
 
 class Basis(IntEnum):
-    """The source of a time, from the most to the least reliable."""
+    """How a predicted time was obtained, from the most to the least reliable source."""
 
     RECORDED = 0  # as recorded
     FITTED = 1  # a model whose parameters were fitted to the recording
@@ -33,12 +33,12 @@ class Basis(IntEnum):
 
     @property
     def source(self) -> str:
-        """The source of a share of the time: "by roofline"."""
+        """The source as text for a share of the time, such as "by roofline"."""
         return _SOURCES[self]
 
     @property
     def label(self) -> str:
-        """The basis in lower case, as tables show it."""
+        """The source in lower case, as tables show it."""
         return self.name.lower()
 
 
@@ -82,7 +82,8 @@ PARTICIPATION_COLUMNS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Communications:
-    """The communications of a graph: ``instances`` (INSTANCE_COLUMNS), ``participations`` (PARTICIPATION_COLUMNS)."""
+    """The communications of a graph as two tables: ``instances`` (one row each) and ``participations`` (one per rank of
+    each)."""
 
     instances: pl.DataFrame
     participations: pl.DataFrame
@@ -90,7 +91,7 @@ class Communications:
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """A job under prediction.
+    """A job during prediction: a dependency graph with the lag of each edge, from which all times follow.
 
     Attributes:
         recorded: the recorded job, linked.
@@ -121,31 +122,33 @@ class Scenario:
 
     @cached_property
     def lag_sums(self) -> dict[Basis, float]:
-        """The sum of the positive lags of each basis that edges have, ns."""
+        """For each source of times (`Basis`) that occurs, the sum of the positive lags of its edges, ns."""
         sums = np.bincount(self.basis, np.maximum(self.lag, 0), minlength=len(Basis)).tolist()
         return {basis: sums[basis] for basis in Basis if (self.basis == basis).any()}
 
     def compute_times(self, lag: Int64Array | None = None) -> Int64Array:
-        """Return the time of each point, int64 ns. lag: per edge; default: that of the scenario."""
+        """Return the time of each point, int64 ns. lag: ns per edge; default: the scenario's lags."""
         if lag is None and self.times is not None:
             return self.times
         return algorithms.compute_times(self.graph, self.lag if lag is None else lag, self.start)
 
     def compute_scaled_times(self, basis: Basis, factor: float) -> Int64Array:
-        """Return the times if the positive lags of a basis are multiplied by a factor, and rounded."""
+        """Return the time of each point (ns) if the positive lags of edges of one `Basis` are multiplied by a
+        factor."""
         time = np.array(self.start, np.int64)
         lag, bases = np.ascontiguousarray(self.lag), np.ascontiguousarray(self.basis)
         _native.schedule_scaled(self.graph.first, self.graph.source, lag, bases, int(basis), factor, time)
         return time
 
     def with_lags(self, edges: np.ndarray, lag: Int64Array, basis: Basis, *notes: str) -> Scenario:
-        """Return the scenario with other lags on these edges (indices or mask)."""
+        """Return the scenario with the lags ``lag`` (ns) on these edges (indices or mask), and ``basis`` as their
+        source."""
         lags, bases = self.lag.copy(), self.basis.copy()
         lags[edges], bases[edges] = lag, basis
         return self.replace(lag=lags, basis=bases, notes=(*self.notes, *notes))
 
     def replace(self, **fields: Any) -> Scenario:
-        """Return a copy with other fields; the times are no longer known if they follow from one of these."""
+        """Return a copy with other fields; a new graph, lag or start discards the computed times."""
         if fields.keys() & {"graph", "lag", "start"}:
             fields.setdefault("times", None)
         return replace(self, **fields)

@@ -1,4 +1,4 @@
-"""The figures of a prediction as a table."""
+"""Builds the table of a simulation: recorded and predicted durations of the job, its ranks and its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUMMARY_SCHEMA = {
 
 
 def summarize_simulation(simulated: Simulated) -> pl.DataFrame:
-    """Return one row for the job, for each rank, and for each step of each rank.
+    """Return recorded and predicted durations: one row for the job, each rank, and each step of each rank.
 
     Times are from the first to the last point of its events: a step lasts until the device has finished everything that
     the step launched, which may be long after its annotation on the host ends (the ``dur_ns`` of the analysis steps).

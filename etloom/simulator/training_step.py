@@ -43,7 +43,7 @@ _OPTIMIZER_BYTES = 30
 
 @dataclass(frozen=True)
 class TrainingShapes:
-    """Shapes of GPT training steps; one entry per configuration.
+    """Model and parallelism sizes of GPT training steps, as arrays with one entry per configuration.
 
     ``micro_batches``: per replica and step. ``micro_batch``: sequences in each.
     """
@@ -60,7 +60,7 @@ class TrainingShapes:
     vocabulary: float = 51_200.0
 
     def take(self, rows: NDArray[np.int64]) -> TrainingShapes:
-        """Return the configurations of these rows."""
+        """Return the configurations at these positions."""
         return replace(
             self,
             **{
@@ -73,7 +73,7 @@ class TrainingShapes:
 
 @dataclass(frozen=True)
 class StepConstants:
-    """Constants of a device and its host; the defaults are those of an A100 (80 GB, SXM).
+    """Constants of a GPU and its host that determine step times; the defaults are those of an A100 (80 GB, SXM).
 
     ``peak_flops``, ``bandwidth`` (bytes/s) and ``multiprocessors`` are the vendor's. ``tile_efficiency``: share of the
     peak inside a full wave of tiles. ``memory_efficiency``: share of the bandwidth. ``operators`` per layer (forward,
@@ -108,7 +108,7 @@ FITTED = (
 
 
 def predict_steps(shapes: TrainingShapes, constants: StepConstants, all_reduce: AllReduce) -> Array:
-    """Return the time of a step of each configuration, in seconds."""
+    """Return the predicted time of a training step for each configuration, in seconds."""
     layer = _layer_gpu_time(shapes, constants, all_reduce)
     layer_host = constants.operators * constants.operator_s + np.where(
         shapes.tensor > 1, _ALL_REDUCES * constants.reduce_operator_s, 0.0
@@ -142,7 +142,7 @@ def calibrate(
     prior_deviation: float = 0.5,
     noise: float = 0.05,
 ) -> tuple[StepConstants, Array]:
-    """Fit the constants `FITTED` to measured step times: each is multiplied by a factor.
+    """Fit the constants listed in `FITTED` to measured step times, by multiplying each with a factor.
 
     Minimizes squared relative errors plus squared deviations from the given constants (in logarithms, of the standard
     deviations ``noise`` and ``prior_deviation``), by damped Gauss-Newton steps.
@@ -183,7 +183,7 @@ def calibrate(
 
 
 def scale_constants(constants: StepConstants, factors: Array) -> StepConstants:
-    """Return the constants with those of `FITTED` times exp(factor)."""
+    """Return the constants with each one listed in `FITTED` multiplied by exp of its factor."""
     scaled = {
         name: getattr(constants, name) * float(np.exp(f)) for name, f in zip(FITTED, factors, strict=True)
     }
@@ -220,7 +220,7 @@ def _head_gpu_time(shapes: TrainingShapes, constants: StepConstants) -> Array:
 def matrix_product_time(
     rows: Array, columns: Array, inner: Array, constants: StepConstants, batch: Array | float = 1.0
 ) -> Array:
-    """Return the time of products of (rows, inner) and (inner, columns) matrices in half precision.
+    """Return the time of half-precision products of (rows, inner) and (inner, columns) matrices, in seconds.
 
     A tile of 128 x 128 results takes a multiprocessor its share of the peak; the last wave may be partly empty.
     """

@@ -1,4 +1,4 @@
-"""Step times of a job that was recorded without times (`etloom collect --fake-world`), from models alone.
+"""Predicts step times of a job that was recorded without times (`etloom collect --fake-world`), from models only.
 
 A rank runs its operators in order: each takes the time at the limits of the device (`etloom.analyses.flops`), divided
 by an assumed efficiency. Communications take latency and bandwidth of the network; synchronous ones stop the rank,
@@ -47,7 +47,7 @@ TABLE_SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class UntimedPrediction:
-    """The prediction for a job recorded without times.
+    """The result of `predict_untimed`: step times of a job that was recorded without times.
 
     ``table``: one row per step of each rank: the step time with its bounds, and its parts. unknown: operators and
     communications whose size is unknown; they take no time. peak_memory_bytes: of the tensors on the device.
@@ -59,12 +59,12 @@ class UntimedPrediction:
 
 
 def has_times(job: Job) -> bool:
-    """Return whether any rank has events."""
+    """Return whether any rank of the job has timed events."""
     return any(trace.rows("events") for trace in job.values())
 
 
 def predict_untimed(job: Job, device: str | None, network: str | None) -> UntimedPrediction:
-    """Predict the steps of a job recorded without times.
+    """Predict the step times of a job that was recorded without times, from operator shapes, a device and a network.
 
     Args:
         job: execution traces with shapes.

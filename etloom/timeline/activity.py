@@ -239,7 +239,7 @@ def compute_steps(trace: Trace) -> pl.DataFrame:
 
 
 def find_window(trace: Trace) -> tuple[int, int] | None:
-    """Return start and end of the time in which a rank should be busy; None without activity.
+    """Return start and end of the time of a rank in which gaps count as idle, ns; None without activity.
 
     From the first activity, its launch or the start of the first annotated step, to the last activity or the end of
     the last step. Without GPU activity, only the annotated steps count, if there are any: a backend's range that was

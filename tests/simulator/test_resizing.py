@@ -158,7 +158,10 @@ def test_missing_data_of_the_recording_is_one_line(mesh_scenario: Scenario) -> N
         ({"ranks": 7}, "expected a multiple of 2"),
         ({"parallel": {"tp": 4}}, "from a run with tp=2: the sizes of its messages are not recorded"),
         ({"parallel": {"pp": 2}}, "its stages then contain different layers"),
-        ({"ranks": 8, "parallel": {"dp": 2}}, "the sizes multiply to 4"),
+        (
+            {"ranks": 8, "parallel": {"dp": 2}},
+            "--ranks 8 does not match the sizes tp=2, dp=2, which multiply to 4",
+        ),
     ):
         with pytest.raises(EtloomError, match=message):
             resize(mesh_scenario, **arguments)

@@ -35,7 +35,13 @@ def _is_piece(kind: UInt8Array, owner: Int32Array) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class RecorderOverhead:
-    """The overhead of the recorder in each piece of host time from ``begin`` on, and the edges that are such pieces."""
+    """The time that recording adds to each host segment from ``begin`` on, and the edges of these segments.
+
+    Attributes:
+        overhead_ns: the added time, the same for each segment.
+        edges: the edges of the dependency graph that are such segments.
+        begin: ns.
+    """
 
     overhead_ns: int
     edges: Int32Array

@@ -43,7 +43,7 @@ class WindowSchedule:
 
     @property
     def is_unrequested_ring(self) -> bool:
-        """True if the open window is a ring that nobody has requested."""
+        """True while the ring buffer records and no request to save its content has come."""
         return self.uses_ring and self.last is None
 
     def take_late_request(self, rank: int) -> bool:

@@ -316,7 +316,10 @@ class Window:
                 sys.setprofile(None)
 
     def wait_for_device(self, timeout_s: float = 30.0) -> bool:
-        """Return False if the device hangs, as in a collective that lost a rank: stopping would hang too."""
+        """Synchronize the device; return False if that takes longer than ``timeout_s``.
+
+        A collective that waits for a lost rank never ends, and stopping the profiler would then hang too.
+        """
         import torch
 
         if not is_cuda_in_use():

@@ -22,14 +22,16 @@ _SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "R
 
 
 def list_communications(rank: int, nodes: NodeTable) -> pl.DataFrame:
-    """Return the rows of communications that are not replayed, with the columns rank and those that must agree."""
+    """Return the communication nodes that the simulator computes, not those replayed at their recorded time: rank and
+    `_COLUMNS`."""
     is_simulated = pl.col("type").is_in((_SEND, _RECV, _COLL)) & pl.col("replayed").is_null()
     rows = nodes.table.filter(is_simulated).select(*_COLUMNS)
     return rows.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
 
 
 def find_changes(communications: pl.DataFrame, ranks: Collection[int]) -> pl.DataFrame:
-    """Return the nodes to change: rank, id, comm_size, is_replayed.
+    """Return rank, id, comm_size, is_replayed of the nodes to change (size, or replay at recorded time) so that ranks
+    agree.
 
     Args:
         communications: Rows of `list_communications` of all ranks, in the order of ids.
@@ -60,7 +62,8 @@ def find_changes(communications: pl.DataFrame, ranks: Collection[int]) -> pl.Dat
 
 
 def apply_changes(nodes: NodeTable, changes: pl.DataFrame) -> NodeTable:
-    """Return the nodes of one rank with the rows of `find_changes` applied."""
+    """Return the nodes of one rank with the new sizes and replay marks from ``changes``, as `find_changes` returns
+    them."""
     marked = nodes.table.join(
         changes.select("id", "is_replayed", agreed="comm_size"), on="id", how="left", maintain_order="left"
     )

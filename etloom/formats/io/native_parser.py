@@ -136,7 +136,7 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
             stats.append(Stat("read.corrupt_compression", "data_loss", 1, example))
             return
         if isinstance(piece, OSError):
-            raise ReadError(f"cannot be read: {piece}", where=path) from None
+            raise ReadError(f"cannot be read: {piece.strerror or piece}", where=path) from None
         if isinstance(piece, Exception):
             raise piece
         yield piece

@@ -135,7 +135,11 @@ def find_time_column(table: pl.DataFrame, requested: str | None, path: Path) -> 
             f"has no column {requested!r}", where=path, remedy=f"columns: {', '.join(table.columns)}"
         )
     if not table.width:
-        raise ReadError("has no columns with single values", where=path)
+        raise ReadError(
+            "has no columns of numbers or text (nested columns are not read)",
+            where=path,
+            remedy="write a column of times and one per metric",
+        )
     if table.height and starts_with_date(str(table.item(0, 0))):
         return table.columns[0]
     columns = {normalize_name(name): name for name in reversed(table.columns)}

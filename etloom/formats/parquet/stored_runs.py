@@ -76,7 +76,9 @@ def _parse_facts(folder: Path, meta: str, tables: str) -> tuple[dict[str, Any], 
         or any(name not in TABLES or type(count) is not int for name, count in rows.items())
     ):
         raise ReadError(
-            "is not the table of ranks of a store", where=folder / SUMMARIES / "ranks.parquet", remedy=REMEDY
+            "is damaged, or names tables that this version of etloom does not know",
+            where=folder / SUMMARIES / "ranks.parquet",
+            remedy=REMEDY,
         )
     return facts, rows
 

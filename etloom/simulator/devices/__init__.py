@@ -1,4 +1,4 @@
-"""Another device: times of kernels and collectives by measured tables or by the limits of both devices.
+"""Predicts kernel and collective times on another device, from measured tables or from the peaks of both devices.
 
 kernel_ratios      the time of each kernel on another device, relative to the recorded one
 collective_ratios  the time of collectives within a node

@@ -1,4 +1,4 @@
-"""Families, sizes and precisions of operator calls, as the measured tables name them."""
+"""Classifies operator calls by family (gemm, attention), sizes and precision, with the names of the measured tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKED = frozenset({"aten::_flash_attention_forward", "flash_attn::_flash_attn_
 
 
 def parse_calls(calls: pl.DataFrame, family: str) -> tuple[Array, list[str | None]]:
-    """Return the sizes (nan for calls of other families) and the precision of calls.
+    """Return the sizes of calls of one family (nan rows for calls of other families), and the precision of every call.
 
     Args:
         calls: as `etloom.analyses.flops.counting.count_calls` returns them.
@@ -69,7 +69,7 @@ def parse_product(name: str | None, dims: str | None) -> tuple[float, ...]:
 
 
 def parse_tokens(name: str | None, dims: str | None) -> tuple[int, int] | None:
-    """Return the batch and the query tokens of each sequence of an attention call; None for other calls.
+    """Return (batch size, query tokens per sequence) of an attention call; None for other calls.
 
     Packed sequences (tokens, heads, size of a head) count as one.
     """
@@ -86,7 +86,7 @@ def parse_tokens(name: str | None, dims: str | None) -> tuple[int, int] | None:
 
 
 def list_matrices(name: str | None, dims: str | None) -> tuple[float, ...]:
-    """Return the number of elements of both factors and of the result of a matrix product; () for other calls."""
+    """Return the number of elements of each of the three matrices of a matrix product; () for other calls."""
     product = parse_product(name, dims)
     if not product:
         return ()

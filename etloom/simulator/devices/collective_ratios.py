@@ -1,4 +1,4 @@
-"""The time of collectives within a node on another device, by NCCL's times measured on both."""
+"""Predicts the time of collectives within one node on another device, from NCCL times measured on both devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = {
 
 
 def change_collectives(scenario: Scenario, device: str, *, tables: Path | None = None) -> Scenario:
-    """Return the scenario with the collectives of single nodes on another device; without tables, the scenario.
+    """Return the scenario with collectives within one node at their times on another device; unchanged without tables.
 
     Args:
         scenario: of a run recorded on a device with known peaks.

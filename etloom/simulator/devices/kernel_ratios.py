@@ -1,4 +1,4 @@
-"""The time of each kernel on another device, relative to the recorded one.
+"""Predicts kernel times on another device, as the ratio of the time there to the recorded time.
 
 By family and shape, from the best source there is:
 
@@ -50,7 +50,7 @@ _COSTS = {
 
 
 def change_device(scenario: Scenario, device: str, *, tables: Path | None = None) -> Scenario:
-    """Return the scenario with the kernels on another device.
+    """Return the scenario with the kernel times predicted for another device.
 
     Args:
         scenario: of a run recorded on a device with known peaks.
@@ -78,7 +78,7 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
 
 
 def scale_kernels(scenario: Scenario, ratios: pl.DataFrame) -> tuple[Scenario, str]:
-    """Return the scenario with the kernels scaled by ratios, and the share of their time by basis as text.
+    """Return the scenario with kernel times multiplied by ``ratios``, and a text: the share of their time by source.
 
     Args:
         scenario: of a run with kernels.
@@ -111,12 +111,12 @@ def scale_kernels(scenario: Scenario, ratios: pl.DataFrame) -> tuple[Scenario, s
 
 
 def find_recorded_device(scenario: Scenario) -> Peaks:
-    """Return the device of the first recorded rank. Raises AnalysisError if its peaks are not known."""
+    """Return the peaks of the device of the first recorded rank. Raises AnalysisError if they are not known."""
     return find_device_peaks(next(iter(scenario.recorded.values())))
 
 
 def list_kernel_ranks(scenario: Scenario) -> tuple[int, ...]:
-    """Return the recorded ranks whose kernels a scenario has, ascending."""
+    """Return the recorded ranks whose kernels appear in a scenario, ascending."""
     ranks = scenario.graph.rank[scenario.graph.target[scenario.graph.kind == EdgeKind.KERNEL]]
     return tuple(sorted({scenario.template[rank] for rank in np.unique(ranks).tolist()}))
 
@@ -127,7 +127,8 @@ def _list_templates(scenario: Scenario) -> list[int]:
 
 
 def collect_kernel_costs(job: Job, ranks: tuple[int, ...]) -> list[tuple[Peaks, pl.DataFrame]]:
-    """Return each recorded device, with `list_kernel_costs` of its ranks and a column ``rank``.
+    """Return, for each distinct recorded device, its peaks and the `list_kernel_costs` of its ranks with a column
+    ``rank``.
 
     Raises:
         AnalysisError: the device of a rank has no known peaks.
@@ -145,7 +146,8 @@ def collect_kernel_costs(job: Job, ranks: tuple[int, ...]) -> list[tuple[Peaks, 
 
 
 def list_kernel_costs(trace: Trace) -> pl.DataFrame:
-    """Return the computing kernels, with the cost of the call of each.
+    """Return the computation kernels of a rank, each with the cost (FLOPs, bytes) of the operator call that launched
+    it.
 
     Returns:
         id, kernel_family, and of the call, null if no cost is known: name, dims, family, dtype, tf32, bus, flops, bytes
@@ -171,7 +173,7 @@ def list_kernel_costs(trace: Trace) -> pl.DataFrame:
 def compute_kernel_ratios(
     costs: pl.DataFrame, old: Peaks, new: Peaks, tables: Path | None = None
 ) -> pl.DataFrame:
-    """Return the ratio of the times on another device and on the recorded one for each kernel (id), and its `Basis`.
+    """Return for each kernel (id) the time on the device ``new`` divided by that on ``old``, and its source (`Basis`).
 
     Args:
         costs: as `list_kernel_costs` returns them.
@@ -219,7 +221,7 @@ def _look_up_calls(calls: pl.DataFrame, old: Peaks, new: Peaks, tables: Path | N
 def scale_by_limits(
     time: pl.Series, old_limit: pl.Series, new_limit: pl.Series, keeps_efficiency: np.ndarray | bool = True
 ) -> np.ndarray:
-    """Return the ratio of the time on another device to the recorded one, nan where a limit is unknown.
+    """Return the time on another device divided by the recorded time, by roofline limits; nan where a limit is unknown.
 
     Args:
         time: recorded, ns.
@@ -237,7 +239,7 @@ def scale_by_limits(
 
 
 def estimate_deviation(old: Peaks, new: Peaks) -> float:
-    """Return the relative standard deviation of times by roofline from one device to another."""
+    """Return the relative standard deviation of kernel times predicted by roofline for the device ``new``."""
     return SAME_PEAK_DEVIATION if old.matrix_tflops == new.matrix_tflops else OTHER_PEAK_DEVIATION
 
 

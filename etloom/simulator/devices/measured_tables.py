@@ -1,4 +1,4 @@
-"""Measured times of kernels and collectives on several devices: the tables of aiconfigurator-core (Apache-2.0).
+"""Reads measured times of kernels and collectives on several devices: the tables of aiconfigurator-core (Apache-2.0).
 
 Only its Parquet files are read; none of its code runs. A ratio is that of the nearest measured shapes, since the
 ratio of two devices changes slowly with the shape.
@@ -36,7 +36,8 @@ _DTYPES = {"fp16": "bfloat16", "bf16": "bfloat16", "fp8": "fp8"}
 
 @dataclass(frozen=True)
 class Family:
-    """A family of measurements: the file, the column of its precision or operation, and its sizes."""
+    """A family of measurements (such as gemm): file name, column of the precision or operation, and columns of the
+    sizes."""
 
     file: str
     kind: str
@@ -71,7 +72,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def find_tables() -> Path | None:
-    """Return the folder of the tables of an installed aiconfigurator-core, None without it."""
+    """Return the folder of the tables of the installed package aiconfigurator-core; None if it is not installed."""
     package = find_spec("aiconfigurator_core")
     if package is None or not package.submodule_search_locations:
         return None
@@ -80,7 +81,8 @@ def find_tables() -> Path | None:
 
 
 def read_family(folder: Path, system: str, name: str) -> pl.DataFrame:
-    """Return all measured rows of a family (gemm_perf, ...) on a system: the columns of the files, latency in ms.
+    """Return all rows measured on a system for one table (gemm_perf, ...), with the columns of its files; latency in
+    ms.
 
     The newest version of each framework; rows with the same key are averaged.
     """
@@ -106,21 +108,30 @@ def _version_key(path: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRatios:
-    """Ratios of times on two devices in one family, by kind: ``shapes`` (log2 of the sizes), ``ratios``."""
+    """Time on the new device divided by that on the old one (``ratios``), at measured sizes (``shapes``: their log2),
+    by kind.
+
+    Attributes:
+        shapes: kind -> log2 of the sizes of the measured calls.
+        ratios: kind -> the ratio of each of these calls.
+    """
 
     shapes: dict[str, Array]
     ratios: dict[str, Array]
 
     @classmethod
     def load(cls, family: str, old: str, new: str, folder: Path | None = None) -> MeasuredRatios | None:
-        """Return the ratios of two devices of devices.json; None if they are not measured."""
+        """Return the time ratios (new / old) of two devices named as in devices.json; None if not measured on both."""
         folder = folder or find_tables()
         if folder is None or old not in SYSTEMS or new not in SYSTEMS or old == new:
             return None
         return _load_ratios(family, folder, SYSTEMS[old], SYSTEMS[new])
 
     def compute_ratios(self, shapes: Array, kinds: Sequence[str | None]) -> Array:
-        """Return the ratio of each call, nan without measurement nearby.
+        """Return, for each call, the time on the new device divided by that on the old one; nan if no measured shape is
+        close.
+
+        It is nan if no measured call has about these sizes.
 
         Args:
             shapes: the sizes of the family in columns; nan for other calls.

@@ -1,4 +1,4 @@
-"""More or fewer ranks than recorded: new ranks run the program of a recorded rank.
+"""Predicts a job on more or fewer ranks than recorded: each new rank repeats the program of a recorded rank.
 
 layout        which recorded rank each new rank repeats
 replication   the graph and the communications of the new ranks

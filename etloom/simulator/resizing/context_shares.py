@@ -1,4 +1,4 @@
-"""The share that each kernel and message has with another size of context parallelism.
+"""Predicts the share of each kernel's and message's work that remains per rank with another context-parallel size.
 
 A rank of context parallelism works on a share of the tokens of each sequence; the whole sequence keeps its length. The
 number of its tokens follows from the shapes of attention. By its shapes, a call is
@@ -44,7 +44,8 @@ _PARAMETERS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_")
 
 
 def shard_context(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
-    """Return the scenario with kernels and messages of another size of context parallelism; the ranks stay.
+    """Return the scenario with kernel and message times for another context-parallel size; the set of ranks is
+    unchanged.
 
     Args:
         scenario: its ranks form ``mesh``.
@@ -106,7 +107,7 @@ def _explain_messages(old: int, size: int, in_ring: bool) -> str:
 
 
 def find_context_shares(calls: Calls, old: int, size: int, in_ring: bool = False) -> list[Shares]:
-    """Return the shares of calls.
+    """Return, for each call, its FLOPs and bytes with the new context-parallel size relative to the recorded ones.
 
     Args:
         calls: all calls of a rank.

@@ -1,4 +1,4 @@
-"""Experts: their place in the process mesh, and kernels and messages with another size of expert parallelism.
+"""Expert parallelism: its axis in the process mesh, and kernels and messages with another size of it.
 
 Expert parallelism divides the ranks of data parallelism: of dp replicas, every ep hold all experts once. A mesh whose
 axis dp is split into ep and expert-dp has both as axes of their own.
@@ -38,7 +38,7 @@ _NAMES = ("grouped_mm", "grouped_gemm", "groupedgemm", "expert", "moe", "bmm")
 
 
 def split_experts(job: Job, mesh: ProcessMesh, size: int | None = None) -> ProcessMesh:
-    """Return the mesh with the axis dp split into ep and expert-dp.
+    """Return the mesh with the data-parallel axis dp split into expert parallelism (ep) and its replicas (expert-dp).
 
     Args:
         job: whose groups state the recorded size of expert parallelism and the distance of its ranks.
@@ -64,7 +64,7 @@ def split_experts(job: Job, mesh: ProcessMesh, size: int | None = None) -> Proce
 
 
 def find_expert_size(job: Job) -> int:
-    """Return the recorded size of expert parallelism; 1 without groups of experts."""
+    """Return the recorded size of expert parallelism; 1 if no expert group was recorded."""
     sizes = [
         size
         for trace in job.values()
@@ -74,12 +74,12 @@ def find_expert_size(job: Job) -> int:
 
 
 def has_expert_replicas(job: Job, mesh: ProcessMesh) -> bool:
-    """Return whether groups of experts divide the axis dp into parts of several ranks, of which there are several."""
+    """Return whether the expert groups divide the data-parallel axis into several groups of several ranks each."""
     return are_on_replicas(job, mesh) and _find_groups(job)[0] < mesh.sizes["dp"]
 
 
 def are_on_replicas(job: Job, mesh: ProcessMesh) -> bool:
-    """Return whether the ranks of an expert group are data-parallel ranks: expert parallelism within the axis dp."""
+    """Return whether the ranks of an expert group lie along the data-parallel axis dp of the mesh."""
     return find_expert_size(job) > 1 and any("dp" in axes for axes, _, _ in _list_groups(job, mesh))
 
 
@@ -124,7 +124,8 @@ def _find_groups(job: Job) -> tuple[int, int]:
 
 
 def shard_experts(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
-    """Return the scenario with kernels and messages of another size of expert parallelism; the ranks stay.
+    """Return the scenario with kernel and message times for another expert-parallel size; the set of ranks is
+    unchanged.
 
     Args:
         scenario: its ranks form ``mesh``.
@@ -149,7 +150,8 @@ def shard_experts(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
 
 
 def find_expert_shares(calls: Calls) -> list[Shares]:
-    """Return the shares of calls: those of experts are guessed; all matrix products where none is recognized."""
+    """Return share 1 for every call, marked as guessed for calls of experts (all matrix products if none is
+    recognized)."""
     are_experts = [name is not None and any(part in name.lower() for part in _NAMES) for name, _, _ in calls]
     if not any(are_experts):
         are_experts = [bool(list_matrices(name, dims)) for name, dims, _ in calls]

@@ -1,4 +1,4 @@
-"""Arrivals of new ranks at collectives, drawn from the recorded distribution.
+"""Draws the arrival times of new ranks at collectives from the recorded distribution.
 
 A recorded rank arrives earlier or later than the mean of the ranks of its instance. A new rank repeats the deviations
 of a recorded rank with the same program in a random step, all collectives of a step together, since a rank that is late
@@ -23,7 +23,7 @@ NO_STEP = -(1 << 62)
 def draw_arrivals(
     recorded: Scenario, grown: Scenario, template: np.ndarray, copy: np.ndarray, axis: str, seed: int
 ) -> Scenario:
-    """Return the grown scenario with random arrivals for all copies of a rank except the first.
+    """Return the resized scenario with random arrivals at collectives for every copy of a rank but the first.
 
     Args:
         recorded: the scenario of the recorded ranks.

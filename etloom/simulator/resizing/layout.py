@@ -1,4 +1,5 @@
-"""The recorded rank that each new rank repeats, along the axes of the process mesh whose size changes."""
+"""Assigns to each new rank the recorded rank whose program it repeats, when an axis of the process mesh changes
+size."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _AXES = ("tp", "pp", "dp", "cp", "ep", "vp", "mb")
 
 
 def parse_parallel(text: str) -> dict[str, int]:
-    """Parse sizes of axes, such as tp=4,pp=8,dp=16. Raises EtloomError."""
+    """Parse sizes of parallelism axes, such as tp=4,pp=8,dp=16. Raises EtloomError."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([a-z]+)\s*=\s*(\d{1,6})\s*", part)
@@ -51,7 +52,7 @@ def parse_parallel(text: str) -> dict[str, int]:
 def resize(
     scenario: Scenario, ranks: int | None = None, parallel: Mapping[str, int] | None = None, *, seed: int = 0
 ) -> Scenario:
-    """Return the scenario on another number of ranks.
+    """Return the scenario on another number of ranks, or with other sizes of the process mesh.
 
     Data, tensor, context and expert parallelism grow or shrink: each new rank runs the program of the recorded rank at
     its position along the other axes; another size of the last three changes kernels, too (`sharding`). Arrivals at
@@ -167,8 +168,10 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
         sizes["dp"] = ranks // others
     total = math.prod(sizes.values())
     if ranks is not None and total != ranks:
+        product = ", ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "dp=1"
         raise EtloomError(
-            f"--ranks {ranks} and --parallel contradict each other: the sizes multiply to {total}",
+            f"--ranks {ranks} does not match the sizes {product}, which multiply to {total} "
+            "(sizes not in --parallel are those of the recording)",
             remedy=f"use --ranks {total}, or leave one out",
         )
     if not 1 <= total <= MAX_RANKS:

@@ -1,4 +1,4 @@
-"""The graph and the communications of ranks that repeat recorded ranks.
+"""Builds the graph and the communications of new ranks, which are copies of recorded ranks.
 
 One axis of the process mesh changes its size. Every point and edge of a rank is copied once for each new rank that
 repeats it. Collectives are copied in two ways: if all ranks of a collective have the same position on the axis (for
@@ -39,7 +39,7 @@ class _Copies:
 def replicate(
     scenario: Scenario, template: np.ndarray, copy: np.ndarray, replica: np.ndarray, *, pairwise: bool = False
 ) -> Scenario:
-    """Return the scenario of the new ranks.
+    """Return the scenario of the new ranks, each of which is a copy of a rank of ``scenario``.
 
     Args:
         scenario: its ranks are numbered from 0.

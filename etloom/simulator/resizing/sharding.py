@@ -1,4 +1,4 @@
-"""Kernels and messages of a job with another size of tensor, context or expert parallelism; the ranks stay.
+"""Predicts kernels and messages with another tensor-, context- or expert-parallel size; the set of ranks is unchanged.
 
 tensor_shares    which kernels tensor parallelism divides
 context_shares   which kernels work on the tokens of a rank
@@ -39,18 +39,18 @@ Calls = list[tuple[str | None, str | None, str | None]]
 
 
 def refuse(axis: str, old: int, size: int, problem: str, remedy: str) -> EtloomError:
-    """Return the error that a recording does not hold what another size of an axis needs."""
+    """Return the error that a recording lacks the data needed to predict another size of an axis."""
     return EtloomError(f"cannot predict {axis}={size} from a run with {axis}={old}: {problem}", remedy=remedy)
 
 
 def check_kernels(scenario: Scenario, axis: str, old: int, size: int) -> None:
-    """Raise EtloomError if the run has no kernels."""
+    """Raise EtloomError if the recorded run has no kernels, so that axis sizes cannot be predicted."""
     if not (scenario.graph.kind == EdgeKind.KERNEL).any():
         raise refuse(axis, old, size, "the run has no kernels", "record it on a GPU")
 
 
 def list_axes(scenario: Scenario, mesh: ProcessMesh) -> pl.DataFrame:
-    """Return the instances with the axis along which their ranks differ; null for several."""
+    """Return the communications with the mesh axis along which their ranks differ (null for several), one row each."""
     instances = scenario.communications.instances
 
     @cache
@@ -66,7 +66,8 @@ def list_axes(scenario: Scenario, mesh: ProcessMesh) -> pl.DataFrame:
 def scale_calls(
     scenario: Scenario, find_shares: Callable[[Calls], list[Shares]]
 ) -> tuple[Scenario, str, int]:
-    """Return the scenario with the kernels of calls scaled, the share of their time by basis, and how many are certain.
+    """Return the scenario with scaled kernels, a text on the sources of their time, and the number of products by
+    roofline.
 
     Args:
         scenario: of a run with kernels.
@@ -87,7 +88,8 @@ def scale_calls(
 def compute_call_ratios(
     trace: Trace, find_shares: Callable[[Calls], list[Shares]]
 ) -> tuple[pl.DataFrame, int]:
-    """Return id, ratio and `Basis` of the computing kernels, and the number of matrix products by roofline.
+    """Return id, ratio (new time / recorded time) and `Basis` of computation kernels, and the number of products by
+    roofline.
 
     Args:
         trace: linked.
@@ -131,7 +133,7 @@ def compute_call_ratios(
 
 
 def count_elements(size: int, calls: Calls) -> int:
-    """Return the elements of a message of so many bytes, in the type of most matrix products; 0 if it is unknown."""
+    """Return the number of elements in a message of this size, in the type of most matrix products; 0 if unknown."""
     widths = Counter(
         width
         for name, dims, dtype in calls
@@ -141,7 +143,7 @@ def count_elements(size: int, calls: Calls) -> int:
 
 
 def scale_messages(scenario: Scenario, factors: Mapping[int, float], note: str) -> Scenario:
-    """Return the scenario with the bytes and times of messages scaled.
+    """Return the scenario with the sizes and times of messages scaled for another size of a parallelism axis.
 
     Args:
         scenario: the scenario.

@@ -1,4 +1,4 @@
-"""The share that each kernel has with another size of tensor parallelism.
+"""Predicts the share of each kernel's work that remains per rank with another tensor-parallel size.
 
 The collectives of a tensor-parallel group carry whole activations: tokens times hidden size. Of a matrix product that
 tensor parallelism divides, one matrix is such an activation, and the other two have a share of a dimension. By the
@@ -42,7 +42,8 @@ from etloom.simulator.scenario import Basis, Scenario
 
 
 def shard_tensors(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
-    """Return the scenario with kernels and messages of another size of tensor parallelism; the ranks stay.
+    """Return the scenario with kernel and message times for another tensor-parallel size; the set of ranks is
+    unchanged.
 
     Args:
         scenario: its ranks form ``mesh``.
@@ -87,7 +88,7 @@ def _find_activation(axes: pl.DataFrame, old: int, size: int) -> int:
 
 
 def find_tensor_shares(calls: Calls, message: int, share: float) -> list[Shares]:
-    """Return the shares of calls.
+    """Return, for each call, its FLOPs and bytes with the new tensor-parallel size relative to the recorded ones.
 
     Args:
         calls: all calls of a rank.
@@ -120,7 +121,7 @@ def _find_shares(name: str | None, dims: str | None, activation: int, share: flo
 
 
 def list_sizes(dims: Any) -> Iterator[int]:
-    """Yield the number of elements of each tensor with a dimension, also in lists of tensors."""
+    """Yield the number of elements of each tensor that has at least one dimension, also of tensors in lists."""
     if not isinstance(dims, list) or not dims:
         return
     if all(type(size) is int for size in dims):

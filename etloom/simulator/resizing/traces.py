@@ -1,4 +1,4 @@
-"""The traces of new ranks: those of the recorded ranks whose program they run, with their own groups and times."""
+"""Builds traces of the new ranks of a scenario: copies of recorded traces, with the new ranks' groups and times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etloom.simulator.scenario import Scenario
 
 
 def synthesize_job(scenario: Scenario, time: Int64Array | None = None) -> Job:
-    """Return the job of a scenario's ranks, which every verb and export takes.
+    """Return the traces of a scenario's ranks as a job, which all analyses and exports accept.
 
     Args:
         scenario: as `resizing.resize` returns it.
