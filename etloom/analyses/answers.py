@@ -127,7 +127,7 @@ def answer_first_rows(
 
 
 def find_stored_answer(job: Job, name: str, options: Mapping[str, Any]) -> Answer | None:
-    """Return the answer that was computed when the run was put into a store; None if it has to be computed.
+    """Return the stored answer to an analysis of a run in a store; None if it has to be computed.
 
     Raises:
         AnalysisError: the stored answer is that no rank can answer.
@@ -148,7 +148,7 @@ def find_stored_answer(job: Job, name: str, options: Mapping[str, Any]) -> Answe
 
 
 def find_stored_table(job: Job, name: str, schema: Mapping[str, Any]) -> pl.DataFrame | None:
-    """Return a table of the run that was computed when the run was put into a store; None if it has to be computed.
+    """Return a stored table of a run in a store; None if it has to be computed.
 
     Raises:
         AnalysisError: the stored result is that the run does not allow it.
@@ -164,13 +164,13 @@ def find_stored_table(job: Job, name: str, schema: Mapping[str, Any]) -> pl.Data
 
 
 def select_changed_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of an analysis that differ from their defaults."""
+    """Return the options of an analysis whose values differ from the defaults."""
     defaults = {option.name: option.default for option in registry.list_options("analyses", name)}
     return {key: value for key, value in options.items() if value != defaults.get(key)}
 
 
 def answer_by_rank(job: Job, analyses: Mapping[str, Callable[[Trace], pl.DataFrame]]) -> dict[str, Answer]:
-    """Run analyses on every rank, concatenate their tables, and collect refusals.
+    """Run analyses on every rank, and return their concatenated tables and the reasons of ranks without an answer.
 
     All analyses of a rank run before those of the next, so that the tables of one rank are in memory at a time.
 

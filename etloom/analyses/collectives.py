@@ -91,7 +91,7 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
 
 
 def explain_unmatched(group_size: int | None) -> str:
-    """Return the reason why a communication has no wait and no transfer."""
+    """Return text that explains why unmatched communications have no wait and no transfer time."""
     members = f" of {group_size}" if group_size else ""
     return (
         f"were recorded by only one rank{members} or could not be matched: arrivals, waits, transfer time and "
@@ -100,7 +100,7 @@ def explain_unmatched(group_size: int | None) -> str:
 
 
 def number_instances(participations: pl.DataFrame) -> pl.DataFrame:
-    """Number the participations (`comparable`); an unmatched one is an instance of its own."""
+    """Number the collective instances of participations (`comparable`); each unmatched one is a separate instance."""
     unmatched = pl.int_range(pl.len()) + 1 + pl.col("instance").max().fill_null(0)
     return participations.with_columns(instance=pl.coalesce("instance", unmatched))
 

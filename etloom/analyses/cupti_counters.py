@@ -101,7 +101,7 @@ def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the launch call of each range, both in time order; raise AnalysisError if the order is ambiguous."""
+    """Return the launch call of each kernel with counters, both in time order; raise AnalysisError if ambiguous."""
     events = trace.events
     calls = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & arrays.match_text(
         events["name"], _LAUNCHES_KERNEL

@@ -62,7 +62,7 @@ def analyze(
 
 
 def find_occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFrame:
-    """Return one row per call, in order of its first kernel.
+    """Return one row per operator call that launched a kernel sequence, by the start of its first kernel.
 
     Returns:
         call (row of the events), operator, name (of its kernels), sequence (the same as numbers), length, kernel_ns,

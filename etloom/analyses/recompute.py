@@ -111,7 +111,7 @@ def _find_ancestor(parent: Rows, mask: np.ndarray, rows: Rows) -> Rows:
 def find_recomputed(
     trace: Trace, parent: Rows, operator: np.ndarray, backward: np.ndarray
 ) -> tuple[Rows, Rows, np.ndarray]:
-    """Find the outermost repeated operators.
+    """Return the forward operators repeated in the backward pass; of nested ones the outermost.
 
     Returns:
         Their rows, the rows of their enclosing backward operators, and whether a checkpoint is the evidence.

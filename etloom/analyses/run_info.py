@@ -69,7 +69,7 @@ _FACTS: dict[str, Any] = {
 
 
 def find_stored_facts(job: Job) -> dict[str, Any] | None:
-    """Return the facts that are stored with a run; None if there are none, or if they have other keys or types."""
+    """Return the facts stored with a run; None if there are none, or if their keys or types are unexpected."""
     facts = job.stored and job.stored.facts()
     if not facts or not _has_form(facts, _FACTS):
         return None
@@ -210,7 +210,7 @@ def find_annotated_steps(trace: Trace) -> pl.DataFrame:
 
 
 def list_devices(trace: Trace) -> list[str]:
-    """List the devices with activity; the CPU if there is no GPU activity, nothing if the trace cannot say.
+    """List the names of the devices with activity; the CPU without GPU activity; empty if unknown.
 
     For an execution trace alone these are the devices of its tensors. Flight Recorder dumps list calls, not devices.
     """

@@ -79,7 +79,7 @@ def _measure_activities(trace: Trace) -> dict[int, tuple[int | None, int | None,
 
 
 def measure_device_tail(steps: pl.DataFrame) -> int:
-    """Return the time from the end of the last annotation to the end of the GPU activity that the steps launched, ns.
+    """Return the time from the end of the last step annotation to the end of the GPU activity of the steps, ns.
 
     The host runs ahead of the device, so the annotations may end long before the work they launched; 0 if they do not.
     Of several ranks, the longest.
@@ -95,7 +95,7 @@ def measure_device_tail(steps: pl.DataFrame) -> int:
 
 
 def measure_device_periods(steps: pl.DataFrame) -> pl.Series:
-    """Return the times from the end of the GPU activity of a step to that of the next, the means over ranks, ns.
+    """Return the time between the ends of the GPU activity of consecutive steps, ns, averaged over ranks.
 
     This is the step time if the device lags behind the host: its annotations then end when the launches are done.
 

@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class MatchedCollectives:
-    """The communication of a job, matched across ranks.
+    """The communications of a job, matched across ranks, with the clock of each rank.
 
     Attributes:
         parts: `matching.COLUMNS`, with start and end on the clock of the rank's reference, own_start and own_end on the
@@ -49,7 +49,9 @@ class MatchedCollectives:
 
     @cached_property
     def comparable(self) -> pl.DataFrame:
-        """The participations with comparable clocks, one per operator, with waiting times.
+        """The participations, one per operator, with waiting times; ranks without comparable clocks count as unmatched.
+
+        A participation is one rank's call of a communication.
 
         Participations whose clock cannot be compared count as unmatched. Adds error, the largest possible difference of
         two clocks of the instance (null if unmatched), and `waiting.COLUMNS`.

@@ -103,7 +103,7 @@ def estimate_clocks(matched: pl.DataFrame, hosts: Mapping[int, str | None] | Non
 
 
 def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Put start and end of ranks with the verdict "corrected" on the reference's clock."""
+    """Convert start and end to the clock of the reference rank, for ranks with the verdict "corrected"."""
     corrections = table.filter(pl.col("verdict") == "corrected").select(
         "rank", "offset_ns", "drift_ppm", "since_ns"
     )

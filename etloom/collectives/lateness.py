@@ -17,7 +17,7 @@ CAUSES = ("longer_compute_ns", "other_work_ns", "late_launch_ns", "inherited_del
 
 
 def compute_delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """Compute the delay that the last rank of each instance causes, and its components.
+    """Compute the delay that the last rank to arrive at each collective instance causes, and its components, ns.
 
     The last rank is the last one that another rank waited for, or, if none did, the last to arrive
     (which delays nobody).
@@ -49,7 +49,10 @@ def compute_delays(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFram
 
 
 def largest_cause(*others: str) -> pl.Expr:
-    """Name of the largest component of delay_ns; null without a delay. others: further columns to consider."""
+    """Return an expression for the name of the largest component of delay_ns; null without a delay.
+
+    ``others``: further columns to compare.
+    """
     names = (*CAUSES, *others)
     words = {at: name.removesuffix("_ns").replace("_", " ") for at, name in enumerate(names)}
     delays = pl.when(pl.col("delay_ns") > 0).then(pl.col(*CAUSES)).otherwise(0)

@@ -38,8 +38,10 @@ _KEY = ("where", "collective", "group", "source", "destination")
 
 
 def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns `group`, `instance` and `how` to the participations of all ranks
-    (`participations.COLUMNS`)."""
+    """Match participations (one rank's call of a communication) across ranks: add `group`, `instance` and `how`.
+
+    ``parts``: the participations of all ranks (`participations.COLUMNS`).
+    """
     named = _drop_shared_numbers(add_group(parts)).with_row_index("part")
     matchable = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
     by_number = _match_by_number(matchable.filter(pl.col("seq").is_not_null() & ~is_overfull()))
@@ -65,8 +67,9 @@ def _drop_shared_numbers(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_overfull() -> pl.Expr:
-    """Mask participations in groups that more ranks used than they have members: several groups then share
-    the name.
+    """Return an expression that is true if more ranks use a group name than the group has members.
+
+    Several groups then share the name.
 
     Messages name both ends and need no group.
     """
@@ -77,8 +80,7 @@ def is_overfull() -> pl.Expr:
 
 
 def find_ambiguous_groups(parts: pl.DataFrame) -> pl.DataFrame:
-    """Select participations whose group name or turn is shared by more ranks than the group has, so that
-    numbers cannot match them.
+    """Return the participations that sequence numbers cannot match, as their group is ambiguous on other ranks.
 
     Args:
         parts: Columns rank, collective, pg_name, ranks, group_size, start, event.
@@ -101,7 +103,7 @@ def _is_message() -> pl.Expr:
 
 
 def add_group(parts: pl.DataFrame) -> pl.DataFrame:
-    """Give each group the same name on all ranks.
+    """Add the column `group`: the name of the process group, the same on all of its ranks.
 
     Some recorders name a group by an address, which differs on every rank: such names are matched in the order in which
     each rank first uses them. Without any recorded name the group is null, and may contain all ranks.
@@ -209,7 +211,7 @@ def _match_overlapping(rows: pl.DataFrame) -> list[list[int]]:
 
 
 def get_roles(rank: int, source: int | None, root: int | None, collective: str | None) -> tuple[bool, bool]:
-    """Return whether others wait for this rank, and whether it waits for others.
+    """Return whether other ranks wait for this rank in a collective, and whether this rank waits for others.
 
     A message may be sent before its receiver is ready: only the receiver certainly waits.
     """
@@ -223,7 +225,7 @@ def get_roles(rank: int, source: int | None, root: int | None, collective: str |
 
 
 def is_sender() -> pl.Expr:
-    """Expression form of `get_roles`: whether others wait for the rank."""
+    """Return an expression that is true if others wait for the rank in a collective (first value of `get_roles`)."""
     to_others = pl.col("collective").is_in(("broadcast", "scatter")) & pl.col("root").is_not_null()
     return (
         pl.when(_is_message())
@@ -235,7 +237,7 @@ def is_sender() -> pl.Expr:
 
 
 def is_receiver() -> pl.Expr:
-    """Expression form of `get_roles`: whether the rank waits for others."""
+    """Return an expression that is true if the rank waits for others in a collective (second value of `get_roles`)."""
     is_root = pl.col("rank") == pl.col("root")
     rooted = pl.col("collective").is_in(_ROOTED) & pl.col("root").is_not_null()
     return (

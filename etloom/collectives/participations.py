@@ -58,7 +58,7 @@ _FACT_COLUMNS: tuple[pl.Expr, ...] = (
 
 
 def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
-    """List the participations of a rank (COLUMNS) in order of start. Needs a linked trace."""
+    """List the communications of one rank (COLUMNS), by start. The trace must be linked."""
     sources = (_from_device(trace), *_from_host(trace), *_from_library(trace))
     events = pl.concat(sources, how="diagonal_relaxed") if len(sources) > 1 else sources[0]
     # The attributes of the event itself take precedence over those of the issuing operator.
@@ -86,7 +86,7 @@ def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
 
 
 def parse_collective_column(name: str) -> pl.Expr:
-    """Expression for the collective that a name denotes."""
+    """Return an expression for the collective that the name in a column denotes."""
     return pl.col(name).map_batches(
         lambda names: categories.parse_collectives(names).cast(pl.String), pl.String
     )
@@ -108,7 +108,7 @@ def compute_message_size(collective: str | None, into: int | None, out: int | No
 
 
 def get_bus_factor(collective: str | None, size: int | None) -> float | None:
-    """Return the ratio of bus to algorithm bandwidth of a collective on ``size`` ranks, as nccl-tests defines it."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth of a collective on ``size`` ranks (as nccl-tests)."""
     if not size:
         return None
     if collective == "all_reduce":

@@ -17,7 +17,7 @@ _FASTEST_FIRST = ("tp", "cp", "dp", "pp")
 
 @dataclass(frozen=True)
 class ProcessMesh:
-    """The axes of a job, from the one along which rank numbers are consecutive to the most distant.
+    """The process mesh of a job: axes of parallelism and their sizes, from the fastest- to the slowest-varying one.
 
     ``sizes``: axis -> ranks along it, in this order. ``source``: name | use | assumed.
     """
@@ -27,30 +27,30 @@ class ProcessMesh:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks: the product of the axis sizes."""
         return math.prod(self.sizes.values())
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return the position of a rank along each axis."""
+        """Return the index of a rank along each axis of the mesh."""
         position = {}
         for axis, size in self.sizes.items():
             rank, position[axis] = divmod(rank, size)
         return position
 
     def rank_at(self, position: dict[str, int]) -> int:
-        """Return the rank at a position."""
+        """Return the rank at these indices along the axes of the mesh."""
         rank = 0
         for axis in reversed(self.sizes):
             rank = rank * self.sizes[axis] + position[axis]
         return rank
 
     def describe(self) -> str:
-        """Return tp=2, dp=4: the axes of more than one rank."""
+        """Return the axes with more than one rank as text, such as "tp=2, dp=4"."""
         return ", ".join(f"{axis}={size}" for axis, size in self.sizes.items() if size > 1) or "one rank"
 
 
 def infer_mesh(job: Job) -> ProcessMesh:
-    """Infer the mesh from the process groups of all ranks.
+    """Infer the process mesh (axes of parallelism and their sizes) from the process groups of all ranks.
 
     Axes come from the groups that serve a single axis (`linker.group_axes`); ranks beyond their product are data
     parallel. Without any such group, all ranks are taken as data parallel (source "assumed").

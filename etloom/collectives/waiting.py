@@ -21,7 +21,10 @@ COLUMNS = {
 
 
 def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
-    """Add COLUMNS, in ns, to matched participations (rank, instance, start, end and the columns of `get_roles`)."""
+    """Add the waiting time of each rank in its collective instance (`COLUMNS`, ns) to matched participations.
+
+    ``parts``: rank, instance, start, end and the columns of `get_roles`.
+    """
     table = parts.with_columns(sends=is_sender(), receives=is_receiver()).with_row_index("part")
     last_arrival = pl.col("start").filter("sends").max().over("instance")
     until = pl.when("receives").then(last_arrival).otherwise(_last_receiver_arrivals(table))

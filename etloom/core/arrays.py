@@ -14,7 +14,7 @@ _NULL_ID = np.iinfo(np.uint32).max  # -1 as int32
 
 
 def is_in(column: pl.Series, values: Collection[str]) -> np.ndarray:
-    """Return a mask of the rows of a text column that hold one of these values; null matches none."""
+    """Return a mask of the rows of a text column whose text is in a collection; null is in none."""
     if column.dtype == pl.Categorical:
         return text_codes.match_values(column, list(values))
     return column.is_in(list(values), nulls_equal=True).to_numpy()
@@ -55,14 +55,14 @@ def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Se
 
 
 def encode_texts(column: pl.Series) -> np.ndarray:
-    """Return a number from 0 for the text of each row; null has one, too."""
+    """Return an integer code from 0 for the text of each row; equal texts have equal codes, null has one, too."""
     codes = text_codes.read_codes(column.cast(pl.Categorical))
     numbers: np.ndarray = np.unique(codes, return_inverse=True)[1]
     return numbers
 
 
 def to_array(column: pl.Series, null: int) -> np.ndarray:
-    """Return a column of integers as an array, with ``null`` in place of null."""
+    """Return an integer column as an array, in which the argument ``null`` replaces null."""
     if not column.null_count():
         return column.to_numpy()
     return column.cast(pl.Int64).fill_null(null).to_numpy()
@@ -71,7 +71,7 @@ def to_array(column: pl.Series, null: int) -> np.ndarray:
 def rows_of_ids(
     table: pl.DataFrame, ids: pl.Series, dtype: type[np.int64] | type[np.int32] = np.int64
 ) -> np.ndarray:
-    """Return the row of each id in a table, -1 for null and for an id that the table lacks.
+    """Return the row number of each id in a table, -1 for null and for an id that is not in the table.
 
     Args:
         table: A table with a column ``id``, in any order; of several rows of one id the first counts.
@@ -126,7 +126,7 @@ def find_unique(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:
-    """Return the rows sorted by a key, rows of one key by further keys, else in order.
+    """Return row numbers sorted by ``keys``; equal keys are sorted by the tie breakers, then by row number.
 
     It is as `np.lexsort` (with the first key first), but takes the further keys of ties only.
     """
@@ -141,7 +141,7 @@ def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:
 
 
 def group_rows(values: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each distinct value, in order; the values in the order in which they first occur."""
+    """Return the row numbers of each distinct value, ascending; the values are in order of first occurrence."""
     _, firsts, codes = np.unique(values, return_index=True, return_inverse=True)
     rows = np.argsort(codes, kind="stable")
     groups = np.split(rows, np.cumsum(np.bincount(codes))[:-1])
@@ -149,7 +149,7 @@ def group_rows(values: np.ndarray) -> list[np.ndarray]:
 
 
 def select_values(values: np.ndarray, rows: np.ndarray, absent: int = -1) -> np.ndarray:
-    """Return the values of these rows, ``absent`` for a negative row; also if there are no values at all."""
+    """Return the value at each row number, ``absent`` for a negative row number or if ``values`` is empty."""
     if not values.size:
         return np.full(rows.shape, absent, values.dtype)
     selected: np.ndarray = np.where(rows >= 0, values[rows], values.dtype.type(absent))
@@ -160,7 +160,7 @@ _Table = TypeVar("_Table", pl.Series, pl.DataFrame)
 
 
 def take_rows(table: _Table, rows: np.ndarray) -> _Table:
-    """Return these rows of a column or a table, null for -1."""
+    """Return the rows of a column or table with these numbers; -1 yields a row of nulls."""
     if rows.min(initial=0) >= 0:
         return table[pl.Series(rows.astype(np.uint32))]
     return table[pl.Series(np.maximum(rows, 0).astype(np.uint32)).set(pl.Series(rows < 0), None)]

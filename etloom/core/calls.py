@@ -32,7 +32,7 @@ _TORCH_FRAME = re.compile(r"[/\\]torch[/\\]")
 
 @dataclass(frozen=True)
 class DumpedCalls:
-    """The calls of one rank.
+    """The collectives and messages that one rank called, from its Flight Recorder dump.
 
     Attributes:
         rows: the values of `CALL_COLUMNS` of each call, in the order of the dump.
@@ -48,17 +48,20 @@ class DumpedCalls:
 
 
 def find_call_site(frames: list[str]) -> str | None:
-    """Return the innermost frame outside of torch, else the innermost."""
+    """Return the innermost frame outside of torch; if all frames are inside torch, the innermost frame."""
     return next((frame for frame in frames if not _TORCH_FRAME.search(frame)), frames[0] if frames else None)
 
 
 def get_state(name: str, state: Any, retired: Any) -> str | None:
-    """Return the state of a call. gloo records no progress: its calls are completed once they are retired."""
+    """Return the state of a call (scheduled, started, completed); a retired call of gloo counts as completed.
+
+    gloo records no progress of its calls.
+    """
     if retired and name.startswith("gloo:"):
         return "completed"
     return state if isinstance(state, str) else None
 
 
 def name_group(name: str | None, description: str | None) -> str:
-    """Return the name by which a group is reported."""
+    """Return the name of a process group for reports: its name and description, "?" if neither is known."""
     return " ".join(filter(None, (name, description))) or "?"

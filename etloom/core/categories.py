@@ -200,7 +200,10 @@ def is_communication(name: pl.Expr | None = None) -> pl.Expr:
 
 
 def is_backend_range(name: pl.Expr | None = None) -> pl.Expr:
-    """Return an expression that is true for a backend's range of a collective (gloo:, ...), which does not nest."""
+    """Return an expression that is true for a range that a backend records for a collective (gloo:, ...).
+
+    Such ranges may overlap other events of their thread without nesting.
+    """
     name = (pl.col("name") if name is None else name).cast(pl.String)
     return name.str.contains(BACKEND_RANGE)
 
@@ -268,7 +271,7 @@ def parse_argument_names(op_schema: str) -> list[str]:
 
 
 def get_tensor_directions(operator: str, argument: str) -> tuple[bool, bool]:
-    """Return whether a tensor argument of a c10d operator is sent, and whether it is received into.
+    """Return for a tensor argument of a c10d operator whether it is sent and whether it is received into.
 
     Arguments called output_tensors, input_tensor, ... have one direction; others (tensors) are used in place.
     """

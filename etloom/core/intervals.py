@@ -25,14 +25,14 @@ _LONG_AGO = _FIRST // 2
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """A set of times as intervals [start, end). Use `of` to build one: all operations rely on the order."""
+    """A set of times as disjoint, ascending intervals [start, end), ns. Use `of` to build a set."""
 
     starts: Ticks  # (n,) ascending
     ends: Ticks  # (n,) starts[i] < ends[i] < starts[i + 1]
 
     @classmethod
     def of(cls, starts: ArrayLike, ends: ArrayLike) -> Intervals:
-        """Return the union of intervals in any order, overlapping or not; one with end <= start is empty."""
+        """Return the union of intervals, which may overlap and be in any order; those with end <= start are ignored."""
         begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
         empty = end <= begin
         if empty.any():
@@ -48,12 +48,12 @@ class Intervals:
 
     @property
     def total(self) -> int:
-        """The number of ticks in the set."""
+        """The total duration of the set, ns."""
         return int((self.ends - self.starts).sum())
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """The first tick and the end of the last one; None of the empty set."""
+        """The start of the first interval and the end of the last one, ns; None for the empty set."""
         return (int(self.starts[0]), int(self.ends[-1])) if len(self) else None
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Intervals:
         return self & other.gaps(_FIRST, _LAST) if other else self
 
     def gaps(self, start: int | None = None, end: int | None = None) -> Intervals:
-        """Return the time in [start, end) that is not in the set (default: within the span of the set)."""
+        """Return the times in [start, end) that are not in the set; default: from the start of the set to its end."""
         if not self:
             return EMPTY if start is None or end is None else Intervals.of([start], [end])
         low = self.starts[0] if start is None else np.int64(start)
@@ -94,7 +94,7 @@ class Intervals:
         return Intervals(begin[begin < finish], finish[begin < finish])
 
     def clip(self, start: int, end: int) -> Intervals:
-        """Return the part of the set in [start, end)."""
+        """Return the intersection of the set with [start, end)."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left"))
         if first >= last or start >= end:
@@ -105,13 +105,13 @@ class Intervals:
         )
 
     def covered(self, starts: ArrayLike, ends: ArrayLike) -> Ticks:
-        """Return the time of the set within each window [start, end), in any order; 0 if end <= start."""
+        """Return the duration of the set inside each interval [start, end), ns; 0 if end <= start."""
         low, high = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
         inside: Ticks = np.maximum(self.before(high) - self.before(low), 0)
         return inside
 
     def before(self, ticks: Ticks) -> Ticks:
-        """Return how much of the set lies before each tick, ns."""
+        """Return the duration of the set before each time, ns."""
         if not self:
             return np.zeros(ticks.shape, dtype=np.int64)
         # The intervals that begin by then, less what the last of them lasts beyond it.
@@ -140,7 +140,7 @@ EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def union(sets: Iterable[Intervals]) -> Intervals:
-    """Return the times that are in any of the sets."""
+    """Return the union of the sets."""
     nonempty = [each for each in sets if each]
     if len(nonempty) < 2:
         return nonempty[0] if nonempty else EMPTY

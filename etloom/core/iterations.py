@@ -34,7 +34,7 @@ _PHASE_WORDS = {
 
 @dataclass(frozen=True)
 class Iteration:
-    """The facts that the name of an iteration states; None where it does not.
+    """The facts that the name of an engine iteration contains: phase, batch, tokens; None for a fact that is missing.
 
     Attributes:
         engine: Name of the engine.
@@ -59,7 +59,7 @@ _TRAINS = r"^Optimizer\.step|^autograd::engine"
 
 
 def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.DataFrame:
-    """Return the events that span the steps of a rank: the one definition of a step.
+    """Return the events that delimit the steps of a rank. All analyses use this definition of a step.
 
     These are the events that ``step_name`` matches, if it is given; else the annotations ProfilerStep#N; else the
     iterations of an inference engine (`find_iterations`).
@@ -84,7 +84,7 @@ def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.D
 
 
 def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Iteration]]:
-    """Return the rows of the events that span the iterations of an inference engine, and what their names state.
+    """Return the row numbers of the iteration events of an inference engine, and the facts in their names.
 
     Of the rows of `etloom.core.names` the first one that matches an event is used. An iteration within another does not
     count.
@@ -170,7 +170,7 @@ def _span(events: pl.DataFrame, rows: NDArray[np.int64], numbers: list[int | Non
 
 
 def parse_iteration(name: str, category: str = "annotation") -> Iteration | None:
-    """Return what the name of an event states about an iteration; None for other names.
+    """Return the facts that an event name states about an iteration; None if it is not the name of an iteration.
 
     Args:
         name: The name.
@@ -185,7 +185,7 @@ def parse_iteration(name: str, category: str = "annotation") -> Iteration | None
 
 
 def parse_with_row(i: int, name: str) -> Iteration | None:
-    """Parse a name with row i of the patterns; None if it does not match."""
+    """Parse an event name with the pattern in row ``i``; None if the pattern does not match."""
     return _parse(list_names("iterations")[i], name)
 
 

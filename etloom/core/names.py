@@ -71,12 +71,12 @@ def add_names(*files: str | os.PathLike[str]) -> None:
 
 
 def list_user_files() -> tuple[str, ...]:
-    """Return the path, size and time of modification of the added files, as one text each."""
+    """Return one text per added file of names: its path, size and modification time."""
     return tuple(state for state, _ in _user_files.values())
 
 
 def list_user_paths() -> tuple[Path, ...]:
-    """Return the paths of the added files, for a process that adds them, too."""
+    """Return the paths of the added files of names, to add them in a child process, too."""
     return tuple(path.resolve() for path in _user_files)
 
 
@@ -110,13 +110,13 @@ def read_names(path: Path) -> dict[str, list[Row]]:
 
 
 def match_name(section: str, name: str) -> re.Match[str] | None:
-    """Return the match of the first row of a section."""
+    """Return the match of the first pattern of a section that matches a name; None if no pattern does."""
     matches = (row["pattern"].search(name) for row in list_names(section))
     return next((match for match in matches if match is not None), None)
 
 
 def read_number(match: re.Match[str] | None, group: str) -> int | None:
-    """Return the number in a group of a match; None if there is none, or not one of at most 15 digits."""
+    """Return the integer in a named group of a match; None if there is none or it has more than 15 digits."""
     text = match.groupdict().get(group) if match is not None else None
     return int(text) if text is not None and text.isdecimal() and len(text) < 16 else None
 
@@ -133,7 +133,7 @@ def _parse(text: str, where: object) -> Any:
 
 
 def check_names(tables: Any, where: object) -> dict[str, list[Row]]:
-    """Return the sections with compiled patterns.
+    """Check the sections of a file of names, and return them with compiled patterns.
 
     Raises:
         InvalidValue: It is not a table of names.

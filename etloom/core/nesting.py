@@ -33,7 +33,7 @@ RECORD_FUNCTION_CATEGORIES = categories.OPERATOR_CATEGORIES | categories.ANNOTAT
 
 @dataclass(frozen=True)
 class Nesting:
-    """The nesting of each event of a table; row numbers, not ids."""
+    """The nesting of the events of a table: parent, depth and exclusive time; refers to row numbers, not ids."""
 
     parent: np.ndarray
     """Row of the enclosing event (int64), -1 for none."""
@@ -55,7 +55,7 @@ class Nesting:
 
 
 def track_codes(events: pl.DataFrame, columns: Sequence[str] = ("pid", "tid")) -> np.ndarray:
-    """Return a number (int64) for the (pid, tid) of each event, ascending with it, null last; equal for one thread."""
+    """Return an integer code for the track (pid, tid) of each event: codes ascend with pid and tid, nulls last."""
     code, *others = (to_array(events[column], _INT64_MAX) for column in columns)
     for values in others:
         code = number_pairs(code, values)
@@ -63,13 +63,13 @@ def track_codes(events: pl.DataFrame, columns: Sequence[str] = ("pid", "tid")) -
 
 
 def order_by_track(tracks: np.ndarray) -> np.ndarray:
-    """Return the rows sorted by these numbers from 0 (`track_codes`); rows of one track stay in order."""
+    """Return the row numbers sorted by track code (`track_codes`); rows of one track stay in order."""
     # Tracks are few, and sorting small numbers takes linear time.
     return np.argsort(tracks.astype(np.min_scalar_type(int(tracks.max(initial=0)))), kind="stable")
 
 
 def group_by_track(tracks: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each track, in order."""
+    """Return the row numbers of each track, ascending."""
     rows = order_by_track(tracks)
     return np.split(rows, np.flatnonzero(np.diff(tracks[rows])) + 1) if rows.size else []
 
@@ -165,7 +165,7 @@ def compute_exclusive_time(events: pl.DataFrame, *, operators_only: bool = False
 def find_nearest_ancestor(
     parent: np.ndarray, targets: np.ndarray, rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the nearest target among each row and its ancestors, -1 for none.
+    """Return the nearest target row on the way from each row up through its ancestors, -1 for none.
 
     Args:
         parent: The row of the parent of each row, -1 for none.
@@ -220,7 +220,7 @@ def _order_by_entry(
 
 
 def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDArray[np.intp]:
-    """Return the row of the innermost window [start, end) around each tick, -1 for none.
+    """Return the row of the innermost interval [start, end) that contains each time, -1 for none.
 
     Innermost is the window that begins last, and of those the one that ends first. Windows may come in any order,
     nested or not.

@@ -55,7 +55,7 @@ _SPECIAL = {
 
 @cache
 def parse_axis(name: str | None) -> str | None:
-    """Return the axes that the name or description of a process group states.
+    """Return the axes of parallelism (dp, tp, pp, ...) that the name or description of a process group states.
 
     Args:
         name: Such as ``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp_shard``, ``tp:0``.

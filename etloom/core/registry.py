@@ -255,7 +255,7 @@ def list_options(kind: str, name: str) -> list[Option]:
 
 
 def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
-    """Return the name of the export whose SUFFIX ends the path; the longest wins. Raises EtloomError."""
+    """Return the name of the plugin whose SUFFIX ends the path; the longest suffix wins. Raises EtloomError."""
     # What bears its format's name (run.parquet) needs no look at the others, which takes longer.
     for name in set(fspath(path).split(".")).intersection(list_plugins(kind)):
         if fspath(path).endswith(get_suffixes(kind, name)):
@@ -272,7 +272,7 @@ def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
 
 
 def get_suffixes(kind: str, name: str) -> tuple[str, ...]:
-    """Return the suffixes of the files of a plugin."""
+    """Return the file name suffixes that a plugin declares (SUFFIX)."""
     plugins = _find_plugins(kind)
     suffix = _read_constant(plugins[name].module, "SUFFIX") if name in plugins else None
     suffix = get(kind, name).SUFFIX if suffix is None else suffix

@@ -29,7 +29,7 @@ SEVERITIES = ("info", "data_loss", "error")
 
 
 class Stat(NamedTuple):
-    """A row of the table ``stats``."""
+    """One row of the table ``stats``: a count of lost, repaired or unlinked data."""
 
     name: str
     """The thing that is counted, as area.name: ``read.truncated``."""
@@ -58,7 +58,7 @@ SIZE_LIMIT = 1 << 50
 
 @dataclass(frozen=True)
 class Column:
-    """A column and the values that it may have; others become null, see `formats.tables.value_checks`."""
+    """A declared column of a table, and its valid values; others become null, see `formats.tables.value_checks`."""
 
     name: str
     dtype: Any  # a polars data type
@@ -84,7 +84,7 @@ class Table:
 
     @cached_property
     def required(self) -> tuple[str, ...]:
-        """The columns without which a row is left out."""
+        """The required columns: readers leave out a row in which one of them is null."""
         return tuple(column.name for column in self.columns if column.required)
 
     def __getitem__(self, name: str) -> Column:
@@ -445,7 +445,7 @@ _TABLES = (
     _declare(
         "stats",
         "One row per problem: the count of what could not be read, was repaired, or could not be linked.",
-        Column("name", pl.String, "what is counted: room.what"),
+        Column("name", pl.String, "what is counted, as area.name: read.truncated"),
         Column("severity", pl.String, "info | data_loss | error"),
         Column("count", I64, "how many"),
         Column("example", pl.String, "one of them, or an explanation"),
@@ -479,7 +479,7 @@ def find_unit(column: str) -> str | None:
 def parse_distinct(
     frame: pl.DataFrame, column: str, parse: Callable[[Any], Any], dtype: Any, *, alias: str | None = None
 ) -> pl.DataFrame:
-    """Parse a column of JSON text, once per distinct text.
+    """Parse a column of JSON text; each distinct text is parsed once.
 
     Args:
         frame: A table with the column.

@@ -27,13 +27,13 @@ DECLARED_STATS = (
     DeclaredStat(
         "job.other_runs",
         "info",
-        "folders next to the traces that hold traces of their own; not read",
+        "folders next to the traces that contain further traces; not read",
         "open the run by its own path",
     ),
     DeclaredStat(
         "store.not_summarized",
         "info",
-        "questions whose answers a store does not keep, since the run is too large",
+        "analyses whose results are not stored, because the run is too large",
         "run the verb on the stored run: it computes the answer from the tables",
     ),
     DeclaredStat(
@@ -84,7 +84,9 @@ DECLARED_STATS = (
         "name the files in the order of their hosts",
     ),
     DeclaredStat(
-        "job.converted_file_used", "info", "a converted file was read instead of the observer's own"
+        "job.converted_file_used",
+        "info",
+        "a converted file was read instead of the file that the observer wrote",
     ),
     DeclaredStat(
         "job.salvaged_file_used", "data_loss", "a salvaged file was read instead of the damaged original"
@@ -109,8 +111,8 @@ DECLARED_STATS = (
     DeclaredStat(
         "job.truncated_recording",
         "data_loss",
-        "a rank was killed in a window; traces written at its end are lost",
-        "use --with et or shorter windows",
+        "a rank was killed in a recording window; traces written at its end are lost",
+        "use --with et or shorter recording windows",
     ),
     DeclaredStat(
         "job.not_linked",
@@ -217,7 +219,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "link.shared_correlations",
         "error",
-        "GPU activity whose correlation id calls of several processes have, as in merged files",
+        "GPU activity whose correlation id is used by calls of several processes, as in merged files",
         "analyze one process per trace",
     ),
     DeclaredStat(
@@ -333,7 +335,10 @@ DECLARED_STATS = (
         _REWRITE,
     ),
     DeclaredStat(
-        "read.wrong_type", "data_loss", "values of another type or form than their column; now null", _REWRITE
+        "read.wrong_type",
+        "data_loss",
+        "values whose type or format does not fit their column; now null",
+        _REWRITE,
     ),
     DeclaredStat(
         "read.out_of_range", "data_loss", "numbers beyond the range of their column; now null", _REWRITE
@@ -440,9 +445,7 @@ DECLARED_STATS = (
         "info",
         "rank lists abbreviated by the recorder, completed from start and size",
     ),
-    DeclaredStat(
-        "read.unknown_collective", "info", "collectives of unknown names, kept under their own name"
-    ),
+    DeclaredStat("read.unknown_collective", "info", "collectives of unknown names, which are used unchanged"),
     DeclaredStat(
         "read.rank_within_unknown_group",
         "data_loss",
@@ -461,8 +464,10 @@ DECLARED_STATS = (
     ),
     # The native observer's file
     DeclaredStat("read.unfinished_file", "info", "the recording process was killed, or is still writing"),
-    DeclaredStat("read.open_operators", "info", "operators that had not ended when the file or window did"),
-    DeclaredStat("read.overwritten_operators", "info", "operators that the ring has overwritten"),
+    DeclaredStat(
+        "read.open_operators", "info", "operators that had not ended when the file or recording window ended"
+    ),
+    DeclaredStat("read.overwritten_operators", "info", "operators overwritten in the ring buffer"),
     DeclaredStat(
         "read.truncated_chunks",
         "data_loss",
@@ -500,7 +505,7 @@ DECLARED_STATS = (
     DeclaredStat("read.observer_ended_outside", "info", "operators that began before the window"),
     DeclaredStat("read.observer_unsized", "info", "tensors without plain sizes: nested or symbolic"),
     DeclaredStat("read.observer_thread_exiting", "data_loss", "operators on a thread that was ending"),
-    DeclaredStat("read.observer_overwritten", "info", "chunks that the ring reused"),
+    DeclaredStat("read.observer_overwritten", "info", "chunks of the ring buffer that were overwritten"),
     DeclaredStat(
         "read.observer_stuck", "error", "threads that hung inside the observer", "report it with the example"
     ),
@@ -596,7 +601,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "read.nsys_wrong_type",
         "data_loss",
-        "values of another type or form than their column; now null",
+        "values whose type or format does not fit their column; now null",
         "export the report again",
     ),
     DeclaredStat(

@@ -11,7 +11,7 @@ from etloom.core.trace import Job
 
 @dataclass(frozen=True)
 class StepBefore:
-    """The step time before the recording, ns, the median of the ranks, and the least number of steps it is based on."""
+    """The step time before the recording (median over ranks, ns), and the least number of steps timed on a rank."""
 
     step_ns: int
     steps: int

@@ -33,14 +33,14 @@ Numbers = NDArray[np.uint8]
 
 
 def read_codes(column: pl.Series) -> Codes:
-    """Return the code of each row of a Categorical column, ABSENT for null."""
+    """Return the integer code of the text in each row of a Categorical column, ABSENT for null."""
     query = _CODES_WITHOUT_NULL if column.null_count() else _CODES
     codes: Codes = column.to_frame("text").select_seq(query).to_series().to_numpy()
     return codes
 
 
 def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return a row of each distinct code, and for each row the position of its code among these; -1 for ABSENT."""
+    """Return one row number per distinct code, and for each row the index of its code among these; -1 for ABSENT."""
     size = _count_codes(codes)
     if size > 16 * codes.size + 65_536:  # a table would be much larger than the column
         texts, rows, positions = np.unique(codes, return_index=True, return_inverse=True)
@@ -55,7 +55,7 @@ def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def match_values(column: pl.Series, values: Sequence[str], codes: Codes | None = None) -> Mask:
-    """Return a mask of the rows of a Categorical column that hold one of these texts.
+    """Return a mask of the rows of a Categorical column whose text is one of ``values``.
 
     Args:
         column: The column.
@@ -153,7 +153,7 @@ def _tabulate(function: Callable[..., pl.Expr], *arguments: Hashable) -> _TextTa
 def compute_numbers(
     column: pl.Series, codes: Codes, function: Callable[..., pl.Expr], *arguments: Hashable
 ) -> Numbers:
-    """Return a number below 255 for each row of a Categorical column, computed once per text of the process.
+    """Return an integer below 255 for each row of a Categorical column, computed once per distinct text.
 
     Args:
         column: The column; null has the number 0.

@@ -73,14 +73,14 @@ class StoredRun(Protocol):
         """Return a table of all ranks, ``rank`` first, as one query; of stats without the rows of the run."""
 
     def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
-        """Return the stored answer to an analysis with these options; None if it was not stored."""
+        """Return the stored result of an analysis with these options; None if it was not stored."""
 
     def facts(self) -> dict[str, Any] | None:
         """Return the stored facts of the run (``etloom info``); None if they were not stored."""
 
 
 class StoredRefusal(NamedTuple):
-    """Why a rank, or None for the job, could not answer."""
+    """A stored reason why a rank (None: the job as a whole) could not answer an analysis."""
 
     rank: int | None
     problem: str
@@ -88,12 +88,12 @@ class StoredRefusal(NamedTuple):
     location: str | None = None
 
     def to_error(self) -> AnalysisError:
-        """Return the error that was stored."""
+        """Return the stored reason as an error to raise or show."""
         return AnalysisError(self.problem, where=self.location, remedy=self.remedy)
 
 
 class StoredAnswer(NamedTuple):
-    """A stored answer to an analysis.
+    """The stored result of an analysis: its table, and the ranks that could not answer.
 
     Attributes:
         table: the answer; for an analysis of ranks with ``rank`` first; empty without columns if none could answer.
@@ -265,7 +265,7 @@ class Trace(TableAttributes):
     def with_stored_results(
         self, results: Mapping[tuple[Any, ...], Any], large: Collection[Callable[..., Any]] = ()
     ) -> Trace:
-        """Return the same tables with results that `compute_once` looks up instead of computing them.
+        """Return a copy of the trace with results that `compute_once` returns instead of computing them.
 
         Args:
             results: (function, arguments...) -> result, which may be loaded when it is looked up.
@@ -308,12 +308,12 @@ class Trace(TableAttributes):
         return run_query(self.scan, sql, self.engine)
 
     def check_lossless(self) -> None:
-        """Raise DataLoss if stats count lost data or an error (--strict)."""
+        """Raise DataLoss if stats of the trace report lost data or an error (--strict)."""
         _check_lossless(self.table("stats"), "the trace" if self.rank is None else f"rank {self.rank}")
 
 
 class TracesOnDemand(Mapping[int, Trace]):
-    """Traces that are made when they are first accessed, since a store may hold ten thousand ranks.
+    """Mapping of rank to Trace that creates each Trace on first access, because a store may hold 10,000 ranks.
 
     Args:
         ranks: the ranks.
@@ -397,7 +397,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
 
     @property
     def stored(self) -> StoredRun | None:
-        """The stored run that the traces belong to; None unless all of them come from one."""
+        """The stored run that all traces belong to; None if they do not all come from one stored run."""
         return self._stored
 
     @property
@@ -412,12 +412,12 @@ class Job(TableAttributes, Mapping[int, Trace]):
 
     @property
     def run_stats(self) -> pl.DataFrame:
-        """The stats that concern the run as a whole."""
+        """The stats about the run as a whole; those of single ranks are not included."""
         return self._run_stats.clone()
 
     @property
     def rank_facts(self) -> pl.DataFrame:
-        """One row per rank (`RANK_FACTS`); those of a stored run are known without opening its ranks."""
+        """One row of facts per rank (`RANK_FACTS`); for a stored run, read without opening the tables of its ranks."""
         return self.compute_once(_list_rank_facts)
 
     def replace(self, meta: Mapping[str, Any]) -> Job:
@@ -430,20 +430,22 @@ class Job(TableAttributes, Mapping[int, Trace]):
         return Job(self._traces, self._meta, stats, self._stored)
 
     def map(self, verb: Callable[[Trace], Trace]) -> Job:
-        """Return a Job of ``verb(trace)`` of every rank; the same Job if every trace stays the same object."""
+        """Return a Job with ``verb(trace)`` in place of each trace; this Job if ``verb`` changes no trace."""
         traces = {rank: verb(trace) for rank, trace in self._traces.items()}
         if all(traces[rank] is trace for rank, trace in self._traces.items()):
             return self
         return Job(traces, self._meta, self._run_stats)
 
     def map_on_demand(self, verb: Callable[[Trace], Trace]) -> Job:
-        """Return a Job of ``verb(trace)``, computed when the trace is accessed; ``stored`` stays."""
+        """Return a Job with ``verb(trace)`` in place of each trace, computed on access; ``stored`` is unchanged."""
         traces = TracesOnDemand(self._traces, lambda rank: verb(self._traces[rank]))
         return Job(traces, self._meta, self._run_stats, self._stored)
 
     def compute_once(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result:
-        """Return ``function(job, *arguments)``, computed at the first call and cached with the job: see
-        `Trace.compute_once`. Threads that ask while it is computed wait for it."""
+        """Return ``function(job, *arguments)``, computed on the first call and cached; see `Trace.compute_once`.
+
+        Concurrent callers wait for the first computation.
+        """
         key = function, *arguments
         if key not in self._results:
             with self._locks.setdefault(key, threading.RLock()):
@@ -477,7 +479,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
         return run_query(self._scan, sql, "streaming" if streaming else "in-memory", max_rows)
 
     def check_lossless(self) -> None:
-        """Raise DataLoss if stats of the run or of any rank count lost data or an error."""
+        """Raise DataLoss if stats of the run or of any rank report lost data or an error (--strict)."""
         _check_lossless(self._run_stats, "the run")
         for rank, trace in self._traces.items():
             _check_lossless(trace.table("stats"), f"rank {rank}")

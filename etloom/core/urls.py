@@ -40,7 +40,7 @@ class UrlPath(PosixPath):
 
 
 def clean_url(path: str | os.PathLike[str]) -> str | None:
-    """Return a URL without credentials and query, which are remembered; None for a path that is not a URL.
+    """Return a URL without credentials and query, which this process remembers; None for a path that is not a URL.
 
     `Path` removes one of the two slashes of a URL; such a path is recognized, too.
     """
@@ -74,7 +74,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def connection_of(url: str) -> tuple[str, str]:
-    """Return the user information and the query with which a clean URL was first written; empty texts if without."""
+    """Return the user information and the query that a clean URL had when first used; empty texts if none."""
     scheme, _, rest = url.partition("://")
     return _connections.get(f"{scheme}://{rest.partition('/')[0]}", ("", ""))
 

@@ -17,7 +17,7 @@ REMOVED_LAG = np.int64(-(2**61))
 
 
 def compute_times(graph: Graph, lag: Int64Array | None = None, start: Int64Array | None = None) -> Int64Array:
-    """Return the time of each point, int64 ns, with other lags or other start times.
+    """Return the time of each point of a graph, int64 ns, after a change of edge lags or start times.
 
     Args:
         lag: per edge (m), ns; default: as recorded. A removed edge has the lag `REMOVED_LAG`.
@@ -33,7 +33,10 @@ def compute_times(graph: Graph, lag: Int64Array | None = None, start: Int64Array
 
 
 def compute_makespan(graph: Graph, time: Int64Array | None = None) -> int:
-    """Return the time from the first to the last point, ns; 0 for an empty graph. time: default as recorded."""
+    """Return the time from the earliest to the latest point of a graph, ns; 0 for an empty graph.
+
+    ``time``: default: as recorded.
+    """
     time = graph.time if time is None else time
     return int(time.max() - time.min()) if len(time) else 0
 
@@ -41,7 +44,7 @@ def compute_makespan(graph: Graph, time: Int64Array | None = None) -> int:
 def find_longest_path(
     graph: Graph, end: int | None = None, time: Int64Array | None = None, lag: Int64Array | None = None
 ) -> Int32Array:
-    """Return the edges without slack that lead from a source to the point ``end`` (default: the last in time).
+    """Return the edges of the longest (zero-slack) path to the point ``end``; default: the latest point.
 
     In order of time; their lags and the time of the source sum to the time of ``end``. If several edges bind a point,
     the one from the latest source is taken, then the highest `EdgeKind`: the nearest and most specific reason.
@@ -67,7 +70,7 @@ def compute_slack(
     time: Int64Array | None = None,
     lag: Int64Array | None = None,
 ) -> Int64Array:
-    """Return how much later each point could come without increasing the makespan, int64 ns.
+    """Return the slack of each point, int64 ns: how much later it could be without increasing the makespan.
 
     Args:
         ends: points that must not come later (default: no point may come after the last one).
@@ -88,8 +91,7 @@ def compute_slack(
 
 
 def mark_reachable(graph: Graph, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
-    """Mark these points and all points that can be reached from them (backward: from which they can be
-    reached)."""
+    """Return a mask of the points and all their successors in the graph (backward: all their predecessors)."""
     reachable = np.zeros(len(graph), np.uint8)
     reachable[np.asarray(points)] = 1
     _native.reach(graph.first, graph.source, reachable, backward)

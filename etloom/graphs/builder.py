@@ -45,7 +45,7 @@ class DependencyGraph:
     counts: Mapping[int, Mapping[str, int]]
 
     def critical_path(self, end: int | None = None, begin_ns: int | None = None) -> pl.DataFrame:
-        """Return the edges without slack that determine the time of ``end``, in order of time.
+        """Return the edges of the critical (zero-slack) path to the point ``end``, by time.
 
         Args:
             end: a point; default: the last point of the graph.
@@ -58,15 +58,18 @@ class DependencyGraph:
         return critical_paths.find_critical_path(self.graph, end, begin_ns)
 
     def makespan(self, time: Int64Array | None = None) -> int:
-        """Return the time from the first to the last point, ns. time: default as recorded."""
+        """Return the time from the earliest to the latest point of the graph, ns.
+
+        ``time``: default: as recorded.
+        """
         return algorithms.compute_makespan(self.graph, time)
 
     def compute_times(self, lag: Int64Array | None = None, start: Int64Array | None = None) -> Int64Array:
-        """Return the time of each point with other lags or start times; see `algorithms.compute_times`."""
+        """Return the time of each point, ns, after a change of lags or start times; see `algorithms.compute_times`."""
         return algorithms.compute_times(self.graph, lag, start)
 
     def slack(self, ends: ArrayLike | None = None) -> Int64Array:
-        """Return how much later each point could come without increasing the makespan, int64 ns.
+        """Return the slack of each point, int64 ns: how much later it could be without increasing the makespan.
 
         Args:
             ends: points that must not come later; default: no point may come after the last one.
@@ -74,7 +77,7 @@ class DependencyGraph:
         return algorithms.compute_slack(self.graph, ends)
 
     def reachable(self, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
-        """Mark these points and all points that they lead to (backward: that lead to them)."""
+        """Return a mask of the points and all their successors in the graph (backward: all their predecessors)."""
         return algorithms.mark_reachable(self.graph, points, backward=backward)
 
 
@@ -112,7 +115,7 @@ def build_graph(
 
 
 def check_timed(dependencies: DependencyGraph, job: Job) -> None:
-    """Raise AnalysisError if the graph covers no time: the job has no timed event, or none that takes time."""
+    """Raise AnalysisError if the makespan of the graph is 0: the job has no timed events, or none with a duration."""
     if not len(dependencies.graph):
         raise next(filter(None, map(explain_missing_times, job.values())), None) or AnalysisError(
             "the run contains no timed operators and no GPU activity",

@@ -30,7 +30,7 @@ MAX_TAIL_NS, MAX_TAIL_SHARE = 1_000_000, 0.05
 
 @dataclass(eq=False)
 class AsyncRanges:
-    """Host ranges that end on another thread.
+    """Host ranges that begin on one thread and end on another, such as asynchronous collectives of gloo.
 
     ``row`` and ``ids`` of the events; ``start`` (of the operator that issued it) and ``end``; ``begin`` and ``finish``:
     the points at these times; ``min_latency`` between them.
@@ -45,18 +45,21 @@ class AsyncRanges:
     min_latency: Int64Array
 
     def add_edges(self, draft: GraphDraft) -> None:
-        """Add the segments from begin to finish to the draft."""
+        """Add an edge from the start to the end of each asynchronous range to the draft of the graph."""
         draft.add_edges(EdgeKind.COMPLETE, self.begin, self.finish, self.min_latency, self.ids)
 
 
 def find_participations(trace: Trace, events: EventArrays, rank: int, has_peers: bool) -> pl.DataFrame | None:
-    """List the participations of a rank; None if nothing needs them: it has no peers and no asynchronous ranges."""
+    """List the communications of a rank; None if the graph does not need them.
+
+    It does if the job has several ranks, or the rank has asynchronous ranges.
+    """
     is_needed = has_peers or _is_async(events).any()
     return trace.compute_once(collectives.list_participations, rank) if is_needed else None
 
 
 def count_gpu_communications(events: EventArrays, activities: GpuActivities) -> int:
-    """Count the communication kernels."""
+    """Return the number of communication kernels of a rank."""
     moves = events.names.match_expr(
         lambda name: categories.kernel_type(pl.lit("kernel"), name) == "communication"
     )[activities.row]
@@ -75,7 +78,7 @@ def add_async_ranges(
     participations: pl.DataFrame | None,
     rank: int,
 ) -> AsyncRanges:
-    """Add the host ranges of a rank that end on another thread.
+    """Add the asynchronous ranges of a rank (they end on another thread) to the draft of the graph.
 
     Each begins with the operator that issued it or, if that is unknown, with the event that was open on its thread.
     """
@@ -102,7 +105,7 @@ def add_async_ranges(
 def add_range_waits(
     draft: GraphDraft, events: EventArrays, threads: HostThreads, rests: Int64Array, ranges: AsyncRanges
 ) -> pl.DataFrame:
-    """Add an edge to each rest in which a range ends, from the last range to end.
+    """Add an edge to each pause of a host thread in which asynchronous ranges end, from the last of these ranges.
 
     Returns:
         point: of the thread, at which the rest ends; before, range, after: the names of the events around the rest and
@@ -128,7 +131,7 @@ def add_range_waits(
 
 
 def mark_range_waits(rests: Sequence[tuple[HostThreads, pl.DataFrame]]) -> None:
-    """Mark the rests (`add_range_waits`) of all ranks that are waits for their range.
+    """Mark the thread pauses (`add_range_waits`) that waited for an asynchronous range, on all ranks.
 
     A rest that lasts much longer than the range did not wait for it (a Python sleep, a loop without operators): it
     keeps its time, and must only not end before the range does. Single rests may mislead, since a thread may continue
@@ -149,7 +152,7 @@ def mark_range_waits(rests: Sequence[tuple[HostThreads, pl.DataFrame]]) -> None:
 def locate_participations(
     participations: pl.DataFrame, events: EventArrays, activities: GpuActivities, ranges: AsyncRanges
 ) -> pl.DataFrame:
-    """Return the participations of a rank that have points.
+    """Return the communications of a rank that have points in the graph.
 
     Adds the points ``begin`` and ``finish``, their times ``start`` and ``end``, and ``place``: the index in the
     ``min_latency`` of the activities or the ranges.
@@ -177,7 +180,7 @@ def locate_participations(
 def add_collective_edges(
     draft: GraphDraft, participations: pl.DataFrame, min_latencies: Mapping[tuple[int, str], Int64Array]
 ) -> pl.DataFrame:
-    """Add arrival and transfer edges for participations (`locate_participations`) that match across ranks.
+    """Add arrival and transfer edges between ranks for communications that match across ranks.
 
     Args:
         min_latencies: by rank and where ("host", "device"), the minimum latencies from start to end; lowered in place.

@@ -22,26 +22,26 @@ from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, UInt8Ar
 
 @dataclass(frozen=True, eq=False)
 class ChainLags:
-    """Lags of chains, int64 ns: the ``total`` of each and, for paths, that of its last edge (``last``)."""
+    """Lags of chains of edges, int64 ns: ``total`` of each chain and, for paths, that of its last edge (``last``)."""
 
     total: Int64Array
     last: Int64Array | None
 
     @property
     def last_edges(self) -> Int64Array:
-        """The lag of the last edge of each chain, of lags for paths."""
+        """The lag of the last edge of each chain, ns; available if copied with ``for_paths``."""
         assert self.last is not None, "copied without"
         return self.last
 
     def copy(self, *, for_paths: bool) -> ChainLags:
-        """Return a copy, to be changed."""
+        """Return a modifiable copy; ``for_paths``: with the lags of last edges, which path searches need."""
         last = self.last.copy() if for_paths and self.last is not None else None
         return ChainLags(self.total.copy(), last)
 
 
 @dataclass(frozen=True, eq=False)
 class ContractedGraph:
-    """The points of a graph that are not in the middle of a chain, and the chains as edges between them.
+    """A graph in which each chain (points with one incoming and one outgoing edge) is replaced by a single edge.
 
     ``points``: numbers of the kept points in the whole ``graph``, ascending. ``first`` and ``source``: the chains, as
     the edges of a `Graph`, between positions in ``points``. ``last``: the last edge of each chain in the whole graph.
@@ -57,27 +57,30 @@ class ContractedGraph:
 
     @cached_property
     def last_kinds(self) -> UInt8Array:
-        """The kind of the last edge of each chain."""
+        """The `EdgeKind` of the last edge of each chain."""
         return self.graph.kind[self.last]
 
     @cached_property
     def recorded_times(self) -> Int64Array:
-        """The recorded times of the kept points. Not to be modified."""
+        """The recorded time of each remaining point, ns. Not to be modified."""
         return self.graph.time[self.points]
 
     @cached_property
     def recorded(self) -> ChainLags:
-        """The recorded lags. Not to be modified."""
+        """The lags of the chains as recorded. Not to be modified."""
         return self.sum_lags(self.graph.lag)
 
     def sum_lags(self, lag: Int64Array) -> ChainLags:
-        """Return the lags of the chains. lag: of each edge of the whole graph, ns."""
+        """Return the lag of each chain: the sum of the lags of its edges, ns.
+
+        ``lag``: of each edge of the whole graph, ns.
+        """
         lags = ChainLags(np.zeros(len(self.last), np.int64), np.zeros(len(self.last), np.int64))
         _native.change_chains(self.chain, self.last, None, lag, lag, lags.total, lags.last)
         return lags
 
     def change(self, lags: ChainLags, edges: Int32Array, difference: Int64Array, lag: Int64Array) -> None:
-        """Change the lags of chains, in place, to those of these edges of the whole graph.
+        """Apply changed lags of some edges of the whole graph to the lags of their chains, in place.
 
         Args:
             difference: how much longer each edge takes, ns.
@@ -86,12 +89,12 @@ class ContractedGraph:
         _native.change_chains(self.chain, self.last, edges, difference, lag, lags.total, lags.last)
 
     def find_positions(self, points: NDArray[np.integer]) -> Int64Array:
-        """Return the positions of points of the whole graph, all of them kept."""
+        """Return the positions of points of the whole graph in this graph; all of them must remain in it."""
         positions: Int64Array = np.searchsorted(self.points, points)
         return positions
 
     def compute_times(self, lags: ChainLags, start: Int64Array) -> Int64Array:
-        """Return the time of each kept point, int64 ns. start: per kept point, as in `algorithms.compute_times`."""
+        """Return the time of each remaining point, int64 ns. ``start``: as in `algorithms.compute_times`."""
         time = start.copy()
         _native.schedule(self.first, self.source, lags.total, time)
         return time
@@ -99,7 +102,7 @@ class ContractedGraph:
     def find_last_point(
         self, time: Int64Array, lags: ChainLags, read: Callable[[Int32Array], Int64Array]
     ) -> int:
-        """Return, of the points of the whole graph with the latest time, the one with the lowest number.
+        """Return the latest point of the whole graph; of several at the same time, the one with the lowest number.
 
         Args:
             time: of the kept points with these lags, among them those that can be the last ones.
@@ -120,7 +123,7 @@ class ContractedGraph:
         return int(min(latest))
 
     def find_longest_path(self, end: int, time: Int64Array, lags: ChainLags) -> Int32Array:
-        """Return the edges without slack that lead to a point of the whole graph, by time.
+        """Return the edges of the longest (zero-slack) path to a point of the whole graph, by time.
 
         It is the path of `algorithms.find_longest_path`. time: of the kept points with these lags.
         """
@@ -141,13 +144,13 @@ class ContractedGraph:
 
 
 def contract_graph(graph: Graph, anchors: NDArray[np.bool_]) -> ContractedGraph:
-    """Contract the chains of a graph; anchors: mask of points that are kept whatever edges they have."""
+    """Replace each chain of a graph by a single edge. ``anchors``: mask of points that must remain."""
     return ContractedGraph(graph, *_native.contract(graph.first, graph.source, anchors))
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedEdges:
-    """Many edges of a graph in the order of their chains, so that a factor changes all of them in one pass.
+    """Edges of a graph sorted by chain, so that the latencies of all of them can be scaled in one pass.
 
     ``runs``: the chain of each run of edges, ``bounds``: the end of each run, from 0, ``ends``: whether the last edge
     of a run is that of its chain. ``floors`` and ``rows``: minimum latency and row of each edge. ``others``: the edges
@@ -165,14 +168,16 @@ class GroupedEdges:
 
     @classmethod
     def group(cls, contraction: ContractedGraph, edges: Int32Array, rows: Int32Array) -> GroupedEdges:
-        """Group these edges (ascending). rows: of each edge of the whole graph, negative for none."""
+        """Sort edges (ascending numbers) by chain. ``rows``: row of each edge of the whole graph, negative for none."""
         graph, chains = contraction.graph, (contraction.chain, contraction.last)
         return cls(*_native.group_edges(*chains, edges, graph.min_latency, graph.unexplained, rows))
 
     def scale(
         self, times: float, marked: NDArray[np.bool_] | None, upper: ChainLags, lower: ChainLags
     ) -> int:
-        """Scale minimum latencies in the lags of the chains, in place, but not those of ``others``.
+        """Multiply the minimum latencies of the edges by a factor, in the lags of their chains, in place.
+
+        The latencies of ``others`` do not change.
 
         Args:
             times: factor, less than `MAX_FACTOR`.
@@ -194,7 +199,7 @@ FIRST, LAST = 1, 2
 def mark_extremes(
     graph: Graph, *groups: Int32Array, lag: Int64Array | None = None
 ) -> list[NDArray[np.uint8]]:
-    """Mark the points that can be the `FIRST` and the `LAST` in time of their group, whatever the lags.
+    """Mark the points of each group that can become its earliest (`FIRST`) or latest (`LAST`) point when lags change.
 
     The others cannot: from each of them an edge with a lag of at least 0 leads to another point of its group (or, for
     the first in time, from another point to it). Changed lags stay at least 0, and only synchronization edges are

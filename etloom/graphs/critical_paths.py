@@ -56,7 +56,9 @@ CHUNK_ROWS = 1 << 20
 
 
 def find_critical_path(graph: Graph, end: int | None = None, begin_ns: int | None = None) -> pl.DataFrame:
-    """Return the edges (`PATH_SCHEMA`) without slack that lead to the point ``end`` (default: the last), by time.
+    """Return the edges (`PATH_SCHEMA`) of the critical (zero-slack) path to the point ``end``, by time.
+
+    ``end``: default: the latest point.
 
     The first row covers the time before the path begins, so the times sum to that of ``end`` minus ``begin_ns``.
     ``event`` is the owner of an edge in its rank, null for none; ``unexplained_ns`` the part of its time beyond its
@@ -74,8 +76,11 @@ def iterate_critical_path(
     begin_ns: int | None = None,
     columns: Collection[str] = tuple(PATH_SCHEMA),
 ) -> Iterator[pl.DataFrame]:
-    """Yield `find_critical_path` in chunks of about `CHUNK_ROWS` rows, at least one: a path may be as long as the
-    recording. columns: the columns of `PATH_SCHEMA` to compute; fewer cost less on long paths."""
+    """Yield the critical path (see `find_critical_path`) in chunks of about `CHUNK_ROWS` rows, at least one.
+
+    A path may be as long as the recording. ``columns``: the columns of `PATH_SCHEMA` to compute; fewer cost less on
+    long paths.
+    """
     schema = {name: dtype for name, dtype in PATH_SCHEMA.items() if name in columns}
     if not len(graph):
         yield pl.DataFrame(schema=schema)
@@ -125,7 +130,7 @@ def _path_chunk(
 
 
 def find_last_point(graph: Graph, rank: int | None = None, events: pl.Series | None = None) -> int | None:
-    """Return the last point of the graph, of a rank, or of these events (ids) of a rank; None if there is none."""
+    """Return the latest point of the graph, of a rank, or of these events (ids) of a rank; None if there is none."""
     if rank is None and events is None:
         return int(np.searchsorted(graph.time, graph.time[-1])) if len(graph) else None
     mask = np.ones(len(graph), bool) if rank is None else graph.rank == rank
@@ -170,7 +175,7 @@ def summarize_path(
 
 
 def format_path_shares(path: pl.DataFrame, digits: int, most: int, least_pct: float = 0) -> list[str]:
-    """Format the largest parts of a path (kind, category, time_ns): "97.0 % memcpy and memset", "2.3 % kernels".
+    """Return the largest shares of the path time as text, such as "97.0 % memcpy and memset", "2.3 % kernels".
 
     Kernels are separated from memcpy and memset, which are one kind in the graph: either may be the problem to fix.
 
@@ -200,7 +205,7 @@ _MODULE = r"^nn\.Module: (.*)$"
 
 
 def make_event_labeler(job: Job, columns: Collection[str]) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    """Return a function that adds these columns of `EVENT_LABELS` to a path."""
+    """Return a function that adds these columns of `EVENT_LABELS` (names of events) to a critical path."""
 
     @cache
     def labeler(rank: int) -> Callable[[pl.Series], pl.DataFrame]:

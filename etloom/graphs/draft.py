@@ -29,7 +29,7 @@ _EDGE_DTYPES = {
 
 
 class GraphDraft:
-    """Collects points and edges. Points are numbered as they are added; edges refer to these numbers.
+    """Collects the points and edges of a graph. Points are numbered as they are added; edges refer to these numbers.
 
     In a cycle of edges of zero length, those to a lower number are dropped: add points with a fixed order, such as
     those of a thread, in that order.
@@ -43,14 +43,14 @@ class GraphDraft:
     def add_points(
         self, time: ArrayLike, event: ArrayLike, role: PointRole | ArrayLike, rank: int | ArrayLike
     ) -> Int32Array:
-        """Add points and return their numbers. event: ids, -1 for none."""
+        """Add points and return their numbers. ``event``: event ids, -1 for none."""
         first = self.add_point_block(time, event, role, rank)
         return np.arange(first, self.size, dtype=np.int32)
 
     def add_point_block(
         self, time: ArrayLike, event: ArrayLike, role: PointRole | ArrayLike, rank: int | ArrayLike
     ) -> int:
-        """Add points and return the first number only; the others follow it."""
+        """Add points with consecutive numbers, and return the number of the first."""
         count = len(np.asarray(time))
         _append_rows(self._points, _POINT_DTYPES, count, time=time, event=event, role=role, rank=rank)
         self.size += count
@@ -64,7 +64,7 @@ class GraphDraft:
         min_latency: ArrayLike,
         owner: ArrayLike = -1,
     ) -> None:
-        """Add edges. A minimum latency above the recorded time is cut to it."""
+        """Add edges. A minimum latency (ns) above the recorded time of its edge is reduced to that time."""
         count = len(np.asarray(source))
         _append_rows(
             self._edges,
@@ -79,13 +79,15 @@ class GraphDraft:
         self._is_chain.append(False)
 
     def add_chain(self, first: int, kind: UInt8Array, owner: Int32Array) -> None:
-        """Add one edge from each point, from ``first`` on, to the next, except if the kind is `NO_EDGE`. Their minimum
-        latency is the recorded time."""
+        """Add an edge from each point to the next, from the point ``first`` on, unless its kind is `NO_EDGE`.
+
+        The minimum latency of each edge is its recorded time.
+        """
         self.add_edges(kind, np.broadcast_to(first, len(kind)), first + 1, np.iinfo(np.int64).max, owner)
         self._is_chain[-1] = True
 
     def build(self) -> Graph:
-        """Build the graph from all points and edges added so far, and empty the draft."""
+        """Build the graph from all points and edges added so far, and clear the draft."""
         points, edges, is_chain = self._points, self._edges, self._is_chain
         self.size = 0
         self._points, self._edges = _empty_columns(_POINT_DTYPES), _empty_columns(_EDGE_DTYPES)

@@ -22,7 +22,7 @@ WAIT_NAMES = r"(?i)::_?wait|^wait|::barrier|monitored_barrier"
 
 
 class TextColumn:
-    """A text column as ``codes`` (``null_code`` for null): a predicate is evaluated once per distinct text."""
+    """A text column as integer ``codes`` (``null_code`` for null), so that predicates run once per distinct text."""
 
     def __init__(self, column: pl.Series) -> None:
         self._column = column
@@ -35,25 +35,25 @@ class TextColumn:
         self._texts: list[str] = column[row].cast(pl.String).to_list()
 
     def take(self, rows: NDArray[np.integer[Any]]) -> pl.Series:
-        """Return the texts of rows."""
+        """Return the texts at these row numbers."""
         return self._column[rows].cast(pl.String)
 
     def match_expr(self, predicate: Callable[[pl.Expr], pl.Expr]) -> Mask:
-        """Mark the rows for which a polars predicate is true; false for null."""
+        """Return a mask of the rows for which a polars predicate is true; false for null."""
         texts = pl.DataFrame({"text": self._texts}, schema={"text": pl.String})
         return self._by_row(texts.select(predicate(pl.col("text")).fill_null(False)).to_series().to_list())
 
     def match_regex(self, expression: str) -> Mask:
-        """Mark the rows that contain a match of a regular expression."""
+        """Return a mask of the rows that contain a match of a regular expression."""
         search = re.compile(expression).search
         return self._by_row([search(text) is not None for text in self._texts])
 
     def is_in(self, values: Collection[str]) -> Mask:
-        """Mark the rows with one of these values."""
+        """Return a mask of the rows whose text is one of ``values``."""
         return self._by_row([text in values for text in self._texts])
 
     def match_codes(self, predicate: Callable[[str], bool]) -> Mask:
-        """Mark the codes of texts for which a predicate is true; false for ``null_code``."""
+        """Return a mask of the codes (not rows) whose text satisfies a predicate; false for ``null_code``."""
         return self._by_code([predicate(text) for text in self._texts])
 
     def _by_code(self, by_text: list[bool]) -> Mask:
@@ -65,7 +65,7 @@ class TextColumn:
         return look_up_mask(self._by_code(by_text), self.codes)
 
     def same_as(self, rows: NDArray[Any]) -> Mask:
-        """Mark the rows with the same text as one of these rows; null counts as a text."""
+        """Return a mask of the rows that have the same text as any of ``rows``; null equals null."""
         in_rows = np.zeros(self.null_code + 1, bool)
         in_rows[self.codes[rows]] = True
         return look_up_mask(in_rows, self.codes)
@@ -78,7 +78,7 @@ def look_up_mask(table: NDArray[Any], codes: NDArray[Any]) -> Mask:
 
 
 class EventArrays:
-    """The events of a linked trace, by row.
+    """The columns of the events of a linked trace as arrays, one element per row.
 
     ``table``: the events table. ``id``, ``start``, ``end`` (not before the start; equal to the start if the duration
     is unknown), ``timed`` (start and duration are known), ``depth`` (-1 if not on a thread's stack), ``pid`` (0 for
@@ -101,17 +101,17 @@ class EventArrays:
 
     @cached_property
     def cats(self) -> TextColumn:
-        """The categories."""
+        """The category of each event."""
         return TextColumn(self.table["cat"])
 
     @cached_property
     def names(self) -> TextColumn:
-        """The names."""
+        """The name of each event."""
         return TextColumn(self.table["name"])
 
     @cached_property
     def threads(self) -> Int32Array:
-        """The number of each event's thread."""
+        """The code of each event's thread."""
         tid = arrays.to_array(self.table["tid"], np.iinfo(np.int64).max)
         threads: Int32Array = _native.number_pairs(
             arrays.to_array(self.table["pid"], np.iinfo(np.int64).max), tid
@@ -125,16 +125,16 @@ class EventArrays:
 
     @cached_property
     def host(self) -> Mask:
-        """Timed host events."""
+        """Mask of the host events with a start and a duration."""
         return self.cats.is_in(categories.HOST_CATEGORIES) & self.timed
 
     def rows(self, ids: pl.Series) -> Int32Array:
-        """Return the rows of the events with these ids; -1 for null and for an unknown id."""
+        """Return the row number of each event id; -1 for null and for an unknown id."""
         return rows_of_ids(self.table, ids)
 
 
 def ids_of_rows(rows: Int32Array, ids: Int32Array) -> Int32Array:
-    """Return the ids of these rows of a table with ascending ids; a negative number for a negative row."""
+    """Return the id at each row number of a table with ascending ids; negative for a negative row number."""
     # In a table with all its rows, ids are row numbers.
     if ids.size and ids[0] == 0 and ids[-1] == ids.size - 1:
         return rows
@@ -143,5 +143,5 @@ def ids_of_rows(rows: Int32Array, ids: Int32Array) -> Int32Array:
 
 
 def rows_of_ids(events: pl.DataFrame, ids: pl.Series) -> Int32Array:
-    """Return the rows of a table with these ids as int32; -1 for null and for an id that the table lacks."""
+    """Return the row number of each id in a table, int32; -1 for null and for an id that is not in the table."""
     return arrays.rows_of_ids(events, ids, np.int32)

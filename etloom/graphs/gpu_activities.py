@@ -21,7 +21,7 @@ QUEUED_NS = 20_000
 
 @dataclass(eq=False)
 class GpuActivities:
-    """The GPU activities of a rank, stream by stream in order of start.
+    """The GPU activities of a rank as arrays, sorted by stream and start.
 
     ``row`` of the event, ``launch`` (row of the call, -1 for none), ``start``, ``end``, ``stream`` (a number for
     each device and stream), ``previous_end``: end of the previous activity on the stream (the smallest integer for
@@ -45,7 +45,7 @@ class GpuActivities:
 
     @cached_property
     def first_start_by_call(self) -> Int64Array:
-        """The start of the first activity that each call launched."""
+        """The start of the first activity that each launch call launched, ns."""
         first = np.full(len(self.calls), np.iinfo(np.int64).max)
         launched = np.flatnonzero(self.call >= 0)
         np.minimum.at(first, self.call[launched], self.start[launched])
@@ -53,21 +53,21 @@ class GpuActivities:
 
     @property
     def is_first(self) -> np.ndarray:
-        """Mask of the first activity of each stream."""
+        """Mask of the activities that are the first on their stream."""
         return np.append(True, np.diff(self.stream) != 0)[: len(self.stream)]
 
     def by_call(self, values: Int64Array, without: int) -> Int64Array:
-        """Return the value of each activity's call, or ``without`` if it has none."""
+        """Return for each activity the value of its launch call, or ``without`` if it has no call."""
         by_activity: Int64Array = np.append(values, without)[self.call]
         return by_activity
 
     def add_edges(self, draft: GraphDraft, ids: Int32Array) -> None:
-        """Add the segments from start to end to the draft."""
+        """Add an edge from the start to the end of each activity to the draft of the graph."""
         draft.add_edges(EdgeKind.KERNEL, self.begin, self.finish, self.min_latency, ids[self.row])
 
 
 def collect_gpu_activities(trace: Trace, events: EventArrays) -> GpuActivities:
-    """Collect the GPU activities of a linked trace, without their graph points, which are added later."""
+    """Collect the GPU activities of a linked trace; their graph points are added later."""
     rows = events.rows(trace.launches["device_event"])
     timed = np.flatnonzero(rows >= 0)
     timed = timed[events.timed[rows[timed]]]
@@ -144,7 +144,7 @@ def add_gpu_points(draft: GraphDraft, events: EventArrays, activities: GpuActivi
 
 
 def measure_latencies(activities: GpuActivities, submission: Int64Array) -> tuple[int, int]:
-    """Measure the minimum latencies of launch and stream, ns."""
+    """Return the minimum latencies from submission to start, and from the end of an activity to the next, ns."""
     submitted = activities.by_call(submission, NO_SUBMISSION)
     launched = activities.launch >= 0
     free = launched & (activities.previous_end <= submitted)
@@ -162,7 +162,7 @@ def add_stream_edges(
     threads: HostThreads,
     min_latencies: MinimumLatencies,
 ) -> int:
-    """Add launch, stream and overlap edges; return the number of launches without a point to start from."""
+    """Add launch, stream and overlap edges; return the number of launches without a point for their call."""
     ids = events.id
     later = np.flatnonzero(~activities.is_first)
     separate = later[activities.start[later] >= activities.end[later - 1]]
@@ -204,7 +204,7 @@ def add_stream_edges(
 
 
 def find_launch_points(threads: HostThreads, activities: GpuActivities) -> Int32Array:
-    """Return the place of the point from which the work of each call starts: submission, else end or start."""
+    """Return the point index from which the work of each launch call starts: its submission, else end or start."""
     end, start = threads.end[activities.calls], threads.start[activities.calls]
     returned = end >= 0
     returned[returned] = threads.time[end[returned]] <= activities.first_start_by_call[returned]

@@ -37,7 +37,7 @@ NO_EDGE = _native.NO_EDGE
 
 
 class PointRole(IntEnum):
-    """The role of a point in its event."""
+    """The instant of an event or collective that a point represents."""
 
     START = 0
     END = 1
@@ -46,7 +46,7 @@ class PointRole(IntEnum):
 
 
 class EdgeKind(IntEnum):
-    """The reason why a target comes after its source. Among equal reasons the highest is reported."""
+    """The reason why the target of an edge comes after its source; of several equal reasons the highest is reported."""
 
     SEGMENT = 0  # host: time in the innermost open event
     IDLE = 1  # host: no event is open, so Python or the operating system
@@ -66,13 +66,13 @@ class EdgeKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """The kind in lower case with spaces, as tables show it."""
+        """The name of the kind in lower case with spaces, as shown in tables."""
         return self.name.lower().replace("_", " ")
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A graph with n points and m edges; built by `Graph.from_edges`.
+    """A dependency graph of n points and m edges, stored as arrays; built by `Graph.from_edges`.
 
     Per point: ``time`` int64 ns as recorded, ``event`` int32 (id in the `events` table of its rank, -1 for none),
     ``role`` uint8 (`PointRole`), ``rank`` int32 (-1 for an arrival, which belongs to no single rank).
@@ -139,27 +139,27 @@ class Graph:
 
     @property
     def target(self) -> Int32Array:
-        """The target of each edge."""
+        """The target point of each edge."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
 
     @property
     def edge_ranks(self) -> Int32Array:
-        """The rank of each edge: of its target or, if that belongs to no single rank, of its source."""
+        """The rank of each edge: that of its target, or of its source if the target belongs to no single rank."""
         rank = self.rank[self.target]
         return np.where(rank >= 0, rank, self.rank[self.source])
 
     @cached_property
     def edges_of_ranks(self) -> tuple[Int32Array, list[Int64Array]]:
-        """The ranks that have edges, ascending, and the indices of the edges of each. Computed on first access."""
+        """The ranks that have edges, ascending, and the edge indices of each. Computed on first access."""
         return _group_by_rank(self.edge_ranks)
 
     def group_points(self) -> Iterator[tuple[int, Int64Array]]:
-        """Yield each rank that has points, ascending, with its points; -1 first for those of no single rank."""
+        """Yield (rank, its points) for each rank that has points, ascending; rank -1 holds points of no single rank."""
         ranks, points = _group_by_rank(self.rank)
         return zip(ranks.tolist(), points, strict=True)
 
     def split_by_rank(self, ranks: Sequence[int]) -> Iterator[tuple[int, Graph]]:
-        """Yield each of all ranks with its part of the graph: its points, the edges into them, and their sources."""
+        """Yield each rank with its subgraph: the points of the rank, the edges into them, and their sources."""
         if len(ranks) == 1:
             yield ranks[0], self
             return
@@ -187,19 +187,22 @@ class Graph:
 
     @cached_property
     def unexplained(self) -> Int64Array:
-        """Per edge, int64 ns: recorded time beyond the minimum latencies of all edges into the same target if this
-        edge is one of those that bind it, else 0. Computed on first access."""
+        """The unexplained delay of each edge, int64 ns; 0 for edges that do not determine the time of their target.
+
+        It is the recorded time of the target beyond the minimum latencies of all edges into it. Computed on first
+        access.
+        """
         delays: Int64Array = _native.excess(self.first, self.source, self.time, self.min_latency)
         return delays
 
     @property
     def lag(self) -> Int64Array:
-        """Per edge, int64 ns: min_latency + unexplained."""
+        """The lag of each edge, int64 ns: its minimum latency plus its unexplained delay."""
         lag: Int64Array = self.min_latency + self.unexplained
         return lag
 
     def lag_of(self, edges: Int32Array) -> Int64Array:
-        """Return the lags of these edges, int64 ns."""
+        """Return the lags (minimum latency plus unexplained delay) of these edges, int64 ns."""
         lag: Int64Array = self.min_latency[edges] + self.unexplained[edges]
         return lag
 
@@ -210,7 +213,10 @@ class Graph:
 
     @property
     def residual(self) -> Int64Array:
-        """Per point, int64 ns: the unexplained delay of the edges that bind it; 0 without incoming edges."""
+        """The unexplained delay of each point, int64 ns; 0 for points without incoming edges.
+
+        It is the recorded time beyond the minimum latencies of all edges into the point.
+        """
         residual: Int64Array = _native.residual(self.first, self.source, self.time, self.min_latency)
         return residual
 
@@ -227,7 +233,7 @@ def _group_by_rank(ranks: Int32Array) -> tuple[Int32Array, list[Int64Array]]:
 def assemble_graph(
     points: Mapping[str, ColumnChunks], edges: Mapping[str, ColumnChunks], is_chain: list[bool]
 ) -> Graph:
-    """Build a graph from the columns of `Graph.from_edges` in chunks, at least one each.
+    """Build a graph from the columns of `Graph.from_edges`; each column is a list of at least one array chunk.
 
     The chunks are removed from their lists as they are used, so that no column is in memory twice for long.
 

@@ -19,7 +19,7 @@ _NO_WAIT_SEGMENTS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 @dataclass(eq=False)
 class HostThreads:
-    """The points of a rank's threads, thread by thread; ``base``: number of the first one in the draft.
+    """The graph points of a rank's host threads, thread by thread; ``base``: number of the first point in the draft.
 
     Per point: ``time``, ``row`` (of the event in `events`), ``owner`` of the segment that ends here (row, -1 for idle,
     -2 at the beginning of a thread). ``waiting``: places whose segment is a wait, and the host's own time in it.
@@ -37,11 +37,11 @@ class HostThreads:
     waiting: list[tuple[Int64Array, Int64Array]] = field(default_factory=list)
 
     def mark_waits(self, places: Int64Array, min_latency: Int64Array | int) -> None:
-        """Mark the segments that end at these points as waits; only ``min_latency`` of them is host time."""
+        """Mark the segments that end at these points as waits, in which the host works for ``min_latency`` ns only."""
         self.waiting.append((places, np.broadcast_to(min_latency, len(places))))
 
     def add_edges(self, draft: GraphDraft, ids: Int32Array) -> None:
-        """Add the segments to the draft. ids: of the events."""
+        """Add an edge per segment (time between consecutive points of a thread) to the draft. ``ids``: event ids."""
         owners = ids_of_rows(self.owner, ids)
         kind = np.where(self.owner >= 0, np.uint8(EdgeKind.SEGMENT), np.uint8(EdgeKind.IDLE))
         places, min_latency = (
@@ -63,7 +63,7 @@ class HostThreads:
 def add_host_threads(
     draft: GraphDraft, events: EventArrays, calls: Int32Array, submission: Int64Array, rank: int
 ) -> tuple[HostThreads, int]:
-    """Add the threads of a rank; return them and the number of threads left out.
+    """Add the points of a rank's host threads to the draft; return them and the number of threads left out.
 
     Left out are threads that only poll, only run Python, or only execute asynchronous ranges: the work in such a range
     belongs to it.
@@ -108,7 +108,7 @@ def _mask_inside_ranges(events: EventArrays, thread: Int32Array) -> Mask:
 
 
 def mask_idle_segments(events: EventArrays, threads: HostThreads) -> Mask:
-    """Mark the segments that may be rest: no event is open, or one that only annotates or only waits."""
+    """Return a mask of the thread segments that may be idle: no event is open, or one that only annotates or waits."""
     is_restful = events.cats.is_in(
         categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES
     ) | events.names.match_regex(WAIT_NAMES)

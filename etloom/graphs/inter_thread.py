@@ -16,7 +16,10 @@ _BACKWARD = r"^autograd::engine::evaluate_function"
 
 
 def find_rests(threads: HostThreads, idle: Mask) -> Int64Array:
-    """Return the places at which a rest of more than MIN_REST_NS ends, before any segment becomes a wait."""
+    """Return the point indices at which a pause of a thread of more than MIN_REST_NS ends.
+
+    Call it before any segment is marked as a wait.
+    """
     places = np.flatnonzero(idle)
     return places[threads.time[places] - threads.time[places - 1] > MIN_REST_NS]
 
@@ -24,7 +27,7 @@ def find_rests(threads: HostThreads, idle: Mask) -> Int64Array:
 def add_inter_thread_edges(
     draft: GraphDraft, events: EventArrays, threads: HostThreads, idle: Mask, rests: Int64Array
 ) -> int:
-    """Add the edges between threads that work in turns and mark their rests as waits; return their number.
+    """Add edges between threads that alternate, and mark their pauses as waits; return the number of pauses.
 
     Thread M rests from time a to b. Thread B has points in that time, and rested before the first of them, f: so f
     waited for a. If B also rests from its last point until b, or is a thread of the autograd engine, which reports back

@@ -16,7 +16,7 @@ DEFAULT_ENTRY_NS = 2_000
 
 @dataclass(frozen=True)
 class MinimumLatencies:
-    """The minimum latencies of one rank, in ns. Those that a recording does not show are 0.
+    """The minimum latency of each kind of dependency on one rank, ns; 0 if the recording does not show it.
 
     ``submission``: from the return of a launch call to the start of a kernel on an idle stream. ``launch``: from
     the submission to the start. ``stream``: from the end of a GPU activity to the start of the next. ``sync``: from
@@ -32,12 +32,12 @@ class MinimumLatencies:
     entry_default: int = DEFAULT_ENTRY_NS
 
     def get_entry(self, name: str) -> int:
-        """Return the duration of a blocking call of this name that does not have to wait, ns."""
+        """Return the time that a blocking call of this name takes if it does not have to wait, ns."""
         return self.entry.get(name, self.entry_default)
 
 
 def low_quantile(values: Int64Array) -> int:
-    """Return the low quantile of the nonnegative values; 0 if there are none."""
+    """Return the `LOW_QUANTILE` of the nonnegative values; 0 if there are none."""
     return _lower_quantile(values[values >= 0], LOW_QUANTILE)
 
 

@@ -38,7 +38,7 @@ _FROM_SEVERAL = (EdgeKind.STREAM_WAIT, EdgeKind.SYNC, EdgeKind.HANDOFF, EdgeKind
 
 @dataclass(frozen=True, eq=False)
 class PeerTimes:
-    """Lags and start times as the median of peers.
+    """Edge lags and start times of ranks, replaced by the median over peers: other ranks that run the same program.
 
     ``edges``: indices of the edges that change, ``lag``: their lags, ns. ``points`` without incoming edges that start
     at another time, ``start``: that time, ns. ``matched_ns``, ``own_ns``: the recorded lags of the changed ranks that
@@ -55,7 +55,7 @@ class PeerTimes:
 
 
 def find_peers(job: Job) -> dict[int, int]:
-    """Return rank -> number of its group; the ranks of a group run the same program."""
+    """Return rank -> group number; the ranks of a group run the same program (events of the same names)."""
     counts = {rank: _count_names(trace) for rank, trace in job.items()}
     models: list[dict[str, int]] = []
     groups: dict[int, int] = {}
@@ -91,8 +91,9 @@ def compute_peer_times(
     *,
     across_steps: bool = False,
 ) -> PeerTimes:
-    """Return the lags of the given ranks as medians over the other ranks that run the same program; by
-    default, the medians over all ranks.
+    """Return edge lags and start times of ranks as the median over other ranks that run the same program.
+
+    If no ranks are selected, the median is over all ranks.
 
     Args:
         lag: the lags to take medians of, per edge, ns.

@@ -41,9 +41,12 @@ MAX_UNEXPLAINED_WAIT_SHARE = 0.05
 
 @dataclass(frozen=True)
 class ExplainedStarts:
-    """The starts of GPU activities in one rank: their number, and the shares (0 to 1) that an edge explains, that edges
-    of two kinds explain (ambiguous), and that would be explained after each shift (default: `SHIFTS_NS`).
-    ``residual``: see `LatencyFit`."""
+    """Number and share of the GPU activity starts of a rank that the graph explains.
+
+    Shares are from 0 to 1: ``share`` that an edge explains, ``ambiguous`` that edges of two kinds explain,
+    ``by_chance`` that would be explained after each shift in time (default: `SHIFTS_NS`). ``residual``: see
+    `LatencyFit`.
+    """
 
     starts: int
     share: float
@@ -55,7 +58,7 @@ class ExplainedStarts:
 def measure_explained_starts(
     graph: Graph, trace: Trace, rank: int, shifts: Sequence[int] = SHIFTS_NS
 ) -> ExplainedStarts:
-    """Measure how many starts of GPU activities the graph explains.
+    """Measure the share of GPU activity starts that the graph explains by an edge.
 
     A start is explained if it is within SOON_NS of the end of the previous activity of its stream or of what the
     stream waited for, between the start of its launch call and SOON_NS after the end of that call, or while the
@@ -83,8 +86,7 @@ def measure_explained_starts(
 
 
 def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
-    """Return the time (ns) that the graph counts as host work although the host is in a call that waits for
-    the GPU, and the GPU is busy."""
+    """Return the time (ns) that the graph counts as host work although the call waits for the busy GPU."""
     calls = list_waiting_calls(trace)
     if not len(calls):
         return 0
@@ -103,7 +105,7 @@ def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
 
 @dataclass(frozen=True)
 class LatencyFit:
-    """Fit of the minimum latencies alone to the recorded times, for one rank or for all.
+    """Error of the times that minimum latencies predict, against the recorded times, for one rank or all ranks.
 
     All in ns: ``makespan``; ``shortfall`` of the last point (recorded minus computed); ``latest``, the largest
     shortfall of a point; ``residual``, the sum of unexplained delays over the points.
@@ -118,7 +120,7 @@ class LatencyFit:
 
 
 def measure_fit_by_rank(graph: Graph, ranks: list[int]) -> dict[int | None, LatencyFit]:
-    """Return the fit of each rank, and of all ranks under None."""
+    """Return the `LatencyFit` of each rank, and of all ranks under the key None."""
     computed = algorithms.compute_times(graph, graph.min_latency)
     total = _measure_fit(graph.time, computed, len(graph.source), sum_residuals(graph))
     if len(ranks) == 1:
@@ -149,15 +151,17 @@ def _measure_fit(time: Int64Array, by_floors: Int64Array, edges: int, residual: 
 
 
 def sum_residuals(graph: Graph) -> int:
-    """Sum `Graph.residual` over all points."""
+    """Return the sum of the unexplained delays (`Graph.residual`) over all points, ns."""
     return int(_native.residual_sum(graph.first, graph.source, graph.time, graph.min_latency))
 
 
 def explain_misfit(
     explained: ExplainedStarts, makespan: int, residual: int, unexplained_waits: int
 ) -> str | None:
-    """Return the reason why a rank's recording is not explained; None if it is. See `LatencyFit` for the times, and
-    `measure_unexplained_waits`."""
+    """Return the reason why the graph does not explain a rank's recording; None if it does.
+
+    See `LatencyFit` for the times, and `measure_unexplained_waits`.
+    """
     if explained.starts and explained.starts < MIN_STARTS:
         return f"only {explained.starts} kernel starts"
     if explained.share < MIN_EXPLAINED_SHARE:

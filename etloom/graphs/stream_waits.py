@@ -29,7 +29,7 @@ _MAX_CANDIDATES = 8
 
 @dataclass(eq=False)
 class StreamWaits:
-    """Activities (places in `GpuActivities`) that waited for an activity of another stream: ``waiter``, ``source``.
+    """Pairs of GPU activities (indices): each ``waiter`` waited for the ``source`` on another stream.
 
     ``inferred``: number of pairs that come from names and times, not from the linked trace.
     """
@@ -41,7 +41,7 @@ class StreamWaits:
     def add_edges(
         self, draft: GraphDraft, events: EventArrays, activities: GpuActivities, latencies: MinimumLatencies
     ) -> None:
-        """Add an edge for each wait."""
+        """Add an edge from the end of each source to the start of its waiter to the draft of the graph."""
         draft.add_edges(
             EdgeKind.STREAM_WAIT,
             activities.finish[self.source],
@@ -54,7 +54,7 @@ class StreamWaits:
 def find_stream_waits(
     trace: Trace, events: EventArrays, activities: GpuActivities, submission: Int64Array
 ) -> StreamWaits:
-    """Return the stream waits of a linked trace, and those to infer.
+    """Return the waits between streams: those in the linked trace, and those inferred from names and times.
 
     An activity waited if it starts late, right after an activity of another stream ended, and between the launches of
     both the host made a stream wait for an event.
@@ -112,7 +112,7 @@ def _find_ended_before(
 
 
 def find_blocking_calls(trace: Trace, events: EventArrays, activities: GpuActivities) -> Int64Array:
-    """Return the indices (`GpuActivities.calls`) of calls that submitted work and waited for the GPU."""
+    """Return the indices (in `GpuActivities.calls`) of launch calls that submitted work and also waited for the GPU."""
     waiting: Int64Array = np.flatnonzero(
         np.isin(activities.calls, events.rows(trace.sync_dependencies["event"]))
     )
@@ -126,8 +126,10 @@ def advance_blocking_calls(
     blocking: Int64Array,
     waits: StreamWaits,
 ) -> Int64Array:
-    """Return the submission times; those of blocking calls are earlier by the time that their work waited for
-    other work."""
+    """Return submission times, ns, with those of blocking calls moved earlier by the wait of their GPU work.
+
+    The GPU work waited for the previous activity of its stream or for another stream.
+    """
     ready = activities.previous_end.copy()
     np.maximum.at(ready, waits.waiter, activities.end[waits.source])
     first = np.zeros(len(activities.calls), np.int64)

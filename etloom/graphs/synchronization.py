@@ -29,7 +29,9 @@ MAX_QUEUE_DELAY_NS = 100_000
 
 
 class SynchronizationEdges:
-    """The waits of the host in a linked trace that fit its points; places are indices of `HostThreads` and
+    """Host calls that waited for GPU activities, from a linked trace.
+
+    Only waits that are consistent with the points of the graph are used; indices refer to `HostThreads` and
     `GpuActivities`.
 
     ``end`` (place of the point at which the call returns), ``on`` (place of the activity), ``skewed``: the activity
@@ -58,7 +60,7 @@ class SynchronizationEdges:
         self.lost = len(table) - host.size - between_streams
 
     def infer_queue_waits(self, events: EventArrays, threads: HostThreads, activities: GpuActivities) -> None:
-        """Infer the launch calls that waited for room in a full queue, until the last activity to end before them."""
+        """Infer launch calls that waited for a slot in a full queue, and the activity whose end released them."""
         launched = activities.launch[activities.launch >= 0]
         # A queue belongs to a process and its device; with several in a rank, the length of each is unknown.
         if len(activities.row) + len(launched) < QUEUE_CAPACITY or len(np.unique(events.pid[launched])) != 1:
@@ -89,7 +91,7 @@ class SynchronizationEdges:
         self.inferred += int(full.sum())
 
     def measure_entries(self, events: EventArrays, threads: HostThreads) -> dict[str, int]:
-        """Return the minimum duration of calls whose activity was already done, by name of the call, ns."""
+        """Return call name -> shortest duration of a blocking call that did not have to wait, ns."""
         if not self.end.size:
             return {}
         entered = threads.time[self.end - 1]
@@ -105,7 +107,7 @@ class SynchronizationEdges:
         return shortest
 
     def measure_sync(self, threads: HostThreads) -> int:
-        """Return the low quantile of the time from the end of an activity to the return of the call that waited, ns."""
+        """Return a low quantile of the time from the end of a GPU activity to the return of the waiting call, ns."""
         waited = (self.ended > threads.time[self.end - 1]) & ~self.skewed
         return low_quantile((self.returned - self.ended)[waited])
 
@@ -118,7 +120,7 @@ class SynchronizationEdges:
         min_latencies: MinimumLatencies,
         rank: int,
     ) -> None:
-        """Turn the last segment of each blocking call into a wait, and add the edges that end it."""
+        """Mark the last segment of each blocking call as a wait, and add an edge from the GPU activity to its end."""
         ids = events.id
         place = np.unique(self.end)
         names = events.table["name"][threads.row[place]].cast(pl.String)

@@ -20,14 +20,14 @@ TRANSFER_KINDS = (EdgeKind.TRANSFER, EdgeKind.MESSAGE)
 
 
 def mask_transfers(graph: Graph, job: Job) -> Mask:
-    """Mask the edges that transfer data: of collectives and messages, and the time of communication kernels."""
+    """Return a mask of the edges that transfer data between ranks: transfers, messages and communication kernels."""
     is_duration = np.isin(graph.kind, DURATION_KINDS)
     owned = mask_owned_edges(graph, job, "communication", is_duration)
     return np.asarray(owned | np.isin(graph.kind, TRANSFER_KINDS))
 
 
 def mask_owned_edges(graph: Graph, job: Job, kind: str, among: Mask | None = None) -> Mask:
-    """Mask the edges (those in ``among`` only) whose owner is of a kind: see `mask_events`."""
+    """Return a mask of the edges that belong to an event of a kind (see `mask_events`); ``among``: only these edges."""
     selected = np.zeros(len(graph.source), bool)
     for rank, edges in edges_by_rank(graph, job):
         edges = edges if among is None else edges[among[edges]]
@@ -38,7 +38,10 @@ def mask_owned_edges(graph: Graph, job: Job, kind: str, among: Mask | None = Non
 
 
 def mask_events(trace: Trace, kind: str) -> Mask:
-    """Mask the events of this kind: a kernel type (communication: also of a backend on the host), or python."""
+    """Return a mask of the events of a kind: a kernel type or "python".
+
+    Communication includes that of a backend on the host.
+    """
     events = trace.events
     if kind == "python":
         return arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
@@ -50,7 +53,7 @@ def mask_events(trace: Trace, kind: str) -> Mask:
 
 
 def edges_by_rank(graph: Graph, job: Job) -> Iterator[tuple[int, Int64Array]]:
-    """Yield (rank, indices of its edges) for each rank of the job."""
+    """Yield (rank, indices of the edges of this rank) for each rank of the job."""
     ranks, edges = graph.edges_of_ranks
     for rank in job:
         position = np.searchsorted(ranks, rank)
@@ -59,5 +62,5 @@ def edges_by_rank(graph: Graph, job: Job) -> Iterator[tuple[int, Int64Array]]:
 
 
 def owner_rows(graph: Graph, events: pl.DataFrame, edges: Int64Array) -> NDArray[np.int32]:
-    """Return the rows of the owners of these edges in the events of their rank, -1 for none."""
+    """Return for each edge the row number of its event in the events table of its rank, -1 for none."""
     return rows_of_ids(events, pl.Series(graph.owner[edges].view(np.uint32)))

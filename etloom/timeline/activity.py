@@ -41,7 +41,7 @@ class Activity:
 
 
 def compute_activity(trace: Trace) -> Activity:
-    """Return the intervals of each kernel type.
+    """Return the times at which each kernel type ran, on the device or, without GPU activity, on the host.
 
     Raises:
         AnalysisError: The trace has neither GPU activity nor operators.
@@ -93,7 +93,7 @@ def select_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
 
 
 def encode_streams(trace: Trace) -> RowArray:
-    """Return a number from 0 for the device and stream of each row of `select_launched_events`."""
+    """Return an integer code from 0 for the (device, stream) of each row of `select_launched_events`."""
     return trace.compute_once(_compute_stream_codes)
 
 
@@ -217,13 +217,13 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
 
 
 def to_intervals(events: pl.DataFrame) -> Intervals:
-    """Return the time in any of the events (ts, dur)."""
+    """Return the union of the times of events (ts, dur)."""
     starts = events["ts"].to_numpy()
     return Intervals.of(starts, starts + events["dur"].to_numpy())
 
 
 def find_steps(trace: Trace) -> pl.DataFrame:
-    """Return step, start and end of each step (`find_step_events`), in order of the number; may be empty."""
+    """Return step, start and end (ns) of each annotated step, by step number; empty without annotations."""
     return trace.compute_once(compute_steps).clone()
 
 
@@ -265,7 +265,7 @@ def compute_window(trace: Trace) -> tuple[int, int] | None:
 
 
 def find_first_time(trace: Trace) -> int | None:
-    """Return the start of the first event; None if no event has a time."""
+    """Return the start of the earliest event, ns; None if no event has a time."""
     first: int | None = trace.events["ts"].min()  # type: ignore[assignment]
     return first
 
@@ -276,7 +276,7 @@ def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
 
 
 def explain_missing_times(trace: Trace) -> AnalysisError | None:
-    """Return the error for a trace without events, in which nothing has a time; None if there are events."""
+    """Return an error that explains why a trace without events has no times; None if it has events."""
     if trace.rows("events"):
         return None
     if not trace.rows("nodes"):
@@ -297,7 +297,7 @@ def describe_rank(trace: Trace) -> str | None:
 
 
 def is_launched_before_recording() -> pl.Expr:
-    """Return an expression that is true for activities launched before the recording, when the device lagged behind.
+    """Return an expression that is true for GPU activities that were launched before the recording began.
 
     They have no recorded launch and start before the first activity of their stream (or, if it has none, of any
     stream) that has one. They belong to none of the recorded steps, whatever the host does meanwhile. Columns:

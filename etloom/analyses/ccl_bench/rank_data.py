@@ -31,7 +31,7 @@ class MetricUnavailable(Exception):
 
 @dataclass(frozen=True)
 class RankData:
-    """One rank.
+    """Input of the CCL-Bench metrics from one rank: its kernels, steps and activity.
 
     Attributes:
         passes: All its steps in order.
@@ -65,7 +65,7 @@ class RankData:
 
     @cached_property
     def bounds(self) -> dict[str, int] | str:
-        """Time (ns) of compute-bound and memory-bound operators, or why it is unknown."""
+        """Total time (ns) of compute-bound and of memory-bound operators, or the reason why it is unknown."""
         if not self.has_shapes:
             return NO_SHAPES
         try:
@@ -80,12 +80,12 @@ class RankData:
         return self.times
 
     def windows(self) -> list[Span]:
-        """Return the inner steps, or, without step annotations, the whole time with activity."""
+        """Return the time intervals to measure: the inner steps or, without step annotations, the active time."""
         busy_span = self.activity().busy.span
         return self.inner or ([busy_span] if busy_span else [])
 
     def sum_step_work(self, work: pl.DataFrame) -> np.ndarray:
-        """Return the total duration (ns) of the activities that run in each of `windows`; each counts in full."""
+        """Return the total duration (ns) of the activities that run in each interval of `windows`, without clipping."""
         bounds = np.array(self.windows(), np.int64).reshape(-1, 2)
 
         def before(times: str, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
@@ -98,7 +98,7 @@ class RankData:
         return ran
 
     def average_steps(self, question: Callable[[int, int], float | None]) -> float:
-        """Return the mean of the known values of `windows`; raise MetricUnavailable if none is known."""
+        """Return the mean of a quantity over the intervals of `windows`; raise MetricUnavailable if it has no value."""
         values = [value for span in self.windows() if (value := question(*span)) is not None]
         if not values:
             raise MetricUnavailable("no such work ran in the selected steps")

@@ -21,7 +21,7 @@ Metric = tuple[str, str, str, "Callable[[RunData], Answer]"]
 
 
 class RunData:
-    """A job, and data shared by several metrics."""
+    """Input of the CCL-Bench metrics from a whole run, shared by several metrics."""
 
     def __init__(self, job: Job, ranks: list[RankData]) -> None:
         self.job, self.ranks = job, ranks
@@ -36,7 +36,7 @@ class RunData:
 
     @cached_property
     def parts(self) -> pl.DataFrame | str:
-        """The comparable participations of all ranks, or why there are none."""
+        """The communications of all ranks on comparable clocks, or the reason why there are none."""
         try:
             return match_communications(self.job).comparable
         except EtloomError as error:
@@ -64,7 +64,7 @@ class RunData:
 
 
 def mean_over_ranks(question: Callable[[RankData], float]) -> Callable[[RunData], Answer]:
-    """Return a metric: the mean over the ranks for which the function has a value."""
+    """Return a metric of the run: the mean of a function over the ranks for which it has a value."""
 
     def answer(run: RunData) -> Answer:
         values = collect_values(run.ranks, question)
@@ -78,7 +78,7 @@ def from_run(question: Callable[[RunData], float]) -> Callable[[RunData], Answer
 
 
 def collect_values(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
-    """Return the values of the ranks; raise MetricUnavailable if no rank has one."""
+    """Return the values of a function of ranks; raise MetricUnavailable if it has none for any rank."""
     values, reason = [], MetricUnavailable("the run contains no rank")
     for rank in ranks:
         try:
@@ -91,7 +91,7 @@ def collect_values(ranks: Sequence[RankData], question: Callable[[RankData], flo
 
 
 def collect_comparable(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
-    """Return the values of the ranks; raise MetricUnavailable if fewer than two have one."""
+    """Return the values of a function of ranks; raise MetricUnavailable if it has fewer than two."""
     values = collect_values(ranks, question)
     if len(values) < 2:
         raise MetricUnavailable("requires at least two ranks")

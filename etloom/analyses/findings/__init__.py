@@ -87,7 +87,7 @@ RankFindings = list[tuple[int, Finding]]
 
 
 def check_rank(trace: Trace) -> AnalysisError | None:
-    """Return why the findings of a job leave out the rank: it has no times; None if it has some."""
+    """Return an error if the findings of a job must leave out the rank because it has no times, else None."""
     return None if trace.has_result(find_in_rank) else explain_missing_times(trace)
 
 

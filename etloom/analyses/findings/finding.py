@@ -25,8 +25,7 @@ HOST, DEVICE, BOTH = "host", "device", "both"
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a cost at one place (an operator, a module, a kind of copy); place is null if there is
-    none."""
+    """The share of a finding's cost at one place (an operator, a module, a kind of copy); null if unknown."""
 
     place: str | None
     cost_ns: int
@@ -39,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause of lost time on one rank.
+    """A cause of lost time on one rank, with its cost, place and advice.
 
     Attributes:
         title: The problem, in one sentence.
@@ -95,7 +94,7 @@ def sum_places(
     min_rows: int = 1,
     hidden: Intervals = EMPTY,
 ) -> Iterator[Finding]:
-    """Yield one Finding for all rows, split by the values of ``by``; none if nothing is lost.
+    """Yield one Finding for all rows of lost time, with its cost by place (column ``by``); none if nothing is lost.
 
     It is located at the most expensive row of the most expensive place.
 
@@ -181,8 +180,7 @@ def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
 
 
 def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
-    """Sum the findings of one rank into one, at the place of the most expensive; a single finding is returned
-    unchanged.
+    """Sum the findings of one rank into one, located at the most expensive; a single finding is returned unchanged.
 
     Args:
         findings: At least one.
@@ -231,7 +229,7 @@ def _sum_parts(place: str, parts: Sequence[Part]) -> Part:
 
 
 def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) -> tuple[int, int]:
-    """Return the combined cost of rows, and the part of it inside annotated steps, in ns.
+    """Return the time lost by all rows, and the part of it inside annotated steps, ns.
 
     Concurrent losses of several streams or threads are counted once.
 
@@ -257,18 +255,21 @@ def format_times(count: int) -> str:
 
 
 def describe_place(row: dict[str, Any], name: str = "operator", before: str = " in ") -> str:
-    """Return " in OPERATOR" (or " in BLOCK"), or an empty string if it is unknown or one of several."""
+    """Return " in OPERATOR" (or " in BLOCK"); an empty string if the place is unknown or there are several."""
     return f"{before}{row[name]}" if row["places"] == 1 and row.get(name) else ""
 
 
 def find_long_gaps(row: dict[str, Any]) -> list[int]:
-    """Return the few long gaps if they make up most of the cost, else nothing; ``row`` as in `sum_places`."""
+    """Return the lengths of the longest gaps, ns, if they make up most of the cost, else an empty list.
+
+    ``row``: as in `sum_places`.
+    """
     long = [gap for gap in row["longest"] if gap >= LONG_GAP_NS]
     return long if 2 * sum(long) > row["cost_ns"] else []
 
 
 def describe_long_gaps(row: dict[str, Any]) -> str:
-    """Return ", most of it in 2 gaps of up to 26 ms", or an empty string if no few gaps dominate."""
+    """Return text such as ", most of it in 2 gaps of up to 26 ms"; empty if a few long gaps do not dominate."""
     long = find_long_gaps(row)
     if not long:
         return ""

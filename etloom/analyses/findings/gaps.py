@@ -66,7 +66,7 @@ _GAP_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 
 
 def find_gaps(view: RankView) -> pl.DataFrame:
-    """Return the times without activity on any stream within the window of a rank.
+    """Return the times in which no stream of a rank is active, from the start to the end of its active time.
 
     Returns:
         start, end, gap_ns, cause (`CAUSES`), is_late_effect (the stall that caused it was over before it began), event
@@ -132,7 +132,7 @@ class _Gaps:
 
 
 def list_stalls(view: RankView) -> dict[str, Intervals]:
-    """Return the times at which something other than the device blocks the host, by cause."""
+    """Return the times at which the host is blocked by something other than the device, by cause."""
     stalls = {
         "data": view.data_loading,
         "save": view.saving - (view.busy - view.busy_computing),  # its copies were not queued before it

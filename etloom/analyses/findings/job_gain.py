@@ -45,7 +45,7 @@ DEVICE_KINDS = (
 
 
 class JobGains:
-    """Simulates what a job gains per finding.
+    """Simulates how much time a job would save without the losses of a finding.
 
     ``duration_ns``: the time that counts, from the start of the first annotated step (else of the recording) to the
     end of the last activity or step; null if the graph does not explain the recording, and then all gains are null.
@@ -56,7 +56,7 @@ class JobGains:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """True if the gains are not simulated because of the size of the job."""
+        """True if the job has too many events to simulate gains."""
         return sum(trace.rows("events") for trace in self._job.values()) > MAX_EVENTS
 
     @cached_property
@@ -84,7 +84,7 @@ class JobGains:
 
     @cached_property
     def duration_ns(self) -> int | None:
-        """Without the overhead of the recorder, as all gains."""
+        """The job duration without the recorder's overhead, ns; None if no graph explains the recording."""
         if self._graph is None:
             return None
         recorded_end = int(self._graph.time[self._counts].max())
@@ -92,7 +92,7 @@ class JobGains:
 
     @cached_property
     def recorder(self) -> RecorderOverhead | None:
-        """The overhead of the recorder; None if it is not known, or nothing."""
+        """The overhead of the recorder on the host; None if it is unknown or negligible."""
         before = find_step_before(self._job)
         if self._graph is None or before is None or self._step_ends.size < 2:
             return None
@@ -101,7 +101,7 @@ class JobGains:
         return fit_overhead(self._graph, self._contraction, model, before, self._begin)
 
     def compute_gain(self, findings: Iterable[tuple[int, Finding]]) -> int | None:
-        """Return the ns that the job gains if nothing is lost by these findings of ranks; None if unknown."""
+        """Return the time (ns) that the job saves without the losses of (rank, finding) pairs; None if unknown."""
         graph = self._graph
         if graph is None:
             return None
@@ -121,7 +121,7 @@ class JobGains:
 
     @cached_property
     def transfer_gain(self) -> int | None:
-        """The ns that the job gains if the transfer of data takes no time, as `simulate --set "comm x0"`."""
+        """The time (ns) that the job saves if transferring data takes no time, as `simulate --set "comm x0"`."""
         graph = self._graph
         if graph is None:
             return None

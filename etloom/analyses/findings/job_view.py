@@ -19,7 +19,7 @@ CACHED_VIEWS = 8
 
 
 class JobView(Mapping[int, RankView]):
-    """Maps each rank of a linked job to its view; the least recently used views are discarded."""
+    """Maps each rank of a linked job to its `RankView`; the least recently used views are discarded."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -54,12 +54,12 @@ class JobView(Mapping[int, RankView]):
 
     @cached_property
     def late_arrivals(self) -> pl.DataFrame:
-        """The result of `find_late_arrivals`."""
+        """The late arrivals of ranks at communications; see `find_late_arrivals`."""
         return find_late_arrivals(self.participations, self._waits, self.job)
 
     @cached_property
     def participations(self) -> pl.DataFrame:
-        """The participations that are matched across ranks with comparable clocks."""
+        """The communications of all ranks that match across ranks with comparable clocks."""
         comparable = match_collectives(self.job).comparable
         return comparable.filter(pl.col("instance").is_not_null())
 

@@ -22,7 +22,9 @@ did not compute longer before it; later_recording: its recording began later tha
 
 
 def find_late_arrivals(parts: pl.DataFrame, waits: Mapping[int, Intervals], job: Job) -> pl.DataFrame:
-    """Return the participations that others waited for, later than the median participant and the clock uncertainty.
+    """Return the late arrivals at communications: later than the median rank by more than the clock uncertainty.
+
+    Only arrivals that other ranks waited for count.
 
     Of an even number of ranks, the median is the earlier one: of two ranks, the later one is late by the whole time
     that the other waited.

@@ -26,7 +26,7 @@ READS_VALUE = r"^aten::(?:item|_local_scalar_dense|is_nonzero)$"
 
 
 def find_operator_runs(view: RankView) -> pl.DataFrame:
-    """Return the runs of tiny operators, for a rank without GPU activity.
+    """Return the sequences of tiny operators on host threads, for a rank without GPU activity.
 
     Returns:
         One row per run: step, name (of its most frequent operator), event (its first), start, end, cost_ns (all but

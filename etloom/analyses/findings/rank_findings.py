@@ -15,7 +15,7 @@ class _NeedsOtherRanks(Exception):
 
 
 def find_in_rank(trace: Trace) -> RankFindings:
-    """Return the findings of all patterns that do not compare the rank with others, and the tables that those need.
+    """Return the findings of the patterns that need one rank only, and the tables that other patterns need of it.
 
     Raises:
         AnalysisError: the trace has neither GPU activity nor operators.
@@ -41,7 +41,7 @@ def _refuse() -> Intervals:
 
 
 def measure_rank(view: RankView) -> pl.DataFrame:
-    """Return one row: the time from the first to the last event, the time in steps, and the number of steps.
+    """Return one row: time from the first to the last event (ns), time in steps (ns), and number of steps.
 
     The time in steps and the number of steps are 0 if the steps do not cover the work.
     """

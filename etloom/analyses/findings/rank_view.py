@@ -61,7 +61,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class RankFindings:
-    """What findings need of a rank, from its trace alone.
+    """Results of finding patterns that need the trace of one rank only.
 
     Attributes:
         findings: pattern -> its findings; patterns that compare the rank with others are missing.
@@ -73,7 +73,7 @@ class RankFindings:
 
 
 class RankView:
-    """One linked rank.
+    """A linked rank as the finding patterns see it: derived tables, computed on first access.
 
     Args:
         trace: the rank.
@@ -104,7 +104,7 @@ class RankView:
         return result
 
     def find(self, pattern: str) -> Sequence[Finding]:
-        """Return the findings of a pattern that looks at single ranks."""
+        """Return the findings of a pattern that examines one rank at a time."""
         if self._stored is not None and pattern in self._stored.findings:
             return self._stored.findings[pattern]
         return list(registry.get("patterns", pattern).find(self))
@@ -120,12 +120,12 @@ class RankView:
 
     @property
     def busy_computing(self) -> Intervals:
-        """Times of computation and communication: what else happens meanwhile costs nothing."""
+        """Times of computation or communication on the rank, during which other activity costs no time."""
         return self.activity.times["computation"] | self.activity.times["communication"]
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """Start and end of the time that counts; None without activity."""
+        """Start and end of the rank's active time, in which gaps count as idle, ns; None without activity."""
         return find_window(self.trace)
 
     @cached_property
@@ -135,7 +135,7 @@ class RankView:
 
     @cached_property
     def delaying_ranks(self) -> Intervals:
-        """Times by which the rank arrived late at communications while other ranks waited."""
+        """Times before the rank's late arrivals at communications, as long as the delays that it caused itself."""
         return self._find_delays()
 
     @cached_property
@@ -251,7 +251,7 @@ class RankView:
         return bool(ids.size and ids[0] == 0 and ids[-1] == ids.size - 1 and (ids[1:] > ids[:-1]).all())
 
     def find_rows(self, ids: pl.Series) -> np.ndarray:
-        """Return the row of each of these events, -1 for null and for events that are missing."""
+        """Return the row number of each event id, -1 for null and for events that are missing."""
         if not self._ids_are_rows:
             return arrays.rows_of_ids(self.trace.events, ids)
         rows = arrays.to_array(ids, -1).astype(np.int64)
@@ -260,7 +260,7 @@ class RankView:
 
     @cached_property
     def parents(self) -> np.ndarray:
-        """Row of the parent of each event, -1 for none."""
+        """Row number of the event that encloses each event, -1 for none."""
         rows = self.find_rows(self.trace.events["parent"])
         return rows.astype(np.int32) if len(rows) < np.iinfo(np.int32).max else rows
 
@@ -339,7 +339,7 @@ class RankView:
 
     @cached_property
     def data_loads(self) -> pl.DataFrame:
-        """Waits of the host for the data loader, columns as in `find_host_events`; of nested ones the outermost."""
+        """Host events that wait for the data loader, columns as in `find_host_events`; of nested ones the outermost."""
         return select_outermost(self.find_host_events(LOADS_DATA))
 
     @cached_property
@@ -479,7 +479,7 @@ class RankView:
     def locate(
         self, events: pl.Series, places: Collection[str] = ("operator", "module", "frame")
     ) -> pl.DataFrame:
-        """Return the innermost operator, module and frame around each of these host events (ids, may be null).
+        """Return the innermost operator, module and Python frame around each of these host events (ids, may be null).
 
         Only these places are looked up. operator: not one of PLUMBING if possible; if all are, the outermost. frame: of
         code outside of libraries, if Python was recorded.
@@ -550,7 +550,7 @@ def _make_empty_iterations() -> pl.DataFrame:
 
 
 def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the host events (pid, tid, ts, end) that do not start inside another one of their thread, by start."""
+    """Return the host events (pid, tid, ts, end) that are not nested in another one of these events, by start."""
     if events.height < 2:
         return events
     ordered = events.sort("ts", "end", descending=(False, True), maintain_order=True)

@@ -48,14 +48,14 @@ class RecorderOverhead:
     begin: int
 
     def take_from(self, graph: Graph, edges: Int32Array, lag: Int64Array) -> Int64Array:
-        """Return the lags of edges of the graph without the overhead."""
+        """Return the lags (ns) of edges of the graph, less the time that recording added."""
         is_piece = _is_piece(graph.kind[edges], graph.owner[edges])
         is_piece &= graph.time[graph.source[edges]] >= self.begin
         return np.where(is_piece, np.maximum(lag - self.overhead_ns, 0), lag)
 
 
 def find_step_ends(job: Job, end: int) -> Int64Array:
-    """Return when the host ended each step that all ranks have, on the last one, ns, ascending.
+    """Return the time (ns) at which each step ended on its last rank, ascending, for the steps that all ranks have.
 
     Args:
         end: The end of the time that counts, with the work of the last step of all.
@@ -70,7 +70,9 @@ def find_step_ends(job: Job, end: int) -> Int64Array:
 
 
 class StepModel:
-    """The step time of a graph with changed lags: the median of the times from the last activity of a step to the next.
+    """Computes the step time of a graph with changed lags.
+
+    It is the median of the times between the last activities of consecutive steps.
 
     Args:
         contraction: A graph whose kept points include those that can be the last between two ends.
@@ -89,7 +91,9 @@ class StepModel:
 def fit_overhead(
     graph: Graph, contraction: ContractedGraph, model: StepModel, before: StepBefore, begin: int
 ) -> RecorderOverhead | None:
-    """Return the overhead without which steps take as long as before; None if the recorder costs nothing that counts.
+    """Return the recorder overhead without which steps take as long as before the recording.
+
+    None if recording does not lengthen the steps noticeably, or if its overhead cannot explain their length.
 
     Host work that does not limit the job has no effect on its steps, so the smallest overhead is chosen.
 

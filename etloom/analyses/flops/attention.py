@@ -42,7 +42,7 @@ def count_pairs(queries: int, keys: int, mask: str) -> int:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Number of query heads times batch, pairs per head, and the sizes of a key and a value."""
+    """Sizes of an attention call: query heads times batch, (query, key) pairs per head, key size and value size."""
 
     heads: int
     pairs: int
@@ -67,7 +67,7 @@ Mask = Callable[[Call], str]
 
 @dataclass(frozen=True)
 class Signature:
-    """Positions of the arguments of an operator.
+    """Positions of the tensors and options among the arguments of an attention operator.
 
     Attributes:
         heads_first: Layout (batch, heads, length, size), else (batch, length, heads, size).

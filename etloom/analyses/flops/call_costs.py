@@ -19,7 +19,7 @@ _KEY = ("name", "dims", "types", "strides", "values")
 
 
 def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """Add dims, types and the columns of a cost to calls (id, name, costed, ...); null if not costed or unknown."""
+    """Add shapes, types and cost (flops, bytes) to operator calls; null if not costed or unknown."""
     arguments = trace.arguments.select("dims", "types", "strides", id="event", values="concrete_inputs")
     calls = calls.hstack(take_rows(arguments.drop("id"), rows_of_ids(arguments, calls["id"])))
     distinct = calls.filter("costed").select(_KEY).unique()

@@ -39,7 +39,7 @@ def compute_result_shape(
     output_padding: list[int],
     groups: int,
 ) -> tuple[int, ...]:
-    """Return the shape of a convolution's result: (batch, channels, *places)."""
+    """Return the shape of a convolution's result: (batch, channels, *spatial sizes)."""
     sizes = zip(x[2:], weight[2:], stride, padding, dilation, output_padding, strict=True)
     if transposed:
         places = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in sizes]

@@ -40,7 +40,7 @@ _LAYOUT = r"nchwToNhwc|nhwcToNchw"
 
 
 def count_calls(trace: Trace) -> pl.DataFrame:
-    """Return one row per counted call, other launching operator, and kernel without known operator.
+    """Return one row per operator call with a formula, other launching operator, and kernel without known operator.
 
     Returns:
         row (of the operator in events, -1 if unknown), replay (id of the launch of a captured operator, else -1), name,
@@ -111,7 +111,7 @@ def lookup_families(names: pl.Series) -> pl.Series:
 
 
 def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | None = None) -> pl.DataFrame:
-    """Return GPU activities with the call they belong to.
+    """Return GPU activities with the counted operator call that each belongs to.
 
     Returns:
         id, kind, name, step, ts, dur, end, row (of the call in events, else of the launching operator, -1 if unknown),

@@ -17,7 +17,7 @@ FAMILIES = names.FAMILIES
 
 @dataclass(frozen=True)
 class Entry:
-    """The formula of an operator.
+    """The family and formula of an operator.
 
     Attributes:
         composite: The operator usually calls another one that has an entry. It is counted only where it calls none.
@@ -46,7 +46,7 @@ REGISTRY: dict[str, Entry] = {
 
 
 def find_entry(operator: str | None) -> Entry | None:
-    """Return the entry of an operator, None if it has none or no name."""
+    """Return the family and formula of an operator; None if it has no formula or no name."""
     if operator is None:
         return None
     if operator.startswith(memory_bound.FUSED):

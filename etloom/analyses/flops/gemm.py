@@ -127,7 +127,7 @@ def _matmul(call: Call) -> Cost:
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that these broadcast to; raise NotRecorded if they do not."""
+    """Return the shape that these shapes broadcast to; raise NotRecorded if they do not broadcast."""
     width = max(map(len, shapes), default=0)
     padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
     result = []

@@ -23,7 +23,9 @@ def find_device_peaks(trace: Trace, **options: Any) -> Peaks:
 
 
 def add_limits(calls: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
-    """Add precision, peak (TFLOP/s), compute_ns, memory_ns and ideal_ns (the larger one) to calls.
+    """Add the minimum times of calls at the device's peaks: compute_ns, memory_ns, and ideal_ns (the larger one).
+
+    Also adds precision and peak (TFLOP/s).
 
     A limit is null if its flops, bytes or peak are unknown, and for copies over a bus.
 

@@ -33,7 +33,7 @@ class Tensor:
 
     @property
     def stored(self) -> int:
-        """Number of elements in memory: repeated elements of an expanded tensor (stride 0) count once."""
+        """Number of elements in memory; the repeated elements of an expanded tensor (stride 0) count once."""
         if self.strides is None or len(self.strides) != len(self.shape):
             return self.numel
         return math.prod(
@@ -43,7 +43,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a call; None: unknown.
+    """The cost of an operator call (flops, bytes); a value is None if it is unknown.
 
     Attributes:
         flops: Multiplications and additions.
@@ -60,7 +60,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Call:
-    """A recorded call.
+    """A recorded operator call with its arguments.
 
     Attributes:
         name: The operator.
@@ -121,7 +121,10 @@ Formula = Callable[[Call], Cost]
 
 
 def count_bytes(*tensors: Tensor | None, as_result: bool = False) -> int | None:
-    """Return the bytes of tensors, None if a type is unknown; as_result: count repeated elements."""
+    """Return the total bytes of tensors; None if a type is unknown.
+
+    ``as_result``: count the repeated elements of expanded tensors, too.
+    """
     total = 0
     for tensor in tensors:
         if tensor is None:
@@ -134,7 +137,7 @@ def count_bytes(*tensors: Tensor | None, as_result: bool = False) -> int | None:
 
 
 def add_or_none(*parts: int | None) -> int | None:
-    """Return the sum, None if a part is unknown."""
+    """Return the sum of values; None if one of them is None."""
     return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
 
 

@@ -39,7 +39,7 @@ _COMPARED = ("collective", "dtype", "in_nelems", "out_nelems")
 
 
 def compare_calls(calls: JobCalls) -> pl.DataFrame:
-    """Return the divergences of a job, columns of `COLUMNS`; in each group by sequence number."""
+    """Return the calls on which ranks of a group diverge (`COLUMNS`), by group and sequence number."""
     collectives = calls.table.filter(~pl.col("is_p2p"))
     rows = [
         {"group": group, **finding}

@@ -18,7 +18,7 @@ def is_unfinished(row: dict[str, Any]) -> bool:
 
 
 def make_unfinished(calls: Calls) -> dict[str, Any]:
-    """Return the finding of the ranks that have not completed a call."""
+    """Return the row of a call that some ranks have not completed."""
     states: dict[str, list[int]] = {}
     for rank, row in calls.items():
         if is_unfinished(row):
@@ -29,7 +29,7 @@ def make_unfinished(calls: Calls) -> dict[str, Any]:
 
 
 def find_differences(calls: Calls, finding: str, get_value: Any) -> Iterator[dict[str, Any]]:
-    """Yield a finding for the ranks whose value differs from the most common one, if any.
+    """Yield a row for the ranks on which an attribute of a call differs from the most common value, if any.
 
     If two values are equally common, the finding names all ranks: neither side is known to be wrong.
     """
@@ -55,7 +55,7 @@ def find_differences(calls: Calls, finding: str, get_value: Any) -> Iterator[dic
 def make_finding(
     finding: str, ranks: list[int], calls: Calls, collective: str | None, detail: str
 ) -> dict[str, Any]:
-    """Return a row of `COLUMNS` without group and seq."""
+    """Return a row of the table of hangs (`COLUMNS`) without group and seq."""
     others = sorted(set(calls) - set(ranks))
     callers = [rank for rank in ranks if rank in calls] or others
     return {

@@ -17,7 +17,7 @@ from etloom.core.trace import Job, Trace
 
 @dataclass(frozen=True)
 class JobCalls:
-    """The recorded calls of a job.
+    """The collectives and messages that the ranks of a job called, from their Flight Recorder dumps.
 
     Attributes:
         table: columns of `etloom.core.calls.CALL_COLUMNS` and rank; a row per numbered call.
@@ -34,7 +34,7 @@ class JobCalls:
     unnumbered: int = 0
 
     def require_dumps(self) -> JobCalls:
-        """Return the calls. Raises AnalysisError if no rank has a dump."""
+        """Return these calls; raise AnalysisError if no rank has a Flight Recorder dump."""
         if not self.dumped:
             raise AnalysisError(
                 "the run contains no Flight Recorder dump",
@@ -44,7 +44,7 @@ class JobCalls:
         return self
 
     def require_numbers(self) -> JobCalls:
-        """Return the calls. Raises AnalysisError if none has a sequence number, so that nothing can be compared."""
+        """Return these calls; raise AnalysisError if they have no sequence numbers by which to compare ranks."""
         if self.unnumbered and self.table.is_empty():
             raise AnalysisError(
                 f"none of the {self.unnumbered:,} recorded calls has a sequence number (collective_seq_id, p2p_seq_id)",
@@ -54,7 +54,7 @@ class JobCalls:
 
 
 def combine_calls(dumps: Mapping[int, DumpedCalls]) -> JobCalls:
-    """Combine the calls of the ranks; groups of one name with other members are different groups."""
+    """Combine the calls of all ranks; groups with the same name but different members are different groups."""
     members: dict[str, tuple[int, ...]] = {}
     rows: list[Call] = []
     for rank, dump in dumps.items():

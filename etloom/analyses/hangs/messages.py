@@ -10,7 +10,7 @@ from etloom.analyses.hangs.job_calls import JobCalls
 
 
 def compare_messages(calls: JobCalls) -> list[dict[str, Any]]:
-    """Return the findings of unfinished messages between ranks of the job."""
+    """Return one row per unfinished message between two ranks of the job."""
     pairs: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     messages = calls.table.filter("is_p2p").sort("rank", "seq", maintain_order=True)
     for row in messages.iter_rows(named=True):

@@ -115,7 +115,7 @@ def _find_condition(facts: Mapping[str, Any], now_ns: int, system_state: str | N
 
 
 def find_cut_off_ranks(processes: Mapping[int, ProcessState]) -> dict[int, str]:
-    """Return the ranks at the common end of connections that do not acknowledge data, with the facts.
+    """Return the ranks whose link is cut (data to and from them is not acknowledged), with the evidence.
 
     A rank whose link is cut has unacknowledged data to several others, and they to it only.
     """

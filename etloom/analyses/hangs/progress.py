@@ -71,7 +71,7 @@ class JobProgress:
         self._crash_seen_ns: int | None = None
 
     def observe(self, dumps: Mapping[int, DumpedCalls], now_ns: int) -> Observation:
-        """Return the state of the job in these dumps."""
+        """Return the state of the job (progress, stall, crash, slow rank) according to these dumps."""
         calls = combine_calls(dumps)
         processes = describe_processes(calls.processes, now_ns, read_system_state)
         step_ns, change = measure_steps(calls.processes)
@@ -125,7 +125,9 @@ class JobProgress:
 
 
 def measure_steps(processes: Mapping[int, Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Return the median time of the recent steps in ns, and its ratio to the earlier ones if that changed.
+    """Return the median time of the recent steps, ns, and its ratio to that of earlier steps.
+
+    The ratio is None if the step time did not change much, or if there are too few earlier steps.
 
     Args:
         processes: rank -> facts about its process, with the ends of its last steps.
@@ -144,7 +146,7 @@ def measure_steps(processes: Mapping[int, Mapping[str, Any]]) -> tuple[float | N
 
 
 def measure_mean_lateness(calls: JobCalls) -> dict[int, float]:
-    """Return the mean time in ns by which each rank called collectives after the first rank."""
+    """Return rank -> mean time in ns by which it called collectives later than the first rank."""
     called = calls.table.filter(~pl.col("is_p2p")).with_columns(
         (pl.col("created_ns") - pl.col("created_ns").min().over("group", "seq")).alias("late_ns"),
         pl.col("rank").n_unique().over("group", "seq").alias("callers"),

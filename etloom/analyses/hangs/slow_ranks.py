@@ -14,7 +14,7 @@ _MIN_LATENESS_NS = 10_000_000
 
 
 def measure_lateness(calls: JobCalls) -> pl.DataFrame:
-    """Return how late each rank calls collectives after the second last rank.
+    """Return how much later the last rank called each collective than the second last rank, ns.
 
     Clocks of hosts are compared as they are.
 
@@ -36,7 +36,10 @@ def measure_lateness(calls: JobCalls) -> pl.DataFrame:
 
 
 def find_slow_rank(calls: JobCalls) -> HangCause | None:
-    """Return the rank that the others wait for again and again; None if there is none or the job is too short."""
+    """Return the rank that arrives last in nearly all late collectives, as a cause; None if no rank does.
+
+    A job with too few collectives has no slow rank.
+    """
     lateness = measure_lateness(calls) if len(calls.dumped) > 1 else pl.DataFrame()
     if lateness.height < _MIN_CALLS:
         return None

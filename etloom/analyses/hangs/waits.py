@@ -14,7 +14,7 @@ Calls are nodes of their own, because half of 10,000 ranks may wait for the othe
 
 
 def build_waits(table: pl.DataFrame) -> Waits:
-    """Return who waits for whom by the missing calls of a table of hangs."""
+    """Return which rank waits for which other ranks, from the missing calls in the table of hangs."""
     waits: Waits = {}
     missing = table.filter(pl.col("finding") == "missing")
     for number, (ranks, others) in enumerate(missing.select("ranks", "others").iter_rows(), 1):
@@ -26,7 +26,7 @@ def build_waits(table: pl.DataFrame) -> Waits:
 
 
 def find_roots(waits: Waits) -> list[set[int]]:
-    """Return the sets of ranks that wait for no rank outside of the set: single ranks, or ranks in a cycle."""
+    """Return the sets of ranks that wait for no rank outside of the set: single ranks, or cycles of ranks."""
     components = _find_components(waits)
     component_of = {node: index for index, component in enumerate(components) for node in component}
     return [
@@ -37,7 +37,7 @@ def find_roots(waits: Waits) -> list[set[int]]:
 
 
 def find_waiting(waits: Waits, roots: set[int]) -> tuple[set[int], set[int]]:
-    """Return the ranks that wait for the roots directly, and those that do through other ranks."""
+    """Return the ranks that wait for the root ranks directly, and the ranks that wait for them through others."""
     sources: Waits = {}
     for node, targets in waits.items():
         for target in targets:

@@ -29,7 +29,7 @@ from etloom.timeline.activity import describe_rank, find_steps
 
 
 def step_windows(trace: Trace, busy: Intervals, step: int | None) -> pl.DataFrame:
-    """Return the time windows of an analysis: one per step, then one for everything.
+    """Return the time intervals that an analysis reports: one per step, then one for the whole active time.
 
     Args:
         trace: The trace of a rank.

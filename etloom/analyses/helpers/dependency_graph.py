@@ -20,7 +20,7 @@ _BYTES_PER_EVENT = 400
 
 
 def build_dependencies(job: Job) -> DependencyGraph:
-    """Build the dependency graph, once for all questions.
+    """Build the dependency graph of a job once, for all analyses that use it.
 
     Raises:
         AnalysisError: the job has no timed event, or its graph would exceed the available memory.
@@ -29,7 +29,7 @@ def build_dependencies(job: Job) -> DependencyGraph:
 
 
 def is_kept(job: Job) -> bool:
-    """Return whether the graph of a job stays in memory with it: about 90 bytes per event."""
+    """Return whether the dependency graph of a job is cached in memory with it; it takes about 90 bytes per event."""
     return sum(trace.rows("events") for trace in job.values()) <= MAX_KEPT_EVENTS
 
 
@@ -47,6 +47,6 @@ def _build(job: Job) -> DependencyGraph:
 
 
 def warn_if_unexplained(table: pl.DataFrame, subject: str) -> Iterator[str]:
-    """Yield a warning if the column explainable of a result is false."""
+    """Yield a warning if the dependency graph does not explain the recording (column explainable is false)."""
     if not table["explainable"].all():
         yield f"do not rely on {subject}: the graph does not explain the recording; see etloom analyze graph-quality"

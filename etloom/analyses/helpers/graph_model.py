@@ -24,7 +24,11 @@ _WAITS = (
 
 
 class GraphModel:
-    """A job whose work takes its recorded time or that of its peers; an operation is an edge of the graph."""
+    """A what-if model of a linked job: each graph edge takes its recorded time or the mean of its peers.
+
+    Peers are the same edges in other steps, and on other ranks that run the same program; transfers take the median of
+    equal collectives.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -119,7 +123,7 @@ class GraphModel:
         return np.flatnonzero(is_member)
 
     def list_items(self, kind: str) -> dict[str, Mask]:
-        """Return name -> mask of its edges."""
+        """Return item name -> mask of the graph edges that belong to it."""
         ranks = self._graph.edge_ranks
         if kind == "worker":
             return {str(rank): ranks == rank for rank in self._job}
@@ -149,7 +153,10 @@ class GraphModel:
         return {name: mask for name, mask in types.items() if mask.any()}
 
     def simulate(self, keep: Sequence[Mask]) -> FloatArray:
-        """Return the time of each step, ns (masks x steps)."""
+        """Return the simulated time of each step, ns, for each mask (masks x steps).
+
+        Edges in the mask take their recorded time, the others the time of their peers.
+        """
         lag, rows = np.empty_like(self._recorded), []
         for mask in keep:
             np.copyto(lag, self._ideal)

@@ -20,7 +20,7 @@ _ABSENT = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class QueueChanges:
-    """Changes of queue lengths, sorted by stream and time; each time of a stream occurs once."""
+    """Changes of the launch queue length of each stream, by stream and time; one row per stream and time."""
 
     head: Ints  # index of the first change of each stream
     time: Ints  # ns
@@ -29,13 +29,13 @@ class QueueChanges:
     _row: Ints  # a row of _work on the stream of each change
 
     def track_columns(self, rows: Ints | slice) -> dict[str, pl.Series]:
-        """Return device and stream of these changes."""
+        """Return the device and stream of each change."""
         activity_rows = self._row[rows]
         return {column.name: column[activity_rows] for column in self._work}
 
 
 def compute_queue_changes(trace: Trace) -> QueueChanges:
-    """Return how the queue length of each stream changes.
+    """Return the changes over time of the number of launched, not yet started activities of each stream.
 
     An activity enters the queue when its launch call begins and leaves it when it starts. Simultaneous changes are
     combined.

@@ -12,7 +12,7 @@ from etloom.timeline.activity import describe_rank, has_device_events
 
 
 def select_launched_work(trace: Trace, *columns: str) -> pl.DataFrame:
-    """Return these columns of the GPU activities (see `select_launched_events`).
+    """Return these columns of `select_launched_events`; raise AnalysisError if there is no GPU activity.
 
     Raises:
         AnalysisError: The trace has no GPU activity, or is not linked.

@@ -46,7 +46,7 @@ def has_operations(job: Job) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class StepPattern:
-    """Steps in which the same operations ran in the same order.
+    """Steps that run the same operations in the same order, with their durations and dependencies.
 
     Attributes:
         operations: One row per operation: rank, stage, data_rank, type, and whether it is a ``transfer``.
@@ -63,7 +63,7 @@ class StepPattern:
     order: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]
 
     def simulate(self, keep: Mask, ideal_ns: FloatArray) -> FloatArray:
-        """Return the time of each step, ns, for each row of ``keep``.
+        """Return the simulated time of each step, ns, for each scenario (row of ``keep``).
 
         Args:
             keep: (scenarios x operations) whether an operation takes its recorded time instead of the ideal one.
@@ -108,7 +108,7 @@ class StepPattern:
 
 
 def build_patterns(job: Job) -> list[StepPattern]:
-    """Build the schedule of each step.
+    """Build the schedule of the steps: which operations each operation waits for.
 
     Raises:
         AnalysisError: A rank has several model chunks, or the operations of a step wait for each other.

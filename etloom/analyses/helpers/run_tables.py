@@ -17,7 +17,7 @@ from etloom.timeline.activity import find_window
 
 @dataclass(frozen=True)
 class RunTable:
-    """A table of a run.
+    """A table about a whole run that a store saves next to its answers.
 
     Attributes:
         name: in a store.

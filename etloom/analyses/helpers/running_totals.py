@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 class RunningTotals:
-    """Times at which something begins or ends, sorted by track and time; each time of a track occurs once.
+    """Times at which items (intervals with a track) begin or end, by track and time, without duplicates.
 
     Attributes:
         time: The times, ns.
@@ -35,7 +35,7 @@ class RunningTotals:
         self.item = order[self._last] % max(tracks.size, 1)
 
     def sum_weights(self, weights: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum of the weights of the items that run from each time until the next of its track."""
+        """Return the sum of the weights of the running items, from each time until the next one of its track."""
         # Everything that begins on a track also ends there, so each track starts at zero.
         change = np.concatenate((weights, -weights))
         sums: NDArray[Any] = np.cumsum(change[self._order])[self._last]

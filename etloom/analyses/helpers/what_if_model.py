@@ -13,7 +13,9 @@ from etloom.core.trace import Job
 
 
 class WhatIfModel(Protocol):
-    """Operations (``size`` of them) and the step times that follow from their durations.
+    """Operations (``size`` of them) with recorded and ideal durations, and the step times that follow from these.
+
+    ``steps``: the step numbers. ``span_ns``: their recorded times, in the same order.
 
     ``steps``: numbers of the steps. ``span_ns``: their recorded times, in the same order.
     """
@@ -23,16 +25,17 @@ class WhatIfModel(Protocol):
     span_ns: FloatArray
 
     def list_items(self, kind: str) -> Mapping[str, Mask]:
-        """Return name -> mask of its operations, for the items of a kind: type, worker, stage, data rank."""
+        """Return item name -> mask of the item's operations. ``kind`` of items: type, worker, stage or data rank."""
 
     def simulate(self, keep: Sequence[Mask]) -> FloatArray:
-        """Return the time of each step, ns, for each mask of operations that take their recorded time; the others
-        take the time of their peers. (masks x steps)
+        """Return the simulated time of each step, ns, for each mask (masks x steps).
+
+        Operations in the mask take their recorded time, the others the time of their peers.
         """
 
 
 class OperationModel:
-    """The model of a pipeline operation trace (`etloom.analyses.helpers.pipeline_schedule`)."""
+    """The what-if model of a pipeline operation trace (`etloom.analyses.helpers.pipeline_schedule`)."""
 
     def __init__(self, job: Job) -> None:
         self._patterns = build_patterns(job)
@@ -58,7 +61,7 @@ class OperationModel:
         return ideal
 
     def list_items(self, kind: str) -> dict[str, Mask]:
-        """Return name -> mask of its operations."""
+        """Return item name -> mask of the item's operations."""
         column = {"type": "type", "worker": "rank", "stage": "stage", "data rank": "data_rank"}[kind]
         values = self._operations[column]
         if kind == "type":  # both ends of a message are one transfer
@@ -66,7 +69,7 @@ class OperationModel:
         return {str(value): (values == value).to_numpy() for value in values.unique().sort().to_list()}
 
     def simulate(self, keep: Sequence[Mask]) -> FloatArray:
-        """Return the time of each step, ns (masks x steps)."""
+        """Return the simulated time of each step, ns, for each mask of operations that take their recorded time."""
         masks = np.array(keep, bool).reshape(len(keep), self.size)
         times, low = [], 0
         for pattern in self._patterns:

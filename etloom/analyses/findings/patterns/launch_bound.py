@@ -103,7 +103,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def list_late_launches(view: RankView) -> pl.DataFrame:
-    """Return the times in which computation waits for the host to launch it.
+    """Return the times in which the device runs no computation because the host has not launched it yet.
 
     Returns:
         The columns of `find_gaps`; is_hidden (the device communicates meanwhile), and usual_ns, the cost without the

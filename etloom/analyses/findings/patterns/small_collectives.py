@@ -32,7 +32,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def list_findings(view: RankView) -> list[Finding]:
-    """Return the findings; `exposed_communication` subtracts their times from its own."""
+    """Return the findings of this pattern; `exposed_communication` subtracts their times from its cost."""
     return list(_find_runs(view))
 
 

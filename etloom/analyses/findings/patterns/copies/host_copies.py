@@ -60,7 +60,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def list_copies(view: RankView) -> pl.DataFrame:
-    """Return the copies to the device from pageable memory, and the small ones if there are many.
+    """Return the copies to the device from pageable memory and, if there are many, the small copies.
 
     A copy costs the time in which nothing else runs: a call that waits for kernels does not make these longer.
 
