@@ -79,7 +79,7 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
 
 
 def _on_host(trace: Trace) -> pl.DataFrame:
-    """Return name, ts, dur and step of each range."""
+    """Return name, ts, dur (ns) and step of each user annotation on the host."""
     return _ranges(trace, pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
 
 
@@ -89,7 +89,7 @@ def _ranges(trace: Trace, condition: pl.Expr) -> pl.DataFrame:
 
 
 def _on_device(trace: Trace) -> pl.DataFrame:
-    """Return name, ts, dur and step of the activities that each range launched directly, per stream."""
+    """Return name, ts, dur (ns) and step of the GPU activities launched directly in each annotation, per stream."""
     events = trace.events
     work = select_launched_events(trace, "launch", "device", "stream", "ts", "end").drop_nulls("launch")
     is_annotation = (

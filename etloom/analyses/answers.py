@@ -23,7 +23,7 @@ from etloom.core.trace import Job, Trace
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of an analysis.
+    """The result of an analysis: its table, and the errors of ranks that cannot answer.
 
     Attributes:
         table: the columns that the analysis declares; if an analysis of single ranks answers for a Job, ``rank`` first.

@@ -47,7 +47,7 @@ COLUMNS = {
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield notes for terminal output."""
+    """Yield notes for the terminal on ranks whose clocks are uncertain or cannot be compared."""
     for verdict, meaning in (
         ("unsure", "may be off by residual_ns: waits across ranks shorter than that are not significant"),
         (

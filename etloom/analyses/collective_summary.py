@@ -41,7 +41,7 @@ COLUMNS = {
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield notes for terminal output."""
+    """Yield a note for the terminal on communications that could not be matched across ranks."""
     unmatched = int((table["count"] - table["matched"]).sum())
     if unmatched:
         size = table.filter(pl.col("count") > pl.col("matched"))["group_size"].max()

@@ -66,7 +66,7 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield notes for terminal output."""
+    """Yield notes for the terminal on unmatched communications, uncertain waits and unknown bandwidths."""
     unmatched = table.filter(pl.col("how").is_null())
     if unmatched.height:
         size = unmatched["group_size"].max()

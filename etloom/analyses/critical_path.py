@@ -120,7 +120,7 @@ def analyze(
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield notes for terminal output."""
+    """Yield notes for the terminal on delays and a late start that the dependency graph does not explain."""
     yield from warn_if_unexplained(table, "this path")
     late = table.filter(pl.col("kind") == critical_paths.LATER_START, pl.col("pct") >= _MIN_REMARK_PCT)
     for rank, time_ns, pct in late.select("rank", "time_ns", "pct").iter_rows():
@@ -131,7 +131,7 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
 
 
 def _sum_groups(path: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Sum the segments of each group."""
+    """Sum count, time and unexplained time of the path's segments by group, such as kind or operator."""
     sums = pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min()
     return path.group_by(_GROUP_COLUMNS[by]).agg(*sums, pl.col("rank").min(), pl.col("last").max())
 

@@ -109,7 +109,7 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def _start_columns(starts: quality.ExplainedStarts) -> dict[str, float | None]:
-    """Return the columns on explained starts of GPU activities."""
+    """Return the columns on the share of starts of GPU activities that the graph explains."""
     shares = {
         "explained_pct": starts.share,
         "chance_pct": starts.by_chance[0],

@@ -78,7 +78,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 def _make_row(
     device_events: pl.DataFrame, first: int, last: int, begin: int, number: int | None
 ) -> tuple[object, ...]:
-    """Return the row of a step, which starts at ``begin`` and contains events first to last of a device."""
+    """Return the table row of a step from the memory events first to last of a device; ``begin`` is its start."""
     in_step = device_events[first:last]
     peak, peak_at, until = in_step["total_allocated"].max(), None, first
     # Allocation at the start of the step: as of the previous event, else before the first event's change.

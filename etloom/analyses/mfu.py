@@ -95,7 +95,7 @@ def _summarize(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield notes for terminal output."""
+    """Yield notes for the terminal on mixed precisions and on operations with unknown flops."""
     mixed = [precisions for precisions in table["precision"] if precisions and ", " in precisions]
     if mixed:
         yield (

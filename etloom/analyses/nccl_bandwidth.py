@@ -1,4 +1,4 @@
-"""Time and bandwidth of communications by algorithm, protocol and channels, from NCCL's own profilers.
+"""Time and bandwidth of communications by algorithm, protocol and channels, recorded by NCCL's profilers.
 
 One row per communicator, collective, message size, algorithm, protocol and number of channels. duration: of the kernel
 on all channels if it was recorded (timing: kernel...), else from the call to the end (host); a rank that arrives early

@@ -98,7 +98,7 @@ def analyze(
 
 
 def _aggregate() -> list[pl.Expr]:
-    """Return the columns of a row, aggregated over its calls (see `add_limits`)."""
+    """Return the expressions of a table row, which aggregate the calls of a group (see `add_limits`)."""
     per_call = pl.col("time_ns").sum() / pl.len()
     flops, bytes_per_call = pl.col("flops").mean(), pl.col("bytes").mean()
     limits = pl.col("compute_ns").sum(), pl.col("memory_ns").sum()

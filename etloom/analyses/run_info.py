@@ -249,6 +249,6 @@ def _list_versions(traces: Iterable[Trace]) -> dict[str, list[str]]:
 
 
 def _agreed_value(values: Iterable[Any]) -> Any:
-    """Return the common value; None if values differ or all are None."""
+    """Return the value that all values except None have in common; None if they differ or all are None."""
     distinct = {value for value in values if value is not None}
     return distinct.pop() if len(distinct) == 1 else None

@@ -65,7 +65,7 @@ def analyze(job: Job, *, category: str | None = None, top: int | None = None) ->
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield notes for terminal output."""
+    """Yield a warning for the terminal if the dependency graph does not explain the recording."""
     yield from warn_if_unexplained(table, "these slacks")
 
 

@@ -87,7 +87,7 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return rank and slow_link_ns."""
+    """Return slow_link_ns of each rank: by how much its transfers took longer than transfers without the rank."""
     kind = ("collective", "bytes", "recorded")
     transfers = (
         summarize_instances(parts)
@@ -116,7 +116,7 @@ def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _find_step(job: Job, rank: int, at: int | None) -> int | None:
-    """Return the step of a rank at a time on its own clock."""
+    """Return the step of a rank at a time on the clock of that rank."""
     if at is None:
         return None
     inside = find_steps(job[rank]).filter(pl.col("start") <= at, pl.col("end") > at)

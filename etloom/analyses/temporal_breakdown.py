@@ -51,7 +51,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 
 def measure_parts(trace: Trace, step: int | None) -> pl.DataFrame:
-    """Compute the table of `analyze`."""
+    """Return the time breakdown of a rank (`COLUMNS`): a row per step, and a row for the whole active time."""
     work = compute_activity(trace)
     busy = work.busy
     rows = step_windows(trace, busy, step)

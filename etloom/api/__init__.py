@@ -1,4 +1,4 @@
-"""The public verbs; `etloom` forwards to them by name.
+"""The public functions of etloom, such as `etloom.open` and `etloom.analyze`.
 
 runs        opens, links, selects from and describes runs
 questions   answers questions about runs

@@ -1,4 +1,4 @@
-"""Arguments of the verbs: checks of keywords, and conversion of paths to opened runs."""
+"""Arguments of the public functions: checks of keywords, and conversion of paths to opened runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Result = TypeVar("_Result")
 
 
 def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorate a public verb.
+    """Decorate a public function: check its keywords, expand ``~`` in paths, and download or upload URLs.
 
     A keyword that it does not have raises EtloomError with the nearest one it has. Paths may begin with ``~``, or be
     URLs of object stores: the function receives local paths.
@@ -80,7 +80,7 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
 
 
 def _check_tables_on_disk(runs: Any) -> None:
-    """Raise ReadError, which names the file, if a table of these runs cannot be read as a whole."""
+    """Read all tables of these runs completely; raise ReadError with the name of the file if that fails."""
     if isinstance(runs, (list, tuple, dict)) and not hasattr(runs, "_fields"):
         for run in runs.values() if isinstance(runs, dict) else runs:
             _check_tables_on_disk(run)
@@ -91,7 +91,7 @@ def _check_tables_on_disk(runs: Any) -> None:
 
 
 def _map_paths(value: Any, change: Callable[[str | os.PathLike[str]], Any]) -> Any:
-    """Return a path, or a mapping or sequence of paths, with each path changed; anything else as it is."""
+    """Apply ``change`` to a path, or to each path in a mapping or sequence; return other values unchanged."""
     if isinstance(value, (str, os.PathLike)):
         return change(value)
     if isinstance(value, dict):
@@ -102,7 +102,7 @@ def _map_paths(value: Any, change: Callable[[str | os.PathLike[str]], Any]) -> A
 
 
 def _expand_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return a path with ``~`` expanded, and a URL without credentials."""
+    """Expand ``~`` in a path, and remove the credentials from a URL."""
     text = os.fspath(path)
     if text.startswith("~"):
         return expand_home(path)
@@ -110,7 +110,7 @@ def _expand_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _fetch_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the local copy of a URL, and any other path as it is."""
+    """Return the path of the local copy of a URL; return any other path unchanged."""
     if (url := clean_url(path)) is None:
         return path
     from etloom.formats.io import mirror
@@ -119,7 +119,7 @@ def _fetch_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _stage(values: dict[str, Any], name: str, uploads: ExitStack) -> tuple[Path, str] | None:
-    """Replace a URL to write by a local path that is uploaded in the end; return its folder and the folder's URL."""
+    """Replace an output URL by a local path to upload later; return (local folder, URL of the folder), or None."""
     if values[name] is None or (url := clean_url(values[name])) is None:
         return None
     from etloom.formats.io import mirror
@@ -129,7 +129,7 @@ def _stage(values: dict[str, Any], name: str, uploads: ExitStack) -> tuple[Path,
 
 
 def name_uploaded(result: Any, folder: Path, url: str) -> Any:
-    """Return the result of a verb with the URLs of uploaded files instead of their local paths."""
+    """Return a result in which each local path inside ``folder``, also nested, is replaced by its URL below ``url``."""
     if isinstance(result, PosixPath):
         is_inside = result.is_relative_to(folder)
         return UrlPath(f"{url}/{result.relative_to(folder).as_posix()}") if is_inside else result
@@ -146,7 +146,7 @@ def name_uploaded(result: Any, folder: Path, url: str) -> Any:
 
 
 def as_run(run: Run) -> Trace | Job:
-    """Return a run as it is, or open the path.
+    """Return a Trace or Job unchanged; open a path and return its Job.
 
     Raises:
         EtloomError: it is neither Trace, Job nor path, or a Job without ranks.
@@ -165,26 +165,26 @@ def as_run(run: Run) -> Trace | Job:
 
 
 def as_job(run: Run) -> Job:
-    """Return a run as a Job; a path is opened. Raises like `as_run`."""
+    """Return a run as a Job: open a path, or wrap the Trace of a rank. Raises like `as_run`."""
     run = as_run(run)
     return run if isinstance(run, Job) else Job({run.rank or 0: run})
 
 
 def as_collection(value: Any) -> Any:
-    """Return one value or several as a collection; None as an empty one."""
+    """Wrap a single text or integer in a tuple; return a collection unchanged, and () for None."""
     if value is None:
         return ()
     return (value,) if isinstance(value, (str, int)) else value
 
 
 def as_paths(value: Any) -> list[Path]:
-    """Return one path or several as a list."""
+    """Convert a path, or a sequence of paths, to a list of Path."""
     return [Path(value)] if isinstance(value, (str, os.PathLike)) else [Path(file) for file in value]
 
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Create the folder of the target, and raise EtloomError with its name if the system refuses to write it."""
+    """Create the parent folder of ``target``; convert an OSError in the block to an EtloomError naming ``target``."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield

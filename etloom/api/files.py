@@ -1,4 +1,4 @@
-"""Verbs that write, convert, check and repair files, and that record runs."""
+"""Public functions that write, convert, check and repair trace files, and that record runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SalvagedRun:
-    """The result of completing a killed recording.
+    """The result of `etloom.salvage` for the folder of a killed recording: ranks with traces, summary, warnings.
 
     Attributes:
         path: the folder.
@@ -43,7 +43,7 @@ class SalvagedRun:
 
 @verb
 def export(run: Run, path: OutPath, format: str | None = None, **options: Any) -> Path:
-    """Write a run in another format.
+    """Write a run to a file or folder in another format.
 
     Args:
         run: a Trace, a Job, or a path.
@@ -130,7 +130,7 @@ def _first_file(exporter: Any, run: Trace | Job, target: Path) -> Path:
 
 
 def _choose_format(source: Path, target: Path, reader: str | None) -> str:
-    """Return the format of the ending; .json stands for Chakra's own JSON if the source is a Chakra file."""
+    """Return the export format for the name of the target; .json means chakra-json if the source is a Chakra file."""
     is_json = target.name.endswith((".json", ".json.gz"))
     if is_json and (reader or formats.detect_format(source)) == "chakra":
         return "chakra-json"
@@ -196,7 +196,7 @@ def salvage(
 
 
 def _fetch_to_salvage(path: OwnPath, out: OutPath | None) -> Path:
-    """Return the path of the damaged file, or its local copy. Raises CollectError for a folder in an object store."""
+    """Return the local path of the damaged file; a URL is downloaded. Raises CollectError for the URL of a folder."""
     if (url := clean_url(path)) is None:
         return Path(path)
     from etloom.formats.io import mirror

@@ -1,4 +1,4 @@
-"""Verbs that answer questions about runs: analyses, graphs, predictions, comparisons, reports."""
+"""Public functions that answer questions about runs: analyses, graphs, predictions, comparisons, reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @verb
 def analyze(run: Run, name: str, **options: Any) -> pl.DataFrame:
-    """Run an analysis.
+    """Run the analysis ``name`` on a run, and return its table.
 
     Traces that are not linked are linked first. Ranks whose trace cannot answer (for example because only another rank
     recorded memory) are missing in the table and named by one `EtloomWarning`; `etloom.analyses.answers.answer`
@@ -128,7 +128,7 @@ def predict(
     parallel: Mapping[str, int] | None = None,
     device: str | None = None,
 ) -> Prediction | RelaidPipeline | UntimedPrediction:
-    """Predict a run on another network, number of ranks, or device, with 90 % intervals.
+    """Predict how long a run takes on another network, number of ranks, or device, with 90 % intervals.
 
     Args:
         run: a Trace, a Job, or a path.
@@ -179,7 +179,7 @@ def predict(
 
 @verb
 def diff(before: Run, after: Run) -> Difference:
-    """Compare two runs.
+    """Compare two runs: whether the second is slower beyond noise, and what changed.
 
     Args:
         before: a Trace, a Job, or a path.
@@ -198,7 +198,7 @@ def diff(before: Run, after: Run) -> Difference:
 
 
 def _link_ranks(job: Job) -> Job:
-    """Return the job with linked ranks; those of a stored run are linked, and opening each takes time."""
+    """Link the ranks of a job; a run from a store is returned unchanged, because its ranks are linked already."""
     return job.map(linker.linked) if job.stored is None else job
 
 
@@ -282,7 +282,7 @@ def hangs(path: StrPath) -> HangReport:
 
 @verb
 def report(run: Run | Difference, path: OutPath) -> Path:
-    """Write a self-contained HTML report.
+    """Write a self-contained HTML report of a run, or of the difference between two runs.
 
     Args:
         run: a Trace, a Job or a path; or the difference of two runs (see `diff`).

@@ -1,4 +1,4 @@
-"""Work after a recorded command: conversion to PyTorch's format, complete steps, the sequence length, a summary."""
+"""Work after a recording has ended: convert its files to PyTorch's format, complete its records, and describe it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_BYTES_FOR_STEPS = 256 << 20
 
 
 def finish_recording(collected: CollectResult, out: Path) -> list[str]:
-    """Convert observer files, and note the complete steps and the sequence length of every window.
+    """Convert the observer files (.etob) of a recording, and record each window's complete steps and sequence length.
 
     Args:
         collected: the recording.
@@ -50,7 +50,7 @@ def finish_recording(collected: CollectResult, out: Path) -> list[str]:
 
 @contextlib.contextmanager
 def collect_failures(messages: list[str], loss: str) -> Iterator[None]:
-    """Turn an exception into a message: the job has ended and its exit status must be kept.
+    """Catch an exception in the block and append it to ``messages``, so that the job's exit status is preserved.
 
     Args:
         messages: receives one line that begins with ``loss``.
@@ -70,12 +70,12 @@ def collect_failures(messages: list[str], loss: str) -> Iterator[None]:
 
 
 def get_user_path(folder: Path, run_folder: Path, out: Path) -> Path:
-    """Return the folder of a window relative to the run's folder as the user wrote it, if that was a plain path."""
+    """Return the folder of a window below ``out``, as the user wrote it; unchanged if ``out`` contains placeholders."""
     return out / folder.relative_to(run_folder) if "{" not in str(out) else folder
 
 
 def describe_recording(collected: CollectResult, user_path: Path) -> str:
-    """Describe what was recorded and what to do with it, in one line.
+    """Return one line of text: the recorded ranks, steps and windows, their folder, and the command to run next.
 
     Args:
         collected: the recording.
@@ -100,7 +100,7 @@ def describe_recording(collected: CollectResult, user_path: Path) -> str:
 
 
 def describe_window(folder: Path) -> str:
-    """Describe the steps and operators of a window from its rank records; empty if they do not state them."""
+    """Return text such as ", steps 3-4, 120 operators" from the rank records of a window; empty if these lack steps."""
     from etloom.collector import process_endings, run_folder
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import count_noun
@@ -123,7 +123,7 @@ def describe_window(folder: Path) -> str:
 
 
 def convert_observer_files(folders: Sequence[Path], get_name: Callable[[Path], Path]) -> list[str]:
-    """Convert observer files to PyTorch's format next to them, for other tools.
+    """Convert the observer files (.etob) of windows to PyTorch's JSON format, for other tools.
 
     Args:
         folders: the folders of the windows.
@@ -160,7 +160,7 @@ def convert_observer_files(folders: Sequence[Path], get_name: Callable[[Path], P
 
 
 def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
-    """Note in the rank records the complete steps of killed processes, which are known from their files only.
+    """Read the complete steps of killed processes from their observer files, and add them to the rank records.
 
     Args:
         folder: the folder of a window.
@@ -196,7 +196,7 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
 
 
 def record_sequence_length(folder: Path) -> None:
-    """Note the sequence length in the workload card: that of the indices of all embedding lookups, if they agree."""
+    """Add the sequence length to the workload card: the last dimension of all embedding indices, if they are equal."""
     import polars as pl
 
     from etloom.collector import run_folder
@@ -215,7 +215,7 @@ def record_sequence_length(folder: Path) -> None:
 
 
 def _read_observer_file(path: Path) -> Trace | None:
-    """Read an observer file; None if it is damaged: the reader of the run reports that."""
+    """Read an observer file (.etob); None if it is damaged, which is reported when the run is opened."""
     try:
         return cast("Trace", formats.read(path))
     except EtloomError:

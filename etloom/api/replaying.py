@@ -1,4 +1,4 @@
-"""The verb that re-runs what a run recorded."""
+"""The public function `replay`, which executes the recorded communication and operators of a run again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replay(
     notify: Callable[[str], None] | None = None,
     **options: Any,
 ) -> CommsReplay | ComputeReplay | FullReplay | pl.DataFrame | None:
-    """Re-run what a run recorded, and measure it.
+    """Execute the recorded communication or operators of a run again, and measure them.
 
     Communication needs one process per rank: start the script with torchrun, mpirun or srun; every process calls this
     function. A single process can plan all ranks (``dry_run``). The operators of "compute" run in a child process: one
@@ -135,7 +135,7 @@ def _replay_full(
 
 
 def _split_options(options: Mapping[str, Any], *classes: type[Any]) -> list[dict[str, Any]]:
-    """Split keywords into those of each dataclass; a keyword that none of them has raises EtloomError."""
+    """Return the options of each dataclass by field name; raise EtloomError for an option that no dataclass has."""
     names = [[field.name for field in fields(options_class)] for options_class in classes]
     known = [name for of_class in names for name in of_class]
     if unknown := sorted(options.keys() - set(known)):
@@ -150,7 +150,7 @@ def _make_callbacks(notify: Callable[[str], None] | None) -> Any:
 
 
 def _end_process(reason: str) -> NoReturn:
-    """End this process when another rank is gone: torch would wait for it forever."""
+    """End this process with SIGTERM because another rank has ended; torch would wait for that rank forever."""
     warn(reason)
     signal.raise_signal(signal.SIGTERM)
     raise SystemExit(1)

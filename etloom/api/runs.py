@@ -1,4 +1,4 @@
-"""Verbs that open, link, select from and describe runs."""
+"""Public functions that open, link, select from and describe runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RunType = TypeVar("_RunType", bound=Run)
 
 
 class LinkingOptions(TypedDict, total=False):
-    """Options of `link` that `open` takes; those that differ from the defaults are part of the key of the cache."""
+    """Options of `link` that `open` accepts, too; values that differ from the defaults are part of the cache key."""
 
     inter_thread_threshold_us: float
     iterations: str
@@ -41,7 +41,7 @@ _LINKING_DEFAULTS: LinkingOptions = {
 
 @verb
 def read(path: StrPath, format: str | None = None, **options: Any) -> Trace | Job:
-    """Read one file; nothing is linked. What `export` saved as Parquet is read back unchanged.
+    """Read a trace file without linking it; a Parquet file that `export` wrote is read back unchanged.
 
     Args:
         path: the file.
@@ -76,7 +76,7 @@ def open(
     max_table_bytes: int | None = None,
     **linking: Unpack[LinkingOptions],
 ) -> Job:
-    """Open a run and link every rank of it.
+    """Open a run (a folder or files), and link the traces of every rank.
 
     Args:
         path: a folder, a file, or a mapping ``{rank: file or files}``. The ranks of a folder are inferred from file
@@ -184,7 +184,7 @@ def select(
     name: str | Collection[str] | None = None,
     category: str | Collection[str] | None = None,
 ) -> _RunType:
-    """Select the part of a run that all filters keep, as a run that every other verb accepts.
+    """Return the part of a run that matches all filters (rank, step, time, name, category), as a run again.
 
     Args:
         run: a Trace, a Job, or a path.

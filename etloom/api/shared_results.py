@@ -1,4 +1,4 @@
-"""Results that questions about a run share, as pieces of work that a server can do before it is asked."""
+"""Intermediate results that several questions about a run need, which a server can compute in advance."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from etloom.core.trace import Job
 
 
 def list_shared_work(job: Job) -> Iterator[Callable[[], object]]:
-    """Yield what questions about a run of linked traces need; computed once, and kept with the job.
+    """Yield functions that compute results shared by several questions; each result is cached with the job.
 
-    The most likely questions come first: findings, what-ifs, the summary, then comparisons. A piece is about one rank
-    if possible; it raises an EtloomError if the run does not allow it.
+    The most likely questions come first: findings, what-ifs, the summary, then comparisons. A function is about
+    one rank if possible; it raises an EtloomError if the run does not allow it.
     """
     from etloom.comparison import RUN_TABLES
     from etloom.reports.summary import answer_once, summarize_run
@@ -36,7 +36,7 @@ def _prepare_what_if(job: Job) -> None:
 
 
 def _list_rank_work(job: Job, *, is_finding: bool) -> Iterator[Callable[[], object]]:
-    """Yield the results of each rank that questions to all ranks need: those that a store keeps."""
+    """Yield functions that compute the stored results of each rank: those of findings, or all others."""
     from etloom.analyses.findings.rank_findings import find_in_rank
     from etloom.exports.store.rank_results import RESULTS
 

@@ -1,4 +1,4 @@
-"""Verbs on a store of runs, which are read and linked once."""
+"""Public functions for stores: folders of runs that were read and linked once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store_add(
     rank_pattern: str | None = None,
     progress: Progress | None = None,
 ) -> list[AddedRun]:
-    """Add runs to a store: read and link them once, and answer the usual questions.
+    """Add runs to a store: read and link them once, and store their tables and the answers to the usual questions.
 
     Every verb opens ``STORE/run=NAME`` like any other run, without reading the traces again. A run that the store holds
     already is skipped, unless its files changed; an addition that was killed goes on where it stopped. The answers are
@@ -63,7 +63,7 @@ def store_add(
     urls = [str(url) for url in map(clean_url, (*runs, to)) if url is not None]
     if is_remote(engine) and urls:
         raise InvalidValue(
-            f"{urls[0]} is copied to this host, where the others cannot read it",
+            f"{urls[0]} is copied to this host, and other hosts cannot read the copy",
             remedy="with the engine ray, use a file system that all hosts mount",
             option="engine",
         )
@@ -173,12 +173,12 @@ def store_stragglers(
 
 
 def _fetch_run(run: OwnPath) -> Path:
-    """Return a run, or the local copy of one in an object store, with all tables."""
+    """Return the path of a run; for a URL, download the run with all its tables and return the local path."""
     return Path(run) if (url := clean_url(run)) is None else mirror.fetch(url, complete=True)
 
 
 def _publish(runs: list[AddedRun], store: Path, url: str) -> list[AddedRun]:
-    """Upload runs of the local copy of a store, and return them with their URLs."""
+    """Upload runs from the local copy of a store to ``url``, and return them with URLs instead of local paths."""
     mirror.upload_runs(store, url, [run.path for run in runs])
     renamed: list[AddedRun] = name_uploaded(runs, store, url)
     return renamed

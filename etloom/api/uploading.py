@@ -30,7 +30,7 @@ _LATE_NAMES = ("run.json", "meta.json")
 
 
 def collect_to_url(url: str, overwrite: bool, record: Callable[[Path], CollectResult]) -> CollectResult:
-    """Record into a local folder, and upload it meanwhile.
+    """Record into a temporary local folder, and upload finished windows to an object store while the job runs.
 
     Args:
         url: a clean URL; {host} and {time} are replaced.
@@ -64,7 +64,7 @@ def collect_to_url(url: str, overwrite: bool, record: Callable[[Path], CollectRe
 
 
 def _check_target(url: str, overwrite: bool) -> None:
-    """Raise CollectError if the folder of a URL cannot be listed, or holds files that are not to be replaced."""
+    """Raise CollectError if the folder of a URL cannot be listed, or contains files and ``overwrite`` is false."""
     try:
         store = connect(url)
         key = split_url(url)[1]
@@ -82,7 +82,7 @@ def _check_target(url: str, overwrite: bool) -> None:
 
 
 class RunUploads:
-    """The uploads of a run.
+    """Uploads the files of a recording to an object store, in the background while the job runs and at its end.
 
     Args:
         folder: the local folder of the run.
@@ -99,7 +99,7 @@ class RunUploads:
         self._thread = threading.Thread(target=self._upload_until_stopped, name="etloom-upload", daemon=True)
 
     def running(self) -> _Background:
-        """Return a context in which finished windows are uploaded in the background."""
+        """Return a context manager that uploads finished traces in a background thread during its block."""
         return _Background(self._thread, self._stop)
 
     def _upload_until_stopped(self) -> None:
@@ -107,7 +107,7 @@ class RunUploads:
             self.upload_published()
 
     def upload_published(self) -> None:
-        """Upload the traces of ranks that have published them, each rank's record last; failures are left for later."""
+        """Upload the traces of ranks that finished writing them, each rank's record last; failures are tried again."""
         from etloom.collector import run_folder
 
         for window in (self._folder, *run_folder.list_windows(self._folder)):
@@ -125,7 +125,7 @@ class RunUploads:
                     continue
 
     def finish(self) -> list[str]:
-        """Upload what is left, run.json of each window last; return a message if that fails.
+        """Upload all remaining files, run.json of each window last; return a message if that fails, else an empty list.
 
         The first file that fails in all tries ends the upload, so that an unreachable store costs a bounded time.
         """
@@ -160,7 +160,7 @@ class RunUploads:
 
 
 class _Background:
-    """Runs a thread while the block runs, and waits for its current file in the end."""
+    """A context manager that runs the upload thread during its block; at the end it waits for the current file."""
 
     def __init__(self, thread: threading.Thread, stop: threading.Event) -> None:
         self._thread, self._stop = thread, stop

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of `etloom.check`.
+    """The result of `etloom.check`: the verdict (passed, failed or undecided), and a table with one row per measure.
 
     Attributes:
         table: one row per measure; columns of `etloom.comparison.gate.COLUMNS`.
@@ -29,18 +29,18 @@ class CheckResult:
 
     @property
     def verdict(self) -> str:
-        """Return "failed" if any measure failed, else "undecided" if any is, else "passed"."""
+        """Return "failed" if any measure failed, else "undecided" if any measure is undecided, else "passed"."""
         verdicts = set(self.table["verdict"])
         return next((verdict for verdict in ("failed", "undecided") if verdict in verdicts), "passed")
 
     @property
     def has_passed(self) -> bool:
-        """Return whether every judged measure passed."""
+        """Return whether the verdict is "passed": no measure failed and none is undecided."""
         return self.verdict == "passed"
 
 
 def check_metric_names(names: Iterable[str]) -> None:
-    """Check the names of metrics of `etloom.check` before a run is opened. Raises UnknownName."""
+    """Raise UnknownName if a name is not a metric of `etloom.check`."""
     from etloom.comparison.gate import METRICS
 
     for name in names:
@@ -50,7 +50,7 @@ def check_metric_names(names: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class HangReport:
-    """The result of `etloom.hangs`.
+    """The result of `etloom.hangs`: the cause of a hang, the divergences between ranks, and unreadable dumps.
 
     Attributes:
         cause: its kind, ranks, sentence and evidence; None if no rank waits for another.
@@ -66,7 +66,7 @@ class HangReport:
 
     @property
     def sentence(self) -> str:
-        """Return the answer in one sentence."""
+        """Return one sentence: the cause of the hang, or that no rank waits for another."""
         if self.cause is not None:
             return self.cause.sentence
         return f"no hang in the dumps of {format_ranks(self.ranks)}: no rank waits for another"

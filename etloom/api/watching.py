@@ -1,4 +1,4 @@
-"""Observation of a running job, by the state that each rank keeps in the folder of the run."""
+"""Observation of a running job, from the state files that its ranks write to the run's folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INCIDENTS_FOLDER = "incidents"
 
 
 class JobWatcher:
-    """Observes a job; `observe` is called again and again.
+    """Observes a running job from the state files of its ranks; call `observe` repeatedly.
 
     Args:
         run: the folder of ``etloom collect --watch``.
@@ -36,7 +36,7 @@ class JobWatcher:
         self._progress = JobProgress(stall_s, settle_s, time.time_ns())
 
     def observe(self) -> Observation | None:
-        """Return the present state; None if no rank has written its state yet."""
+        """Return the current state of the job (progress, stall or crash); None if no rank has written its state yet."""
         if not (self.run / WATCH_FOLDER).is_dir():
             return None
         try:
@@ -61,7 +61,10 @@ class JobWatcher:
             )
 
     def keep_incident(self, observation: Observation) -> Path:
-        """Copy the state of all ranks and the cause into a folder of the run, and return it. Raises OSError."""
+        """Save the state of all ranks and the cause to incidents/TIME in the run's folder; return that folder.
+
+        Raises OSError.
+        """
         folder = self.run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S")
         unfinished = shutil.ignore_patterns(".*")
         shutil.copytree(self.run / WATCH_FOLDER, folder, dirs_exist_ok=True, ignore=unfinished)
@@ -71,7 +74,7 @@ class JobWatcher:
 
 
 def describe_cause(observation: Observation) -> dict[str, Any]:
-    """Return the cause as JSON values, for webhooks and files."""
+    """Return the cause of a stall or crash, with evidence and stalled time, as JSON values for webhooks and files."""
     cause = observation.cause
     return {
         "kind": cause.kind if cause else None,

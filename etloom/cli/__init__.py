@@ -1,4 +1,4 @@
-"""The command ``etloom``: one file per verb; the work is done by `etloom.api`.
+"""The command ``etloom``: one module per subcommand; the work is done by `etloom.api`.
 
 Results go to stdout, messages and progress to stderr. Exit status: 0; 1 for an error of the input, reported
 in one line; 2 for wrong usage; 70 for an internal error; 130 after Ctrl-C. The module of a verb, and the libraries
@@ -50,7 +50,7 @@ _SIGNAL_FORWARDERS = {"collect", "replay"}
 
 
 class VerbGroup(click.Group):
-    """The group of all verbs; the module of a verb is imported only when the verb is used."""
+    """The group of all etloom commands; the module of a command is imported only when the command is used."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -106,5 +106,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
-    """Exit through Python, so that temporary files are removed."""
+    """Raise SystemExit with status 128 + signal number, so that Python removes temporary files before it exits."""
     raise SystemExit(128 + number)

@@ -50,7 +50,7 @@ ALL_ROWS = 10**9
 
 
 class AnalysisGroup(click.Group):
-    """The group of all analyses; one is imported when it is used."""
+    """The command group of all analyses; the module of an analysis is imported only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, _, is_usable in _list_analyses() if is_usable]
@@ -102,7 +102,7 @@ def analyze(ctx: click.Context, list_all: bool, format: Format | None) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """An analysis with the values of its own options and of the filters."""
+    """An analysis to run: its name, the values of its options, and the values of the filters."""
 
     name: str
     options: Mapping[str, Any]
@@ -110,7 +110,7 @@ class Question:
 
 
 def make_analysis_command(name: str) -> click.Command:
-    """Build the command of one analysis: its own options, the filters, then the shared options."""
+    """Build the click command of an analysis with its options, the filters that it lacks, and the shared options."""
     from etloom.core import registry
 
     module = registry.get("analyses", name)
@@ -136,7 +136,7 @@ def make_analysis_command(name: str) -> click.Command:
 
 
 def make_option(option: Option) -> click.Option:
-    """Build the flag of a plugin's keyword option from its type, default and help."""
+    """Build the click option for an option of a plugin, from its type, default and help."""
     types = [kind for kind in get_args(option.type) or (option.type,) if kind is not NoneType]
     flag = f"--{option.name.replace('_', '-')}"
     if bool in types:
@@ -148,7 +148,7 @@ def make_option(option: Option) -> click.Option:
 
 
 def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -> None:
-    """Open the run, answer the question and print the table and what to know about it."""
+    """Open a run, run an analysis on it, and print the table and messages about omitted rows and missing results."""
     from etloom.core import registry
 
     module = registry.get("analyses", question.name)
@@ -172,7 +172,7 @@ def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -
 
 
 def _answer_part(job: Job, question: Question) -> Answer:
-    """Answer the question for the part of the job that the filters keep.
+    """Run an analysis on the part of the job that the filters select.
 
     Raises:
         AnalysisError: no rank can answer; the message says if the filters are the reason.
@@ -199,7 +199,7 @@ def _answer_part(job: Job, question: Question) -> Answer:
 
 
 def _limit_rows(table: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[pl.DataFrame, str]:
-    """Return the first rows, of each rank or of all, and a message about omitted ones (empty if there are none)."""
+    """Return the first `top` rows (per rank if `each_rank`), and a message about omitted rows, which may be empty."""
     import polars as pl
 
     if top is None or table.is_empty():
@@ -213,7 +213,7 @@ def _limit_rows(table: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[
 
 
 def _format_filters(filters: Mapping[str, Any]) -> str:
-    """Return the filters as the user wrote them."""
+    """Return the filters as flags of the command line, such as `--rank 0 --step 3`."""
     values = ((flag, value if isinstance(value, list) else [value]) for flag, value in filters.items())
     return " ".join(f"--{flag} {item}" for flag, items in values for item in items if item is not None)
 
@@ -246,5 +246,5 @@ def _list_analyses() -> list[tuple[str, str, bool]]:
 
 
 def _split_list_items(text: str) -> str:
-    """Make each item of a list a paragraph, so that help can wrap it to the terminal's width."""
+    """Separate the items of lists ("- ...") by empty lines, so that help wraps each item to the terminal's width."""
     return re.sub(r"\n  (?=\S)", " ", re.sub(r"\n(?=- )", "\n\n", text))

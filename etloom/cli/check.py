@@ -131,7 +131,7 @@ def _write_result(
 
 
 def _print_verdicts(result: CheckResult, github: bool) -> None:
-    """Print a line for each measure that did not simply pass, with ``github`` also as a workflow annotation."""
+    """Print the messages of each measure that did not simply pass; with ``github`` also as annotations for GitHub."""
     for verdict, lines in zip(result.table["verdict"], result.messages, strict=True):
         for line in lines:
             if github:

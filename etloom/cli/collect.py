@@ -18,7 +18,7 @@ from etloom.core.urls import clean_url
 
 
 class StepCount(click.ParamType[int]):
-    """The value of --on-demand, which users often take for a flag."""
+    """The click type of --on-demand: a number of steps. Its error shows the syntax, as users often omit the number."""
 
     name = "steps"
 
@@ -30,7 +30,7 @@ class StepCount(click.ParamType[int]):
 
 
 class MebiBytes(click.ParamType[int]):
-    """A size in MiB, converted to bytes."""
+    """The click type of a size in MiB, which it converts to bytes."""
 
     name = "MiB"
 
@@ -43,7 +43,7 @@ class MebiBytes(click.ParamType[int]):
 
 @dataclass(frozen=True)
 class ActionOptions:
-    """Actions of the command other than recording."""
+    """Values of the flags --trigger, --build, --print-command, --overwrite and --report."""
 
     trigger: Path | None
     build: bool
@@ -251,7 +251,7 @@ def _collect(words: Sequence[str], out: Path, recording: CollectOptions, actions
 
 
 def _check_exclusive(words: Sequence[str], out: Path | None, actions: ActionOptions) -> None:
-    """Refuse options that --build, --trigger and --print-command would ignore."""
+    """Raise a usage error for options that --build, --trigger or --print-command would ignore."""
     chosen = [
         flag
         for flag, is_set in {
@@ -287,7 +287,7 @@ def _trigger(folder: Path) -> None:
 
 
 def _format_command_line(words: Sequence[str], out: Path, recording: CollectOptions) -> str:
-    """Return the command line for a shell that would run."""
+    """Return the shell command line that `etloom collect` would run."""
     from etloom.collector.launcher.collection import prepare_command
 
     job = prepare_command(words, out, recording)
@@ -298,7 +298,7 @@ def _format_command_line(words: Sequence[str], out: Path, recording: CollectOpti
 
 
 def _report_build() -> None:
-    """Explain what the first use of the native observer waits for."""
+    """Print that the native observer is being built, and how long that takes."""
     print_message("building the native observer for this torch, once: half a minute, more on a busy machine")
 
 

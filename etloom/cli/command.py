@@ -40,7 +40,7 @@ class OptionGroup:
     params: Sequence[click.Parameter]
 
     def pack(self, values: dict[str, Any]) -> None:
-        """Replace the values of the options by the dataclass, in place."""
+        """Replace the options' entries in `values` by a single entry that holds them as the dataclass."""
         names = [param.name for param in self.params if param.name is not None]
         values[self.argument] = self.values(**{name: values.pop(name) for name in names})
 
@@ -51,7 +51,7 @@ def command(
     help_values: Callable[[], Mapping[str, str]] | None = None,
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return a decorator that makes a click command of a function; the function's docstring is the help.
+    """Return a decorator that turns a function into a click command; the function's docstring is the help.
 
     Args:
         declared: arguments and options, in the order of the help.
@@ -86,7 +86,7 @@ def command(
 
 
 class Argument(click.Argument):
-    """A positional argument with a help text, which click has only from 8.5 on."""
+    """A positional argument with a help text, which click supports only since version 8.5."""
 
     def __init__(self, *args: Any, help: str, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -99,7 +99,7 @@ class VerbCommand(click.Command):
     help_values: Callable[[], Mapping[str, str]] | None = None
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help with its computed values."""
+        """Write the help text, with placeholders such as {presets} replaced by the texts of `help_values`."""
         if self.help_values is not None and self.help is not None:
             self.help = self.help.format(**self.help_values())
             self.help_values = None
@@ -121,7 +121,7 @@ class VerbCommand(click.Command):
 
 
 class FiniteFloat(click.FloatRange):
-    """A number within bounds; nan and infinities, which float() accepts, are refused."""
+    """The click type of a number within bounds; nan and infinities are refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -131,7 +131,7 @@ class FiniteFloat(click.FloatRange):
 
 
 class UserPath(click.Path):
-    """A path or the URL of an object store.
+    """The click type of a local path or the URL of an object store.
 
     A path may begin with ``~``, which the shell leaves alone in quotes and in ``--out=~/run``.
     """
@@ -143,7 +143,7 @@ class UserPath(click.Path):
 
 
 class LocalPath(UserPath):
-    """A path that must not be a URL."""
+    """The click type of a local path; a URL is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if (url := clean_url(os.fsdecode(value))) is not None:

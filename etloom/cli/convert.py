@@ -1,4 +1,4 @@
-"""etloom convert: one trace file in another format."""
+"""etloom convert: converts one trace file to another format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""etloom diff: whether one run is slower than another, and which parts account for the difference."""
+"""etloom diff: shows whether a run is slower than another, and which parts account for the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions of a command become one line on stderr and an exit status, never a traceback."""
+"""Converts exceptions of a command to one line on stderr and an exit status, without a traceback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_message(line: str) -> None:
 
 @contextmanager
 def recording_messages() -> Iterator[list[str]]:
-    """Yield a list that receives the messages printed in the block."""
+    """Yield a list to which `print_message` adds every message that it prints within the block."""
     messages: list[str] = []
     _recordings.append(messages)
     try:
@@ -45,7 +45,7 @@ def recording_messages() -> Iterator[list[str]]:
 
 
 def make_printable(text: str) -> str:
-    """Escape control characters: a name from a trace must not control the terminal."""
+    """Escape control characters in a text, because a name from a trace must not control the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
@@ -93,7 +93,7 @@ def handle_errors(**renamed: str) -> Iterator[None]:
 
 @contextmanager
 def _print_warnings() -> Iterator[None]:
-    """Print each EtloomWarning as a line like other messages; leave warnings of other kinds alone."""
+    """Print each EtloomWarning raised in this context as a message on stderr; show other warnings as Python does."""
     show = warnings.showwarning
 
     def print_warning(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
@@ -110,7 +110,7 @@ def _print_warnings() -> Iterator[None]:
 
 @contextmanager
 def as_usage_error(option: str = "") -> Iterator[None]:
-    """Report an EtloomError raised inside as wrong usage of the option, unless it names another option itself.
+    """Report an EtloomError raised in this context as wrong usage of `option`, unless the error names another option.
 
     For checks of the command line alone, which no content of the run can make valid.
     """
@@ -132,7 +132,7 @@ def _report_error(error: EtloomError, renamed: dict[str, str]) -> int:
 
 
 def _report_usage_error(error: click.ClickException) -> int:
-    """Print one line for wrong usage that the parser found (a bare group prints its help) and return the status."""
+    """Print a usage error of click as one line, or help if a group is called without a command; return the status."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
@@ -146,7 +146,7 @@ def _report_usage_error(error: click.ClickException) -> int:
 
 
 def _explain_extra_paths(line: str) -> str:
-    """Explain that `run/*` expands to the files of a folder where the folder itself is expected."""
+    """Replace an error about extra arguments that are paths, as from `run/*`, by a request for their folder."""
     extra = re.search(r"unexpected extra argument.* \((.+)\)", line)
     if extra is None or not all(os.path.exists(word) for word in extra[1].split()):  # noqa: PTH110
         return line
@@ -161,7 +161,7 @@ def _find_flag(option: str) -> str:
 
 
 def _spell(parameter: click.Parameter) -> str:
-    """Return the longest flag of an option, or the name of an argument as the help shows it."""
+    """Return the longest flag of an option, or the name of an argument as shown in the help."""
     flags = parameter.opts if isinstance(parameter, click.Option) else [parameter.human_readable_name]
     return str(max(flags, key=len))
 

@@ -1,4 +1,4 @@
-"""etloom export: traces of a run in another format."""
+"""etloom export: writes the traces of a run in another format."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def export(
 
 
 def _export(job: Job, rank: int | None, out: Path, name: str, options: dict[str, Any]) -> None:
-    """Write the job, or one rank of it, and print the names of the files."""
+    """Export the job, or only the rank `rank`, and print the names of the written files."""
     import etloom
 
     try:
@@ -93,7 +93,7 @@ def _export(job: Job, rank: int | None, out: Path, name: str, options: dict[str,
 
 
 def _parse_options(format_name: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Convert NAME=VALUE to the types of the format's options; unknown names are left to `etloom.export`."""
+    """Convert NAME=VALUE texts to a dict with the types of the format's options; unknown names are not checked here."""
     from etloom.core import registry
 
     types = {option.name: option.type for option in registry.list_options("exports", format_name)}

@@ -1,4 +1,4 @@
-"""Findings as paragraphs: a table would be as wide as the longest advice."""
+"""Formats findings as paragraphs of text, because a table would be as wide as the longest advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCATION = ("step", "stream", "operator", "module", "frame", "name", "event")
 
 
 def is_findings_table(frame: pl.DataFrame) -> bool:
-    """Return whether the rows are findings, possibly with more columns."""
+    """Return whether a table has all columns of findings, possibly with more columns."""
     from etloom.analyses.findings import COLUMNS
 
     return set(COLUMNS) <= set(frame.columns)

@@ -1,4 +1,4 @@
-"""etloom gather: the traces of several hosts in one folder."""
+"""etloom gather: copies the traces of several hosts into one folder."""
 
 from __future__ import annotations
 

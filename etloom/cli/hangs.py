@@ -1,4 +1,4 @@
-"""etloom hangs: the cause of a hang in one sentence, then the evidence and the table."""
+"""etloom hangs: prints the cause of a hang in one sentence, then the evidence and the divergences between ranks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _format_json(report: HangReport) -> str:
 
 
 def _shorten_ranks(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with ranges of ranks, which stay short for thousands of ranks, and without the times."""
+    """Return the table with lists of ranks as text, such as 0-3, 7, and without the column ``called_ns``."""
     import polars as pl
 
     from etloom.core.text import format_ranges

@@ -1,4 +1,4 @@
-"""etloom info: the contents of a folder or file of traces."""
+"""etloom info: shows the contents of a folder or file of traces."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: Run
 def _describe(
     path: Path, run: RunOptions, selected: Format, metric_format: MonitoringFormat | None, out: Path | None
 ) -> Output:
-    """Open the run and write the facts; return what was written as text."""
+    """Open the run and write its facts in the selected format; return the written text (empty for csv and parquet)."""
     job = open_job(
         path, run, lazy=True, warn=False
     )  # sets the threads of polars, so imports of it come later
@@ -101,7 +101,7 @@ def _is_empty(facts: dict[str, Any]) -> bool:
 
 
 def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:
-    """Format the facts as text: a list of properties, the table of ranks, the stats."""
+    """Format the facts about a run as text: a list of properties, a table of ranks, and the data-quality rows."""
     import polars as pl
     from rich.text import Text
 
@@ -223,5 +223,5 @@ def _describe_ranks(job: Job, world_size: int | None) -> str:
 
 
 def _join_first(names: Sequence[str]) -> str:
-    """Join up to eight names."""
+    """Join the first eight names with commas; "..." stands for further names."""
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -1,4 +1,4 @@
-"""The output of verbs for runs that did not change, kept in the cache.
+"""Caches the output of commands, and prints it again if the files of the run have not changed.
 
 A verb prints again what it printed last time if the files of the run, the options, the environment, the terminal and
 etloom's own files are the same. Nothing of the run is opened then, and neither polars nor numpy is imported. An output
@@ -43,7 +43,7 @@ FileState = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a verb: text on stdout, messages on stderr before it, and the page that it writes."""
+    """The output of a command: text on stdout, messages on stderr before it, and the HTML page that it writes."""
 
     text: str
     page: str | None = None
@@ -60,7 +60,7 @@ def reuse_output(
     format: str = "",
     out: Path | None = None,
 ) -> None:
-    """Show the output of the verb's last run again if nothing changed since; else compute, show and keep it.
+    """Show the cached output of a command if nothing has changed since; else compute, show and cache the output.
 
     Args:
         verb: the name of the verb.
@@ -88,7 +88,7 @@ def reuse_output(
 
 
 def _compute_key(verb: str, path: Path, run: RunOptions, format: str, out: Path | None) -> str | None:
-    """Return the key of an output; None if it cannot be known whether something changed."""
+    """Return the cache key of an output, a hash of all that it depends on; None if changes could be missed."""
     if clean_url(path) is not None:
         return None
     try:
@@ -115,7 +115,7 @@ def _compute_key(verb: str, path: Path, run: RunOptions, format: str, out: Path 
 
 
 def _list_states(path: Path, out: Path | None) -> list[FileState]:
-    """Return the state of each file that a run at this path may be read from, without the one that is written.
+    """Return path, size and times of each file that a run at this path may be read from, except the file ``out``.
 
     Raises:
         OSError: a file cannot be read, there are too many, or a link leads to a folder.
@@ -161,7 +161,7 @@ def _read_state(file: Path | str) -> FileState:
 
 
 def _find_time(place: str) -> int:
-    """Return when packages were last installed in a folder of the path, 0 if it does not exist."""
+    """Return the modification time (ns) of a folder of sys.path, which an installation changes; 0 if it is missing."""
     try:
         return os.stat(place).st_mtime_ns  # noqa: PTH116
     except OSError:
@@ -169,7 +169,7 @@ def _find_time(place: str) -> int:
 
 
 def _list_code() -> Iterator[str]:
-    """Yield the paths of etloom's own files, in order."""
+    """Yield the paths of all files of the package etloom, in order."""
     for folder, folders, files in os.walk(_PACKAGE):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for file in sorted(files):
@@ -177,14 +177,14 @@ def _list_code() -> Iterator[str]:
 
 
 def _has_plugins() -> bool:
-    """Return whether other packages extend etloom: a change of their code would not be noticed."""
+    """Return whether other packages extend etloom; the cache would not notice a change of their code."""
     from etloom.core.registry import list_entry_points
 
     return any(len(list_entry_points(group)) for group in _PLUGIN_GROUPS)
 
 
 def _load(entry: Path) -> Output | None:
-    """Return the output in an entry of the cache; None if there is none."""
+    """Read an output from its folder in the cache; None if it is missing or damaged."""
     try:
         facts = json.loads((entry / "meta.json").read_bytes())
         page = (entry / "page.html").read_text(encoding="utf-8") if facts["has_page"] else None
@@ -195,7 +195,7 @@ def _load(entry: Path) -> Output | None:
 
 
 def _store(entry: Path, output: Output) -> None:
-    """Write an entry of the cache; a cache that cannot be written is ignored."""
+    """Write an output to its folder in the cache; do nothing if the cache cannot be written."""
     from etloom.loading.cache import register_entry
 
     facts: dict[str, Any] = {

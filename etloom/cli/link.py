@@ -32,13 +32,16 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """Options of linking."""
+    """Options of linking: which profile iteration to use if ids are missing, and the inter-thread threshold in us."""
 
     iterations: str
     inter_thread_threshold: float
 
     def to_keywords(self) -> dict[str, Any]:
-        """Return the options that differ from the defaults: runs linked with the defaults are in the cache."""
+        """Return the options that differ from the defaults, as keywords of `etloom.link`.
+
+        Without keywords the linked run can be read from the cache.
+        """
         values = {"iterations": self.iterations, "inter_thread_threshold_us": self.inter_thread_threshold}
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
@@ -131,7 +134,7 @@ def link(
 
 
 def _link(source: SourceOptions, out: Path, linking: dict[str, Any], run: RunOptions) -> Trace | Job:
-    """Open and link what the user named."""
+    """Open and link the run at the path, or the host and device trace of one rank."""
     import etloom
     from etloom.core.text import unknown_rank_error
     from etloom.core.trace import Job
@@ -177,7 +180,7 @@ def _save(linked: Trace | Job, out: Path, format: str) -> None:
 
 
 def _infer_format(out: Path) -> str:
-    """Return the export whose suffix ends the name, or parquet if there is none."""
+    """Return the export format whose suffix ends the file name; parquet if no suffix fits."""
     from etloom.core import registry
 
     try:
@@ -187,7 +190,7 @@ def _infer_format(out: Path) -> str:
 
 
 def _is_file_name(out: Path) -> bool:
-    """Return whether the name ends like a file of some export."""
+    """Return whether the name ends in the suffix of an export format, so that it is a file and not a folder."""
     from etloom.core import registry
 
     suffixes = (

@@ -1,4 +1,4 @@
-"""etloom lint: problems of Chakra files, found before a simulator uses them."""
+"""etloom lint: checks Chakra files for problems before a simulator uses them."""
 
 from __future__ import annotations
 

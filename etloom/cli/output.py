@@ -1,4 +1,4 @@
-"""Output of tables: as text, JSON, CSV or Parquet, to stdout or a file; and the progress bar."""
+"""Writes tables as text, JSON, CSV or Parquet, to stdout or a file, and shows the progress bar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIN_TEXT_WIDTH = 24
 
 
 class Format(str, enum.Enum):
-    """The formats of a table."""
+    """The output formats of a table."""
 
     table = "table"
     json = "json"
@@ -51,7 +51,7 @@ class TableOptions:
 
 
 class MonitoringFormat(str, enum.Enum):
-    """The formats of verbs whose figures monitoring systems read."""
+    """The output formats of commands that can also write metrics for monitoring systems."""
 
     table = "table"
     json = "json"
@@ -77,7 +77,7 @@ TABLE_OPTIONS = OptionGroup("table", TableOptions, [FORMAT, OUT])
 
 
 def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *, raw: bool = False) -> None:
-    """Write a table to ``out``, or stdout.
+    """Write a table in a format to the file ``out``, or to stdout if it is None.
 
     Args:
         raw: show values as they are: the names of the columns are a user's and state no unit.
@@ -126,12 +126,12 @@ def format_metrics(metrics: Sequence[Metric], run: Path | str, format: Monitorin
 def write_metrics(
     metrics: Sequence[Metric], run: Path | str, format: MonitoringFormat, out: Path | None = None
 ) -> None:
-    """Write metrics as `format_metrics` does to ``out``, or stdout."""
+    """Write metrics as Prometheus text or OTLP to the file ``out``, or to stdout if it is None."""
     write_text(format_metrics(metrics, run, format), out)
 
 
 def split_format(format: MonitoringFormat | None) -> tuple[Format | None, MonitoringFormat | None]:
-    """Return the format of a table, or that of metrics; both None if none is specified."""
+    """Return (table format, None) or (None, metrics format), depending on the format; (None, None) without a format."""
     if format in (MonitoringFormat.prometheus, MonitoringFormat.otlp):
         return None, format
     return None if format is None else Format(format.value), None
@@ -148,7 +148,7 @@ def to_json(frame: pl.DataFrame) -> str:
 
 
 def format_lines(frame: pl.DataFrame, raw: bool = False) -> str:
-    """Format the table as `build_table` does without colors and wrapping, and without rich, which is slow to import."""
+    """Format a table as plain text like `build_table`, without colors, wrapping and rich, which is slow to import."""
     columns, rows = _format_cells(frame, raw)
     headers = [make_printable(column.header) for column in columns]
     widths = [max(map(_display_width, cells)) for cells in zip(headers, *rows, strict=True)]
@@ -249,7 +249,7 @@ def _make_console(out: Path | None) -> Console:
 
 
 def choose_format(format: Format | None, out: Path | None) -> Format:
-    """Return the given format, else the one of the ending of ``out``, else table; to be called before any work.
+    """Return ``format``, else the format of the ending of ``out``, else table; to be called before any work.
 
     Raises:
         EtloomError: ``out`` has an unknown ending (wrong usage), or cannot be written.
@@ -281,7 +281,7 @@ def _flatten(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_text(text: str, out: Path | None) -> None:
-    """Write to the file, creating missing folders, or to stdout."""
+    """Write text to the file ``out``, creating missing folders, or to stdout if it is None."""
     if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Output files: checks, made before the work, that one can be written; and the writing of a run."""
+"""Checks before the work that output files can be written, and exports runs to files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_export(target: Path, option: str = "--out") -> None:
-    """Check that the file can be written, and that its ending is that of an export format.
+    """Check that the file can be written, and that its ending belongs to an export format.
 
     Raises:
         EtloomError: the ending is unknown, or the file cannot be written.
@@ -67,7 +67,7 @@ def check_writable(target: Path, option: str, in_place: bool = False) -> None:
 
 @contextmanager
 def writing_locally(target: Path) -> Iterator[Path]:
-    """Yield the path, or for a URL a local one that is uploaded when the block has ended."""
+    """Yield a local path to write to; for a URL it is a temporary file that is uploaded when the block ends."""
     if (url := clean_url(target)) is None:
         yield target
         return
@@ -78,21 +78,21 @@ def writing_locally(target: Path) -> Iterator[Path]:
 
 
 def describe_page(target: Path) -> str:
-    """Return where a page was written and how to open it."""
+    """Return a message with the path of a written HTML page and its URL for a browser."""
     if clean_url(target) is not None:
         return f"wrote {target}"
     return f"wrote {target}; open it in a browser: {target.resolve().as_uri()}"
 
 
 def write_run(run: Job | Trace, target: Path) -> None:
-    """Write a run in the format of the file's ending, and print the name of the file."""
+    """Export a run in the format of the file's ending, and print the names of the written files."""
     import etloom
 
     print_message(describe_files(etloom.export(run, target), target, run))
 
 
 def describe_files(first: Path, target: Path, run: Job | Trace) -> str:
-    """Return which files an export wrote. first: the path that it returned."""
+    """Return a message about the files that an export wrote; ``first`` is the path that the export returned."""
     from etloom.core.trace import Job
 
     others = len(run) - 1 if first != target and isinstance(run, Job) else 0

@@ -1,4 +1,4 @@
-"""etloom predict: step time of a run on another network, another number of ranks, or another device."""
+"""etloom predict: predicts the step time of a run on another network, number of ranks, or device."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def predict(
 def _print_prediction(
     prediction: Prediction | RelaidPipeline | UntimedPrediction, top: int | None, format: Format | None
 ) -> None:
-    """Print the first of the prediction's reasons, the first rows of its table, and the other reasons."""
+    """Print the first of the prediction's reasons, the first ``top`` rows of its table, and the other reasons."""
     for line in prediction.reasons[:1]:
         print_message(line)
     table = prediction.table

@@ -1,4 +1,4 @@
-"""etloom query: SQL over the tables of a run."""
+"""etloom query: runs an SQL query over the tables of a run."""
 
 from __future__ import annotations
 

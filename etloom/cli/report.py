@@ -1,4 +1,4 @@
-"""etloom report: the summary in the terminal and the report as one HTML file."""
+"""etloom report: prints the summary of a run and writes the report as one HTML file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def report(path: Path, out: Path | None, run: RunOptions) -> None:
 
 
 def write_report(path: Path, out: Path | None = None, run: RunOptions | None = None) -> None:
-    """Print the summary on stdout and write the page."""
+    """Print the summary of a run on stdout and write its HTML report."""
     target = out or (path if path.is_dir() else Path()) / "report.html"
     if path.exists():
         check_writable(target, "--out")

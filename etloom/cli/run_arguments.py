@@ -1,4 +1,4 @@
-"""Arguments that most verbs share: what to open and how; and the opening itself."""
+"""Arguments that most commands share: the path of a run and the options to open it; and `open_job`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_TABLE_BYTES = 256_000_000
 
 
 def path_argument(help: str) -> Argument:
-    """Return the positional argument ``path``."""
+    """Return the positional argument ``path`` of a command, with a help text."""
     return Argument(["path"], type=PATH_TYPE, metavar="PATH", help=help, required=True)
 
 
@@ -42,7 +42,7 @@ ENGINE = click.Option(
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of opening a run."""
+    """Options for opening a run, which most commands share."""
 
     rank_pattern: str | None = None
     strict: bool = False
@@ -129,7 +129,7 @@ def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = Tr
 
 
 def report_loss(job: Job, path: Path | str) -> None:
-    """Print one line on stderr if data of the files was lost or results may be wrong: what, and of which ranks."""
+    """Print a line on stderr if data was lost or results may be wrong, with the problems and their ranks."""
     from etloom.core.losses import describe_loss
 
     if loss := describe_loss(job.stats):

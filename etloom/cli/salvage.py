@@ -1,4 +1,4 @@
-"""etloom salvage: repair of a truncated or damaged JSON trace, completion of a killed recording."""
+"""etloom salvage: repairs a truncated or damaged JSON trace, or completes the recording of a killed job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""etloom simulate: predicted times of a run under changed conditions."""
+"""etloom simulate: predicts the times of a run under changed conditions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """The changed conditions, as the user wrote them."""
+    """The changes to simulate, as the user wrote them."""
 
     set_: Sequence[str]
     remove_sync: Sequence[str]

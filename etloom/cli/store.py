@@ -1,4 +1,4 @@
-"""etloom store: runs that are read and linked once."""
+"""etloom store: manages a store, a folder of runs that are read and linked once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add(
     engine: str,
     rank_pattern: str | None,
 ) -> None:
-    """Add runs to a store: read and link them once, and answer the usual questions.
+    """Add runs to a store: read and link each run once, and store its tables and the results of common analyses.
 
     Every verb opens STORE/run=NAME like any other run, without reading the traces again, and so do polars, DuckDB and
     Spark. A run that the store holds already is skipped, unless its files changed. An addition that was interrupted
@@ -92,7 +92,7 @@ def list_(store: Path, table: TableOptions) -> None:
 
 @command(STORE, JOBS)
 def refresh(store: Path, jobs: int | None) -> None:
-    """Write the runs again that another version of etloom stored, from their tables.
+    """Rewrite the runs that another version of etloom stored, from their stored tables.
 
     Until then their answers are computed from the tables.
 
@@ -136,7 +136,7 @@ def stragglers(
     rack_pattern: str | None,
     table: TableOptions,
 ) -> None:
-    """Compare how much hosts delay others over the runs of a store.
+    """Compare how much each host (or rank or rack) delays the others, over the runs of a store.
 
     A host delays a communication from the last arrival of a rank of another host to the last one of its own. It is
     slow in a run if it delays others by at least --min-pct of the time, by more than the uncertainty of the clocks, and

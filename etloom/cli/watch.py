@@ -1,4 +1,4 @@
-"""etloom watch: progress of a running job, and the cause when it stalls, crashes or is slow."""
+"""etloom watch: shows the progress of a running job, and the cause when it stalls, crashes or is slow."""
 
 from __future__ import annotations
 
@@ -90,13 +90,15 @@ def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> 
                 for rank, text in observation.cause.evidence.iter_rows():
                     click.echo(make_printable(f"  rank {rank}: {text}"))
                 _send(webhook, observation)
-                print_message(f"kept {watcher.keep_incident(observation)}; etloom hangs shows details")
+                print_message(
+                    f"state saved: {watcher.keep_incident(observation)}; etloom hangs shows details"
+                )
                 raise click.exceptions.Exit(TROUBLE_STATUS)
         time.sleep(_POLL_S)
 
 
 def format_progress(observation: Observation) -> str:
-    """Return steps, step time and the latest ranks as one line."""
+    """Return the number of steps, the step time in ms and the three ranks that arrive latest as one line."""
     step = "unknown" if observation.step_ns is None else f"{observation.step_ns / 1e6:,.1f} ms"
     latest = sorted(observation.lateness_ns.items(), key=lambda item: -item[1])[:3]
     late = ", ".join(f"rank {rank} {late_ns / 1e6:,.1f} ms" for rank, late_ns in latest)
@@ -106,7 +108,7 @@ def format_progress(observation: Observation) -> str:
 def _report_slowdown(
     observation: Observation, reported: set[str], recorded_run: Path | None, webhook: str | None
 ) -> None:
-    """Report a slow rank and a change of the step time, once each."""
+    """Report a slow rank and a change of the step time, each once; request a recording if ``recorded_run`` is set."""
     messages = {}
     if observation.step_change is not None:
         messages["change"] = f"the step time changed to {observation.step_change:.2f} times the earlier one"
@@ -125,7 +127,7 @@ def _report_slowdown(
 
 
 def _send(url: str | None, observation: Observation) -> None:
-    """Send the cause to a webhook; a failure is one line."""
+    """Send the cause of a stall or slowdown to the URL of a webhook; print a message if that fails."""
     if url is None:
         return
     import urllib.request

@@ -103,7 +103,7 @@ def estimate_clocks(matched: pl.DataFrame, hosts: Mapping[int, str | None] | Non
 
 
 def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Convert start and end to the clock of the reference rank, for ranks with the verdict "corrected"."""
+    """Convert start and end (ns) to the clock of the reference rank, for ranks with the verdict "corrected"."""
     corrections = table.filter(pl.col("verdict") == "corrected").select(
         "rank", "offset_ns", "drift_ppm", "since_ns"
     )
@@ -118,7 +118,7 @@ def correct_clocks(parts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _compare_with_hubs(matched: pl.DataFrame, since: int | None) -> list[_RankPair]:
-    """Compare each rank with the lowest rank of its instances.
+    """Compare the clock of each rank with that of the lowest rank in the collective instances they share.
 
     Instances of which it is unknown whether they synchronize count only between ranks that have no others.
     """
@@ -185,7 +185,7 @@ def _compare_clocks(rank: int, hub: int, pair_rows: pl.DataFrame) -> _RankPair:
 
 
 def _offset_bounds(pair_rows: pl.DataFrame, slope: float) -> tuple[float, float]:
-    """Lower and upper bound of the offset at time 0, for a drift of ``slope``."""
+    """Return the lower and upper bound of the clock offset (ns) at time 0, for a drift of ``slope`` (ns per ns)."""
     drifted = slope * pl.col("at")
     lowest, highest = pair_rows.select(
         (pl.col("lowest") - drifted).max(), (pl.col("highest") - drifted).min()
@@ -207,7 +207,7 @@ def _median_deviation(differences: np.ndarray) -> float:
 
 
 def _chain_from_references(pairs: list[_RankPair], ranks: Sequence[int]) -> dict[int, _RankPair]:
-    """Chain the pairs from the lowest rank of each connected group, always by the pair with the smallest spread."""
+    """Return each rank's clock offset to the lowest connected rank, summed along the pairs with the smallest spread."""
     edges: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
     for index, pair in enumerate(pairs):
         for end in (pair.rank, pair.hub):
@@ -296,7 +296,7 @@ def _build_row(
 
 
 def _residual_offset(pair: _RankPair, correction: float) -> float:
-    """The largest possible distance between the true offset and the correction."""
+    """Return the largest possible difference between the true clock offset and the correction, ns."""
     lowest = max(pair.lowest, pair.offset - pair.margin)
     highest = min(pair.highest, pair.offset + pair.margin)
     return max(highest - correction, correction - lowest, 0.0)

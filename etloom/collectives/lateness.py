@@ -62,7 +62,7 @@ def largest_cause(*others: str) -> pl.Expr:
 
 
 def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
-    """The result of `compute_delays`, from participations with `_add_work_since_previous`."""
+    """Return the table of `compute_delays`: the last rank of each instance, compared with the rank before it."""
     start, awaited = pl.col("start"), pl.col("awaited")
     # If the clocks show that all ranks had left before it arrived, nobody waited that long.
     stood = (start + pl.col("wait")).filter(awaited.is_not_null()).max()
@@ -105,9 +105,10 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """Return the matched participations with the work of the rank since it left the previous instance of the group, or
-    of another group with the same members: left, compute, busy. left is null if there is no previous one, or no other
-    rank recorded it."""
+    """Add left, compute and busy: each rank's work since it left the previous instance with the same members (ns).
+
+    left is null if there is no previous instance, or no other rank recorded it. Unmatched participations are dropped.
+    """
     members = pl.coalesce(pl.col("ranks").str.replace_all(" ", "", literal=True), "group")
     before = pl.col("end", "own_end", "instance").shift(1).over("rank", "where", members, order_by="start")
     ordered = parts.with_columns(before.name.prefix("before_")).filter(pl.col("instance").is_not_null())
@@ -120,7 +121,10 @@ def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> p
 
 
 def _add_work(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """Add compute and busy: the work of each rank since own_left; rows of a rank follow each other."""
+    """Add compute and busy: how long (ns) each rank computed, and was active, from own_left to its arrival.
+
+    The result is grouped by rank.
+    """
     groups = group_rows(parts["rank"].to_numpy())
     parts = take_rows(parts, np.concatenate(groups))
     ranks, untils = parts["rank"].to_numpy(), parts["own_start"].to_numpy()

@@ -57,7 +57,7 @@ def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _drop_shared_numbers(parts: pl.DataFrame) -> pl.DataFrame:
-    """Remove the numbers of participations where messages of the rank itself shift them.
+    """Remove the sequence numbers of groups in which a host backend counts messages, too: they differ between ranks.
 
     Backends on the host (gloo) count the messages of a rank and the collectives of its group with one counter, so the
     same collective has another number on a rank that sent more messages, and a message another number at each end.

@@ -135,7 +135,7 @@ def _from_device(trace: Trace) -> pl.DataFrame:
 
 
 def _from_library(trace: Trace) -> list[pl.DataFrame]:
-    """Communications that NCCL itself recorded, with a start: a table, or none if there are none."""
+    """Return the communications with a start time that NCCL's profiler recorded, as a list of at most one table."""
     is_call = arrays.is_in(trace.events["cat"], (categories.NCCL_COLLECTIVE,))
     if not is_call.any():
         return []
@@ -155,7 +155,7 @@ def _from_library(trace: Trace) -> list[pl.DataFrame]:
 
 
 def _from_host(trace: Trace) -> list[pl.DataFrame]:
-    """Ranges of a backend that works on the host: those outside the call stacks (a device backend only launches).
+    """Return the communications of host backends (such as gloo), from their ranges outside the call stacks.
 
     A table, or none if there are none.
     """
@@ -205,7 +205,7 @@ def _from_host(trace: Trace) -> list[pl.DataFrame]:
 def _find_calls_by_record(
     events: pl.DataFrame, call_rows: NDArray[np.int64], range_rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the row of the call in which the record of each range was made, -1 where that is unknown.
+    """Return for each backend range the row of the call that submitted it, by record-function id; -1 if unknown.
 
     A range gets its record-function id, the next one, when the call submits it; it may begin on a worker after later
     calls. A call that splits its work makes several, so the last call with a lower id counts if it began before.
@@ -223,7 +223,7 @@ def _find_calls_by_record(
 
 
 def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Complete a row of COLUMNS: sizes in bytes, both ends of a message."""
+    """Complete a row of COLUMNS for a rank: sizes in bytes, and source and destination of a message."""
     collective, size = row["collective"], categories.itemsize(row["dtype"])
     into = None if size is None or row["in_nelems"] is None else row["in_nelems"] * size
     out = None if size is None or row["out_nelems"] is None else row["out_nelems"] * size

@@ -95,7 +95,7 @@ def infer_mesh(job: Job) -> ProcessMesh:
 
 
 def _default_stride(axis: str, sizes: dict[str, int]) -> int:
-    """Return the stride of an axis in the usual order."""
+    """Return the distance in ranks between neighbors on an axis, if the axes have the usual order."""
     return math.prod(sizes.get(other, 1) for other in _FASTEST_FIRST[: _rank_of(axis)])
 
 

@@ -39,7 +39,7 @@ def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _last_receiver_arrivals(table: pl.DataFrame) -> pl.Series:
-    """Return the last arrival of a receiver before each pure sender departed."""
+    """Return for each rank that only sends the last arrival of a receiver before it departed, ns; null for others."""
     senders = table.filter(~pl.col("receives")).select("part", "instance", "end")
     receivers = table.filter("receives").select("instance", arrival="start")
     last = senders.join(receivers, on="instance").filter(pl.col("arrival") <= pl.col("end"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, scratch: Path) -> None:
-    """Write a new file under a unique name in `scratch`, then rename it to `path`.
+    """Write `text` to a new file with a unique name in the folder `scratch`, then rename that file to `path`.
 
     `scratch` must be on the same disk. Links are not followed, neither at `path` nor in `scratch`: the folder may
     belong to somebody else.

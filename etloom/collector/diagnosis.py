@@ -1,4 +1,4 @@
-"""Explains why a run, or a rank, recorded nothing, and how much of it a ring still holds.
+"""Explains why a run or a rank recorded nothing, and which steps a ring buffer still contains.
 
 Each explanation is one sentence, derived from the status files of the job's processes (session/process_status.py).
 """
@@ -17,7 +17,7 @@ _LOST_PYTHONPATH = "(python -I, -E, -S, env -i, a container)"
 
 
 def explain_empty_run(options: RecordingOptions, statuses: Sequence[Facts], exit_status: int = 0) -> str:
-    """Return why a run recorded nothing, and what to do.
+    """Return a sentence that explains why a run recorded nothing, often with a suggestion for the user.
 
     Args:
         options: Options of the recording.
@@ -49,7 +49,7 @@ def _explain_from_statuses(options: RecordingOptions, statuses: Sequence[Facts])
 
 
 def explain_unrecorded_process(options: RecordingOptions, status: Facts) -> str:
-    """Return why a process in which steps were counted recorded nothing."""
+    """Return a phrase that explains why a process recorded nothing although its steps were counted."""
     if status.get("excluded"):
         return "--ranks excludes it"
     if status.get("missed"):
@@ -70,7 +70,7 @@ def explain_unrecorded_process(options: RecordingOptions, status: Facts) -> str:
 
 
 def _explain_no_steps(options: RecordingOptions, statuses: Sequence[Facts]) -> str:
-    """Return why no process counted a step."""
+    """Return a sentence that explains why no process of the job counted a training step."""
     processes = (
         f"in {len(statuses)} processes with torch" if len(statuses) > 1 else "in the process with torch"
     )
@@ -95,7 +95,7 @@ def _explain_no_steps(options: RecordingOptions, statuses: Sequence[Facts]) -> s
 
 
 def describe_ring(ranks: Sequence[Facts]) -> str | None:
-    """Return what the rings of these ranks still hold, or None if nothing was overwritten."""
+    """Return text on the complete steps still in the ring buffers of these ranks; None if nothing was overwritten."""
     overwritten = [facts for facts in ranks if (facts.get("ring") or {}).get("overwritten_operators")]
     if not overwritten:
         return None

@@ -1,4 +1,4 @@
-"""Delays forks of the job, and os.closerange, while the collector works on profilers and files.
+"""Delays os.fork and os.closerange in the job while a thread of the collector works on profilers or writes files.
 
 A child of fork has a copy of every lock and only the thread that forked: a lock that another thread held at that
 moment is held in the child forever. torch's and Kineto's locks cannot be replaced there, so a fork waits until no
@@ -36,7 +36,7 @@ _registered = False
 
 
 def register(register_at_fork: Callable[..., Any] | None = None) -> None:
-    """Register the hooks with os.register_at_fork, or with a function like it; does nothing the second time.
+    """Register the fork hooks with os.register_at_fork or an equivalent function; later calls do nothing.
 
     The bootstrap of a job passes its own, which was registered before the job's code ran: so of all hooks that run
     before a fork, this one is the last, and no other one waits while it holds the locks.
@@ -49,12 +49,12 @@ def register(register_at_fork: Callable[..., Any] | None = None) -> None:
 
 
 def call_in_child(callback: Callable[[], None]) -> None:
-    """Call `callback`, which must not raise, in every child of fork, after the locks are free."""
+    """Register `callback`, which must not raise, to run in every forked child after the locks are released there."""
     _child_callbacks.append(callback)
 
 
 def close_descriptors_apart(is_writing: Callable[[], bool]) -> None:
-    """Have os.closerange wait, at most `_TIMEOUT_S`, until no thread of the collector has a file open.
+    """Patch os.closerange to wait until no thread of the collector has a file open, for at most `_TIMEOUT_S` (10 s).
 
     Otherwise a job that closes all descriptors, as daemons do, also closes that of a trace which is being written, and
     the rest of the trace goes into the file that the job opens next: it has the same number.
@@ -81,7 +81,10 @@ def close_descriptors_apart(is_writing: Callable[[], bool]) -> None:
 
 
 def _acquire_locks(acquired: list[Any], deadline: float) -> None:
-    """Append the locks that are free before the deadline; a signal handler of the job may raise meanwhile."""
+    """Acquire the collector's locks until `deadline` (s, as time.monotonic), and append those acquired to `acquired`.
+
+    A signal handler of the job may raise meanwhile: the caller then releases the locks in the list.
+    """
     for lock in _LOCKS:
         if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             acquired.append(lock)

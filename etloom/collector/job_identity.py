@@ -19,7 +19,7 @@ _MISSING_IDS = ("", "none")  # torchrun's value if it was started without an id
 
 
 def describe_job(options: RecordingOptions) -> dict[str, Any]:
-    """Return the job of this process, for rank_<r>.json.
+    """Return the ids of the job to which this process belongs, for its record rank_<r>.json.
 
     Its keys: batch (variable and id of the batch system's job), rendezvous (torchrun's id), launch (the `collect`, or
     the process that called `record`, by host, pid and a random id), supervised (whether it is a `collect`).
@@ -39,7 +39,7 @@ def launch_id(options: RecordingOptions) -> str:
 
 
 def merge_job_facts(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the job facts of a run: those that no rank contradicts; None if no rank has any."""
+    """Return the batch, rendezvous and launch ids of a run, None where ranks differ; None if no rank has job facts."""
     jobs = [rank["job"] for rank in ranks if isinstance(rank.get("job"), dict)]
     if not jobs:
         return None
@@ -51,7 +51,7 @@ def merge_job_facts(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def find_contradiction(ranks: list[dict[str, Any]]) -> str | None:
-    """Return why the ranks of one window cannot belong to one job; None if nothing contradicts it."""
+    """Return the reason why the ranks of one recording window cannot belong to one job; None if there is no reason."""
     world_sizes = sorted({rank["world_size"] for rank in ranks})
     if len(world_sizes) > 1:
         return f"their world sizes differ, {world_sizes[0]} and {world_sizes[1]}"
@@ -66,6 +66,6 @@ def find_contradiction(ranks: list[dict[str, Any]]) -> str | None:
 
 
 def is_same_launch(ranks: list[dict[str, Any]]) -> bool:
-    """Return whether the ranks certainly belong to one job."""
+    """Return whether all ranks have the same launch id, which proves that they belong to one job."""
     launches = {(rank.get("job") or {}).get("launch") for rank in ranks}
     return len(launches) == 1 and None not in launches

@@ -22,7 +22,7 @@ _DEFAULT_LENGTH = 2
 
 
 def parse_steps(steps: str | None) -> tuple[int, int | None]:
-    """Parse a step range [first, last); last None means to the end.
+    """Parse a range of steps such as "3:5" to (first, last), where `last` is exclusive; None means to the end.
 
     Args:
         steps: "3:5" for steps 3 and 4, "3:" for all from 3 on, ":5" for the first five, "3" for step 3, None for all.
@@ -45,7 +45,7 @@ def parse_steps(steps: str | None) -> tuple[int, int | None]:
 def parse_window(
     steps: str | None, every: int | None, length: int | None, on_demand: int | None, ring: bool = False
 ) -> tuple[int, int | None]:
-    """Return the first window [first, last).
+    """Return the first recording window as steps (first, last), where `last` is exclusive; None means to the end.
 
     It is `steps`, else, with `every` N and `length` L, the steps from N to N + L, else 3:5. With `ring`, which keeps
     the end of a long window, the default is 3: instead of 3:5.
@@ -154,7 +154,7 @@ def expand_folder_name(out: str) -> str:
 
 
 def local_folder(out: str) -> str:
-    """Return the absolute path of a folder name as the user wrote it. Raises CollectError for a URL."""
+    """Convert a user's folder name to an absolute path, with placeholders replaced. Raises CollectError for a URL."""
     if re.match(r"[a-z][a-z0-9+.-]+:/", out):
         raise option_error(
             f"expected a local folder, got {out.partition('://')[0]}://",

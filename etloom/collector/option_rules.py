@@ -18,7 +18,7 @@ _MIN_BYTES = 1 << 20
 
 
 def check_keywords(function: str, keywords: Iterable[str], known: Collection[str]) -> None:
-    """Check that a function has all these keyword arguments; the error suggests the nearest one."""
+    """Raise InvalidOption if a keyword is not in `known`, the options of `function`; suggest a similar name."""
     from etloom.core.errors import InvalidOption
 
     for keyword in keywords:
@@ -29,7 +29,10 @@ def check_keywords(function: str, keywords: Iterable[str], known: Collection[str
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Check the types of options, given as `get_type_hints` returns them; int and bool differ."""
+    """Raise InvalidOption if an option has a type that is not in `types`, which is the result of `get_type_hints`.
+
+    A bool is not accepted as an int.
+    """
     for name, value in values.items():
         allowed = get_args(types[name]) or (types[name],)
         if type(value) not in allowed:
@@ -75,7 +78,7 @@ def _reason_without_kineto(options: CollectOptions) -> str | None:
 
 
 def check_observer(options: CollectOptions, *, records_et: bool) -> None:
-    """Check that an execution trace is recorded, and by the observer that these options require."""
+    """Raise InvalidOption if `observer`, `ring` or `max_bytes` is invalid or cannot be combined with other options."""
     if options.observer not in ("native", "stock"):
         raise option_error(
             f"unknown observer {options.observer!r}; expected one of native, stock", "observer"
@@ -99,7 +102,7 @@ def check_observer(options: CollectOptions, *, records_et: bool) -> None:
 
 
 def check_windows(options: CollectOptions) -> None:
-    """Check the options that define steps and windows."""
+    """Raise InvalidOption if an option that defines steps or recording windows is invalid or conflicts with another."""
     several = options.every is not None or options.on_demand is not None
     if options.max_windows is not None and options.max_windows < 1:
         raise option_error(f"expected at least 1 window, got {options.max_windows}", "max_windows")

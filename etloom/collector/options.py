@@ -122,16 +122,16 @@ class RecordingOptions:
 
     @property
     def has_several_windows(self) -> bool:
-        """True if the recording may have several windows, each in a folder of its own."""
+        """True if the recording may consist of several windows, each stored in a separate folder."""
         return self.every is not None or self.on_demand is not None
 
     @property
     def warmup_steps(self) -> int:
-        """Number of steps before a window in which the profilers are prepared: one, or those of two seconds."""
+        """Number of steps before a window at which profilers are prepared: 1, or 2 s of steps for steps by time."""
         return 1 if self.step_ns is None else -(-_PROFILER_WARMUP_NS // self.step_ns)
 
     def for_window(self, first: int, last: int | None) -> RecordingOptions:
-        """Return the options of the window of steps [first, last)."""
+        """Return a copy of the options for the recording window of steps [first, last), with the window's folder."""
         out = f"{self.out}/step_{first}" if self.has_several_windows else self.out
         return replace(self, out=out, first=first, last=last)
 
@@ -153,6 +153,6 @@ def new_scratch_name(out: str) -> str:
 
 
 def loaded_version() -> str | None:
-    """Return the version of etloom, or None in a process that has only the collector."""
+    """Return the version of etloom, or None in a process that has loaded only the collector."""
     version = getattr(sys.modules.get("etloom"), "__version__", None)
     return version if isinstance(version, str) else None

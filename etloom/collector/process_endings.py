@@ -1,4 +1,4 @@
-"""Endings of the processes of a run, and the traces that are lost through them.
+"""Describes how the processes of a run ended, and which traces are lost because processes were killed.
 
 `ended` of rank_<r>.json is {"how": "exited"}, with any status; "raised" with the class of the exception as `error`;
 or "killed" by a signal, from which os._exit cannot be distinguished. `in_window`: before the window was written. It is
@@ -29,14 +29,14 @@ _WRITTEN_AT_CLOSE = {
 
 
 def process_ending(status: Facts) -> Facts:
-    """Return how the process of a written window ended, from its status file."""
+    """Return how a process ended after its window was written, from its status: the keys how, in_window and error."""
     error = status.get("raised")
     kind = "killed" if not status.get("ended") else "raised" if error else "exited"
     return {"how": kind, "in_window": False, "error": error}
 
 
 def describe_endings(ranks: Iterable[Facts]) -> str | None:
-    """Return which ranks ended abnormally, as a sentence; None if none did, or nothing is known."""
+    """Return a sentence on which ranks were killed or ended with an exception; None if none did or it is unknown."""
     groups: dict[tuple[bool, str], list[int]] = {}  # whether killed, and when or by which error -> ranks
     for facts in ranks:
         ending = facts.get("ended") or {}
@@ -59,7 +59,7 @@ def describe_endings(ranks: Iterable[Facts]) -> str | None:
 
 
 def describe_losses(ranks: Iterable[Facts]) -> str | None:
-    """Return what is missing because processes ended in their window, as a sentence; None if nothing is."""
+    """Return a sentence on traces and steps lost because processes were killed in a window; None if nothing is lost."""
     endings = [(facts, facts.get("ended") or {}) for facts in ranks]
     killed = [facts for facts, end in endings if end.get("how") == "killed" and end.get("in_window")]
     sentences = []
@@ -80,13 +80,13 @@ def describe_losses(ranks: Iterable[Facts]) -> str | None:
 
 
 def describe_recovered(ranks: Iterable[Facts]) -> str:
-    """Return what is kept of ranks whose processes were killed in their window, as a sentence."""
+    """Return a sentence on what was recovered from ranks that were killed in their window, and on what is lost."""
     losses = describe_losses(ranks)
     return f"the native observer's trace up to then is kept{f', but {losses}' if losses else ''}"
 
 
 def requested_steps(ranks: Iterable[Facts]) -> str | None:
-    """Return the requested steps, `3-399` or `3 on`; None if the ranks differ, or do not record them."""
+    """Return the requested steps, `3-399` or `3 on`; None if the ranks' requests differ or their records lack them."""
     requests = {str(facts.get("steps_asked")) for facts in ranks}
     match = re.fullmatch(r"(\d{1,18}):(\d{0,18})", requests.pop(), re.ASCII) if len(requests) == 1 else None
     if match is None:
@@ -98,7 +98,7 @@ def requested_steps(ranks: Iterable[Facts]) -> str | None:
 
 
 def _describe_steps(ranks: Sequence[Facts], even_if_complete: bool) -> str | None:
-    """Return which of the requested steps all of these ranks recorded; None if all were, unless `even_if_complete`."""
+    """Return which requested steps all these ranks recorded, as text; None if complete, unless `even_if_complete`."""
     requested = requested_steps(ranks)
     if requested is None:
         return None

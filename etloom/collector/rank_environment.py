@@ -36,7 +36,7 @@ def is_distributed() -> bool:
 
 
 def read_int_variable(*names: str) -> int | None:
-    """Return the first of these environment variables that holds a non-negative integer."""
+    """Return the value of the first of these environment variables that is a non-negative integer, or None."""
     values = (os.environ.get(name, "") for name in names)
     return next((int(value) for value in values if value.isdecimal() and value.isascii()), None)
 

@@ -1,4 +1,4 @@
-"""Validates rank_<r>.json, killed.json and run.json: drops fields that have another type than the collector writes.
+"""Validates rank_<r>.json, killed.json and run.json: drops fields whose type is not what the collector writes.
 
 The files may come from other people, from another version, or from a failing disk.
 """
@@ -17,7 +17,7 @@ _MAX_DEPTH = 32
 
 
 def _integer_between(minimum: int, limit: int) -> Check:
-    """Return a check for an integer in [minimum, limit), excluding booleans."""
+    """Return a function that checks whether a value is an integer, not a boolean, in [minimum, limit)."""
     return lambda value: type(value) is int and minimum <= value < limit
 
 
@@ -38,7 +38,7 @@ def _is_group(value: Any) -> bool:
 
 
 def _is_parallelism(value: Any) -> bool:
-    """Check for a mapping of kinds of parallelism to their sizes."""
+    """Return whether a value is a mapping from kinds of parallelism to their numbers of ranks."""
     return isinstance(value, dict) and all(
         name in PARALLELISM_NAMES and _is_rank_count(size) for name, size in value.items()
     )
@@ -104,7 +104,7 @@ _RUN_FIELDS: dict[str, Check] = {
 
 
 def is_shallow(value: Any) -> bool:
-    """Return whether lists and mappings are nested at most 32 levels deep; deeper ones may fail to be written."""
+    """Return whether lists and mappings are nested less than 32 levels deep; deeper values may fail to be written."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         containers = [item for item in level if isinstance(item, (dict, list))]
@@ -119,7 +119,7 @@ def is_shallow(value: Any) -> bool:
 
 
 def validate_rank_facts(facts: Facts | None, rank: int | None = None) -> Facts | None:
-    """Return the facts of a rank without fields of a wrong type; null stays, as unknown.
+    """Return the record of a rank (rank_<r>.json) without fields of a wrong type; null, which means unknown, is valid.
 
     Returns None if rank, world size, host or start is missing, or if `rank` (of the file name) is another one.
     """

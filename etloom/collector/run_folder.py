@@ -31,7 +31,7 @@ _PUBLISHED_NAMES = {
 
 
 def list_trace_files(folder: Path) -> list[tuple[Path, int | None]]:
-    """Return the collector's files in `folder` by name, with their rank (None for run.json)."""
+    """Return the collector's files in `folder`, sorted by name, as (path, rank); the rank of run.json is None."""
     files = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _FILE_NAMES.fullmatch(path.name)
@@ -41,13 +41,13 @@ def list_trace_files(folder: Path) -> list[tuple[Path, int | None]]:
 
 
 def list_windows(folder: Path) -> list[Path]:
-    """Return the window folders of a run that has several, in the order of their steps."""
+    """Return the folders step_<first> of a run with several recording windows, sorted by their first step."""
     windows = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdecimal()]
     return sorted(windows, key=lambda path: int(path.name[5:]))
 
 
 def claim_folder(out: str, overwrite: bool, rank: int | None = None, world_size: int = 1) -> None:
-    """Create the folder and make sure that no traces of an earlier run are in it.
+    """Create the folder, and ensure that it has no traces of an earlier run: with `overwrite` they are deleted.
 
     With a `rank` of `world_size` ranks that share the folder, each rank handles its own files, and rank 0 also those
     of ranks that this run does not have; the other ranks may have published theirs already.
@@ -127,7 +127,7 @@ def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: Recor
 
 
 def prune_windows(out: Path, rank: int, keep: int) -> bool:
-    """Remove this rank's traces of all windows of a run but the `keep` newest; return whether there were any.
+    """Delete this rank's traces in all recording windows but the `keep` newest; return whether older windows existed.
 
     Each rank removes its own traces, and the last one the folder. The order is that of publication, not of steps,
     which start again if the launcher restarts the job. A folder without traces that has not changed since the oldest
@@ -155,7 +155,7 @@ def prune_windows(out: Path, rank: int, keep: int) -> bool:
 
 
 def _remove_empty_window(folder: Path) -> None:
-    """Remove a window's folder if it has no rank's traces. Raises OSError if users have put files there."""
+    """Delete the folder of a window if no rank has traces in it. Raises OSError if users have put files there."""
     # Listed after this rank's traces are removed: if two ranks prune at once, the later one sees none.
     if any(rank is not None for _, rank in list_trace_files(folder)):
         return
@@ -165,7 +165,7 @@ def _remove_empty_window(folder: Path) -> None:
 
 
 def add_sequence_length(out: Path, length: int) -> None:
-    """Add the sequence length, which is known from the trace, to the ranks' records and to the card."""
+    """Write the sequence length, read from the trace, to the records of all ranks and to the workload card."""
     records = read_rank_records(out)
     _update_rank_records(
         out, [facts | {"model": {**(facts.get("model") or {}), "sequence": length}} for facts in records]
@@ -173,13 +173,13 @@ def add_sequence_length(out: Path, length: int) -> None:
 
 
 def add_complete_steps(out: Path, steps: dict[int, list[int]]) -> None:
-    """Add the complete steps, known from the trace, to the records of ranks whose processes were killed."""
+    """Write the numbers of the complete steps, read from the trace, to the records of ranks that were killed."""
     records = [facts for facts in read_rank_records(out) if facts["rank"] in steps]
     _update_rank_records(out, [facts | {"steps": steps[facts["rank"]]} for facts in records])
 
 
 def _update_rank_records(out: Path, records: list[dict[str, Any]]) -> None:
-    """Rewrite these ranks' records, and with them run.json and the card."""
+    """Rewrite the records rank_<r>.json of these ranks, and update run.json and the workload card accordingly."""
     if not records:  # of a killed job
         return
     run = read_run(out)
@@ -194,19 +194,19 @@ def _update_rank_records(out: Path, records: list[dict[str, Any]]) -> None:
 
 
 def read_rank_records(out: Path) -> list[dict[str, Any]]:
-    """Return the contents of all valid rank_<r>.json, by rank."""
+    """Return the contents of all valid files rank_<r>.json in the folder `out`, sorted by rank."""
     paths = [(path, rank) for path, rank in list_trace_files(out) if path.name.startswith("rank_")]
     records = (validate_rank_facts(read_json(path), rank) for path, rank in paths)
     return sorted((facts for facts in records if facts is not None), key=lambda facts: facts["rank"])
 
 
 def read_run(out: Path, name: str = "run.json") -> dict[str, Any]:
-    """Return the command's facts from run.json, or from another file `name`; empty if there is none."""
+    """Return the valid fields of run.json, or of another file `name`, in the folder `out`; empty without this file."""
     return validate_run_facts(read_json(out / name))
 
 
 def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:
-    """Write run.json from all ranks' records, again if one was published meanwhile. Returns the records."""
+    """Write run.json and the workload card from all rank records, again if a record was added; return the records."""
     while True:
         ranks = read_rank_records(out)
         start_ns = min((rank["start_ns"] for rank in ranks), default=None)
@@ -230,7 +230,7 @@ def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str,
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None if there is no valid one, as after a kill during the write."""
+    """Read a JSON object from a file; None if the file is missing or invalid, as after an interrupted write."""
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (FileNotFoundError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""CCL-Bench's workload card, version 1, filled in with what the run knows.
+"""Writes CCL-Bench's workload card, version 1, with the values that are known about a run.
 
 Keys and their meaning: workload_card_template.yaml of CCL-Bench. What the run cannot know (the origin of the model,
 the properties of the network, the author) stays empty for users to fill in. A card without the first line that etloom
@@ -30,7 +30,7 @@ _TRACE_TYPES = {"torch_et": "json", "observer": "json", "kineto_trace": "json", 
 
 
 def write_card(folder: Path, run: Facts, scratch: Path) -> None:
-    """Write `<name of the folder>.yaml` next to the traces, from the contents of run.json."""
+    """Write the workload card `<name of the folder>.yaml` next to the traces, from the contents of run.json."""
     path = folder / f"{folder.name}.yaml"
     if path.exists() and not generated_cards(folder):
         return
@@ -39,7 +39,7 @@ def write_card(folder: Path, run: Facts, scratch: Path) -> None:
 
 
 def generated_cards(folder: Path) -> list[Path]:
-    """Return the card of a folder in a list, if it still has the first line that etloom wrote."""
+    """Return the workload card of a folder in a list; empty if the card lacks the first line that etloom writes."""
     path = folder / f"{folder.name}.yaml"
     try:
         return [path] if path.read_text(errors="replace").startswith(_FIRST_LINE) else []
@@ -48,7 +48,7 @@ def generated_cards(folder: Path) -> list[Path]:
 
 
 def build_card(name: str, run: Facts) -> Facts:
-    """Return the card of a run; unknown values are None."""
+    """Return the workload card of a run as nested mappings, from the contents of run.json; unknown values are None."""
     ranks: list[Facts] = run["ranks"]
     first: Facts = ranks[0] if ranks else {}
     model: Facts = max(
@@ -147,7 +147,7 @@ def _executor_section(ranks: list[Facts], first: Facts, parallelism: dict[str, i
 
 
 def infer_parallelism(ranks: list[Facts], world_size: int) -> dict[str, int]:
-    """Return the size of each kind of parallelism, 1 for none.
+    """Return the number of ranks of each kind of parallelism (dp_replicate, tp, pp, ...); 1 if it is not used.
 
     The sizes come from the model's own objects; the remaining ranks replicate the data.
     """
@@ -162,7 +162,7 @@ def infer_parallelism(ranks: list[Facts], world_size: int) -> dict[str, int]:
 
 
 def _sum_over_stages(ranks: list[Facts], name: str, parallelism: dict[str, int]) -> int | None:
-    """Return a count of the whole model: the largest rank's, or with pipeline parallelism the sum over all stages."""
+    """Return a parameter count of the whole model: the maximum over ranks, or the sum over all pipeline stages."""
     counts = [rank["model"][name] for rank in ranks if (rank.get("model") or {}).get(name) is not None]
     if not counts or parallelism["pp"] == 1:
         return max(counts, default=None)
@@ -171,7 +171,7 @@ def _sum_over_stages(ranks: list[Facts], name: str, parallelism: dict[str, int])
 
 
 def _communicator_groups(ranks: list[Facts]) -> list[Facts]:
-    """Return the communicator groups of all ranks, without duplicates."""
+    """Return the name, description and ranks of each process group of the run, without duplicates."""
     groups: dict[str, Facts] = {}
     for rank in ranks:
         for group in rank.get("groups") or ():
@@ -181,7 +181,7 @@ def _communicator_groups(ranks: list[Facts]) -> list[Facts]:
 
 
 def _yaml_lines(value: Any, depth: int) -> list[str]:
-    """Format mappings and lists of mappings as YAML blocks, anything else as JSON, which YAML includes."""
+    """Format a value as lines of YAML: mappings and lists of mappings as blocks, anything else as JSON."""
     pad = "  " * depth
     if isinstance(value, dict):
         lines = []

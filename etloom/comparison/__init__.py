@@ -1,4 +1,4 @@
-"""Compares two runs: whether one is slower beyond noise, and what explains the difference.
+"""Compare two runs: whether the second is slower than the first beyond noise, and what explains the difference.
 
 Tables are per step and rank: sums over the steps divided by their number, and the mean over ranks. So runs with
 different numbers of steps or ranks can be compared; `Difference.notes` reports such differences. If a run has no step
@@ -46,35 +46,35 @@ NEGLIGIBLE_TAIL = 0.01
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two linked runs."""
+    """The difference between two linked runs, ``before`` and ``after``: step times, verdict, explanation, tables."""
 
     before: Job
     after: Job
 
     @cached_property
     def step_time(self) -> Shift | None:
-        """The shift of the step time, with its interval over steps; None if a run is empty."""
+        """The change of the step time in percent, with a confidence interval over the steps; None if a run is empty."""
         return shift(*self.step_times)
 
     @cached_property
     def step_times(self) -> tuple[list[float], list[float]]:
-        """The step times before and after in ns, mean over ranks; if a run has no steps, the time of each run."""
+        """The step times of the runs before and after, ns, as means over ranks; one run time each without steps."""
         before, after = (step_values(job, "step-time", self.stepped) for job in (self.before, self.after))
         return before, after
 
     @cached_property
     def best_case(self) -> BestCaseShift | None:
-        """The shift of the best-case (noise-free) step time; None if it cannot be estimated."""
+        """The change of the best-case (noise-free) step time, in percent; None if it cannot be estimated."""
         return estimate_best_case_shift([self.before], [self.after])
 
     @cached_property
     def stepped(self) -> bool:
-        """True if both runs have step annotations, so that figures are per step."""
+        """True if both runs have step annotations, so that results are per step."""
         return has_steps(self.before) and has_steps(self.after)
 
     @property
     def verdict(self) -> str:
-        """One sentence: slower, faster, or no change beyond noise."""
+        """A sentence that states whether the second run is slower or faster than the first, or equal within noise."""
         estimate = self.step_time
         noun = "step" if self.stepped else "run"
         if estimate is None:
@@ -99,8 +99,10 @@ class Difference:
 
     @cached_property
     def explanation(self) -> str | None:
-        """One sentence on the parts of the step and the operators that changed most. None without a clear change, or if
-        the parts are not comparable."""
+        """A sentence on the time categories and operators that changed most; None without a clear change.
+
+        None also if the categories are not comparable.
+        """
         estimate = self.step_time
         if (
             estimate is None
@@ -140,13 +142,13 @@ class Difference:
 
     @cached_property
     def _bases(self) -> list[str]:
-        """The basis of the categories of each side: device, host, or mixed if its ranks differ."""
+        """The basis of the time categories in each run: "device" or "host", or "mixed" if its ranks differ."""
         bases = [BASES.read(job)["basis"].to_list() for job in (self.before, self.after)]
         return [side[0] if len(side) == 1 else "mixed" for side in bases]
 
     @cached_property
     def notes(self) -> list[str]:
-        """Sentences on what limits the comparison."""
+        """Sentences on what limits the comparison, such as different numbers of steps; empty if nothing does."""
         lines: list[str] = []
         shared = common_operator_shares(self._operators)
         if shared is not None and min(shared) < MIN_COMMON_SHARE:
@@ -192,7 +194,7 @@ class Difference:
         return lines
 
     def _describe_device_tails(self) -> str | None:
-        """Describe the GPU activity of the steps after their last annotations, which no step time includes.
+        """Describe the GPU time after the last step annotation of each run, which step times do not include.
 
         None if it is negligible on both sides.
         """
@@ -208,7 +210,7 @@ class Difference:
         )
 
     def table(self, by: str = "category", top: int | None = None) -> pl.DataFrame:
-        """Return the changes by one of `BY`, the largest first.
+        """Return a table of the changes grouped by category, operator, kernel, ... (`BY`), largest change first.
 
         Args:
             by: category, family, operator, kernel, collective or step.
@@ -224,7 +226,7 @@ class Difference:
 
     @cached_property
     def _tables(self) -> dict[str, pl.DataFrame]:
-        """The tables computed so far, by grouping."""
+        """Cache of the computed tables, by grouping."""
         return {}
 
     def _compare_by(self, by: str) -> pl.DataFrame:
@@ -238,7 +240,7 @@ class Difference:
 
 
 def _describe_change(percent: float) -> str:
-    """Return "is 5.0 % longer", "is 5.0 % shorter" or "takes 13 times as long"."""
+    """Format a change in percent as text: "is 5.0 % longer", "is 5.0 % shorter" or "takes 13 times as long"."""
     if percent >= MANY_TIMES:
         return f"takes {1 + percent / 100:.0f} times as long"
     return f"is {abs(percent):.1f} % {'longer' if percent > 0 else 'shorter'}"

@@ -1,5 +1,6 @@
-"""The best-case (noise-free) step time: the time of a step with the machine's noise removed, if every segment of it ran
-as fast as the fastest segments of its kind.
+"""Estimate the best-case step time: the time of a step if each segment ran as fast as the fastest of its kind.
+
+It does not contain the noise of the machine.
 
 Other work on the machine makes steps longer, never shorter, in bursts that are shorter than a step or longer than a
 run. The median step follows the bursts; the fastest step needs one without any. Segments are short enough to fall
@@ -64,8 +65,10 @@ _MIN_COVERAGE = 0.2
 
 @dataclass(frozen=True)
 class BestCaseStep:
-    """The best-case step of a run: its time, the number of steps, the error of its logarithm, and the degrees of
-    freedom of the error."""
+    """The best-case step time of a run, ns, with its standard error as a logarithm and the degrees of freedom.
+
+    ``steps``: number of steps of the run.
+    """
 
     ns: float
     steps: int
@@ -83,7 +86,9 @@ class BestCaseStep:
 
 @dataclass(frozen=True)
 class BestCaseShift:
-    """The change of the best-case step, in percent, with its interval; step times in ns and steps of both sides.
+    """The change of the best-case step time between two sides, in percent, with its confidence interval.
+
+    ``before``, ``after``: step times in ns. ``steps_before``, ``steps_after``: number of steps.
 
     noise: half the width of the interval; least: the part of it that would remain with infinitely many steps; alone:
     the interval without SINGLE_RUN_ERROR, None if it is not included. rare: percent, the largest share of a run's time
@@ -105,7 +110,10 @@ class BestCaseShift:
 
 
 def estimate_best_case_shift(before: Sequence[Job], after: Sequence[Job]) -> BestCaseShift | None:
-    """Estimate the change between runs; None if a run has fewer than MIN_STEPS, or its best case covers too little."""
+    """Estimate the change of the best-case step time from ``before`` to ``after``; None if it cannot be estimated.
+
+    That is so if a run has fewer than MIN_STEPS steps, or its best case covers too little of its steps.
+    """
     least = min(STEPS.read(job)["least"].item() for job in (*before, *after))
     if least < MIN_STEPS:
         return None
@@ -145,7 +153,7 @@ def estimate_best_case_shift(before: Sequence[Job], after: Sequence[Job]) -> Bes
 
 
 def _measure_side(runs: Sequence[Job], length: int) -> list[BestCaseStep] | None:
-    """Return the best-case step of each run of a side; None if a rank has none, or it covers too little."""
+    """Return the best-case step of each run of a side; None if a rank has no estimate or it covers too little."""
     estimates = [_estimate_ranks(job, length) for job in runs]
     complete = [[rank for rank in ranks if rank is not None] for ranks in estimates]
     if complete != estimates:
@@ -156,13 +164,15 @@ def _measure_side(runs: Sequence[Job], length: int) -> list[BestCaseStep] | None
 
 
 def _interval(change: float, noise: float) -> tuple[float, float]:
-    """Return the interval of a change of a logarithm, in percent."""
+    """Return the interval (low, high) in percent of a change of a logarithm: ``change`` minus and plus ``noise``."""
     return 100 * (exp(change - noise) - 1), 100 * (exp(change + noise) - 1)
 
 
 def _variance_between_runs(sides: Sequence[Sequence[BestCaseStep]]) -> float:
-    """The variance between runs of a side beyond their errors; the prior RUN_TO_RUN weighs as much as
-    _PRIOR_RUNS runs."""
+    """Return the variance of logarithms between runs of a side in excess of their errors.
+
+    The prior RUN_TO_RUN weighs as much as _PRIOR_RUNS runs.
+    """
     total, worth = _PRIOR_RUNS * RUN_TO_RUN**2, _PRIOR_RUNS
     for side in sides:
         if len(side) > 1:
@@ -175,8 +185,10 @@ def _variance_between_runs(sides: Sequence[Sequence[BestCaseStep]]) -> float:
 
 @dataclass(frozen=True)
 class _PartEstimate:
-    """Estimate from some steps: logarithm of the best-case step time (ns), its variance, its subtracted bias, and the
-    share of time in segments that do not have the finest kind."""
+    """An estimate from some of the steps: logarithm of the best-case step time in ns, its variance and bias.
+
+    ``bias`` has been subtracted; ``rare``: share of time in segments that do not have the finest kind.
+    """
 
     log: float
     variance: float
@@ -186,7 +198,7 @@ class _PartEstimate:
 
 @dataclass(frozen=True)
 class RankEstimate(_PartEstimate):
-    """Estimate from a rank, with the number of its steps, the fastest and the median, ns."""
+    """The best-case estimate of a rank, with its number of steps and its fastest and median step time, ns."""
 
     steps: int
     fastest: int
@@ -194,8 +206,7 @@ class RankEstimate(_PartEstimate):
 
 
 def estimate_rank(trace: Trace, length: int | None) -> RankEstimate | None:
-    """Estimate the best-case step of a rank from parts of ``length`` steps; None: from all its steps. The many segments
-    are not kept."""
+    """Estimate the best-case step of a rank as the mean over parts of ``length`` steps; None: all steps at once."""
     segments = split_steps(trace)
     if segments is None:
         return None
@@ -214,7 +225,7 @@ def estimate_rank(trace: Trace, length: int | None) -> RankEstimate | None:
 
 
 def _estimate_ranks(job: Job, length: int) -> list[RankEstimate | None]:
-    """Estimate the best-case step of each rank of a run from parts of ``length`` steps."""
+    """Estimate the best-case step of each rank of a run, as the mean over parts of ``length`` steps."""
     if length != STEPS.read(job)["least"].item():
         return [estimate_rank(trace, length) for trace in job.values()]
     rows = ESTIMATES.read(job).drop("on_device").iter_rows()
@@ -243,8 +254,10 @@ ESTIMATES = RunTable("compared-best-case", {**ESTIMATE_SCHEMA, "on_device": pl.B
 
 
 def _estimate_run(ranks: Sequence[RankEstimate], length: int) -> BestCaseStep:
-    """Return the best-case step of a run: the mean over its ranks, from parts of ``length`` steps. Ranks share a
-    machine, so more ranks do not reduce the error."""
+    """Return the best-case step of a run as the mean over its ranks.
+
+    ``length``: steps per part. Ranks share a machine, so more ranks do not reduce the error.
+    """
     freedom = (min(_BLOCKS, length) - 1) * max(1, ranks[0].steps // length)
     best_case_ns = exp(float(np.mean([rank.log for rank in ranks])))
     strain = float(np.mean([rank.median for rank in ranks])) / best_case_ns
@@ -258,7 +271,7 @@ def _estimate_run(ranks: Sequence[RankEstimate], length: int) -> BestCaseStep:
 
 
 def _estimate_part(segments: StepSegments, first: int, last: int) -> _PartEstimate:
-    """Estimate the best-case step from the steps ``first`` up to ``last``, exclusive."""
+    """Estimate the best-case step from the steps numbered ``first`` to ``last`` - 1."""
     in_part = (segments.step >= first) & (segments.step < last)
     blocks = min(_BLOCKS, last - first)
     block = (segments.step[in_part] - first) * blocks // (last - first)

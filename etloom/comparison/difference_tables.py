@@ -53,7 +53,10 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
 
 
 def by_category(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return category, ns: the parts of temporal-breakdown."""
+    """Return the mean time of each category of a step, ns: compute, exposed communication, memory, other, and idle.
+
+    Columns: category, ns. As in temporal-breakdown.
+    """
     parts = []
     for trace in job.values():
         table = temporal_breakdown.analyze(trace)
@@ -63,8 +66,10 @@ def by_category(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return operator, count, ns (exclusive time on the host: self time and runtime calls), device_ns (of GPU
-    activities that it launched directly, not through an inner operator).
+    """Return per operator its count, exclusive host time (ns) and the time of the GPU activity it launched (device_ns).
+
+    Host time: self time and runtime calls. device_ns: of GPU activities that the operator launched directly, not
+    through an inner operator.
 
     GPU activities without an operator have a row with a null operator, so that device_ns sums to all GPU activities.
     """
@@ -72,17 +77,17 @@ def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def by_family(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return family, count, ns (sum of durations) by kernel family, which is independent of the vendor."""
+    """Return per kernel family, which is independent of the vendor, the count and the sum of durations, ns."""
     return _mean_over_ranks(job, sum_families, stepped, ["family"])
 
 
 def by_kernel(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return kernel, kind, count, ns (sum of durations)."""
+    """Return per kernel name its kind, count and sum of durations, ns."""
     return _mean_over_ranks(job, sum_kernels, stepped, ["kernel", "kind"])
 
 
 def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return collective, group_size, bytes, count, ns, wait_ns and transfer_ns of the communications of the job.
+    """Return per (collective, group_size, bytes) the count and the total, wait and transfer time of communications, ns.
 
     ns: sum over the communications of the shortest duration of a rank.
     """
@@ -116,7 +121,7 @@ def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
-    """Return the sums of `by_operator` of a rank.
+    """Return count, host time (ns) and GPU time (ns) per operator of one rank; see `by_operator`.
 
     Args:
         trace: a linked trace.
@@ -143,7 +148,7 @@ def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
 
 
 def sum_families(trace: Trace, stepped: bool | None) -> pl.DataFrame:
-    """Return the sums of `by_family` of a rank; see `sum_operators`."""
+    """Return count and sum of durations (ns) per kernel family of one rank; see `by_family` and `sum_operators`."""
     activities = trace.compute_once(_assign_steps)
     if activities.height:
         named = kernel_families.classify_kernels(trace).select("id", "family")
@@ -154,13 +159,13 @@ def sum_families(trace: Trace, stepped: bool | None) -> pl.DataFrame:
 
 
 def sum_kernels(trace: Trace, stepped: bool | None) -> pl.DataFrame:
-    """Return the sums of `by_kernel` of a rank; see `sum_operators`."""
+    """Return count and sum of durations (ns) per kernel of one rank; see `by_kernel` and `sum_operators`."""
     activities = trace.compute_once(_assign_steps).rename({"name": "kernel"})
     return _sum_per_step(trace, activities, stepped, ["kernel", "kind"], *_DURATIONS)
 
 
 def find_communication_steps(trace: Trace, rank: int) -> pl.DataFrame:
-    """Return event and step of the communications of a rank."""
+    """Return the step number of each communication of a rank; columns event, step (null outside of steps)."""
     participations = trace.compute_once(list_participations, rank).select("event", "where", "issuer")
     participations = participations.join(
         trace.compute_once(_assign_steps).select("step", event="id"),
@@ -176,8 +181,10 @@ def find_communication_steps(trace: Trace, rank: int) -> pl.DataFrame:
 
 
 def _assign_steps(trace: Trace) -> pl.DataFrame:
-    """Return GPU activities by start, with the step of their launch. Without a recorded launch, the step is the
-    innermost one at their start, unless they were launched before the recording."""
+    """Return the GPU activities by start, with the step in which they were launched.
+
+    Without a recorded launch, the step is the innermost at their start, unless they were launched before the recording.
+    """
     columns = ("id", "name", "kind", "ts", "dur", "step", "device", "stream")
     activities = _with_launched(trace, select_device_events(trace, *columns).sort("ts"))
     marks = find_steps(trace)
@@ -187,13 +194,13 @@ def _assign_steps(trace: Trace) -> pl.DataFrame:
 
 
 def _with_launched(trace: Trace, activities: pl.DataFrame) -> pl.DataFrame:
-    """Add ``launched``: True for GPU activities with a recorded launch call."""
+    """Add the column ``launched``: True for GPU activities with a recorded launch call."""
     by_a_call = trace.launches.drop_nulls("launch")["device_event"].implode()
     return activities.with_columns(launched=activities["id"].is_in(by_a_call))
 
 
 def measure_unattributed(trace: Trace) -> int:
-    """Return the time in steps with GPU activities launched before the recording or outside of steps, ns."""
+    """Return the time within steps, ns, of GPU activities that were launched outside of the recorded steps."""
     marks = find_steps(trace)
     if not marks.height:
         return 0
@@ -204,7 +211,7 @@ def measure_unattributed(trace: Trace) -> int:
 def _sum_per_step(
     trace: Trace, events: pl.DataFrame, stepped: bool | None, keys: list[str], *sums: pl.Expr
 ) -> pl.DataFrame:
-    """Return the sums over the events of a rank's steps, divided by the number of steps."""
+    """Sum expressions by key over the events in a rank's steps, and divide the sums by the number of steps."""
     per_step = is_stepped(trace, stepped)
     number = find_steps(trace).height if per_step else 1
     in_steps = events.drop_nulls("step") if per_step and events["step"].null_count() else events
@@ -216,7 +223,7 @@ def _sum_per_step(
 def _mean_over_ranks(
     job: Job, measure: Callable[[Trace, bool | None], pl.DataFrame], stepped: bool, keys: list[str]
 ) -> pl.DataFrame:
-    """Return the mean of sums over ranks; a missing row counts as 0."""
+    """Return the mean over ranks of the tables of ``measure``, by key; keys missing on a rank count as 0."""
     by_rank: list[pl.DataFrame] = [measure_rank(trace, measure, stepped) for trace in job.values()]
     return pl.concat(by_rank).group_by(keys, maintain_order=True).agg(pl.exclude(keys).sum() / len(by_rank))
 
@@ -248,7 +255,7 @@ UNATTRIBUTED = RunTable(
 
 
 def sum_run(job: Job, by: str, stepped: bool) -> pl.DataFrame:
-    """Return the sums of a run, by one of `SUMS`.
+    """Return the sums of a run by category, operator, kernel, ... (a key of `SUMS`), as means over ranks.
 
     Args:
         job: linked ranks.
@@ -259,8 +266,7 @@ def sum_run(job: Job, by: str, stepped: bool) -> pl.DataFrame:
 
 
 def join_sides(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) -> pl.DataFrame:
-    """Join both tables, largest change first: each sum before and after, the change, and ``in``: both, added or
-    removed.
+    """Join the sums of two runs: before, after, change, ``in`` (both, added, removed); largest change first.
 
     change_pct: relative to the sum before; null if that is below NEGLIGIBLE of the table's sum. share_pct: share of the
     total change, summing to 100; null if changes of both signs nearly cancel, and unless ``clear``.
@@ -300,14 +306,16 @@ def join_sides(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) ->
 
 
 def main_column(before: pl.DataFrame, after: pl.DataFrame) -> str:
-    """Return the prefix of the column that orders a table: "device_" if both sides have GPU time, else ""."""
+    """Return the prefix of the column that a table is sorted by: "device_" if both runs have GPU time, else ""."""
     has_gpu_time = all("device_ns" in side.columns and side["device_ns"].sum() for side in (before, after))
     return "device_" if has_gpu_time else ""
 
 
 def common_operator_shares(operators: pl.DataFrame) -> tuple[float, float] | None:
-    """Return the share of the time before and after in operators of both runs (table of `join_sides`); None if most
-    time of a side has no known operator."""
+    """Return the shares of the time before and of the time after that are in operators of both runs.
+
+    ``operators``: table of `join_sides`. None if most time of a side has no known operator.
+    """
     stem = "device_" if operators["device_before_ns"].sum() and operators["device_after_ns"].sum() else ""
     times = [f"{stem}before_ns", f"{stem}after_ns"]
     totals = operators.select(times).sum().row(0)
@@ -320,8 +328,10 @@ def common_operator_shares(operators: pl.DataFrame) -> tuple[float, float] | Non
 
 
 def describe_largest_changes(table: pl.DataFrame, name: str, change: str, most: int = 3) -> list[str]:
-    """Describe the largest changes of a table, such as "computation +1.25 ms"; changes with a share of at
-    most MIN_MENTIONED_SHARE are left out."""
+    """Return the largest changes of a table as texts such as "computation +1.25 ms".
+
+    Changes with a share of at most MIN_MENTIONED_SHARE are left out.
+    """
     gross = float(table[change].abs().sum())
     rows = table.sort(pl.col(change).abs(), descending=True, maintain_order=True).head(most)
     mentioned = rows.filter(pl.col(change).abs() > MIN_MENTIONED_SHARE * gross)
@@ -332,5 +342,5 @@ def describe_largest_changes(table: pl.DataFrame, name: str, change: str, most: 
 
 
 def format_signed_time(ns: float) -> str:
-    """Format a time with its sign, such as "+1.25 ms" or "-30.1 µs"."""
+    """Format a time in ns with its sign, in ms or µs, such as "+1.25 ms" or "-30.1 µs"."""
     return f"{ns / 1e6:+,.2f} ms" if abs(ns) >= 1e6 else f"{ns / 1e3:+.1f} µs"

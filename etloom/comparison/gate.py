@@ -1,4 +1,4 @@
-"""Judges whether a run is slower than a baseline by more than a limit, beyond noise: the gate of a CI job.
+"""Judge whether runs are slower than baselines by more than a limit, beyond noise, for use in CI jobs.
 
 A measure fails if its whole interval is above the limit. It passes if its change is not above the limit and its
 interval is narrow enough that a change of twice the limit would have failed, or if its whole interval is below the
@@ -59,7 +59,7 @@ def judge_regression(
     max_regression: float,
     metrics: Sequence[str] = (STEP_TIME,),
 ) -> pl.DataFrame:
-    """Judge runs against baselines.
+    """Judge for each metric whether ``runs`` regressed against ``baselines`` by more than ``max_regression`` percent.
 
     Args:
         max_regression: allowed change, percent.
@@ -141,7 +141,10 @@ def _compare_or_raise(runs: Sequence[Job], baselines: Sequence[Job], measure: st
 
 
 def _judge(row: dict[str, Any], limit: float, runs: int = 1, least: float = 0.0) -> dict[str, Any]:
-    """Add verdict, limit_pct, more_steps and more_runs. least: half width of the interval with any number of steps."""
+    """Add the verdict (passed, failed, undecided), limit_pct, more_steps and more_runs to the comparison of a measure.
+
+    least: half width of the interval with any number of steps.
+    """
     change, low, high = row["change_pct"], row["low_pct"], row["high_pct"]
     row = {**row, "limit_pct": limit}
     if row.get("negligible"):
@@ -173,7 +176,7 @@ def _passed(row: dict[str, Any]) -> bool:
 
 
 def explain_row(table: pl.DataFrame, row: int) -> list[str]:
-    """Explain a row of the table of `judge_regression`, unless it just passed."""
+    """Return a text that explains the verdict of a row of `judge_regression`; empty if it needs no explanation."""
     line = _explanation(table.row(row, named=True), table)
     return [line] if line else []
 
@@ -211,7 +214,7 @@ def _format_value(value: float, unit: str) -> str:
 
 
 def _explain_wall_step_time(row: dict[str, Any], change: str, table: pl.DataFrame) -> str | None:
-    """Explain a longer recorded step time if the best-case step is judged and did not fail."""
+    """Explain a longer recorded step time although the best-case step time, which is judged, did not fail."""
     best_case = table.row(by_predicate=pl.col("measure") == BEST_CASE, named=True)
     if best_case["verdict"] == "failed" or row["low_pct"] is None or row["low_pct"] <= best_case["limit_pct"]:
         return None

@@ -1,4 +1,4 @@
-"""Measures for the comparison of runs: one value per step, the mean over its ranks."""
+"""Measures by which runs are compared: step time, device busy time, exposed communication and peak memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _peak_memory(trace: Trace, stepped: bool) -> pl.DataFrame | None:
 
 
 def measure_peak_memory(trace: Trace, stepped: bool | None) -> pl.DataFrame:
-    """Return the peak allocation per step, or of the run, on one device, or on the host if no device is recorded.
+    """Return the peak of allocated memory of a rank, bytes, per step (or for the run): columns step, value.
+
+    The peak on the device where it is highest, or on the host if no device is recorded.
 
     As in memory-timeline, it includes memory that was allocated when the step began. Empty without a record of memory.
     """
@@ -57,7 +59,10 @@ def measure_peak_memory(trace: Trace, stepped: bool | None) -> pl.DataFrame:
 
 
 def _peaks(rows: pl.DataFrame, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the peak allocation on a device in each of these spans; without spans, over all time."""
+    """Return the peak of allocated memory on a device, bytes, in each time span; without spans, over all time.
+
+    ``starts``, ``ends``: of the spans, ns.
+    """
     # Before its first event: the total after it minus its change.
     level = np.append(rows["total_allocated"][0] - rows["bytes"][0], rows["total_allocated"].to_numpy())
     if not starts.size:
@@ -81,7 +86,7 @@ with False one value for the run."""
 
 
 def step_values(job: Job, measure: str, stepped: bool | None = None) -> list[float]:
-    """Return one value per step, the mean over the ranks; for a run without steps, one value.
+    """Return the values of a measure, one per step, as means over the ranks; a single value without steps.
 
     Args:
         job: linked traces.
@@ -142,7 +147,7 @@ NEGLIGIBLE_BYTES = 1_000_000
 
 
 def compare_measures(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFrame:
-    """Return a row of `MEASURE_SCHEMA` for each measure that either side has."""
+    """Compare all measures that either side recorded; one row each (`MEASURE_SCHEMA`)."""
     rows = [compare_measure(before, after, name) for name in MEASURES]
     available = [row for row in rows if row["values_before"] or row["values_after"]]
     return pl.DataFrame(
@@ -151,7 +156,7 @@ def compare_measures(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFram
 
 
 def compare_measure(before: Sequence[Job], after: Sequence[Job], name: str) -> dict[str, Any]:
-    """Compare one measure of runs before and after. The steps of all runs of a side count together.
+    """Compare a measure between runs before and after; the steps of all runs of a side are pooled.
 
     Returns the values of `MEASURE_SCHEMA`, and ``negligible``: whether the measure is so on both sides.
 

@@ -1,4 +1,4 @@
-"""Tables of a run from which runs are compared."""
+"""Tables about a run that comparisons need: the number of steps of its ranks and the basis of its categories."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ BASES = RunTable("compared-bases", {"basis": pl.String}, _list_bases, has_nulls=
 
 
 def has_steps(job: Job) -> bool:
-    """Return whether every rank has step annotations; if not, the run is compared as a whole."""
+    """Return whether every rank of a job has step annotations; if not, the run is compared as a whole."""
     return bool(STEPS.read(job)["least"].item())
 
 
 def is_stepped(trace: Trace, stepped: bool | None) -> bool:
-    """Return ``stepped``; if it is None, whether the rank has step annotations."""
+    """Return ``stepped`` unless it is None, else whether the rank has step annotations."""
     return bool(find_steps(trace).height) if stepped is None else stepped
 
 
 def measure_rank(trace: Trace, function: Callable[..., Any], stepped: bool) -> Any:
-    """Return ``function(trace, stepped)``. A store keeps ``function(trace, None)``, which divides by the number of
-    steps of the rank if it has any."""
+    """Return ``function(trace, stepped)``, reusing the result that a store contains.
+
+    A store contains ``function(trace, None)``, which divides by the number of steps of the rank if it has any.
+    """
     return trace.compute_once(function, None if stepped == is_stepped(trace, None) else stepped)

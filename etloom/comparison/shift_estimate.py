@@ -1,4 +1,4 @@
-"""Estimates the shift between two samples: the Hodges-Lehmann estimate and the Mann-Whitney interval.
+"""Estimate the shift between two samples: Hodges-Lehmann estimate with Mann-Whitney confidence interval.
 
 The estimate is the median of all pairwise differences; the interval ends at those pairwise differences at which a
 two-sided Mann-Whitney test of the level would just not reject (Hollander, Wolfe and Chicken, Nonparametric
@@ -29,8 +29,10 @@ _MIN_FOR_AUTOCORRELATION = 8
 
 @dataclass(frozen=True)
 class Shift:
-    """The shift of the second sample relative to the first, in percent; confidence 0 means that no interval is
-    known."""
+    """The shift of the second sample relative to the first, in percent, with its confidence interval.
+
+    A confidence of 0 means that no interval is known.
+    """
 
     percent: float
     low: float
@@ -39,17 +41,21 @@ class Shift:
 
     @property
     def is_known(self) -> bool:
-        """True if there are enough values for an interval of this confidence."""
+        """True if the samples are large enough for an interval of the confidence `CONFIDENCE`."""
         return self.confidence >= CONFIDENCE
 
     @property
     def is_clear(self) -> bool:
-        """True if the interval excludes 0."""
+        """True if the confidence interval is known and excludes 0."""
         return self.is_known and (self.low > 0 or self.high < 0)
 
 
 def estimate_shift(before: ArrayLike, after: ArrayLike) -> Shift | None:
-    """Estimate the shift from before to after, in percent; None if one is empty, or only the first is 0.
+    """Estimate the shift from sample ``before`` to sample ``after``, in percent; None if it is undefined.
+
+    It is undefined if a sample is empty, or if only the first is 0.
+
+    It is if a sample is empty, or the first one is 0.
 
     With too few values for an interval of CONFIDENCE (fewer than 4 on each side), the widest interval and its actual
     confidence are returned; equal samples of any size have a shift of 0.
@@ -74,7 +80,7 @@ def estimate_shift(before: ArrayLike, after: ArrayLike) -> Shift | None:
 
 
 def _interval_rank(n: int, m: int, inflation: float) -> tuple[int, float]:
-    """Return the rank of the pairwise differences that bound the interval (1: outermost), and its confidence."""
+    """Return the rank of the pairwise differences that bound the interval (1: the extremes), and its confidence."""
     if n * m <= _MAX_EXACT_PAIRS:
         rank = 1
         while rank < n * m // 2 and _exact_confidence(n, m, rank + 1) >= CONFIDENCE:
@@ -88,13 +94,16 @@ def _interval_rank(n: int, m: int, inflation: float) -> tuple[int, float]:
 
 
 def _exact_confidence(n: int, m: int, rank: int) -> float:
-    """P(the interval from the rank-th smallest to the rank-th greatest pairwise difference holds the shift)."""
+    """Return the probability that the shift is between the rank-th smallest and largest pairwise differences."""
     return 1 - 2 * sum(_statistic_counts(n, m)[:rank]) / comb(n + m, n) if n * m <= _MAX_EXACT_PAIRS else 1.0
 
 
 @lru_cache(maxsize=256)
 def _statistic_counts(n: int, m: int) -> tuple[int, ...]:
-    """Number of orderings of n and m values for each Mann-Whitney statistic 0..n m (Gaussian binomial coefficients)."""
+    """Return the number of orderings of n and m values for each Mann-Whitney statistic from 0 to n * m.
+
+    Gaussian binomial coefficients.
+    """
     counts = [1] + [0] * (n * m)
     for part in range(1, n + 1):
         for at in range(n * m, m + part - 1, -1):  # times 1 - q^(m + part)
@@ -110,7 +119,7 @@ def _inflation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float
 
 
 def _autocorrelation(values: NDArray[np.float64]) -> float:
-    """Return the autocorrelation of the ranks at lag 1, between 0 and 0.95; 0 with too few values."""
+    """Return the lag-1 autocorrelation of the ranks of values, from 0 to 0.95; 0 if it is not significant."""
     if values.size < _MIN_FOR_AUTOCORRELATION:
         return 0.0
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (values.size - 1) / 2

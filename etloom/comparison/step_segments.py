@@ -1,4 +1,4 @@
-"""Splits steps into segments, wherever an event of their thread begins or ends, and classifies the segments."""
+"""Split steps into segments at each begin or end of an event of the main thread, and classify the segments by kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class StepSegments:
 
 
 def split_steps(trace: Trace) -> StepSegments | None:
-    """Split the steps on the thread with the step annotations; None with fewer than MIN_STEPS."""
+    """Split the steps of a trace into `StepSegments` on the thread with the step annotations.
+
+    None with fewer than MIN_STEPS steps.
+    """
     windows = find_steps(trace)
     if windows.height < MIN_STEPS:
         return None
@@ -89,9 +92,11 @@ def split_steps(trace: Trace) -> StepSegments | None:
 
 
 def _classify_segments(cut: pl.DataFrame) -> tuple[NDArray[np.int64], ...]:
-    """Number the kind of each segment, from the finest to the coarsest classification: by the calls at its ends, their
-    shapes, its place among such segments of its step and their count; without the count; without the place; without
-    shapes."""
+    """Return the kind of each segment as a number, in four classifications from the finest to the coarsest.
+
+    By the calls at its ends, their shapes, its place among such segments of its step and their count; without the
+    count; without the place; without shapes.
+    """
     calls = _number_groups(*(cut[name] for name in ("name", "opens", "to", "to_opens")))
     shaped = _number_groups(calls, cut["dims"], cut["to_dims"])
     by_step = cut.select(step="number").with_columns(kind=shaped)
@@ -111,7 +116,7 @@ def _classify_segments(cut: pl.DataFrame) -> tuple[NDArray[np.int64], ...]:
 
 
 def _number_groups(*columns: ArrayLike) -> NDArray[np.int64]:
-    """Number the distinct combinations of integer columns from 0."""
+    """Number the distinct combinations of values of integer columns from 0; return the number of each row."""
     number, size = np.zeros(1, dtype=np.int64), 1
     for column in columns:
         values = np.asarray(column).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Quantiles of Student's t."""
+"""Approximate quantiles of Student's t distribution."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from statistics import NormalDist
 
 
 def student_t_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of t with ``freedom`` degrees of freedom; exact for 1 and 2, else within 1 % by Cornish and
-    Fisher's expansion (Abramowitz and Stegun, 26.7.5), for probabilities from 0.9 to 0.99."""
+    """Return the quantile of Student's t distribution for a probability from 0.9 to 0.99.
+
+    ``freedom``: degrees of freedom. Exact for 1 and 2, else within 1 % by Cornish and Fisher's expansion (Abramowitz
+    and Stegun, 26.7.5).
+    """
     if freedom <= 1:
         return tan(pi * (probability - 0.5))
     if freedom == 2:

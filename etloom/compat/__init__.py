@@ -1,1 +1,1 @@
-"""Thin fronts with the names and options of other tools (HTA, Chakra, PARAM) on top of etloom's verbs."""
+"""Compatibility layers: the names and options of other tools (HTA, Chakra, PARAM), implemented with etloom."""

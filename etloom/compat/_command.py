@@ -1,4 +1,4 @@
-"""Shared behavior of the commands that bear other tools' names."""
+"""Exit status and error output of the commands that have the names of other tools."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from etloom.core.errors import EtloomError
 
 
 def run_command(command: str, work: Callable[[], None]) -> int:
-    """Run ``work`` and return the exit status: 0, or 1 with the error in one line on stderr, or 128 plus the signal
-    when the user interrupts it or the reader of the output closes the pipe."""
+    """Run ``work`` and return its exit status: 0; 1 for an error, printed to stderr; 128 + SIGINT or SIGPIPE."""
     try:
         work()
     except KeyboardInterrupt as interrupt:

@@ -1,4 +1,4 @@
-"""The trace linker of mlcommons/chakra under its own names: `TraceLinker` and the command ``chakra_trace_link``.
+"""The interface of mlcommons/chakra's trace linker: `TraceLinker` and the command ``chakra_trace_link``.
 
 The output is ET+ as `etloom.exports.etplus` writes it: the peer's names of members, readable by chakra_converter. The
 intended differences in flags, links and the file are listed in docs/coming-from-chakra.md. In short:
@@ -40,10 +40,10 @@ _log = logging.getLogger("etloom.compat.chakra")
 
 
 class ChakraTraceLoader:
-    """Reads a trace of one rank."""
+    """Reads the host or device trace of a rank from a file."""
 
     def load(self, path: StrPath, rank: int | None = None) -> Trace:
-        """Return the Trace of a file; rank: which one of a file that holds several. Raises ReadError."""
+        """Read a trace file; ``rank`` selects a rank of a file that contains several. Raises ReadError."""
         return select_rank(formats.read(expand_home(path)), rank, Path(path))
 
 
@@ -63,7 +63,7 @@ class TraceLinker:
         self.chakra_device_trace_loader = ChakraTraceLoader()
 
     def link(self, *arguments: StrPath | int, **named: StrPath | int | None) -> None:
-        """Write the ET+ of two traces: ``link(rank, host, device, output)``, or ``link(host, device, output)``.
+        """Link two traces and write an ET+ file: ``link(rank, host, device, output)``; the rank is optional.
 
         Args:
             arguments: The rank and the paths, in Chakra's order.
@@ -85,11 +85,11 @@ class TraceLinker:
         export(linked, output_file, "etplus")
 
     def link_traces(self, host: Trace, device: Trace, threshold: float = 1000) -> Trace:
-        """Return one linked Trace; threshold: see `enforce_inter_thread_order`. Raises LinkError."""
+        """Link a host and a device trace; threshold: see `enforce_inter_thread_order`. Raises LinkError."""
         return link(host, device, inter_thread_threshold_us=threshold)
 
     def enforce_inter_thread_order(self, device: Trace, threshold: float = 1000) -> pl.DataFrame:
-        """Return event, after, kind: the operator of another thread that an operator waited for.
+        """Return the dependencies between threads: event (an operator), after (the operator it waited for), kind.
 
         Args:
             device: A device trace, or a linked Trace.
@@ -103,7 +103,7 @@ class TraceLinker:
         return dict(pairs.select("et_id", "event").iter_rows())
 
     def group_gpu_ops_by_cpu_launchers(self, linked: Trace) -> dict[int, list[int]]:
-        """Return {event of an operator: events of the GPU activities it launched}, in order of their ids."""
+        """Return {id of an operator's event: ids of the events of the GPU activities it launched, ascending}."""
         launches = linked.launches.drop_nulls(["operator", "device_event"]).sort("device_event")
         grouped = launches.group_by("operator", maintain_order=True).agg("device_event")
         return dict(grouped.iter_rows())
@@ -131,7 +131,7 @@ _LINK_ARGUMENTS = ("chakra_host_trace", "chakra_device_trace", "output_file")
 def _bind_link_arguments(
     arguments: Sequence[StrPath | int], named: Mapping[str, StrPath | int | None]
 ) -> tuple[int | None, Path, Path, Path]:
-    """Return rank, host, device and output of `TraceLinker.link`; the only integer is the rank."""
+    """Return rank, host, device and output path from the arguments of `TraceLinker.link`; an integer is the rank."""
     ranks = [value for value in arguments if isinstance(value, int)]
     files = [value for value in arguments if not isinstance(value, int)]
     bound = dict(zip(_LINK_ARGUMENTS, files, strict=False)) | dict(named)

@@ -1,4 +1,4 @@
-"""The converter of mlcommons/chakra under its own names: ``chakra_converter PyTorch`` and ``chakra_converter Text``.
+"""The interface of mlcommons/chakra's converter: ``chakra_converter PyTorch`` and ``chakra_converter Text``.
 
 The intended differences are listed in docs/coming-from-chakra.md: above all, GPU activity has successors, and
 ``--simulate`` reports how long the nodes take.
@@ -26,7 +26,10 @@ from etloom.linker import link
 
 
 def convert(source: str | PathLike[str], target: str | PathLike[str]) -> None:
-    """Write the .et of an ET+ file, or of any trace of one rank. Raises ReadError, LinkError, EtloomError."""
+    """Convert an ET+ file, or any trace of one rank, to a Chakra .et file.
+
+    Raises ReadError, LinkError, EtloomError.
+    """
     trace = formats.read(source)
     if isinstance(trace, Job):
         raise EtloomError(
@@ -38,8 +41,7 @@ def convert(source: str | PathLike[str], target: str | PathLike[str]) -> None:
 
 
 def _link_etplus(trace: Trace) -> Trace:
-    """The Trace of an ET+ with its operators as launch calls of their GPU activity: an ET+ does not hold the
-    calls."""
+    """Link the Trace of an ET+ file; its operators replace the launch calls, which an ET+ file does not contain."""
     events = trace.events
     device = trace.launches.select(id="device_event", called=pl.col("operator").cast(pl.Int64) + 1)
     callers = (
@@ -63,8 +65,10 @@ def _link_etplus(trace: Trace) -> Trace:
 
 
 def describe_schedule(path: Path) -> str:
-    """Return one line with the time of a simulator that runs one operator, one computation and one
-    communication at a time."""
+    """Return a line with the simulated time of the nodes of a .et file, and the number of nodes that never start.
+
+    At most one operator, one computation and one communication run at a time.
+    """
     nodes = load_file(path).nodes
     schedule = schedule_nodes(nodes)
     stuck = f"; {len(schedule.stuck):,} never start" if schedule.stuck else ""

@@ -1,4 +1,4 @@
-"""The generator of small traces of mlcommons/chakra under its own name: ``chakra_generator``.
+"""The interface of mlcommons/chakra's ``chakra_generator``, which writes small synthetic traces.
 
 Writes fourteen traces for every NPU as NAME.NPU.et into the current folder. Unlike the peer's, ids begin at 1 on
 every NPU, every node states is_cpu_op, and messages have both ends, a tag and a comm_size.
@@ -37,7 +37,7 @@ def generate(
     tensor_size: int = 1024,
     comm_size: int = 65536,
 ) -> None:
-    """Write synthetic traces. Raises EtloomError for values out of range.
+    """Write fourteen small Chakra traces per NPU to a folder. Raises EtloomError for values out of range.
 
     Args:
         runtime: the duration of each computation, us.

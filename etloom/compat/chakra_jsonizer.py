@@ -1,4 +1,4 @@
-"""The command ``chakra_jsonizer`` of mlcommons/chakra: the messages of a .et as JSON objects, one after the other.
+"""The command ``chakra_jsonizer`` of mlcommons/chakra: converts the messages of a .et file to JSON objects.
 
 Names and values are those of the peer (google.protobuf's MessageToJson): durationMicros, attr as a list of typed
 values, 64-bit numbers as text. ``etloom convert x.et x.json`` writes one valid object instead.
@@ -21,7 +21,7 @@ from etloom.formats.io.atomic_file import open_atomic
 
 
 def write_objects(source: Path, target: Path) -> None:
-    """Write GlobalMetadata and all nodes of a .et file. Raises ReadError if it is not one."""
+    """Write the metadata and all nodes of a .et file as JSON objects. Raises ReadError for other files."""
     with open_atomic(target) as file:
         for text in _format_messages(source):
             file.write(text.encode())

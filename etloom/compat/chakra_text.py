@@ -1,4 +1,4 @@
-"""ASTRA-sim 1.0's description of a network, layer by layer, as Chakra nodes.
+"""Converts ASTRA-sim 1.0's description of a neural network, layer by layer, to Chakra nodes.
 
     DATA
     2
@@ -56,7 +56,7 @@ class Layer:
 
 
 def convert_text(source: Path, target: Path, npus: int, passes: int) -> None:
-    """Write TARGET.NPU.et for each of ``npus``. Raises ReadError for a description that cannot be read."""
+    """Convert a layer description to a Chakra file TARGET.NPU.et for each of ``npus`` NPUs. Raises ReadError."""
     if npus < 1 or passes < 1:
         raise ReadError("expected at least one NPU and one pass", where=source)
     kind, last_bottom, layers = _read_text(source)
@@ -123,7 +123,7 @@ def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> lis
         return node(f"{layer.name}_{label}", on, type=_COMP, duration_micros=step[0])
 
     def communicate(layer: Layer, label: str, step: Step, on: set[int | None]) -> int | None:
-        """Add the node and return its id, or return its latest dependency if the layer does not communicate."""
+        """Add a communication node and return its id; without communication, return the largest id in ``on``."""
         if step[1] is None:
             return max((node_id for node_id in on if node_id is not None), default=None)
         node_id = node(f"{layer.name}_{label}_{step[1]}", on, type=_COLL)
@@ -152,7 +152,7 @@ def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> lis
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward and one backward pass, with the nodes and the order of mlcommons/chakra.
+    """Adds the nodes of a forward and a backward pass, in the order of mlcommons/chakra's converter.
 
     The flags select which collectives take place, and whether the gradient of a layer's input is computed before that
     of its weights, which then hides the collective of the input.
@@ -167,7 +167,9 @@ class _Pass:
     def through(
         self, layers: list[Layer], bottom: int, last: int | None, synced: list[int | None]
     ) -> int | None:
-        """Return the node after which the next pass begins; ``synced`` are the collectives of weights, by layer.
+        """Add the nodes of a pass, and return the id of the node after which the next pass begins.
+
+        synced: the collective of the weights of each layer.
 
         bottom: the layer that waits for the output of layer 0, which runs concurrently with those before it; 0 for
         none.
@@ -200,7 +202,10 @@ class _Pass:
     def _back_inputs_first(
         self, layers: list[Layer], last: int | None, synced: list[int | None]
     ) -> int | None:
-        """Run the backward pass; the next layer waits for the gradient of the weights and for the sent one."""
+        """Add the nodes of a backward pass that computes each layer's input gradient before its weight gradient.
+
+        The next layer waits for the gradient of the weights and for the communicated gradient of the input.
+        """
         on = {last}
         for number, layer in reversed(list(enumerate(layers))):
             gradient = self.compute(layer, "IG", layer.input, on)

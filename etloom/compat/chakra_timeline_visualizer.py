@@ -1,4 +1,4 @@
-"""mlcommons/chakra's ``chakra_timeline_visualizer``: a simulator's log of nodes as a Chrome trace.
+"""The command ``chakra_timeline_visualizer`` of mlcommons/chakra: converts a simulator's log to a Chrome trace.
 
 A line of the log: ``issue,npu=0,cycle=100,node_id=5,name=aten::mm``, and the same with ``callback`` when it is done.
 Any name will do, and times are microseconds, as Chrome and Perfetto take them.
@@ -22,8 +22,10 @@ _TRACKS = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communic
 
 
 def draw(log: Path, target: Path, npus: int, megahertz: float) -> None:
-    """Write the Chrome trace of the first ``npus`` NPUs, for a clock of ``megahertz``. Raises ReadError,
-    EtloomError."""
+    """Convert a simulator's log to a Chrome trace of the first ``npus`` NPUs, whose clock is in MHz.
+
+    Raises ReadError, EtloomError.
+    """
     if not megahertz >= 1:
         raise EtloomError("the clock of an NPU has at least 1 MHz", where="--npu_frequency")
     begun: dict[tuple[int, int], int] = {}
@@ -66,7 +68,7 @@ def _find_track(name: str) -> int:
 
 
 def parse_megahertz(text: str) -> float:
-    """Parse a frequency in MHz, or with the unit Hz, kHz, MHz or GHz. Raises ValueError."""
+    """Convert a frequency such as "1500" (MHz) or "1.5GHz" to MHz. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmg]?hz)?", text.strip().lower())
     if match is None:
         raise ValueError(f"expected a frequency such as 1500 or 1.5GHz, got {text!r}")

@@ -1,5 +1,4 @@
-"""mlcommons/chakra's ``chakra_visualizer``: the nodes of a .et as .dot, .graphml or, where Graphviz is there,
-.pdf."""
+"""The command ``chakra_visualizer`` of mlcommons/chakra: draws a .et file as .dot, .graphml or (with Graphviz) .pdf."""
 
 from __future__ import annotations
 
@@ -19,7 +18,10 @@ _ARROWS = {"data": "normal", "control": "tee"}
 
 
 def visualize(source: Path, target: Path) -> None:
-    """Write the graph in the format given by the suffix of ``target``. Raises ReadError, EtloomError."""
+    """Write the node graph of a .et file as .dot, .graphml or .pdf, depending on the suffix of ``target``.
+
+    Raises ReadError, EtloomError.
+    """
     nodes = load_file(source).nodes
     if target.suffix == ".graphml":
         target.write_text("".join(_graphml(nodes)), encoding="utf-8")
@@ -29,7 +31,7 @@ def visualize(source: Path, target: Path) -> None:
         program = shutil.which("dot")
         if program is None:
             raise EtloomError(
-                "a .pdf requires Graphviz, which is not installed", where=target, remedy="name a .dot"
+                "a .pdf requires Graphviz, which is not installed", where=target, remedy="write a .dot file"
             )
         dot_text = "".join(_dot(nodes)).encode()
         process = subprocess.run(
@@ -37,7 +39,7 @@ def visualize(source: Path, target: Path) -> None:
         )
         if process.returncode:
             message = process.stderr.decode(errors="replace").strip().partition("\n")[0]
-            raise EtloomError(f"Graphviz failed: {message}", where=target, remedy="name a .dot")
+            raise EtloomError(f"Graphviz failed: {message}", where=target, remedy="write a .dot file")
     else:
         raise EtloomError(
             f"unknown format {target.suffix!r}", where=target, remedy="end it in .dot, .graphml or .pdf"

@@ -1,4 +1,4 @@
-"""The flags of PARAM's communication replay: of its present tool, comm_replay, and of commsTraceReplay before it.
+"""The flags of PARAM's communication replay: of comm_replay, and of commsTraceReplay, its predecessor.
 
 Names, aliases and defaults are PARAM's. `IGNORED_FLAGS` and `IGNORED_SWITCHES` list those without an effect here,
 with the reason.
@@ -66,14 +66,14 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line, since every rank's process reports it."""
+    """A parser that reports an error in a single line, because the process of every rank reports it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return a parser of PARAM's flags."""
+    """Return a command-line parser for the flags of PARAM's communication replay."""
     parser = _Parser(
         "etloom-comms-replay",
         usage="%(prog)s --trace-path RUN [flags]",
@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="only the first N of the calls to replay; 0: all",
     )
     add("--num-replays", type=_integer_from(1), default=5, help="replays that are timed")
-    add("--warmup-iter", type=_integer_from(0), default=2, help="replays before those")
+    add("--warmup-iter", type=_integer_from(0), default=2, help="untimed replays before the timed replays")
     add(
         "--do-warm-up",
         dest="warmup_iter",
@@ -121,7 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--blocking", "-b", "--z", nargs="?", type=int, const=1, choices=[0, 1], default=0,
         help="wait for each call before the next")  # fmt: skip
     add("--colls-per-batch", type=int, default=-1, help="also report the time of N consecutive calls")
-    add("--use-timestamp", action="store_true", help="keep the recorded gaps")
+    add("--use-timestamp", action="store_true", help="keep the recorded gaps between calls")
     add("--rebalance-policy", default="", choices=["", "equal"], help="equal shares in all-to-alls")
     add("--output-path", default="", nargs="?", const="", help="folder for replayedCommsPerf.rank-N.json")
     add(
@@ -160,7 +160,7 @@ def _add_ignored_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def describe_ignored_flags(args: argparse.Namespace) -> list[str]:
-    """Return one line for each flag on the command line that has no effect."""
+    """Return a line with the reason for each flag on the command line that has no effect."""
     lines = [
         f"{flags[0]} has no effect: {reason}"
         for flags, reason in WITHOUT_EFFECT.items()
@@ -200,7 +200,7 @@ def _parse_ranks(text: str) -> list[int] | None:
 
 
 def _parse_collectives(text: str) -> tuple[str, ...]:
-    """Convert PARAM's names of collectives to etloom's; an empty result selects all."""
+    """Convert a comma-separated list of PARAM's collective names to etloom's names; an empty result selects all."""
     if text == "all":
         return ()
     collectives: set[str] = set()

@@ -1,4 +1,4 @@
-"""PARAM's communication replay by its own flags: ``etloom-comms-replay --trace-path RUN --trace-type et``.
+"""The command ``etloom-comms-replay``: replays recorded communication with the flags of PARAM's replay.
 
 Flags (`comms_flags`) keep PARAM's meaning. Flags without an effect here are named on stderr; unknown flags are
 errors. docs/coming-from-param.md lists all flags and the differences.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def replay(args: argparse.Namespace) -> None:
-    """Replay as PARAM's flags say.
+    """Replay recorded communication as PARAM's flags specify, print times, and write result files.
 
     Raises:
         EtloomError: The run cannot be replayed like this.
@@ -123,15 +123,16 @@ def _first_existing_path(text: str) -> Path:
 
 
 def _rank_pattern(run: Path) -> str | None:
-    """Return the pattern of file names that consist of the rank alone, as the older tool expects them; else
-    None."""
+    """Return a regular expression for files named RANK.json, as the older tool expects them; None if there are none."""
     ranks = r"(\d+)\.json"
     return ranks if any(re.fullmatch(ranks, file.name) for file in run.iterdir()) else None
 
 
 def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
-    """Statistics, in ms, of the time that ``size`` consecutive calls took on a rank, from the first call to the last
-    completion."""
+    """Return statistics (ms) of the time that ``size`` consecutive calls of a rank take.
+
+    The time lasts from the first call to the last completion.
+    """
     batches = (
         calls.group_by("rank", "repeat", batch=pl.col("call") // size)
         .agg(pl.len(), took=(pl.col("completed_ns").max() - pl.col("issued_ns").min()) / 1e6)
@@ -196,14 +197,14 @@ def _print_table(frame: pl.DataFrame) -> None:
 
 
 def _exit_process(reason: Any) -> None:
-    """Report that another process has ended, and end this one, since torch would wait for it."""
+    """Report that another process has ended, and end this process, because torch would wait for it forever."""
     sys.stderr.write(f"etloom-comms-replay: {reason}\n")
     sys.stderr.flush()
     os._exit(128 + signal.SIGINT if ": interrupted at " in str(reason) else 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console command."""
+    """Run the command ``etloom-comms-replay``, and return its exit status."""
     args = comms_flags.make_parser().parse_args(argv)
     return run_command("etloom-comms-replay", lambda: replay(args))
 

@@ -1,4 +1,4 @@
-"""Columns as arrays: masks of text columns, rows of ids, rows taken from a table."""
+"""Converts columns to numpy arrays: masks of text columns, row numbers of ids, groups and selections of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NULL_ID = np.iinfo(np.uint32).max  # -1 as int32
 
 
 def is_in(column: pl.Series, values: Collection[str]) -> np.ndarray:
-    """Return a mask of the rows of a text column whose text is in a collection; null is in none."""
+    """Return a mask of the rows of a text column whose text is one of ``values``; False for null."""
     if column.dtype == pl.Categorical:
         return text_codes.match_values(column, list(values))
     return column.is_in(list(values), nulls_equal=True).to_numpy()
@@ -55,7 +55,7 @@ def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Se
 
 
 def encode_texts(column: pl.Series) -> np.ndarray:
-    """Return an integer code from 0 for the text of each row; equal texts have equal codes, null has one, too."""
+    """Return an integer code, from 0, for the text of each row; equal texts have equal codes, null has its code."""
     codes = text_codes.read_codes(column.cast(pl.Categorical))
     numbers: np.ndarray = np.unique(codes, return_inverse=True)[1]
     return numbers
@@ -104,8 +104,7 @@ def rows_of_ids(
 
 
 def find_unique(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the position of the only key equal to each wanted number, and the number of keys that occur
-    repeatedly.
+    """Return the position of the only key equal to each wanted number, and how many keys repeat another key.
 
     Args:
         keys: Positive integers.
@@ -141,7 +140,7 @@ def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:
 
 
 def group_rows(values: np.ndarray) -> list[np.ndarray]:
-    """Return the row numbers of each distinct value, ascending; the values are in order of first occurrence."""
+    """Return one array of ascending row numbers per distinct value, in order of first occurrence of the values."""
     _, firsts, codes = np.unique(values, return_index=True, return_inverse=True)
     rows = np.argsort(codes, kind="stable")
     groups = np.split(rows, np.cumsum(np.bincount(codes))[:-1])

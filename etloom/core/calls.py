@@ -1,4 +1,4 @@
-"""Calls of collectives and messages of one rank, as compared across ranks to find the cause of a hang."""
+"""Collectives and messages that one rank called, for comparison across ranks to identify the cause of a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meaning of names: event categories, kernel types, communication, collectives, element types.
+"""Derives the meaning of names: event categories, kernel types, communication, collectives, element types.
 
 The only place that derives meaning from a name; all other code calls it. A vendor with a new spelling is one more
 line here and one more row in tests/core/test_categories.py.
@@ -144,7 +144,7 @@ def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.E
 
 
 def _is_communication_kernel(name: pl.Expr) -> pl.Expr:
-    """Return whether a kernel communicates, by the patterns here and those of ``known_names``."""
+    """Return an expression that is true for names of kernels that communicate; users can add name patterns."""
     more = [row["pattern"].pattern for row in names.list_names("communication")]
     by_table = (
         name.str.replace_all(ANONYMOUS_NAMESPACE, "")
@@ -155,7 +155,7 @@ def _is_communication_kernel(name: pl.Expr) -> pl.Expr:
 
 
 def recorded_extent() -> tuple[pl.Expr, pl.Expr]:
-    """Return expressions for the first start and the last end of recorded events; null if there are none."""
+    """Return expressions for the first start and last end (ns) of events, except the profiler's; null if none."""
     work = is_profiler_internal().not_()
     end = pl.col("ts") + pl.col("dur").fill_null(0)
     return pl.col("ts").filter(work).min(), end.filter(work).max()
@@ -172,7 +172,7 @@ def is_profiler_internal() -> pl.Expr:
 
 
 def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
-    """Return events with a column ``kind``, computed once per category and name of the process."""
+    """Return events with a column ``kind``, one of `KERNEL_TYPES`; computed once per distinct category and name."""
     cats, texts = (events[column].cast(pl.Categorical) for column in ("cat", "name"))
     codes, user_files = text_codes.read_codes(texts), names.list_user_files()
     kinds = np.full(events.height, -1)
@@ -189,7 +189,7 @@ def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _number_kernel_type(name: pl.Expr, category: str, user_files: tuple[str, ...]) -> pl.Expr:
-    """Return an expression for the index in `KERNEL_TYPES`; it depends on the user's files of names."""
+    """Return an expression for a kernel's index in `KERNEL_TYPES`; the user's files of names can change it."""
     return kernel_type(pl.lit(category), name).to_physical()
 
 
@@ -271,7 +271,7 @@ def parse_argument_names(op_schema: str) -> list[str]:
 
 
 def get_tensor_directions(operator: str, argument: str) -> tuple[bool, bool]:
-    """Return for a tensor argument of a c10d operator whether it is sent and whether it is received into.
+    """Return (is sent, is received into) for a tensor argument of a c10d operator, inferred from the two names.
 
     Arguments called output_tensors, input_tensor, ... have one direction; others (tensors) are used in place.
     """
@@ -297,7 +297,7 @@ _ITEMSIZE_BY_DTYPE = {
 
 
 def itemsize(dtype: str | None) -> int | None:
-    """Return the bytes of an element of a type (float, c10::BFloat16, long int, torch.int64, ...); None if unknown."""
+    """Return the size in bytes of an element type (float, c10::BFloat16, long int, ...); None if unknown."""
     if dtype is None:
         return None
     plain = re.sub(r"c10::|torch\.|std::|^nccl|_t$", "", dtype.strip()).lower()

@@ -1,4 +1,4 @@
-"""The errors that users meet.
+"""The exceptions that etloom raises for a user's mistakes and for unusable input.
 
 EtloomError            exit status 1 (2 if caused by an `option`), one line: what is wrong, where, what to do
 ├── ReadError          a file is missing, unreadable, or not a trace
@@ -54,7 +54,7 @@ class EtloomError(Exception):
         super().__init__(" ".join(line.split()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support errors that cross processes: pickle's default would call __init__ with the finished line alone."""
+        """Support pickling between processes: by default, __init__ would be called with only the complete message."""
         return _restore_error, (type(self), self.args, self.__dict__)
 
 
@@ -70,7 +70,7 @@ class EtloomWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warn with the line of the caller's code that called etloom; the command line prints the message alone."""
+    """Issue an EtloomWarning that points to the caller's line outside etloom; the command line prints only the text."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "etloom":
         level, frame = level + 1, frame.f_back
@@ -102,7 +102,7 @@ class DataLoss(EtloomError):
 
 
 class InvalidValue(EtloomError, ValueError):
-    """The value of an argument is wrong, whatever the files hold."""
+    """The value of an argument is wrong, independently of the content of the files."""
 
 
 class UnknownRank(AnalysisError, InvalidValue):
@@ -114,7 +114,7 @@ class InvalidOption(CollectError, InvalidValue):
 
 
 class UnknownName(InvalidValue):
-    """A name that is not registered; the remedy is the nearest known name, or for an option all of them.
+    """A name is not registered; the remedy is the most similar known name, or for an option all known names.
 
     ``synonyms``: name that other tools use -> the known name, which then is the nearest.
     """

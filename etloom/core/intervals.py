@@ -69,7 +69,7 @@ class Intervals:
         return union((self, other))
 
     def __and__(self, other: Intervals) -> Intervals:
-        """Each piece of an intersection begins where one set begins inside the other, and ends likewise."""
+        """Return the intersection; its intervals begin where an interval of one set begins inside the other set."""
         if not self or not other:
             return EMPTY
         # Where both begin (or end) at one tick, it counts once: as self's.
@@ -130,7 +130,7 @@ class Intervals:
         return until
 
     def _at(self, ticks: Ticks, *, start: bool = False, end: bool = False) -> NDArray[np.bool_]:
-        """Return a mask of the ticks strictly inside an interval, or (start, end) also at its start or end."""
+        """Return a mask of the times strictly inside an interval; ``start`` and ``end`` include its start or end."""
         last = np.searchsorted(self.starts, ticks, side="right" if start else "left") - 1
         finish = self.ends[last]
         return (last >= 0) & ((ticks <= finish) if end else (ticks < finish))
@@ -150,5 +150,5 @@ def union(sets: Iterable[Intervals]) -> Intervals:
 
 
 def _merge_sorted(a: Ticks, b: Ticks) -> Ticks:
-    """Return two ascending arrays as one; numpy's stable sort detects the two runs."""
+    """Merge two ascending arrays into one; numpy's stable sort takes linear time for two sorted parts."""
     return np.sort(np.concatenate((a, b)), kind="stable")

@@ -1,4 +1,4 @@
-"""Iterations of inference engines: the events that span them, and what their names state.
+"""Finds the iterations of inference engines: the events that span them, and the facts in their names.
 
 The patterns are the section ``iterations`` of `etloom.core.names`, which users extend.
 """
@@ -133,14 +133,14 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _match_rows(events: pl.DataFrame, pattern: re.Pattern[str]) -> NDArray[np.int64]:
-    """Return the rows of timed host events whose name matches."""
+    """Return the row numbers of the host events with a duration whose name matches the pattern."""
     host = is_in(events["cat"], categories.HOST_CATEGORIES) & _has_duration(events)
     names = events["name"].filter(pl.Series(host)).unique().drop_nulls().cast(pl.String)
     return np.flatnonzero(host & is_in(events["name"], [name for name in names if pattern.search(name)]))
 
 
 def _drop_nested(events: pl.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return rows without those that begin within an earlier one of their process."""
+    """Remove rows of events that begin before an earlier remaining event of the same process ends."""
     kept = []
     end_by_process: dict[int, int] = {}
     columns = events[rows].select("pid", "ts", end=pl.col("ts") + pl.col("dur"))
@@ -152,7 +152,7 @@ def _drop_nested(events: pl.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _number(numbers: list[int | None]) -> list[int | None]:
-    """Return the numbers if each is unique, else the positions."""
+    """Return the step numbers if all are present and distinct, else 0, 1, 2, ... in order of the events."""
     stated = [number for number in numbers if number is not None]
     return numbers if len(stated) == len(numbers) == len(set(stated)) else list(range(len(numbers)))
 
@@ -185,7 +185,7 @@ def parse_iteration(name: str, category: str = "annotation") -> Iteration | None
 
 
 def parse_with_row(i: int, name: str) -> Iteration | None:
-    """Parse an event name with the pattern in row ``i``; None if the pattern does not match."""
+    """Parse an event name with row ``i`` of the table of iteration patterns; None if the pattern does not match."""
     return _parse(list_names("iterations")[i], name)
 
 
@@ -218,7 +218,7 @@ def _add(numbers: dict[str, int], first: str, second: str) -> int | None:
 
 
 def _add_tokens(numbers: dict[str, int]) -> int | None:
-    """Return the tokens of both phases; a decode request without a stated number computes one token."""
+    """Return the sum of prefill and decode tokens; a decode request without a token count counts as one token."""
     if not numbers.get("prefill_requests", 1):
         numbers = {"prefill_tokens": 0, **numbers}
     if "decode_requests" in numbers:

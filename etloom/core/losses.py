@@ -1,4 +1,4 @@
-"""One line about lost data, from the table ``stats``."""
+"""Describes lost data in one line, from the table ``stats``."""
 
 from __future__ import annotations
 

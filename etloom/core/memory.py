@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def available_memory() -> int:
-    """Return the bytes that can be used without swapping, as far as the system reports them."""
+    """Return the bytes that can be used without swapping; half of the physical memory if that is unknown."""
     with contextlib.suppress(OSError):
         if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
             return int(match[1]) << 10

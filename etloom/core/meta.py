@@ -6,12 +6,12 @@ from typing import Any, Literal, TypedDict
 
 
 class LinkMeta(TypedDict, total=False):
-    """Figures of linking (``meta["link"]``)."""
+    """Results of linking an execution trace and a profile (``meta["link"]``)."""
 
     how: str | None
     """The key by which operators were paired: rf_id, external_id, op_id, align or file."""
     score: float
-    """1 for an id; the share of the operators that matched for align."""
+    """1 for ids and file; for align, paired operators divided by all operators of the longer sequence."""
     ties: int
     """Iterations of the profile that match equally well."""
     iterations: int | None

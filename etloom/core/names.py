@@ -57,7 +57,7 @@ _user_files: dict[Path, tuple[str, dict[str, list[Row]]]] = {}
 
 
 def add_names(*files: str | os.PathLike[str]) -> None:
-    """Add files of names for everything that this process reads from now on; their rows come before etloom's.
+    """Add files of names, which apply to everything this process reads afterwards, before etloom's patterns.
 
     Raises:
         InvalidValue: A file cannot be read, or is not a table of names.
@@ -82,7 +82,7 @@ def list_user_paths() -> tuple[Path, ...]:
 
 @cache
 def list_names(section: str) -> tuple[Row, ...]:
-    """Return the rows of a section by precedence: added files, entry points, etloom; ``pattern`` is compiled."""
+    """Return the compiled rows of a section of names: first those of added files, then entry points, then etloom's."""
     tables = [*(rows for _, rows in _user_files.values()), *_load_entry_points()]
     rows = [row for table in tables for row in table.get(section, ())]
     return (*rows, *[{**row, "pattern": re.compile(row["pattern"])} for row in KNOWN_NAMES[section]])
@@ -96,7 +96,7 @@ def _load_entry_points() -> list[dict[str, list[Row]]]:
 
 
 def read_names(path: Path) -> dict[str, list[Row]]:
-    """Return the rows of a file of names by section.
+    """Read a YAML file of names, check it, and return its rows by section.
 
     Raises:
         InvalidValue: It cannot be read, or a row is not as docs/serving.md describes.

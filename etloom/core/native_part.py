@@ -1,4 +1,4 @@
-"""The compiled part of etloom, which a clone does not have before it is built."""
+"""Checks that the compiled part of etloom exists, which a clone of the repository lacks until it is built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def check_native_part() -> None:
-    """Check that the compiled part exists.
+    """Check that the compiled module of etloom (``etloom._native``) is installed.
 
     It does not if Python is started in the folder of a clone: the source folder hides the installed package there.
 

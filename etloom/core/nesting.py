@@ -69,7 +69,7 @@ def order_by_track(tracks: np.ndarray) -> np.ndarray:
 
 
 def group_by_track(tracks: np.ndarray) -> list[np.ndarray]:
-    """Return the row numbers of each track, ascending."""
+    """Return one array of ascending row numbers per track, in order of the track codes."""
     rows = order_by_track(tracks)
     return np.split(rows, np.flatnonzero(np.diff(tracks[rows])) + 1) if rows.size else []
 
@@ -79,7 +79,7 @@ def nest_events(
     nested_categories: Collection[str] = categories.HOST_CATEGORIES,
     python_ids: pl.Series | None = None,
 ) -> Nesting:
-    """Nest the host events of a table.
+    """Compute which host event encloses each host event of a thread, its depth, and its exclusive time in ns.
 
     Events of one thread with the same start are put in the order in which they were entered, by the recorder's own
     numbers: see `_order_by_entry`. So the order of the file does not matter. An event without a duration that starts
@@ -165,7 +165,7 @@ def compute_exclusive_time(events: pl.DataFrame, *, operators_only: bool = False
 def find_nearest_ancestor(
     parent: np.ndarray, targets: np.ndarray, rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the nearest target row on the way from each row up through its ancestors, -1 for none.
+    """Return for each row the nearest target row among the row itself and its ancestors, -1 for none.
 
     Args:
         parent: The row of the parent of each row, -1 for none.

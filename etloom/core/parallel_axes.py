@@ -1,4 +1,4 @@
-"""Axes of parallelism in the names of process groups.
+"""Recognizes axes of parallelism (data, tensor, pipeline, ...) in the names of process groups.
 
 The spellings are those of Megatron, DeepSpeed, torchtitan, FSDP, vLLM, SGLang, JAX and PyTorch's device meshes. A name
 counts only if every word of it is known: "my_data_loader" names no axis.

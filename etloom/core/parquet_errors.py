@@ -1,4 +1,4 @@
-"""Exceptions of polars on a damaged Parquet file. A panic is one of them, although it is not an Exception."""
+"""The exceptions that polars raises for a damaged Parquet file, including panics (not a subclass of Exception)."""
 
 from __future__ import annotations
 

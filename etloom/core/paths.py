@@ -1,4 +1,4 @@
-"""Paths as users write them."""
+"""Expansion of paths that users write, and the folder of etloom's cache."""
 
 from __future__ import annotations
 

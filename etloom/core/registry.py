@@ -145,7 +145,7 @@ def get(kind: str, name: str) -> ModuleType:
 
 
 def find_package(kind: str, name: str) -> str | None:
-    """Return the distribution that provides a plugin of another project, else None. Raises UnknownName."""
+    """Return the name of the package that provides a plugin; None for a plugin of etloom. Raises UnknownName."""
     plugins = _find_plugins(kind)
     name = name.replace("_", "-")
     if name not in plugins:
@@ -255,7 +255,7 @@ def list_options(kind: str, name: str) -> list[Option]:
 
 
 def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
-    """Return the name of the plugin whose SUFFIX ends the path; the longest suffix wins. Raises EtloomError."""
+    """Return the name of the plugin with the longest SUFFIX that the path ends in. Raises InvalidValue."""
     # What bears its format's name (run.parquet) needs no look at the others, which takes longer.
     for name in set(fspath(path).split(".")).intersection(list_plugins(kind)):
         if fspath(path).endswith(get_suffixes(kind, name)):
@@ -280,7 +280,7 @@ def get_suffixes(kind: str, name: str) -> tuple[str, ...]:
 
 
 def _read_constant(module: str, name: str) -> Any:
-    """Return a one-line constant from the source of a module, without importing what the module needs; else None."""
+    """Return a constant from a one-line assignment in a module's source, without importing it; None if absent."""
     if module in sys.modules:
         return getattr(sys.modules[module], name, None)
     spec = importlib.util.find_spec(module)
@@ -314,7 +314,7 @@ def remove_option_help(text: str, options: Collection[str]) -> str:
 
 
 def _option_mark(options: Collection[str]) -> re.Pattern[str]:
-    """Return the pattern of ``option:`` at the beginning of a line or sentence."""
+    """Return a regular expression for the name of an option and a colon at the beginning of a line or sentence."""
     names = "|".join(options) or "(?!)"
     return re.compile(
         rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({names})`{{0,2}}:\s", re.MULTILINE
@@ -401,7 +401,7 @@ def _check_value(owner: str, option: Option, value: Any) -> None:
 
 
 def unknown_options_error(owner: str, unknown: Iterable[str], known: Iterable[str]) -> InvalidValue:
-    """Return the error for keywords that a verb or plugin does not have."""
+    """Return the error for options that a verb or plugin does not have; the remedy names a similar option or all."""
     unknown, known = list(unknown), list(known)
     near = difflib.get_close_matches(unknown[0], known, n=1)
     if not known:

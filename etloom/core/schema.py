@@ -58,7 +58,7 @@ SIZE_LIMIT = 1 << 50
 
 @dataclass(frozen=True)
 class Column:
-    """A declared column of a table, and its valid values; others become null, see `formats.tables.value_checks`."""
+    """The declaration of a table column: type, meaning, unit, and valid values; readers replace others by null."""
 
     name: str
     dtype: Any  # a polars data type
@@ -366,7 +366,7 @@ _TABLES = (
         Column(
             "bytes",
             I64,
-            "message size by the peers' convention: in_nelems * itemsize",
+            "message size by the convention of PARAM and Kineto: in_nelems * itemsize",
             unit="B",
             minimum=0,
             maximum=SIZE_LIMIT,
@@ -393,7 +393,12 @@ _TABLES = (
         _NODE,
         _EVENT,
         Column("how", TEXT, "rf_id | external_id | op_id | align | file (the file states both as one)"),
-        Column("score", F64, "1 for an id; the share of the window that matched for align", unit="ratio"),
+        Column(
+            "score",
+            F64,
+            "1 for ids and file; for align, paired operators divided by all operators of the longer sequence",
+            unit="ratio",
+        ),
     ),
     _declare(
         "launches",

@@ -1,6 +1,5 @@
-"""SQL over tables, in the dialect of polars (https://docs.pola.rs/api/python/stable/reference/sql): SELECT only,
-over the given tables and no files.
-"""
+"""Runs SQL SELECT statements over tables; they cannot read files. The dialect is that of polars
+(https://docs.pola.rs/api/python/stable/reference/sql)."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def run_query(
 
 
 def _only_groups_by_categories(sql: str, tables: Mapping[str, pl.LazyFrame]) -> bool:
-    """Return whether a query uses the categorical columns of a table, without functions, as keys of groups only.
+    """Return whether a query uses categorical columns only as plain keys of GROUP BY, without functions.
 
     Then their text is needed of the result only, which halves the time of such a query.
     """
@@ -97,7 +96,7 @@ def _only_groups_by_categories(sql: str, tables: Mapping[str, pl.LazyFrame]) -> 
 
 
 def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> None:
-    """Check a query independently of the data in the tables.
+    """Check that a query is a valid SELECT over the tables, without reading their data.
 
     Args:
         sql: The query.
@@ -168,7 +167,7 @@ def _file_access_error(function: str) -> EtloomError:
 
 
 def _translate_error(reason: str, sql: str, schemas: Mapping[str, pl.Schema]) -> EtloomError:
-    """Return an error of polars as one line, with the nearest name if a table or column does not exist."""
+    """Convert an error message of polars to a one-line error; for an unknown table or column, name a similar one."""
     if table := re.match(r"relation '(.*?)' was not found", reason):
         return UnknownName("table", table[1], TABLES)
     if column := re.match(r'unable to find column "(.*?)"; valid columns: \[(.*?)\]', reason):

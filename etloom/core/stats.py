@@ -1,4 +1,4 @@
-"""The names that rows of the table ``stats`` bear, declared once: severity, meaning, remedy.
+"""Declares the names in the table ``stats``: usual severity, meaning, and remedy of each.
 
 docs/reference/stats.md is generated from this table, and a test compares it with the names that the code uses. The
 severity declared here is the usual one; a reader may report a row with another one.
@@ -58,7 +58,7 @@ DECLARED_STATS = (
         "job.duplicate_rank_files",
         "data_loss",
         "further files of the same kind for one rank, not read",
-        "keep one file per rank and kind, or open each folder alone",
+        "leave one file per rank and kind in the folder, or open each folder separately",
     ),
     DeclaredStat(
         "job.skipped_file",
@@ -74,7 +74,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "job.other_process",
         "info",
-        "traces of processes that are not ranks (tokenizer, scheduler, frontend); kept apart",
+        "traces of processes that are not ranks (tokenizer, scheduler, frontend); not analyzed with the ranks",
         "open the file on its own",
     ),
     DeclaredStat(
@@ -136,7 +136,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "job.no_common_time",
         "error",
-        "at no time were all ranks recording, by their clocks",
+        "according to their clocks, the ranks never all recorded at the same time",
         "do not mix recordings of different times",
     ),
     # Linking
@@ -282,7 +282,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "link.overlapping_events",
         "info",
-        "events that overlap others of their thread without nesting; they enclose those, or cut them off",
+        "events that overlap others of their thread without nesting; treated as enclosing those, or as ending them",
     ),
     DeclaredStat(
         "link.clamped_events",
@@ -502,9 +502,17 @@ DECLARED_STATS = (
     DeclaredStat("read.observer_reentrant", "data_loss", "operators caused by the observer itself; skipped"),
     DeclaredStat("read.observer_raised", "info", "operators that ended with an exception"),
     DeclaredStat("read.observer_ended_elsewhere", "info", "scopes that ended on another thread"),
-    DeclaredStat("read.observer_ended_outside", "info", "operators that began before the window"),
+    DeclaredStat(
+        "read.observer_ended_outside",
+        "info",
+        "operators that ended in a recording window but began before it; the end is not recorded",
+    ),
     DeclaredStat("read.observer_unsized", "info", "tensors without plain sizes: nested or symbolic"),
-    DeclaredStat("read.observer_thread_exiting", "data_loss", "operators on a thread that was ending"),
+    DeclaredStat(
+        "read.observer_thread_exiting",
+        "data_loss",
+        "operators on a thread that was already exiting; not recorded",
+    ),
     DeclaredStat("read.observer_overwritten", "info", "chunks of the ring buffer that were overwritten"),
     DeclaredStat(
         "read.observer_stuck", "error", "threads that hung inside the observer", "report it with the example"

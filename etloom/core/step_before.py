@@ -32,7 +32,7 @@ def find_step_before(job: Job) -> StepBefore | None:
 
 
 def _has_host_times_only(rank: dict[str, Any]) -> bool:
-    """Return whether a rank with a device has no times of it: its host may have run ahead."""
+    """Return whether a rank with a CUDA device timed its steps on the host only, which may run ahead of the device."""
     fact = rank.get("unrecorded")
     return (
         isinstance(fact, dict) and fact.get("clock") == "host" and str(rank.get("device")).startswith("cuda")

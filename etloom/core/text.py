@@ -41,7 +41,7 @@ def unknown_rank_error(requested: int | Iterable[int], available: Iterable[int])
 
 
 def _split_ranges(numbers: list[int], most: int) -> list[str]:
-    """Return the parts of `format_ranges`; may stop after more than ``most`` parts."""
+    """Return sorted numbers as texts of ranges, "0-7" or "9"; may stop after more than ``most`` ranges."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -62,7 +62,7 @@ def count_noun(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def parse_time_range(text: str) -> TimeRange:
-    """Return (start, end) in ns of text such as "10ms:1.5s"; either may be missing. Raises AnalysisError."""
+    """Return (start, end) in ns of text such as "10ms:1.5s"; either may be missing. Raises InvalidValue."""
     match = re.fullmatch(
         r"(?:([\d.]+)(ns|us|ms|s))?:(?:([\d.]+)(ns|us|ms|s))?", text.strip().replace("µ", "u")
     )

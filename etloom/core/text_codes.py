@@ -1,4 +1,4 @@
-"""Codes of categorical text, by which results are computed once per distinct text instead of once per row.
+"""Works on integer codes of categorical text: results are computed once per distinct text instead of once per row.
 
 The codes of polars' Categorical are the same in all columns of a process as long as one column of them exists, which
 this module holds. So a mask of texts by a regular expression is kept as a table by code, which ranks of one program,
@@ -77,8 +77,7 @@ def match_values(column: pl.Series, values: Sequence[str], codes: Codes | None =
 
 @lru_cache(maxsize=512)
 def _tabulate_values(values: tuple[str, ...]) -> NDArray[np.bool_] | Codes:
-    """Return a mask indexed by code, with a final False; the codes themselves if they are too large for
-    that."""
+    """Return a boolean table indexed by text code, True for ``values``; if codes are too large, the codes."""
     codes = _encode_values(values)
     if codes.max(initial=0) >= _MAX_KEPT:
         return codes
@@ -114,7 +113,7 @@ def _compute_rows(column: pl.Series, rows: NDArray[np.int64], expression: pl.Exp
 
 
 class _TextTable:
-    """Numbers below 255 for the texts of the process, assigned when a text first occurs; 0 for null.
+    """A cache from text code to a number below 255, computed when a text first occurs; 0 for null.
 
     Args:
         expression: An expression of the Categorical column ``text``.

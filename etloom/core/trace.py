@@ -66,11 +66,11 @@ class StoredRun(Protocol):
 
     @property
     def rank_facts(self) -> pl.DataFrame:
-        """See `Job.rank_facts`."""
+        """One row per rank: host, world size and numbers of events, nodes and launches (see `Job.rank_facts`)."""
         ...
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """Return a table of all ranks, ``rank`` first, as one query; of stats without the rows of the run."""
+        """Return a table of all ranks, ``rank`` first, as a lazy query; stats without rows about the whole run."""
 
     def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
         """Return the stored result of an analysis with these options; None if it was not stored."""
@@ -188,7 +188,7 @@ class Trace(TableAttributes):
 
     @property
     def engine(self) -> Literal["in-memory", "streaming"]:
-        """The engine of polars that should collect what `scan` returns."""
+        """The polars engine for queries of `scan`: "streaming" if a table is on disk, else "in-memory"."""
         in_memory = all(loader.is_loaded for loader in self._loaders.values())
         return "in-memory" if in_memory else "streaming"
 
@@ -511,7 +511,7 @@ def _list_rank_facts(job: Job) -> pl.DataFrame:
 
 
 def concat_ranks(job: Job, function: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
-    """Return ``function(trace)`` of all ranks concatenated, with a column ``rank`` first."""
+    """Call ``function(trace)`` for each rank; return the tables concatenated, with a column ``rank`` first."""
     frames = [
         function(trace).select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all())
         for rank, trace in job.items()
@@ -525,7 +525,7 @@ def _check_name(name: str) -> None:
 
 
 def _build_stats(rows: pl.DataFrame | Sequence[Stat]) -> pl.DataFrame:
-    """Return a table of stats without the rows whose count is 0."""
+    """Return rows of stats as a table; of a sequence, rows whose count is 0 are left out."""
     if isinstance(rows, pl.DataFrame):
         return TABLES["stats"].conform(rows).clone()
     assert all(severity in SEVERITIES for _, severity, _, _ in rows)

@@ -1,4 +1,4 @@
-"""URLs of object stores, where users may write them instead of paths; without the credentials in them.
+"""URLs of object stores, which users may write instead of paths; credentials are removed from them.
 
 A URL is cleaned where it enters (a flag, an argument of a verb): user, password and query are remembered for the
 connection only, so nothing that is printed, logged, stored or named after a URL can contain them.
@@ -30,7 +30,7 @@ _origins: dict[str, str] = {}
 
 
 class UrlPath(PosixPath):
-    """A clean URL where a Path is expected: as text it keeps both slashes of ``s3://``."""
+    """A Path that holds a URL without credentials; its text has both slashes of ``s3://``."""
 
     def __str__(self) -> str:
         return _SINGLE_SLASH.sub(r"\1://", super().__str__())
@@ -65,7 +65,7 @@ def clean_url(path: str | os.PathLike[str]) -> str | None:
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """Return a clean URL as a UrlPath, file:// as its Path, and any other path as it is."""
+    """Convert a URL to a UrlPath without credentials, a file:// URL to a local Path, and any other path to a Path."""
     url = clean_url(path)
     if url is not None:
         return UrlPath(url)
@@ -74,13 +74,13 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def connection_of(url: str) -> tuple[str, str]:
-    """Return the user information and the query that a clean URL had when first used; empty texts if none."""
+    """Return the user information and query last specified for the host of a URL, empty texts if there were none."""
     scheme, _, rest = url.partition("://")
     return _connections.get(f"{scheme}://{rest.partition('/')[0]}", ("", ""))
 
 
 def register_origin(folder: Path, url: str) -> None:
-    """Note that a local folder holds files of a URL, so that messages name the URL."""
+    """Remember that a local folder holds copies of files at a URL, so that messages name the URL."""
     _origins[str(folder)] = url
 
 
@@ -95,7 +95,7 @@ def describe_path(path: str | os.PathLike[str]) -> str:
 
 
 def redact(text: str) -> str:
-    """Return a message with URLs instead of the local copies of their files, and without credentials."""
+    """Return a message with paths of local copies replaced by their URLs, and credentials replaced by ``***``."""
     for folder, url in _origins.items():
         text = text.replace(folder, url)
     for secret in _list_secrets():

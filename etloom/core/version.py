@@ -13,7 +13,7 @@ _WITHOUT_ANSWERS = ("cli", "collector", "compat", "replayer", "reports")
 
 @functools.cache
 def compute_code_digest() -> str:
-    """Return a digest of the modules that read, link and analyse.
+    """Return a digest of etloom's version and the source of all modules that can affect analysis results.
 
     Results that are kept (the cache, the answers in a store) belong to the code that computed them: two builds from a
     repository have the same version and may compute different ones.

@@ -1,4 +1,4 @@
-"""Chakra execution trace as JSON, for people to read: the same nodes as in a .et file.
+"""Write Chakra execution traces as JSON for people to read, with the same nodes as a .et file.
 
 The file is one object; `etloom.formats.chakra.json_layout` describes it. ``etloom convert x.et x.json`` converts a .et
 file message by message.
@@ -26,7 +26,9 @@ SUFFIX = (".chakra.json", ".chakra.json.gz")
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
-    """Write the linked Trace of one rank; compressed if the name ends in .gz.
+    """Write one rank as a Chakra trace in JSON; compressed if the name ends in .gz.
+
+    A trace that is not linked is linked first.
 
     Raises:
         EtloomError: There are several ranks, or the rank has no timed events.
@@ -44,14 +46,17 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
 
 
 def find_converter(source: Path, reader: str | None) -> Callable[..., Any] | None:
-    """Return a function (target, progress) for a .et file, which converts its messages one by one; else None."""
+    """Return a function (target, progress) that converts a .et file to JSON in bounded memory, or None.
+
+    None for files of other formats.
+    """
     if formats.detect_format(source) != "chakra":
         return None
     return lambda target, progress: convert_messages(source, target)
 
 
 def convert_messages(source: Path, target: Path) -> None:
-    """Convert a .et file message by message.
+    """Convert a Chakra .et file to JSON, message by message.
 
     Raises:
         ReadError: It is not a Chakra execution trace.

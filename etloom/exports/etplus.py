@@ -1,4 +1,4 @@
-"""ET+ JSON: the execution trace with the times of its operators and the GPU work that they launched.
+"""Write ET+ JSON: an execution trace with the times of its operators and the GPU work that they launched.
 
 This is the format of chakra_trace_link, which chakra_converter reads. Host nodes are those of the execution trace, with
 their original ids and, where they are linked, ``ts``, ``inclusive_dur`` and ``exclusive_dur`` (decimal microseconds on
@@ -34,7 +34,7 @@ _CHUNK_NODES = 1 << 12  # about 5 MB of text
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
-    """Write the linked Trace of one rank, compressed if the name ends in .gz.
+    """Write the linked Trace of one rank as ET+ JSON; compressed if the name ends in .gz.
 
     Raises:
         EtloomError: There are several ranks, there is no execution trace, it is linked with several iterations, or its
@@ -64,7 +64,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
 
 
 def _format_nodes(trace: Trace) -> Iterator[np.ndarray | pl.Series]:
-    """Format the nodes as JSON texts, in chunks: host nodes, then device nodes."""
+    """Yield the ET+ nodes as JSON texts, in chunks: host nodes, then device nodes."""
     nodes = NodeTexts(trace)
     device = _number_device_nodes(trace)
     members = _format_times(trace).join(
@@ -82,7 +82,7 @@ def _format_nodes(trace: Trace) -> Iterator[np.ndarray | pl.Series]:
 
 
 def _number_device_nodes(trace: Trace) -> pl.DataFrame:
-    """Return GPU events in time order with the columns of `device_nodes.format_device_nodes`.
+    """Return the GPU events by time, with node ids and the columns of `device_nodes.format_device_nodes`.
 
     The node above is that of the operator around the launch, or of the nearest linked event around that; null if there
     is none. Events of other iterations than the execution trace covers are left out (`etloom.linker.quality`).
@@ -102,7 +102,7 @@ def _number_device_nodes(trace: Trace) -> pl.DataFrame:
 
 
 def _format_times(trace: Trace) -> pl.DataFrame:
-    """Format the members with times and inter-thread dependency of each linked node: columns node, times."""
+    """Format times and inter-thread dependency of each linked node as JSON members; columns node, times."""
     base = int(trace.meta.get("base_ns") or 0)
     events = trace.events.select("id", pl.col("ts") - base, pl.col("dur").fill_null(0)).with_columns(
         nesting.compute_exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
@@ -121,7 +121,7 @@ def _format_times(trace: Trace) -> pl.DataFrame:
 
 
 def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
-    """Return node, and followed: the id of the operator on another thread that the node depends on."""
+    """Return the nodes that depend on an operator of another thread; columns node, followed (its id)."""
     nodes = trace.links.select("event", "node")
     return (
         trace.thread_dependencies.filter(pl.col("kind") == "thread")
@@ -134,7 +134,7 @@ def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
 
 
 def _format_sync_dependencies(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
-    """Format the member with the device nodes that calls inside each node waited for: columns node, waited."""
+    """Format the device nodes that calls within each node waited for as JSON; columns node, waited."""
     waits = trace.sync_dependencies.select("event", "on").join(
         device.select(event="id"), on="event", how="anti"
     )

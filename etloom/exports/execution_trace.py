@@ -1,4 +1,4 @@
-"""PyTorch execution trace JSON 1.1.1, as written by ExecutionTraceObserver.
+"""Write PyTorch execution trace JSON 1.1.1, as ExecutionTraceObserver does.
 
 Any trace with nodes can be written. Nodes are in the order in which operators ended, with their original ids and the
 repaired parents. The format has no times.
@@ -23,7 +23,7 @@ _HEADER = {"schema": _SCHEMA, "pid": 0, "time": "", "start_ts": 0}
 
 
 def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
-    """Write the nodes of one rank, gzip if the name ends in .gz.
+    """Write the nodes of one rank as execution trace JSON; compressed if the name ends in .gz.
 
     Raises:
         EtloomError: For several ranks in one file, and for a trace without nodes.

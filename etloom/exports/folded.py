@@ -1,4 +1,4 @@
-"""Folded call stacks, for flamegraph.pl, speedscope and inferno: one line per stack, with the time in its last call.
+"""Write folded call stacks (flamegraph.pl, speedscope, inferno): one line per stack, with the time in its last call.
 
 A line contains the calls from the outermost to the innermost, separated by semicolons, and the time in ns. The first
 call is the thread; for several ranks, the rank and then the thread. Calls with the same name and the same callers are
@@ -25,7 +25,7 @@ _TIME_COLUMNS = {"host": "self_ns", "device": "self_device_ns"}
 
 
 def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", joined: bool = False) -> None:
-    """Write the call stacks of a Trace or a Job.
+    """Write the call stacks of a Trace or a Job as folded text; compressed if the name ends in .gz.
 
     time: host (exclusive time of each call) or device (time of kernels, memcpys and memsets, each below the calls that
     launched it).
@@ -53,7 +53,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", 
 
 
 def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterator[bytes]:
-    """Format one line per call with exclusive time, below ``prefix`` and the thread."""
+    """Yield a line per call with exclusive time: ``prefix``, thread, callers, call, and the time in ns."""
     check_linked(trace)
     tree = build_call_tree(trace, joined=joined, kernels=time == "device")
     names = {(pid, tid): name for pid, tid, name in trace.threads.select("pid", "tid", "name").iter_rows()}
@@ -71,5 +71,5 @@ def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterat
 
 
 def _format_frame(name: str | None) -> str:
-    """Format a name without semicolons and line breaks, which separate frames and stacks."""
+    """Return a function name without semicolons and line breaks, which separate frames and stacks."""
     return " ".join((name or "(no name)").replace(";", ":").split())

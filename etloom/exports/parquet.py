@@ -1,4 +1,4 @@
-"""Parquet: a folder with one file per table, which `etloom.read` reads back unchanged."""
+"""Write Parquet: a folder with one file per table, which `etloom.read` reads back unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["SUFFIX", "find_converter", "write"]
 
 
 def find_converter(source: Path, reader: str | None) -> Callable[..., Any] | None:
-    """Return a function (target, progress) for a large Kineto file, which works in bounded memory; else None."""
+    """Return a function (target, progress) that converts a large Kineto file in bounded memory, or None.
+
+    None for other files.
+    """
     from etloom.loading import file_reading
 
     if reader or not file_reading.is_large(source):

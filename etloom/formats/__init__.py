@@ -1,4 +1,4 @@
-"""Trace formats: one module or sub-package per format, each between a file's bytes and tables, in both directions.
+"""Trace formats: one module or sub-package per format, which reads its files into tables and may also write them.
 
 A format's module has `sniff` and `read` (`etloom.core.registry`), and where etloom writes the format its sub-package
 holds the writer. `io` and `tables` are shared by the formats: bytes and files, and the building of tables.
@@ -42,7 +42,7 @@ def read(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Trace | Job:
-    """Read one trace file, or a folder that is one trace, such as etloom's own Parquet. Nothing is linked.
+    """Read a trace file or trace folder (such as etloom's Parquet) into tables, without linking nodes to events.
 
     Args:
         path: The file or folder.
@@ -76,7 +76,7 @@ def read(
 
 @contextlib.contextmanager
 def convert_panics(path: Path) -> Iterator[None]:
-    """Convert a panic of polars, which is not an Exception and names no file, to ReadError."""
+    """Convert a PanicException of polars, which is not an Exception, to a ReadError that names the file."""
     try:
         yield
     except pl.exceptions.PanicException as error:
@@ -134,7 +134,7 @@ def _check_exists(path: Path) -> None:
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the beginning of a file, decompressed; of a Parquet file also its footer, which describes it."""
+    """Return the first 64 KiB of a file, decompressed; for a Parquet file, followed by up to its last 64 KiB."""
     with open_decompressed(path, _HEAD_BYTES) as stream:
         try:
             head = stream.read(_HEAD_BYTES)
@@ -146,7 +146,7 @@ def _read_head(path: Path) -> bytes:
 
 
 def _read_footer(path: Path) -> bytes:
-    """Return the end of a file that its head does not contain."""
+    """Return up to the last 64 KiB of a file, without the first 64 KiB, which `_read_head` returns."""
     with path.open("rb") as file:
         file.seek(max(_HEAD_BYTES, path.stat().st_size - _HEAD_BYTES))
         return file.read(_HEAD_BYTES)

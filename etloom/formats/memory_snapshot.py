@@ -49,14 +49,14 @@ _PROBLEMS = {
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a snapshot. Pickles are searched, not loaded."""
+    """Return whether a file that begins with these bytes is a memory snapshot; pickles are searched, not unpickled."""
     if head[:1] == b"\x80":
         return b"segments" in head[:256] and (b"total_size" in head or b"device_traces" in head)
     return _KEYS.match(head) is not None and (b'"total_size"' in head or b'"device_traces"' in head)
 
 
 def read(path: Path, *, limit: int = 1 << 30) -> Trace:
-    """Read the memory of one rank, and the other actions of the allocator as events.
+    """Read a snapshot of one rank: allocations and releases as rows of memory, other allocator actions as events.
 
     limit: the largest accepted size of the decompressed file in bytes.
 
@@ -96,7 +96,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
 def _convert_history(
     history: list[list[Any]], in_use: dict[int, tuple[int, int, int]], counts: dict[str, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of memory, and of events, of all devices."""
+    """Convert the allocator entries of all devices to rows of the memory table and rows of the events table."""
     stacks = _StackTexts()
     memory: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
@@ -135,14 +135,16 @@ def _to_lists(value: Any) -> list[list[Any]]:
 
 
 def _to_int(value: Any) -> int | None:
-    """Return a number of bytes, microseconds or an address; None for any other value."""
+    """Return the value if it is an integer from 0 to 2**63 - 1 (a size, time or address), otherwise None."""
     is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
     return value if is_valid else None
 
 
 def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
-    """Return the bytes (as requested) in use, freed but pending, and reserved at snapshot time, per
-    device."""
+    """Return device -> (bytes in use, bytes freed but pending, bytes reserved) at the time of the snapshot.
+
+    Bytes in use and pending count sizes as requested, before the allocator rounds them up.
+    """
     by_device: dict[int, tuple[int, int, int]] = {}
     for segment in segments:
         device = _to_int(segment.get("device")) or 0
@@ -160,7 +162,7 @@ def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, i
 def _convert_entries(
     device: int, entries: list[Any], signs: dict[str, int], stacks: _StackTexts, counts: dict[str, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Convert the entries of a device.
+    """Convert the allocator entries of one device to rows of memory and rows of events.
 
     Returns:
         The entries that change a total (rows of memory, with ``action``), and events for all that are not in memory.
@@ -204,7 +206,7 @@ def _convert_entries(
 
 
 def _add_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, counts: dict[str, int]) -> None:
-    """Add the allocated and reserved totals after each entry, computed backwards from the final totals."""
+    """Add total_allocated and total_reserved (bytes after each entry), computed backwards from the final totals."""
     for column, total, end in (
         ("bytes", "total_allocated", allocated),
         ("reserved", "total_reserved", reserved),
@@ -221,7 +223,7 @@ def _add_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, count
 
 
 def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str, Any]]:
-    """Return the record_function ranges recorded with the history: each begin with the next end of its name."""
+    """Convert START and END annotations to events; an END closes the last open START of the same name."""
     open_starts: dict[str, list[int]] = {}
     ranges: list[dict[str, Any]] = []
     for entry in annotations if isinstance(annotations, list) else []:
@@ -242,7 +244,7 @@ def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str
 
 
 class _StackTexts:
-    """Formats stacks as JSON text of "name (file:line)", innermost frame first; each frame and stack is formatted once.
+    """Formats Python stacks as JSON lists of "name (file:line)", innermost frame first, and caches the texts.
 
     Frames are identified by `id`, which is unique as long as the snapshot with all of them is in memory.
     """

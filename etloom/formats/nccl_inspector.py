@@ -30,13 +30,13 @@ _RECORDS = {"coll_perf": "coll", "p2p_perf": "p2p"}
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether the first line has the header and the performance of a communication."""
+    """Return whether the first line is a JSON object with ``header`` and ``coll_perf`` or ``p2p_perf``."""
     line = head.lstrip().partition(b"\n")[0]
     return line[:1] == b"{" and b'"header"' in line and any(f'"{key}"'.encode() in line for key in _RECORDS)
 
 
 def read(path: Path) -> Trace:
-    """Read the communications of one process.
+    """Read the collectives and messages of one process as events and rows of comms.
 
     Raises:
         ReadError: The file has no communication.
@@ -59,7 +59,9 @@ def read(path: Path) -> Trace:
     stats = [
         Stat("read.truncated", "data_loss", int(truncation is not None), truncation),
         Stat("read.damaged_entry", "data_loss", damaged, "a line that is not a communication"),
-        Stat("read.nccl_no_start", "info", untimed, "record with NCCL_INSPECTOR_DUMP_VERBOSE=1"),
+        Stat(
+            "read.nccl_no_start", "info", untimed, "no start time; record with NCCL_INSPECTOR_DUMP_VERBOSE=1"
+        ),
     ]
     metadata = headers[0].get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
@@ -77,13 +79,13 @@ def read(path: Path) -> Trace:
 
 
 def find_rank(path: Path) -> int | None:
-    """Return the rank in the largest communicator of a file."""
+    """Return the rank of the process within the largest communicator in the file; None if no line states a rank."""
     content, _ = read_content(path, _MAX_BYTES)
     return _choose_rank([line for line in _parse_lines(content) if line is not None])
 
 
 def _parse_lines(content: bytes) -> Iterator[dict[str, Any] | None]:
-    """Yield the object of each line, None for other lines."""
+    """Yield the JSON object of each non-empty line; None for a line that is not an object with a header."""
     for text in content.decode("utf-8", "replace").splitlines():
         if not text.strip():
             continue
@@ -141,7 +143,7 @@ def _build_row(line: dict[str, Any], position: int) -> dict[str, Any] | None:
 
 
 def _choose_start(times: dict[str, Any], prefix: str) -> int | None:
-    """Return the start of the kernel on its first channel, else that of the call, in microseconds since the epoch."""
+    """Return the earliest kernel start over all channels, otherwise the start of the call, in us since the epoch."""
     channels = times.get("kernel_events")
     starts = [
         start
@@ -154,7 +156,7 @@ def _choose_start(times: dict[str, Any], prefix: str) -> int | None:
 def _scale_message(
     recorded: int | None, bandwidth: float | None, duration_us: float, size: int | None
 ) -> int | None:
-    """Return the size on which the bandwidth is based: as recorded, or that of all ranks (all-gather, ...)."""
+    """Return the message size (bytes) that matches the bandwidth: the recorded size, or that times the rank count."""
     if recorded is None or bandwidth is None or not size or not recorded:
         return recorded
     ratio = bandwidth * duration_us * 1e3 / recorded

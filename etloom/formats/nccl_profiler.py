@@ -30,13 +30,13 @@ _HEAD_BYTES = 1 << 16
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether the file is a list of events with a communicator hash, or begins with an event of the plugin."""
+    """Return whether the file is a JSON list of events from NCCL's profiler plugin, such as events with CommHash."""
     text = head.lstrip()
     return text[:1] == b"[" and b'"ph"' in text and kineto.is_nccl_profile(text)
 
 
 def read(path: Path) -> Trace:
-    """Read the communications of one process.
+    """Read the events of one process; its collectives and messages are also rows of comms.
 
     Raises:
         ReadError: The file has no event of the plugin.
@@ -48,7 +48,7 @@ def read(path: Path) -> Trace:
         raise ReadError("contains no complete event (begin and end) of NCCL's profiler plugin", where=path)
     # The writer ends the list with an empty object.
     stats = [Stat(*row) for row in source.stats.iter_rows() if row[:3] != ("read.no_phase", "data_loss", 1)]
-    stats.append(Stat("read.nccl_unfinished", "info", open_count, "without an end"))
+    stats.append(Stat("read.nccl_unfinished", "info", open_count, "begin events without an end"))
     is_call = pl.col("source_cat").is_in(_CALLS)
     calls = _add_kernels(pairs.filter(is_call), pairs.filter(pl.col("source_cat") == "GPU"))
     rows = [_build_row(call) for call in calls.iter_rows(named=True)]
@@ -66,7 +66,7 @@ def read(path: Path) -> Trace:
 
 
 def find_rank(path: Path) -> int | None:
-    """Return the rank that the first communication of a file states."""
+    """Return the rank that the first communication states; None if there is none in the first 64 KiB."""
     try:
         with open_decompressed(path) as stream:
             head = stream.read(_HEAD_BYTES)
@@ -83,7 +83,7 @@ def find_rank(path: Path) -> int | None:
 
 
 def _pair_events(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Return the events that have a begin and an end, and the number of begins without one.
+    """Join begin and end events (b, e) to complete events; also return the number of begins without an end.
 
     Columns are those of ``events``, source_cat, and end_position. The ends of one key are in the order of its begins.
     """
@@ -113,7 +113,10 @@ def _pair_events(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 
 def _add_kernels(calls: pl.DataFrame, channels: pl.DataFrame) -> pl.DataFrame:
-    """Add kernel_start, kernel_end and kernel_channels; the channels of a call are written within it."""
+    """Add kernel_start and kernel_end (ns) and kernel_channels (a count) from the channel events of each call.
+
+    The channel events of a call lie between its begin and its end in the file.
+    """
     inner = channels.select("position", kernel_start="ts", kernel_end=pl.col("ts") + pl.col("dur")).sort(
         "position"
     )

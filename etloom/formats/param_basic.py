@@ -38,12 +38,12 @@ _DTYPES = {
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a list of calls."""
+    """Return whether a file that begins with these bytes is a JSON list of PARAM's communication calls."""
     return _ENTRY.match(head) is not None
 
 
 def read(path: Path, *, limit: int = 1 << 30) -> Trace:
-    """Read the calls as host events with their communication; without ``startTime_ns`` they have no times.
+    """Read the calls of one rank as host events and rows of comms; without ``startTime_ns``, events have no time.
 
     limit: the largest accepted size of the decompressed file in bytes.
 

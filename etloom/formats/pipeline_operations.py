@@ -57,12 +57,12 @@ _COLLECTIVE_TRACK = 1 + len(_MESSAGES)
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file is such a trace: Parquet with the columns of one, which its footer names."""
+    """Return whether a file is a pipeline operation trace: Parquet whose footer names all required columns."""
     return head[:4] == _MAGIC and all(name.encode() in head for name in _REQUIRED)
 
 
 def read(path: Path, *, limit: int = 20_000_000) -> Job:
-    """Read the operations of all ranks.
+    """Read the operations of all ranks as a Job with one Trace per rank.
 
     limit: the largest accepted number of operations.
 
@@ -94,7 +94,7 @@ def read(path: Path, *, limit: int = 20_000_000) -> Job:
 
 
 def build_job(operations: pl.DataFrame, path: Path) -> Job:
-    """Return the job of operations.
+    """Build a Job, with one Trace per rank, from a table of pipeline operations.
 
     Args:
         operations: rank, dp_rank, stage, step, optype, seq_id, mb_id, optionally mc and bytes (sizes of messages), and
@@ -110,7 +110,7 @@ def build_job(operations: pl.DataFrame, path: Path) -> Job:
 
 
 def _read_rows(path: Path, limit: int) -> pl.DataFrame:
-    """Read the columns that are needed, cast to wide types; values that cannot be cast become null."""
+    """Read the required and optional columns as int64, float64 or text; values that cannot be cast become null."""
     try:
         query = pl.scan_parquet(path, glob=False, hive_partitioning=False)
         columns = query.collect_schema().names()
@@ -129,7 +129,7 @@ def _read_rows(path: Path, limit: int) -> pl.DataFrame:
 
 
 def _drop_invalid_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep the rows that state everything an operation needs, with absent numbers as null."""
+    """Drop rows without a valid rank, stage, step, type or time; set negative seq_id, mb_id and mc to null."""
     is_valid = (
         pl.all_horizontal(pl.col("rank", "dp_rank", "stage", "step").is_between(0, 1 << 31))
         & pl.col("optype").is_not_null()
@@ -142,7 +142,7 @@ def _drop_invalid_rows(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _place_steps(rows: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Add ts and dur, int64 ns, with the steps one after another. Raises LimitError."""
+    """Add ts and dur (int64 ns), placing each step directly after the previous step. Raises LimitError."""
     spans = (
         rows.group_by("step")
         .agg(
@@ -161,7 +161,7 @@ def _place_steps(rows: pl.DataFrame, path: Path) -> pl.DataFrame:
 
 
 class _ProcessGroups:
-    """The ranks that communicate with each other, from their stages and data-parallel ranks."""
+    """Derives process groups and message peers from the pipeline stage and data-parallel rank of each rank."""
 
     def __init__(self, rows: pl.DataFrame) -> None:
         places = rows.select("rank", "stage", "dp_rank").unique("rank", keep="first").sort("rank")
@@ -170,7 +170,7 @@ class _ProcessGroups:
         self._last_stage = max(stage for stage, _ in self._places.values())
 
     def describe(self, rank: int, kind: str) -> tuple[str, list[int]]:
-        """Return the name and the ranks of a rank's process group of a kind."""
+        """Return the name and the member ranks of the process group of this kind that contains the rank."""
         stage, replica = self._places[rank]
         if kind == "data parallel":
             return f"{kind}, stage {stage}", [r for r, place in self._places.items() if place[0] == stage]
@@ -181,7 +181,7 @@ class _ProcessGroups:
         return (kind, list(self._places)) if kind == "world" else (f"{kind}, rank {rank}", [rank])
 
     def find_peer(self, rank: int, message: str) -> int | None:
-        """Return the rank at the other end of a message; None if it is not in the trace."""
+        """Return the rank with which a rank exchanges this message type; None if it is not in the trace."""
         stage, replica = self._places[rank]
         goes_up = message in ("forward-send", "backward-recv")
         # The last stage sends forward only if stages have several chunks: to the next chunk, on the first stage.

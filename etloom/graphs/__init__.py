@@ -1,4 +1,4 @@
-"""The dependency graph of a job: which event waits for which, as points in time and edges between them.
+"""The dependency graph of a job: points in time (starts and ends of events), and edges that show what waits for what.
 
     graph               the Graph type
     algorithms          times with changed lags, longest path, slack, reachability

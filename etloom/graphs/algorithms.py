@@ -1,4 +1,4 @@
-"""Algorithms on a graph: times with changed lags, longest path, slack, reachability.
+"""Algorithms on dependency graphs: times after changes of lags, longest path, slack, and reachability.
 
 Each is one sweep over the points, which are numbered so that every edge goes forward.
 """
@@ -60,7 +60,7 @@ def find_longest_path(
 
 
 def _default_lags(graph: Graph, time: Int64Array | None) -> Int64Array:
-    """Return the lags that sweeps need: the minimum latencies suffice if the times are the recorded ones."""
+    """Return the lags of all edges for path and slack searches; minimum latencies if ``time`` is None (as recorded)."""
     return graph.min_latency if time is None else graph.lag
 
 

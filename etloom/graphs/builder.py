@@ -1,4 +1,4 @@
-"""Builds the dependency graph of a linked Trace or Job."""
+"""Build the dependency graph of a linked Trace or Job."""
 
 from __future__ import annotations
 
@@ -128,7 +128,10 @@ def check_timed(dependencies: DependencyGraph, job: Job) -> None:
 
 
 class _RankParts(NamedTuple):
-    """The parts of a rank in the draft, except the time segments, which other ranks may still change."""
+    """The threads, GPU activities and ranges of a rank, whose edges are added to the graph last.
+
+    Other ranks may still change them before.
+    """
 
     ids: Int32Array
     threads: HostThreads
@@ -138,7 +141,7 @@ class _RankParts(NamedTuple):
     participations: pl.DataFrame | None
 
     def add_edges(self, draft: GraphDraft) -> None:
-        """Add the time segments to the draft."""
+        """Add the edges within threads, GPU activities and asynchronous ranges to the draft of the graph."""
         self.threads.add_edges(draft, self.ids)
         self.activities.add_edges(draft, self.ids)
         self.ranges.add_edges(draft)
@@ -147,7 +150,7 @@ class _RankParts(NamedTuple):
 def _add_collectives(
     draft: GraphDraft, drafted: Mapping[int, _RankParts], counts: Mapping[int, dict[str, int]]
 ) -> None:
-    """Add the collectives that match across ranks, and count the participations."""
+    """Add edges between ranks for communications that match, and count matched and unmatched ones by rank."""
     participations = pl.concat(
         parts.participations for parts in drafted.values() if parts.participations is not None
     )
@@ -164,7 +167,10 @@ def _add_collectives(
 def _add_rank(
     draft: GraphDraft, trace: Trace, rank: int, provided: MinimumLatencies | None, has_peers: bool
 ) -> tuple[_RankParts, MinimumLatencies, dict[str, int]]:
-    """Add the points of a rank and its edges, except the time segments. ``provided`` latencies are not measured."""
+    """Add the points of a rank and the edges between its threads and streams to the draft of the graph.
+
+    Edges within threads and GPU activities follow in `_RankParts.add_edges`. ``provided`` latencies are not measured.
+    """
     events = EventArrays(trace.events)
     activities = gpu_activities.collect_gpu_activities(trace, events)
     submission, delay = gpu_activities.estimate_submissions(events, activities, provided)

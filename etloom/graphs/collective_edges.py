@@ -1,4 +1,4 @@
-"""Edges of collectives: all ranks arrive, then the data moves.
+"""Edges of collectives between ranks: every rank arrives, then the transfer takes place.
 
 `etloom.collectives` matches the participations. A collective instance is accepted if the last participation that others
 wait for starts before the first one that waits for it ends; other participations stay local to their rank.
@@ -219,7 +219,9 @@ def add_collective_edges(
 
 
 def _check_instances(participations: pl.DataFrame) -> pl.DataFrame:
-    """Add the roles in the collective instance, its ``arrival``, and whether the times are consistent (``accepted``).
+    """Add to communications whether they send or receive, the last arrival (ns), and if their times are consistent.
+
+    Columns sends, receives, arrival, accepted.
 
     ``sends``: others cannot end before it starts. ``receives``: it cannot end before those start.
     """
@@ -239,7 +241,7 @@ def _check_instances(participations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_async(events: EventArrays) -> Mask:
-    """Mark host events that are not on a thread's stack."""
+    """Return a mask of the host events that are not on a thread's call stack (asynchronous ranges)."""
     return events.host & (events.depth < 0)
 
 

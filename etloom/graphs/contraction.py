@@ -1,4 +1,4 @@
-"""A graph without the points of its chains: times after a change of lags from a small part of the graph.
+"""A smaller graph in which chains of edges are merged, so that times after a change of lags are computed faster.
 
 The time of a point with a single incoming edge is that of the edge's source plus the lag. If such a point has a single
 outgoing edge, too, it can be left out: a chain of such edges becomes one edge whose lag is the sum of theirs, and the
@@ -67,7 +67,7 @@ class ContractedGraph:
 
     @cached_property
     def recorded(self) -> ChainLags:
-        """The lags of the chains as recorded. Not to be modified."""
+        """The recorded lag of each chain, ns. Not to be modified."""
         return self.sum_lags(self.graph.lag)
 
     def sum_lags(self, lag: Int64Array) -> ChainLags:

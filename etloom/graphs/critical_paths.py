@@ -1,4 +1,4 @@
-"""The critical path of a job, or of a part of it, as a table."""
+"""Find the critical path of a job, or of a part of it, and return it as a table."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def iterate_critical_path(
 def _path_chunk(
     graph: Graph, path: Int32Array, points: Int32Array, begin: int, schema: Mapping[str, Any]
 ) -> pl.DataFrame:
-    """Return the columns of consecutive edges of the path, and the points that they connect."""
+    """Return consecutive edges of the critical path as a table with the columns ``schema``, from time ``begin``."""
 
     def ranks() -> Int32Array:
         rank = graph.rank[points]
@@ -143,8 +143,7 @@ def find_last_point(graph: Graph, rank: int | None = None, events: pl.Series | N
 def summarize_path(
     graph: Graph, job: Job, path: Int32Array, time_ns: Int64Array, before_ns: int
 ) -> pl.DataFrame:
-    """Return a critical path: kind, category (of GPU activities) and time_ns of each edge, and of the time before the
-    path.
+    """Return kind, category (of GPU activities) and time_ns of each edge of a critical path, and of the time before it.
 
     Args:
         path: edges, by time.
@@ -227,12 +226,12 @@ def make_event_labeler(job: Job, columns: Collection[str]) -> Callable[[pl.DataF
 
 
 def extract_module_names(names: pl.Expr) -> pl.Expr:
-    """Extract the names of modules from the names of their events."""
+    """Return an expression for the module name in the name of a module event; null for other events."""
     return names.cast(pl.String).str.extract(_MODULE)
 
 
 def _make_rank_labeler(trace: Trace, columns: Collection[str]) -> Callable[[pl.Series], pl.DataFrame]:
-    """Return a function that gives events (ids) of a trace these columns of `EVENT_LABELS`."""
+    """Return a function that returns these columns of `EVENT_LABELS` (names) for event ids of a trace."""
     table = trace.events
     event_columns = {
         name: column for name, column in (("category", "cat"), ("name", "name")) if name in columns
@@ -270,6 +269,6 @@ def _make_rank_labeler(trace: Trace, columns: Collection[str]) -> Callable[[pl.S
 
 
 def _null_negatives(numbers: np.ndarray) -> pl.Series:
-    """Return the numbers as a series, negative ones as null."""
+    """Return the numbers as a polars Series in which negative numbers are null."""
     series = pl.Series(numbers)
     return series.set(series < 0, None) if (numbers < 0).any() else series

@@ -1,4 +1,4 @@
-"""An incremental graph: blocks of points and edges, assembled at the end."""
+"""A graph under construction: points and edges are collected in blocks, and assembled at the end."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class GraphDraft:
 
 
 def _empty_columns(dtypes: Mapping[str, Any]) -> dict[str, ColumnChunks]:
-    """Return empty columns."""
+    """Return a dict with an empty array for each column of ``dtypes``."""
     return {name: [np.zeros(0, dtype)] for name, dtype in dtypes.items()}
 
 

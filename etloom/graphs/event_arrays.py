@@ -1,4 +1,4 @@
-"""The events of a rank as arrays, each computed once; text predicates run once per distinct text."""
+"""Access the events of a rank as numpy arrays, each computed once; text predicates run once per distinct text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TextColumn:
 
 
 def look_up_mask(table: NDArray[Any], codes: NDArray[Any]) -> Mask:
-    """Look up each code (not negative) in a table of booleans."""
+    """Return the boolean value of each code in a table indexed by code; codes are not negative."""
     mask: Mask = _native.looked_up(table.view(np.uint8), codes.view(np.uint32)).view(np.bool_)
     return mask
 
@@ -111,7 +111,7 @@ class EventArrays:
 
     @cached_property
     def threads(self) -> Int32Array:
-        """The code of each event's thread."""
+        """The integer code of the thread of each event."""
         tid = arrays.to_array(self.table["tid"], np.iinfo(np.int64).max)
         threads: Int32Array = _native.number_pairs(
             arrays.to_array(self.table["pid"], np.iinfo(np.int64).max), tid
@@ -125,7 +125,7 @@ class EventArrays:
 
     @cached_property
     def host(self) -> Mask:
-        """Mask of the host events with a start and a duration."""
+        """Mask of the host events that have a start and a duration."""
         return self.cats.is_in(categories.HOST_CATEGORIES) & self.timed
 
     def rows(self, ids: pl.Series) -> Int32Array:

@@ -1,4 +1,4 @@
-"""GPU activities: their points, their order on a stream, and the launch calls that caused them."""
+"""Add GPU activities to the graph: their points, their order on a stream, and edges from their launch calls."""
 
 from __future__ import annotations
 
@@ -212,8 +212,10 @@ def find_launch_points(threads: HostThreads, activities: GpuActivities) -> Int32
 
 
 def _find_longer_predecessors(activities: GpuActivities, later: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return pairs (earlier, later) of activities on a stream, where `earlier` ended last before `later`
-    started, although another activity started in between."""
+    """Return pairs (earlier, later) of activities on a stream: ``earlier`` ended last before ``later`` started.
+
+    Only those where another activity started in between.
+    """
     if not later.size:
         return later, later
     # The running maximum of ends within each stream and its holder: ends are made to increase from stream to stream.

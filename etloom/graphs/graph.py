@@ -1,4 +1,4 @@
-"""The graph type: points in time and the edges between them, stored as arrays.
+"""The dependency graph as arrays: points in time, and edges between them.
 
 A point is an instant: an operator starts, a kernel ends. An edge states that its target comes at least a lag after
 its source, so that

@@ -1,4 +1,4 @@
-"""Host threads as chains of points; each segment is the time of the innermost open event."""
+"""Add host threads to the graph as chains of points; each segment belongs to the innermost open event."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def add_host_threads(
 
 
 def _mask_inside_ranges(events: EventArrays, thread: Int32Array) -> Mask:
-    """Mark the host events that lie in an asynchronous range of their own thread."""
+    """Return a mask of the host events that lie within an asynchronous range on the same thread."""
     inside = np.zeros(len(events), bool)
     ranges = np.flatnonzero(events.host & (events.depth < 0))
     for number in np.unique(thread[ranges]):

@@ -1,4 +1,4 @@
-"""Threads that work in turns: while one works, the other one rests, and then the roles change."""
+"""Find threads that alternate (while one works, another pauses), and add the dependencies between them to the graph."""
 
 from __future__ import annotations
 

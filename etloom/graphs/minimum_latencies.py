@@ -1,4 +1,4 @@
-"""The minimum latency of each kind of dependency, as far as a recording shows it."""
+"""The minimum latency of each kind of dependency, estimated from a recording."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def median_positive(values: Int64Array) -> int:
 
 
 def _lower_quantile(values: Int64Array, share: float) -> int:
-    """Return the lower quantile as numpy defines it, 0 for no values. Reorders the values in place."""
+    """Return the quantile at ``share`` (0 to 1) as numpy's method "lower"; 0 without values. Reorders the values."""
     if not values.size:
         return 0
     position = int((values.size - 1) * share)

@@ -1,4 +1,4 @@
-"""Ranks that run the same program, and the lags of a rank as the median of those of its peers.
+"""Compare ranks that run the same program: replace a rank's edge lags by the median over its peers.
 
 An edge of one rank corresponds to that of another if both connect corresponding points. Points correspond if they are
 of the same kind (start, submission or end), belong to events with the same name on the same thread or stream in the
@@ -70,14 +70,17 @@ def find_peers(job: Job) -> dict[int, int]:
 
 
 def _count_names(trace: Trace) -> dict[str, int]:
-    """Return name -> number of its operators, calls and GPU activities."""
+    """Return name -> number of events for the operators, runtime calls and GPU activities of a rank."""
     cats = categories.OPERATOR_CATEGORIES | categories.RUNTIME_CATEGORIES | categories.DEVICE_CATEGORIES
     events = trace.events.filter(pl.Series(arrays.is_in(trace.events["cat"], cats)))
     return dict(events.group_by(pl.col("name").cast(pl.String)).len().drop_nulls().iter_rows())
 
 
 def _overlap(a: dict[str, int], b: dict[str, int]) -> float:
-    """Return the share of the events of two ranks that have counterparts by name."""
+    """Return the share (0 to 1) of the events of two ranks that have counterparts with the same name.
+
+    ``a``, ``b``: number of events by name.
+    """
     shared = sum(min(count, b.get(name, 0)) for name, count in a.items())
     return shared / max(sum(a.values()), sum(b.values()), 1)
 
@@ -139,7 +142,7 @@ def compute_peer_times(
 
 
 def _take_means(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return index and mean (as ``median``) of all rows that have the same key, ns."""
+    """Return for each edge (``index``) the mean lag, ns, of all edges with the same group and key, as ``median``."""
     mean = pl.col("value").mean().over("group", "key").round().cast(pl.Int64)
     return frame.select("index", median=mean)
 
@@ -151,7 +154,7 @@ def _remove_extra_work(
     in_chosen: pl.Expr,
     excluded: list[int],
 ) -> pl.DataFrame:
-    """Return the lags (index, median) with 0 for the work of chosen ranks that most of their peers do not have."""
+    """Return lags (index, median) in which work that most peers of a rank do not have takes no time."""
     extra = edges.filter(in_chosen).join(
         _find_extra_work(points, in_chosen, excluded), left_on="target", right_on="point", how="semi"
     )
@@ -161,8 +164,9 @@ def _remove_extra_work(
 
 
 def _identify_points(graph: Graph, trace: Trace, rank: int, group: int, across_steps: bool) -> pl.DataFrame:
-    """Return the points of a rank's events with the hash that corresponding points of other ranks (and, with
-    ``across_steps``, of other steps) share.
+    """Return the points of a rank's events with a hash (key) that is equal for corresponding points of other ranks.
+
+    With ``across_steps``, also of other steps.
 
     Columns: point (number), rank, group, name (hash), key (hash of track, step, name, role and occurrence).
     """
@@ -190,7 +194,10 @@ def _identify_points(graph: Graph, trace: Trace, rank: int, group: int, across_s
 def _collect_edges(
     graph: Graph, lag: Int64Array, communication: np.ndarray, points: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the edges that are a rank's own time: index, target, rank, group, key, value (lag)."""
+    """Return the edges that are the rank's work and waits, without transfers: index, target, rank, group, key, value.
+
+    ``value``: the lag, ns.
+    """
     edges = np.flatnonzero(np.isin(graph.kind, _OWN_WORK) & ~communication & (lag != REMOVED_LAG))
     kind = graph.kind[edges]
     kind = np.where(kind == EdgeKind.IDLE, EdgeKind.SEGMENT, kind).astype(np.uint8)
@@ -214,7 +221,7 @@ def _collect_edges(
 
 
 def _collect_sources(graph: Graph, points: pl.DataFrame) -> pl.DataFrame:
-    """Return the points without incoming edges: index, rank, group, key, value (time)."""
+    """Return the points without incoming edges: index, rank, group, key, value (time, ns)."""
     sources = graph.sources.astype(np.int64)
     return pl.DataFrame({"index": sources, "value": graph.time[sources]}).join(
         points, left_on="index", right_on="point"
@@ -222,15 +229,17 @@ def _collect_sources(graph: Graph, points: pl.DataFrame) -> pl.DataFrame:
 
 
 def _take_medians(frame: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) -> pl.DataFrame:
-    """Return index and median of the chosen rows that have counterparts; for an even number, the lower
-    median."""
+    """Return index and median (over the peers' rows of equal group and key) for each row of the chosen ranks.
+
+    Rows without such peers are left out; of an even number of rows, the lower median is taken.
+    """
     pool = frame.filter(~pl.col("rank").is_in(excluded))
     medians = pool.group_by("group", "key").agg(median=pl.col("value").sort().get((pl.len() - 1) // 2))
     return frame.filter(in_chosen).join(medians, on=["group", "key"]).select("index", "median")
 
 
 def _find_extra_work(points: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) -> pl.DataFrame:
-    """Return the points of chosen ranks whose event has a name that most of their peers do not have at all."""
+    """Return the points of chosen ranks whose event has a name that does not occur on most of their peers."""
     pool = points.filter(~pl.col("rank").is_in(excluded))
     sizes = pool.group_by("group").agg(size=pl.col("rank").n_unique())
     ranks_with = pool.group_by("group", "name").agg(ranks=pl.col("rank").n_unique())

@@ -1,4 +1,4 @@
-"""Measures how well a graph explains a recording: figures to check before trusting its predictions.
+"""Measure how well a dependency graph explains a recording, to check before trusting its predictions.
 
 A graph that includes unexplained delays always reproduces the recorded times, which proves nothing. Two figures are
 meaningful: how well the minimum latencies alone reproduce the times, and how often GPU activities start at the moment
@@ -137,7 +137,7 @@ def measure_fit_by_rank(graph: Graph, ranks: list[int]) -> dict[int | None, Late
 
 
 def _measure_fit(time: Int64Array, by_floors: Int64Array, edges: int, residual: int) -> LatencyFit:
-    """Return the fit of points with recorded times to their times by minimum latencies alone."""
+    """Return the `LatencyFit` of points: recorded times against times by minimum latencies only (``by_floors``)."""
     if not len(time):
         return LatencyFit(0, 0, 0, 0, 0, 0)
     return LatencyFit(

@@ -1,5 +1,4 @@
-"""Waits of one stream for another (cudaStreamWaitEvent), and the bounds that they set on when blocking calls
-submitted work."""
+"""Find waits of a stream for another (cudaStreamWaitEvent), and when blocking calls submitted their work."""
 
 from __future__ import annotations
 
@@ -80,7 +79,10 @@ def find_stream_waits(
 
 
 def _mask_late_starts(activities: GpuActivities, submission: Int64Array, explained: Int64Array) -> np.ndarray:
-    """Mask the activities that start late, except those that are explained."""
+    """Return a mask of the GPU activities that start later than launch and predecessor explain.
+
+    Without those that are ``explained`` otherwise.
+    """
     submitted = activities.by_call(submission, 0)
     late: np.ndarray = (activities.launch >= 0) & (
         activities.start - np.maximum(submitted, activities.previous_end) > LATE_NS

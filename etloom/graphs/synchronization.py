@@ -1,4 +1,4 @@
-"""Host calls that wait for GPU activities."""
+"""Add edges for host calls that wait for GPU activities."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_QUEUE_DELAY_NS = 100_000
 
 
 class SynchronizationEdges:
-    """Host calls that waited for GPU activities, from a linked trace.
+    """Host calls that waited for GPU activities, from a linked trace, and their edges in the graph.
 
     Only waits that are consistent with the points of the graph are used; indices refer to `HostThreads` and
     `GpuActivities`.
@@ -138,9 +138,10 @@ class SynchronizationEdges:
     def _add_apparent_ends(
         self, draft: GraphDraft, events: EventArrays, activities: GpuActivities, rank: int
     ) -> Int32Array:
-        """Add a point for the end of each skewed activity as the clock of the host shows it: the return of the call.
+        """Add end points for activities that, by skewed clocks, end after the call that waited for them returned.
 
-        It follows the start of the activity by time of the activity, so that a shorter activity shortens the wait.
+        Each is at the return of the call, and follows the start of the activity by the time between the two, so that a
+        shorter activity shortens the wait.
         """
         on = self.on[self.skewed]
         first = activities.begin[on]

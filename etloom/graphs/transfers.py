@@ -1,4 +1,4 @@
-"""The edges of a dependency graph by the events that own them, and those that transfer data between ranks."""
+"""Select edges of a dependency graph: those of events of a kind, and those that transfer data between ranks."""
 
 from __future__ import annotations
 

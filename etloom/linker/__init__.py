@@ -41,7 +41,7 @@ def link(
     captures: Sequence[Trace] = (),
     step_name: str | None = None,
 ) -> Trace:
-    """Link the traces of one rank.
+    """Link the traces of one rank: join operators with profiler events, and GPU activity with its launch calls.
 
     Args:
         traces: An execution trace and a profiler trace (Kineto, Nsight) of one rank, in either order; one of them
@@ -84,7 +84,7 @@ def is_linked(trace: Trace) -> bool:
 
 
 def linked(trace: Trace) -> Trace:
-    """Return the trace itself if it has been linked, else link it with the default options.
+    """Return the trace unchanged if it has been linked, else link it with the default options.
 
     Raises:
         LinkError: The tables of the trace are not of one program.
@@ -93,7 +93,10 @@ def linked(trace: Trace) -> Trace:
 
 
 def check_linked(trace: Trace, rank: int | None = None) -> None:
-    """Raise LinkError if a trace (of this rank of a job) has not been linked, for code that does not link it itself."""
+    """Raise LinkError if a trace has not been linked.
+
+    For code that does not link traces itself. ``rank``: the rank that the error names (default: that of the trace).
+    """
     if not is_linked(trace):
         rank = trace.rank if rank is None else rank
         raise LinkError(

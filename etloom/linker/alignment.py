@@ -1,4 +1,4 @@
-"""Align the operators of an execution trace with profiler events by their order, if no id pairs them.
+"""Align operators of an execution trace with profiler events by name and order, if no recorded id pairs them.
 
 Ids are missing in traces recorded before 2023, and have no counterpart if the two tracers recorded different
 iterations. Each thread of the execution trace is then searched in the profiler's threads, as one window of
@@ -40,7 +40,7 @@ _MAX_WINDOWS = 8  # tried of one thread, for every time that it fits into a trac
 
 @dataclass(frozen=True, eq=False)
 class OperatorSequence:
-    """The operators of one thread in the order in which they began: name codes, depths, table rows."""
+    """The operators of one thread by start time: codes of their names, depths, and table rows."""
 
     key: int
     codes: np.ndarray
@@ -53,7 +53,7 @@ class OperatorSequence:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """A stretch of a profiler thread that matches a thread of the nodes: the rows of nodes and events that pair."""
+    """A range of operators on a profiler thread that matches a thread of the execution trace, with the paired rows."""
 
     track: int
     node: np.ndarray
@@ -69,7 +69,7 @@ class Window:
 
 @dataclass(eq=False)
 class Iteration:
-    """One window for each thread: one place of the profile that matches the whole execution trace."""
+    """A position in the profile that matches the whole execution trace: one `Window` for each thread."""
 
     windows: list[Window] = field(default_factory=list)
     longer: int = 0
@@ -92,7 +92,7 @@ class Iteration:
 
 
 def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
-    """Return the places of the profile that match the execution trace, well or poorly, in order of time."""
+    """Return the positions in the profile that match the execution trace, by time, including poor matches."""
     node_codes, event_codes = encode_names(nodes, events)
     sequences = sorted(_node_sequences(nodes, node_codes), key=lambda thread: (-len(thread), thread.key))
     tracks = _event_sequences(events, event_codes)
@@ -137,7 +137,7 @@ def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration
 
 
 def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
-    """Return the iterations in order of time; of those that share operators, only the best."""
+    """Remove iterations that overlap a better match, and return the remaining ones by time."""
     selected: list[tuple[int, int, Iteration]] = []
     for iteration in sorted(iterations, key=lambda iteration: -iteration.matched):
         first, last = iteration.windows[0].event[[0, -1]].tolist()
@@ -149,8 +149,11 @@ def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
 
 
 def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
-    """Return the largest number of names that the longest thread shares with a profiler thread at one offset,
-    and its length."""
+    """Return how many operator names of the longest thread match in order on a profiler thread, and its length.
+
+    The longest thread of the execution trace is compared with every profiler thread at every offset; the maximum
+    counts.
+    """
     node_codes, event_codes = encode_names(nodes, events)
     thread = max(_node_sequences(nodes, node_codes), key=len, default=None)
     tracks = _event_sequences(events, event_codes)
@@ -171,7 +174,10 @@ def _node_sequences(nodes: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequ
 
 
 def _event_sequences(events: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequence]:
-    """Return the operators and annotations of each thread; depths ignore other events, as an execution trace does."""
+    """Return the operators and annotations of each profiler thread, with depths that ignore other events.
+
+    An execution trace does not contain other events either.
+    """
     at = nesting.nest_events(events, nesting.RECORD_FUNCTION_CATEGORIES)
     rows = np.concatenate([at.entered, np.setdiff1d(at.detached, at.entered)])
     rows = rows[~find_backend_ranges(events)[rows]]
@@ -189,7 +195,7 @@ def _event_sequences(events: pl.DataFrame, codes: np.ndarray) -> list[OperatorSe
 
 
 def _compute_depths(parent: np.ndarray) -> np.ndarray:
-    """Return the number of ancestors of each row, by pointer doubling; a row that is its own parent is a root."""
+    """Return the number of ancestors of each row, from the row of its parent (-1 or the row itself for a root)."""
     above = np.append(np.where(parent == np.arange(len(parent)), -1, parent), -1)
     depth = (above >= 0).astype(np.int64)
     while (above >= 0).any():
@@ -199,7 +205,10 @@ def _compute_depths(parent: np.ndarray) -> np.ndarray:
 
 
 def _find_windows(thread: OperatorSequence, track: OperatorSequence, starts: np.ndarray) -> list[Window]:
-    """Return the stretches of a profiler thread that contain most of a thread of the nodes; they may overlap."""
+    """Return the ranges of a profiler thread that contain most operators of an execution trace's thread.
+
+    They may overlap.
+    """
     size = max(int(thread.codes.max()), int(track.codes.max())) + 2
     common = np.minimum(
         np.bincount(thread.codes + 1, minlength=size), np.bincount(track.codes + 1, minlength=size)
@@ -233,7 +242,10 @@ def _keep_nearly_best(windows: list[Window]) -> list[Window]:
 
 
 def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
-    """Return the best of windows on nearly one diagonal: where operators are missing, two offsets lead to one place."""
+    """Remove windows that are at nearly the same offset as a better one.
+
+    Where operators are missing, two offsets lead to one position.
+    """
     best: list[Window] = []
     for window in sorted(windows, key=lambda window: window.diagonal):
         if not best or window.diagonal - best[-1].diagonal > near:
@@ -244,8 +256,7 @@ def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
 
 
 def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the offsets of a in b (from 1 - len(a)) with the most equal names; each is the best of its
-    vicinity.
+    """Return the offsets of sequence a in b at which locally the most names are equal, the best offsets first.
 
     A repetitive sequence also matches when shifted by its period; the other threads decide which shift is correct.
     So all such offsets are returned, up to a number that keeps the time linear.
@@ -267,16 +278,16 @@ def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _same_place_distance(codes: np.ndarray) -> int:
-    """Return the difference, in operators, up to which two offsets are regarded as the same position."""
+    """Return the difference of two offsets, in operators, up to which they count as the same position."""
     return max(1, min(_MAX_START_SHIFT, len(codes) // 2))
 
 
 def _count_agreements(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the number of equal names at each offset of a in b, from 1 - len(a) to len(b) - 1; approximate
-    if a is long.
+    """Return the number of equal names at each offset of sequence a in b, from 1 - len(a) to len(b) - 1.
 
-    Each name gets a random sign. The product of two signs is 1 for equal names and 0 on average for others, so the
-    correlation counts equal names with an error of about the square root of len(a).
+    Exact if a is short, otherwise approximate: each name gets a random sign. The product of two signs is 1 for equal
+    names and 0 on average for others, so the correlation counts equal names with an error of about the square root of
+    len(a).
     """
     n, m = len(a), len(b)
     if n <= _MAX_EXACT_LENGTH:
@@ -292,7 +303,7 @@ def _count_agreements(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _choose_window(windows: list[Window], anchor: Window, starts: np.ndarray) -> Window:
-    """Return the window of another thread that belongs to an iteration: the best fitting one of those nearby.
+    """Return the window of another thread that fits best to the anchor window of an iteration, of those nearby.
 
     Node ids give the order in which the operators of all threads began, so in the correct window each operator is
     preceded by as many operators of the anchor as in the execution trace. Of several such windows the nearest is

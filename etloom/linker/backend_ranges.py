@@ -1,4 +1,4 @@
-"""Pair the ranges of a communication backend (gloo:all_reduce) by the operators that began around them.
+"""Pair the ranges of a communication backend (gloo:all_reduce) in both traces by the operators around their start.
 
 Such a range begins on the caller's thread and often ends on a worker's. One of the two traces may list it on a thread
 where the other one does not, so alignment ignores these ranges, and each is searched here between the events of the
@@ -14,14 +14,19 @@ from etloom.core import arrays, categories, nesting
 
 
 def find_backend_ranges(table: pl.DataFrame) -> np.ndarray:
-    """Return a mask of the rows of nodes or events that are ranges of a backend."""
+    """Return a mask of the rows that are ranges of a communication backend (such as gloo:all_reduce).
+
+    ``table``: nodes or events.
+    """
     return arrays.match_text(table["name"], categories.BACKEND_RANGE)
 
 
 def pair_backend_ranges(
     nodes: pl.DataFrame, events: pl.DataFrame, node: np.ndarray, event: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the paired rows of the backend's ranges in both tables, given the paired rows of operators.
+    """Pair backend ranges (gloo:*) of the execution trace with those of the profile; return the rows of both.
+
+    ``node`` and ``event`` are the rows of the operators that are paired already.
 
     Ranges of one name between the starts of the same two operators of their thread are paired in order. A range
     before the first operator, or after all have ended, is not paired.

@@ -45,7 +45,7 @@ _MIN_LONG_ACTIVITIES = 5
 
 
 def find_blocking_calls(trace: Trace, explained_calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the dependencies of calls that wait for the activity they submit, or for its stream.
+    """Infer dependencies of calls that block until the GPU activity they submit, or its stream, is done.
 
     Args:
         trace: The Trace, with `launches`.
@@ -79,14 +79,14 @@ def find_blocking_calls(trace: Trace, explained_calls: pl.DataFrame) -> pl.DataF
 
 
 def list_blocking_copies(trace: Trace) -> pl.Series:
-    """Return the ids of the calls that certainly wait for their copy, independent of the recorded times."""
+    """Return the ids of the memcpy calls that certainly block until the copy ends, whatever the recorded times."""
     submissions = _collect_submissions(trace, trace.launches)
     ids: pl.Series = trace.events["id"][submissions.call[submissions.certain]]
     return ids
 
 
 def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
-    """Return the timed GPU activity of these launches with its calls."""
+    """Pair the timed GPU activity of these launches with its launch calls."""
     events = trace.events
     launches = launches.drop_nulls("launch")
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
@@ -96,13 +96,16 @@ def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
 
 
 def _match(texts: pl.Series, *patterns: str) -> list[np.ndarray]:
-    """Return a mask of the texts that contain a match, for each pattern; evaluated once per distinct text."""
+    """Return one mask per regular expression: the texts that contain a match."""
     return [arrays.match_text(texts, pattern) for pattern in patterns]
 
 
 class _Submissions:
-    """GPU activity with its call: rows ``work`` and ``call``, their times, and ``before``: the row of the last
-    activity to end among those that precede it on its stream (-1 for none), with its end ``ready``."""
+    """GPU activities paired with the host calls that submitted them, and the times of both.
+
+    Rows ``work`` and ``call``; ``before``: the row of the last activity to end among those that start earlier on the
+    stream (-1 for none), with its end ``ready``.
+    """
 
     def __init__(self, events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> None:
         self.events, self.work, self.call = events, work, call
@@ -125,7 +128,7 @@ class _Submissions:
 
     @property
     def certain(self) -> np.ndarray:
-        """Mask of the copies whose call certainly waits for them, independent of the recorded times."""
+        """Mask of the copies whose call certainly blocks until they end, whatever the recorded times."""
         certain: np.ndarray = self.is_copy & ((self.is_synchronous & ~self.from_pageable) | self.to_pageable)
         return certain
 
@@ -136,15 +139,14 @@ class _Submissions:
 
     @cached_property
     def activities(self) -> np.ndarray:
-        """The rows of GPU activity, by end."""
+        """The rows of GPU activity, sorted by end time."""
         rows = np.flatnonzero(self.is_activity)
         by_end: np.ndarray = rows[np.argsort(self.ends[rows], kind="stable")]
         return by_end
 
     @cached_property
     def before(self) -> np.ndarray:
-        """For each activity, the row of the last one to end among those that start before it on its
-        stream."""
+        """For each activity, the row of the last to end among those that start earlier on its stream; -1 for none."""
         rows = np.flatnonzero(self.is_activity)
         rows = rows[arrays.sort_rows(self.starts[rows], self.ends[rows])]
         keys = self.events.select("pid", "device", pl.coalesce("stream", "tid").alias("stream"))[rows]
@@ -159,7 +161,7 @@ class _Submissions:
         return preceding
 
     def find_copies(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the masks of copies whose call waits for the copy, and for the work before it on its stream."""
+        """Return two masks of copies: the call waits for the copy; the call waits for earlier work on its stream."""
         certain, from_pageable = self.certain, self.from_pageable
         never = self.is_asynchronous & self.never_waits
         begun = self.start <= self.returned
@@ -174,7 +176,7 @@ class _Submissions:
         return waits_for_copy, self.is_copy & staged & outlasts_queue & starts_soon
 
     def find_other_stream_waits(self, blocking: np.ndarray) -> np.ndarray:
-        """Return the row of the activity of another stream that each copy of a synchronous call waited for.
+        """Return, for each synchronous copy, the row of the activity on another stream that it waited for.
 
         Such copies run on the default stream, which waits for other streams. -1 for none.
         """
@@ -196,7 +198,10 @@ class _Submissions:
         return other
 
     def find_blocking_launches(self) -> np.ndarray:
-        """Return the mask of activities within their launch call, if almost all long ones are: launches then wait."""
+        """Return a mask of activities that ran within their launch call; all False unless launches block.
+
+        Launches are taken to block if nearly all long activities end within their launch call.
+        """
         within: np.ndarray = (self.start >= self.called) & (self.end <= self.returned)
         long = (self.end - self.start > MIN_WAIT_NS) & ~self.is_copy
         if long.sum() < _MIN_LONG_ACTIVITIES or within[long].mean() < BLOCKING_SHARE:

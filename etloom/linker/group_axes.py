@@ -1,4 +1,4 @@
-"""The axis of parallelism of each process group: from its name, else from the collectives that use it.
+"""Infer the axis of parallelism (dp, tp, pp, ...) of each process group from its name, else from its collectives.
 
 A name decides (`core.parallel_axes`). A group without a telling name is recognized by what its ranks do with it:
 
@@ -47,7 +47,7 @@ def add_group_axes(trace: Trace) -> Trace:
 
 
 def infer_group_axes(trace: Trace) -> pl.DataFrame:
-    """Return the axis of each process group that the trace declares or uses (`SCHEMA`); null where it is unknown.
+    """Return the axis of parallelism of each process group of the trace (`SCHEMA`); null if unknown.
 
     The row of a null name holds the axis of calls that state no group, if there is only one group.
     """
@@ -67,7 +67,7 @@ def infer_group_axes(trace: Trace) -> pl.DataFrame:
 
 
 def _collect_uses(trace: Trace) -> dict[str, dict[str, Any]]:
-    """Return pg_name -> name, desc, ranks, size, and by collective the bytes; sent_to and received_from.
+    """Return a dict from group name to name, description, ranks, size, bytes by collective, and p2p peers.
 
     Calls that state no group belong to the only declared group, if there is one.
     """
@@ -105,7 +105,7 @@ def _parse_ranks(text: str | None) -> tuple[int, ...]:
 
 
 def _infer_from_use(uses: list[dict[str, Any]], trace: Trace) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield (use, axis) for the groups that their use identifies."""
+    """Yield (use, axis) for each process group whose collectives identify its axis of parallelism."""
     world = trace.meta.get("world_size")
     reducing = []
     for use in uses:
@@ -138,18 +138,18 @@ def _infer_from_use(uses: list[dict[str, Any]], trace: Trace) -> Iterator[tuple[
 
 
 def _is_ring(use: dict[str, Any], size: int | None) -> bool:
-    """Return whether the rank sends to one rank and receives from another one, in a group of more than two."""
+    """Return whether the rank sends to one rank and receives from another, in a group of more than two ranks."""
     sent_to, received_from = use["sent_to"], use["received_from"]
     return len(sent_to) == 1 and len(received_from) == 1 and sent_to != received_from and (size or 0) > 2
 
 
 def _stride(ranks: tuple[int, ...]) -> int | None:
-    """Return the constant distance of the ranks; None if there is none."""
+    """Return the constant difference between consecutive ranks of a group; None if it is not constant."""
     steps = {after - before for before, after in itertools.pairwise(ranks)}
     return steps.pop() if len(steps) == 1 else None
 
 
 def _collect_names(trace: Trace) -> pl.Series:
-    """Return the distinct names of operators and events."""
+    """Return the distinct names of all operators and events of the trace."""
     columns = [trace.nodes["name"], trace.events["name"]]
     return pl.concat([column.unique().drop_nulls().cast(pl.String) for column in columns]).unique()

@@ -24,7 +24,7 @@ _MIN_PAIRS = 16
 
 @dataclass(frozen=True)
 class IdJoin:
-    """The pairs of one id: rows of nodes and of events, and how many names agree."""
+    """The rows of nodes and events joined by one recorded id, and on how many pairs the names are equal."""
 
     how: str
     node: np.ndarray
@@ -41,14 +41,14 @@ class IdJoin:
 
 
 def join_by_id(nodes: pl.DataFrame, events: pl.DataFrame, formats: list[str]) -> IdJoin:
-    """Return the join by the id that these tables hold; without ids it has no pairs."""
+    """Join nodes with events by the id that both tables contain (rf_id, op_id or External id); may have no pairs."""
     if events.select((pl.col("rf_id") > 0).any()).item():
         return _join_on("op_id" if "nsys" in formats else "rf_id", "rf_id", nodes, events)
     return _join_on("external_id", "external_id", nodes, events)
 
 
 def is_linkable(nodes: pl.DataFrame) -> np.ndarray:
-    """Return a mask of the nodes that a profiler records: not the roots of process and threads, nor process groups."""
+    """Return a mask of the nodes that a profiler records too: not process and thread roots, nor process groups."""
     is_internal = arrays.match_text(
         nodes["name"],
         lambda name: name.str.starts_with("[pytorch|") | name.str.contains("process_group:init"),
@@ -57,7 +57,7 @@ def is_linkable(nodes: pl.DataFrame) -> np.ndarray:
 
 
 def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers for the names of both tables, equal for one operator: ``aten::add_.Tensor`` is ``aten::add_``."""
+    """Return a code for each name of nodes and events, ignoring overloads: ``aten::add_.Tensor`` is ``aten::add_``."""
     distinct = pl.concat([nodes["name"].unique(), events["name"].unique()]).unique().drop_nulls()
     plain = distinct.cast(pl.String).str.replace(r"^(\w+::\w+)\.\w+$", "$1")
     code_by_name = pl.DataFrame({"name": distinct, "code": plain.rank("dense").cast(pl.Int32)})

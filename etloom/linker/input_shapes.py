@@ -1,4 +1,4 @@
-"""Input shapes that both files recorded, to distinguish iterations that call the same operators."""
+"""Compare the input shapes that both files recorded, to distinguish iterations that call the same operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from etloom.linker.placement import get_ids
 
 
 def count_equal_shapes(trace: Trace, node: np.ndarray, event: np.ndarray) -> int:
-    """Return how many pairs of rows of nodes and events have equal input shapes; 0 if a file has none.
+    """Return the number of (node, event) pairs with equal input shapes; 0 if a file has no shapes.
+
+    ``node``, ``event``: rows of the pairs.
 
     Scalars are ignored: Kineto writes one shape, [], for a number and for a tensor without dimensions.
     """
@@ -38,7 +40,7 @@ def count_equal_shapes(trace: Trace, node: np.ndarray, event: np.ndarray) -> int
 
 
 def _flatten_shapes(dims: Any) -> list[str]:
-    """Return the shapes in nested lists, as text; values without dimensions are ignored."""
+    """Return the shapes in nested lists as a flat list of texts such as "[2,3]", without empty shapes."""
     if not isinstance(dims, list) or not dims:
         return []
     if all(isinstance(size, int) for size in dims):

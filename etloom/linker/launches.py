@@ -1,4 +1,4 @@
-"""Join GPU activity to the call that launched it, to the operator around that call, and to its communication.
+"""Join GPU activity with its launch call, with the operator around that call, and with its communication.
 
 A launch is any call that shares a correlation, or else an External id, with GPU activity. There is no list of API
 names, so memsets, peer copies, cooperative, graph and driver launches of any vendor are all recognized.
@@ -33,9 +33,7 @@ _SEARCH_ORDER: tuple[Literal["forward", "backward"], ...] = ("forward", "backwar
 
 
 def join_launches(trace: Trace) -> Trace:
-    """Return the Trace with `launches`, and with the steps of GPU activity, of GPU annotations and of
-    synchronizations.
-    """
+    """Return the Trace with the table `launches`, and with the steps of GPU activity and synchronization events."""
     events = trace.events
     work = np.flatnonzero(arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES))
     if not work.size:
@@ -88,8 +86,10 @@ def join_launches(trace: Trace) -> Trace:
 def _count_shared_correlations(
     events: pl.DataFrame, process: np.ndarray, work: np.ndarray, call: np.ndarray
 ) -> Stat:
-    """Count the GPU activities whose correlation belongs to calls of several processes (two traces merged
-    into one file) and whose External id does not identify the call."""
+    """Count the GPU activities whose correlation is used by calls of several processes.
+
+    As in two traces merged into one file. Activities whose External id identifies the call do not count.
+    """
     external = arrays.to_array(events["external_id"], 0)
     work = work[(external[work] <= 0) | (external[work] != external[call])]
     ids = events.select("correlation", "cat", pid=pl.col("pid").fill_null(0)).with_columns(
@@ -104,7 +104,7 @@ def _count_shared_correlations(
 
 
 def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
-    """Return the row of the operator that the file itself names (ET+) for rows of GPU activity, or -1."""
+    """Return the row of the operator that the file (ET+) states for each GPU activity; -1 for none."""
     operator = np.full(trace.events.height + 1, -1)  # the last for -1
     named = trace.launches.drop_nulls("operator")
     operator[rows_of_ids(trace.events, named["device_event"])] = rows_of_ids(trace.events, named["operator"])
@@ -115,7 +115,7 @@ def _operators_from_file(trace: Trace, work: np.ndarray) -> np.ndarray:
 def find_calls(
     events: pl.DataFrame, rows: np.ndarray, process: np.ndarray | None = None
 ) -> tuple[np.ndarray, int]:
-    """Return the row of the call of each device event (or -1), and how many calls repeat a correlation.
+    """Return the row of the host call of each device event (-1 for none), and how many calls repeat a correlation.
 
     A call and its device events share the correlation. Calls that repeat one are distinguished by the External id if
     it is theirs alone; else the last call that starts before the device event is taken, or the first one after it.
@@ -150,7 +150,9 @@ def find_calls(
 def _find_only_calls(
     process: np.ndarray, ids: np.ndarray, calls: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """Return the only call of each row's process with its id (or -1), and how many calls repeat an id.
+    """Return, for each device event, the row of the only call with its id in its process, -1 for none or several.
+
+    Also returns the number of calls that repeat an id.
 
     Args:
         process: The process number of each event.
@@ -170,14 +172,14 @@ def _find_only_calls(
 def _group_by_process(
     calls: np.ndarray, rows: np.ndarray
 ) -> list[tuple[np.ndarray | slice, np.ndarray | slice]]:
-    """Return the positions of the calls and of the rows of each process."""
+    """Return for each process the positions of its calls and of its device events."""
     if not calls.any() and not rows.any():
         return [(slice(None), slice(None))]
     return [(np.flatnonzero(calls == number), np.flatnonzero(rows == number)) for number in np.unique(calls)]
 
 
 def _join_repeated(wanted: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield pairs (at, row) of device events and calls of one correlation; later pairs prevail.
+    """Yield pairs (at, row) of device events and calls that share a repeated correlation; later pairs prevail.
 
     By time these are the first call after the device event, then the last one before it; last the only call with its
     External id.
@@ -194,7 +196,7 @@ def _join_repeated(wanted: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.Dat
 
 
 def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
-    """Return the process number of each event, as far as correlations are numbered per process; otherwise all are 0.
+    """Return a process number for each event if correlations are numbered per process; otherwise all 0.
 
     That is the case if several processes launch, these rows, device events, have their pids, and most of the device
     events whose correlation a call has are of the process of such a call. Other recorders (MTIA, HPU) give device
@@ -216,7 +218,7 @@ def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
 def classify_missing_launches(
     events: pl.DataFrame, process: np.ndarray, missing: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return rows of GPU activity without a launch call, grouped by the reason.
+    """Group the GPU activity without a launch call by reason; return its rows for each reason.
 
     A process numbers its calls upwards. So GPU activity with a lower number than all recorded calls of its process
     was launched_before_recording (the host runs ahead of the device), with a higher one launched_after_recording;
@@ -245,7 +247,7 @@ def classify_missing_launches(
 
 
 def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest correlation of the rows in each group; without rows, an unlimited range."""
+    """Return the lowest and highest number of the rows in each group; an unlimited range for empty groups."""
     size = int(group.max(initial=0)) + 1
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
     if size == 1:
@@ -259,7 +261,10 @@ def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> 
 
 
 def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.ndarray:
-    """Return rows of calls without recorded GPU activity, of the call names that launch elsewhere in the trace."""
+    """Return the rows of launch calls without GPU activity.
+
+    Launch calls are those whose name launches activity elsewhere in the trace.
+    """
     used = call[call >= 0]
     unused = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
     unused &= arrays.to_array(events["correlation"], 0) > 0
@@ -271,7 +276,7 @@ def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.nda
 
 
 def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarray:
-    """Return the row of the innermost operator around each host event, else -1.
+    """Return the row of the innermost operator that encloses each host event; -1 for none.
 
     Annotations, and so steps, are not operators.
     """
@@ -282,8 +287,9 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
 
 
 def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> np.ndarray:
-    """Return the operator with the External id of the call, else of the activity, for rows of GPU activity;
-    or -1.
+    """Return the row of the operator with the same External id for each GPU activity; -1 for none.
+
+    The External id of the call is used, else that of the activity.
 
     In some files the External ids of calls and activity are those of operators, in others they are numbers of their
     own. They are those of operators if the operators around calls have them, and if they are not the correlation.
@@ -316,7 +322,10 @@ def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarr
 
 
 def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarray] | None) -> pl.DataFrame:
-    """Return events with the step of device-side rows: of the launch, call or annotation they belong to."""
+    """Return events with the step of device-side rows: that of their launch, call or annotation.
+
+    ``launched``: rows of GPU activity, and the row of the launch call or operator of each (-1 for none).
+    """
     step = events["step"].fill_null(0).to_numpy().copy()
     has_step = events["step"].is_not_null().to_numpy().copy()
     caused = [] if launched is None else [launched]
@@ -335,7 +344,7 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
 
 
 def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.ndarray) -> None:
-    """Fill in the steps of work on devices that annotate steps themselves and record no launches (TPU)."""
+    """Assign steps, in place, to events of devices (TPU) that record step annotations but no launches."""
     annotations = np.flatnonzero(
         arrays.is_in(events["cat"], (*categories.ANNOTATION_CATEGORIES, "gpu_user_annotation"))
     )
@@ -354,7 +363,7 @@ def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.n
 
 
 def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
-    """Return the row of the host's annotation for each device annotation, by External id and name, or -1."""
+    """Return the row of the host annotation of each device annotation, by External id and name; -1 for none."""
     hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES))
     keys = ["external_id", "name"]
     host = events.select(keys)[hosts].with_columns(pl.Series("cause", hosts))
@@ -364,7 +373,10 @@ def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarr
 
 
 def join_comms(trace: Trace) -> Trace:
-    """Return the Trace with one row of `comms` per call and per device event of a call, from both files."""
+    """Return the Trace with the communication records of both files combined: one per call and per device event.
+
+    They are rows of `comms`.
+    """
     comms = trace.comms
     if not comms.height:
         return trace
@@ -393,7 +405,7 @@ def join_comms(trace: Trace) -> Trace:
 
 
 def _select_device_rows(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each device event launched directly inside a communication call, with the facts of the call."""
+    """Return a `comms` row for each device event that a communication call launched, with the call's values."""
     caused = trace.launches.drop_nulls("operator").select("operator", "device_event")
     return (
         calls.join(caused, left_on="event", right_on="operator")
@@ -403,7 +415,7 @@ def _select_device_rows(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _merge_by_event(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per event, with the first known value of each fact."""
+    """Merge `comms` rows of one event into one row, with the first non-null value of each column."""
     if rows["event"].is_unique().all():
         return rows
     facts = [pl.col(name).drop_nulls().first() for name in ("node", *_FACT_COLUMNS)]
@@ -411,7 +423,7 @@ def _merge_by_event(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_device_communication(trace: Trace) -> pl.DataFrame:
-    """Return the device events that are communication by name: id, and ``known``, true if `comms` has a row of it."""
+    """Return the device events that are communication by name: id, and ``known`` (has a row in `comms`)."""
     work = trace.events.filter(arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)).select(
         "id", "cat", "name"
     )

@@ -1,4 +1,4 @@
-"""Merge the traces of one rank: an execution trace, a profiler trace, or one trace that holds both.
+"""Merge the traces of one rank into one: an execution trace and a profiler trace, or a trace that holds both.
 
 Merging also checks what needs no other information: a file that ends before its GPU events, files of two processes.
 """
@@ -28,8 +28,9 @@ GPU_CUT_OFF = "read.missing_gpu_events"
 
 
 def merge_traces(traces: tuple[Trace, ...]) -> Trace:
-    """Return one Trace with the tables of all; results of an earlier link are dropped, links stated by a file are
-    kept.
+    """Merge the tables of the traces of one rank into one Trace.
+
+    Results of an earlier link are dropped; links stated by a file remain.
 
     Raises:
         LinkError: There is nothing to link, or two traces hold profiler events, or two hold operators.
@@ -70,8 +71,9 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
 
 
 def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) -> Trace:
-    """Return the Trace of one rank of a file, with ``meta["rank"]``, and a row of stats if the file states another
-    rank.
+    """Return the Trace of one rank of a file, with ``meta["rank"]``.
+
+    Adds an error to stats if the file states another rank.
 
     Raises:
         EtloomError: The file holds several ranks and none is requested.
@@ -80,7 +82,7 @@ def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) 
     if isinstance(read, Job):
         if rank is None:
             available = ", ".join(map(str, read))
-            raise EtloomError(f"holds the ranks {available}", where=file, remedy="say which one: --rank")
+            raise EtloomError(f"contains the ranks {available}", where=file, remedy="select one with --rank")
         if rank not in read:
             raise unknown_rank_error(rank, read)
         read = read[rank]
@@ -92,7 +94,10 @@ def select_rank(read: Trace | Job, rank: int | None, file: str | PathLike[str]) 
 
 
 def _drop_observer_times(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
-    """Drop the events of etloom's observer if there is a profiler trace, whose times are on the device's clock."""
+    """Drop the timed events of etloom's observer if there is a profiler trace.
+
+    The profiler's times are on the clock of the device's events.
+    """
     if not any(trace.events.height and trace.meta.get("formats") != ["observer"] for trace in traces):
         return traces
     return tuple(
@@ -111,7 +116,7 @@ def _concat_table(name: str, parts: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def flag_missing_gpu_events(trace: Trace) -> Trace:
-    """Return the trace with a row of stats if its file names a GPU and ends before the GPU events.
+    """Return the trace with an error in stats if the file names a GPU but was truncated before the GPU events.
 
     Without this check a truncated GPU trace looks like a CPU-only trace, because GPU events are written last.
     """
@@ -123,18 +128,18 @@ def flag_missing_gpu_events(trace: Trace) -> Trace:
     on_device = trace.scan("events").filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES))).head(1)
     if on_device.select(pl.len()).collect(engine=trace.engine).item():
         return trace
-    example = f"the file ends before the work of {', '.join(names)}: times cover the host only"
+    example = f"the file ends before the GPU events of {', '.join(names)}: times cover the host only"
     return trace.count(GPU_CUT_OFF, 1, example, "error")
 
 
 def list_device_names(trace: Trace) -> list[str]:
-    """Return the distinct device models that the header of the file names."""
+    """Return the distinct GPU model names in the header of the file, sorted."""
     properties = [entry for entry in trace.meta.get("device_properties", ()) if isinstance(entry, dict)]
     return sorted({str(entry["name"]) for entry in properties if entry.get("name")})
 
 
 def check_processes(traces: Sequence[Trace]) -> list[Stat]:
-    """Return a row of stats if an execution trace and a Kineto trace name different processes.
+    """Return an error for stats if an execution trace and a Kineto trace were recorded in different processes.
 
     Both record the process id that the system reports, so in one process they agree; two runs of one program may
     agree in everything else that linking uses.
@@ -166,7 +171,7 @@ def _has_format(trace: Trace, name: str) -> bool:
 
 
 def _read_node_process(trace: Trace) -> dict[int, str]:
-    """Return the process id in the header of an execution trace, with the text of its recording time."""
+    """Return {process id: recording time as text} from the header of an execution trace; empty if missing."""
     header = trace.meta.get("header", {}).get("execution_trace")
     if isinstance(header, dict) and type(pid := header.get("pid")) is int:
         return {pid: f", recorded {header['time']}" if isinstance(header.get("time"), str) else ""}
@@ -174,7 +179,7 @@ def _read_node_process(trace: Trace) -> dict[int, str]:
 
 
 def _find_event_processes(trace: Trace) -> dict[int, str]:
-    """Return the process ids of the operators of a Kineto trace, with the text of their first time."""
+    """Return {process id: time of the first operator as text} of a Kineto trace."""
     operators = trace.scan("events").filter(pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)))
     stated = operators.filter(pl.col("pid") >= 0)  # others are names, or absent in the file
     first_times = stated.group_by("pid").agg(pl.col("ts").min()).drop_nulls().sort("ts")

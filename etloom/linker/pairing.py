@@ -1,4 +1,4 @@
-"""Pair nodes of the execution trace with profiler events: by the ids in both, else by their order."""
+"""Pair nodes of the execution trace with profiler events: by a recorded id, else by name and order."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from etloom.linker.placement import get_ids
 
 
 def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
-    """Return the Trace with `links`; ``meta["link"]`` has the key, the score, and the number of equally good
-    iterations.
+    """Return the Trace with the table `links`: pairs of execution-trace nodes and profiler events.
+
+    ``meta["link"]`` has the key (how they were paired), the score, and the number of equally good iterations.
 
     Args:
         trace: A merged Trace with depths and launches.
         iterations: The iteration to link if the profile holds several that match: "best", the best match (of equally
-        good
-            ones the middle); "all"; or a number, counted from 0 in order of time.
+            good ones the middle); "all"; or a number, counted from 0 in order of time.
 
     Raises:
         LinkError: The operators do not match, or the iteration does not exist.
@@ -131,8 +131,7 @@ def _add_backend_ranges(trace: Trace, iteration: Iteration) -> tuple[np.ndarray,
 
 
 def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
-    """Return the iterations with the most equal names and, among these, the most equal shapes, in order of
-    time."""
+    """Return the iterations with the most equal names and, of these, the most equal shapes, by time."""
     most = max(iteration.matched for iteration in good)
     best = [iteration for iteration in good if iteration.matched == most]
     if len(best) > 1:
@@ -142,7 +141,7 @@ def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
 
 
 def _iteration_number(good: list[Iteration], selected: Iteration) -> int:
-    """Return the number of an iteration, or of the one with which it shares operators."""
+    """Return the number of the selected iteration among the good ones, or of the nearest of them."""
     begin = selected.windows[0].start
     return min(range(len(good)), key=lambda at: abs(good[at].windows[0].start - begin))
 
@@ -181,7 +180,7 @@ def _list_files(trace: Trace) -> str:
 
 
 def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Stat]:
-    """Return stats of the nodes without an event: those of threads that the profiler did not record, and others."""
+    """Return stats of the nodes without an event, by reason: thread not recorded, outside the recording, other."""
     able = is_linkable(nodes)
     has = np.zeros(nodes.height, bool)
     has[linked] = True

@@ -1,4 +1,4 @@
-"""Placement of each host event: enclosing event, depth, step."""
+"""Determine the parent (enclosing event), depth and step of each host event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_NAME_LENGTH = 80  # characters of a name in an example
 
 
 def get_ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
-    """The ids of these rows of a table; null for -1."""
+    """Return the ids of these rows of a table; null for row -1."""
     table_ids = events["id"].to_numpy()
     none = rows < 0
     ids = table_ids[np.where(none, 0, rows)] if len(table_ids) else np.zeros(len(rows), np.uint32)
@@ -25,7 +25,7 @@ def get_ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = p
 
 
 def place_events(trace: Trace) -> Trace:
-    """Return the Trace whose events have parent, depth and step of the host side, with stats of what does not nest."""
+    """Return the Trace with parent, depth and step of host events, and with stats of events that do not nest."""
     events = trace.events
     if not events.height:
         return trace
@@ -50,7 +50,7 @@ def place_events(trace: Trace) -> Trace:
 
 
 def _get_python_ids(trace: Trace) -> pl.Series | None:
-    """Return the Python id of each event, null for those that are not Python functions."""
+    """Return the Python id of each event; null for events that are not Python functions."""
     if not trace.frames.height:
         return None
     frames = trace.frames.select("python_id", id="event").unique("id", keep="first")
@@ -58,8 +58,7 @@ def _get_python_ids(trace: Trace) -> pl.Series | None:
 
 
 def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
-    """Return a row of stats for step numbers that several processes annotate: tables by step merge these
-    steps."""
+    """Return an error for stats if several processes annotate the same step number: results by step merge them."""
     marks = steps.group_by("step").agg(pl.col("pid").n_unique()).drop_nulls()
     shared = marks.filter(pl.col("pid") > 1).sort("step")
     if not shared.height:
@@ -73,8 +72,7 @@ def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
 
 
 def _count_devices(events: pl.DataFrame) -> list[Stat]:
-    """Return a row of stats if a rank used several devices: its device results are then sums over all of
-    them."""
+    """Return stats if a rank used several devices: its device results are then sums over all of them."""
     did = arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES) & events["dur"].is_not_null().to_numpy()
     devices = events["device"].filter(pl.Series(did)).drop_nulls().unique().sort().to_list()
     if len(devices) < 2:
@@ -84,7 +82,10 @@ def _count_devices(events: pl.DataFrame) -> list[Stat]:
 
 
 def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
-    """Return the first of these rows of a table sorted by time as text; None if there is none."""
+    """Return name and time of the first of these rows as text, for stats; None without rows.
+
+    The table is sorted by time.
+    """
     if not rows.size:
         return None
     name, when = events["name"][int(rows[0])] or "(no name)", events["ts"][int(rows[0])] - events["ts"].min()
@@ -93,8 +94,9 @@ def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
 
 
 def _find_event_steps(events: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
-    """Return the number of the innermost step in which each host event starts, on any thread; null outside of
-    steps.
+    """Return the number of the innermost step in which each host event starts; null outside of steps.
+
+    The step may be annotated on another thread.
 
     If several processes have steps, an event belongs to a step of its own process. Events without a process are
     one process.

@@ -1,4 +1,4 @@
-"""Quality of linking, as a table and as figures in ``meta["link"]``, and the GPU activity that nodes cover."""
+"""Measure linking: shares of linked operators, GPU activity and collectives, as a table and in ``meta["link"]``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ _CATEGORIES = {
 
 
 def summarize_links(trace: Trace) -> pl.DataFrame:
-    """Return one row per subject (`COLUMNS`) of a linked trace; share_pct is null if there is nothing to link.
+    """Return counts and share of linked rows of a linked trace, one row per subject (`COLUMNS`).
+
+    share_pct is null if there is nothing to link.
 
     host operators: nodes of the execution trace with an event. device work: kernels, memcpys and memsets with their
     launch call, or the operator that the file names; each of these separately if the trace holds several. launches:
@@ -107,7 +109,7 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
 
 
 def _make_table(trace: Trace, rows: list[tuple[Any, ...]], steps: int) -> pl.DataFrame:
-    """Return the table of (subject, key, total, linked), with shares and notes."""
+    """Complete rows (subject, key, total, linked) with shares and notes, and return them as a table (`COLUMNS`)."""
     link = trace.meta.get("link", {})
     # Two files may count the same.
     totals = trace.stats.group_by("name").agg(pl.col("count").sum(), pl.col("example").drop_nulls().first())
@@ -133,7 +135,10 @@ def _make_table(trace: Trace, rows: list[tuple[Any, ...]], steps: int) -> pl.Dat
 def _count_by_category(
     events: pl.DataFrame, launches: pl.DataFrame, launched: np.ndarray, by: str
 ) -> list[tuple[str, str, int, int]]:
-    """Return GPU activity by category, as rows of `summarize_links`; empty if all is of one category."""
+    """Count GPU activity, total and linked, for kernels, memcpys and memsets.
+
+    Rows as in `summarize_links`; empty if all activity is of one category.
+    """
     cats = launches.join(
         events.select("id", "cat"), left_on="device_event", right_on="id", how="left", maintain_order="left"
     )["cat"]
@@ -146,7 +151,7 @@ def _count_by_category(
 
 
 def count_links(trace: Trace) -> LinkMeta:
-    """Return the figures of ``meta["link"]``: those of the pairing, and the counts of `summarize_links`.
+    """Return the values of ``meta["link"]``: how operators were paired, and counts of linked rows.
 
     coverage is linked / host_operators of the execution trace, None if either file is missing; device_work and
     launched are of the profiler trace.
@@ -163,7 +168,7 @@ def count_links(trace: Trace) -> LinkMeta:
 
 
 def _count_operators(trace: Trace) -> tuple[int, int]:
-    """Return the number of operators of the execution trace that can be linked, and of those that are."""
+    """Return the number of operators of the execution trace that can be linked, and the number that are linked."""
     if not trace.nodes.height and not trace.links.height:
         return 0, 0
     operators = is_linkable(trace.nodes) if trace.nodes.height else np.zeros(0, bool)
@@ -175,7 +180,7 @@ def _count_operators(trace: Trace) -> tuple[int, int]:
 
 
 def _mask_launched(launches: pl.DataFrame) -> pl.Series:
-    """Return which GPU activity has a launch call, or the operator that the file names."""
+    """Return a mask of the GPU activity that has a launch call, or an operator that the file states."""
     return launches.select(pl.coalesce("launch", "operator").is_not_null()).to_series()
 
 
@@ -208,7 +213,7 @@ def _describe_iteration(link: LinkMeta) -> str:
 
 
 def count_unscoped_work(trace: Trace) -> Trace:
-    """Return the Trace with a row of stats for the GPU activity of other iterations than the execution trace."""
+    """Return the Trace with stats that count GPU activity launched outside the time of the linked operators."""
     if not trace.links.height:
         return trace
     unscoped = np.flatnonzero(~is_in_scope(trace, find_launching_nodes(trace)))
@@ -219,13 +224,15 @@ def count_unscoped_work(trace: Trace) -> Trace:
 
 
 def find_launching_nodes(trace: Trace) -> pl.Series:
-    """Return the id of the node of the operator around the call of each row of launches, or of the nearest
-    linked event around that; null if there is none."""
+    """Return the execution-trace node (id) that launched each row of `launches`; null if there is none.
+
+    That is the node of the operator around the call, else of the nearest linked event around it.
+    """
     return find_enclosing_nodes(trace, trace.launches.select(pl.coalesce("operator", "launch")).to_series())
 
 
 def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
-    """Return a mask of launches with a node, or launched between the first and the last linked operator.
+    """Return a mask of the launches that have a node or happen between the first and last linked operator.
 
     GPU activity without a known launch counts by its own start. If nothing is linked, all are in scope.
     """
@@ -245,7 +252,7 @@ def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
 
 
 def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
-    """Return the node of each event (id or null), or of the nearest linked event around it."""
+    """Return the node (id) of each event, else that of the nearest linked event around it; null for none."""
     linked = rows_of_ids(trace.events, trace.links["event"])
     node = np.zeros(trace.events.height + 1, np.uint32)  # the last for -1
     node[linked] = trace.links["node"].to_numpy()

@@ -1,8 +1,7 @@
-"""Select a part of a run as a run of its own: ranks, a step, a time range, names, categories.
+"""Select a part of a run as a new run: by ranks, step, time range, names of events, or categories.
 
-Selected events are kept together with the rows of other tables that describe them, so that every analysis works on
-the
-part. Several filters keep the events that all of them keep:
+Selected events remain together with the rows of other tables that describe them, so that every analysis works on
+the part. Several filters select the events that pass all of them:
 
 - ranks: only these.
 - step: the events of this step; GPU activity is of the step that launched it.
@@ -10,8 +9,7 @@ part. Several filters keep the events that all of them keep:
   clocks are not the epoch's) that is not internal to the profiler. So consecutive ranges partition all events: an
   event across a border belongs to the first.
 - names: the events whose name matches one of these globs (* ? [...], case-sensitive), all events nested in them on
-their
-  thread, all GPU activity launched there, and the call that launched any selected GPU activity.
+  their thread, all GPU activity launched there, and the call that launched any selected GPU activity.
 - categories: the events of these categories (cpu_op, kernel, gpu_memcpy, ...), the GPU activity of these types
   (computation, communication, memory, other), and the call that launched any selected GPU activity.
 
@@ -63,7 +61,7 @@ def select_part(
     names: Collection[str] = (),
     categories: Collection[str] = (),
 ) -> Job:
-    """Return the part of a linked job that all these filters keep; without filters the job itself.
+    """Return the part of a linked job that passes all filters; without filters the job itself.
 
     Args:
         job: A linked job.
@@ -110,14 +108,17 @@ def _empty_selection_error(
     matched: dict[str, bool],
     timed: bool,
 ) -> AnalysisError:
-    """Return the error that names the filter that matched nothing, or all filters if only their combination does."""
+    """Return the error for an empty selection: it names the filter that matched nothing.
+
+    If every filter matches some events, it names all of them.
+    """
     scope = f" of {format_ranks(job)}"
     reasons = {
         "step": (step is not None, f"unknown step {step}{scope}", _describe_steps(job)),
         "name": (bool(names), f"no event{scope} has a name that matches {' or '.join(map(repr, names))}",
                  "patterns match the whole name and are case-sensitive: '*gemm*', 'aten::*'"),
         "category": (bool(categories), f"no event{scope} is of category {' or '.join(map(repr, categories))}",
-                     "ask for another one"),
+                     "choose another category"),
         "time": (timed, f"no event{scope} begins in that time", "it is counted from the first event of the run"),
     }  # fmt: skip
     for filter_name, (is_used, problem, remedy) in reasons.items():
@@ -154,7 +155,10 @@ def _build_masks(
     names: Collection[str],
     categories: Collection[str],
 ) -> dict[str, MaskArray]:
-    """Return the events of one rank that each given filter keeps; window is in ns on the rank's clock."""
+    """Return a mask of the events of one rank for each filter in use, by name of the filter.
+
+    ``window``: ns on the rank's clock.
+    """
     masks: dict[str, MaskArray] = {}
     if step is not None:
         masks["step"] = np.zeros(trace.events.height, dtype=np.bool_)
@@ -172,8 +176,10 @@ def _build_masks(
 def _select_rank_part(
     trace: Trace, selected: MaskArray, masks: dict[str, MaskArray], window: TimeRange
 ) -> Trace:
-    """Return the part of one rank with these events; under filters by name or category, also the step
-    annotations that the other filters keep."""
+    """Return the selected events of one rank with their tables, and step annotations where needed.
+
+    Under filters by name or category, the step annotations that pass the other filters stay.
+    """
     if "name" in masks or "category" in masks:
         others = [mask for filter_name, mask in masks.items() if filter_name in ("step", "time")]
         steps = _is_step_annotation(trace.events, trace.meta.get("step_name"))
@@ -188,13 +194,13 @@ def _select_rank_part(
 
 
 def keep_events(trace: Trace, keep: MaskArray) -> Trace:
-    """Return the part of a trace with these events (a mask), and the rows of other tables that describe them."""
+    """Return a trace reduced to these events (a mask) and to the rows of other tables that describe them."""
     tables = {name: _filter_table(trace, name, keep) for name in trace.tables if name != "events"}
     return Trace({**tables, "events": _filter_events(trace.events, keep)}, trace.meta)
 
 
 def drop_captured_events(trace: Trace) -> Trace:
-    """Return a trace without the captured events of device graphs, for which formats of other tools have no place."""
+    """Return a trace without the captured events of device graphs, which other tools' formats cannot represent."""
     captured = is_in(trace.events["cat"], kinds.CAPTURED)
     return keep_events(trace, ~captured) if captured.any() else trace
 
@@ -231,7 +237,7 @@ def _match_categories(trace: Trace, categories: Collection[str]) -> MaskArray:
 
 
 def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
-    """Add the calls that launched selected GPU activity."""
+    """Add the launch calls of selected GPU activity to a mask of events."""
     device, call = (
         rows_of_ids(trace.events, trace.launches[column]) for column in ("device_event", "launch")
     )
@@ -240,7 +246,7 @@ def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
 
 
 def _add_captured_events(trace: Trace, keep: MaskArray) -> MaskArray:
-    """Add the captured events that selected GPU activity belongs to; others are not part of a selection."""
+    """Add the captured operators and calls of selected GPU activity to a mask of events."""
     events = trace.events
     device, call = (rows_of_ids(events, trace.launches[column]) for column in ("device_event", "captured"))
     climbing = np.unique(call[(device >= 0) & keep[device] & (call >= 0)])
@@ -255,14 +261,14 @@ def _add_captured_events(trace: Trace, keep: MaskArray) -> MaskArray:
 
 
 def _is_step_annotation(events: pl.DataFrame, step_name: str | None) -> MaskArray:
-    """Return a mask of the events that span steps."""
+    """Return a mask of the events that mark steps."""
     mask = np.zeros(events.height, dtype=np.bool_)
     mask[find_step_events(events, step_name)["row"].to_numpy()] = True
     return mask
 
 
 def _filter_events(events: pl.DataFrame, keep: MaskArray) -> pl.DataFrame:
-    """Return the selected events, with the nearest selected ancestor as parent and the resulting depth."""
+    """Return the selected events; the parent becomes the nearest selected ancestor, the depth is recomputed."""
     if keep.all():
         return events
     parent = rows_of_ids(events, events["parent"])
@@ -280,7 +286,7 @@ def _filter_events(events: pl.DataFrame, keep: MaskArray) -> pl.DataFrame:
 
 
 def _filter_table(trace: Trace, name: str, keep: MaskArray) -> pl.DataFrame:
-    """Return a table without the rows and references of dropped events."""
+    """Return a table without the rows that describe dropped events; optional references to them become null."""
     frame, events = trace.table(name), trace.events
     for column in TABLES[name].columns:
         if column.refers != "events":

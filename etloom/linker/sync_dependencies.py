@@ -34,7 +34,7 @@ _COLUMNS = ("event", "on", "kind", "sync", "how")
 
 
 def add_sync_dependencies(trace: Trace) -> Trace:
-    """Return the Trace with `sync_dependencies`; it needs `launches`."""
+    """Return the Trace with the table `sync_dependencies`: which call or stream waited for which GPU activity."""
     events = trace.events
     work = order_by_launch(trace)
     if not work.height:
@@ -71,14 +71,13 @@ def add_sync_dependencies(trace: Trace) -> Trace:
 
 
 def list_waiting_calls(trace: Trace) -> pl.Series:
-    """Return the ids of the calls of kinds that wait for GPU activity, whether or not a dependency is
-    known."""
+    """Return the ids of all calls of a kind that blocks for GPU activity, even if it is unknown for which."""
     calls = _find_sync_calls(trace.events).filter(pl.col("kind") != "Stream Wait Event")["call"]
     return pl.concat([calls, list_blocking_copies(trace)]).unique()
 
 
 def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls that synchronize: call (id), kind, pid, tid, at (start), until (end)."""
+    """Return the calls that synchronize: call (id), kind, pid, tid, at (start, ns), until (end, ns)."""
     runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
     names = events["name"][runtime]
     kinds = np.full(runtime.size, -1)
@@ -103,8 +102,9 @@ def _match_name(events: pl.DataFrame, pattern: str) -> np.ndarray:
 
 
 def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.DataFrame, int]:
-    """Return dependencies from cuda_sync events, the calls they explain, and how many wait for an event recorded
-    elsewhere.
+    """Return the dependencies that recorded cuda_sync events state, and the calls that they explain.
+
+    Also returns the number of cuda_sync events that wait for an event recorded outside of the trace.
     """
     events = trace.events
     rows = np.flatnonzero(arrays.is_in(events["cat"], ("cuda_sync",)))
@@ -160,7 +160,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
 
 
 def _describe_syncs(trace: Trace, rows: np.ndarray, call: np.ndarray) -> pl.DataFrame:
-    """Return the cuda_sync events in these rows with their calls, streams and times."""
+    """Return the cuda_sync events in these rows, each with its host call, streams and times (ns)."""
     events = trace.events
     record = trace.syncs.select("event", "kind", "wait_stream", "record_correlation")
     return (
@@ -202,8 +202,10 @@ def _wait_for_all_streams(
     sync: str = "call",
     source: str = "inferred",
 ) -> pl.DataFrame:
-    """Return dependencies of calls that wait for all streams (``on``: all streams of their device): on the
-    last activity launched before on each stream."""
+    """Return dependencies of device-wide synchronizations on the last activity launched before on each stream.
+
+    ``on``: ["device"] for the streams of the synchronized device only.
+    """
     streams = work.select("device", "stream").unique()
     sync_calls = syncs.drop("device", strict=False) if on is None else syncs
     every = sync_calls.join(streams, on=on, how="inner") if on else sync_calls.join(streams, how="cross")
@@ -212,8 +214,10 @@ def _wait_for_all_streams(
 
 
 def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return dependencies of stream and event synchronizations: on the activity launched before them that
-    ended last within the call."""
+    """Return dependencies of stream and event synchronizations on the last activity to end within the call.
+
+    Only activity that was launched before the call counts.
+    """
     ends = work.sort("end", "ts").select("end", "launched", "known", "on")
     return (
         calls.sort("until")
@@ -226,7 +230,7 @@ def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame
 
 
 def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return dependencies of a stream on an event, if the tracer did not record which.
+    """Infer dependencies of a stream on an event (StreamWaitEvent) if the tracer did not record the event.
 
     The waiting activity is the next one that the thread launches. The event is the last one that the thread
     recorded, and stands for the last activity launched before that on another stream. Left out if the activity did
@@ -269,8 +273,9 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
 
 
 def order_by_launch(trace: Trace) -> pl.DataFrame:
-    """Return GPU activity in order of launch: on, launch, device, stream, ts, end, launched, known (true if its launch
-    is recorded).
+    """Return GPU activity by launch time: on (id), launch, device, stream, ts, end, launched (all ns), known.
+
+    ``known`` is true if the launch is recorded.
 
     Activity whose launch is not recorded, mostly before the trace began, uses its own start as launch.
     """
@@ -297,8 +302,9 @@ def order_by_launch(trace: Trace) -> pl.DataFrame:
 
 
 def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of syncs (at, until, device, stream) before which the stream had activity, with ``on``:
-    the last one launched.
+    """Add to each synchronization the id of the last activity launched before on its stream (``on``).
+
+    ``syncs``: at, until, device, stream. Rows without such activity are dropped.
 
     Activity without a recorded launch counts if it ended before the call did.
     """
@@ -329,7 +335,10 @@ def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_first_after(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Add ``event`` to syncs (at, device, stream): the first activity launched on the stream after it, else null."""
+    """Add to each synchronization the id of the first activity launched after it on its stream (``event``).
+
+    ``syncs``: at, device, stream. Rows without such activity are dropped.
+    """
     return (
         syncs.sort("at")
         .join_asof(

@@ -1,4 +1,4 @@
-"""Dependencies between threads: backward operators on their forward ones, and work after a pause."""
+"""Infer dependencies between threads: of backward on forward operators, and of work after a pause."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from etloom.linker.placement import get_ids
 
 
 def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trace:
-    """Return the Trace with `thread_dependencies`.
+    """Return the Trace with the table `thread_dependencies`: operators that continue another thread's work.
 
     Args:
         trace: A Trace with depths.
         threshold_us: Pause of a thread, in microseconds, after which its next operator is assumed to depend on
-        another
-            thread.
+            another thread.
     """
     events = trace.events
     backward, forward, unknown = match_forward_operators(events)
@@ -43,7 +42,7 @@ def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trac
 
 
 def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return rows of backward operators, of their forward operators, and how many backward operators have none.
+    """Return the rows of backward operators, of their forward operators, and the number without a match.
 
     A backward operator has the sequence number of its forward one and PyTorch's own number of its thread, which is
     matched to the thread that has most of its sequence numbers. Of several forward operators of one sequence number
@@ -83,7 +82,7 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
 
 
 def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of operators that begin after a pause of their thread, and of the operator each depends on.
+    """Return the rows of operators that begin after a pause of their thread, and those they depend on.
 
     That is the operator of another thread of the process that ended last before; of several at once the outermost.
     The first operator of a thread counts as after a pause. An annotation runs nothing, so it may be open during a
@@ -126,8 +125,9 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
 def _starts_after_pause(
     tracks: np.ndarray, starts: np.ndarray, ends: np.ndarray, threshold_ns: int
 ) -> np.ndarray:
-    """Return a mask of operators, sorted by start, that begin more than a threshold after all earlier ones of their
-    track ended.
+    """Return a mask of the operators that begin more than a threshold (ns) after their track became idle.
+
+    Operators are sorted by start; a track is idle when all its earlier operators have ended.
     """
     pauses = np.zeros(len(tracks), bool)
     for part in nesting.group_by_track(tracks):

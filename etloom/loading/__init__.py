@@ -1,4 +1,4 @@
-"""Loading of runs: find the traces of each rank, decide how to load them, read, link and cache them.
+"""Load runs: discover the traces of each rank, plan how to load them, then read, link and cache them.
 
 rank_discovery            the traces of a folder and their ranks; run.json of `etloom collect`: run_json
 file_names, captures      ranks and stages in names of files; traces of the capture of device graphs
@@ -46,7 +46,7 @@ than reading and linking them."""
 
 
 def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:
-    """Load a folder of traces, or a single file (or folder of Parquet), which may hold several ranks.
+    """Load a folder of traces, or a file or Parquet folder with one or several ranks, as a linked Job.
 
     Args:
         path: the folder or file; a file that does not state its rank is of the one in its name, else of rank 0.
@@ -66,7 +66,7 @@ def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None)
 
 
 def _number_by_name(job: Job, path: Path, rank_pattern: str | None) -> Job:
-    """Give a single trace that does not state its rank the one in its name."""
+    """Set the rank of a job's only trace to the number in its file name, unless the trace states its rank."""
     if len(job) != 1 or job.stored is not None:
         return job
     (trace,) = job.values()
@@ -78,12 +78,12 @@ def _number_by_name(job: Job, path: Path, rank_pattern: str | None) -> Job:
 
 
 def load_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions) -> Job:
-    """Load the given files of each rank. Raises like `load_path`."""
+    """Load and link the files of each rank (rank -> paths). Raises like `load_path`."""
     return _execute(plan_ranks(files_by_rank, options))
 
 
 def _execute(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
-    """Execute the plan of a run of several ranks, on the engine that its options name."""
+    """Load the ranks of a plan, on a Ray cluster if its options name that engine, else on this host."""
     if plan.options.engine != LOCAL_ENGINE:
         from etloom.loading.remote_reading import read_on_cluster
 
@@ -97,7 +97,7 @@ def load_folder(
     rank_pattern: str | None = None,
     discovered: DiscoveredRun | None = None,
 ) -> Job:
-    """Load the traces in a folder; a file that cannot be read is a row of stats, as long as others can be read.
+    """Load and link the traces in a folder; files that cannot be read are reported in stats if others can be read.
 
     Args:
         folder: the folder.

@@ -1,4 +1,4 @@
-"""The cache: linked traces as Parquet, so that opening unchanged files again takes a tenth of the time.
+"""The cache: linked traces as Parquet, which makes opening unchanged files again about ten times faster.
 
 The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never next to the user's files. The key of
 an entry consists of the files' paths, sizes and modification times, the options, and etloom's version and schema. The
@@ -48,7 +48,7 @@ WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
 
 
 def entry_key(files: Sequence[Path], **options: Any) -> str | None:
-    """Return the key of files read with these options; None if one is not a regular file."""
+    """Return the cache key of files read with these options; None if one of them is not a regular file."""
     try:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     except OSError:
@@ -59,7 +59,7 @@ def entry_key(files: Sequence[Path], **options: Any) -> str | None:
 
 
 def folder_key(folder: Path, **options: Any) -> str:
-    """Return the key of a folder read with these options, without opening its files.
+    """Return the cache key of a folder read with these options, without opening its files.
 
     It changes with the files of the folder and of the folders in it. Raises OSError.
     """
@@ -67,7 +67,7 @@ def folder_key(folder: Path, **options: Any) -> str:
 
 
 def _list_states(folder: Path, depth: int) -> list[tuple[str, int, int, int]]:
-    """Return path, size, times of modification and of change of all that is not hidden in a folder, by path."""
+    """List (path, bytes, modification time, status-change time) of all visible entries in a folder; times in ns."""
     states = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -90,12 +90,12 @@ def _make_key(states: Sequence[Any], options: dict[str, Any]) -> str:
 
 
 def has_entry(key: str) -> bool:
-    """Return whether an entry exists."""
+    """Return whether the cache contains an entry with this key."""
     return reader.sniff_folder(cache_folder() / key)
 
 
 def load_entry(key: str | None) -> Trace | None:
-    """Load an entry into memory; None if it does not exist or is damaged."""
+    """Load a cache entry into memory; None if it does not exist or is damaged."""
     if key is None:
         return None
     entry = cache_folder() / key
@@ -116,7 +116,7 @@ def load_entry(key: str | None) -> Trace | None:
 
 
 def open_or_create(keys: Sequence[str | None], make: Callable[[Path], None]) -> Trace:
-    """Open the first existing entry of the keys with its tables left on disk, or create that of the last key.
+    """Open the first existing cache entry of ``keys``, else create the entry of the last key; tables stay on disk.
 
     If the cache cannot be used (the key is None, the home is read-only, the disk is full, or entries in use fill the
     cache), the entry is a temporary folder that is removed with the Trace.
@@ -149,7 +149,7 @@ def open_or_create(keys: Sequence[str | None], make: Callable[[Path], None]) -> 
 
 
 def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
-    """Create an entry and open it with its tables left on disk; None if the cache cannot be used."""
+    """Create a cache entry and open it, with its tables on disk; None if the cache cannot be used."""
     entry, usage = cache_folder() / key, get_usage(cache_folder())
     if usage.in_use >= _limit_bytes() or not _is_writable():
         return None
@@ -163,7 +163,7 @@ def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
 
 
 def open_entry(key: str | None) -> Trace | None:
-    """Open an entry with its tables left on disk; None if it does not exist or is damaged."""
+    """Open a cache entry, with its tables on disk; None if it does not exist or is damaged."""
     if key is None or not reader.sniff_folder(entry := cache_folder() / key):
         return None
     try:
@@ -175,13 +175,13 @@ def open_entry(key: str | None) -> Trace | None:
 
 
 def hold_entry(entry: Path) -> EntryLease:
-    """Record that an entry is used now, and that it is open as long as the returned lease lives. Raises OSError."""
+    """Mark a cache entry as used now, and as open until the returned lease is garbage-collected. Raises OSError."""
     os.utime(entry / "meta.json")  # the time of use, for the order of removal
     return get_usage(cache_folder()).hold(entry, _entry_bytes(entry))
 
 
 def has_room(size: int) -> bool:
-    """Return whether the cache can be written and may hold an entry of so many bytes, and its disk has the space."""
+    """Return whether the cache is writable, and an entry of ``size`` bytes fits in its limit and on its disk."""
     return size <= _limit_bytes() and _is_writable() and size <= shutil.disk_usage(cache_folder()).free
 
 
@@ -193,7 +193,7 @@ def _is_writable() -> bool:
 
 
 def store_entry(key: str | None, trace: Trace) -> None:
-    """Store an entry; a cache that cannot be written (read-only home, full disk) is ignored."""
+    """Write a trace to the cache; errors (read-only home, full disk) are ignored."""
     if key is None:
         return
     try:
@@ -205,14 +205,14 @@ def store_entry(key: str | None, trace: Trace) -> None:
 
 
 def register_entry(entry: Path) -> None:
-    """Record that an entry was written, and remove others if the cache is too large."""
+    """Record that a cache entry was written; if the cache exceeds its size limit, remove the least recently used."""
     with contextlib.suppress(OSError):  # another process may have removed it
         if get_usage(cache_folder()).record_write(_entry_bytes(entry), _limit_bytes() // _PRUNE_FRACTION):
             _prune(_limit_bytes())
 
 
 def clear_cache() -> int:
-    """Remove all entries and return their size in bytes."""
+    """Remove all cache entries and return the sum of their sizes in bytes."""
     sizes = [size for _, size, _ in _list_entries()]
     for _, _, entry in _list_entries():
         _remove_entry(entry)
@@ -247,7 +247,7 @@ def _inode(entry: Path) -> int | None:
 
 
 def _remove_entry(entry: Path) -> None:
-    """Remove an entry by renaming it first: a process that reads it at that moment notices."""
+    """Remove a cache entry, after renaming it so that processes which read it at that moment notice."""
     with (
         contextlib.suppress(OSError),
         tempfile.TemporaryDirectory(prefix=".removed-", dir=entry.parent) as trash,
@@ -264,7 +264,7 @@ def _entry_bytes(entry: Path) -> int:
 
 
 def _list_entries() -> list[tuple[float, int, Path]]:
-    """List (time of last use, bytes, path) of every entry; other files in the folder are ignored."""
+    """List (time of last use, size in bytes, path) of each cache entry; other files in the folder are ignored."""
     entries = []
     for folder in _list_entry_folders():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The entries of the cache that processes have open, so that no process removes an entry that another one reads.
+"""Records which cache entries each process has open, so that no process removes an entry that another reads.
 
 A process that leaves tables of an entry on disk appends to its own file in the cache folder: ``+KEY`` when it opens the
 entry, ``-KEY`` when the entry is no longer needed. It keeps the file locked as long as it lives, so a file that is not
@@ -20,11 +20,11 @@ _PREFIX = ".open-"
 
 
 class EntryLease:
-    """An object that lives as long as the files of an entry, or of a temporary folder, are needed."""
+    """An object that exists as long as the files of a cache entry, or of a temporary folder, are needed."""
 
 
 class CacheUsage:
-    """The entries of a cache folder that this process has open, and the bytes it wrote there."""
+    """The cache entries that this process has open, and the number of bytes it has written to the cache folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class CacheUsage:
         self._written: int | None = None
 
     def hold(self, entry: Path, size: int) -> EntryLease:
-        """Record that an entry of ``size`` bytes is open as long as the returned lease lives."""
+        """Record that an entry of ``size`` bytes is open until the returned lease is garbage-collected."""
         lease = EntryLease()
         with self._lock:
             self._settle()
@@ -47,13 +47,13 @@ class CacheUsage:
 
     @property
     def in_use(self) -> int:
-        """Bytes of the entries that this process has open."""
+        """The total size in bytes of the entries that this process has open."""
         with self._lock:
             self._settle()
             return self._bytes
 
     def record_write(self, size: int, interval: int) -> bool:
-        """Record that ``size`` bytes were written.
+        """Record that this process wrote ``size`` bytes to the cache folder.
 
         Returns:
             True if the folder is to be searched for entries to remove: at first, and after each ``interval`` bytes.
@@ -78,7 +78,7 @@ class CacheUsage:
 
 
 def _create_locked_file(folder: Path) -> int:
-    """Create a file in the folder that is locked as long as this process lives."""
+    """Create a file in the folder with a lock that lasts until this process ends; return its descriptor."""
     import fcntl  # not available on every system
 
     file, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
@@ -92,18 +92,21 @@ def _create_locked_file(folder: Path) -> int:
 
 
 def get_usage(folder: Path) -> CacheUsage:
-    """Return the usage of a cache folder by this process."""
+    """Return the `CacheUsage` of this process for a cache folder."""
     return _get_usage(folder, os.getpid())
 
 
 @functools.cache
 def _get_usage(folder: Path, process: int) -> CacheUsage:
-    """Return one object per process: a forked one starts empty, since its parent may still need the entries."""
+    """Return the `CacheUsage` of a process for a folder; a forked process starts with an empty usage.
+
+    Its parent may still need the entries.
+    """
     return CacheUsage(folder)
 
 
 def find_entries_in_use(folder: Path) -> set[str]:
-    """Return the names of entries that living processes have open; files of ended processes are removed."""
+    """Return the names of cache entries that running processes have open; delete the records of ended processes."""
     get_usage(folder).in_use  # noqa: B018 - records released entries
     names: set[str] = set()
     try:

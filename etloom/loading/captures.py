@@ -1,4 +1,4 @@
-"""Traces of the capture of device graphs next to a trace."""
+"""Find the traces that recorded the capture of device graphs (CUDA graphs), in a folder next to a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from etloom.loading.folder_contents import list_files
 
 
 def find_captures(path: Path) -> list[Path]:
-    """Return the traces of captures in the folder ``capture_traces`` next to a trace, or in a folder of traces.
+    """Return the graph-capture traces in the subfolder ``capture_traces`` of a folder, or next to a single trace.
 
     Next to a single trace, those whose names have the number of another rank are left out.
     """

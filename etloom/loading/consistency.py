@@ -1,4 +1,4 @@
-"""Contradictions between the files of a run, as rows of stats; they never make loading fail."""
+"""Check the files of a run for contradictions and report them in stats; loading never fails because of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_SEARCHED_RANKS = 10_000
 
 
 def check_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Check the ranks and world sizes that files state against each other, and clocks and process groups across ranks.
+    """Check that the ranks of a run have consistent rank numbers, world sizes, clocks and process groups.
 
     Args:
         traces: rank -> its trace.
@@ -51,7 +51,7 @@ def check_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
 
 
 def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Report groups used by more ranks than they have members: one name for several groups."""
+    """Report process groups that more ranks use than the group has members: several groups share a name."""
     if len(traces) < 2:
         return []
     calls = [trace.compute_once(list_first_calls) for trace in traces.values()]
@@ -70,7 +70,7 @@ def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
 
 
 def list_first_calls(trace: Trace) -> pl.DataFrame:
-    """Return the first call of each collective in each process group, as ``start`` its id in the table comms."""
+    """Return the first call of each collective in each process group; ``start`` is its id in `comms`."""
     facts = dict.fromkeys(("collective", "pg_name", "ranks"), pl.String) | {"group_size": pl.Int64}
     in_groups = trace.scan("comms").filter(
         pl.col("pg_name").is_not_null() & ~pl.col("is_p2p").fill_null(False)
@@ -80,7 +80,7 @@ def list_first_calls(trace: Trace) -> pl.DataFrame:
 
 
 def compute_extent(trace: Trace) -> tuple[int | None, int | None]:
-    """Return the start of the first event and the end of the last one in ns; None if there are no events."""
+    """Return the start of the first event and the latest end of an event, in ns; None without events."""
     end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
     first, last = (
         trace.scan("events").select(first=pl.col("ts").min(), last=end).collect(engine=trace.engine).row(0)
@@ -89,8 +89,7 @@ def compute_extent(trace: Trace) -> tuple[int | None, int | None]:
 
 
 def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Report a rank that ended, by its clock, before another began: a clock is wrong, or the files belong to
-    two runs.
+    """Report a pair of ranks whose recordings do not overlap in time: a clock is wrong, or they are of two runs.
 
     Dumps of the Flight Recorder are not checked: each holds a rank's last calls, and ranks of a hang stop at different
     times.
@@ -119,7 +118,7 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
 
 
 def check_file_ranks(traces: Sequence[Trace]) -> list[Stat]:
-    """Report traces of different ranks that are linked to each other, by their contents or else their names.
+    """Report traces that are linked to each other although they are of different ranks.
 
     If both state their rank, the linker reports it.
     """

@@ -1,4 +1,4 @@
-"""Engines: where tasks on ranks run, in this process and on this host (local), or on a Ray cluster.
+"""Engines that run tasks on ranks: "local" (this process and host) or "ray" (a Ray cluster).
 
 A task is a function of etloom and a JSON text that names files; its result is files, too. So all hosts of a cluster
 need the same version of etloom and see the same paths, and only short texts pass through Ray. Ray schedules the tasks,
@@ -25,7 +25,7 @@ _MAX_ENDED = 64
 
 
 def check_engine(engine: str) -> None:
-    """Raise UnknownName if there is no such engine, EtloomError if it needs Ray, which is not installed."""
+    """Raise UnknownName if the engine does not exist, and EtloomError if it needs Ray and Ray is not installed."""
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES, option="engine")
     if engine != LOCAL_ENGINE and not _has_ray():
@@ -39,7 +39,7 @@ def _has_ray() -> bool:
 
 
 def is_remote(engine: str) -> bool:
-    """Return whether tasks run on a cluster. Raises like `check_engine`."""
+    """Return whether an engine runs its tasks on a cluster. Raises like `check_engine`."""
     check_engine(engine)
     return engine != LOCAL_ENGINE
 
@@ -47,7 +47,7 @@ def is_remote(engine: str) -> bool:
 def run_on_ray(
     function: Callable[[str], None], texts: Sequence[str], on_done: Callable[[int], None] | None = None
 ) -> None:
-    """Run a function with each text on a Ray cluster.
+    """Run a function once per text argument, as tasks on a Ray cluster, and wait for all of them.
 
     The caller does the work of tasks that fail; one warning states their number and the first reason.
 
@@ -85,14 +85,14 @@ def run_on_ray(
 
 
 def count_cpus(engine: str) -> int:
-    """Return the number of CPUs of this host, or of the cluster. Raises like `run_on_ray`."""
+    """Return the number of CPUs of this host (engine "local") or of the Ray cluster. Raises like `run_on_ray`."""
     if is_remote(engine):
         return max(1, int(connect().cluster_resources().get("CPU", 1)))
     return os.cpu_count() or 1
 
 
 def connect() -> Any:
-    """Return the module ray, connected to the cluster of $RAY_ADDRESS, else to one of this host, else to a new one.
+    """Return the module ray, connected to the cluster at $RAY_ADDRESS, else to a running local cluster, else a new one.
 
     Raises:
         EtloomError: Ray is not installed, or there is no cluster at $RAY_ADDRESS.

@@ -1,4 +1,4 @@
-"""The execution of a `LoadPlan`: read, link, cache and keep the tables of each rank as the plan says."""
+"""Execute a `LoadPlan`: read, link and cache the tables of each rank, ranks in parallel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
-    """Load a run as planned.
+    """Load a run as its `LoadPlan` specifies, and return the linked Job.
 
     Args:
         plan: the decision of `etloom.loading.plan`.
@@ -61,7 +61,7 @@ def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
 
 
 def make_entry_key(rank: int | None, plan: RankPlan, options: LoadOptions) -> str | None:
-    """Return the key of a rank in the cache; None if it cannot be cached."""
+    """Return the cache key of a rank's files and options; None if they cannot be cached."""
     facts: dict[str, Any] = {} if rank is None else {"rank": rank}
     if names := list_user_files():
         facts["names"] = names
@@ -71,20 +71,20 @@ def make_entry_key(rank: int | None, plan: RankPlan, options: LoadOptions) -> st
 
 
 def add_rank_stats(job: Job, stats_by_rank: Mapping[int, Sequence[Stat]]) -> Job:
-    """Return the job with more stats of its ranks; those of ranks that it lacks become stats of the run."""
+    """Return the job with additional stats for its ranks; stats of ranks that it lacks are added to the run's."""
     traces = {rank: trace.with_stats(stats_by_rank.get(rank, ())) for rank, trace in job.items()}
     remaining = [row for rank, rows in stats_by_rank.items() if rank not in job for row in rows]
     return Job(traces, job.meta, job.run_stats).with_stats(remaining)
 
 
 def _join_stages(parts: Sequence[Trace]) -> Sequence[Trace]:
-    """Return the traces of one rank with several Kineto traces as one."""
+    """Join several Kineto traces of a rank (stages such as prefill and decode) into one; return all its traces."""
     profiles = [part for part in parts if part.meta.get("formats") == ["kineto"]]
     return join_parts(parts) if len(profiles) > 1 else parts
 
 
 def _join_files(contents: Sequence[Trace | Job]) -> Job:
-    """Return the ranks of all files as one Job, numbered one file after another if there are several files."""
+    """Combine the ranks of all files into one Job; with several files, ranks are renumbered in file order."""
     if len(contents) == 1 and isinstance(contents[0], Job):
         return contents[0]
     traces = [
@@ -99,7 +99,7 @@ def _join_files(contents: Sequence[Trace | Job]) -> Job:
 
 
 class _Execution:
-    """The execution of one plan."""
+    """Executes one `LoadPlan`, and collects the errors of files that cannot be read."""
 
     def __init__(self, plan: LoadPlan, skip_unreadable: bool) -> None:
         self.plan = plan
@@ -109,7 +109,7 @@ class _Execution:
         self.unreadable: dict[Path, EtloomError] = {}
 
     def load_single_file(self) -> Job:
-        """Load a file that may hold several ranks; a single rank without a number becomes rank 0."""
+        """Load the only file of the plan, which may hold several ranks; a trace without a rank becomes rank 0."""
         loaded = self._load(None)
         assert loaded is not None
         if isinstance(loaded, Job):
@@ -118,7 +118,7 @@ class _Execution:
         return Job({loaded.rank or 0: loaded}, {"path": describe_path(path)})
 
     def load_ranks(self) -> Job:
-        """Load all ranks in parallel."""
+        """Load all ranks of the plan in parallel and return them as a Job."""
         if self.options.use_cache:
             compute_code_digest()  # once: threads that start together would all compute it
         loaded = run_in_parallel(self._load, list(self.plan.ranks), self.plan.parallel)
@@ -144,7 +144,7 @@ class _Execution:
         return add_rank_stats(job, rows).with_stats(consistency.check_ranks(traces))
 
     def _load(self, rank: int | None) -> Trace | Job | None:
-        """Load what the plan says of a rank, or of a single file; None if none of its files can be read."""
+        """Load a rank, or the single file (None), from its planned source; None if none of its files can be read."""
         plan, options = self.plan.ranks[rank], self.options
         if plan.source is Source.PARQUET:
             return self._open_parquet(plan)
@@ -185,7 +185,7 @@ class _Execution:
         return trace
 
     def _keep(self, trace: Trace, folder: Path) -> Trace:
-        """Write the tables of a rank to the caller's folder; they also stay in memory while memory allows."""
+        """Write the tables of a rank to the folder of the option ``keep``; they stay in memory while it suffices."""
         writer.write(trace, folder)
         frames = {name: frame for name, frame in trace.tables.items() if name != "stats"}
         loaders = {
@@ -195,13 +195,16 @@ class _Execution:
         return self.resident.add(Trace({"stats": trace.stats}, trace.meta, loaders=loaders), frames)
 
     def _open_kept(self, folder: Path) -> Trace:
-        """Open the tables of a rank in the caller's folder."""
+        """Open the saved tables of a rank in the folder of the option ``keep``."""
         saved = parquet.read(folder, lazy=True, is_trusted=True)
         assert isinstance(saved, Trace)
         return self._add_to_resident(saved)
 
     def _read_files(self, files: Sequence[Path], is_rank: bool) -> list[Trace] | Job:
-        """Read the files of one rank, with ``skip_unreadable`` those that can be read; or a file of several ranks."""
+        """Read the files of one rank; a file that holds several ranks is returned as a Job.
+
+        With ``skip_unreadable``, files that cannot be read are skipped and recorded in ``unreadable``.
+        """
         parts = []
         for path in files:
             try:
@@ -219,12 +222,12 @@ class _Execution:
         return parts
 
     def _may_hold_ranks(self, job: Job) -> bool:
-        """Return whether a file with several ranks may be one of the run: the only one, or XLA's of one host."""
+        """Return whether a file of the plan may hold several ranks: the only file, or an XLA profile (xplane)."""
         is_only = len(self.plan.ranks) == 1 and all(len(plan.files) == 1 for plan in self.plan.ranks.values())
         return is_only or job.meta.get("formats") == ["xplane"]
 
     def _read_captures(self, files: Sequence[Path]) -> tuple[list[Trace], list[Stat]]:
-        """Read traces of captures; a file that cannot be read is a row of stats, since the run itself can."""
+        """Read graph-capture traces; files that cannot be read are reported in stats and do not stop loading."""
         captures, stats = [], []
         for path in files:
             try:
@@ -236,14 +239,14 @@ class _Execution:
         return captures, stats
 
     def _link(self, *parts: Trace, captures: Sequence[Trace] = ()) -> Trace:
-        """Link the traces of one rank; one that was saved linked stays as it is, unless there are linking options."""
+        """Link the traces of one rank; a single trace that is linked is linked again only if options are set."""
         if len(parts) == 1 and not self.options.linking and not captures and linker.is_linked(parts[0]):
             return parts[0]
         options = {**self.options.linking, "captures": captures} if captures else self.options.linking
         return linker.link(*parts, **options)
 
     def _open_parquet(self, rank_plan: RankPlan) -> Job:
-        """Open saved traces without loading their tables; those that are not linked are linked if memory allows."""
+        """Open saved traces with their tables on disk; traces that are not linked yet are linked if memory suffices."""
         (path,) = rank_plan.files
         saved = parquet.read(path, lazy=True, owner=self.options.owner)
         job = (
@@ -260,7 +263,7 @@ class _Execution:
         return job.map(lambda trace: trace if file_reading.has_too_many_events(trace) else self._link(trace))
 
     def _add_to_resident(self, trace: Trace) -> Trace:
-        """Keep the tables on disk, except for stats, which every verb reads of each rank."""
+        """Bound the memory of a trace's tables on disk; its stats are loaded now, since every command reads them."""
         resident = self.resident.add(trace) if trace.loaders else trace
         return resident.replace(stats=trace.table("stats")) if "stats" in trace.loaders else resident
 
@@ -268,7 +271,7 @@ class _Execution:
 def run_in_parallel(
     work: Callable[[_Key], _Result], keys: Sequence[_Key], threads: int
 ) -> dict[_Key, _Result]:
-    """Return work(key) of every key, in order, computed in so many threads.
+    """Return {key: work(key)} in the order of the keys, computed in ``threads`` threads.
 
     The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
     make Ctrl-C wait for a read that hangs. A single key needs none.

@@ -1,4 +1,4 @@
-"""Names of trace files: the rank, the stage or process of an engine, and the capture of device graphs in them."""
+"""Parse names of trace files: rank, stage or process of an inference engine, and graph captures."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ _PATTERN_EXAMPLE = r"for example 'host-(\d+)'"
 
 
 def find_rank_in_name(path: Path, rank_pattern: str | None = None) -> int | None:
-    """Return the rank in the name of a file, by ``rank_pattern`` or the usual names of the field."""
+    """Return the rank in a file name, by the regular expression ``rank_pattern`` or else by common naming schemes."""
     return match_rank(path, choose_patterns(rank_pattern))
 
 
 def choose_patterns(rank_pattern: str | None) -> tuple[re.Pattern[str], ...]:
-    """Return the patterns of a rank in a name: ``rank_pattern`` alone, or the usual ones if it is None."""
+    """Return the regular expressions that extract a rank from a file name.
+
+    ``rank_pattern`` only, or if it is None those of common naming schemes.
+    """
     return _RANK_NAME_PATTERNS if rank_pattern is None else (_compile_rank_pattern(rank_pattern),)
 
 
@@ -64,7 +67,10 @@ def _compile_rank_pattern(text: str) -> re.Pattern[str]:
 
 
 def match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
-    """Return the rank of the first pattern that matches; more than nine digits, as in a time, are not a rank."""
+    """Return the rank by the first pattern that matches the file name; numbers above nine digits are ignored.
+
+    Those are times.
+    """
     for pattern in patterns:
         match = pattern.search(path.name)
         if match is None or match[1] is None or len(match[1]) > 9:
@@ -80,7 +86,7 @@ def match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
 
 
 def list_ranked_files(folder: Path, rank_pattern: str | None = None) -> list[Path]:
-    """Return the first file of each rank that the names in a folder state; none if it cannot be listed."""
+    """Return one file for each rank that occurs in the file names of a folder; empty if it cannot be listed."""
     files: dict[int, Path] = {}
     try:
         patterns = choose_patterns(rank_pattern)
@@ -94,6 +100,6 @@ def list_ranked_files(folder: Path, rank_pattern: str | None = None) -> list[Pat
 
 
 def are_parts(path: Path, other: Path) -> bool:
-    """Return whether the names of two traces differ by the stage of an engine only."""
+    """Return whether the names of two traces differ only in the engine's stage (such as prefill and decode)."""
     names = [_STAGE.sub("*", file.name) for file in (path, other)]
     return names[0] == names[1] and "*" in names[0]

@@ -1,4 +1,4 @@
-"""Reading of one file, with progress and with its name in error messages: into memory, or in bounded memory.
+"""Read a single file with progress reports: into memory, or converted to Parquet in bounded memory.
 
 The tables of a large Kineto file should not be in memory all at once: they are converted to Parquet part by part, and
 left on disk.
@@ -26,12 +26,12 @@ _TYPICAL_COMPRESSION = 12  # factor by which gzip and zstd shrink a trace
 
 
 def estimate_text_bytes(path: Path) -> int:
-    """Estimate the size of a file in bytes after decompression."""
+    """Estimate the decompressed size of a file, in bytes."""
     return path.stat().st_size * (_TYPICAL_COMPRESSION if formats.is_compressed(path) else 1)
 
 
 def read_file(path: Path, progress: Progress | None) -> Trace | Job:
-    """Read a file, which may hold several ranks. Raises ReadError, LimitError."""
+    """Read a file as a Trace, or as a Job if it holds several ranks. Raises ReadError, LimitError."""
     reported = 0
 
     def count(bytes: int) -> None:
@@ -47,19 +47,19 @@ def read_file(path: Path, progress: Progress | None) -> Trace | Job:
 
 
 def is_large(path: Path) -> bool:
-    """Return whether a file is a Kineto trace whose tables should not be in memory all at once."""
+    """Return whether a file is a Kineto trace too large to hold its tables in memory (above `SPILL_BYTES` of text)."""
     return (
         path.is_file() and formats.detect_format(path) == "kineto" and estimate_text_bytes(path) > SPILL_BYTES
     )
 
 
 def has_too_many_events(trace: Trace) -> bool:
-    """Return whether a trace has so many events that its Kineto file would be large."""
+    """Return whether a trace is too large to link, by the estimated size of its Kineto text (`SPILL_BYTES`)."""
     return trace.rows("events") * _EVENT_BYTES > SPILL_BYTES
 
 
 def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) -> None:
-    """Convert a Kineto file to a folder of Parquet, part by part. Raises ReadError, LimitError, EtloomError."""
+    """Convert a Kineto file to a Parquet folder in bounded memory. Raises ReadError, LimitError, EtloomError."""
     from etloom.formats.kineto.large_file import convert_large_file  # only large files need pyarrow
 
     with writer.create_atomically(out) as folder:
@@ -69,7 +69,7 @@ def spill_to_parquet(path: Path, out: Path, progress: Progress | None = None) ->
 
 
 def open_on_disk(path: Path, progress: Progress | None, use_cache: bool, linking: Mapping[str, Any]) -> Trace:
-    """Open a large Kineto file as Parquet: its linked cache entry if there is one, else unlinked."""
+    """Open a large Kineto file with its tables on disk: linked if the cache has it linked, else unlinked."""
     keys = (
         [cache.entry_key([path], **linking), cache.entry_key([path], form="parts")] if use_cache else [None]
     )

@@ -1,4 +1,4 @@
-"""Flight Recorder dumps of a job, read without building Traces: 10,000 dumps take seconds."""
+"""Read the NCCL Flight Recorder dumps of a job without building Traces; 10,000 dumps take seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_NAMED_FOLDERS = 5
 
 
 def read_dumps(path: Path) -> tuple[dict[int, DumpedCalls], list[Stat]]:
-    """Read all dumps of a folder, or one dump.
+    """Read the Flight Recorder dump of each rank in a folder, or a single dump.
 
     Args:
         path: a folder with files such as _dump_3 or flight_recorder_3.json; or a run of ``etloom collect --watch``.

@@ -1,4 +1,4 @@
-"""The contents of a folder of traces: its files, salvaged and converted copies, the workload card."""
+"""Inspect a folder of traces: its files, salvaged and converted copies, and the workload card."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_ENDINGS = 6
 
 
 def holds_traces(folder: Path) -> bool:
-    """Return whether a folder holds files with the names of traces."""
+    """Return whether a folder contains files whose names only traces have."""
     try:
         return folder.is_dir() and any(TRACE_NAME.search(path.name) for path in folder.iterdir())
     except OSError:
@@ -27,7 +27,7 @@ def holds_traces(folder: Path) -> bool:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the files and folders of a folder by name, without hidden ones; raise ReadError if it is unreadable."""
+    """Return the visible files and folders in a folder, sorted by name. Raises ReadError if it cannot be read."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
@@ -35,7 +35,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]]:
-    """Return the paths without damaged files that have a salvaged copy, and a row of stats for each copy."""
+    """Drop damaged files that have a salvaged copy; return the other paths, and a row of stats for each copy."""
     stems = {path: path.name.partition(".json")[0] for path in paths}
     copies = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
     remaining = []
@@ -51,7 +51,7 @@ def prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]
 
 
 def find_converted_file(path: Path) -> str | None:
-    """Return the name of the metrics file that `etloom convert` converted to this folder; None for other traces."""
+    """Return the name of the metrics file from which `etloom convert` created this folder; None for other traces."""
     if not path.is_dir():
         return None
     try:
@@ -63,7 +63,7 @@ def find_converted_file(path: Path) -> str | None:
 
 
 def read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
-    """Return the first workload card (a YAML file, by name) that can be read, if any."""
+    """Return the first readable workload card (YAML file, sorted by name) in a folder; None if there is none."""
     for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
         from etloom.formats.io.workload_card import is_card, read_card  # loads the YAML parser
 
@@ -76,7 +76,7 @@ def read_first_card(folder: Path, stats: list[Stat]) -> dict[str, Any] | None:
 
 
 def suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
-    """Suggest where traces may be, or list what the folder contains instead."""
+    """Suggest which subfolder to try if a folder has no traces, or describe its contents."""
     folders = sorted(path.name for path in list_files(folder) if path.is_dir())
     if folders:
         return f"try one of its folders: {', '.join(folders[:5])}"
@@ -93,6 +93,6 @@ def suggest_remedy(folder: Path, ignored: Iterable[Path]) -> str:
 
 
 def _file_ending(path: Path) -> str:
-    """Return the ending of a name with its compression: .json.gz, .txt."""
+    """Return the suffix of a file name, including that of a compression, such as ".json.gz"."""
     is_compressed = path.suffix in (".gz", ".zst")
     return "".join(path.suffixes[-2:] if is_compressed else path.suffixes[-1:]) or "without a suffix"

@@ -1,4 +1,4 @@
-"""Joins traces that recorded one process one after another, such as SGLang's prefill and decode traces."""
+"""Join traces of one process that were recorded one after another, such as SGLang's prefill and decode traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONCATENATED_META = ("files", "metadata_events")
 
 
 def join_parts(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces of one rank with the Kineto traces among them as one.
+    """Join the Kineto traces of one rank into one trace; return it with the rank's other traces.
 
     A trace that overlaps an earlier one in time, or does not share its clock, is not a part of the same recording: it
     is left out, and counted.
@@ -52,7 +52,7 @@ def join_parts(traces: Sequence[Trace]) -> list[Trace]:
 def _can_follow(
     trace: Trace, part: Trace, span: tuple[int | None, int | None], other: tuple[int | None, int | None]
 ) -> bool:
-    """Return whether two traces state times since the epoch, and one ends before the other begins."""
+    """Return whether two traces do not overlap in time; False unless both have epoch clocks."""
     if trace.meta.get("clock") != "epoch" or part.meta.get("clock") != "epoch":
         return False
     (start, end), (other_start, other_end) = span, other
@@ -66,7 +66,7 @@ def _name_files(trace: Trace) -> str:
 
 
 def _join(parts: Sequence[Trace]) -> Trace:
-    """Concatenate all tables; ids and what refers to them are renumbered, and events are sorted again."""
+    """Concatenate the tables of traces; ids and references are renumbered, and events sorted again."""
     offsets: dict[str, int] = dict.fromkeys(TABLES, 0)
     frames: dict[str, list[pl.DataFrame]] = {}
     position = 0
@@ -104,7 +104,7 @@ def _join(parts: Sequence[Trace]) -> Trace:
 
 
 def _renumber_events(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    """Sort the events, and number them and all references to them in this order."""
+    """Sort the events by time, renumber their ids in this order, and update all references to them."""
     ordered = sort_events(tables["events"])
     numbered = ordered.with_columns(id=pl.int_range(pl.len(), dtype=pl.UInt32))
 

@@ -1,4 +1,4 @@
-"""Decides how a run is loaded: where the tables of each rank come from, and where they are kept."""
+"""Plan how a run is loaded: the source of each rank's tables, and whether they stay in memory or on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOADING_BYTES_PER_TEXT_BYTE = 1.5
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Options of `etloom.open`.
+    """Options of `etloom.open`: parallelism, cache, memory limits, linking, engine.
 
     Attributes:
         progress: see `Progress`.
@@ -56,7 +56,7 @@ class LoadOptions:
 
 
 class Source(Enum):
-    """The origin of the tables of a rank."""
+    """Sources of a rank's tables: files to read and link, a large Kineto file, or saved Parquet."""
 
     FILES = "files, or their cache entry, read into memory and linked"
     LARGE_KINETO = "a Kineto file that is converted to Parquet in bounded memory, not linked"
@@ -64,7 +64,7 @@ class Source(Enum):
 
 
 class Storage(Enum):
-    """The place of the tables of a rank while the Job is used."""
+    """Storage of a rank's tables while its Job is in use: in memory, on disk, or on disk with eviction from memory."""
 
     MEMORY = "in memory"
     DISK = "on disk, loaded at each access"
@@ -73,7 +73,10 @@ class Storage(Enum):
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The plan for the tables of one rank, or of a single file; ``captures``: traces of its device graphs' captures."""
+    """The files of one rank, or of a single file, with source and storage of their tables.
+
+    ``captures``: traces that recorded the capture of its device graphs.
+    """
 
     files: tuple[Path, ...]
     source: Source = Source.FILES
@@ -83,7 +86,7 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The plan for a run.
+    """Specifies how a run is loaded: the plan of each rank, the memory limit, and the ranks read in parallel.
 
     Attributes:
         ranks: the plan of each rank; a single file, which may hold any ranks, has the key None alone.
@@ -99,7 +102,9 @@ class LoadPlan:
 
 
 def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -> LoadPlan:
-    """Decide how a single file or folder of Parquet is loaded, with traces of the capture of its device graphs.
+    """Plan how a single file or Parquet folder is loaded.
+
+    ``captures``: traces that recorded the capture of its device graphs.
 
     Raises:
         ReadError: the format cannot be detected because the file cannot be opened.
@@ -120,7 +125,7 @@ def plan_ranks(
     options: LoadOptions,
     captures: Mapping[int, Sequence[Path]] | None = None,
 ) -> LoadPlan:
-    """Decide how the files of each rank are loaded: on disk if the tables of all ranks would not fit in memory.
+    """Plan how the files of each rank are loaded; tables stay on disk if those of all ranks would exceed the memory.
 
     Args:
         files_by_rank: The files of each rank.
@@ -147,7 +152,7 @@ def plan_ranks(
 
 
 def max_parallel_ranks(text_bytes: Sequence[int], jobs: int) -> int:
-    """Return the number of ranks to read at a time: at most ``jobs``; the largest ones must fit in memory together.
+    """Return the number of ranks to read in parallel: at most ``jobs``, and as many as fit in memory together.
 
     Args:
         text_bytes: size of the text of each rank, in bytes.
@@ -163,12 +168,12 @@ def _limit_table_bytes(options: LoadOptions) -> int:
 
 
 def is_stored(path: Path) -> bool:
-    """Return whether a path is a store of runs, or a run in one."""
+    """Return whether a path is a store of runs (`etloom store`) or a single run in a store."""
     return is_store(path) or is_stored_run(path)
 
 
 def _is_large_parquet_run(path: Path, max_table_bytes: int) -> bool:
-    """Return whether the path is a saved run of several ranks whose tables would exceed the memory."""
+    """Return whether a path is a saved run of several ranks whose tables would exceed ``max_table_bytes``."""
     if not path.is_dir() or formats.detect_format(path) != "parquet":
         return False
     parquet_bytes = sum(file.stat().st_size for file in path.glob("rank=*/*.parquet"))

@@ -1,4 +1,4 @@
-"""Discovery of the traces in a folder: which files are traces, and to which rank each belongs."""
+"""Discover the traces in a folder: which files are traces, and to which rank each belongs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FORMAT_SIDES = {"execution-trace": "host", "observer": "host", "kineto": "devic
 
 @dataclass(frozen=True)
 class DiscoveredRun:
-    """The traces of a folder.
+    """The traces discovered in a folder, by rank, and what else the folder contains.
 
     Attributes:
         ranks: rank -> its files: host and device trace, and files of metrics.
@@ -71,7 +71,7 @@ class DiscoveredRun:
 
 
 def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None) -> DiscoveredRun:
-    """Find the traces of a folder and their ranks.
+    """Find the trace files in a folder and determine the rank of each, from its name or contents.
 
     The rank is taken from the name, by ``rank_pattern`` or the usual names of the field; else from the content. Traces
     without any rank belong to rank 0 if there is one of each format. Metrics without a rank belong to the lowest one.
@@ -104,7 +104,7 @@ def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None)
 
 
 class _Discovery:
-    """The state of one discovery; `discover_ranks` calls the passes in order."""
+    """Intermediate results of the discovery of traces in a folder; `discover_ranks` calls the methods in order."""
 
     def __init__(self, folder: Path, rank_pattern: str | None) -> None:
         self.folder = folder
@@ -121,7 +121,7 @@ class _Discovery:
         """Rank, None for the whole job -> rows of stats."""
 
     def detect_formats(self) -> None:
-        """Find the format of each file; a file with the name of a trace that is not one is unreadable."""
+        """Detect the format of each file; a file named like a trace whose format is unknown counts as unreadable."""
         paths, self.salvaged = prefer_salvaged(list_files(self.folder))
         for path in paths:
             if not (path.is_file() or path.is_dir()):  # opening a pipe would block; a link may be broken
@@ -142,7 +142,7 @@ class _Discovery:
                 self.ignored.append(path)
 
     def drop_converted_metrics(self) -> None:
-        """Leave out metrics files next to the folder they were converted to: their samples would count twice."""
+        """Ignore metrics files next to the folder to which they were converted, whose samples would count twice."""
         metrics = self._list_metrics()
         converted = {name: path for path in metrics if (name := find_converted_file(path)) is not None}
         for path in metrics:
@@ -154,7 +154,7 @@ class _Discovery:
                 self.stats[None].append(Stat("job.converted_file_used", "info", 1, example))
 
     def drop_copies_of_profiles(self) -> None:
-        """Leave out the JSON that XLA's profiler writes next to each .xplane.pb, with a part of its events."""
+        """Ignore the .trace.json that XLA's profiler writes next to each .xplane.pb; it has fewer events."""
         profiles = {path.name.partition(".")[0] for path, name in self.formats.items() if name == "xplane"}
         copies = [
             path
@@ -167,7 +167,7 @@ class _Discovery:
             self.stats[None].append(Stat("job.skipped_file", "info", 1, example))
 
     def check_has_traces(self) -> None:
-        """Raise the first error of an unreadable file, or ReadError, if no file can be read."""
+        """Raise the error of the first unreadable file if no file is readable, or ReadError if there are no traces."""
         if self.formats:
             return
         if self.unreadable:
@@ -177,7 +177,7 @@ class _Discovery:
         )
 
     def separate_captures(self) -> None:
-        """Keep the traces of captures apart from those of ranks, unless the folder contains nothing else."""
+        """Separate graph-capture traces from the traces of ranks, unless all Kineto traces are captures."""
         captures = [
             path for path, name in self.formats.items() if name == "kineto" and CAPTURE_NAME.search(path.name)
         ]
@@ -187,7 +187,7 @@ class _Discovery:
             self.captures = [*captures, *find_captures(self.folder)]
 
     def assign_ranks(self) -> None:
-        """Assign each trace to the rank in its name or content, or to the only rank there is."""
+        """Assign each trace to the rank in its name or contents, else to the only rank if that is unambiguous."""
         metrics = set(self._list_metrics())
         unranked: list[Path] = []
         for path, format in self.formats.items():
@@ -214,7 +214,10 @@ class _Discovery:
             raise ReadError("contains metrics, but no traces", where=self.folder, remedy=remedy)
 
     def _separate_other_processes(self, unranked: list[Path]) -> list[Path]:
-        """Set traces of processes that are not ranks apart, unless there are no others; return the rest."""
+        """Separate traces of processes that are not ranks (such as a tokenizer); return the remaining traces.
+
+        If there are no other traces, all of them remain.
+        """
         names = {
             path: match[1] for path in unranked if (match := OTHER_PROCESS.search(path.name)) is not None
         }
@@ -228,7 +231,7 @@ class _Discovery:
         return rest
 
     def _place_unranked(self, unranked: list[Path]) -> None:
-        """Assign traces without a rank to the only rank, if there is at most one of each format; number XLA's profiles.
+        """Assign traces of unknown rank to the only rank if they have different formats; number XLA profiles by host.
 
         Raises:
             ReadError: the ranks are ambiguous.
@@ -252,13 +255,12 @@ class _Discovery:
         )
 
     def add_metrics(self) -> None:
-        """Assign metrics without a rank to the lowest rank."""
+        """Assign metrics files without a rank to the lowest rank."""
         placed = {path for paths in self.ranks.values() for path in paths}
         self.ranks[min(self.ranks)] += [path for path in self._list_metrics() if path not in placed]
 
     def select_one_per_side(self) -> None:
-        """Keep one host trace and one device trace of each rank (or one trace of another format), and its
-        metrics."""
+        """Select the files to read of each rank: a host and a device trace, or another trace, and metrics."""
         for rank, paths in sorted(self.ranks.items()):
             self.ranks[rank] = self._select_one_per_side(paths, self.stats[rank])
 
@@ -287,19 +289,22 @@ class _Discovery:
         return [*by_side.values(), *parts, *metrics]
 
     def note_unreadable_files(self) -> None:
-        """Add a row of stats for each file that cannot be read."""
+        """Add a row to stats for each file that cannot be read."""
         for error in self.unreadable:
             rank = match_rank(Path(error.where or ""), self.patterns)
             self.stats[rank].append(Stat("job.unreadable_file", "error", 1, str(error)))
 
     def note_salvaged_files(self) -> None:
-        """Add a row of stats for each file that is read instead of the damaged one."""
+        """Add a row to stats for each salvaged copy that is read instead of a damaged file."""
         rank_by_path = {path: rank for rank, paths in self.ranks.items() for path in paths}
         for path, row in self.salvaged.items():
             self.stats[rank_by_path.get(path)].append(row)
 
     def note_missing_ranks(self) -> None:
-        """Add a row of stats for gaps between the ranks; a name may contain any number, so they are only counted."""
+        """Add to stats the number of ranks without a trace below the highest rank.
+
+        It is not an error: the number in a name may mean something else.
+        """
         missing = max(self.ranks) + 1 - len(self.ranks)
         if missing:
             gaps = (rank for rank in itertools.count() if rank not in self.ranks)
@@ -310,7 +315,7 @@ class _Discovery:
             )
 
     def note_other_runs(self) -> None:
-        """Add a row of stats for folders next to the traces that hold traces themselves."""
+        """Add to stats the folders next to the traces that contain traces too, which are not read."""
         others = [
             path
             for path in list_files(self.folder)
@@ -324,7 +329,7 @@ class _Discovery:
             self.stats[None].append(Stat("job.other_runs", "info", len(others), example))
 
     def finish(self) -> DiscoveredRun:
-        """Read the workload card and run.json, and return the result."""
+        """Read the workload card and run.json of the folder, and return the `DiscoveredRun`."""
         card = read_first_card(self.folder, self.stats[None])
         run, losses = read_run_json(self.folder, self.stats[None])
         for rank, row in losses.items():
@@ -342,7 +347,7 @@ class _Discovery:
         )
 
     def _assign_captures(self) -> dict[int, list[Path]]:
-        """Return the captures of each rank: those with its number in the name, and those without a number."""
+        """Return the graph-capture traces of each rank: those with its number in the name or without a number."""
         numbers = {path: find_rank_in_name(path) for path in self.captures}
         captures = {
             rank: [path for path, number in numbers.items() if number in (None, rank)] for rank in self.ranks
@@ -354,7 +359,7 @@ class _Discovery:
 
 
 def _find_rank_in_content(path: Path, format: str) -> int | None:
-    """Return the rank that a file states, by the optional ``find_rank`` of its reader."""
+    """Return the rank that a file states, by its reader's ``find_rank``; None if there is none."""
     find_rank = getattr(registry.get("readers", format), "find_rank", None)
     rank = None if find_rank is None else find_rank(path)
     return rank if is_rank(rank) else None

@@ -1,4 +1,4 @@
-"""Reading of ranks on a Ray cluster: each task reads and links one rank, and leaves its tables in the cache.
+"""Read ranks on a Ray cluster: each task reads and links one rank and writes its tables to the shared cache.
 
 The caller then opens them from there, as it does when a run is opened again. So a rank that no task could read (a path
 that another host does not see, a host without etloom) is read by the caller, with the same result.
@@ -17,7 +17,7 @@ from etloom.loading.plan import LoadOptions, LoadPlan, RankPlan, Source, Storage
 
 
 def read_on_cluster(plan: LoadPlan) -> None:
-    """Read the ranks of a plan that are not in the cache, each in a task of the plan's engine.
+    """Read and link the ranks of a plan that are not in the cache, each in a task on the Ray cluster.
 
     Raises:
         UnknownName: there is no such engine.
@@ -51,7 +51,10 @@ def read_on_cluster(plan: LoadPlan) -> None:
 
 
 def read_into_cache(text: str) -> None:
-    """Read and link a rank, given as JSON text, into the cache; files that cannot be read are left to the caller."""
+    """Read a rank's files, link them and write the result to the cache; errors are ignored.
+
+    ``text``: the task as JSON. The caller reads the rank again, and reports the errors.
+    """
     task = json.loads(text)
     add_names(*map(Path, task["names"]))
     files, captures = (tuple(map(Path, task[name])) for name in ("files", "captures"))

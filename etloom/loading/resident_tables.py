@@ -1,4 +1,4 @@
-"""Tables of runs that exceed the available memory: kept on disk, loaded on access, evicted least recently used first.
+"""Tables that exceed the available memory: stored on disk, loaded on access, least recently used ranks evicted.
 
 The memory of a verb then depends on the number of ranks that it needs at a time, not on that of the run: a verb that
 goes from rank to rank loads the tables of each rank on access, and the tables of the rank that was used longest ago are
@@ -18,7 +18,10 @@ from etloom.core.trace import Results, TableLoader, Trace
 
 
 class ResidentTables:
-    """Bounds the memory of the loaded tables of a run to ``max_table_bytes`` bytes, or to the tables of one rank."""
+    """Limits the memory of a run's loaded tables to ``max_table_bytes`` bytes, by evicting the tables of ranks.
+
+    The tables of one rank always stay.
+    """
 
     def __init__(self, max_table_bytes: int) -> None:
         self._max_table_bytes = max_table_bytes
@@ -27,7 +30,7 @@ class ResidentTables:
         self._lock = threading.Lock()
 
     def add(self, trace: Trace, frames: Mapping[str, pl.DataFrame] | None = None) -> Trace:
-        """Return the trace with its stored tables held in memory as long as memory allows.
+        """Return the trace with tables that stay in memory after the first access until they are evicted.
 
         Args:
             trace: Its tables have loaders.
@@ -40,7 +43,7 @@ class ResidentTables:
         return trace.replace_loaders(rank.loaders, rank.new_results)
 
     def use(self, rank: _RankTables, added_bytes: int) -> None:
-        """Record that a rank is used and now holds this many bytes more."""
+        """Record an access to a rank that loaded ``added_bytes`` more bytes; evict other ranks above the limit."""
         with self._lock:
             self._bytes_by_rank[rank] = self._bytes_by_rank.pop(rank, 0) + added_bytes
             self._total += added_bytes
@@ -51,13 +54,13 @@ class ResidentTables:
 
 
 class _Results(dict[tuple[Any, ...], Any]):
-    """Results of a trace; unlike a dict it can be referenced weakly."""
+    """A dict of analysis results of a trace that can be referenced weakly."""
 
     __slots__ = ("__weakref__",)
 
 
 class _RankTables:
-    """The loaded tables of a rank, and the results computed from them, which are evicted together."""
+    """The loaded tables of a rank and the results computed from them, which are evicted together."""
 
     def __init__(self, resident: ResidentTables, stored: Mapping[str, TableLoader]) -> None:
         self._resident = resident
@@ -66,18 +69,18 @@ class _RankTables:
         self.loaders = {name: ResidentTable(self, name, loader) for name, loader in stored.items()}
 
     def new_results(self) -> Results:
-        """Create the results of one trace."""
+        """Create an empty dict for the results of a trace, which is cleared when the rank is evicted."""
         results = _Results()
         self._results = [reference for reference in self._results if reference() is not None]
         self._results.append(weakref.ref(results))
         return results
 
     def use(self, added_bytes: int) -> None:
-        """Record an access to one of the tables."""
+        """Record an access to a table of the rank that loaded ``added_bytes`` bytes."""
         self._resident.use(self, added_bytes)
 
     def evict(self) -> None:
-        """Drop everything that can be loaded or computed again."""
+        """Release the loaded tables and results of the rank; they can be loaded and computed again."""
         self.frames.clear()
         for reference in self._results:
             if (results := reference()) is not None:
@@ -85,7 +88,7 @@ class _RankTables:
 
 
 class ResidentTable:
-    """Loads a table and keeps it until it is evicted (an `etloom.core.trace.TableLoader`)."""
+    """Loads a table on access and holds it until its rank is evicted (an `etloom.core.trace.TableLoader`)."""
 
     __slots__ = ("_name", "_rank", "_stored")
 
@@ -107,10 +110,10 @@ class ResidentTable:
         return frame.clone()
 
     def scan(self) -> pl.LazyFrame:
-        """Return the table as a query, over memory if it is loaded."""
+        """Return the table as a lazy query, over memory if it is loaded, else over its file."""
         frame = self._rank.frames.get(self._name)
         return self._stored.scan() if frame is None else frame.lazy()
 
     def rows(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of the table."""
         return self._stored.rows()

@@ -1,4 +1,4 @@
-"""run.json, which `etloom collect` writes next to the traces, and its hidden folders during recording.
+"""Read run.json, which `etloom collect` writes next to the traces, and detect unfinished recordings.
 
 How the processes and the command ended becomes rows of stats; everything else in run.json is passed on unchanged.
 """
@@ -17,7 +17,7 @@ _HIDDEN = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)  # host, process, r
 
 
 def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | None, dict[int, Stat]]:
-    """Read the run.json of `etloom collect` in a folder.
+    """Read the run.json of `etloom collect` in a folder, and report in stats how the job and its ranks ended.
 
     Args:
         folder: the folder of a run.
@@ -57,7 +57,7 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
 
 
 def find_unfinished_recording(folder: Path) -> str | None:
-    """Return what to do about files of an unfinished recording in a folder; None if there are none."""
+    """Return advice for a folder in which a recording has not finished; None if there is none."""
     hidden_folders = (
         path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir()
     )
@@ -71,7 +71,7 @@ def _has_started(place: Path) -> bool:
 
 
 def _list_inside(folder: Path) -> list[Path]:
-    """List a folder; empty if it belongs to another user or was just removed by a job that ended."""
+    """Return the entries of a folder; empty if it cannot be read or no longer exists."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -79,7 +79,7 @@ def _list_inside(folder: Path) -> list[Path]:
 
 
 def _is_launched(run: dict[str, Any]) -> bool:
-    """Return whether `etloom collect`, which waits for the command, started the run; not etloom.record."""
+    """Return whether `etloom collect` launched the command of the run (not etloom.record within the job)."""
     jobs = [rank.get("job") for rank in _list_ranks(run)]
     return any(isinstance(job, dict) and job.get("supervised") for job in jobs)
 

@@ -1,1 +1,1 @@
-"""Replay: run the recorded communication, or the recorded computation, again. A Job in, a plan, a run, a Job out."""
+"""Replays the recorded communication, the recorded computation, or both with PyTorch, and measures their times."""

@@ -1,4 +1,4 @@
-"""Replays computation and communication together, in the order in which each rank began them."""
+"""Full replay: runs the recorded operators and communication calls of each rank together, in their recorded order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class FullReplay:
-    """The result of a full replay.
+    """The result of replaying the operators and the communication of a job together.
 
     Attributes:
         comms: The communication of all ranks.
@@ -95,7 +95,7 @@ def replay_full(
 
 
 class _RankComputation:
-    """The computation of this rank: its executor, and the outcome of its trial run."""
+    """Replays the operators of this rank between its communication calls, after a trial run of each operator."""
 
     coverage: pl.DataFrame
     outcomes: tuple[str, ...]
@@ -129,7 +129,7 @@ class _RankComputation:
         return plan_replay(self._job, world_size, PlanOptions(operators=True))
 
     def prepare(self, report: Callable[[str], None]) -> RankWork:
-        """Try the operators of this rank; return the functions that run them between calls."""
+        """Run each operator of this rank once as a trial; return callbacks to run them between communication calls."""
         from etloom.replayer.compute.operator_replay import coverage_table, prepare_executor
         from etloom.replayer.compute.saved_tensors import resources_folder
         from etloom.replayer.compute.trial import find_crashing_operators

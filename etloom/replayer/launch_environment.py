@@ -1,4 +1,4 @@
-"""Identifies this process among those that a launcher started, from its environment variables.
+"""Reads rank, world size and local rank of this process from the environment variables that its launcher set.
 
 torchrun, Open MPI, MPICH's Hydra and Slurm set them.
 """
@@ -37,7 +37,7 @@ _LOCAL_SIZE_VARIABLES = (
 
 @dataclass(frozen=True)
 class Process:
-    """This process among those of the replay; ``local_rank`` counts the processes of its host."""
+    """Rank of this process, number of processes (world size), and index of this process on its host (local rank)."""
 
     rank: int
     world_size: int
@@ -45,7 +45,7 @@ class Process:
 
     @classmethod
     def current(cls, environment: Mapping[str, str] = os.environ) -> Process:
-        """Identify this process by the launcher's variables; without any it is the only one.
+        """Read rank, world size and local rank from the launcher's environment variables; default: the only process.
 
         Raises:
             EtloomError: The variables do not hold a rank and a world size.

@@ -33,7 +33,7 @@ PLAN_COLUMNS = {
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one rank. Ranks are those of the replay; sizes are numbers of elements, one per tensor.
+    """A planned collective, send or receive of one rank. Ranks are those of the replay; sizes are elements per tensor.
 
     Attributes:
         inputs, outputs: Sizes. An all-gather has one input and either one output per rank or a single output with all
@@ -70,14 +70,14 @@ class Call:
 
     @property
     def bytes(self) -> int:
-        """Bytes that this rank contributes, or that it receives if it contributes none."""
+        """Number of bytes in the input tensors of the call, or in its output tensors if it has no inputs."""
         size = categories.itemsize(self.dtype) or 0
         return size * (sum(self.inputs) or sum(self.outputs))
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A recorded call that cannot be replayed, with the reason."""
+    """Recorded calls of one rank and name that cannot be replayed, with their number and the reason."""
 
     rank: int
     name: str
@@ -108,13 +108,13 @@ class Plan:
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """The groups of collectives, in the order in which every rank creates them. Messages use the default group."""
+        """Rank groups of all collective calls, in the order of their creation. Messages use the default group."""
         return sorted({call.group for calls in self.calls for call in calls if call.peer is None})
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The part of a plan that one rank needs: its own calls, all groups, and the number of ranks."""
+    """The part of a plan that is sent to one rank: the calls of this rank, all rank groups, and the number of ranks."""
 
     calls: tuple[Call, ...]
     groups: tuple[tuple[int, ...], ...]
@@ -122,7 +122,7 @@ class RankPlan:
 
 
 def plan_notes(plan: Plan) -> list[str]:
-    """Return notes that are needed to interpret the figures of the replay, one line each."""
+    """Return notes for the report, one line each: skipped calls, then differences between plan and recording."""
     skipped = [
         f"not replayed on rank {entry.rank}: {entry.count:,} {entry.name}: {entry.reason}"
         for entry in plan.skipped
@@ -131,7 +131,7 @@ def plan_notes(plan: Plan) -> list[str]:
 
 
 def plan_caveats(plan: Plan) -> list[str]:
-    """Return the differences between the plan and the recording, one line each."""
+    """Return one line per difference between plan and recording: calls on fewer ranks, calls with inferred groups."""
     caveats = []
     if shrunk := sum(call.shrunk for calls in plan.calls for call in calls):
         caveats.append(

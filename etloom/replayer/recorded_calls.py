@@ -1,4 +1,4 @@
-"""The communication calls that each rank recorded: sizes, groups, roots and times, with the recorded ranks.
+"""Extracts the communication calls that each rank recorded: collective, tensor sizes, group, root or peer, and times.
 
 A c10d operator takes its input and output tensors as arguments, which its schema names (output_tensors, input_tensors,
 tensors); PyTorch's record_param_comms records them as inputs and outputs.
@@ -29,7 +29,7 @@ RAISED_REASON = "it raised an exception in the recording"
 
 @dataclass
 class RecordedCall:
-    """A recorded call, before it becomes a `Call` of the plan; ranks are those of the recording.
+    """A recorded communication call, the source of a `Call` of the plan; ranks are those of the recording.
 
     Attributes:
         waits: Positions of the calls that were waited for after this call and before the next.
@@ -62,7 +62,7 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class Instance:
-    """The collective instance that an event belongs to.
+    """A collective instance from the view of one rank: the participating ranks, and start and end on that rank.
 
     Attributes:
         ranks: The ranks that took part, as far as they were recorded; empty if they are not known.
@@ -75,7 +75,7 @@ class Instance:
 
 
 def matched_instances(job: Job) -> Mapping[int, Mapping[int, Instance]]:
-    """Return rank -> event of the call -> collective instance, matched across ranks; gloo records no groups."""
+    """Match collectives across ranks; return rank -> id of the event that issued the call -> collective instance."""
     if not any(trace.events.height for trace in job.values()):
         return {}
     participations = match_collectives(job).parts.filter(pl.col("issuer").is_not_null())
@@ -94,13 +94,13 @@ def matched_instances(job: Job) -> Mapping[int, Mapping[int, Instance]]:
 
 
 def world_ranks(job: Job, trace: Trace) -> Group:
-    """Return the ranks of the recorded world; without a plausible recorded size, those of the job."""
+    """Return the ranks 0, 1, ... of the recorded world size; if it is missing or implausible, the ranks of the job."""
     size = trace.meta.get("world_size")
     return tuple(range(size)) if isinstance(size, int) and 0 < size <= _MAX_RANKS else tuple(job)
 
 
 def recorded_groups(job: Job) -> set[Group]:
-    """Return the groups that were created, the world among them; empty unless the job has all ranks of its world."""
+    """Return the recorded process groups as tuples of ranks, including all ranks; empty if a rank is missing."""
     worlds = {world_ranks(job, trace) for trace in job.values()}
     if worlds != {tuple(job)}:
         return set()
@@ -125,7 +125,7 @@ def extract_calls(
 
 
 class _Extraction:
-    """Walks the communication rows of one rank; waits refer to calls that were extracted before."""
+    """Converts a rank's rows of the table comms to recorded calls, and assigns each recorded wait to a call."""
 
     def __init__(self, trace: Trace, job_ranks: Collection[int], instances: Mapping[int, Instance]) -> None:
         self._rows = _host_calls(trace)
@@ -212,7 +212,7 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _size_problem(call: RecordedCall) -> str | None:
-    """Return why a call cannot be replayed in any world, or None."""
+    """Return why the data type, a size or the group of a recorded call prevents its replay; None if they are valid."""
     if call.collective != "barrier" and categories.itemsize(call.dtype) is None:
         return f"unknown data type {call.dtype!r}" if call.dtype else "its data type was not recorded"
     sizes = (call.inputs, call.outputs, call.in_split, call.out_split)
@@ -242,7 +242,7 @@ def _optional_size(elements: int | None) -> tuple[int, ...]:
 
 
 def _host_calls(trace: Trace) -> pl.DataFrame:
-    """Return the comms rows of the host, ordered by node or, without an execution trace, by event."""
+    """Return the host-side rows of the table comms, sorted by execution-trace node or, without nodes, by start time."""
     comms = trace.comms.with_columns(pl.col(pl.Categorical).cast(pl.String))
     nodes = trace.nodes.select("id", "attrs", name=pl.col("name").cast(pl.String))
     events = trace.events.select("id", "ts", "cat", event_name=pl.col("name").cast(pl.String))
@@ -259,7 +259,7 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
 
 
 def _parse_integers(text: str | None) -> tuple[int, ...]:
-    """Parse a JSON list of integers; anything else is empty."""
+    """Parse a JSON list of integers; return an empty tuple for any other text."""
     try:
         values = json.loads(text) if text else []
     except (ValueError, RecursionError):
@@ -268,7 +268,7 @@ def _parse_integers(text: str | None) -> tuple[int, ...]:
 
 
 def tensor_sizes(trace: Trace, nodes: pl.Series) -> dict[int, Sizes]:
-    """Return node -> (elements of each input tensor, elements of each output tensor), ordered by argument and place."""
+    """Return node -> (input sizes, output sizes): the number of elements of each tensor, in argument order."""
     tensors = trace.tensors.join(nodes.to_frame("node").unique(), on="node", how="semi").sort(
         "node", "io", "index", "item"
     )

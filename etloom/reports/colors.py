@@ -24,7 +24,7 @@ _CODE = {name: code for code, (name, _) in enumerate(COLORS)}
 
 
 def list_color_codes(events: pl.DataFrame) -> pl.Series:
-    """Return the color of each event (cat, name, ...), an index into `COLORS`; computed once per category and name."""
+    """Return the color of each event as an index into `COLORS`, chosen by its category and name."""
     cat = pl.col("cat").cast(pl.String)
 
     def category_in(*categories: frozenset[str]) -> pl.Expr:

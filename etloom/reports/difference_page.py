@@ -1,4 +1,4 @@
-"""The HTML report of a difference: whether a run is slower, what explains it, the steps of both, and the tables.
+"""The HTML report that compares two runs: whether the second is slower, why, the steps of both, and tables.
 
 It uses the page of the report of a run, is as self-contained, and escapes all text from traces.
 """
@@ -40,12 +40,12 @@ _TABLE_TITLES = {
 
 
 def write_page(difference: Difference, path: str | os.PathLike[str]) -> None:
-    """Write the report of a difference between two linked runs."""
+    """Write the HTML report of the difference between two linked runs to a file."""
     Path(path).write_text(render_page(difference), encoding="utf-8")
 
 
 def render_page(difference: Difference) -> str:
-    """Return the report of a difference as HTML."""
+    """Return the HTML report of the difference between two runs."""
     before, after = _name_runs(difference)
     tables = {by: table for by in BY if by != "step" and (table := difference.table(by)).height}
     sections = [
@@ -71,7 +71,7 @@ def render_page(difference: Difference) -> str:
 
 
 def _name_runs(difference: Difference) -> list[str]:
-    """Return a name for each run, with as much of its path as distinguishes them."""
+    """Return a name for each of the two runs: the last 1 to 3 parts of its path, as many as distinguish them."""
     paths = [Path(str(job.meta.get("path") or side)) for job, side in label_sides(difference)]
     for depth in (1, 2, 3):
         names = ["/".join(path.parts[-depth:]) for path in paths]

@@ -1,4 +1,4 @@
-"""Sections on the difference between two runs: the parts of a step, the largest changes, the steps."""
+"""HTML sections on the difference between two runs: the parts of a step, the largest changes, the steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def render_explanation(difference: Difference, tables: Mapping[str, pl.DataFrame
 
 
 def _render_category_bars(table: pl.DataFrame) -> str:
-    """Draw before and after as bars on one scale, by category."""
+    """Draw the mean step of both runs as two stacked bars on one scale, divided by category of time."""
     names = [name for name, *_ in table.filter(pl.max_horizontal("before_ns", "after_ns") > 0).iter_rows()]
     ordered = [part for part in PART_LABELS if part in names]
     longest = max(float(table[f"{side}_ns"].sum()) for side in ("before", "after")) or 1.0
@@ -69,7 +69,7 @@ Change = tuple[str, Mapping[str, Any], int, str, float | None]
 
 
 def _largest_changes(by: str, table: pl.DataFrame, limit: int) -> list[Change]:
-    """Return the changes to list: grouping, row, change in ns, prefix of its column, share in percent."""
+    """Return up to ``limit`` large changes as tuples: grouping, row, change (ns), prefix of its column, share_pct."""
     stem = "device_" if has_gpu_time(table) else ""
     gross = float(table[f"{stem}change_ns"].abs().sum())
     return [

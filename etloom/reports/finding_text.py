@@ -1,4 +1,4 @@
-"""The figures of a finding as text, for the terminal and the page."""
+"""Formats the gain and cost of a finding as text, for the terminal and the HTML report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PERCENT_BASES = (
 
 
 def format_gain(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what the job would gain without the problem, as a time (per step, if steps are annotated) and a share.
+    """Return two texts: the time the job would save without the problem (per step if annotated), and its percentage.
 
     If the gain is unknown, what the rank loses. row: of the analysis findings.
     """
@@ -33,7 +33,7 @@ def format_gain(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def format_cost(row: Mapping[str, Any], rank_count: int | None) -> str:
-    """Describe the ranks that lose time (for stragglers: that cause the loss) and the largest loss of a rank.
+    """Return text on a finding's cost: the ranks that lose time (stragglers: that cause the loss) and the largest loss.
 
     row: of the analysis findings. rank_count: number of ranks of the job, if known.
     """
@@ -50,7 +50,8 @@ def format_cost(row: Mapping[str, Any], rank_count: int | None) -> str:
 
 
 def format_parts(row: Mapping[str, Any]) -> str:
-    """Return the cost by place, "by place, in total: Attention 7.2 ms (48 times); ..."; empty if there is one place."""
+    """Return text on the cost by place, such as "by place, in total: Attention 7.2 ms (48 times); ..."; may be
+    empty."""
     parts = json.loads(row["parts"]) if row["parts"] else []
     names = shorten_labels([part["place"] or "elsewhere" for part in parts]) if parts else []
     texts = [

@@ -1,4 +1,4 @@
-"""The part of the timeline that each finding is about: a time, an event, and the ranks that it concerns.
+"""The part of the timeline to show for each finding: a time range, an event, and the ranks involved.
 
 A wait for another rank is shown with its cause: the wait on one rank, and on the other what it did meanwhile.
 """
@@ -21,7 +21,7 @@ MIN_SHARE = 0.5
 
 @dataclass(frozen=True)
 class FindingView:
-    """The part of the timeline that a finding is about.
+    """The part of the timeline to show for a finding: rank, time range, event and, for a wait, the other rank.
 
     Attributes:
         rank: The rank of the finding.
@@ -45,13 +45,13 @@ class FindingView:
 
 
 def find_views(findings: pl.DataFrame, job: Job) -> list[FindingView | None]:
-    """Return the view of each finding; None if the finding has no time."""
+    """Return for each finding the part of the timeline to show; None if the finding has no start and end time."""
     collectives = ARRIVAL_ORDER.read(job)
     return [_find_view(row, collectives) for row in findings.iter_rows(named=True)]
 
 
 def list_named_ranks(views: list[FindingView | None]) -> list[int]:
-    """Return the ranks of the views, those of the first view first, each once."""
+    """Return the distinct ranks of the views and their peers, in the order of the views."""
     ranks = [rank for view in views if view for rank in (view.rank, view.peer) if rank is not None]
     return list(dict.fromkeys(ranks))
 
@@ -65,7 +65,7 @@ def _find_view(row: Mapping[str, Any], collectives: pl.DataFrame) -> FindingView
 
 
 def _views_of_waits(view: FindingView, collectives: pl.DataFrame) -> Iterator[FindingView]:
-    """Yield the view with the other rank, if the time of the finding is a wait of its rank or a wait for it."""
+    """Yield the view with the other rank added, if at least half of its time is a wait between two ranks."""
     if collectives.is_empty():
         return
     parts = collectives.filter(pl.col("rank") == view.rank)

@@ -63,7 +63,7 @@ class FleetMap:
 
 
 def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> FleetMap | None:
-    """Compare the ranks of a run; None if they are few or have no times.
+    """Compare each rank's time outside communication with the median rank; None for too few ranks or no times.
 
     Args:
         times: The answer to temporal-breakdown, ``rank`` first.
@@ -94,7 +94,7 @@ def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> Fleet
 def _find_outliers(
     ranks: NDArray[np.int64], excess: NDArray[np.float64], hosts: Mapping[int, str | None]
 ) -> tuple[int, pl.DataFrame]:
-    """Return the rank that is closest to the median, and rank, host, excess_pct and slow_steps of the outliers."""
+    """Return the rank closest to the median, and a table of slow outliers: rank, host, excess_pct, slow_steps."""
     with np.errstate(all="ignore"):
         known = ~np.isnan(excess).all(axis=1)
         usual = np.full(len(ranks), np.nan)
@@ -118,7 +118,7 @@ def _find_outliers(
 
 
 def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> str:
-    """Render the map, its data and the list of outliers as HTML.
+    """Render the heat map of ranks and steps, its data and the table of outliers as HTML.
 
     Args:
         fleet: The comparison of the ranks.
@@ -144,7 +144,7 @@ def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Se
 
 
 def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> dict[str, object]:
-    """Return the data of the map: at most MAX_ROWS * MAX_COLUMNS cells, whatever the run."""
+    """Return the data of the heat map for JSON, merged into at most MAX_ROWS * MAX_COLUMNS cells."""
     row_starts = _divide(len(fleet.ranks), MAX_ROWS)
     column_starts = _divide(len(fleet.steps), MAX_COLUMNS)
     rows, columns = len(row_starts) - 1, len(column_starts) - 1
@@ -178,6 +178,6 @@ def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[in
 
 
 def _divide(count: int, parts: int) -> list[int]:
-    """Return the bounds of at most ``parts`` parts, of equal size, of ``count`` rows or columns."""
+    """Divide ``count`` rows or columns into at most ``parts`` parts of equal size; return the bounds of the parts."""
     size = -(-count // parts)
     return [*range(0, count, size), count]

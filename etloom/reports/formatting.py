@@ -1,4 +1,4 @@
-"""Formats numbers and columns: the same rules for the page and the terminal.
+"""Formats numbers and table columns with units, by the same rules for the HTML report and the terminal.
 
 Columns whose names end in ``_ns`` or ``_bytes`` use one unit, that of the largest value of the table; a column whose
 values are too small for it uses its own. Other columns have the unit in their name (`etloom.core.schema`). Epoch times
@@ -31,7 +31,7 @@ _UNIT_SUFFIX = r"(?:^|_)(?:pct|ppm|[a-z]+_per_s)$"
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """The format of a column: its header, and the text of a value."""
+    """The format of a table column: its header with unit, and the conversion of values to text."""
 
     header: str
     factor: float
@@ -40,7 +40,7 @@ class ColumnFormat:
     zero: int = 0  # subtracted from each value
 
     def text(self, value: Any) -> str:
-        """Return the text of a value; empty for null and NaN."""
+        """Format a value in the unit of the column; empty for null and NaN."""
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""
         if isinstance(value, bool) or not self.number:
@@ -53,20 +53,20 @@ class ColumnFormat:
 
 @dataclass(frozen=True)
 class RawFormat:
-    """The format of a column that shows values as they are, in no other unit: a result of SQL."""
+    """The format of a column of an SQL result, which shows values without conversion of units."""
 
     header: str
     number: bool
 
     def text(self, value: Any) -> str:
-        """Return the text of a value; empty for null and NaN."""
+        """Format a value without conversion of its unit; empty for null and NaN."""
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""
         return f"{float(value):.12g}" if isinstance(value, (float, Decimal)) else str(value)
 
 
 def choose_column_format(frame: pl.DataFrame, name: str) -> ColumnFormat:
-    """Choose the format of a column of a table."""
+    """Choose the header, unit and grouping of a table column from its name and the values of the table."""
     numeric = frame.schema[name].is_numeric()
     for suffix, units in (("_ns", TIME_UNITS), ("_bytes", SIZE_UNITS)):
         if _has_unit(frame, name, suffix):
@@ -90,7 +90,7 @@ def choose_column_format(frame: pl.DataFrame, name: str) -> ColumnFormat:
 
 
 def convert_to_own_units(frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert before, after and change of each row to the unit that suits it: 1,009 ms instead of 1,008,570,000 ns.
+    """Convert before, after and change of each row to a readable unit: 1,009 ms instead of 1,008,570,000 ns.
 
     The column ``unit`` states the unit of a row."""
     values = [name for name in ("before", "after", "change") if name in frame.columns]
@@ -111,7 +111,7 @@ def _has_unit(frame: pl.DataFrame, name: str, suffix: str) -> bool:
 
 
 def _columns_sharing_unit(frame: pl.DataFrame, name: str) -> list[str]:
-    """Return the columns that share the unit of this column in any case: before, after, change."""
+    """Return the columns that must share a unit with this column: its before, after and change columns."""
     suffix = next((column for column in _COMPARED_SUFFIXES if name.endswith(column)), None)
     if suffix is None:
         return [name]
@@ -120,7 +120,7 @@ def _columns_sharing_unit(frame: pl.DataFrame, name: str) -> list[str]:
 
 
 def _largest_magnitude(frame: pl.DataFrame, name: str) -> float:
-    """Return the largest displayed magnitude of a column."""
+    """Return the largest absolute value of a column as displayed (epoch times are relative to the first)."""
     column = frame[name]
     zero = _epoch_origin(frame) if _is_epoch_time(column) else 0
     ends: tuple[Any, ...] = (column.min(), column.max())
@@ -128,7 +128,7 @@ def _largest_magnitude(frame: pl.DataFrame, name: str) -> float:
 
 
 def _epoch_origin(frame: pl.DataFrame) -> int:
-    """Return the first epoch time in a table, so that its columns can be compared."""
+    """Return the earliest epoch time (ns) in a table, from which all its epoch times are counted."""
     times = [
         column
         for column in frame
@@ -143,12 +143,12 @@ def _is_epoch_time(column: pl.Series) -> bool:
 
 
 def choose_unit(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
-    """Return the largest unit that the value reaches; the smallest for 0."""
+    """Return name and factor of the largest unit that does not exceed the value, or of the smallest unit."""
     return next((unit for unit in units if abs(value) >= unit[1]), units[-1])
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Format a number with significant digits; an integer from 1000 on, grouped by thousands."""
+    """Format a number with ``digits`` significant digits; from 1000 on as an integer, grouped by thousands."""
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
@@ -157,11 +157,11 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_duration(ns: float) -> str:
-    """Format a time in the unit that suits it: 187.3 ms."""
+    """Format a time in ns with 4 significant digits and a suitable unit, such as 187.3 ms."""
     unit, factor = choose_unit(ns, TIME_UNITS)
     return f"{format_number(ns / factor)} {unit}"
 
 
 def count_noun(number: int, noun: str) -> str:
-    """Format a count: 2 steps, 1 step. The number is grouped by thousands; the plural takes an s."""
+    """Format a count with its noun, such as 1 step or 1,200 steps; the plural adds an s."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

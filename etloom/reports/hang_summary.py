@@ -18,7 +18,7 @@ def is_hang_dump(job: Job) -> bool:
 
 
 def summarize_hang(job: Job) -> tuple[SummaryLine, pl.DataFrame]:
-    """Return the line of the summary, and the rows of `etloom analyze hangs` with their ranks as text."""
+    """Return the summary line on a hang, and the table of `etloom analyze hangs` with lists of ranks as text."""
     table = hangs.analyze(job)
     ranks_as_text = [
         pl.Series(name, [_list_ranks(ranks) for ranks in table[name].to_list()], pl.String)
@@ -41,6 +41,6 @@ def _describe(table: pl.DataFrame) -> SummaryLine:
 
 
 def _list_ranks(ranks: Iterable[int] | None) -> str | None:
-    """Return ranks as text; None for none."""
+    """Format ranks as text, such as "ranks 0-7, 9"; None if there are no ranks."""
     numbers = list(ranks or ())
     return format_ranks(numbers) if numbers else None

@@ -19,7 +19,7 @@ MAX_COLUMN_PERCENT = 4
 
 
 def render_legend(labels: Mapping[str, str]) -> str:
-    """Render a list of colors. labels: class of a color in report.css -> label."""
+    """Render the legend of a chart as HTML. labels: color class in report.css -> text."""
     return "".join(
         f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
         f"{escape(label)}</li>"
@@ -33,7 +33,7 @@ def render_bars(
     labels: Mapping[str, str],
     texts: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
-    """Render stacked bars: per row a label and the share (0 to 1) of each part.
+    """Render horizontal stacked bars, one per row; ``rows`` has the label and the share (0 to 1) of each part.
 
     Args:
         colors: class of each part in report.css.
@@ -70,7 +70,7 @@ def render_columns(
     labels: Mapping[str, str],
     title: str,
 ) -> str:
-    """Render stacked columns on one scale: per column a label and the time of each part in ns.
+    """Render vertical stacked columns on one scale; ``columns`` has the label and the time (ns) of each part.
 
     Args:
         colors: class of each part in report.css.

@@ -80,7 +80,7 @@ _TABLES = {
 def write_page(
     job: Job, path: str | os.PathLike[str], *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS
 ) -> None:
-    """Write the report of a linked run.
+    """Write the HTML report of a linked run to a file.
 
     Args:
         max_events: events drawn per rank; the longest of each track and time are drawn, and the page reports the number
@@ -91,7 +91,7 @@ def write_page(
 
 
 def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS) -> str:
-    """Return the report as HTML; see `write_page`."""
+    """Return the HTML report of a linked run; see `write_page`."""
     summary = summarize_run(job)
     views = find_views(summary.tables["findings"].head(MAX_FINDINGS), job)
     hosts = dict(job.rank_facts.select("rank", "host").iter_rows())
@@ -125,8 +125,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
 
 
 def _encode_view(view: FindingView | None, timelines: Timelines) -> str:
-    """Return the part of the timeline that a finding is about as JSON, times as the page shows them; empty if its rank
-    is not drawn."""
+    """Return the view of a finding as JSON, times in ns from the zero of the page; empty if its rank is not drawn."""
     if view is None or view.rank not in timelines.zeros:
         return ""
     zero = timelines.zeros[view.rank]
@@ -145,7 +144,7 @@ def _encode_view(view: FindingView | None, timelines: Timelines) -> str:
 
 
 def _run_name(job: Job) -> str:
-    """Return the name of the folder or file that was opened; for a file with several ranks, of the first one's file."""
+    """Return the name of the opened folder or file; if it is unknown, that of the first file of the first rank."""
     first = next((trace.meta.get("files") for trace in job.values()), None) or [""]
     return Path(str(job.meta.get("path") or first[0])).name
 
@@ -153,7 +152,7 @@ def _run_name(job: Job) -> str:
 def _render_sections(
     summary: RunSummary, rank_count: int, findings: str, fleet_map: str, timeline: str
 ) -> list[Section]:
-    """Return the sections of the page, without those that would be empty."""
+    """Return the sections of the report in order, without empty sections."""
     tables = summary.tables
     if "recorded" in tables:
         note = "Nodes of the execution traces by name."
@@ -230,7 +229,7 @@ def _render_summary(summary: RunSummary) -> str:
 
 
 def _escape_unbroken(text: str) -> str:
-    """Escape a text, without line breaks between a number and its unit."""
+    """Escape a text for HTML, with non-breaking spaces between numbers and their units."""
     return re.sub(r"(?<=\d) (?=(?:%|s|ms|µs|ns|[kMG]?B)\b|%)", "\u00a0", escape(text))
 
 
@@ -295,7 +294,7 @@ def _render_breakdown(summary: RunSummary) -> str:
 
 
 def _render_table_section(summary: RunSummary, name: str, title: str, note: str) -> str:
-    """Render a table; empty if the table is not informative."""
+    """Render the table of an analysis as an HTML section; empty if it has no rows or no communication time."""
     frame = summary.tables[name]
     if frame.is_empty() or (name == "comm-overlap" and not frame["communication_ns"].sum()):
         return ""
@@ -323,7 +322,7 @@ def _render_table_section(summary: RunSummary, name: str, title: str, note: str)
 
 
 def _render_step_chart(times: pl.DataFrame) -> str:
-    """Render a column per step, by part of the breakdown, mean over the ranks; empty for fewer than two steps."""
+    """Render a chart with a stacked column per step: parts of its time, mean over ranks; empty below two steps."""
     steps = (
         times.drop_nulls("step").group_by("step").agg(pl.col(f"{part}_ns").mean() for part in PART_LABELS)
     ).sort("step")
@@ -353,7 +352,7 @@ def _render_sum_over_ranks(summary: RunSummary, name: str, title: str) -> str:
 
 
 def _drop_empty_columns(frame: pl.DataFrame) -> pl.DataFrame:
-    """Drop columns without information: all null, or the basis if there is only one."""
+    """Drop the columns that contain only nulls, and the column ``basis`` if all its values are equal."""
     dropped = [name for name in frame.columns if frame.height and frame[name].null_count() == frame.height]
     if "basis" in frame.columns and frame["basis"].n_unique() <= 1:
         dropped.append("basis")

@@ -1,4 +1,4 @@
-"""Sections of the report: findings, the critical path, collectives and the comparison of ranks."""
+"""HTML sections of the report: findings, the critical path, collectives and the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEADING_COLUMNS = ("start_ns", "collective", "bytes", "wait_ns", "transfer_ns",
 
 
 def render_findings(table: pl.DataFrame, rank_count: int, limit: int, views: Sequence[str] = ()) -> str:
-    """Render the first findings as a list, each with its gain, cost, parts, location and advice.
+    """Render the first ``limit`` findings as an HTML list, each with its gain, cost, parts, location and advice.
 
     Args:
         views: for each finding, the part of the timeline that it is about, as JSON; empty for none.
@@ -97,12 +97,12 @@ def _render_finding(row: Mapping[str, Any], bar_length: float, rank_count: int, 
 
 
 def _escape_with_code(text: str) -> str:
-    """Escape a text, with backticks as code."""
+    """Escape a text for HTML, and show text between backticks as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def render_critical_path(table: pl.DataFrame) -> str:
-    """Render the critical path grouped by kind and event; empty if there is none."""
+    """Render the critical path as a table with a row per kind and event name; empty if there is no path."""
     if table.is_empty():
         return ""
     total = table["time_ns"].sum()
@@ -128,7 +128,7 @@ def render_critical_path(table: pl.DataFrame) -> str:
 
 
 def render_rank_tables(tables: Mapping[str, pl.DataFrame], rank_count: int) -> str:
-    """Render collectives with arrival, wait and transfer, and the comparison of ranks; empty for a run without any."""
+    """Render the tables of collectives, late ranks, rank comparison and clocks as HTML; empty if all have no rows."""
     texts = {
         "collective-summary": (
             "Collectives",
@@ -169,7 +169,7 @@ def render_rank_tables(tables: Mapping[str, pl.DataFrame], rank_count: int) -> s
 
 
 def _select_columns(name: str, table: pl.DataFrame) -> pl.DataFrame:
-    """Select and order the columns that the page shows; the terminal shows all."""
+    """Select and order the columns of a table for the HTML report; the terminal shows all columns."""
     table = table.drop(_OMITTED_COLUMNS.get(name, ()), strict=False)
     if name == "collectives":
         cost = pl.sum_horizontal("wait_ns", "transfer_ns")

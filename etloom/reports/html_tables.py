@@ -63,12 +63,12 @@ def render_table(
 
 
 def _wrapper_classes(frame: pl.DataFrame) -> str:
-    """Return the classes of the box around a table; a table that is higher than its box is laid out lazily."""
+    """Return the CSS classes of the scrolling box around a table; ``many`` defers the layout of a long table."""
     return "wrap many" if frame.height > MAX_UNSCROLLED_ROWS else "wrap"
 
 
 def _shortened_texts(texts: pl.Series) -> dict[str, str]:
-    """Return text -> shortened text, for the texts of a column that are shortened."""
+    """Return {text: shortened text} for the kernel names in a column that can be shortened."""
     if texts.dtype != pl.String and texts.dtype != pl.Categorical:
         return {}
     distinct = texts.drop_nulls().cast(pl.String).unique().to_list()
@@ -82,7 +82,7 @@ def _class_attribute(column: ColumnFormat, *more: str) -> str:
 
 
 def _render_cells(column: ColumnFormat, values: pl.Series, absent: str, top: float) -> list[str]:
-    """Render the cells of a column, each value once."""
+    """Render the cells of a column as HTML; equal values are rendered only once."""
     short = _shortened_texts(values) if values.name in BREAKABLE_COLUMNS else {}
 
     def render(value: Any) -> str:
@@ -112,7 +112,7 @@ def _render_cell(
 
 
 def _render_change_bar(share: float) -> str:
-    """Render a bar from the middle: right (worse) for a positive share, left (better) for a negative one (-1 to 1)."""
+    """Render a bar for a change (-1 to 1 of the largest): to the right if positive (worse), to the left if negative."""
     side, size = "worse" if share > 0 else "better", 40 * abs(share)
     x = 40.0 if share > 0 else 40 - size
     return (

@@ -1,4 +1,4 @@
-"""Shortens kernel names for tables: C++ names without the parts that do not inform a reader.
+"""Shortens C++ kernel names for tables: removes namespaces, parameters and lambdas.
 
 ``void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int,
 at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)`` becomes ``vectorized_elementwise_kernel<4,
@@ -45,7 +45,7 @@ def shorten_labels(texts: Sequence[str | None]) -> list[str | None]:
 
 
 def _shorten(name: str, limit: int, lambdas: bool) -> str:
-    """Shorten a name to at most ``limit`` characters; with or without its lambdas."""
+    """Shorten a C++ kernel name to at most ``limit`` characters; ``lambdas`` retains the lambdas in it."""
     if len(name) <= MAX_LABEL or not _COMPILER_GENERATED.match(name):
         return name
     plain = _UNNAMED.sub("", name.replace("void ", ""))

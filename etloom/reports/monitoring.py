@@ -25,7 +25,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Metric:
-    """A gauge.
+    """A metric of type gauge: name, help text, unit, and one value per set of labels.
 
     Attributes:
         name: with its unit as ending.
@@ -41,7 +41,7 @@ class Metric:
 
 
 def measure_run(facts: Mapping[str, Any]) -> list[Metric]:
-    """Return the metrics of a run.
+    """Return the metrics of a run: ranks, steps, span, step time, linked share and data loss.
 
     Args:
         facts: of `etloom.info`.
@@ -90,7 +90,7 @@ def measure_run(facts: Mapping[str, Any]) -> list[Metric]:
 
 
 def measure_check(table: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """Return the metrics of a check.
+    """Return the metrics of a regression check: verdict, values before and after, and relative change of each measure.
 
     Args:
         table: the rows of `etloom.check(...).table`.
@@ -137,7 +137,7 @@ def _is_finite(value: float | None) -> bool:
 
 
 def _spread(ranks: Sequence[Mapping[str, Any]], column: str, factor: float) -> list[tuple[Labels, float]]:
-    """Return minimum, median and maximum over the ranks that have values in the column."""
+    """Return minimum, median and maximum of a column over the ranks, times ``factor``; empty without values."""
     values = [row[column] * factor for row in ranks if _is_finite(row[column])]
     if not values:
         return []
@@ -157,7 +157,7 @@ def format_prometheus(metrics: Sequence[Metric], run: str) -> str:
 
 
 def _escape(label: str) -> str:
-    """Escape the value of a label of Prometheus text."""
+    """Escape backslashes, line breaks and quotes in the value of a Prometheus label."""
     return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

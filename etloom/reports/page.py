@@ -1,4 +1,4 @@
-"""Assembles an HTML page: fills the template next to this file, with a policy that allows nothing else to run."""
+"""Assembles an HTML page from a template; its content security policy allows only its style and script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from etloom.core.version import __version__
 
 
 class Section(NamedTuple):
-    """A section of a page: its id, the text of the link to it, its HTML."""
+    """A section of an HTML page: its id, the text of the link to it, and its HTML."""
 
     id: str
     link: str
@@ -24,7 +24,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """The contents of a page. Plain text except ``subtitle``, ``summary``, ``sections`` and ``data``, which are HTML.
+    """The contents of an HTML page: plain text, but ``subtitle``, ``summary``, ``sections`` and ``data`` are HTML.
 
     ``scripts``: names of the JavaScript files next to this module, in order. ``data``: script elements with data.
     """
@@ -57,7 +57,7 @@ class Page:
 
 
 def titled_section(name: str, link: str, html: str, title: str | None = None) -> Section:
-    """Return a section below a heading, by default the text of the link."""
+    """Return a page section with a heading above ``html``: ``title``, by default the text of the link."""
     return Section(
         name,
         link,
@@ -72,12 +72,12 @@ def read_asset(name: str) -> str:
 
 
 def fill_template(template: str, **parts: str) -> str:
-    """Replace each {{name}} in one pass: inserted text is not searched again."""
+    """Replace each {{name}} in a template by the text of that name; inserted texts are not searched again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def content_security_policy(css: str, script: str) -> str:
-    """Return the content security policy of a page with exactly this style and script and nothing else."""
+    """Return a content security policy that allows only this style and this script, identified by their hashes."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

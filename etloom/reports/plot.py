@@ -24,7 +24,7 @@ MAX_POINTS = 5_000
 
 
 def plot(run: Job, what: str, **options: Any) -> altair.Chart:
-    """Draw one of the charts of the report.
+    """Draw the chart ``what`` of a run, such as its time breakdown or its roofline.
 
     Args:
         run: linked traces of all ranks.
@@ -51,7 +51,7 @@ def plot(run: Job, what: str, **options: Any) -> altair.Chart:
 
 
 def _plot_breakdown(alt: Any, job: Job, options: Mapping[str, Any]) -> altair.Chart:
-    """Draw the parts of the breakdown as a stacked bar per rank."""
+    """Draw the parts of each rank's time (compute, communication, idle, ...) as a stacked bar, in percent."""
     table = answer(job, "temporal-breakdown", **options).table.filter(pl.col("step").is_null())
     shares = [pl.col(f"{part}_pct").alias(label) for part, label in PART_LABELS.items()]
     parts = table.select("rank", *shares).unpivot(index="rank", variable_name="part", value_name="share")
@@ -128,7 +128,7 @@ def _plot_memory(alt: Any, job: Job, options: Mapping[str, Any]) -> altair.Chart
 
 
 def _keep_peaks(curve: pl.DataFrame) -> pl.DataFrame:
-    """Keep the maximum of each of `MAX_POINTS` groups of consecutive rows, so that peaks stay visible."""
+    """Reduce a curve to `MAX_POINTS` rows: the maximum of each group of consecutive rows, so that peaks remain."""
     if curve.height <= MAX_POINTS:
         return curve
     group = pl.int_range(pl.len()) * MAX_POINTS // pl.len()
@@ -180,7 +180,7 @@ def _plot_critical_path(alt: Any, job: Job, options: Mapping[str, Any]) -> altai
 
 
 def _to_data(alt: Any, table: pl.DataFrame) -> Any:
-    """Return the rows of a table as inline data: independent of the data frame library that Altair supports."""
+    """Return the rows of a table as inline Altair data, which needs no particular data frame library."""
     return alt.Data(values=table.to_dicts())
 
 

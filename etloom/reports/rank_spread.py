@@ -1,4 +1,4 @@
-"""Tables on many ranks, for which a row per rank would be too long: the range of each figure."""
+"""Short tables for runs of many ranks: minimum, median and maximum of each column instead of a row per rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ MAX_LISTED_RANKS = 32
 
 
 def summarize_rank_spread(frame: pl.DataFrame) -> pl.DataFrame:
-    """Summarize a table with one row per rank: figure (a column of numbers), minimum and its rank, median, maximum and
-    its rank, as text with units. Columns without values are omitted."""
+    """Summarize each numeric column of a table by rank: minimum, median and maximum, as text with units.
+
+    Returns figure (the column's header), minimum and its rank, median, maximum and its rank. Columns without values are
+    omitted.
+    """
     rows = []
     for name in frame.drop("rank").columns:
         values = frame.select("rank", name).drop_nulls(name)
@@ -45,7 +48,7 @@ def _to_integer(value: Any) -> Any:
 
 
 def group_stats_by_name(stats: pl.DataFrame) -> pl.DataFrame:
-    """Group the stats of a run by name: ranks, name, severity, count (sum), example (the first)."""
+    """Group data-quality rows by name and severity: ranks, name, severity, count (sum), example (the first)."""
     groups = stats.group_by("name", "severity", maintain_order=True).agg(
         pl.col("rank"), pl.col("count").sum(), pl.col("example").drop_nulls().first()
     )

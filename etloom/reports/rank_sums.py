@@ -1,4 +1,4 @@
-"""Sums of tables with rows per rank and name over the ranks."""
+"""Sums over ranks of tables that have a row per rank and name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SUMMED = ("count", "exclusive_ns", "self_ns", "runtime_ns", "total_ns", "device_
 
 
 def sum_over_ranks(table: pl.DataFrame, cost: str) -> pl.DataFrame:
-    """Sum a table over its ranks, by name (and kind, if it has one), the costliest first.
+    """Sum a table over its ranks by name (and kind, if present); rows sorted by ``cost``, largest first.
 
     Args:
         table: rank, name, counts and times per rank.

@@ -1,4 +1,4 @@
-"""Summarizes a run: a few lines with figures, and the tables that they are taken from.
+"""Summarizes a run: a few lines with key figures, and the tables of the analyses behind them.
 
 The HTML report and the terminal show the same `RunSummary`. A rank that cannot answer an analysis (no steps, no GPU
 activities) is missing in that table and reported in ``unanswered``. A run of execution traces alone has no times: its
@@ -64,7 +64,7 @@ MIN_LINKED_PCT = 95.0
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The summary of a run.
+    """The summary of a run: lines with key figures, the tables of the analyses, and the data-quality rows.
 
     ``tables``: by analysis, ``rank`` first; ``overview``, one row per rank (see `_build_overview`); for a run without
     times also ``recorded``, its operators; for dumps of the Flight Recorder also ``hangs``. ``basis``: what the
@@ -81,12 +81,12 @@ class RunSummary:
 
 
 def summarize_run(job: Job) -> RunSummary:
-    """Summarize a run of linked traces; computed once per job."""
+    """Return the summary of a run of linked traces; it is computed once per job."""
     return job.compute_once(_compute_summary)
 
 
 def answer_once(job: Job, name: str) -> Answer:
-    """Return the answer of all ranks to an analysis, with the options of the summary; computed once per job."""
+    """Return the result of an analysis of all ranks, with the options of the summary; it is computed once per job."""
     return job.compute_once(_answer, name)
 
 
@@ -95,7 +95,7 @@ def _answer(job: Job, name: str) -> Answer:
 
 
 def is_untimed(job: Job) -> bool:
-    """Return whether the traces contain nodes but no events."""
+    """Return whether the traces contain execution-trace nodes but no profiler events."""
     facts = job.rank_facts
     return bool(facts["events"].sum() == 0 and facts["nodes"].sum() > 0)
 
@@ -154,7 +154,7 @@ def _compute_summary(job: Job) -> RunSummary:
 
 
 def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
-    """Return the tables of the analyses of single ranks, and why some ranks cannot answer."""
+    """Return the tables of the analyses of single ranks, and by analysis the reason why ranks are missing."""
     tables, unanswered, answers = {}, {}, {}
     for name in RANK_ANALYSES:
         try:
@@ -182,7 +182,7 @@ def _analyze_rank(name: str, trace: Trace) -> pl.DataFrame:
 
 
 def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
-    """Return the table of an analysis of all ranks, and the reason if it has no answer.
+    """Return the table of an analysis of all ranks, and the reason if it cannot be computed, else None.
 
     That there is a single rank is not reported as a reason.
     """
@@ -196,8 +196,11 @@ def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
 
 
 def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """Return one row per rank: rank, basis, steps, step_mean_ns, step_std_ns, span_ns (see `add_step_margins`),
-    <part>_pct of the span, overlap_pct."""
+    """Return a table with one row per rank: step count and times, span, and time shares in percent of the span.
+
+    Columns: rank, basis, steps, step_mean_ns, step_std_ns, span_ns (see `add_step_margins`), <part>_pct, overlap_pct
+    (of the communication).
+    """
     dur = pl.col("dur_ns")
     steps = (
         tables["steps"]
@@ -226,7 +229,7 @@ def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFram
 
 
 def _summarize_top_finding(findings: pl.DataFrame) -> SummaryLine:
-    """Describe the finding from which the job would gain most."""
+    """Return the summary line on the first finding: its title, and the time the job would gain without the problem."""
     if findings.is_empty():
         text = "no pattern costs the job or a rank half a percent of its time"
         return SummaryLine("Top finding", "nothing found", text)
@@ -237,7 +240,7 @@ def _summarize_top_finding(findings: pl.DataFrame) -> SummaryLine:
 
 
 def _summarize_critical_path(path: pl.DataFrame, reason: str | None) -> SummaryLine:
-    """Describe the critical path by kind, or the reason why it is unknown."""
+    """Return the summary line on the critical path: its shares by kind, or the reason why it is unknown."""
     total = int(path["time_ns"].sum()) if path.height else 0
     if not total:
         return SummaryLine("Critical path", "unknown", reason or "no timed operators and no GPU activities")
@@ -249,7 +252,9 @@ def _summarize_critical_path(path: pl.DataFrame, reason: str | None) -> SummaryL
 
 
 def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> SummaryLine:
-    """Describe mean, spread and median of the step times; a step time is the mean over its ranks, as in comparisons.
+    """Return the summary line on step times: mean, standard deviation, median, shortest and longest.
+
+    The time of a step is the mean over its ranks, as in comparisons.
 
     Args:
         steps: The tables of `analyze steps`.
@@ -286,7 +291,7 @@ def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> Summ
 
 
 def _describe_device_tail(steps: pl.DataFrame, total_ns: float) -> str:
-    """Return a note if the GPU activity of the steps ends later than their annotations; empty if by little."""
+    """Return a note if the GPU finishes clearly after the last step annotation on the host; else an empty text."""
     tail_ns = step_analysis.measure_device_tail(steps)
     if tail_ns < MIN_DEVICE_TAIL * total_ns:
         return ""
@@ -294,7 +299,10 @@ def _describe_device_tail(steps: pl.DataFrame, total_ns: float) -> str:
 
 
 def _summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:
-    """Describe the operator with the largest exclusive time over all ranks. operators: all operators of each rank."""
+    """Return the summary line on the operator with the largest exclusive time over all ranks.
+
+    operators: all operators of each rank.
+    """
     if operators.is_empty():
         return SummaryLine("Top operator", "unknown", "the traces contain no operators")
     total_ns = int(operators["exclusive_ns"].sum())
@@ -315,7 +323,7 @@ def _summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:
 
 
 def _summarize_links(quality: pl.DataFrame) -> SummaryLine:
-    """Describe the share of linked host operators; without an execution trace, of linked GPU activities."""
+    """Return the summary line on the share of linked host operators; without an execution trace, of GPU activities."""
     sums = {
         row["subject"]: row
         for row in quality.group_by("subject").agg(pl.col("total", "linked").sum()).iter_rows(named=True)
@@ -336,7 +344,7 @@ def _summarize_links(quality: pl.DataFrame) -> SummaryLine:
 
 
 def _summarize_data_loss(stats: pl.DataFrame) -> SummaryLine:
-    """Count the rows of stats by severity."""
+    """Return the summary line on data loss: the number of data-quality rows by severity."""
     rows = dict(stats.group_by("severity").len().rows())
     errors, losses, infos = (rows.get(severity, 0) for severity in ("error", "data_loss", "info"))
     tone = "bad" if errors else "warn" if losses else "plain"
@@ -350,7 +358,7 @@ def _summarize_data_loss(stats: pl.DataFrame) -> SummaryLine:
 
 
 def _summarize_size(job: Job) -> SummaryLine:
-    """Count ranks, events and nodes."""
+    """Return the summary line on size: the number of ranks, profiler events and execution-trace nodes."""
     facts = job.rank_facts
     events, nodes = (int(facts[name].sum()) for name in ("events", "nodes"))
     largest = facts.select(pl.col("world_size").max()).item()
@@ -363,7 +371,7 @@ def _summarize_size(job: Job) -> SummaryLine:
 
 
 def count_recorded_operators(job: Job) -> pl.DataFrame:
-    """Count the nodes of each rank by name.
+    """Count the execution-trace nodes of each rank by name.
 
     Returns:
         rank, name, count, total_ns (sum of the durations that Chakra nodes state, null for other nodes), the most
@@ -385,7 +393,10 @@ def count_recorded_operators(job: Job) -> pl.DataFrame:
 
 
 def _summarize_recorded_operators(operators: pl.DataFrame) -> SummaryLine:
-    """Count the operators, and name the most frequent one. operators: see `count_recorded_operators`."""
+    """Return the summary line on recorded operators: their number, and the most frequent name.
+
+    operators: see `count_recorded_operators`.
+    """
     by_name = (
         operators.group_by("name").agg(pl.col("count").sum()).sort("count", "name", descending=(True, False))
     )
@@ -395,7 +406,7 @@ def _summarize_recorded_operators(operators: pl.DataFrame) -> SummaryLine:
 
 
 def _summarize_recorded_times(operators: pl.DataFrame) -> SummaryLine:
-    """Sum the durations that nodes state, or explain why there are none."""
+    """Return the summary line on times: the sum of the durations of nodes, or the reason why there are none."""
     total_ns = int(operators["total_ns"].sum())
     if not total_ns:
         reason = (
@@ -407,7 +418,7 @@ def _summarize_recorded_times(operators: pl.DataFrame) -> SummaryLine:
 
 
 def _summarize_recorded_communication(job: Job) -> SummaryLine:
-    """Count the collectives and messages of execution traces, and their bytes."""
+    """Return the summary line on recorded communication: the number of collectives and messages, and their bytes."""
     comms = pl.concat(
         trace.comms.select(pl.col("collective").cast(pl.String), "bytes") for trace in job.values()
     )

@@ -1,4 +1,4 @@
-"""Shares of the time of a run: compute, exposed communication, idle."""
+"""Shares of compute, exposed communication and idle time in the time of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PART_LABELS = {
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """One line of the summary: a tile of the page, a line in the terminal.
+    """A line of a run's summary, shown as a tile in the HTML report and as a line in the terminal.
 
     ``figure`` is the number that matters, ``text`` explains it; tone is "plain", "warn" or "bad".
     """
@@ -36,7 +36,7 @@ class SummaryLine:
 
 
 def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
-    """Extend the rows for whole ranks of temporal-breakdown to the annotated steps.
+    """Extend the span and idle time in each rank's total row of temporal-breakdown to the whole annotated steps.
 
     That analysis counts from the first to the last activity, as its peers do. The time in which a step prepares its
     input before its first kernel is idle time, too, and so is the time between the first launch and its kernel. Adds
@@ -59,7 +59,7 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
 def summarize_time_shares(
     time: pl.DataFrame, overlap: pl.DataFrame, steps: pl.DataFrame, basis: str, devices: Mapping[int, int]
 ) -> list[SummaryLine]:
-    """Describe compute, exposed communication and idle time as shares of the summed spans of all ranks.
+    """Return summary lines on compute, exposed communication and idle time, in percent of the spans of all ranks.
 
     Of a run in which only some ranks have GPU activity ("mixed"), host times of the others are left out.
 
@@ -127,7 +127,7 @@ def summarize_time_shares(
 
 
 def _note_steps_without_activity(steps: pl.DataFrame) -> str:
-    """Return how many steps have no GPU activity although others of their rank have some; empty if none."""
+    """Return a note on steps without GPU activity, if other steps of their rank have some; empty without such steps."""
     gpu_steps = steps.filter((pl.col("kernels").sum() > 0).over("rank"))
     idle = gpu_steps.filter(kernels=0).height
     if not idle:

@@ -42,7 +42,7 @@ _NULL = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class PackedTimeline:
-    """The timeline of one rank: its bytes, and counts of what they omit."""
+    """The compressed timeline of a rank, the number of its events, and the number of events that are drawn."""
 
     rank: int
     data: bytes
@@ -65,7 +65,7 @@ def pack_timeline(
     zero: int | None = None,
     pieces: pl.DataFrame | None = None,
 ) -> PackedTimeline:
-    """Pack the timeline of a rank.
+    """Pack events, steps and critical path of a rank into the compressed format that the report's script reads.
 
     Args:
         origin: time from which starts are counted, ns; no event starts earlier.
@@ -117,7 +117,7 @@ def pack_timeline(
 
 
 def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
-    """Return the distinct texts, and per text column 1 + the index of each event's text, 0 for none."""
+    """Return the distinct texts, and for each text column 1 + the index of each event's text (0: no text)."""
     columns = plotted.select("id", pl.col("name").cast(pl.String))
     for name, table, text in (
         ("shapes", trace.arguments, pl.col("dims").cast(pl.String)),
@@ -178,7 +178,7 @@ def _format_communication() -> pl.Expr:
 
 
 def _encode_steps(trace: Trace, plotted: pl.DataFrame, origin: int) -> tuple[list[list[int]], pl.Series]:
-    """Return [step, start, duration] of each step, and 1 + the index of each plotted event's step."""
+    """Return [number, start, duration] (ns) of each step, and for each plotted event 1 + its step's index (0: none)."""
     steps = find_steps(trace).sort("start")
     rows = [[step, start - origin, end - start] for step, start, end in steps.iter_rows()]
     if not rows:
@@ -191,7 +191,7 @@ def _encode_steps(trace: Trace, plotted: pl.DataFrame, origin: int) -> tuple[lis
 
 
 def _encode_launches(trace: Trace, plotted: pl.DataFrame) -> dict[str, pl.Series]:
-    """Return 1 + the packed index of the launch call and of the operator of each GPU event."""
+    """Return 1 + the row in ``plotted`` of each event's launch call and of its operator; 0 if there is none."""
     launches = trace.launches.select("launch", "operator", id="device_event").drop_nulls("id")
     rows = rows_of_ids(launches, plotted["id"])
     return {
@@ -201,7 +201,7 @@ def _encode_launches(trace: Trace, plotted: pl.DataFrame) -> dict[str, pl.Series
 
 
 def _measure_distances(plotted: pl.DataFrame, origin: int) -> pl.Series:
-    """Return the time from the start of the event before on the same row to each event's, from origin for the first."""
+    """Return each event's start minus that of the previous event on its row (ns); the first minus ``origin``."""
     start = plotted["ts"].to_numpy() - origin
     row = plotted["_track"].to_numpy().astype(np.int64) * MAX_ROWS + plotted["_row"].to_numpy()
     before = np.where(np.diff(row, prepend=-1) != 0, 0, np.append(0, start[:-1]))
@@ -216,7 +216,7 @@ class _Column(NamedTuple):
 
 
 def _encode(name: str, form: str, values: pl.Series) -> _Column:
-    """Encode a column as ``wide`` (null as all ones), ``u32`` or ``u8`` (null as 0)."""
+    """Encode a column of integers as bytes: ``wide`` (64 bits, null as all ones), ``u32`` or ``u8`` (null as 0)."""
     if form == "wide":
         known = to_array(values, _NULL)
         numbers = np.where(known == _NULL, -1, np.maximum(known, 0)).astype(np.int64).view(np.uint64)

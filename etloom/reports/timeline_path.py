@@ -1,4 +1,4 @@
-"""The pieces of the critical path on the timeline of one rank.
+"""The critical path on the timeline of one rank, as time intervals.
 
 An event may be on the path for a part of its time only: a call that waits is on it from the moment at which it alone
 delays the run. A piece is such a part; time that belongs to no event (launch delays, Python) is a piece without one.
@@ -13,7 +13,7 @@ from etloom.core.arrays import rows_of_ids, to_array
 
 
 def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
-    """Return the pieces of the path on a rank in time order: event (id, null for none), start, end.
+    """Return the critical path on a rank as intervals in time order: event (id or null), start and end in ns.
 
     Consecutive edges of one event are one piece.
 
@@ -36,7 +36,7 @@ def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 
 def place_pieces(pieces: pl.DataFrame, plotted: pl.DataFrame) -> pl.DataFrame:
-    """Return the pieces by plotted event: place (1 + the row of the event in ``plotted``, 0 for none), start, dur.
+    """Split path intervals by plotted event: place (1 + row in ``plotted``, 0 for none), start, dur (ns).
 
     A piece is clipped to its event; the part outside of it, such as the delay before a kernel, has no event.
 

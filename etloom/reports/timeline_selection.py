@@ -1,4 +1,4 @@
-"""Selects the timelines to draw, their origin, and the notes on what they omit."""
+"""Selects the ranks whose timelines the report draws, their time origins, and notes on what is omitted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_RANK_NOTES = 4
 
 @dataclass(frozen=True)
 class Timelines:
-    """The timelines that are drawn.
+    """The timelines of the report: the packed data of each drawn rank, and the times shown as zero.
 
     Attributes:
         packed: One per rank, from the top.
@@ -44,7 +44,7 @@ class Timelines:
 def pack_timelines(
     job: Job, max_events: int, max_ranks: int, path: pl.DataFrame, named_ranks: Sequence[int] = ()
 ) -> Timelines:
-    """Pack the timelines of a job.
+    """Select the ranks of a job to draw, and pack their timelines for the HTML report.
 
     Args:
         max_events: events drawn per rank.
@@ -99,7 +99,7 @@ def _describe_omissions(packed: list[PackedTimeline]) -> Iterator[str]:
 
 
 def _summarize_omissions(packed: list[PackedTimeline]) -> list[tuple[int, int, int, str]]:
-    """Return (events, omitted, sharing a row, subject) for each rank, or the sum over many ranks."""
+    """Return (events, omitted events, events that share a row, subject of the note) per rank, or summed over many."""
     if len(packed) <= MAX_RANK_NOTES:
         return [
             (timeline.total, timeline.omitted, timeline.sharing_last_row, f"Rank {timeline.rank}")
@@ -116,7 +116,7 @@ def _summarize_omissions(packed: list[PackedTimeline]) -> list[tuple[int, int, i
 
 
 def find_origins(traces: Mapping[int, Trace]) -> dict[int, int]:
-    """Return by rank the time from which starts are counted: the earliest of all if the ranks share a clock.
+    """Return {rank: time origin in ns}: the first event of the rank, or of all ranks if they share a clock.
 
     They share a clock if each file states its base time and the ranks ran at the same time; otherwise a rank would
     appear as a dot far away from the others.
@@ -137,7 +137,7 @@ def find_origins(traces: Mapping[int, Trace]) -> dict[int, int]:
 
 
 def find_first_work(traces: Mapping[int, Trace], starts: Mapping[int, int]) -> dict[int, int]:
-    """Return by rank the time shown as zero: the start of the first work over all ranks with the same origin.
+    """Return {rank: time shown as zero, ns}: the earliest start of work on all ranks with the same time origin.
 
     The recorder's own span may begin seconds earlier: see `etloom.core.categories`.
     """

@@ -25,7 +25,7 @@ own events (one track per rank)."""
 
 
 def add_track_key(events: pl.DataFrame) -> pl.DataFrame:
-    """Add _pid, _tid, _class, which together identify a track."""
+    """Add the columns _pid, _tid and _class to events; together they identify the track of an event."""
     track_class = (
         pl.when(categories.is_profiler_internal())
         .then(RECORDER)
@@ -45,7 +45,7 @@ def add_track_key(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def list_tracks(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
-    """Return _pid, _tid, _class, _total, _track (place from the top), _name; in the order that the file requests.
+    """Return the tracks, the top track first: _pid, _tid, _class, _total (events), _track (number) and _name.
 
     Args:
         trace: the rank.
@@ -110,7 +110,7 @@ def _track_name(row: dict[str, Any], stacked: bool) -> str:
 
 
 def keep_longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
-    """Keep at most max_events: those on the critical path, then the longest of each track and time bucket."""
+    """Select at most ``max_events`` events: those on the critical path, then the longest per track and time bucket."""
     if events.height <= max_events:
         return events
     start, stop = events.select(pl.col("ts").min(), pl.col("ts").max().alias("stop")).row(0)
@@ -127,7 +127,7 @@ def keep_longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
 
 
 def assign_rows(events: pl.DataFrame) -> tuple[list[int], int]:
-    """Return the row of each event in its track, and the number of events that share the last row.
+    """Assign each event to a row of its track; return the rows, and the number of events that share the last row.
 
     Events are ordered by start, the longest first; each takes the first row, from its depth on, whose last event has
     ended.
@@ -158,7 +158,7 @@ def assign_rows(events: pl.DataFrame) -> tuple[list[int], int]:
 
 
 def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return per track its name and the indices at which its rows begin, and the end of the last."""
+    """Return the header of each drawn track: name, class, first event of each row, and number of omitted events."""
     counts = plotted.group_by("_track", "_row").agg(pl.len()).sort("_track", "_row")
     sizes: dict[int, dict[int, int]] = {}
     for track, row, size in counts.rows():

@@ -1,1 +1,1 @@
-"""Activity over time on one rank: busy and idle intervals, and the call tree."""
+"""Activity of one rank over time: busy and idle intervals by kernel type, steps, and the call tree."""

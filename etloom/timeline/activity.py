@@ -1,4 +1,4 @@
-"""Activity over time by kernel type: on the device or, if a trace has no GPU activity, on the host.
+"""Compute busy intervals of a rank by kernel type: on the device, or on the host if it has no GPU activity.
 
 basis "device": the kernels, memcpys and memsets of all streams. Synchronizations do not count, and collectives that
 the host itself executes (gloo) are not included.
@@ -41,7 +41,7 @@ class Activity:
 
 
 def compute_activity(trace: Trace) -> Activity:
-    """Return the times at which each kernel type ran, on the device or, without GPU activity, on the host.
+    """Return the busy intervals of each kernel type, on the device or, without GPU activity, on the host; cached.
 
     Raises:
         AnalysisError: The trace has neither GPU activity nor operators.
@@ -50,7 +50,7 @@ def compute_activity(trace: Trace) -> Activity:
 
 
 def build_activity(trace: Trace) -> Activity:
-    """Compute the result of `compute_activity`."""
+    """Compute the busy intervals of each kernel type, without the cache of `compute_activity`."""
     device = select_device_events(trace, "kind", "ts", "dur")
     if device.height:
         times = {kind: to_intervals(type_events) for (kind,), type_events in device.group_by("kind")}
@@ -67,9 +67,7 @@ def build_activity(trace: Trace) -> Activity:
 
 
 def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
-    """Return the device events that have a duration, with their type ``kind``; only the given columns, if there are
-    any.
-    """
+    """Return these columns of the device events with a duration; default: all, and their kernel type ``kind``."""
     rows = trace.compute_once(_find_device_rows)
     if columns:
         return pl.DataFrame([trace.compute_once(_device_column, name) for name in columns])
@@ -77,7 +75,7 @@ def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
 
 
 def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
-    """Return GPU activity in order of start, with these columns.
+    """Return these columns of the GPU activity and its launch calls, sorted by start of the activity.
 
     Args:
         trace: A linked trace.
@@ -88,17 +86,17 @@ def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
 
 
 def select_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
-    """Return a column of `select_launched_events` as an array, with ``absent`` in place of null."""
+    """Return a column of `select_launched_events` (GPU activity) as an array, with ``absent`` in place of null."""
     return trace.compute_once(_compute_launched_array, column, absent)
 
 
 def encode_streams(trace: Trace) -> RowArray:
-    """Return an integer code from 0 for the (device, stream) of each row of `select_launched_events`."""
+    """Return an integer code, from 0, for the stream (device, stream) of each GPU activity, sorted by its start."""
     return trace.compute_once(_compute_stream_codes)
 
 
 def _device_column(trace: Trace, column: str) -> pl.Series:
-    """Return a column of `select_device_events`."""
+    """Return a column of the device events with a duration, or their kernel type for the column ``kind``."""
     rows = trace.compute_once(_find_device_rows)
     if column == "kind":
         return categories.add_kernel_type(trace.events.select("cat", "name")[rows])["kind"]
@@ -106,14 +104,14 @@ def _device_column(trace: Trace, column: str) -> pl.Series:
 
 
 def _launched_column(trace: Trace, column: str) -> pl.Series:
-    """Return a column of `select_launched_events`."""
+    """Return a column about GPU activity or its launch call, sorted by start of the activity."""
     values = _compute_launched_column(trace, column)
     start = trace.compute_once(_device_column, "ts")
     return values if start.is_sorted() else values[np.argsort(start.to_numpy(), kind="stable")]
 
 
 def _compute_launched_column(trace: Trace, column: str) -> pl.Series:
-    """Return a column of `select_launched_events`, in the order of `select_device_events`."""
+    """Return a column about GPU activity or its launch call, in the order of the table `events`."""
     if column == "end":
         return (trace.compute_once(_device_column, "ts") + trace.compute_once(_device_column, "dur")).alias(
             column
@@ -142,8 +140,9 @@ _CALL_COLUMNS = {
 
 
 def _find_launch_rows(trace: Trace) -> tuple[RowArray, RowArray]:
-    """Return the row of launches (the first of several) of each device event, and the row of the call in
-    events.
+    """Return the row in `launches` of each device event, and the row in `events` of its launch call.
+
+    Of several launches the first.
 
     Both are -1 if the call is outside of the trace.
     """
@@ -166,7 +165,7 @@ def _compute_stream_codes(trace: Trace) -> RowArray:
 
 
 def has_device_events(trace: Trace) -> bool:
-    """Return whether the trace has a device event with a duration."""
+    """Return whether the trace has a GPU activity with a duration."""
     return trace.compute_once(_find_device_rows).size > 0
 
 
@@ -178,7 +177,7 @@ def _find_device_rows(trace: Trace) -> RowArray:
 
 
 def select_host_calls(trace: Trace) -> pl.DataFrame:
-    """Return operators and ranges of backends with a duration.
+    """Return the operators and the ranges of communication backends (gloo:*) that have a duration.
 
     Meant for traces without GPU activity. Columns: id, cat, name, ts, dur, pid, tid, step, their type ``kind``, and
     ``backend``, true for the range of a backend.
@@ -217,7 +216,7 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
 
 
 def to_intervals(events: pl.DataFrame) -> Intervals:
-    """Return the union of the times of events (ts, dur)."""
+    """Return the union of the time intervals of events (columns ts and dur, ns)."""
     starts = events["ts"].to_numpy()
     return Intervals.of(starts, starts + events["dur"].to_numpy())
 
@@ -228,7 +227,7 @@ def find_steps(trace: Trace) -> pl.DataFrame:
 
 
 def compute_steps(trace: Trace) -> pl.DataFrame:
-    """Compute the result of `find_steps`."""
+    """Compute step, start and end (ns) of each annotated step, without the cache of `find_steps`."""
     return (
         find_step_events(trace.events, trace.meta.get("step_name"))
         .group_by("step")
@@ -239,7 +238,9 @@ def compute_steps(trace: Trace) -> pl.DataFrame:
 
 
 def find_window(trace: Trace) -> tuple[int, int] | None:
-    """Return start and end of the time of a rank in which gaps count as idle, ns; None without activity.
+    """Return start and end (ns) of the time in which a rank should be busy, so that gaps count as idle.
+
+    None without activity.
 
     From the first activity, its launch or the start of the first annotated step, to the last activity or the end of
     the last step. Without GPU activity, only the annotated steps count, if there are any: a backend's range that was
@@ -249,7 +250,7 @@ def find_window(trace: Trace) -> tuple[int, int] | None:
 
 
 def compute_window(trace: Trace) -> tuple[int, int] | None:
-    """Compute the result of `find_window`."""
+    """Compute start and end (ns) of the time in which gaps count as idle, without the cache of `find_window`."""
     activity, steps = compute_activity(trace), find_steps(trace)
     if activity.busy.span is None:
         return None
@@ -271,12 +272,12 @@ def find_first_time(trace: Trace) -> int | None:
 
 
 def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
-    """Return id and step of the nodes of an execution trace that annotate a step."""
+    """Return the execution-trace nodes that are step annotations: columns id and step (the number)."""
     return nodes.select("id", step=parse_step()).drop_nulls("step")
 
 
 def explain_missing_times(trace: Trace) -> AnalysisError | None:
-    """Return an error that explains why a trace without events has no times; None if it has events."""
+    """Return an error that explains why a trace has no timed events; None if it has some."""
     if trace.rows("events"):
         return None
     if not trace.rows("nodes"):
@@ -292,12 +293,12 @@ def explain_missing_times(trace: Trace) -> AnalysisError | None:
 
 
 def describe_rank(trace: Trace) -> str | None:
-    """Return the location for errors about a trace."""
+    """Return the rank of a trace as text for error messages, such as "rank 3"; None if it is unknown."""
     return None if trace.rank is None else f"rank {trace.rank}"
 
 
 def is_launched_before_recording() -> pl.Expr:
-    """Return an expression that is true for GPU activities that were launched before the recording began.
+    """Return a polars expression: true for GPU activities that were launched before the recording began.
 
     They have no recorded launch and start before the first activity of their stream (or, if it has none, of any
     stream) that has one. They belong to none of the recorded steps, whatever the host does meanwhile. Columns:

@@ -1,4 +1,4 @@
-"""The calls of each thread as one tree: callers and callees with counts, host time and device time.
+"""Build the tree of calls of all threads: callers and callees with counts, host time and device time.
 
 Calls of one name under one caller are one node; all steps are one, ``ProfilerStep#*``. GPU activity belongs to the
 call that launched it; activity without a recorded launch is a node of its own, UNLAUNCHED, of no thread. Records
@@ -36,7 +36,9 @@ SCHEMA = {
 
 
 def build_call_tree(trace: Trace, *, joined: bool = False, kernels: bool = False) -> pl.DataFrame:
-    """Return one row per node (SCHEMA): callers before callees, siblings and threads by their time, longest first.
+    """Return the call tree as a table (SCHEMA), one row per node: callers before callees, siblings by time.
+
+    Siblings and threads with the longest time come first.
 
     total_ns and device_ns are the self times of a node and of all nodes below it, so that parts sum to the whole;
     kernels counts kernels, memcpys and memsets.
@@ -98,8 +100,10 @@ def _null_column(name: str) -> pl.Expr:
 
 
 def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return a row per call (pid, tid, category, name, count, self_ns, parent: a row of this table, -1 for none),
-    and a row per device event (category, name, dur, parent).
+    """Return a table of all host calls with the row of each caller, and a table of the GPU activity of each call.
+
+    Calls: pid, tid, category, name, count, self_ns (ns), parent (row of this table, -1 for none). GPU activity:
+    category, name, dur (ns), parent.
     """
     events = trace.events
     on_track = events["depth"].is_not_null()
@@ -140,13 +144,13 @@ def _collect_calls(trace: Trace, joined: bool) -> tuple[pl.DataFrame, pl.DataFra
 
 
 def _merge_step_names(names: pl.Series) -> pl.Series:
-    """Return the names with all step annotations under one name."""
+    """Return the names with all step annotations renamed to the same name, `ALL_STEPS`."""
     steps = match_steps(names)
     return names.set(pl.Series(steps), ALL_STEPS) if steps.any() else names
 
 
 def _attach_backward(trace: Trace, rows: RowArray, call_row: RowArray, parent: RowArray) -> RowArray:
-    """Return the parents with the outermost backward record of each forward operator below that operator.
+    """Return the parent of each call, with backward operators moved below their forward operators.
 
     The forward operator begins earlier, so this creates no cycle.
     """
@@ -167,9 +171,7 @@ def _attach_backward(trace: Trace, rows: RowArray, call_row: RowArray, parent: R
 
 
 def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
-    """Return the number of callers of each call: the depth, if it is given and fits the parents, else by pointer
-    doubling.
-    """
+    """Return the depth of each call in the call tree, from ``depth`` if it is consistent, else from the parents."""
     if depth is not None and not depth.null_count():
         depths = depth.to_numpy()
         around = depths[parent]
@@ -184,7 +186,7 @@ def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
 
 
 def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tuple[RowArray, RowArray]:
-    """Return the node of each call, and the first call of each node; a node has a higher number than its caller."""
+    """Return the tree node of each call, and the first call of each node; callers have lower numbers than callees."""
     roots = np.flatnonzero(level == 0)
     tracks = nesting.track_codes(calls.select("pid", "tid")[roots])
     text_codes, names = _encode_text(calls["name"])
@@ -204,8 +206,9 @@ def _number_nodes(calls: pl.DataFrame, parent: RowArray, level: RowArray) -> tup
 
 
 def _find_distinct(keys: RowArray) -> tuple[RowArray, RowArray]:
-    """Return the first position of each distinct number (0 and more), ascending, and the index of each number among
-    them.
+    """Return the first position of each distinct key, by key, and the index of each key among the distinct keys.
+
+    Keys are not negative.
     """
     size = int(keys.max(initial=-1)) + 1
     if size > 4 * len(keys) + 4096:
@@ -221,7 +224,7 @@ def _find_distinct(keys: RowArray) -> tuple[RowArray, RowArray]:
 
 
 def _encode_text(column: pl.Series) -> tuple[RowArray, int]:
-    """Return a number from 0 for each text of a categorical column, and how many there are."""
+    """Return an integer code from 0 for each value of a categorical column, and the number of codes."""
     distinct = column.unique().to_physical()
     physical = arrays.to_array(distinct, -1).astype(np.int64) + 1  # 0 for null
     code = np.zeros(int(physical.max(initial=0)) + 1, np.int64)
@@ -232,7 +235,7 @@ def _encode_text(column: pl.Series) -> tuple[RowArray, int]:
 def _order_nodes(
     by_level: list[RowArray], above: RowArray, size: RowArray, within: RowArray, tracks: RowArray
 ) -> RowArray:
-    """Return the position of each node: threads by their time, a node before those below it, siblings by their time."""
+    """Return the position of each node in the table: threads and siblings by time, callers before their callees."""
     place = np.zeros(len(above), np.int64)
     if not by_level:
         return place

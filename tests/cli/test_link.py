@@ -132,7 +132,7 @@ def test_files_that_cannot_be_linked_are_one_line(data: Path, tmp_path: Path, ca
     mine.write_text("{}")
     for arguments, words in (
         ([*pair(data, "linear", "resnet_mismatch"), "--out", out], "not of one program: at best "),
-        (["--host", host, "--device", nsys, "--out", out], "holds the ranks 0, 1; say which one: --rank"),
+        (["--host", host, "--device", nsys, "--out", out], "contains the ranks 0, 1; select one with --rank"),
         (
             ["--host", host, "--device", nsys, "--rank", 5, "--out", out],
             "unknown rank 5; the run holds ranks 0, 1",

@@ -248,7 +248,7 @@ def test_visualizer(
     (tmp_path / "dot").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert draw("x.pdf") == 1
-    assert "Graphviz failed: Error: <stdin>: syntax error; name a .dot" in capsys.readouterr().err
+    assert "Graphviz failed: Error: <stdin>: syntax error; write a .dot file" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     assert draw("x.pdf") == 1
     assert "Graphviz" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_the_frame_contains_partners(data: Path) -> None:
 
 def test_wrong_input_is_one_line(data: Path) -> None:
     analyzer = TraceAnalysis(trace_dir=data / "cpu/ddp_2")
-    with pytest.raises(ReadError, match="is no execution trace"):
+    with pytest.raises(ReadError, match="is not an execution trace"):
         execution_trace.load_execution_trace(data / "cpu/ddp_2/kineto_trace_0.json.gz")
     with pytest.raises(AnalysisError, match="unknown rank"):
         analyzer.t.get_trace(7)

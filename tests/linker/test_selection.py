@@ -149,7 +149,7 @@ def test_events_of_the_profiler_itself_do_not_count_for_the_time_of_a_run(tmp_pa
         ({"names": ["zzz"], "ranks": [1]}, "no event of rank 1 has a name that matches 'zzz'; "),
         ({"step": 99}, "unknown step 99 of ranks 0, 1; there is 3"),
         ({"step": 3, "names": ["zzz"]}, "no event of ranks 0, 1 has a name that matches 'zzz'; "),
-        ({"categories": ["other"]}, "no event of ranks 0, 1 is of category 'other'; ask for another one"),
+        ({"categories": ["other"]}, "no event of ranks 0, 1 is of category 'other'; choose another category"),
         (
             {"names": ["gemm"], "categories": ["communication"]},
             "no event of ranks 0, 1 matches all filters (name, category), although each filter matches some; "

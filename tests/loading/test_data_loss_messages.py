@@ -83,7 +83,7 @@ def test_a_cut_trace_of_a_gpu_is_not_one_of_a_cpu(cut: Path, call: Callable[...,
         .rows()
     )
     assert rows == [
-        ("error", 1, "the file ends before the work of GPU of the test: times cover the host only")
+        ("error", 1, "the file ends before the GPU events of GPU of the test: times cover the host only")
     ]
 
 

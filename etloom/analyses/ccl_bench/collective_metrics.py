@@ -63,7 +63,7 @@ def _volume(*collectives: str) -> Callable[[RunData], Answer]:
 
 
 def _issue_times(rank: RankData, participations: pl.DataFrame) -> pl.DataFrame:
-    """Return bytes and issued, the start of the host call: a kernel may run after its step has ended."""
+    """Return bytes and issued (ns), the start of the host call; the kernel may run after its step has ended."""
     calls = rank.trace.events.select(issuer="id", issued="ts")
     joined = participations.select("issuer", "bytes", start="own_start").join(calls, on="issuer", how="left")
     return joined.select("bytes", issued=pl.coalesce("issued", "start"))

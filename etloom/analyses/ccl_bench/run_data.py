@@ -64,7 +64,7 @@ class RunData:
 
 
 def mean_over_ranks(question: Callable[[RankData], float]) -> Callable[[RunData], Answer]:
-    """Return a metric of the run: the mean of a function over the ranks for which it has a value."""
+    """Return a metric of the run: the mean of a metric of ranks over the ranks for which it is known."""
 
     def answer(run: RunData) -> Answer:
         values = collect_values(run.ranks, question)
@@ -78,7 +78,7 @@ def from_run(question: Callable[[RunData], float]) -> Callable[[RunData], Answer
 
 
 def collect_values(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
-    """Return the values of a function of ranks; raise MetricUnavailable if it has none for any rank."""
+    """Evaluate a metric on each rank, and return the known values; raise MetricUnavailable if no rank has any."""
     values, reason = [], MetricUnavailable("the run contains no rank")
     for rank in ranks:
         try:
@@ -91,7 +91,7 @@ def collect_values(ranks: Sequence[RankData], question: Callable[[RankData], flo
 
 
 def collect_comparable(ranks: Sequence[RankData], question: Callable[[RankData], float]) -> list[float]:
-    """Return the values of a function of ranks; raise MetricUnavailable if it has fewer than two."""
+    """Evaluate a metric on each rank, and return the values; raise MetricUnavailable if fewer than two are known."""
     values = collect_values(ranks, question)
     if len(values) < 2:
         raise MetricUnavailable("requires at least two ranks")

@@ -143,7 +143,7 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
 def _compute_order(
     row: dict[str, Any], findings: RankFindings, late_row: dict[str, Any], ranks: Sequence[int]
 ) -> int | None:
-    """Return the gain by which a finding is ordered, ns: its own, or more if it is why a rank is late.
+    """Return the gain (ns) by which findings are sorted; it is raised for the finding that explains why a rank is late.
 
     A late rank is a symptom. What costs mostly this rank, compared with the median of the others, and explains at least
     `MIN_EXPLAINED` of what the job loses by its lateness, is the cause, and comes first.
@@ -171,7 +171,7 @@ def _describe_costliest(
 
 
 def _describe(name: str, rank: int, finding: Finding, size: dict[str, int]) -> dict[str, Any]:
-    """Return the row of the finding of one rank, without ranks and the gain of the job."""
+    """Return the table row of the finding of a rank, without the gain of the job."""
     columns = {field: getattr(finding, field) for field in COLUMNS if hasattr(finding, field)}
     return {
         **columns,
@@ -188,7 +188,7 @@ def _describe(name: str, rank: int, finding: Finding, size: dict[str, int]) -> d
 def _simulate_gain(
     gains: JobGains, findings: RankFindings, step_count: int, limit_ns: int | None
 ) -> dict[str, Any]:
-    """Return the columns on the gain of the job, which is at most the limit."""
+    """Return the columns on the time the job gains without a finding, simulated, and at most ``limit_ns``."""
     gain_ns = gains.compute_gain(findings)
     if gain_ns is None or gains.duration_ns is None:
         return {}

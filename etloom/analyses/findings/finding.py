@@ -180,7 +180,7 @@ def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
 
 
 def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
-    """Sum the findings of one rank into one, located at the most expensive; a single finding is returned unchanged.
+    """Combine several findings of a rank into a single finding, with the place of the most expensive.
 
     Args:
         findings: At least one.
@@ -211,7 +211,7 @@ def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
 
 
 def _limit_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the first `MAX_PLACES` parts, and the sum of the others as one more."""
+    """Return the first `MAX_PLACES` parts, followed by a part with the sum of all others."""
     listed = [part for part in parts if not part.more][:MAX_PLACES]
     rest = [part for part in parts if part not in listed]
     if not rest:
@@ -221,7 +221,7 @@ def _limit_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def _sum_parts(place: str, parts: Sequence[Part]) -> Part:
-    """Sum costs and counts of several parts into one part, at a place."""
+    """Sum the costs and counts of several parts into a part for ``place``."""
     cost_ns, count, more = (
         sum(getattr(part, name) for part in parts) for name in ("cost_ns", "count", "more")
     )
@@ -242,7 +242,7 @@ def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) 
 
 
 def _sum_cost(view: RankView, rows: pl.DataFrame, lost: Intervals) -> tuple[int, int]:
-    """Return the result of `compute_cost`, given the times at which something is lost."""
+    """Return the lost time of the rows and its part inside annotated steps (ns), at most the length of ``lost``."""
     start, end, each = (rows[name].to_numpy() for name in ("start", "end", "cost_ns"))
     inside = view.step_intervals.covered(start, end) / np.maximum(end - start, 1) * each
     in_steps = min(round(float(inside.sum())), (lost & view.step_intervals).total)

@@ -203,8 +203,7 @@ def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
 def _split_after_launch(
     gaps: _Gaps, launch: NDArray[np.int64], returned: NDArray[np.int64], explained: NDArray[np.bool_]
 ) -> _Gaps:
-    """Split each gap that lasts beyond the late launch that explains its begin; return all gaps, ordered by
-    start.
+    """Split each gap at the return of the late launch that explains its begin; the rest has the cause ``device``.
 
     Args:
         gaps: The gaps.
@@ -249,8 +248,10 @@ def _measure_stalls(
 
 
 def _extend_stalls(gaps: _Gaps) -> NDArray[np.bool_]:
-    """Attribute late launches to the preceding stall, until their gaps add up to the part of it that no gap
-    shows; return a mask of the gaps whose stall was over before they began."""
+    """Attribute gaps before late launches to a preceding stall of the host, as long as the stall explains them.
+
+    Returns a mask of the gaps whose stall was over before they began.
+    """
     cause, event, gap, stall_ns = gaps.cause, gaps.event, gaps.end - gaps.start, gaps.stall_ns
     launch = CAUSES.index("launch")
     # The device may have had work during all of a stall: then no gap is its own.

@@ -56,7 +56,7 @@ class JobGains:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """True if the job has too many events to simulate gains."""
+        """True if the job has more than `MAX_EVENTS` events, too many to simulate gains."""
         return sum(trace.rows("events") for trace in self._job.values()) > MAX_EVENTS
 
     @cached_property
@@ -133,7 +133,7 @@ class JobGains:
         return find_step_ends(self._job, self._end)
 
     def _compare_end(self, edges: Int32Array, gain: Int64Array) -> int:
-        """Return how much earlier the job ends if these edges are shorter by a gain, none below 0, ns."""
+        """Return how much earlier the job ends (ns) if each of these edges is shorter by its gain, at least 0."""
         graph, contraction = self._graph, self._contraction
         assert graph is not None
         before = graph.lag_of(edges)
@@ -146,7 +146,7 @@ class JobGains:
 
     @cached_property
     def _baseline(self) -> ChainLags:
-        """The recorded lags without the overhead of the recorder."""
+        """The recorded lags of the graph's edges, without the overhead of the recorder."""
         graph, contraction, recorder = self._graph, self._contraction, self.recorder
         assert graph is not None
         if recorder is None:
@@ -164,18 +164,18 @@ class JobGains:
         return self._find_end(self._baseline)
 
     def _find_end(self, lags: ChainLags) -> int:
-        """Return when the time that counts ends with these lags."""
+        """Return the simulated end of the job (ns) with these lags."""
         time = self._contraction.compute_times(lags, self._contraction.recorded_times)
         return int(time[self._counted_points].max())
 
     @cached_property
     def _counted_points(self) -> slice:
-        """The kept points up to the end of the time that counts."""
+        """The points of the contracted graph up to the end of the job, as a slice."""
         return slice(int(np.searchsorted(self._contraction.points, self._counts.stop)))
 
     @cached_property
     def _contraction(self) -> ContractedGraph:
-        """The contracted graph, with all points that can be the last of the time that counts, or of a step."""
+        """The contracted dependency graph; it retains all points that can be the last of the job or of a step."""
         graph = self._graph
         assert graph is not None
         counts = np.full(len(graph), -1, np.int32)
@@ -184,7 +184,7 @@ class JobGains:
 
     @cached_property
     def _counts(self) -> slice:
-        """The points up to the end of the time that counts, as an index: points are in order of time."""
+        """The points of the dependency graph up to the end of the job, as a slice (points are in time order)."""
         assert self._graph is not None
         return slice(int(np.searchsorted(self._graph.time, self._end, side="right")))
 
@@ -195,7 +195,7 @@ class JobGains:
 
     @cached_property
     def _edges(self) -> dict[int, dict[str, Int64Array]]:
-        """The indices of the edges of each rank that can be shorter, by the tracks that they are on."""
+        """The edges of each rank that can be shortened, as indices by track type (host, device or both)."""
         graph = self._graph
         assert graph is not None
         has_lag = (graph.lag > 0) & (graph.time[graph.source] < graph.time[self._target])
@@ -208,7 +208,7 @@ class JobGains:
 
 
 def _sum_by_edge(parts: list[Int32Array], gains: list[Int64Array]) -> tuple[Int32Array, Int64Array]:
-    """Return the edges of all parts, each of them ascending, and the sum of the gains of each edge."""
+    """Merge several ascending lists of edges; return the distinct edges and the sum of the gains of each."""
     edges, gain = np.concatenate(parts), np.concatenate(gains)
     if max(part.size for part in parts) == edges.size:
         return edges, gain
@@ -219,7 +219,7 @@ def _sum_by_edge(parts: list[Int32Array], gains: list[Int64Array]) -> tuple[Int3
 
 
 def _merge_losses(findings: Iterable[tuple[int, Finding]]) -> Iterator[tuple[int, str, Intervals, float]]:
-    """Yield rank, tracks, times and the lost share of them; times that are lost completely are merged."""
+    """Yield (rank, tracks, times, lost share of these times) of findings; completely lost times are merged."""
     whole: dict[tuple[int, str], list[Intervals]] = {}
     components = ((rank, part) for rank, finding in findings for part in finding.components or (finding,))
     for rank, finding in components:

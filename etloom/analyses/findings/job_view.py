@@ -1,4 +1,4 @@
-"""The views of a job's ranks, a few at a time."""
+"""Access to the data of each rank of a job for the finding patterns; a few ranks are in memory at a time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class JobView(Mapping[int, RankView]):
 
     @cached_property
     def _waits(self) -> dict[int, Intervals]:
-        """Return when each rank was blocked in communications waiting for others, on its own clock."""
+        """Return the times at which each rank was blocked in communications waiting for others, on the rank's clock."""
         if len(self) < 2:
             return {}
         waits = self.participations.filter(pl.col("wait") > pl.col("error"))

@@ -80,7 +80,9 @@ def _add_previous(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], job: Job) -> pl.DataFrame:
-    """Add the work of the late rank, or that of the median rank (suffix _usual): begin, compute, busy, waited.
+    """Add the work before the arrival of the late rank, or of the median rank (suffix _usual), ns.
+
+    Columns: begin (of the recording), compute, busy, waited.
 
     The work is that since ``since``, or the start of the recording, until the arrival.
     """
@@ -106,7 +108,7 @@ def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], 
 
 
 def _split_lateness(compared: pl.DataFrame) -> pl.DataFrame:
-    """Add own_late_ns and reason, from the columns of the late rank and, with suffix _usual, of the median rank."""
+    """Add own_late_ns (lateness that the rank caused itself) and its reason, by comparison with the median rank."""
 
     def more(name: str) -> pl.Expr:
         return pl.col(name) - pl.col(f"{name}_usual")

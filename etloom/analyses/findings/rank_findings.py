@@ -11,7 +11,7 @@ from etloom.core.trace import Trace
 
 
 class _NeedsOtherRanks(Exception):
-    """A pattern compares the rank with others."""
+    """Raised when a pattern needs data of other ranks."""
 
 
 def find_in_rank(trace: Trace) -> RankFindings:

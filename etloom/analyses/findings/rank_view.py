@@ -246,7 +246,7 @@ class RankView:
 
     @cached_property
     def _ids_are_rows(self) -> bool:
-        """True for a table that was read completely."""
+        """True if the event ids are 0, 1, 2, ..., so that each id is also its row number."""
         ids = self.trace.events["id"].to_numpy()
         return bool(ids.size and ids[0] == 0 and ids[-1] == ids.size - 1 and (ids[1:] > ids[:-1]).all())
 
@@ -305,7 +305,7 @@ class RankView:
         return self._read_host_events(np.empty(0, np.int64))
 
     def _take_host_events(self, rows: np.ndarray) -> pl.DataFrame:
-        """Return these rows as `find_host_events` does."""
+        """Return the host events in these rows, with the columns of `find_host_events`."""
         return self._read_host_events(rows) if rows.size else self._no_host_events.clone()
 
     def _read_host_events(self, rows: np.ndarray) -> pl.DataFrame:
@@ -317,7 +317,7 @@ class RankView:
 
     @cached_property
     def _durations(self) -> np.ndarray:
-        """The duration of each event, 0 where it has none."""
+        """The duration of each event in ns, 0 for events without duration."""
         return arrays.to_array(self.trace.events["dur"], 0)
 
     @cached_property
@@ -507,7 +507,8 @@ class RankView:
         }
 
     def _fill_outermost(self, rows: np.ndarray, operators: np.ndarray) -> np.ndarray:
-        """Return the given operators of these rows, and for missing ones (-1) the outermost operator around the row."""
+        """Replace each missing operator (-1) by the outermost operator around the event at the same index in
+        ``rows``."""
         filled = operators.copy()
         missing = np.flatnonzero((operators < 0) & (rows >= 0))
         at = rows[missing]

@@ -48,7 +48,7 @@ class RecorderOverhead:
     begin: int
 
     def take_from(self, graph: Graph, edges: Int32Array, lag: Int64Array) -> Int64Array:
-        """Return the lags (ns) of edges of the graph, less the time that recording added."""
+        """Return the lags (ns) of these edges of the graph, reduced by the time that recording added."""
         is_piece = _is_piece(graph.kind[edges], graph.owner[edges])
         is_piece &= graph.time[graph.source[edges]] >= self.begin
         return np.where(is_piece, np.maximum(lag - self.overhead_ns, 0), lag)
@@ -83,7 +83,7 @@ class StepModel:
         self._contraction, self._ends = contraction, ends
 
     def compute_step(self, lags: ChainLags) -> float:
-        """Return the step time, ns."""
+        """Return the median step time (ns) of the graph with these lags."""
         time = self._contraction.compute_times(lags, self._contraction.recorded_times)
         return float(np.median(np.diff(np.maximum.accumulate(time)[self._ends - 1])))
 

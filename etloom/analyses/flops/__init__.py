@@ -80,7 +80,7 @@ def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top:
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield notes for terminal output."""
+    """Yield a note for the terminal on calls with unknown flops and their share of the time."""
     uncovered = table.filter(pl.col("counted") < pl.col("calls")).with_columns(
         uncounted_pct=pl.col("time_pct")
         * (1 - pl.col("covered_pct").fill_null(0) / 100)

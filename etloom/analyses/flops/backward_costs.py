@@ -64,7 +64,9 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
 
 
 def _match_forward(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFrame:
-    """Add unit (a number), backward_row, forward_row (-1 for none) and type; unchanged without backward operators.
+    """Add the forward operator of each backward operator: unit (a number), backward_row, forward_row and type.
+
+    Rows are -1 for none. Without backward operators the table is returned unchanged.
 
     backward_row is the enclosing backward operator; forward_row its forward operator or, for a unit of the forward
     pass, the enclosing operator that has a backward one.
@@ -89,7 +91,7 @@ def _match_forward(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFr
 
 
 def _join_forward_costs(units: pl.DataFrame) -> pl.DataFrame:
-    """Return the backward units without flops, with the cost of the one forward product they belong to.
+    """Return the backward operators without flops, joined with the cost of the single forward product they belong to.
 
     Columns added: forward_flops, forward_dtype, equal_head_sizes, observed_products (in the backward operator, in units
     of the forward cost) and is_only_unit (of the backward operator).
@@ -121,7 +123,10 @@ def _join_forward_costs(units: pl.DataFrame) -> pl.DataFrame:
 
 
 def _derive_costs(units: pl.DataFrame) -> pl.DataFrame:
-    """Return unit, derived_flops, derived_model_flops and derived_dtype where they follow from the forward cost."""
+    """Derive the flops and dtype of backward operators from the forward cost; others are omitted.
+
+    Columns: unit, derived_flops, derived_model_flops, derived_dtype.
+    """
     kind, only, forward_flops = pl.col("type"), pl.col("is_only_unit"), pl.col("forward_flops")
     is_gemm = (kind == "gemm") & (pl.col("products") > 0) & (pl.col("observed_products") <= _MAX_PRODUCTS)
     is_attention = (kind == "attention") & pl.col("equal_head_sizes") & only

@@ -53,7 +53,7 @@ def _make_frame(costs: list[Cost | None]) -> pl.DataFrame:
 
 
 def compute_cost(call: Call) -> Cost | None:
-    """Return the cost of a call.
+    """Return the cost (flops and bytes) of an operator call; None if it cannot be computed.
 
     None without a formula, if required data is missing, or if the result is out of range.
     """

@@ -141,7 +141,7 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
 
 @lru_cache(maxsize=64)
 def _classify_names(names: tuple[tuple[str, str], ...], user_files: tuple[str, ...]) -> pl.DataFrame:
-    """Return what the names of GPU activities show; ranks of one program have the same names.
+    """Return what the names of GPU activities show: kernel family, TF32, bus transfer, and type of gradient.
 
     Args:
         names: kind and name of each.
@@ -176,7 +176,7 @@ def _mask_operators(events: pl.DataFrame) -> Mask:
 
 
 def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
-    """Return a mask of the operators that are counted, given all names and parent rows."""
+    """Return a mask of the operators whose flops are counted, so that no operator is counted within another."""
     entries = {name: find_entry(name) for name in names.unique().drop_nulls().cast(pl.String)}
     plain = [name for name, rows_around in entries.items() if rows_around and not rows_around.composite]
     composite = [name for name, rows_around in entries.items() if rows_around and rows_around.composite]
@@ -268,7 +268,7 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _make_host_units(events: pl.DataFrame, parent: Rows, counted: Mask) -> pl.DataFrame:
-    """Return the units as `_by_owner`, for the operators of the host."""
+    """Return a row per counted operator for a trace without GPU, with its time on the host."""
     self_time = nesting.compute_exclusive_time(events, operators_only=True).to_numpy()
     operators = _mask_operators(events)
     inside = nesting.find_nearest_ancestor(parent, counted, np.arange(events.height)) >= 0

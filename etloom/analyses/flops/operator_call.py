@@ -16,7 +16,7 @@ from etloom.core import categories
 
 
 class NotRecorded(ValueError):
-    """A formula needs data that was not recorded."""
+    """Raised when a formula needs data that was not recorded."""
 
 
 @dataclass(frozen=True)

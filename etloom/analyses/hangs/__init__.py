@@ -59,7 +59,7 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def remarks(table: pl.DataFrame) -> Iterator[str]:
-    """Yield the sentence that names the cause."""
+    """Yield a sentence for the terminal that names the cause of the hang."""
     cause = find_cause(table)
     if cause is not None:
         yield cause.sentence

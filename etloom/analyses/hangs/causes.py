@@ -41,7 +41,7 @@ _MAX_EVIDENCE = 16
 
 @dataclass(frozen=True)
 class HangCause:
-    """The cause of a hang.
+    """The cause of a hang: its kind, the ranks concerned, a sentence for the user, and the evidence.
 
     Attributes:
         kind: "other collective", "other size", "other dtype", "crashed", "stopped", "unresponsive", "data loading",
@@ -59,7 +59,7 @@ class HangCause:
 
 @dataclass(frozen=True)
 class _Scene:
-    """The inputs of the rules: the table of hangs and the states of the processes."""
+    """The inputs of the rules that infer the cause of a hang: the table of hangs and the states of the processes."""
 
     table: pl.DataFrame
     processes: Mapping[int, ProcessState]
@@ -219,7 +219,7 @@ def _find_host_stall(scene: _Scene) -> HangCause | None:
 
 
 def _name_host_place(state: ProcessState) -> str:
-    """Return where the main thread of a process is that waits for no collective."""
+    """Return the place in the code where the main thread of a process is; it waits for no collective."""
     if state.place is None or state.place == "communication":  # such as a barrier of the store
         return state.frame or "unknown code"
     return state.place

@@ -88,8 +88,7 @@ def _is_unfinished() -> pl.Expr:
 
 
 def _select_suspicious(table: pl.DataFrame, member_count: int) -> pl.DataFrame:
-    """Return the calls whose number was not called alike and finished by all members: few, except in a broken
-    job."""
+    """Return the calls with a sequence number that some members did not call, finish, or call with equal arguments."""
     is_alike = [(pl.col(name).n_unique() == 1).alias(name) for name in _COMPARED]
     numbers = table.group_by("seq").agg(
         *is_alike, callers=pl.col("rank").n_unique(), unfinished=_is_unfinished().any()

@@ -27,7 +27,7 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of the process of one rank.
+    """The state of a rank's process (running, stopped, failed, ...), and the place in the code where it is.
 
     Attributes:
         condition: "running", "stopped" (by a signal), "unresponsive" (runs, but its Python threads do not), "ended"
@@ -48,7 +48,7 @@ class ProcessState:
 
     @property
     def is_broken(self) -> bool:
-        """Return whether the process cannot take part in communication, for a reason of its own."""
+        """Return whether the process is stopped, unresponsive, ended or failed, so that it cannot communicate."""
         return self.condition in ("stopped", "unresponsive", "ended", "failed")
 
 
@@ -57,7 +57,7 @@ def describe_processes(
     now_ns: int,
     get_system_state: Callable[[Mapping[str, Any]], str | None] = lambda facts: None,
 ) -> dict[int, ProcessState]:
-    """Return the state of each process.
+    """Return {rank: state of its process}, from the facts in the dumps and the operating system.
 
     Args:
         facts_by_rank: facts of the dumps.

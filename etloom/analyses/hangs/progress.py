@@ -29,7 +29,7 @@ _CHANGE = 1.3
 
 @dataclass(frozen=True)
 class Observation:
-    """The state of a job at one time.
+    """The state of a running job at one time: steps, step time, lateness of ranks, and the cause of a stall.
 
     Attributes:
         steps: steps that all ranks have ended.

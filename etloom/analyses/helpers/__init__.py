@@ -81,7 +81,7 @@ def percent(part: str, total: str | pl.Expr) -> pl.Expr:
 
 
 def percent_of_total(part: str) -> pl.Expr:
-    """Return `percent` of the sum over all rows."""
+    """Return an expression for the share of a column in its sum over all rows, in percent."""
     return percent(part, pl.col(part).sum())
 
 

@@ -45,7 +45,7 @@ class GraphModel:
         self.span_ns = self._measure_steps(self._graph.time)
 
     def _compute_ideal(self) -> Int64Array:
-        """Return the lag of each edge as that of its peers, ns, and set the common start times."""
+        """Return the ideal lag of each edge (ns), computed from its peers, and set the common start times."""
         peers = compute_peer_times(self._graph, self._job, self._recorded, self._transfers, across_steps=True)
         ideal = self._recorded.copy()
         ideal[peers.edges] = peers.lag
@@ -103,14 +103,15 @@ class GraphModel:
         return steps or [0], [np.concatenate(points[step]) for step in steps]
 
     def _measure_steps(self, time: Int64Array) -> FloatArray:
-        """Return the time of each step, ns: from the last point of the previous step to its own; all without steps."""
+        """Return the time of each step (ns), from the end of the previous step to its end; without steps the total
+        time."""
         if self._first_points is None:
             return np.array([float(time.max() - time.min())])
         ends = [time[points].max() for points in self._step_ends]
         return np.diff([time[self._first_points].min(), *ends]).astype(float)
 
     def _select_extreme(self, points: Int64Array, *, last: bool) -> Int64Array:
-        """Select from the points the ones that can be the last (or the first) in time, whatever the lags.
+        """Select the points that can be the last (or the first) in time with any lags of the edges.
 
         The others cannot: an edge with a lag of at least 0 leads from each of them to another of the points (or, for
         the first, to it from another one).

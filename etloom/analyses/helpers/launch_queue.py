@@ -29,7 +29,7 @@ class QueueChanges:
     _row: Ints  # a row of _work on the stream of each change
 
     def track_columns(self, rows: Ints | slice) -> dict[str, pl.Series]:
-        """Return the device and stream of each change."""
+        """Return the columns device and stream, with a row per change of a queue length."""
         activity_rows = self._row[rows]
         return {column.name: column[activity_rows] for column in self._work}
 

@@ -12,7 +12,7 @@ from etloom.timeline.activity import describe_rank
 
 
 def measure_transfers(trace: Trace) -> pl.DataFrame:
-    """Return the memcpys and memsets of a trace.
+    """Return the memcpys and memsets of a trace with direction, size and bandwidth.
 
     Returns:
         ts, end, dur, step, direction ("Memcpy HtoD", "Memset"), its number (track), bytes, gbps (as recorded, else

@@ -87,7 +87,7 @@ class StepPattern:
 
     @cached_property
     def _waves(self) -> list[tuple[NDArray[np.int64], ...]]:
-        """Groups of operations that only wait for earlier waves; operations that wait for nothing are left out.
+        """Groups of operations by depth; each depends only on groups of lower depth. Those without waits are left out.
 
         Of each wave: its operations, the group of each, the operations that the groups wait for, one group after
         the other, and the place of the first one of each group.
@@ -175,7 +175,7 @@ def _build_pattern(frames: list[pl.DataFrame]) -> StepPattern:
 
 
 def _match_transfers(operations: pl.DataFrame) -> list[NDArray[np.int64]]:
-    """Return the rows that start together: the ranks of a collective, the two ends of a message, any other alone."""
+    """Return groups of rows that start together: ranks of a collective, both ends of a message, or a single row."""
     direction = pl.col("type").str.splitn("-", 2).struct.field("field_0")
     ends = (pl.min_horizontal("rank", "peer"), pl.max_horizontal("rank", "peer").alias("last"))
     key = (
@@ -252,7 +252,7 @@ def _add_collective_waits(
 def _order_groups(
     groups: list[NDArray[np.int64]], waits: list[list[int]], step: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the groups, each after all that its members wait for, with the rows that they wait for."""
+    """Yield (group, rows it waits for), in an order in which each group follows all that it waits for."""
     group_of = np.zeros(len(waits), np.int64)
     for number, members in enumerate(groups):
         group_of[members] = number

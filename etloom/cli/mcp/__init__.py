@@ -1,4 +1,4 @@
-"""etloom mcp: a server of the Model Context Protocol, through which agents ask about runs.
+"""etloom mcp: a server of the Model Context Protocol that answers questions of AI agents about runs.
 
 opened_runs   the runs that stay in memory, and the paths that may be opened
 bounded_text  tables as text of bounded length
@@ -61,7 +61,7 @@ def mcp(runs: tuple[Path, ...], http: int | None) -> None:
 
 
 def build_server(runs: Any) -> Any:
-    """Return the server of the opened runs, an `mcp.server.MCPServer`.
+    """Return an `mcp.server.MCPServer` whose tools answer questions about the opened runs.
 
     Args:
         runs: an `etloom.cli.mcp.opened_runs.OpenedRuns`.

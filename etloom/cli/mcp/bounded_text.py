@@ -1,4 +1,4 @@
-"""Tables and paragraphs as text of bounded length, for readers that pay by the token."""
+"""Formats tables and lines as text of bounded length for AI agents, whose cost depends on the number of tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TOKEN = re.compile(r"[A-Za-z]{1,4}|\d{1,2}|\s+|.", re.ASCII)
 
 
 def estimate_tokens(text: str) -> int:
-    """Return an upper estimate of the tokens of a text: 4 letters, 2 digits, a run of blanks or a sign are one."""
+    """Return an upper estimate of the number of tokens: one for 4 letters, 2 digits, a run of blanks or a sign."""
     return sum(1 if token.isascii() else len(token.encode()) for token in _TOKEN.findall(text))
 
 
 def bound_lines(lines: Iterable[str], hint: str = "narrow the question") -> str:
-    """Join lines up to `MAX_TOKENS`; the last line says how many were cut.
+    """Join lines up to `MAX_TOKENS` tokens; the last line reports how many lines were cut.
 
     Args:
         lines: the lines, without control characters or with: they are escaped.

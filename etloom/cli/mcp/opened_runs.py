@@ -1,4 +1,4 @@
-"""Runs that stay in memory while agents ask about them, and the paths that they may open."""
+"""Holds the opened runs in memory while agents ask about them, and checks the paths that agents may open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_CACHED_QUESTION = 2000
 
 
 class OpenedRuns:
-    """The runs below some roots, each opened once.
+    """The runs below the root folders that agents may open; each run is opened once, and answers are cached.
 
     Args:
         roots: folders and files that may be opened.
@@ -53,7 +53,7 @@ class OpenedRuns:
         self._lock = threading.RLock()
 
     def resolve(self, run: str) -> Path:
-        """Return the path of a run: absolute, or relative to a root; empty for the first root.
+        """Return the path of a run from its name: absolute, or relative to a root; an empty name is the first root.
 
         Raises:
             EtloomError: it does not exist, or it or a file in it is outside of the roots.
@@ -97,11 +97,11 @@ class OpenedRuns:
         return job
 
     def is_open(self, path: Path) -> bool:
-        """Return whether the run at a path, as `resolve` returns it, is in memory."""
+        """Return whether the run at a path (a result of `resolve`) is in memory."""
         return path in self._jobs
 
     def get_difference(self, before: str, after: str) -> Difference:
-        """Return the difference of two runs, whose figures are computed on first use.
+        """Return the comparison of two runs by `etloom.diff`, computed on first use.
 
         Raises:
             EtloomError: a path is refused or a run cannot be read.
@@ -116,7 +116,7 @@ class OpenedRuns:
             return self._differences[key]
 
     def answer_once(self, question: str, compute: Callable[[], str]) -> str:
-        """Return the answer to a question about opened runs, which do not change; computed once.
+        """Return the answer to a question about opened runs from the cache, or compute and cache it.
 
         Cached are the last 1,024 answers, each of bounded length, to questions of at most 2,000 characters.
         """
@@ -133,16 +133,16 @@ class OpenedRuns:
         return answer
 
     def describe_roots(self) -> str:
-        """Return the roots as text."""
+        """Return the list of root folders as text, for messages."""
         return "roots: " + ", ".join(map(str, self.roots))
 
     def _join(self, root: Path, run: str) -> Path:
-        """Return the path of a run relative to a root; the name of a root stands for the root itself."""
+        """Return the path of a run relative to a root; a leading name of the root itself is dropped."""
         first, *rest = Path(run).parts
         return root.joinpath(*rest) if first == root.name and not (root / run).exists() else root / run
 
     def _find_path(self, run: str) -> Path | None:
-        """Return the path of a run below the roots, if it exists there."""
+        """Return the resolved path of a run if it exists below the roots, else None."""
         try:
             candidates = (
                 [Path(run)] if Path(run).is_absolute() else [self._join(root, run) for root in self.roots]
@@ -153,7 +153,7 @@ class OpenedRuns:
             return None
 
     def _find_link_outside(self, folder: Path) -> Path | None:
-        """Return a link below a folder, also through other links, to outside of the roots, or in a loop."""
+        """Return a link in a folder, at any depth, that leads outside of the roots or cannot be read; else None."""
         seen: set[Path] = set()
         pending = [folder]
         while pending:

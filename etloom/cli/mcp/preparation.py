@@ -1,4 +1,4 @@
-"""Preparation of an opened run in the background: what questions about it share, and the answers to likely ones.
+"""Computes results that questions about an opened run share, and likely answers, in the background.
 
 It is a list of pieces of work; before each, questions go first. Kept are answers, which are short texts, and what the
 questions share: the dependency graph, sums by rank, and the small results of analyses.
@@ -26,7 +26,7 @@ _MAX_SIMULATED_EVENTS = 300_000_000
 
 
 def prepare_run(runs: OpenedRuns, path: Path) -> None:
-    """Prepare a run for questions; ends when the run is closed.
+    """Compute shared results and likely answers of an opened run in advance; stop when the run is closed.
 
     Args:
         runs: the opened runs.
@@ -42,7 +42,7 @@ def prepare_run(runs: OpenedRuns, path: Path) -> None:
 
 
 def _list_work(runs: OpenedRuns, run: str) -> Iterator[Callable[[], object]]:
-    """Yield what to compute, the most likely questions first."""
+    """Yield functions that compute shared results and answers, those of the most likely questions first."""
     from etloom.api.shared_results import list_shared_work
     from etloom.core import registry
 

@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 class TimeLimit:
-    """Runs functions in a thread and stops waiting for them after a time.
+    """Runs functions in a thread, and stops waiting for a function after a number of seconds.
 
     Polars has no way to end a query that runs. It continues without a reader, and until it ends no other one starts,
     so that at most one thread works in vain.
@@ -26,7 +26,7 @@ class TimeLimit:
         self._running = threading.Lock()
 
     def run(self, function: Callable[[], _Result]) -> _Result:
-        """Return ``function()``; its errors are raised here.
+        """Return the result of ``function()`` or raise its error, within the time limit.
 
         Raises:
             LimitError: it takes longer, or an earlier function still runs.

@@ -1,4 +1,4 @@
-"""The tools of the server: each a verb of etloom, whose answer is text with units and event ids."""
+"""The tools of the MCP server: each runs a command of etloom and returns text with units and event ids."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _EVENT_COLUMNS = ("id", "cat", "name", "ts", "dur", "tid", "stream", "depth")
 
 
 def _answer(method: Callable[..., list[str]], is_cached: bool = True) -> Callable[..., str]:
-    """Return a tool that joins the lines of a method within the limit; an error becomes one line of the answer.
+    """Convert a method that returns lines to a tool that returns text of bounded length; errors become a line of text.
 
     Args:
         method: Returns the lines of the answer.
@@ -74,7 +74,7 @@ def _answer(method: Callable[..., list[str]], is_cached: bool = True) -> Callabl
 
 
 class RunTools:
-    """The tools, over the opened runs. Their docstrings are the descriptions that agents read."""
+    """The tools that agents can call on the opened runs; their docstrings are the descriptions that agents read."""
 
     def __init__(self, runs: OpenedRuns) -> None:
         self.runs = runs
@@ -88,7 +88,7 @@ class RunTools:
         ]  # fmt: skip
 
     def _name_question(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return a text that is the same for all ways to ask a question. Raises EtloomError for a refused path."""
+        """Return a text that is equal for all spellings of a question. Raises EtloomError for a refused path."""
         values = {name: value for name, value in arguments.items() if name != "self"}
         paths = {name: str(self.runs.resolve(values[name])) for name in _RUN_ARGUMENTS if name in values}
         return f"{tool} {sorted((values | paths).items())!r}"
@@ -115,7 +115,7 @@ class RunTools:
 
     @_answer
     def findings(self, run: str = "", top: int = 8) -> list[str]:
-        """List what costs time, by what the job would gain without it; number is the argument of explain. Times: ns."""
+        """List what costs time, by what the job would gain without it (ns). Pass the column number to explain."""
         table = (
             self._list_findings(run).head(max(top, 1)).select(_FINDING_COLUMNS).with_row_index("number", 1)
         )
@@ -123,7 +123,7 @@ class RunTools:
 
     @_answer
     def explain(self, run: str = "", number: int = 1) -> list[str]:
-        """Show the evidence of one finding: its figures, the path of events around it, its neighbours, its gain."""
+        """Show the evidence of one finding: its figures and gain, the enclosing events, and the neighbouring events."""
         import polars as pl
 
         table = self._list_findings(run)
@@ -153,7 +153,7 @@ class RunTools:
 
     @_answer
     def what_if(self, changes: list[str], run: str = "") -> list[str]:
-        """Predict times under all of the changes: "kernel:*gemm* x0.5", "comm x0", "op:aten::copy_ x0", "launch x0"."""
+        """Predict times with all changes applied: "kernel:*gemm* x0.5", "comm x0", "op:aten::copy_ x0", "launch x0"."""
         import etloom
 
         simulated = etloom.simulate(self.runs.get_job(run), *changes)
@@ -191,7 +191,7 @@ class RunTools:
         return [*prediction.reasons, *rows]
 
     def _resolve_network(self, network: str) -> str | None:
-        """Return the network, a YAML file as a path below the roots; None for the recorded one."""
+        """Return the network option, with the path of a YAML file resolved below the roots; None if it is empty."""
         if Path(network).suffix in (".yaml", ".yml"):
             return str(self.runs.resolve(network))
         return network or None
@@ -232,7 +232,7 @@ class RunTools:
     def timeline(
         self, rank: int, start_ns: int, end_ns: int, run: str = "", min_dur_ns: int = 0
     ) -> list[str]:
-        """List the events of a rank that overlap a time range, on the clock of events.ts, indented by nesting depth."""
+        """List the events of a rank that overlap a time range in ns (as events.ts), indented by nesting depth."""
         import polars as pl
 
         if end_ns <= start_ns:
@@ -277,7 +277,7 @@ def _is_problem() -> pl.Expr:
 
 
 def _list_ancestors(trace: Trace, event: int) -> list[dict[str, Any]]:
-    """Return the event and the events around it, innermost first."""
+    """Return the rows of an event and of the events that enclose it, innermost first."""
     import polars as pl
 
     path: list[dict[str, Any]] = []

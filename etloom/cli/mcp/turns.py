@@ -1,4 +1,4 @@
-"""The order of questions and preparation: a question goes first."""
+"""Lets questions of agents run before the computation of likely answers in the background."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """Makes preparation in the background wait while questions are answered."""
+    """Makes the background preparation of answers wait while questions are answered."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -17,7 +17,7 @@ class Turns:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Count a question until its answer is complete; one of preparation itself does not count."""
+        """Count a question as open in this context, unless the thread prepares answers in the background."""
         if self._is_preparing():
             yield
             return
@@ -32,7 +32,7 @@ class Turns:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Mark what the thread does as preparation."""
+        """Mark the work of this thread in this context as background preparation, which waits for questions."""
         self._threads.is_preparing = True
         try:
             yield
@@ -40,7 +40,7 @@ class Turns:
             self._threads.is_preparing = False
 
     def give_way(self) -> None:
-        """Wait until no question is left if the thread prepares; it must not hold what a question may wait for."""
+        """In a thread that prepares answers, wait until no question is open; hold no lock that a question may need."""
         if self._is_preparing():
             with self._changed:
                 self._changed.wait_for(lambda: not self._questions)

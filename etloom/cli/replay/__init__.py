@@ -1,4 +1,4 @@
-"""etloom replay: re-run what a run recorded; one file per subcommand."""
+"""etloom replay: re-runs recorded communication and operators; one file per subcommand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["replay"]
 
 @click.group(context_settings=CONTEXT_SETTINGS, commands={"comms": comms, "compute": compute, "full": full})
 def replay() -> None:
-    """Re-run what a run recorded, and measure it.
+    """Re-run the recorded communication, computation or both, and measure it.
 
     Examples:
 

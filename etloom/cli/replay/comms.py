@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class TraceType(str, enum.Enum):
-    """Types of traces that have communication."""
+    """Types of traces from which communication can be replayed."""
 
     et = "et"
     kineto = "kineto"
@@ -46,21 +46,21 @@ class TraceType(str, enum.Enum):
 
 
 class Timing(str, enum.Enum):
-    """Timing of calls."""
+    """When to start a replayed call: at once, or after the recorded gap."""
 
     fast = "fast"
     recorded = "recorded"
 
 
 class Gap(str, enum.Enum):
-    """Methods to fill gaps between calls."""
+    """Methods to fill the gaps between replayed calls: a busy loop, or matrix products."""
 
     spin = "spin"
     load = "load"
 
 
 class Per(str, enum.Enum):
-    """Rows of the summary."""
+    """Grouping of the summary's rows: by group, by all groups of the same size, or by call."""
 
     group = "group"
     all = "all"
@@ -69,7 +69,7 @@ class Per(str, enum.Enum):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The run, and the part of it that is replayed."""
+    """The path of the run, and options that select the ranks and calls to replay."""
 
     path: Path | None
     trace_path: Path | None
@@ -136,7 +136,7 @@ _SOURCE_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """Options for running the calls."""
+    """Options for the timing, repetition and verification of the replayed calls."""
 
     timing: Timing
     gap: Gap
@@ -171,7 +171,7 @@ _TIMING_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Destinations of the results."""
+    """Output files, grouping of rows and table format of the results."""
 
     out: Path | None
     per: Per
@@ -224,7 +224,7 @@ def comms(
     run: TimingOptions,
     output: OutputOptions,
 ) -> None:
-    """Re-run the recorded communication on as many processes, and measure it.
+    """Re-run the recorded communication with one process per rank, and measure it.
 
     Every process runs this command; torchrun, mpirun or srun sets its rank. Rank 0 makes the plan, prints the result
     and writes the files. Sizes, types, groups, roots, peers, reduce operations and the calls in flight at the same time

@@ -19,7 +19,7 @@ from etloom.core.errors import EtloomError
 
 
 class Device(str, enum.Enum):
-    """Devices of computation."""
+    """Devices on which operators can be replayed."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -28,7 +28,7 @@ class Device(str, enum.Enum):
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """The part of the run that is replayed, and how."""
+    """Options that select the device, the operators, the repeats and the limits of a replay."""
 
     device: Device
     rank: int | None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @handle_errors()
 def work(request: Mapping[str, Any]) -> None:
-    """Run the command, in the process that a failing operator may end."""
+    """Replay the operators that ``request`` selects, in a child process that a crashing operator may end."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # its profiler prints when it starts and stops
     import etloom
 
@@ -110,7 +110,7 @@ def _print_replay(replay: ComputeReplay, device: str, load: float | None) -> Non
 
 
 def _thread_notes(device: str, replay: ComputeReplay) -> tuple[str, str]:
-    """Return notes on a replay on a CPU: its threads per operator, and how the recording differs."""
+    """Return notes on the threads of a CPU replay: of each operator, and of the recording; empty on other devices."""
     if device != "cpu":
         return "", ""
     recorded = "the recording does not state its number of threads; torchrun sets 1, --threads changes it"

@@ -54,7 +54,7 @@ def full(
     warmup: int,
     output: OutputOptions,
 ) -> None:
-    """Re-run the recorded operators and the recorded communication, in the order in which each rank began them.
+    """Re-run the recorded operators and the recorded communication, in the order in which each rank started them.
 
     Every process runs this command; torchrun, mpirun or srun sets its rank. Communication uses buffers of its own, of
     the recorded sizes. Each rank first tries its operators in a child process: operators that crash it are skipped and

@@ -13,7 +13,7 @@ from etloom.cli.output import Format
 
 
 class Device(str, enum.Enum):
-    """Devices of communication."""
+    """Devices whose memory the replayed communication can use."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -21,7 +21,7 @@ class Device(str, enum.Enum):
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """Backend of the processes of a replay, and the address where they meet."""
+    """Backend, device, timeout and rendezvous address of the processes of a replay."""
 
     backend: str
     device: Device | None
@@ -65,7 +65,7 @@ class OutputOptions:
 
 
 def repeat_options(repeats: int) -> list[click.Parameter]:
-    """Return the options for the number of passes."""
+    """Return the click options for the number of timed passes (default ``repeats``) and of warmup passes."""
     return [
         click.Option(
             ["--repeats"], type=click.IntRange(min=1), default=repeats, help="Number of timed passes."

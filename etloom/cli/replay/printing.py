@@ -1,4 +1,4 @@
-"""Messages and tables of the replay commands, and the end of a process when another one has failed."""
+"""Prints messages and tables of the replay commands, and ends a process when another process has failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def end_process(reason: str) -> NoReturn:
-    """Print why another process has ended and end this one, since torch would wait for the other.
+    """Print why another process has ended, and end this process, because torch would wait for the other.
 
     An interrupt is reported by rank 0 only.
     """
@@ -33,7 +33,7 @@ def end_process(reason: str) -> NoReturn:
 
 @contextmanager
 def end_on_failure(process: Process) -> Iterator[None]:
-    """End this process at once if it fails and is one of several: Python may take seconds to unload torch.
+    """End this process at once if it fails and there are several processes, without waiting for Python to exit.
 
     An interrupt, which all processes get, is reported by rank 0 with the call that it interrupted.
     """
@@ -58,7 +58,7 @@ def print_summary(table: pl.DataFrame, format: Format | None) -> None:
 
 
 def load_average() -> float | None:
-    """Return how many processes wanted to run on this host, averaged over a minute; None if it is not known."""
+    """Return the mean number of processes running or waiting on this host over the last minute; None if unknown."""
     with contextlib.suppress(OSError, AttributeError):
         return os.getloadavg()[0]
     return None
@@ -67,7 +67,7 @@ def load_average() -> float | None:
 def contention_warning(
     load: float | None, device: str, threads: int, measured: str = "latencies"
 ) -> str | None:
-    """Return why measured times cannot be compared: ranks shared CPUs, or other processes were running.
+    """Return a warning if ranks shared CPUs or other processes ran, so that measured times are unreliable; else None.
 
     Args:
         load: `load_average` before the replay.
@@ -88,7 +88,7 @@ def contention_warning(
 
 
 def print_passes(passes: pl.DataFrame) -> None:
-    """Print the duration of a repeat on the slowest rank, and how long the ranks waited for communication."""
+    """Print the median duration of a repeat on the slowest rank, and the time that ranks waited for communication."""
     by_rank = passes.group_by("rank", maintain_order=True).median()
     slowest = by_rank.sort("span_ns", descending=True).row(0, named=True)
     waits = sorted(by_rank["exposed_ns"].to_list())

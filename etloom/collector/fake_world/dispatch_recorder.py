@@ -16,7 +16,7 @@ _OMITTED_NAMESPACE = "profiler::"
 
 @dataclass
 class OperatorRecord:
-    """A call of an operator: its name, schema, flat arguments and results, and the scope that it ran in."""
+    """A recorded operator call: name, schema, arguments, results and, for communication, process group and sizes."""
 
     name: str
     schema: str
@@ -27,14 +27,14 @@ class OperatorRecord:
 
 @dataclass
 class MemoryUse:
-    """Bytes of the storages on the device that are alive."""
+    """Tracks the bytes of live tensor storages on the fake device: current (`live_bytes`) and peak (`peak_bytes`)."""
 
     live_bytes: int = 0
     peak_bytes: int = 0
     storages: dict[int, int] = field(default_factory=dict)
 
     def add(self, tensor: Any) -> None:
-        """Count the storage of a tensor until it is freed."""
+        """Add the storage of a tensor to the live bytes until it is freed; a storage is counted only once."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.storages:
@@ -50,7 +50,7 @@ class MemoryUse:
 
 
 class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the operators while ``recording``, and counts the memory of the device always."""
+    """Dispatch mode that records operator calls while ``recording`` is true, and always tracks the device memory."""
 
     def __init__(self, torch: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return isinstance(value, self._torch.Tensor) and value.device.type == "cuda"
 
     def _describe(self, value: Any) -> Any:
-        """Return a description of a value that does not keep a tensor alive."""
+        """Convert a value to plain data that does not keep tensors alive: a tensor becomes a TensorRecord."""
         torch = self._torch
         if isinstance(value, torch.Tensor):
             return TensorRecord(
@@ -102,7 +102,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value if isinstance(value, (bool, int, float, str)) else None if value is None else str(value)
 
     def _describe_communication(self, name: str, values: list[Any], outputs: list[Any]) -> dict[str, Any]:
-        """Return the facts of a collective or message, as record_param_comms names them."""
+        """Return the process group, peer or root rank, dtype and numbers of elements of a communication call."""
         torch = self._torch
         dist = torch.distributed
         group_name, peer = "", -1
@@ -131,7 +131,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """A tensor argument or result."""
+    """Metadata of a tensor argument or result: ids, storage offset, shape, strides, dtype, element size, device."""
 
     tensor_id: int
     storage_id: int

@@ -1,4 +1,4 @@
-"""torch.cuda on a machine without a GPU: what scripts ask about devices, streams, events and memory."""
+"""Replaces torch.cuda on a machine without a GPU: devices, streams, events and memory queries of a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = "etloom fake device"
 
 
 class _Properties:
-    """Properties of the fake device, of the class of an A100 or H100."""
+    """The device properties that the fake torch.cuda reports: similar to an H100 with 80 GiB."""
 
     name = _NAME
     major, minor = 9, 0
@@ -28,7 +28,7 @@ class _Properties:
 
 
 class _Stream:
-    """A stream on which nothing runs."""
+    """A fake CUDA stream on which nothing runs, so it is always idle."""
 
     stream_id = cuda_stream = device_index = 0
     device_type = 1
@@ -37,7 +37,7 @@ class _Stream:
         self.priority = priority
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately, because nothing runs on the stream."""
 
     wait_stream = wait_event = record_event = lambda self, *_: _Event()
 
@@ -52,7 +52,7 @@ class _Stream:
 
 
 class _Event:
-    """An event that has always happened. Elapsed times are those of the host."""
+    """A fake CUDA event that is always complete; elapsed times, in ms, are measured with the clock of the host."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._time = time.perf_counter()
@@ -70,7 +70,7 @@ class _Event:
 
 
 def install(torch: Any, select_native_device: Callable[[int], Any]) -> None:
-    """Replace the functions of torch.cuda that need a device.
+    """Replace the functions of torch.cuda that need a GPU by functions that work without a GPU.
 
     Args:
         torch: The module.

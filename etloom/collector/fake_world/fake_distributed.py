@@ -1,4 +1,4 @@
-"""torch.distributed with one process: groups have their size, collectives move nothing."""
+"""Replaces torch.distributed in a single process: groups report their full size, collectives transfer no data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def install(torch: Any, rank: int, world_size: int) -> None:
-    """Make init_process_group create the backend "fake", and object collectives return the objects of this rank."""
+    """Make init_process_group use the backend "fake", and make object collectives return the objects of this rank."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist = torch.distributed

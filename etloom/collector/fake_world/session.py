@@ -17,7 +17,7 @@ from .trace_file import write_trace
 
 
 def start(torch: Any, library: Any) -> None:
-    """Enter the fake world in a process that has just imported torch. It lasts until the process ends.
+    """Run the rest of this process on fake tensors and record its steps; to be called right after torch is imported.
 
     Args:
         torch: The module.
@@ -48,14 +48,17 @@ def start(torch: Any, library: Any) -> None:
 
 
 def _read_scalar(mode: Any, func: Any, tensor: Any) -> Any:
-    """Return the value of a tensor without data: 0.0, so that a GradScaler sees no overflow; of integers 1."""
+    """Return the value to use for a scalar tensor without data: 0.0 for floats, False for booleans, 1 for integers.
+
+    0.0, so that a GradScaler sees no overflow.
+    """
     if tensor.dtype.is_floating_point:
         return 0.0
     return False if str(tensor.dtype) == "torch.bool" else 1
 
 
 def _swap_tensors(first: Any, second: Any) -> None:
-    """Swap two tensors as torch.utils.swap_tensors does; fake ones have weak references, which that refuses."""
+    """Swap two tensors like torch.utils.swap_tensors, which refuses fake tensors because they have weak references."""
     import torch
 
     first.__class__, second.__class__ = second.__class__, first.__class__
@@ -64,7 +67,7 @@ def _swap_tensors(first: Any, second: Any) -> None:
 
 
 class _StepRecording:
-    """Counts the steps of the first optimizer, and ends the script after the last step to record."""
+    """Counts the steps of the first optimizer; after the last step to record, writes the trace and ends the script."""
 
     def __init__(self, options: RecordingOptions, rank: int, recorder: DispatchRecorder) -> None:
         self._options = options
@@ -76,7 +79,7 @@ class _StepRecording:
         recorder.recording = options.first == 0
 
     def attach(self, torch: Any) -> None:
-        """Count the calls of optimizers' step()."""
+        """Register a hook that counts the calls of optimizers' step()."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._torch = torch

@@ -40,7 +40,9 @@ def write_trace(
     rank: int,
     peak_memory_bytes: int,
 ) -> None:
-    """Write the operators of steps, each in a ProfilerStep#N, and the process groups; the name appears when complete.
+    """Write an execution trace of the process groups and the operators of each step; the file appears when complete.
+
+    The operators of a step are children of a node ProfilerStep#N.
 
     Args:
         path: The file, ending in .json.gz.
@@ -65,7 +67,7 @@ def write_trace(
 
 
 class _NodeBuilder:
-    """Builds the nodes of a trace, numbered in order."""
+    """Builds the nodes of an execution trace, with ids from 1 in the order of creation."""
 
     def __init__(self, groups: list[dict[str, Any]], rank: int) -> None:
         self._groups = {str(group["pg_name"]): group for group in groups}
@@ -76,7 +78,7 @@ class _NodeBuilder:
     def build(
         self, steps: Iterable[tuple[int, list[OperatorRecord]]], attributes: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the groups, the operators of each step, and what encloses them: in the order in which they end."""
+        """Yield the nodes of a trace in the order of their ends: groups, operators, steps, thread and process."""
         root = self._build_node("[pytorch|profiler|execution_trace|process]", 0, _USER_SCOPE)
         thread = self._build_node("[pytorch|profiler|execution_trace|thread]", root["id"], _USER_SCOPE)
         if self._groups:
@@ -166,7 +168,7 @@ class _NodeBuilder:
 
 
 def _describe_values(values: list[Any]) -> dict[str, list[Any]]:
-    """Return values, shapes, types and strides of arguments or results."""
+    """Return the values, shapes, types and strides of arguments or results, each as a list, as in PyTorch's traces."""
     described = [_describe_value(value) for value in values]
     return {
         name: [item[i] for item in described]

@@ -28,7 +28,7 @@ _WATCHED_ENTRIES = "128"
 
 @dataclass(frozen=True)
 class CollectResult:
-    """Outcome of a recorded command.
+    """The result of `collect`: the command's exit status, the recorded ranks, the folders with traces, and warnings.
 
     Attributes:
         out: The folder of the run.
@@ -47,7 +47,7 @@ class CollectResult:
 
 @dataclass(frozen=True)
 class JobCommand:
-    """A command prepared for recording: what to run, with which variables added to the environment."""
+    """A command prepared for recording: options, words of the command, added environment variables, and warnings."""
 
     options: RecordingOptions
     words: tuple[str, ...]
@@ -190,7 +190,7 @@ def prepare_command(
 
 
 def _job_words(options: RecordingOptions) -> tuple[str, ...]:
-    """Return the command, with nsys around the program of each rank if nsys is to record."""
+    """Return the command to run; with the source nsys, the program of each rank is started through `nsys profile`."""
     from etloom.core.errors import CollectError
 
     command = options.command or ()
@@ -207,7 +207,7 @@ def _job_words(options: RecordingOptions) -> tuple[str, ...]:
 
 
 def job_environment(options: RecordingOptions) -> dict[str, str]:
-    """Return the variables to add to the environment of the command."""
+    """Return the environment variables that start the recorder in every Python process of the command."""
     bootstrap = str(Path(__file__).resolve().parent / "bootstrap")
     previous = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([bootstrap, previous] if previous else [bootstrap])

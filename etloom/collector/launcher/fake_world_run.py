@@ -1,4 +1,4 @@
-"""Runs the chosen ranks of a fake world one after another, each in a process of its own."""
+"""Runs the selected ranks of `collect --fake-world` on fake tensors, one after another, each in a separate process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def record_fake_ranks(
 
 
 def _build_device() -> Path:
-    """Return the library of the fake device, compiled once per torch version. Raises CollectError."""
+    """Compile the library of the fake CUDA device, once per torch version; return its path. Raises CollectError."""
     from etloom.core.errors import CollectError
 
     try:
@@ -97,7 +97,7 @@ def _build_device() -> Path:
 def _run_rank(
     command: Sequence[str], folder: Path, rank: int, environment: Mapping[str, str]
 ) -> tuple[int, dict[str, Any] | None]:
-    """Run the command as one rank; return its exit status and the facts about its recording."""
+    """Run the command as one rank; return its exit status and facts about its recording (None without a recording)."""
     from etloom.core.errors import CollectError
 
     facts_file = folder / FACTS_NAME.format(rank=rank)
@@ -119,7 +119,7 @@ def _describe_facts(facts: Mapping[str, Any]) -> str:
 
 
 def _check_options(options: CollectOptions, world_size: int, ranks: Sequence[int]) -> None:
-    """Raise CollectError for a world size or a rank out of range, and for options that have no effect."""
+    """Raise CollectError if world size or ranks are out of range, or if an option has no effect with --fake-world."""
     if not 1 <= world_size <= _MAX_WORLD_SIZE:
         raise option_error(f"expected 1 to {_MAX_WORLD_SIZE} ranks, got {world_size}", "fake_world")
     if ranks[-1] >= world_size:
@@ -131,7 +131,7 @@ def _check_options(options: CollectOptions, world_size: int, ranks: Sequence[int
 
 
 def _rank_variables(rank: int, world_size: int) -> dict[str, str]:
-    """Return the variables that torchrun sets, for hosts of eight ranks."""
+    """Return the environment variables that torchrun would set for a rank, assuming eight ranks per host."""
     local_size = min(world_size, _RANKS_PER_HOST)
     return {
         "RANK": str(rank),

@@ -26,7 +26,7 @@ _MAX_EXPLAINED_RANKS = 4
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The folders with traces, the ranks that have any, and messages about what is missing."""
+    """The result of a run: folders with traces, ranks that recorded traces, and messages about what is missing."""
 
     windows: tuple[Path, ...]
     ranks: tuple[int, ...]
@@ -35,7 +35,7 @@ class RunOutcome:
 
 @dataclass
 class _Leftovers:
-    """Unfinished window folders: recovered, not recoverable, or still in use by a process."""
+    """Unfinished windows of a run: recovered rank records, folders not recovered, and pids of processes still alive."""
 
     recovered: list[Facts]
     lost: list[Path]
@@ -43,7 +43,7 @@ class _Leftovers:
 
 
 def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
-    """Write run.json of each window, report what is missing, and remove the scratch folder if nothing is in it.
+    """Write run.json of each window, report what is missing, and remove the unfinished files unless some are needed.
 
     Raises:
         OSError: The folder of the run cannot be read or written.
@@ -86,7 +86,7 @@ def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
 
 
 def _recover_leftovers(out: Path, scratch: Path) -> _Leftovers:
-    """Recover the windows of processes that were killed; remove those that were prepared and never started."""
+    """Recover the windows of killed processes; delete the folders of windows that were prepared but never started."""
     killed, active_pids = [], []
     for path in sorted(path for path in scratch.iterdir() if path.is_dir() and any(path.iterdir())):
         if killed_windows.is_still_recording(path):  # the command did not wait for it
@@ -102,7 +102,7 @@ def _recover_leftovers(out: Path, scratch: Path) -> _Leftovers:
 def _finalize_window(
     options: RecordingOptions, folder: Path, exit_status: int, statuses: list[Facts], warnings: list[str]
 ) -> list[int]:
-    """Write the exit status into run.json of a window, and report what is missing. Returns the recorded ranks."""
+    """Write the command's exit status to run.json of a window, warn about missing traces, and return its ranks."""
     ranks = read_rank_records(folder)
     scratch = Path(options.scratch)
     try:
@@ -123,7 +123,7 @@ def _finalize_window(
 def _explain_missing_ranks(
     options: RecordingOptions, ranks: list[Facts], statuses: list[Facts]
 ) -> str | None:
-    """Return which ranks of a window have no traces, and why; None if all have."""
+    """Return a message on which expected ranks of a window have no traces, and why; None if no rank is missing."""
     world_size = max(rank["world_size"] for rank in ranks)
     expected = set(range(world_size) if options.ranks is None else options.ranks)
     missing = sorted(expected - {rank["rank"] for rank in ranks})

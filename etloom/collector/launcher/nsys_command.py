@@ -1,4 +1,4 @@
-"""Wraps the program of each rank in a command with `nsys profile`.
+"""Inserts `nsys profile` before the program of each rank in the command of a job.
 
 nsys and Kineto both use CUPTI, so a window is recorded by one or the other. The report covers the time between
 cudaProfilerStart and cudaProfilerStop, which the window calls (session/nsys_capture.py).
@@ -31,7 +31,7 @@ _MAX_PYTHON_SWITCHES = 4
 
 
 def wrap_command(command: Sequence[str], out: str) -> list[str] | None:
-    """Return `command` with nsys around the program of each rank; its report is `out`/nsys_<rank>.nsys-rep.
+    """Return `command` with `nsys profile` before the program of each rank; it writes `out`/nsys_<rank>.nsys-rep.
 
     Returns None if the position of the rank's program in the command is unknown.
     """
@@ -51,7 +51,7 @@ def wrap_command(command: Sequence[str], out: str) -> list[str] | None:
 
 
 def _wrap_script(words: list[str], begin: int, switch: str, out: str) -> list[str] | None:
-    """Make the launcher start nsys, and nsys start Python with the script."""
+    """Make a launcher's command start nsys, which starts Python with the script; return None without a script."""
     for i in range(begin, len(words)):
         if words[i] in ("-m", "--module"):
             launcher, program = words[:i], ["-m", *words[i + 1 :]]
@@ -68,7 +68,7 @@ def _nsys_words(out: str, rank: str) -> list[str]:
 
 
 def explain_missing_reports(out: Path, ranks: Iterable[int]) -> str | None:
-    """Return which of these ranks have no nsys report, and the likely cause; None if all have one."""
+    """Return a message on which of these ranks have no nsys report, and the likely cause; None if all have a report."""
     missing = [rank for rank in ranks if not (out / f"nsys_{rank}.nsys-rep").exists()]
     if not missing:
         return None

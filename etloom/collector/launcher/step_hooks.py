@@ -30,7 +30,7 @@ from ..text import describe_error
 
 
 def attach(module: ModuleType) -> None:
-    """Install the hooks that the options select.
+    """Install the hooks that count steps in this process as the recording options require.
 
     Args:
         module: torch.optim.optimizer, just imported; the job has no optimizer yet.
@@ -50,13 +50,13 @@ def attach(module: ModuleType) -> None:
 
 
 def _report_end_without_steps(recorder: Recorder) -> None:
-    """Report the end of a process in which no step was counted."""
+    """Write to the status file that the process has ended, if no step was counted in it."""
     if "began" not in recorder.status.facts:
         recorder.report_status(ended=True)
 
 
 class _StepCounter:
-    """Selects the optimizer whose steps count; when it is freed, the next one that steps replaces it."""
+    """Selects the optimizer whose steps count: the first that steps or, after it is freed, the next that steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -67,7 +67,7 @@ class _StepCounter:
         return self._optimizer() is optimizer
 
     def enter_step(self, optimizer: Any) -> bool:
-        """Return whether this call of `.step()` counts as a step."""
+        """Return whether this call of `.step()` counts as a training step, and if so mark the step as running."""
         # `stepping`: a subclass whose step calls its parent's step makes one step, not two.
         if self.recorder.finished or self.stepping:
             return False
@@ -114,8 +114,7 @@ def _count_optimizer_steps(recorder: Recorder, module: ModuleType) -> None:
 
 
 def _watch_scaler(counter: _StepCounter, scaler: Any) -> None:
-    """Report steps that a GradScaler skips: after an overflow it does not call the optimizer, so nothing is
-    counted."""
+    """Patch GradScaler.step to report steps that it skips after an overflow, because these are not counted."""
     original = scaler.step
 
     @functools.wraps(original)
@@ -130,7 +129,7 @@ def _watch_scaler(counter: _StepCounter, scaler: Any) -> None:
 
 
 def _count_scopes(recorder: Recorder, name: re.Pattern[str], job_marks_steps: bool) -> None:
-    """Count record_functions whose name matches `name` as steps, for loops without an optimizer.
+    """Count each record_function whose name matches the pattern `name` as a step, for loops without an optimizer.
 
     A step ends, and the next one begins, when a scope has been left; a scope inside another one does not count.
     `job_marks_steps`: the scopes are the job's own ProfilerStep#N, and the recorder makes none.
@@ -164,7 +163,7 @@ def _count_scopes(recorder: Recorder, name: re.Pattern[str], job_marks_steps: bo
 
 
 def _count_intervals(recorder: Recorder, torch: Any, step_ns: int) -> None:
-    """Count time intervals as steps, the same ones on all ranks, for jobs without any sign of a step.
+    """Count time intervals of `step_ns` ns, common to all ranks, as steps, for jobs whose steps cannot be detected.
 
     A separate thread counts them, starting with the first nn.Module of the first rank; a launcher's process creates no
     module.
@@ -193,7 +192,7 @@ def _count_intervals(recorder: Recorder, torch: Any, step_ns: int) -> None:
 
 
 def _warm_up(recorder: Recorder, torch: Any) -> None:
-    """Run an empty Kineto session: the first one must be on the thread that loaded Kineto.
+    """Run an empty Kineto session, because the first session must run on the thread that loaded Kineto.
 
     Skipped while the job has a session: a second one would take its events and crash the process.
     """

@@ -1,4 +1,4 @@
-"""A native execution trace observer: records every operator with its times, for about a microsecond each.
+"""A native (C++) execution trace observer: records every operator with its times, at about 1 µs per operator.
 
 `ExecutionTraceObserver` has the public interface of torch.profiler's class, and torch.profiler.profile accepts it as
 execution_trace_observer. It is C++ code, compiled against the installed torch at first use (`build_library`); its file

@@ -1,4 +1,4 @@
-"""Chooses the observer of a recording: the native one if it can be built here, else torch's."""
+"""Chooses the observer that records the execution trace: etloom's native observer if it can be built, else torch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def choose_observer(
     needs_gate: bool = False,
     on_build: Callable[[], None] | None = None,
 ) -> tuple[str, list[str]]:
-    """Return the observer to use, "native" or "stock", and messages about what it cannot do.
+    """Return the observer to use, "native" (etloom's) or "stock" (torch's), and messages about its limitations.
 
     Args:
         options: The requested observer, and its limits.
@@ -47,7 +47,7 @@ def choose_observer(
 
 
 def build_if_native(requested: str, on_build: Callable[[], None] | None = None) -> tuple[str, list[str]]:
-    """Build the native observer if it is requested; return the observer to use, and messages if it is another one."""
+    """Build the native observer if it is requested; return the observer to use, and messages if torch's replaces it."""
     if requested == "stock":
         return requested, []
     from . import BuildError, build_library, find_failure, find_library

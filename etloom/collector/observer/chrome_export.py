@@ -1,4 +1,4 @@
-"""Exports torch.profiler's trace without the GIL, which torch's own export holds from beginning to end."""
+"""Exports torch.profiler's trace without the GIL, so that other threads run; torch holds the GIL during its export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABI = b"system_libstdcpp_gxx_abi_1xxx_use_cxx11_abi_1"
 
 
 def export_chrome_trace(profile: Any, path: Path) -> None:
-    """Write the trace like `profile.export_chrome_trace(path)`; the native export empties the profile.
+    """Write the trace like `profile.export_chrome_trace(path)`, if possible without the GIL; may empty the profile.
 
     Raises:
         RuntimeError: The trace cannot be written.

@@ -63,7 +63,7 @@ class ExecutionTraceObserver:
         self._groups: list[dict[str, Any]] = []
 
     def register_callback(self, output_file_path: str | os.PathLike[str]) -> ExecutionTraceObserver:
-        """Open the file; a second call does nothing, as in torch.
+        """Open the output file; a second call does nothing, as in torch.
 
         Raises:
             BuildError: The library cannot be built or loaded.
@@ -78,7 +78,7 @@ class ExecutionTraceObserver:
         return self
 
     def start(self) -> None:
-        """Begin a window. Does nothing if no file is registered or a window is open.
+        """Start recording operators; do nothing if no file is registered or the observer is already recording.
 
         Raises:
             RuntimeError: Another observer of this process is recording.
@@ -91,7 +91,7 @@ class ExecutionTraceObserver:
         self._record_groups()
 
     def stop(self) -> None:
-        """End the window; all its operators are then in the file."""
+        """Stop recording; afterwards all recorded operators are in the file."""
         with _lock:
             if self._session is None or not self._running:
                 return
@@ -104,7 +104,7 @@ class ExecutionTraceObserver:
             self._session.stop()
 
     def unregister_callback(self) -> None:
-        """Finish the file."""
+        """Stop recording, then complete and close the file."""
         self.stop()
         with _lock:
             session, self._session = self._session, None
@@ -129,17 +129,17 @@ class ExecutionTraceObserver:
         """Do nothing: required by torch's interface, but there are no resources except the file."""
 
     def note(self, **facts: Any) -> None:
-        """Write facts about the recording into the file, while it records."""
+        """Write facts about the recording to the trace file, as JSON; do nothing if the observer is not recording."""
         with _lock:
             if self._session is not None and self._running:
                 self._session.note(json.dumps(facts))
 
     def counters(self) -> dict[str, int]:
-        """Return the counters of the file by the names of COUNTERS; empty without a file."""
+        """Return the counters of the C++ observer, by their names in COUNTERS; empty if no file is open."""
         return {} if self._session is None else self._session.counters()
 
     def overwritten_ns(self) -> int | None:
-        """Return the time, by time.monotonic_ns, of the last operator that the ring overwrote; None if there is none.
+        """Return the time (ns, time.monotonic_ns) of the last operator overwritten in the ring buffer, or None.
 
         Everything after it is complete.
         """
@@ -157,7 +157,7 @@ class ExecutionTraceObserver:
 
 
 class _Session:
-    """The C++ session of one file; closed when it is garbage-collected, but never in a child of fork.
+    """The C++ recording session of one trace file; closed when garbage-collected, but never in a forked child.
 
     Any thread may collect the garbage, also one that the holder of a lock of ours waits for: so the finalizer takes
     none, and ExecutionTraceObserver has no `__del__` that would.
@@ -211,7 +211,7 @@ def _watch_forks() -> None:
 
 
 def _release_sessions() -> None:
-    """Give up the files of the parent in a child of fork."""
+    """Release the parent's trace files in a forked child, without writing to them."""
     for session in list(_sessions):
         session.release()
     _sessions.clear()
@@ -225,7 +225,7 @@ def _close_session(library: ctypes.CDLL, handle: int, pid: int) -> None:
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
-    """Load the library for this torch, after compiling it if necessary.
+    """Load the native observer library for the installed torch; compile it first if necessary.
 
     Raises:
         BuildError: It cannot be built or loaded.
@@ -265,7 +265,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _process_groups() -> list[dict[str, Any]]:
-    """Return torch's pg_config_info, with the ranks of the default group filled in."""
+    """Return torch's description of this process's process groups, with the ranks that torch leaves empty filled in."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

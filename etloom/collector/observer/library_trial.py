@@ -1,4 +1,4 @@
-"""Records operators with a library that was just compiled: run as a script with its path, never imported.
+"""Tests a compiled observer library by recording operators; run as a script with the library's path, never imported.
 
 Between them they use what differs between builds: printed schemas with default values, tensors, lists, another thread.
 """

@@ -1,4 +1,4 @@
-"""Compiles the native observer for the installed torch, once: the library is kept in the user's cache folder.
+"""Compiles the native observer once for the installed torch, and stores the library in the user's cache folder.
 
 One call of the C++ compiler ($CXX, else c++) takes some 20 s, under a lock, so that the ranks of a job do not build it
 several times. The name of the library contains a hash of torch's version, the flags and the sources. A failure is kept
@@ -31,22 +31,22 @@ _MAX_FAILURE_AGE_S = 600
 
 
 class BuildError(Exception):
-    """The native observer cannot be built here; the message, one line, is the reason."""
+    """Raised if the native observer cannot be built here; the message is the reason, on a single line."""
 
 
 def find_library() -> Path | None:
-    """Return the library for this torch, or None if it is not built yet."""
+    """Return the path of the native observer library for the installed torch, or None if it is not built yet."""
     path = _library_path()
     return path if path.is_file() else None
 
 
 def find_failure() -> str | None:
-    """Return why the library could not be built a short time ago, or None if a build would be tried now."""
+    """Return why the library could not be built with this compiler in the last 10 minutes; None if no build failed."""
     return _read_failure(_failure_path(_library_path()))
 
 
 def build_library(sources: Path = _SOURCES, name: str = "observer", *, retry: bool = False) -> Path:
-    """Return the library for this torch; compile it if necessary.
+    """Return the path of the native library for the installed torch; compile the library if necessary.
 
     Args:
         sources: Folder of the C++ sources.
@@ -70,7 +70,7 @@ def build_library(sources: Path = _SOURCES, name: str = "observer", *, retry: bo
 
 
 def _compile_unless_failed(path: Path, sources: Path, retry: bool) -> None:
-    """Compile, and keep a failure for the processes that ask next."""
+    """Compile the library unless that failed recently; store the reason of a failure for other processes."""
     failure = _failure_path(path)
     reason = None if retry else _read_failure(failure)
     if reason is not None:
@@ -89,7 +89,7 @@ def _failure_path(library: Path) -> Path:
 
 
 def _read_failure(path: Path) -> str | None:
-    """Return the reason of a failure of this compiler in the last minutes, or None."""
+    """Return the stored reason if this compiler failed to build the library in the last 10 minutes, else None."""
     try:
         age_s = time.time() - path.stat().st_mtime
         compiler, reason = path.read_text(encoding="utf-8").splitlines()
@@ -125,7 +125,7 @@ def _library_path(sources: Path = _SOURCES, name: str = "observer") -> Path:
 
 
 def _cache_folder() -> Path:
-    """Return $ETLOOM_OBSERVER_CACHE, else a folder of the user's cache."""
+    """Return the folder for compiled libraries: $ETLOOM_OBSERVER_CACHE, else etloom/observer in the user's cache."""
     if folder := os.environ.get("ETLOOM_OBSERVER_CACHE"):
         return Path(folder)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -177,7 +177,7 @@ def _compile(path: Path, folder: Path) -> None:
 
 
 def _find_cxx_library() -> list[str]:
-    """Return the C++ library that torch uses, as an input of the linker.
+    """Return the path of the libstdc++ that torch has loaded, in a list for the linker; empty if it is unknown.
 
     Some compilers bring their own and link it statically. Two copies in a process crash where one writes to a stream of
     the other, as torch does when it prints a schema to ours.
@@ -190,7 +190,7 @@ def _find_cxx_library() -> list[str]:
 
 
 def _try_library(library: Path, compiler: str) -> None:
-    """Record some operators in another process: a library that crashes must never be loaded by a job.
+    """Test a compiled library by recording operators in another process, so that no job loads a library that crashes.
 
     Raises:
         BuildError: The process failed.
@@ -221,7 +221,7 @@ def _try_library(library: Path, compiler: str) -> None:
 
 @contextmanager
 def _build_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which the kernel releases if this process dies."""
+    """Hold an exclusive file lock during a build; the kernel releases it if this process dies."""
     import fcntl
 
     with path.open("w") as file:

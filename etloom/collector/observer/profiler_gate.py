@@ -22,22 +22,25 @@ _PAUSE_S = 0.05
 
 
 class GateError(Exception):
-    """The profiler cannot be stopped without a risk for the job; the message says why."""
+    """Raised if torch's profiler cannot be stopped without the risk of crashing the job; the message is the reason."""
 
 
 class ProfilerGate:
-    """The gate of one window, used by one thread at a time."""
+    """Prevents the job's threads from entering torch's profiler callbacks while the profiler of a window stops.
+
+    Only one thread at a time uses it.
+    """
 
     def __init__(self) -> None:
         self._library = load_library()
 
     def is_clear(self) -> bool:
-        """Wait at most 0.1 s; return whether every operator that began in an earlier window has ended."""
+        """Wait up to 0.1 s for operators that began in an earlier recording window; return whether all have ended."""
         return bool(self._library.etloom_gate_is_clear(_MAX_START_MS))
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Watch the threads from here on. The profiler is started inside this context."""
+        """Context manager in which to start the profiler; it registers the callbacks that track the job's threads."""
         self._library.etloom_gate_add_outer()
         try:
             yield
@@ -46,7 +49,7 @@ class ProfilerGate:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Keep all threads out of the profiler's callbacks where torch stops it, in this context.
+        """Context manager in which to stop the profiler; it blocks all threads from the profiler's callbacks meanwhile.
 
         Raises:
             GateError: A thread did not leave a callback in 7 s; the profiler was not stopped.
@@ -68,7 +71,7 @@ class ProfilerGate:
             self.remove()
 
     def remove(self) -> None:
-        """Open the gate and stop watching the threads."""
+        """Let threads enter the profiler's callbacks again, and stop tracking the threads."""
         self._library.etloom_gate_remove()
 
     def _close(self) -> None:
@@ -80,7 +83,7 @@ class ProfilerGate:
 
 
 def open_gate() -> ProfilerGate | None:
-    """Return a gate, or None if the native library is not built for this torch."""
+    """Return a ProfilerGate, or None if the native library is not built for the installed torch."""
     try:
         return ProfilerGate() if find_library() is not None else None
     except BuildError:

@@ -1,1 +1,1 @@
-"""Recovery of what killed or interrupted jobs left behind, and gathering of several hosts' recordings."""
+"""Recovers traces of killed or interrupted jobs, and joins the recordings of several hosts."""

@@ -32,7 +32,7 @@ _MAX_GAP_NS = 60 * 10**9
 
 @dataclass(frozen=True)
 class GatherResult:
-    """Outcome of `gather`.
+    """The result of `gather`: the joined folder, the ranks in each folder with traces, and warnings.
 
     Attributes:
         out: The joined folder.
@@ -47,7 +47,7 @@ class GatherResult:
 
 @dataclass
 class _WindowContents:
-    """The files of a window by name, and the records of its ranks with the folders they come from."""
+    """The contents of a recording window: files by name, and by rank its record and the folder that it comes from."""
 
     files: dict[str, Path] = field(default_factory=dict)
     records: dict[int, Facts] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def gather(
     overwrite: bool = False,
     same_job: bool = False,
 ) -> GatherResult:
-    """Copy the traces of several hosts into one folder, and write run.json and the card of the whole job.
+    """Copy the traces of several hosts into one folder, and write run.json and the workload card of the whole job.
 
     Windows (step_<first>) of the same name are joined. A rank that is in two folders is copied once if both are the
     same recording: of the same process and start, or identical byte for byte. The source folders do not change.
@@ -115,7 +115,7 @@ def gather(
 def _publish_window(
     place: Path, window: _WindowContents, copies: Path, scratch: Path, warnings: list[str]
 ) -> tuple[int, ...]:
-    """Move the copied files of a window to `place` and write its run.json; return its ranks."""
+    """Move the copied files of a recording window to the folder `place`, write its run.json, and return its ranks."""
     place.mkdir(exist_ok=True)
     for name in window.files:
         (copies / name).replace(place / name)
@@ -128,7 +128,7 @@ def _publish_window(
 def _distinct_folders(
     folders: Iterable[str | os.PathLike[str]], target: Path, warnings: list[str]
 ) -> dict[Path, list[Path]]:
-    """Return the folders without duplicates, with their window folders."""
+    """Return each distinct source folder with its list of folders that contain traces: itself or its windows."""
     from etloom.core.errors import CollectError
 
     windows: dict[Path, list[Path]] = {}
@@ -156,7 +156,7 @@ def _distinct_folders(
 
 
 def _check_target(folder: Path, parts: Iterable[Path], target: Path) -> None:
-    """Refuse a target that overlaps with a source, also through links: the source would be overwritten or removed."""
+    """Raise CollectError if the target overlaps with a source, also through links: source files would be lost."""
     from etloom.core.errors import CollectError
 
     targets = {place.resolve() for place in (target, *list_windows(target))}
@@ -172,7 +172,7 @@ def _check_target(folder: Path, parts: Iterable[Path], target: Path) -> None:
 
 
 def _assign_files(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[str, _WindowContents]:
-    """Select the files of each window. Raises CollectError if two folders have different recordings of a rank."""
+    """Select the files of each recording window. Raises CollectError if folders have different recordings of a rank."""
     contents: dict[str, _WindowContents] = {}
     for folder, parts in folders.items():
         duplicates: set[int] = set()
@@ -186,7 +186,7 @@ def _assign_files(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[
 
 
 def _add_part(window: _WindowContents, part: Path) -> set[int]:
-    """Add the files of a folder to a window; return the ranks that it already has."""
+    """Add the files of a folder to a recording window; return the ranks that the window already contained."""
     duplicates = set()
     records = {facts["rank"]: facts for facts in read_rank_records(part)}
     by_rank: dict[int, list[Path]] = {}
@@ -234,7 +234,7 @@ def _check_same_recording(
 
 
 def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str], same_job: bool) -> None:
-    """Raise CollectError if the windows belong to several jobs, unless `same_job`."""
+    """Raise CollectError if the recording windows belong to several jobs, unless `same_job`; add warnings."""
     from etloom.core.errors import CollectError
 
     windows = [list(window.records.values()) for window in contents.values()]
@@ -261,7 +261,7 @@ def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str],
 
 
 def _find_contradictions(windows: list[list[Facts]]) -> list[str]:
-    """Return why the ranks of these windows cannot belong to one job; empty if nothing contradicts it."""
+    """Return the reasons why the ranks of these windows cannot belong to one job; empty if there are none."""
     every_rank = [facts for ranks in windows for facts in ranks]
     # A job that was restarted may have windows of each of its lives.
     lives = [
@@ -274,7 +274,7 @@ def _find_contradictions(windows: list[list[Facts]]) -> list[str]:
 
 
 def _describe_gap(ranks: list[Facts], max_gap_ns: int = _MAX_GAP_NS) -> str | None:
-    """Return which two ranks have windows more than `max_gap_ns` apart; None if there are none."""
+    """Return text on two ranks whose windows are more than `max_gap_ns` (ns) apart in time; None if there are none."""
     timed = [rank for rank in ranks if rank.get("start_ns") is not None and rank.get("end_ns") is not None]
     if not timed:
         return None
@@ -298,7 +298,7 @@ def _format_duration(ns: int) -> str:
 
 
 def _rank_files(folder: Path, warnings: list[str]) -> list[tuple[Path, int]]:
-    """Return the files of ranks in a folder, with their ranks."""
+    """Return the trace files in a folder as (path, rank); add a warning for each invalid file, which is left out."""
     files = []
     for path, rank in list_trace_files(folder):
         if rank is None:
@@ -313,7 +313,7 @@ def _rank_files(folder: Path, warnings: list[str]) -> list[tuple[Path, int]]:
 
 
 def _merge_run_facts(folders: list[Path], warnings: list[str]) -> Facts:
-    """Return the facts of all hosts' commands: the first command, all hosts, the highest exit status."""
+    """Merge the run.json of several hosts: the first command, all hosts, and the highest exit status."""
     runs = [run for folder in folders if (run := read_run(folder))]
     commands = [run.get("command") for run in runs]
     if any(command != commands[0] for command in commands):

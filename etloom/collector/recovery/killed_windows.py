@@ -41,14 +41,14 @@ _UNFINISHED_NAME = re.compile(
 
 @dataclass(frozen=True)
 class SalvageResult:
-    """Outcome of `salvage_run`: records of the recovered ranks, and messages about what could not be recovered."""
+    """The result of `salvage_run`: records of the recovered ranks, and messages about what could not be recovered."""
 
     recovered: tuple[Facts, ...]
     warnings: tuple[str, ...]
 
 
 def recover_window(folder: Path, run: Path) -> Facts | None:
-    """Publish the traces that a killed process left in `folder`, with a record of the rank.
+    """Move the traces that a killed process left in `folder` to the folder of the run, and write the rank's record.
 
     Removes leftovers of a window that is published, and of an earlier life of a job that was restarted and recorded
     again.
@@ -103,7 +103,7 @@ def recover_window(folder: Path, run: Path) -> Facts | None:
 def record_endings(
     folder: Path, launch: str, exit_status: int, statuses: Iterable[Facts], scratch: Path
 ) -> None:
-    """Add to the records of a launch's ranks how their processes and the command ended.
+    """Add to the records (rank_<r>.json) of a launch how the processes ended, and the command's exit status.
 
     Args:
         folder: The folder of a window.
@@ -160,7 +160,7 @@ def salvage_run(out: Path) -> SalvageResult:
 
 
 def _salvage_scratch(scratch: Path, out: Path, warnings: list[str]) -> list[Facts]:
-    """Do what the launcher would have done; what cannot be recovered stays in its folder."""
+    """Recover the windows in a hidden folder and write run.json; what cannot be recovered stays, with a warning."""
     folders = [path for path in sorted(scratch.iterdir()) if path.is_dir() and any(path.iterdir())]
     commands = [read_run(path, KILLED_NOTE).get("command") for path in folders]
     recovered = [facts for path in folders if (facts := recover_window(path, out)) is not None]
@@ -196,7 +196,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _check_links(scratch: Path) -> None:
-    """Refuse a hidden folder with links: following one could overwrite or remove files outside of the run."""
+    """Raise CollectError if a hidden folder contains links, which could lead to files outside of the run."""
     from etloom.core.errors import CollectError
 
     link = next((path for path in (scratch, *scratch.rglob("*")) if path.is_symlink()), None)
@@ -229,13 +229,13 @@ def _check_not_recording(scratch: Path) -> None:
 
 
 def window_pid(folder: Path) -> int | None:
-    """Return the pid of the process that recorded a window, as its container numbers it; None for other folders."""
+    """Return the pid in the name of a recording window's folder, as seen in its container; None for other folders."""
     match = _WINDOW_NAME.fullmatch(folder.name)
     return int(match[1]) if match is not None and folder.is_dir() else None
 
 
 def is_still_recording(folder: Path) -> bool:
-    """Return whether the process of a window's folder is alive, on this host or in a container of it.
+    """Return whether the process that records into a window's folder is alive, on this host or in its containers.
 
     Pids are reused, so a live process with the same pid counts only if it belongs to the same run.
     """
@@ -252,7 +252,7 @@ def is_still_recording(folder: Path) -> bool:
 
 
 def _processes_with_pid(pid: int) -> Iterator[Path]:
-    """Yield the folders in /proc of processes that have this pid in their own namespace."""
+    """Yield the folders in /proc of processes that have this pid inside their PID namespace."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             namespace_pid = re.search(rb"^NSpid:.*?(\d+)$", (process / "status").read_bytes(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The recorders of this process that have begun: notified of the end of the process, and of a fork.
+"""The started recorders of this process: they are notified when the process ends or forks.
 
 The handlers are registered once per process, however many recorders there are: neither atexit nor register_at_fork
 can unregister, and a service may record some steps of every request.
@@ -23,18 +23,18 @@ _is_profiled = False
 
 
 def add_recorder(recorder: Recorder) -> None:
-    """Notify the recorder of the end of the process and of a fork."""
+    """Register a recorder to be notified when the process ends or forks."""
     _recorders[recorder] = None
     _register()
 
 
 def remove_recorder(recorder: Recorder) -> None:
-    """Remove a recorder that has nothing to do at the end of the process."""
+    """Unregister a recorder that has nothing to do at the end of the process."""
     _recorders.pop(recorder, None)
 
 
 def mark_profiled() -> None:
-    """Note that this process creates a session of torch's profiler, at least a prepared one."""
+    """Remember that this process uses torch's profiler, so that forked children are protected from its state."""
     global _is_profiled
     _is_profiled = True
     _register()
@@ -59,8 +59,7 @@ def _finish_all() -> None:
 
 
 def _continue_in_child() -> None:
-    """Forget the recorders that stay with the parent, and remove the profiler state that the child
-    inherited."""
+    """In a forked child, unregister recorders that do not continue there, and make its exit safe after profiling."""
     for recorder in list(_recorders):
         if not recorder.continue_in_child():
             remove_recorder(recorder)

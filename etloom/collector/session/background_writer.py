@@ -9,7 +9,7 @@ _TIMEOUT_S = 300.0
 
 
 class BackgroundWriter:
-    """Runs at most one thread, so host memory holds the traces of at most one window besides the open one."""
+    """Writes traces in at most one thread, so memory holds at most one finished window next to the open window."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -19,7 +19,7 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run `work`, which must not raise, in the background; in this thread if Python is already ending."""
+        """Run `work`, which must not raise, in a background thread; if Python is exiting, run it in this thread."""
         thread = threading.Thread(target=work, name="etloom-writer", daemon=True)
         try:
             thread.start()
@@ -35,5 +35,5 @@ class BackgroundWriter:
         return not self.busy
 
     def reset_after_fork(self) -> None:
-        """Forget the thread, which a child of fork does not have."""
+        """Forget the background thread, which does not exist in a forked child."""
         self._thread = None

@@ -18,7 +18,7 @@ _skips_destructors = False
 
 
 def redirect_to_null(path: Path) -> None:
-    """Redirect this process's descriptors of the file to /dev/null, because C++ flushes its buffer there at exit.
+    """Redirect this process's descriptors of the file `path` to /dev/null, since C++ writes its buffer there at exit.
 
     Does nothing on a system without /proc.
     """
@@ -35,7 +35,7 @@ def redirect_to_null(path: Path) -> None:
 
 
 def remove_callbacks_in_child(*, kineto: bool, stock_observer: bool) -> None:
-    """Call `remove_callbacks` in a child of fork, which would record its operators without end. torch logs both calls.
+    """Call `remove_callbacks` in a forked child, which would otherwise record forever; suppress what torch prints.
 
     The sessions stay open: closing them waits for a thread that the child does not have.
     """
@@ -44,7 +44,7 @@ def remove_callbacks_in_child(*, kineto: bool, stock_observer: bool) -> None:
 
 
 def remove_callbacks(*, kineto: bool, stock_observer: bool) -> None:
-    """Remove the callbacks of torch's profilers, whose sessions stay open."""
+    """Disable the callbacks of torch's profiler and of torch's execution trace observer; their sessions stay open."""
     import torch
 
     autograd: Any = torch._C._autograd
@@ -57,7 +57,7 @@ def remove_callbacks(*, kineto: bool, stock_observer: bool) -> None:
 
 @contextmanager
 def _silence_stderr() -> Iterator[None]:
-    """Redirect descriptor 2 to /dev/null, which is safe as long as this process has one thread."""
+    """Redirect stderr to /dev/null in this context, which is safe only if the process has a single thread."""
     try:
         saved = os.dup(2)
     except OSError:  # closed: what torch writes there is lost anyway

@@ -42,7 +42,7 @@ _ESTABLISHED = "01"
 
 
 def start_live_state(out: Path, optimizer_module: Any) -> None:
-    """Start the thread that writes the state of this process.
+    """Start a thread that writes the state of this process to a file about twice a second, for `etloom watch`.
 
     Args:
         out: the folder of the run.
@@ -55,7 +55,7 @@ def start_live_state(out: Path, optimizer_module: Any) -> None:
 
 
 class LiveState:
-    """The state of this process, and the writing of it."""
+    """Collects the state of this process and writes it to a file, for `etloom watch`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,7 +81,7 @@ class LiveState:
         self._step_ends_ns.append(time.time_ns())
 
     def run(self) -> None:
-        """Write the state until the process ends; never raises into the job."""
+        """Write the state at intervals until the process ends; errors are ignored."""
         while not self._ended.wait(self._interval_s):
             begin = time.thread_time()
             with suppress(Exception), self._writing:
@@ -100,7 +100,7 @@ class LiveState:
             self.write(finished=True, error=text)
 
     def write(self, **ending: Any) -> None:
-        """Write the file of this rank, if the process is known to be one. Raises OSError."""
+        """Write the state file of this rank, once the process has joined a group or ended a step. Raises OSError."""
         if is_distributed() or (self._rank is None and self._steps):
             self._rank = current_rank()
         if self._rank is None:
@@ -125,7 +125,7 @@ class LiveState:
             write_atomically(self._folder / f"fr_trace_{rank}.json", text, self._folder)
 
     def _list_connections(self, dump: str) -> dict[str, list[str]]:
-        """Return the connections of this process, if it has made no progress since the last time."""
+        """Return this process's TCP connections if its collectives have not advanced since the last write."""
         status = dump[dump.rfind('"pg_status"') :]
         has_progress, self._status = status != self._status, status
         if has_progress or '"retired": false' not in dump.replace('"retired":false', '"retired": false'):
@@ -134,12 +134,12 @@ class LiveState:
 
 
 def choose_interval(cpu_s: float) -> float:
-    """Return the seconds until the next write, after one that took this much CPU time."""
+    """Return the time in s until the next write of the state, from the CPU time in s of the last write."""
     return min(max(INTERVAL_S, cpu_s / _MAX_CPU_SHARE), _MAX_INTERVAL_S)
 
 
 def list_connections() -> dict[str, list[str]]:
-    """Return the TCP connections of this process on Linux: addresses, and unacknowledged: peers that do not answer."""
+    """Return this process's TCP connections (Linux): local addresses, and peers that do not acknowledge data."""
     inodes = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -158,7 +158,7 @@ def list_connections() -> dict[str, list[str]]:
 
 
 def _dump_calls() -> str:
-    """Return torch's Flight Recorder as JSON; without collectives, an empty dump."""
+    """Return the dump of torch's Flight Recorder as JSON; an empty dump if there is no Flight Recorder."""
     if "torch.distributed" not in sys.modules:
         return _EMPTY_DUMP
     try:

@@ -1,4 +1,4 @@
-"""Messages of a process of the job: printed on stderr, and stored in the records of its windows."""
+"""Prints the messages of a job's process on stderr, and stores them in the records of its recording windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..text import count_noun
 
 
 class MessageLog:
-    """Prints messages and remembers them for the record of the next window.
+    """Prints messages, and collects them for the record of the next recording window.
 
     Attributes:
         messages: Messages printed since the last call of `take_for_record`.
@@ -43,7 +43,7 @@ class MessageLog:
             self.warn(line)
 
     def report_missed(self, line: str, *, sparingly: bool) -> None:
-        """Report a window that is not recorded.
+        """Print, or only count, the message `line` about a recording window that is not recorded.
 
         With `sparingly` only the first, tenth, hundredth and so on are printed: a job of days may miss thousands.
         """
@@ -59,7 +59,7 @@ class MessageLog:
             self._unrecorded += 1
 
     def report_total_missed(self) -> None:
-        """Print the total of the missed windows if some of them were not printed."""
+        """Print the number of recording windows that were missed, if some of them were not reported individually."""
         if self._unprinted:
             self._unprinted = 0
             self.warn(
@@ -67,11 +67,11 @@ class MessageLog:
             )
 
     def remark(self, line: str) -> None:
-        """Keep a remark on the steps of the open window; printed once, when a window closes."""
+        """Store a message about the open recording window; it is printed once, when a window closes."""
         self._remarks.setdefault(line, False)
 
     def take_for_record(self, *, has_several_windows: bool) -> list[str]:
-        """Return the messages for the record of the window that closes now.
+        """Print the stored remarks, and return all messages for the record of the recording window that closes now.
 
         With several windows each gets the messages since the previous one.
         """

@@ -60,7 +60,7 @@ def collect_model_facts() -> dict[str, Any]:
 
 
 def _parallelism_from_meshes(meshes: list[Any]) -> dict[str, int]:
-    """Return the size of each kind of parallelism that a dimension of a mesh names."""
+    """Return the number of ranks by kind of parallelism (tp, pp, ...), from the dimension names of device meshes."""
     sizes = {}
     for mesh in meshes:
         for dimension, name in enumerate(mesh.mesh_dim_names or ()):
@@ -70,7 +70,7 @@ def _parallelism_from_meshes(meshes: list[Any]) -> dict[str, int]:
 
 
 def _dataset_name(loader: Any) -> str | None:
-    """Return a loader's data set: its name in Hugging Face's datasets, else the class if it is the job's own."""
+    """Return a loader's data set: its name in Hugging Face's datasets, else its class if the job defines it."""
     from torch.utils.data import Subset
 
     dataset = _instance_attribute(loader, "dataset")
@@ -87,12 +87,12 @@ def _dataset_name(loader: Any) -> str | None:
 
 
 def _instance_attribute(instance: Any, name: str) -> Any:
-    """Return an attribute of the object itself, else None. Properties are not run: they may raise or have effects."""
+    """Return an attribute in an object's __dict__, else None; properties are not run, as they may have side effects."""
     return getattr(instance, "__dict__", {}).get(name)
 
 
 def _inspected_subclasses() -> dict[type, str]:
-    """Return the inspected classes and their subclasses, with the name of the base class.
+    """Return the inspected classes of torch and their subclasses, each with the name of the inspected base class.
 
     Enumerating subclasses is faster than isinstance: a process has a million objects.
     """
@@ -137,7 +137,7 @@ def _common_attribute(module: Any, name: str) -> Any:
 
 
 def _count_layers(module: Any) -> int | None:
-    """Return the length of the longest ModuleList, which holds the blocks of a transformer."""
+    """Return the number of layers of a model: the length of its longest ModuleList, without lists of experts."""
     lengths = [
         len(part)
         for name, part in module.named_modules()
@@ -160,7 +160,7 @@ def _unwrapped_class(module: Any) -> str:
 
 
 def _parallelism_from_placements(modules: list[Any]) -> dict[str, int]:
-    """Return the parallelism of meshes without dimension names: FSDP2, or tensor parallelism."""
+    """Return the number of ranks of FSDP2 or tensor parallelism, from parameters on a one-dimensional device mesh."""
     is_fsdp = any("FSDPModule" in {cls.__name__ for cls in type(module).__mro__} for module in modules)
     for module in modules:
         for parameter in module._parameters.values():

@@ -1,4 +1,4 @@
-"""The capture range of a window for Nsight Systems, with operators as NVTX ranges."""
+"""Limits the capture of Nsight Systems to a recording window, and marks operators as NVTX ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class NsysCapture:
-    """Brackets a window with cudaProfilerStart and cudaProfilerStop. Does nothing in a process without CUDA."""
+    """Starts and stops the capture of Nsight Systems by cudaProfilerStart and cudaProfilerStop; idle without CUDA."""
 
     def __init__(self, shapes: bool) -> None:
         self._shapes = shapes

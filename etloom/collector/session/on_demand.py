@@ -1,4 +1,4 @@
-"""Windows on demand: files in the run's folder through which all ranks agree on the same steps.
+"""Recording on demand: files in the run's folder through which all ranks agree on the same steps.
 
 `request_recording` creates a request file. When rank 0 finishes a step it sees the file and writes another one with
 the step in which the window opens, some steps ahead, so that every rank has read it by then. A rank that reads it too
@@ -25,7 +25,7 @@ _POLL_S = 0.02
 
 
 def request_recording(out: str | os.PathLike[str], timeout_s: float = 5.0) -> bool:
-    """Ask the job that records into the folder `out` with `on_demand` to record a window.
+    """Request that the job that was started with `on_demand` and the folder `out` records a window of steps.
 
     Args:
         out: The folder of the run.
@@ -56,14 +56,14 @@ def request_recording(out: str | os.PathLike[str], timeout_s: float = 5.0) -> bo
 
 
 def request_window(out: Path) -> None:
-    """Create the request file; does not follow a link of that name. Raises OSError."""
+    """Create the file that requests a recording in the folder `out`; does not follow a link. Raises OSError."""
     descriptor = os.open(out / REQUEST_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     os.utime(descriptor)  # distinguishes it from a request that was there before
     os.close(descriptor)
 
 
 def clear_requests(out: Path) -> bool:
-    """Remove the files of an earlier run; return whether a request was still unanswered."""
+    """Delete the files of recording requests in the folder `out`; return whether a request was still unanswered."""
     requested = (out / REQUEST_FILE).exists()
     for name in (REQUEST_FILE, _WINDOW_FILE, _START_FILE):
         (out / name).unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def clear_requests(out: Path) -> bool:
 
 
 def agree_on_start_ns(out: Path) -> int:
-    """Return the origin for steps by time: the current time of the first rank that calls this, for all ranks."""
+    """Return the time origin (ns since the Unix epoch) of steps by time: the time of the first call on any rank."""
     proposal = out / f"{_START_FILE}.{os.urandom(6).hex()}"
     write_atomically(proposal, str(time.time_ns()), out)
     try:
@@ -83,7 +83,7 @@ def agree_on_start_ns(out: Path) -> int:
 
 
 class WindowRequests:
-    """The requested windows, as one rank sees them.
+    """Reads the recording requests of a run on one rank, and determines the steps of the requested windows.
 
     Args:
         out: The folder of the run.
@@ -97,7 +97,7 @@ class WindowRequests:
         self._ignored = None if is_cleared else _file_identity(self._request)
 
     def next_window(self, count: int, steps: int, ahead: int) -> tuple[int, int] | None:
-        """Return the next window [first, last), or None while nobody has requested one.
+        """Return the steps [first, last) of a newly requested recording window, or None without a new request.
 
         Args:
             count: Number of steps that have ended.

@@ -1,4 +1,4 @@
-"""Status files of the job's processes: their steps and their end, stored in the run's hidden folder.
+"""Status files of the job's processes: their steps and how they ended, stored in the run's hidden folder.
 
 The launcher reads them to explain why nothing was recorded (diagnosis.py).
 """
@@ -22,7 +22,7 @@ _REPORTED_NAMES = 3
 
 
 class ProcessStatus:
-    """The status of this process; `write` stores it.
+    """Facts about this process for the launcher, such as steps and how it ended; `write` stores them in a file.
 
     The keys of `facts`, all optional:
         began: Steps are counted. Without it only `names` and `ended` exist.
@@ -45,7 +45,7 @@ class ProcessStatus:
         self._random_id = os.urandom(6).hex()
 
     def count_name(self, name: str) -> None:
-        """Count a record_function. Only the first thousand names count: a job may create new ones without limit."""
+        """Count a use of the record_function `name`; only the first 1000 distinct names count, to limit the memory."""
         if name in self.names or len(self.names) < _MAX_NAMES:
             self.names[name] += 1
 
@@ -64,7 +64,7 @@ class ProcessStatus:
 
 
 def read_statuses(scratch: Path) -> list[dict[str, Any]]:
-    """Return the status of each process that imported torch.optim, by rank, and remove the files."""
+    """Read and delete the status files in `scratch`; return one status per process, sorted by rank."""
     statuses = []
     for path in scratch.glob(f"{_FILE_PREFIX}*"):
         host, pid, _ = path.name.removeprefix(_FILE_PREFIX).rsplit("-", 2)

@@ -1,4 +1,4 @@
-"""Keeps the collector's window and the job's own profilers apart.
+"""Prevents the collector's profilers and the job's profilers from running at the same time.
 
 Two Kineto sessions in one process do not raise an exception, they crash it: with torch 2.13 a session segfaults when
 it starts or stops while another one was prepared or is running, and a second ExecutionTraceObserver silently writes
@@ -22,7 +22,7 @@ _OBSERVER = "ExecutionTraceObserver"
 
 
 class ProfilerGuard:
-    """Watches the job's profilers until `remove()`.
+    """Detects profilers of the job that conflict with the recording, by patching torch's methods until `remove()`.
 
     Args:
         yield_to: Called with the name of a profiler before the job starts it.
@@ -59,7 +59,7 @@ class ProfilerGuard:
             self._patch(ExecutionTraceObserver, "unregister_callback", _OBSERVER, starts=False)
 
     def active_profiler(self) -> str | None:
-        """Return the name of a profiler that the job has prepared or running, or None."""
+        """Return the name of a profiler that the job has prepared or started, or None."""
         from torch.autograd import profiler
 
         for name, owners in self._foreign.items():
@@ -70,7 +70,7 @@ class ProfilerGuard:
 
     @contextmanager
     def allow_profilers(self) -> Iterator[None]:
-        """Treat profilers that are prepared inside this context as the collector's own."""
+        """Treat profilers that are prepared inside this context as the collector's, not the job's."""
         self._is_collectors = True
         try:
             yield
@@ -78,7 +78,7 @@ class ProfilerGuard:
             self._is_collectors = False
 
     def remove(self) -> None:
-        """Restore the patched methods."""
+        """Restore the methods of torch's profilers that this guard has patched."""
         for owner, name, original, replacement in self._patches:
             if owner.__dict__.get(name) is replacement:
                 setattr(owner, name, original)

@@ -16,7 +16,7 @@ from ..options import RecordingOptions
 
 
 def open_observer(options: RecordingOptions, folder: Path, warnings: list[str]) -> tuple[Any, bool]:
-    """Return the selected observer with its file open, and whether it is the native one.
+    """Open the execution trace observer with a file in `folder`; return it and whether it is the native observer.
 
     torch's observer is the fallback if the native one was not built.
     """
@@ -61,7 +61,7 @@ def _open_stock_observer(folder: Path) -> Any:
 
 
 def create_profiler(options: RecordingOptions, observer: Any, warnings: list[str]) -> Any:
-    """Return torch's profiler, which also starts and stops the observer."""
+    """Create the profiler of torch for these options; it also starts and stops the execution trace observer."""
     return _profiler_class()(
         record_shapes=options.shapes,
         with_stack=options.stack,
@@ -73,7 +73,7 @@ def create_profiler(options: RecordingOptions, observer: Any, warnings: list[str
 
 @functools.cache
 def _profiler_class() -> Any:
-    """Return torch.profiler.profile without its import of torch._inductor.
+    """Return a subclass of torch.profiler.profile that does not import torch._inductor when it is prepared.
 
     That import takes seconds, and if threads of the job import torch._dynamo at the same time, Python ends one of them
     with a deadlock of the two modules' locks.
@@ -111,7 +111,7 @@ def _all_threads_config(options: RecordingOptions, warnings: list[str]) -> Any:
 
 
 def dump_flight_recorder(path: Path, warnings: list[str]) -> None:
-    """Write the contents of torch's Flight Recorder: the job's last collectives, before and in the window."""
+    """Write torch's Flight Recorder (the job's last collectives) to `path` as JSON; add a warning if unavailable."""
     contents = read_flight_recorder()
     if contents is None:
         warnings.append("this torch cannot dump its Flight Recorder")

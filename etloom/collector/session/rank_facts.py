@@ -16,14 +16,14 @@ _DRIVER_VERSION_FILE = "/sys/module/nvidia/version"
 
 
 def is_cuda_in_use() -> bool:
-    """Return whether the job uses a CUDA device; does not create a context on it."""
+    """Return whether this process has initialized CUDA; does not create a CUDA context."""
     from torch import cuda
 
     return bool(cuda.is_available() and cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def collect_rank_facts(options: RecordingOptions, rank: int, world_size: int) -> dict[str, Any]:
-    """Return the facts of this process. Times are ns since the Unix epoch; unknown facts are None."""
+    """Return the facts for the record of this rank: host, device, groups, versions, options; None for unknown facts."""
     import torch
 
     distributed = torch.distributed
@@ -87,7 +87,7 @@ def _nccl_version() -> str | None:
 
 
 def _platform() -> str:
-    """Return what platform.platform() does; that starts a process, which the job could wait for or inherit from."""
+    """Return the text of platform.platform(), but without starting a process, which could disturb the job."""
     system = os.uname()
     return "-".join([system.sysname, system.release, system.machine, "with", "".join(platform.libc_ver())])
 

@@ -1,4 +1,4 @@
-"""Counts steps, opens and closes windows: shared by `record` and by the hooks of `collect`."""
+"""Counts steps, and opens and closes recording windows; used by `record` and by the hooks of `collect`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
 def _never_raises(method: _Method) -> _Method:
-    """Catch every exception: a failure of the collector must not reach the job.
+    """Decorate a Recorder method to catch every exception, so that a failure of the collector does not reach the job.
 
     An exception that a signal handler of the job raises meanwhile, such as a timeout, belongs to the job and is passed
     on.
@@ -53,7 +53,7 @@ def _never_raises(method: _Method) -> _Method:
 
 
 class Recorder:
-    """Records the windows of one process, one after the other.
+    """Counts the steps of one process, and records the scheduled windows of steps one after the other.
 
     Its methods never raise; failures are reported in `messages`.
 
@@ -77,7 +77,7 @@ class Recorder:
         self._timer = StepTimer()
 
     def remark(self, line: str) -> None:
-        """Keep a remark on the steps of the open window; printed once, when the window closes."""
+        """Store a message about the open recording window; it is printed once, when the window closes."""
         if self._window is not None and self._window.started:
             self.messages.remark(line)
 
@@ -88,7 +88,7 @@ class Recorder:
 
     @_never_raises
     def begin(self) -> None:
-        """Start with the current step, at the first sign of training."""
+        """Begin to count steps and to watch the job's profilers; called at the first sign of training."""
         self.report_status(began=True, rank=current_rank()[0])
         self._guard = ProfilerGuard(self._yield_to_job, self.options)
         active_recorders.add_recorder(self)
@@ -124,7 +124,7 @@ class Recorder:
             self._advance()
 
     def _time_step(self) -> None:
-        """Time the step that ends if it runs without profilers, and without traces being written."""
+        """Record the end time of the current step if no profiler runs and no traces are being written."""
         if self.options.step_ns is not None or self._window is not None or self._writer.busy:
             return
         if self._guard is None or not self._guard.active_profiler():
@@ -132,7 +132,7 @@ class Recorder:
 
     @_never_raises
     def finish(self) -> None:
-        """End the recording with the job, or with its recorded part, and keep the open window."""
+        """End the recording when the job or its recorded part ends; save or discard the open window."""
         self._ending = True
         # A forked helper of the job, which never trained, reports nothing.
         is_helper = os.getpid() != self._pid and not self.count
@@ -172,29 +172,29 @@ class Recorder:
                 Path(self.options.scratch).rmdir()
 
     def finish_process(self) -> None:
-        """Finish at the end of the process."""
+        """End the recording at the end of the process: wait until traces are written, and write the final status."""
         self.finish()
         self.wait()
         self.messages.report_total_missed()
         self.report_status(ended=True, raised=_uncaught_exception())
 
     def retire(self) -> None:
-        """Forget this finished recorder at the end of the process, unless its files are still being written."""
+        """Unregister this finished recorder from the handlers at process exit, unless its traces are still written."""
         if not self._writer.busy:
             active_recorders.remove_recorder(self)
 
     @property
     def is_writing(self) -> bool:
-        """Whether traces are being written in the background."""
+        """True while traces are being written in the background."""
         return self._writer.busy
 
     def wait(self) -> None:
-        """Wait until the recorded windows are written."""
+        """Wait until the traces of recorded windows are written; print a warning if that takes too long."""
         if not self._writer.wait():
             self.messages.warn("the disk is too slow: the traces of the previous window are dropped")
 
     def continue_in_child(self) -> bool:
-        """Adapt to a child of fork; return whether the recorder still has work there.
+        """Adapt this recorder to a forked child; return whether it still has work there.
 
         A rank that trains counts for itself if no step was counted before the fork. Everything else, such as a
         DataLoader worker, records nothing and writes nothing.
@@ -237,7 +237,7 @@ class Recorder:
             window.begin_step(self.count)
 
     def _open_if_due(self) -> bool:
-        """Prepare the next window if it is due; return whether there is one."""
+        """Prepare the next recording window if it is due; return whether it was prepared."""
         if not self._schedule.is_due(self.count):
             return False
         if self._is_excluded():
@@ -281,7 +281,7 @@ class Recorder:
             window.abandon()
 
     def _skip_window(self, reason: str | None = None, remedy: str = _OTHER_STEPS) -> None:
-        """Go on to the next window, if there is one; `reason` explains why this one is not recorded."""
+        """Schedule the next recording window, or end the recording; report `reason` for the skipped window."""
         if reason:
             suffix = "" if self.options.has_several_windows else f"; {remedy}"
             line = f"nothing recorded of steps {self._schedule}: {reason}{suffix}"
@@ -332,7 +332,7 @@ class Recorder:
         self._skip_window()
 
     def _yield_to_job(self, profiler: str) -> None:
-        """End a window that is prepared, open or being written, because the job starts a profiler of its own."""
+        """End the current recording window, and wait for its files, because the job starts the profiler `profiler`."""
         with fork_hold.profiler_lock:
             self.wait()
             if self.finished or self._window is None:
@@ -347,7 +347,7 @@ class Recorder:
                 self._handle_error(error)
 
     def _handle_error(self, error: Exception) -> None:
-        """Drop one of several windows on a disk error, such as a full disk; end the recording on any other error."""
+        """On a disk error, discard only this window if there may be several; on other errors, end the recording."""
         is_disk_error = isinstance(error, OSError) and self.options.has_several_windows
         if not is_disk_error or self._guard is None or self._ending:
             self._give_up(error)
@@ -378,6 +378,6 @@ class Recorder:
 
 
 def _uncaught_exception() -> str | None:
-    """Return the class of the uncaught exception that ends Python, or None."""
+    """Return the class name of the uncaught exception that ends Python, or None."""
     error = getattr(sys, "last_value", None)
     return None if error is None else type(error).__name__

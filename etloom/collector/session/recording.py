@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """The context manager that `record` returns."""
+    """Context manager that records the steps of a training loop; `record` returns it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -49,7 +49,7 @@ class Recording:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Messages that were printed on stderr."""
+        """The messages of the recording that were printed on stderr."""
         return tuple(self._recorder.messages.messages)
 
 

@@ -11,7 +11,7 @@ _MIN_STEPS_AHEAD = 3
 
 
 class WindowSchedule:
-    """The next window: steps [first, last), last None meaning to the end.
+    """Determines the next recording window: steps [first, last); last None means to the end of the job.
 
     Attributes:
         accepts_requests: Windows are recorded on demand.
@@ -38,16 +38,16 @@ class WindowSchedule:
 
     @property
     def is_requested(self) -> bool:
-        """True if the next window was requested."""
+        """True if the next window is a window on demand that has been requested."""
         return self.accepts_requests and not (self.is_waiting or self.uses_ring)
 
     @property
     def is_unrequested_ring(self) -> bool:
-        """True while the ring buffer records and no request to save its content has come."""
+        """True while the ring buffer records, until somebody requests to save its content."""
         return self.uses_ring and self.last is None
 
     def take_late_request(self, rank: int) -> bool:
-        """Return whether a request is unanswered at the end of a job without a launcher.
+        """Return whether a recording request is still unanswered when a job without a launcher ends; only on rank 0.
 
         Rank 0 removes it, so that the next job in this folder does not take it.
         """
@@ -63,7 +63,7 @@ class WindowSchedule:
         return self.last is not None and count >= self.last
 
     def poll_requests(self, count: int) -> bool:
-        """Schedule a window that was requested by the end of step `count` - 1; return whether there was one."""
+        """Schedule a newly requested recording window after `count` steps; return whether there was a new request."""
         if not (self.is_waiting or self.is_unrequested_ring):
             return False
         ahead = max(_MIN_STEPS_AHEAD, self._warmup_steps + 1)
@@ -78,7 +78,7 @@ class WindowSchedule:
         return True
 
     def advance(self, count: int) -> bool:
-        """Schedule the next window after step `count` - 1; return False if there is none."""
+        """Schedule the next recording window after `count` steps; return False if there is no further window."""
         every = self._options.every
         if every is not None and self.last is not None:
             windows = max(1, -(-(count + 1 - self.first) // every))

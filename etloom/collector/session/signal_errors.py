@@ -1,4 +1,4 @@
-"""Exceptions that a signal handler of the job raises while the collector's code runs in the same thread."""
+"""Detects exceptions that a signal handler of the job raises while the collector's code runs in the same thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_raised_by_handler(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code of a function, method, partial or callable object; None for anything else."""
+    """Return the code object of a function, method, partial or callable object; None for anything else."""
     handler = getattr(handler, "func", handler)  # functools.partial
     for function in (handler, getattr(handler, "__func__", None), getattr(type(handler), "__call__", None)):  # noqa: B004
         if isinstance(code := getattr(function, "__code__", None), CodeType):

@@ -1,4 +1,4 @@
-"""Times the steps before a window, without any recorder."""
+"""Measures the step time outside of recording windows, while no profiler runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_STEPS = 8
 
 
 class _StepEnd(NamedTuple):
-    """``event``: recorded on the current stream of ``device``; None without one."""
+    """The end of a step: number of ended steps, host time in ns, CUDA device and CUDA event (None without CUDA)."""
 
     steps: int
     time_ns: int
@@ -24,7 +24,7 @@ class _StepEnd(NamedTuple):
 
 
 class StepTimer:
-    """Keeps the ends of the last steps outside of windows, on the host and, where one is in use, on the device.
+    """Stores the end times of the last steps outside of windows, on the host and, if CUDA is in use, on the device.
 
     The host of a job that is bound by its device runs ahead, so the host's clock does not measure single steps. If the
     device reports an error, the times are dropped and the job continues.
@@ -34,7 +34,7 @@ class StepTimer:
         self._ends: deque[_StepEnd] = deque(maxlen=_MAX_STEPS + 1)
 
     def mark(self, count: int) -> None:
-        """Note that `count` steps have ended."""
+        """Record the current time as the end of a step; `count` steps of the job have ended so far."""
         try:
             device, event = _record_event()
         except Exception as error:
@@ -44,7 +44,7 @@ class StepTimer:
         self._ends.append(_StepEnd(count, time.monotonic_ns(), device, event))
 
     def measure(self) -> dict[str, Any] | None:
-        """Return the median step time in ns, the number of steps and the clock (device or host); None without a step.
+        """Return the median step time in ns, the number of steps and the clock (device or host); None without any step.
 
         The first step of the job does not count if there are others. Steps between events on the device count if there
         are any, since the host may run ahead of it.
@@ -65,7 +65,10 @@ class StepTimer:
 
 
 def _record_event() -> tuple[int | None, Any]:
-    """Record an event on the current stream; (None, None) without a CUDA device, and while a graph is captured."""
+    """Record an event on the current CUDA stream; return (device, event), or (None, None) if that is impossible.
+
+    It is impossible without a CUDA device, and while a graph is captured.
+    """
     if not is_cuda_in_use() or _is_capturing():
         return None, None
     from torch import cuda
@@ -76,7 +79,7 @@ def _record_event() -> tuple[int | None, Any]:
 
 
 def _time_on_device(pairs: list[tuple[_StepEnd, _StepEnd]]) -> list[tuple[int, int]]:
-    """Return the number of steps that had ended, and the time of the last, for pairs of events on one device."""
+    """Return (number of ended steps, duration of the last step in ns) for pairs of step ends on the same device."""
     timed = [pair for pair in pairs if pair[0].event is not None and pair[0].device == pair[1].device]
     if not timed or _is_capturing():  # a query would end the capture
         return []

@@ -29,7 +29,7 @@ _END_BYTES = 5000
 
 
 def pack_execution_trace(path: Path, unfinished_step: int | None) -> None:
-    """Pack `et.json` to `et.json.gz`.
+    """Check that `et.json` is complete, repair its names, and compress it to `et.json.gz`.
 
     Raises:
         OSError: The file is truncated: torch does not report a full disk.
@@ -40,7 +40,7 @@ def pack_execution_trace(path: Path, unfinished_step: int | None) -> None:
 
 
 def pack_kineto(path: Path, unfinished_step: int | None) -> int:
-    """Pack `kineto.json` to `kineto.json.gz`; return its number of operators.
+    """Check that `kineto.json` is complete, compress it to `kineto.json.gz`, and return its number of operators.
 
     Raises:
         OSError: The file is truncated.
@@ -72,7 +72,7 @@ def _require_end(path: Path, key: bytes) -> None:
 
 
 def _read_blocks(source: IO[bytes]) -> Iterator[bytes]:
-    """Yield blocks of complete lines."""
+    """Yield blocks of about 1 MiB that consist of complete lines."""
     while block := source.read(_BLOCK_BYTES):
         yield block + source.readline()
 
@@ -111,7 +111,7 @@ def _rename_unfinished_step(blocks: Iterable[bytes], unfinished_step: int | None
 
 
 def _compress(blocks: Iterable[bytes], path: Path) -> None:
-    """Write `path`.gz and remove `path`, so that a small disk can hold both traces."""
+    """Write the blocks to `path`.gz and delete `path`, so that a small disk can hold both traces."""
     with _gzip_writer(f"{path}.gz") as packed, io.BufferedWriter(cast(Any, packed), _BLOCK_BYTES) as buffer:
         buffer.writelines(blocks)
     path.unlink()

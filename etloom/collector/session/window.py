@@ -37,7 +37,7 @@ _MAX_ERROR_LENGTH = 300
 
 
 class Window:
-    """One window: call prepare, start, begin_step and end_step in turn, stop, write; or abandon at any point.
+    """Records one window of steps: call prepare, start, begin_step and end_step in turn, stop, write; or abandon.
 
     Attributes:
         started: Recording has begun.
@@ -77,7 +77,7 @@ class Window:
         return self._gate is None or self._gate.is_clear()
 
     def prepare(self) -> None:
-        """Do the slow part (about a second, the first time), so that the window itself opens at once."""
+        """Open the observer and prepare the profilers before the window (1 s the first time), so `start` is fast."""
         self._folder.mkdir(parents=True)
         options = self._options
         if options.et:
@@ -124,13 +124,13 @@ class Window:
             self._observer.stop()
 
     def _write_killed_note(self, facts: dict[str, Any]) -> None:
-        """Write the facts that the launcher needs if this process is killed."""
+        """Write killed.json: facts from which the launcher recovers this window if the process is killed."""
         window = os.path.relpath(self._options.out, Path(self._options.scratch).parent)
         note = facts | {"window": window, "command": self._options.command}
         write_atomically(self._folder / KILLED_NOTE, json.dumps(note), self._folder)
 
     def begin_step(self, number: int) -> None:
-        """Mark the beginning of a step."""
+        """Mark the beginning of the step `number` in the traces."""
         self._open_step = number
         self._step_begins_ns.append(time.monotonic_ns())
         if self._options.job_marks_steps:
@@ -150,7 +150,7 @@ class Window:
         self._drop_overwritten_steps()
 
     def _drop_overwritten_steps(self) -> None:
-        """Remove steps of which a ring, which may run for days, has overwritten at least the beginning."""
+        """Remove from `steps` the steps whose beginning has been overwritten in the ring buffer."""
         overwritten_ns = None
         if self._is_native and self._options.ring:
             overwritten_ns = self._observer.overwritten_ns()
@@ -194,7 +194,7 @@ class Window:
                 self._write_killed_note(self._facts)
 
     def _observer_contents(self) -> dict[str, Any]:
-        """Return the number of operators in the native observer's file, and the state of its ring."""
+        """Return the number of operators in the observer's file and, for a ring buffer, what it has overwritten."""
         self._drop_overwritten_steps()
         counters = self._observer.counters()
         if counters["no_space"]:
@@ -215,7 +215,7 @@ class Window:
         return contents
 
     def _model_facts(self) -> dict[str, Any]:
-        """Return facts about the model; an error in the job's objects must not cost the window."""
+        """Return facts about the job's model; an error becomes a warning, so that the window is not lost."""
         try:
             return model_facts.collect_model_facts()
         except Exception as error:
@@ -224,7 +224,7 @@ class Window:
             return {}
 
     def write(self, messages: list[str]) -> list[str]:
-        """Write and publish the files; may run on any thread.
+        """Compress the traces and move them to their final names, with a record of the rank; may run on any thread.
 
         Args:
             messages: Messages to store in the record of the rank, in addition to `warnings`.
@@ -274,7 +274,7 @@ class Window:
         return [f"only the newest {keep} windows are kept (--max-windows)"]
 
     def abandon(self) -> None:
-        """Leave the process as it was before, and keep nothing."""
+        """Stop the profilers, delete the unfinished files of the window and publish nothing."""
         observer = self._observer
         try:
             self._leave_step_scope()
@@ -298,7 +298,7 @@ class Window:
                 self._remove_scratch()
 
     def release_in_child(self) -> None:
-        """Release file and profilers in a child of fork without writing: they belong to the parent.
+        """Release the trace file and the profilers in a forked child without writing, since they belong to the parent.
 
         The native observer does the same itself (pthread_atfork), also in children that Python does not know of.
         """

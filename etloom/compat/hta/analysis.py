@@ -1,4 +1,4 @@
-"""HTA's TraceAnalysis: the methods that return a table, on top of etloom's analyses.
+"""The class TraceAnalysis of Holistic Trace Analysis (HTA), implemented with etloom's analyses.
 
 Times are in us, as in HTA. ``visualize`` draws in notebooks, see `charts`; ``image_renderer`` is accepted and ignored.
 """
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class TraceAnalysis(CriticalPath):
-    """``trace_dir``: a folder of traces; ``trace_files``: {rank: file} or files, relative names being of trace_dir.
+    """HTA's view of a run, read from ``trace_files`` ({rank: file}, or files) or from all traces in ``trace_dir``.
+
+    Relative names of ``trace_files`` that do not exist are those of ``trace_dir``.
 
     ``t`` is the `HtaTrace`, ``job`` etloom's.
 
@@ -46,7 +48,10 @@ class TraceAnalysis(CriticalPath):
         self.t = HtaTrace(self.job)
 
     def get_comm_comp_overlap(self, visualize: bool = True) -> pd.DataFrame:
-        """rank, comp_comm_overlap_pctg: of the communication, in percent; NaN without any."""
+        """Return rank and comp_comm_overlap_pctg, the share of communication that overlaps computation, in percent.
+
+        NaN without communication.
+        """
         rows = self._over_all_steps("comm-overlap")
         frame = frame_to_pandas(rows.select("rank", comp_comm_overlap_pctg=pl.col("overlap_pct").round(2)))
         if visualize:
@@ -55,14 +60,14 @@ class TraceAnalysis(CriticalPath):
         return frame
 
     def get_profiler_steps(self) -> list[int]:
-        """The steps that any rank recorded, in order."""
+        """Return the numbers of the steps that any rank recorded, ascending."""
         try:
             return sorted(self._ask("steps")["step"].unique().to_list())
         except AnalysisError:
             return []  # no rank marks one
 
     def get_temporal_breakdown(self, visualize: bool = True) -> pd.DataFrame:
-        """Idle, compute and other busy time of the device per rank, in us and percent of the span."""
+        """Return the idle, compute and other busy time of the device per rank, in us and in percent of the span."""
         rows = self._over_all_steps("temporal-breakdown")
         span = pl.col("span_ns")
         parts = {
@@ -91,7 +96,10 @@ class TraceAnalysis(CriticalPath):
         include_memory_kernels: bool = True,
         image_renderer: str = "",
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """(by combination of concurrent kernel types: kernel_type, sum, percentage; by kernel: name, sum (us), ...).
+        """Return two tables: time by combination of concurrent kernel types, and statistics by kernel name, in us.
+
+        Columns: kernel_type, sum, percentage; and name, sum (us), max (us), min (us), stddev, mean (us), kernel_type,
+        rank.
 
         The statistics of "others" are of its kernels; HTA computes them from the sums. Where there are more than
         num_kernels names of a kind and rank, those beyond them and beyond duration_ratio of its time are "others".
@@ -122,7 +130,7 @@ class TraceAnalysis(CriticalPath):
         visualize: bool = False,
         straggler_identification_impl: Any = None,
     ) -> list[int]:
-        """The ranks that delay the others most, at most num_candidates (below 1 means 1, as in HTA).
+        """Return the ranks that delay the others most, at most ``num_candidates`` (below 1 means 1, as in HTA).
 
         HTA looks at one kernel of ncclKernel's older names; here each communication counts, on one clock.
         profiler_steps: only communications that began in these steps. Raises UnknownName for another, and
@@ -163,12 +171,12 @@ class TraceAnalysis(CriticalPath):
         return api.analyze(self.job, name, **options)
 
     def _over_all_steps(self, name: str) -> pl.DataFrame:
-        """Return the rows over all steps."""
+        """Return the rows of an analysis that cover all steps together."""
         return self._ask(name).filter(pl.col("step").is_null())
 
 
 def _overlapping(kinds: str) -> str:
-    """Return HTA's name for kernel types that ran concurrently: COMPUTATION overlapping COMMUNICATION."""
+    """Return HTA's name for concurrent kernel types, such as COMPUTATION overlapping COMMUNICATION."""
     order = ("computation", "communication", "memory", "other")
     return (
         " overlapping ".join(sorted(kinds.split(" + "), key=order.index))

@@ -34,7 +34,11 @@ class Annotations(Sequences):
         allowlist_patterns: Sequence[str] | None = None,
         image_renderer: str | None = None,
     ) -> pd.DataFrame | None:
-        """name, sum (us), max (us), min (us), stddev, mean (us), rank; None where there are none.
+        """Return the total, longest, shortest and mean duration of annotations (us), by name and rank.
+
+        Columns: name, sum (us), max (us), min (us), stddev, mean (us), rank. None if there are no annotations.
+
+        None if there are no annotations.
 
         Names beyond num_kernels, and beyond duration_ratio of the rank's time, are "others", whose statistics are of
         its annotations. Names that contain one of the texts allowlist_patterns keep their own row.
@@ -63,9 +67,9 @@ class Annotations(Sequences):
         *,
         shortern_names: bool | None = None,
     ) -> pd.DataFrame | None:
-        """Return the frame's rows of GPU activity with ``user_annotation``, the innermost annotation around
-        the launch (as a number, -1 for none); with expand_names also its texts s_name, s_cat,
-        s_user_annotation.
+        """Return the frame's rows of GPU activity with ``user_annotation``, the innermost annotation around the launch.
+
+        It is a number, -1 for none; expand_names adds the texts s_name, s_cat and s_user_annotation.
 
         Numbered from 0, with ``end`` after ``dur``. None for a trace whose devices show no annotations.
         """

@@ -1,4 +1,4 @@
-"""Charts of HTA's front, drawn with Altair.
+"""Charts of the HTA compatibility layer, drawn with Altair.
 
 What the methods draw by default (``visualize=True``) appears in notebooks that have Altair, and nowhere else: a script
 should neither open a browser nor fail for lack of a display.
@@ -26,7 +26,7 @@ _BINS = 50
 def show_bars(
     values: pd.DataFrame, title: str, *, x: str, y: str, color: str | None = None, rows: str | None = None
 ) -> None:
-    """Show bars in a notebook, stacked by color, one chart for each value of the column rows."""
+    """Show a bar chart in a notebook, stacked by the column ``color``; one chart per value of the column ``rows``."""
     if (altair := _find_altair()) is None or values.empty:
         return
     channels: dict[str, Any] = {
@@ -45,14 +45,14 @@ def show_bars(
 
 
 def show_shares(values: pd.DataFrame, title: str, *, x: str, parts: Sequence[str], y: str) -> None:
-    """Show in a notebook the columns parts of each row, stacked."""
+    """Show a stacked bar per row in a notebook, with a section for each of the columns ``parts``."""
     if _find_altair() is not None and not values.empty:
         long = values.melt(id_vars=x, value_vars=list(parts), var_name="part", value_name=y)
         show_bars(long, title, x=x, y=y, color="part")
 
 
 def show_histogram(values: pd.DataFrame, title: str, *, column: str, above: float) -> None:
-    """Show in a notebook how often values above a limit occur, in intervals of equal width."""
+    """Show a histogram of the values above a limit in a notebook, with intervals of equal width."""
     if _find_altair() is None:
         return
     import pandas
@@ -64,7 +64,7 @@ def show_histogram(values: pd.DataFrame, title: str, *, column: str, above: floa
 
 
 def _find_altair() -> Any:
-    """Return Altair, None outside notebooks or without it."""
+    """Return the module Altair; None outside notebooks or if it is not installed."""
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:
         return None
@@ -76,7 +76,7 @@ def _find_altair() -> Any:
 
 
 def draw_diff(df: pd.DataFrame, quantity: str, title: str, show: bool, path: str | None) -> None:
-    """Draw bars per name: both traces, and their difference.
+    """Draw three bars per operator name: the values of two traces, and their difference.
 
     Args:
         df: The result of TraceDiff.compare_traces.

@@ -1,5 +1,4 @@
-"""HTA's methods about queue length, memcpy bandwidth and hardware counters, and its trace file with counter
-tracks."""
+"""HTA's methods about queue length, memcpy bandwidth, hardware counters, and trace files with counter tracks."""
 
 from __future__ import annotations
 
@@ -36,18 +35,20 @@ CUDA_SASS_INSTRUCTION_COUNTER_FLOPS = {
 
 
 class TimeSeriesTypes(Flag):
-    """The counters that generate_trace_with_counters adds."""
+    """The kinds of counters that `Counters.generate_trace_with_counters` adds to a trace file."""
 
     QUEUE_LENGTH = auto()
     MEMCPY_BANDWIDTH = auto()
 
 
 class Counters(Device):
-    """The methods of TraceAnalysis about time series and about counters of kernels."""
+    """The methods of TraceAnalysis about queue length, memcpy bandwidth and hardware counters of kernels."""
 
     def get_queue_length_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:
-        """{rank: ts, pid, tid, stream, queue_length} after each launch and each start of GPU activity, one stream
-        after the other, indexed by event. Ranks without GPU activity are skipped."""
+        """Return {rank: ts (us), pid, tid, stream, queue_length}, with a row per launch and per start of GPU activity.
+
+        Rows are ordered by stream and indexed by event. Ranks without GPU activity are skipped.
+        """
         frames = {}
         for rank, trace in self._with_device(ranks):
             table = add_frame_index(trace, _queue(trace)).select(
@@ -57,21 +58,26 @@ class Counters(Device):
         return frames
 
     def get_queue_length_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
-        """Count, mean, std, min, quartiles and max of the changes by rank and stream, not weighted by time. None if
-        no rank has GPU activity."""
+        """Return statistics of the queue length by rank and stream, over its changes (not weighted by time).
+
+        They are count, mean, std, min, quartiles and max. None if no rank has GPU activity.
+        """
         return self.get_queue_length_summary_from_time_series(self.get_queue_length_time_series(ranks))
 
     def get_queue_length_summary_from_time_series(
         self, queue_length_dict: Mapping[int, pd.DataFrame]
     ) -> pd.DataFrame | None:
-        """The same summary, computed from the result of get_queue_length_time_series."""
+        """Return statistics of the queue length by rank and stream, from the result of get_queue_length_time_series."""
         return _describe_series(queue_length_dict, "stream", "queue_length")
 
     def get_time_spent_blocked_on_full_queue(
         self, queue_length_dict: Mapping[int, pd.DataFrame], max_queue_length: int = BLOCKS
     ) -> pd.DataFrame:
-        """Return rank, stream, duration_at_max_queue_length (us) and its share of the rank's time, for the
-        streams whose queue reached that length."""
+        """Return the time (us, and share of the rank's time) at ``max_queue_length`` or more, by rank and stream.
+
+        Columns: rank, stream, duration_at_max_queue_length, relative_duration_at_max_queue_length. Streams that do not
+        reach that length are omitted.
+        """
         rows = []
         for rank, series in queue_length_dict.items():
             span = self.t.get_trace_duration(rank)
@@ -86,8 +92,10 @@ class Counters(Device):
         return table.astype({"rank": int, "stream": int, **dict.fromkeys(names, float)})
 
     def get_memory_bw_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:
-        """{rank: ts, pid, name, memory_bw_gbps} at each change of the bandwidth of a memcpy direction, one direction
-        after the other. Ranks without memcpys of known bandwidth are skipped."""
+        """Return {rank: ts (us), pid, name, memory_bw_gbps}, with a row per change of a memcpy direction's bandwidth.
+
+        Rows are ordered by direction. Ranks without memcpys of known bandwidth are skipped.
+        """
         frames = {}
         for rank, trace in self._select_ranks(ranks):
             if (table := _bandwidth(trace)) is not None:
@@ -96,8 +104,10 @@ class Counters(Device):
         return frames
 
     def get_memory_bw_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
-        """Count, mean, std, min, quartiles and max of the non-zero bandwidths by rank and memcpy direction. None if
-        no rank has any."""
+        """Return statistics of the non-zero memcpy bandwidths (GB/s) by rank and direction; None if no rank has any.
+
+        They are count, mean, std, min, quartiles and max.
+        """
         series = self.get_memory_bw_time_series(ranks)
         return _describe_series(
             {rank: frame[frame["memory_bw_gbps"] > 0] for rank, frame in series.items()},
@@ -111,8 +121,11 @@ class Counters(Device):
         ranks: Sequence[int] | None = None,
         output_suffix: str = SUFFIX,
     ) -> None:
-        """Write, next to the file of each rank, its trace with one counter per stream ("Queue Length (stream 7)") and
-        one per memcpy direction ("Memcpy DtoD"); by default both. An existing file of that name is replaced."""
+        """Write, next to each rank's file, its trace with counter tracks of queue length and memcpy bandwidth.
+
+        There is a counter per stream ("Queue Length (stream 7)") and per memcpy direction ("Memcpy DtoD"); by default
+        both. An existing file of that name is replaced.
+        """
         selected = ~TimeSeriesTypes(0) if time_series is None else time_series
         for rank, trace in self._select_ranks(ranks):
             samples = []
@@ -130,9 +143,11 @@ class Counters(Device):
             api.export(full_trace.replace(None, counters=counters), target, "chrome")
 
     def get_cupti_counter_data_with_operators(self, ranks: Sequence[int] | None = None) -> list[pd.DataFrame]:
-        """One frame per rank with one row per measured kernel: the columns of a trace with name and cat as text, the
-        counters, index_runtime (of its launch call), op_stack (the operators around that, the outermost first),
-        top_level_op and bottom_level_op ("" of none). Empty where no rank has counters.
+        """Return a frame per rank with a row per measured kernel: its hardware counters and the operators around it.
+
+        Columns: those of a trace with name and cat as text, the counters, index_runtime (of its launch call), op_stack
+        (the operators around that call, the outermost first), top_level_op and bottom_level_op ("" without operators).
+        Ranks without counters are left out.
 
         Raises AnalysisError where kernels cannot be joined to launches by their order.
         """
@@ -165,8 +180,10 @@ class Counters(Device):
 
 
 def _queue(trace: Trace) -> pl.DataFrame:
-    """id, ts, pid, tid (of the device), stream, queue_length (launched and not started), one stream after the
-    other."""
+    """Return the changes of the queue length (launched, not yet started activities) of each stream; ts in ns.
+
+    Columns: id, ts, pid, tid (of the device), stream, queue_length; ordered by stream.
+    """
     work = select_launched_work(trace, "id", "launch", "launch_ts", "ts", "pid", "tid", "device", "stream")
     work = work.drop_nulls("launch_ts")
     joins = pl.min_horizontal("launch_ts", "ts")
@@ -181,7 +198,7 @@ def _queue(trace: Trace) -> pl.DataFrame:
 
 
 def _bandwidth(trace: Trace) -> pl.DataFrame | None:
-    """Return one row per change of the memcpy bandwidth (ts, pid of the device, name, memory_bw_gbps), by direction.
+    """Return a row per change of the memcpy bandwidth: ts (ns), pid of the device, name (direction), memory_bw_gbps.
 
     None if the trace has no memcpys, or neither their sizes nor their bandwidths.
     """
@@ -194,7 +211,7 @@ def _bandwidth(trace: Trace) -> pl.DataFrame | None:
 
 
 def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.DataFrame:
-    """Return the values of ``table`` as rows of the table ``counters``."""
+    """Convert the column ``value`` of a table to rows of the table ``counters`` with these names."""
     return table.select(
         pl.lit(None, pl.UInt32).alias("id"),
         "ts",
@@ -206,7 +223,7 @@ def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.
 
 
 def _sibling_path(source: Path, suffix: str) -> Path:
-    """The path, next to the trace, of the trace with counters: a.json.gz -> a_with_counters.json.gz."""
+    """Return the path for a trace with counters, next to the trace: a.json.gz -> a_with_counters.json.gz."""
     name, dot, rest = source.name.partition(".json")
     if dot and rest in ("", ".gz"):
         return source.with_name(f"{name}{suffix}.json{rest}")
@@ -214,7 +231,7 @@ def _sibling_path(source: Path, suffix: str) -> Path:
 
 
 def _numbers(text: str | None) -> dict[str, Any]:
-    """The counter values of a measured kernel."""
+    """Return the counters of a measured kernel, {name: number}, from the JSON text of its arguments."""
     values = json.loads(text) if text else {}
     return {name: value for name, value in values.items() if type(value) in (int, float)}
 
@@ -233,6 +250,6 @@ def _operators_around(trace: Trace, launches: pl.DataFrame) -> Iterator[list[str
 
 
 def _describe_series(series: Mapping[int, pd.DataFrame], by: str, value: str) -> pd.DataFrame | None:
-    """One row per rank and group, with two levels of columns, as in HTA's summaries."""
+    """Return pandas statistics of the column ``value`` per rank and group, with two levels of columns, as HTA does."""
     parts = {rank: frame.groupby(by)[[value]].describe() for rank, frame in series.items()}
     return import_pandas().concat(parts, names=["rank"]) if parts else None

@@ -1,4 +1,4 @@
-"""HTA's critical path: of the part of a rank inside an annotation, over etloom's dependency graph."""
+"""HTA's critical path of the part of a rank inside an annotation, computed on etloom's dependency graph."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ _PATH_FILE, _EVENTS_FILE, _FACTS_FILE = "path.parquet", "events.parquet", "facts
 
 @dataclass(frozen=True)
 class CPGraph:
-    """The critical path through a part of a rank: ``job`` is that part, ``path`` the table of pieces of the
-    path."""
+    """The critical path through a part of a rank: ``job`` is that part, ``path`` has one row per edge of the path."""
 
     job: Job
     path: pl.DataFrame
@@ -60,8 +59,11 @@ class CPGraph:
     data_load_events: Sequence[str] = ()
 
     def get_critical_path_breakdown(self) -> pd.DataFrame:
-        """Return event_idx, duration (us), type, s_name, cat (the frame's number), pid, tid, stream, index,
-        bound_by; one row per piece, in order. Pieces without an event have NaN in the event's columns."""
+        """Return a row per edge of the path in time order, with its event, duration (us), type and limiting resource.
+
+        Columns: event_idx, duration (us), type, s_name, cat (the frame's number), pid, tid, stream, index, bound_by.
+        Edges without an event have NaN in the event's columns.
+        """
         events = pl.concat(
             add_frame_index(
                 trace, trace.events.select("id", "pid", "tid", pl.col("stream").fill_null(-1))
@@ -92,16 +94,16 @@ class CPGraph:
 
     @property
     def rank(self) -> int:
-        """The rank of the path."""
+        """The number of the rank through which the path runs."""
         return next(iter(self.job))
 
     @property
     def trace_df(self) -> pd.DataFrame:
-        """The frame of the rank."""
+        """The events of the rank as a pandas frame with HTA's columns."""
         return self.t.get_trace(self.rank)
 
     def critical_path(self) -> bool:
-        """Return True: the path is computed."""
+        """Return True, because the path is computed already; HTA computes it in this method."""
         return True
 
     @cached_property
@@ -116,36 +118,36 @@ class CPGraph:
 
     @property
     def critical_path_nodes(self) -> list[int]:
-        """The numbers of the nodes of the path, in order of time."""
+        """The indices of the path's nodes in ``node_list``, in time order."""
         return list(range(len(self._nodes.nodes)))
 
     @property
     def critical_path_events_set(self) -> set[int]:
-        """The numbers in the frame of the events that start or end at a node."""
+        """The indices, in the frame of the rank, of the events that start or end at a node of the path."""
         return {node.ev_idx for node in self._nodes.nodes}
 
     @property
     def critical_path_edges_set(self) -> set[CPEdge]:
-        """The pieces of the path."""
+        """The edges of the path, as a set of `CPEdge`."""
         return set(self._nodes.edges)
 
     def get_nodes_for_event(self, ev_id: int) -> tuple[CPNode | None, CPNode | None]:
-        """Return the nodes at the start and at the end of an event; None where it is not on the path."""
+        """Return the nodes at the start and at the end of an event; None for a node that is not on the path."""
         nodes = [node for node in self._nodes.nodes if node.ev_idx == ev_id]
         start, end = ([node for node in nodes if node.is_start == is_start] for is_start in (True, False))
         return start[0] if start else None, end[-1] if end else None
 
     def get_events_for_edge(self, edge: CPEdge) -> tuple[int, int]:
-        """Return the events of both nodes of an edge."""
+        """Return the frame indices of the events at the begin and end node of an edge; -1 for nodes without event."""
         return self._nodes.nodes[edge.begin].ev_idx, self._nodes.nodes[edge.end].ev_idx
 
     def get_event_attribution_for_edge(self, edge: CPEdge) -> int | None:
-        """Return the event whose time an edge is; None for a dependency without one."""
+        """Return the frame index of the event whose time the edge covers; None if it covers no event."""
         event = self._nodes.events[edge.begin]
         return None if event < 0 else event
 
     def get_edges_attributed_to_event(self, ev_idx: int) -> list[CPEdge]:
-        """Return the edges that are time of an event."""
+        """Return the edges of the path whose time belongs to the event with frame index ``ev_idx``."""
         return [edge for edge in self._nodes.edges if self._nodes.events[edge.begin] == ev_idx]
 
     def show_critical_path(self) -> None:
@@ -154,12 +156,12 @@ class CPGraph:
             print(node)
 
     def summary(self) -> pd.Series:
-        """Percent of the path by bound_by."""
+        """Return the share of the path's duration, in percent, by ``bound_by``."""
         table = self.get_critical_path_breakdown().groupby("bound_by")["duration"].sum()
         return 100 * table / table.sum()
 
     def save(self, out_dir: str | PathLike[str]) -> str:
-        """Write the path to ``out_dir``.zip, from which `restore_cpgraph` reads it; returns that file.
+        """Save the path to ``out_dir``.zip for `restore_cpgraph`, and return the name of that file.
 
         Raises:
             EtloomError: The file cannot be written.
@@ -195,7 +197,7 @@ class CPGraph:
 
 
 def restore_cpgraph(zip_filename: str | PathLike[str], t_full: HtaTrace, rank: int) -> CPGraph:
-    """Read a path that `CPGraph.save` wrote.
+    """Read a critical path from a file that `CPGraph.save` wrote.
 
     Args:
         zip_filename: The file.
@@ -233,8 +235,11 @@ class CriticalPath(Annotations):
         instance_id: int | tuple[int, int] | None = None,
         data_load_events: Sequence[str] | None = None,
     ) -> tuple[CPGraph, bool] | None:
-        """Return (path, True) for what begins in the chosen instances (default: the first) of annotations
-        whose names contain ``annotation``; None if there is no such instance."""
+        """Return (critical path, True) of the work that starts inside an annotation; None if it does not occur.
+
+        The name of the annotation contains ``annotation``; ``instance_id`` selects its instances by number, or by first
+        and last number (default: the first instance).
+        """
         ((_, trace),) = self._select_ranks([rank])
         marks = _instances(trace, annotation)
         first, last = instance_id if isinstance(instance_id, tuple) else (instance_id or 0, instance_id or 0)
@@ -256,7 +261,7 @@ class CriticalPath(Annotations):
         only_show_critical_events: bool = True,
         show_all_edges: bool = False,
     ) -> str:
-        """Write output_dir/overlaid_critical_path_<name of the trace>; returns the file.
+        """Write a trace that shows the critical path to output_dir/overlaid_critical_path_NAME, and return that file.
 
         It holds the trace with an argument ``critical`` on what is on the path, and as arrows called critical_path the
         path's dependencies, launches and synchronizations. Their arguments are type (that of
@@ -282,7 +287,7 @@ class CriticalPath(Annotations):
 
 
 def _edge_type(kind: str, category: str) -> pl.Expr:
-    """Return HTA's type of an edge, from the columns with its kind and the category of its event.
+    """Return an expression for HTA's type of an edge, from the columns with its kind and its event's category.
 
     Time of the host outside operators and calls, be it in an annotation, is a dependency between operators.
     """
@@ -292,7 +297,7 @@ def _edge_type(kind: str, category: str) -> pl.Expr:
 
 
 def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
-    """Return ts and dur of the host annotations whose names contain the text, in order of time."""
+    """Return ts and dur (ns) of the host annotations whose names contain ``annotation``, ordered by ts."""
     marks = trace.events.filter(
         pl.col("cat").is_in(sorted(categories.ANNOTATION_CATEGORIES)) & pl.col("dur").is_not_null()
     )
@@ -300,8 +305,7 @@ def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
 
 
 def _begun(trace: Trace, start: int, end: int) -> NDArray[np.bool_]:
-    """Mask the host events that begin in this time, and the GPU activity that they launched, whenever it
-    ran."""
+    """Return a mask of the host events that start between two times (ns), and of the GPU activity they launched."""
     events, launches = trace.events, trace.launches
     device = is_in(events["cat"], categories.DEVICE_CATEGORIES)
     keep: NDArray[np.bool_] = ~device & events["ts"].is_between(start, end).fill_null(False).to_numpy()

@@ -1,4 +1,4 @@
-"""HTA's questions about launches and idle streams."""
+"""HTA's methods about kernel launches and idle time of streams."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class Device(RunAccess):
         include_memory_events: bool = True,
         visualize: bool = True,
     ) -> dict[int, pd.DataFrame]:
-        """Return {rank: correlation, cpu_duration, gpu_duration, launch_delay} with one row per GPU activity,
-        in us.
+        """Return {rank: correlation, cpu_duration, gpu_duration, launch_delay (us)} with a row per GPU activity.
 
         The cutoffs, in us, are those of the charts.
         """
@@ -70,8 +69,9 @@ class Device(RunAccess):
         show_idle_interval_stats: bool = False,
         consecutive_kernel_delay: int = 30,
     ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-        """Return (rank, stream, idle_category, idle_time in us and its share of the stream's idle time;
-        statistics of the gaps, if requested).
+        """Return the idle time of each stream by cause, in us and as share of its idle time; and gap statistics.
+
+        Columns: rank, stream, idle_category, idle_time, idle_time_ratio. The statistics are None unless requested.
 
         streams: of all streams if empty or None; work that states no stream is left out. consecutive_kernel_delay: us.
         """
@@ -110,7 +110,7 @@ class Device(RunAccess):
 
 
 def _gaps(trace: Trace, delay: int) -> pl.DataFrame:
-    """Return stream, cause, gap (us) of the gaps that idle-time sums up."""
+    """Return the gaps between activities of a stream that the analysis idle-time sums up: stream, cause, gap (us)."""
     work = select_launched_work(trace, *_STREAM, "ts", "dur", "launch_ts")
     before = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over(*_STREAM)
     causes = pl.Enum(_CAUSES)

@@ -31,17 +31,17 @@ _SIDES = {
 
 
 def load_execution_trace(et_file: str | PathLike[str]) -> Trace:
-    """The Trace of an execution-trace file of any schema. Raises ReadError."""
+    """Read an execution-trace file of any schema. Raises ReadError."""
     trace = api.read(expand_home(et_file))
     if not isinstance(trace, Trace) or not trace.nodes.height:
         raise ReadError(
-            "is no execution trace", where=et_file, remedy="name the file with the operators' nodes"
+            "is not an execution trace", where=et_file, remedy="name the file with the operators' nodes"
         )
     return trace
 
 
 def correlate_execution_trace(trace: HtaTrace, rank: int, et: Trace) -> None:
-    """Give the frame of a rank a column ``et_node``: the id of the node that is the same operator, NaN for none.
+    """Add the column ``et_node`` to the frame of a rank: the id of each event's execution-trace node, NaN for none.
 
     Raises LinkError where the two are not of one program; HTA logs a message, or joins unrelated nodes.
     """
@@ -54,9 +54,10 @@ def correlate_execution_trace(trace: HtaTrace, rank: int, et: Trace) -> None:
 
 
 def add_et_column(trace_df: pd.DataFrame, et: Trace, column: str) -> None:
-    """Give a frame that has ``et_node`` one more column of its nodes: et_node_name, op_schema, input_shapes,
-    input_types, output_shapes, output_types, also input_values, input_strides, ..., and any column of the nodes
-    table.
+    """Add a column of the execution-trace nodes, such as input_shapes, to a frame with the column ``et_node``.
+
+    column: et_node_name, op_schema, input_shapes, input_types, output_shapes, output_types, also input_values,
+    input_strides, ..., and any column of the nodes table.
 
     Raises EtloomError without ``et_node``, and UnknownName.
     """
@@ -81,7 +82,7 @@ def _values(et: Trace, nodes: pl.DataFrame, column: str) -> list[Any]:
 
 
 def _unlinked(trace: Trace) -> Trace:
-    """The profiler's part of a rank that may have been linked to another execution trace."""
+    """Return the trace of a rank without its execution trace, so that it can be linked to another."""
     rest = {name: trace.table(name).clear() for name in ("nodes", "tensors", "links")}
     comms = trace.comms.with_columns(node=pl.lit(None, pl.UInt32))
     return trace.replace({"linked": None}, **rest, comms=comms)

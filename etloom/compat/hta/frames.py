@@ -1,5 +1,4 @@
-"""A Job as HTA's Trace: pandas frames of events with numbers instead of names, and the table of these
-names."""
+"""The events of a Job as HTA's Trace: pandas frames with numbers for names, and the table of these names."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ COLUMNS = (*_FIRST, *_NUMBERED, *_LISTS, *_THEN, *_COMMUNICATION, *_LAST)
 
 
 def import_pandas() -> Any:
-    """The pandas module. Raises EtloomError where it is not installed."""
+    """Import and return pandas. Raises EtloomError if it is not installed."""
     try:
         import pandas
     except ImportError:
@@ -85,27 +84,26 @@ def import_pandas() -> Any:
 
 
 def frame_to_pandas(table: pl.DataFrame) -> pd.DataFrame:
-    """A polars table as a pandas one, with numpy columns and NaN for null, as HTA's are."""
+    """Convert a polars table to a pandas frame with numpy columns and NaN for null, as in HTA."""
     import_pandas()
     return table.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String)).to_pandas()
 
 
 def flatten_column_names(df: pd.DataFrame) -> None:
-    """Join the levels of a frame's column names with "_", in the frame itself."""
+    """Join the levels of a frame's column names with "_"; changes the frame in place."""
     if df.columns.nlevels > 1:
         df.columns = ["_".join(names).rstrip("_") for names in df.columns]
 
 
 def find_profiler_file(trace: Trace) -> Path:
-    """Return the file with the profiler's events of a rank."""
+    """Return the path of the file with the profiler's events of a rank."""
     files = dict(zip(reversed(trace.meta["formats"]), reversed(trace.meta["files"]), strict=False))
     files.pop("execution_trace", None)
     return Path(next(reversed(files.values())))
 
 
 class SymbolTable:
-    """The names and categories of a job as numbers: ``sym_table[number]`` is a text, ``sym_index[text]`` its
-    number."""
+    """Numbers for the names and categories of a job: ``sym_table[number]`` is a text, ``sym_index`` the inverse."""
 
     def __init__(self, texts: list[str]) -> None:
         self.sym_table = texts
@@ -118,21 +116,23 @@ class SymbolTable:
         return self.sym_index
 
     def find_matches(self, patterns: Sequence[str]) -> list[int]:
-        """Return the numbers of the texts that contain one of the patterns, which HTA takes as plain text too."""
+        """Return the numbers of the texts that contain any of the patterns; patterns are plain text, as in HTA."""
         return [self.sym_index[text] for text in self.find_matched_symbols(patterns)]
 
     def find_matched_symbols(self, patterns: Sequence[str]) -> list[str]:
-        """Return the texts that contain one of the patterns."""
+        """Return the texts that contain any of the patterns; patterns are plain text."""
         return [text for text in self.sym_table if any(pattern in text for pattern in patterns)]
 
     def add_symbols_to_trace_df(self, trace_df: pd.DataFrame, col: str) -> None:
-        """Replace the numbers of a column by their texts, in the frame itself."""
+        """Replace the numbers in a column of a frame by their texts, in place."""
         trace_df[col] = [self.sym_table[int(number)] for number in trace_df[col]]
 
 
 class HtaTrace:
-    """The frames of a run, ``TraceAnalysis(...).t``: ``get_trace(rank)``, ``get_all_traces()``, ``symbol_table``,
-    ``traces``, ``trace_files``."""
+    """The events of a run as a pandas frame per rank, like HTA's Trace; available as ``TraceAnalysis(...).t``.
+
+    Members: ``get_trace(rank)``, ``get_all_traces()``, ``symbol_table``, ``traces``, ``trace_files``.
+    """
 
     is_parsed = True
 
@@ -149,12 +149,12 @@ class HtaTrace:
 
     @property
     def trace_files(self) -> dict[int, str]:
-        """The file with the profiler's events of each rank."""
+        """The path of the profiler's file of each rank: {rank: path}."""
         return {rank: str(find_profiler_file(trace)) for rank, trace in self.job.items()}
 
     @property
     def meta_data(self) -> dict[int, dict[str, Any]]:
-        """The profiler's file of each rank without its events: schemaVersion, deviceProperties, ..."""
+        """The header of the profiler's file of each rank: schemaVersion, deviceProperties, ..., without events."""
         content = {}
         for rank, trace in self.job.items():
             content[rank] = dict(trace.meta.get("header") or {})
@@ -168,12 +168,12 @@ class HtaTrace:
         return sorted(self.traces)
 
     def get_iterations(self, rank: int | None = None) -> list[int]:
-        """The steps of a rank, by default the first, in order."""
+        """Return the step numbers of a rank (default: the first rank), ascending."""
         steps = self.get_trace(self._first(rank))["iteration"].unique()
         return sorted(int(step) for step in steps if step >= 0)
 
     def get_trace(self, rank: int) -> pd.DataFrame:
-        """The frame of a rank itself, not a copy. Raises AnalysisError."""
+        """Return the frame of a rank, not a copy of it. Raises AnalysisError for an unknown rank."""
         if rank not in self.traces:
             raise unknown_rank_error(rank, self.traces)
         return self.traces[rank]
@@ -182,12 +182,12 @@ class HtaTrace:
         return self.traces
 
     def get_trace_duration(self, rank: int | None = None) -> float:
-        """Time from the first start to the last end of a rank (default: the first), in us."""
+        """Return the time from the first start to the last end of a rank's events (default: the first rank), in us."""
         table = self.get_trace(self._first(rank))
         return float(table["end"].max() - table["ts"].min()) if len(table) else 0.0
 
     def decode_symbol_ids(self, use_shorten_name: bool = True) -> None:
-        """Add the texts of names and categories to every frame: s_name, s_cat."""
+        """Add the columns s_name and s_cat, the texts of names and categories, to the frame of every rank."""
         texts = self.symbol_table.sym_table
         for table in self.traces.values():
             for column in ("name", "cat"):
@@ -199,7 +199,7 @@ class HtaTrace:
         return self.get_ranks()[0] if rank is None else rank
 
     def _frame(self, trace: Trace) -> pd.DataFrame:
-        """HTA's columns with its values for missing entries; times in us from the job's first event."""
+        """Return the events of a rank as a frame with HTA's columns; times in us from the job's first event."""
         events = timed_events(trace).join(frame_indices(trace), on="id").sort("index")
         for name, columns in _FACTS.items():
             facts = trace.table(name).unique("event", keep="first", maintain_order=True)
@@ -231,14 +231,13 @@ class HtaTrace:
 
 
 def timed_events(trace: Trace) -> pl.DataFrame:
-    """Return the events that HTA keeps: those with a category and a duration."""
+    """Return the events that HTA reads: those with a duration and a category other than Trace."""
     is_timed = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != UNTIMED_CATEGORY)
     return trace.events.filter(is_timed)
 
 
 def frame_indices(trace: Trace) -> pl.DataFrame:
-    """Return id and index: the position of each event in the file, as HTA counts, or its id if positions are
-    not unique."""
+    """Return id and index of each event: its position in the file, as in HTA, or its id if positions are not unique."""
     is_captured = arrays.is_in(trace.events["cat"], categories.CAPTURED)
     events = trace.events.filter(~pl.Series(is_captured)).select("id", index="position")
     has_positions = not events["index"].null_count() and not events["index"].is_duplicated().any()
@@ -246,8 +245,10 @@ def frame_indices(trace: Trace) -> pl.DataFrame:
 
 
 def drop_last_step(trace: Trace) -> Trace:
-    """Return the trace as HTA keeps it by default: if it has several steps, without the host events of the
-    last step and the GPU activity launched there."""
+    """Return the trace without the host events from the last step on, and the GPU activity launched by them.
+
+    HTA drops them by default. A trace with fewer than two steps is returned unchanged.
+    """
     starts = trace.events.filter(
         arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
     ).with_columns(number=parse_step())
@@ -265,8 +266,7 @@ def drop_last_step(trace: Trace) -> Trace:
 
 
 def _partners(trace: Trace) -> pl.DataFrame:
-    """Return id and partner: for a launch call the index of its (first) GPU activity, for a GPU activity that
-    of its launch."""
+    """Return id and partner: the frame index of a launch call's first GPU activity, and of a GPU activity's launch."""
     index = frame_indices(trace).rename({"id": "other", "index": "partner"})
     launched = trace.launches.drop_nulls(["launch", "device_event"]).unique("device_event", keep="first")
     pairs = pl.concat(
@@ -279,7 +279,7 @@ def _partners(trace: Trace) -> pl.DataFrame:
 
 
 def _or_absent(table: pl.DataFrame, name: str) -> pl.Expr:
-    """Return a column with HTA's value for missing entries in place of null."""
+    """Return an expression for a column in which HTA's value for missing entries replaces null."""
     column = pl.col(name)
     if table.schema[name] == pl.Categorical:
         column = column.cast(pl.String)

@@ -1,4 +1,4 @@
-"""Names of kernels as HTA shortens them."""
+"""Shortens kernel names as HTA does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Trace files that show a result: events with an additional argument and arrows between them; other events
-are shortened or left out."""
+"""Trace files that show the result of an analysis by additional event arguments and arrows between events."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _DRAWN = ("critical_path_dependency", "critical_path_kernel_launch_delay", "crit
 
 
 def overlay_path(source: Path, *words: str) -> str:
-    """The name of the output file: the words, then the name of the source."""
+    """Return the name of the output file: ``words`` and the name of the source file, joined by "_"."""
     name = (
         source.name if source.name.endswith((".json", ".json.gz")) else f"{source.name.split('.')[0]}.json.gz"
     )
@@ -36,7 +35,7 @@ def overlay_path(source: Path, *words: str) -> str:
 
 
 def add_sequences(trace: Trace, calls: pl.DataFrame, numbers: Mapping[str, int] | None) -> Trace:
-    """The trace with an argument Patterns ({pattern: count}) on events inside these calls or launched there.
+    """Add the argument Patterns ({pattern: count}) to the events of a trace inside these calls or launched there.
 
     calls: call (row of the events), pattern, count. numbers: number of every name; the other
     events get the number as name and lose their arguments, and the file's ``symbols`` lists them.
@@ -70,7 +69,7 @@ def add_sequences(trace: Trace, calls: pl.DataFrame, numbers: Mapping[str, int] 
 def add_critical_path(
     trace: Trace, path: pl.DataFrame, edges: pl.DataFrame, only_critical: bool, all_edges: bool
 ) -> Trace:
-    """The trace with an argument ``critical`` on the events of a path, and edges of its graph as arrows.
+    """Add the argument ``critical`` to the events of a trace that are on a path, and edges of its graph as arrows.
 
     edges: As from `build_edge_arrows`, with HTA's type. Those of the path that are a dependency, a launch or a
     synchronization are drawn.
@@ -96,7 +95,7 @@ def add_critical_path(
 
 
 def _label_edges(edges: pl.DataFrame) -> pl.DataFrame:
-    """Ends of arrows with HTA's name, category and arguments: type, critical (0 or 1), weight (us)."""
+    """Add HTA's name, category and arguments (type, critical: 0 or 1, weight in us) to the ends of arrows."""
     arguments = pl.struct(
         "type", critical=pl.col("is_critical").cast(pl.Int8), weight=pl.col("time_ns") / US
     ).struct.json_encode()
@@ -104,7 +103,7 @@ def _label_edges(edges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_argument(trace: Trace, arguments: pl.Series) -> Trace:
-    """The trace with more members in the args of events: one JSON object per row, null for none."""
+    """Add members to the args of the events of a trace: one JSON object per event, null for none."""
     other = pl.col("args").cast(pl.String).fill_null("{}").str.slice(1)
     between = pl.when(other == "}").then(pl.lit("")).otherwise(pl.lit(","))
     both = pl.concat_str(arguments.str.slice(0, arguments.str.len_chars() - 1), between, other)
@@ -113,7 +112,7 @@ def _add_argument(trace: Trace, arguments: pl.Series) -> Trace:
 
 
 def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The row of the call that encloses or launched each event; -1 for none."""
+    """Return for each event the row of the call that encloses or launched it; -1 for none."""
     events = trace.events
     is_call = np.zeros(events.height, dtype=np.bool_)
     is_call[calls] = True
@@ -127,7 +126,7 @@ def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _flows(trace: Trace, ends: pl.DataFrame) -> pl.DataFrame:
-    """Ends of arrows on events as rows of the table flows."""
+    """Convert the ends of arrows on events to rows of the table ``flows``."""
     tracks = trace.events.select("id", "pid", "tid")
     placed = ends.with_columns(pl.col("id").cast(pl.UInt32)).join(tracks, on="id", maintain_order="left")
     return TABLES["flows"].conform(placed.drop("id"))

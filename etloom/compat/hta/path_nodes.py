@@ -1,4 +1,4 @@
-"""HTA's nodes and edges of a critical path, of the pieces of etloom's path.
+"""HTA's nodes and edges of a critical path, created from the pieces of etloom's path.
 
 A node is the point in time between two pieces: the start or the end of an event. Edges are the pieces. HTA's graph has
 nodes for all events of the part; this one has those of the path only.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CPNode:
-    """A point in time: the start or the end of the event ``ev_idx`` of the frame (-1: none); ``ts`` in us."""
+    """A node of the critical path: start or end of the event with frame index ``ev_idx`` (-1: none); ``ts`` in us."""
 
     idx: int = -1
     ev_idx: int = -1
@@ -27,7 +27,7 @@ class CPNode:
 
 
 class CPEdgeType(Enum):
-    """HTA's types of edges."""
+    """HTA's types of critical-path edges."""
 
     OPERATOR_KERNEL = "critical_path_operator"
     DEPENDENCY = "critical_path_dependency"
@@ -38,7 +38,7 @@ class CPEdgeType(Enum):
 
 @dataclass(frozen=True)
 class CPEdge:
-    """A piece of the path between two nodes; ``weight`` is its time in us."""
+    """An edge of the critical path between two consecutive nodes; ``weight`` is its duration in us."""
 
     begin: int
     end: int
@@ -48,7 +48,7 @@ class CPEdge:
 
 @dataclass(frozen=True)
 class PathNodes:
-    """The nodes and edges of a path in order of time, and the event of each edge, -1 for none."""
+    """The nodes and edges of a path in time order, and the frame index of each edge's event (-1: no event)."""
 
     nodes: list[CPNode]
     edges: list[CPEdge]
@@ -56,7 +56,7 @@ class PathNodes:
 
 
 def list_path_nodes(pieces: pd.DataFrame, starts: list[float], frame: pd.DataFrame) -> PathNodes:
-    """Return the nodes and edges of a path.
+    """Convert a critical path to HTA's nodes and edges.
 
     Args:
         pieces: as `CPGraph.get_critical_path_breakdown` returns them, in order of time.
@@ -85,7 +85,7 @@ def list_path_nodes(pieces: pd.DataFrame, starts: list[float], frame: pd.DataFra
 def _find_event(
     before: int, after: int, time: float, spans: dict[int, tuple[float, float]], tolerance: float = 0.0015
 ) -> tuple[int, bool]:
-    """Return the event of the next piece that starts at a time, or that of the piece before that ends then."""
+    """Return the event at a node and whether it starts there: that of the next edge, else that of the previous edge."""
     if after >= 0 and abs(spans[after][0] - time) <= tolerance:
         return after, True
     if before >= 0 and abs(spans[before][1] - time) <= tolerance:

@@ -1,4 +1,4 @@
-"""State that the parts of TraceAnalysis share: the run, its frames, and the selection of ranks."""
+"""State that the methods of TraceAnalysis share: the run, its frames, and the selection of ranks."""
 
 from __future__ import annotations
 
@@ -14,37 +14,35 @@ from etloom.timeline.activity import has_device_events
 
 
 class RunAccess:
-    """``job``: the part of the run that is analyzed; ``full_job``: all that was read; ``t``: the frames of
-    ``job``."""
+    """The run of a TraceAnalysis: the analyzed part (``job``), the whole run (``full_job``), and its frames (``t``)."""
 
     job: Job
     full_job: Job
     t: HtaTrace
 
     def _select_ranks(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
-        """The traces of these ranks, or of the first rank if none are named. Raises AnalysisError."""
+        """Return (rank, trace) for these ranks, or for the first rank if ``ranks`` is empty. Raises AnalysisError."""
         for rank in ranks or []:
             if rank not in self.job:
                 raise unknown_rank_error(rank, self.job)
         return [(rank, self.job[rank]) for rank in (ranks or self.job.ranks[:1])]
 
     def _with_device(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
-        """Return the traces like `_select_ranks`, without ranks that have no GPU activity, which HTA skips
-        too."""
+        """Return (rank, trace) as `_select_ranks`, but without ranks that have no GPU activity, as in HTA."""
         return [(rank, trace) for rank, trace in self._select_ranks(ranks) if has_device_events(trace)]
 
     def _source(self, rank: int) -> Path:
-        """The file with the profiler's events of a rank."""
+        """Return the path of the file with the profiler's events of a rank."""
         return find_profiler_file(self.full_job[rank])
 
 
 def add_frame_index(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
-    """The table with ``index``, the place of the event ``id`` in its frame."""
+    """Add the column ``index``: the index, in the frame of the rank, of the event whose id is in ``id``."""
     return table.join(frame_indices(trace), on="id", how="left", maintain_order="left")
 
 
 def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
-    """One row per group: by, sum (us), max (us), min (us), stddev (0 of one), mean (us); of ``dur`` in ns."""
+    """Return statistics of ``dur`` (ns) per group: by, sum (us), max (us), min (us), stddev (us), mean (us)."""
     dur = pl.col("dur") / 1e3
     return table.group_by(*by, maintain_order=True).agg(
         dur.sum().alias("sum (us)"),
@@ -58,7 +56,7 @@ def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
 def group_small_names(
     times: pl.DataFrame, ratio: float, max_names: int, always_shown: Sequence[str] = ()
 ) -> pl.DataFrame:
-    """Return name, dur, with small names as "others" if there are more than ``max_names`` names.
+    """Return name and dur; if there are more than ``max_names`` names, those with little time become "others".
 
     Small are those beyond ``max_names`` and those beyond ``ratio`` of the time, unless they contain one of the texts
     of ``always_shown``.

@@ -1,4 +1,4 @@
-"""HTA's methods about the kernels that operators launch, and its trace file that highlights frequent sequences."""
+"""HTA's methods about the kernels that operators launch, and the trace file that shows frequent sequences."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ _PATTERN_COLUMNS = {
 
 
 class Sequences(Counters):
-    """The methods of TraceAnalysis about launched kernels."""
+    """The methods of TraceAnalysis about the kernels that operators launch."""
 
     def get_aten_op_kernels_and_delay(
         self, ranks: Sequence[int] | None = None, sort_by: Sequence[str] | None = None
     ) -> dict[int, pd.DataFrame]:
-        """{rank: aten_op_name, kernel_sequence, occurrence_count, avg_aten_op_launch_delay, avg_runtime_delay}, us.
+        """Return {rank: ATen operators with the kernels they launch, number of calls, and mean launch delays in us}.
+
+        Columns: aten_op_name, kernel_sequence, occurrence_count, avg_aten_op_launch_delay, avg_runtime_delay.
 
         Covers kernels (of MTIA all device events), not memcpy and memset. sort_by: columns, the greatest first; by
         default occurrence_count.
@@ -76,8 +78,9 @@ class Sequences(Counters):
         visualize: bool = False,
         compress_other_kernels: bool = True,
     ) -> pd.DataFrame:
-        """pattern ("operator|kernel|kernel"), count, GPU kernel duration (us), CPU op duration (us); the most
-        frequent first.
+        """Return the kernel sequences that an operator launches, with count and times, the most frequent first.
+
+        Columns: pattern ("operator|kernel|kernel"), count, GPU kernel duration (us), CPU op duration (us).
 
         Writes output_dir/overlaid_<name of the trace>, unless output_dir is omitted: the trace in which the events of
         the top_k patterns have an argument ``Patterns`` ({pattern: count}), to search for. With
@@ -118,7 +121,7 @@ class Sequences(Counters):
 
 
 def _kernels_only(trace: Trace) -> Trace:
-    """The trace without the launches of memcpys and memsets."""
+    """Return the trace without the launches of memcpys and memsets."""
     events = trace.events
     kernels = events.filter(is_in(events["cat"], _KERNEL_CATEGORIES))["id"]
     return trace.replace(

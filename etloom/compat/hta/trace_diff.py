@@ -1,4 +1,4 @@
-"""HTA's ``hta.trace_diff``: operators and kernels of two traces side by side."""
+"""HTA's ``hta.trace_diff``: compares the operators and kernels of two traces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LabeledTrace:
         return self.t.get_ranks()
 
     def iterations(self) -> list[int]:
-        """The steps of all ranks, in order."""
+        """Return the step numbers of all ranks, ascending."""
         return sorted(
             {int(step) for df in self.t.traces.values() for step in df["iteration"].unique() if step >= 0}
         )
@@ -52,7 +52,7 @@ class LabeledTrace:
     def extract_ops(
         self, rank: Numbers = None, iteration: Numbers = None, device_type: DeviceType = DeviceType.ALL
     ) -> pd.DataFrame:
-        """The events of these ranks and steps, by default of the first of each.
+        """Return the events of these ranks and steps; by default those of the first rank and the first step.
 
         Of several ranks they have the columns ``rank`` and ``idx`` (the index in the frame of the rank) first.
         Raises InvalidValue for a rank or step that the trace lacks.
@@ -69,7 +69,7 @@ class LabeledTrace:
         return events[events["stream"] != -1] if device_type is DeviceType.GPU else events
 
     def get_ops_summary(self, ops: pd.DataFrame) -> pd.DataFrame:
-        """Return per operator: cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
+        """Return the events summed by name: cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
         summed = ops.groupby(["cat", "name"])["dur"].agg(["count", "sum"]).reset_index()
         texts = self.t.symbol_table.sym_table
         names = [texts[int(number)] for number in summed["name"]]
@@ -102,8 +102,11 @@ class TraceDiff:
         device_type: DeviceType = DeviceType.ALL,
         use_short_name: bool = False,
     ) -> pd.DataFrame:
-        """One row per name: <label>_counts and <label>_total_duration (us) of both traces, diff_counts, diff_duration
-        (test - control) and counts_change_categories (+, - or =)."""
+        """Compare count and total duration (us) of each name in two traces; differences are test - control.
+
+        Columns: <label>_counts and <label>_total_duration (us) of both traces, diff_counts, diff_duration and
+        counts_change_categories (+, - or =).
+        """
         first, second = _labeled(control, "Control"), _labeled(test, "Test")
         labels = [first.label, second.label]
         if labels[0] == labels[1]:
@@ -139,7 +142,7 @@ class TraceDiff:
         test_iteration: Numbers = None,
         device_type: DeviceType = DeviceType.ALL,
     ) -> dict[str, list[str]]:
-        """The names that are added, deleted, increased, decreased and unchanged in number."""
+        """Return the names by change of their count: added, deleted, increased, decreased, unchanged."""
         both = cls.compare_traces(
             *(control, test, control_rank, test_rank, control_iteration, test_iteration, device_type)
         )
@@ -173,12 +176,12 @@ class TraceDiff:
     def visualize_duration_diff(
         cls, df: pd.DataFrame, show_image: bool = True, export_image_path: str | None = None
     ) -> None:
-        """Draw the total durations (us) as `visualize_counts_diff` draws the counts."""
+        """Draw the total durations (us) of both traces and their difference, as bars per name."""
         draw_diff(df, "duration", "Ops Duration Comparison", show_image, export_image_path)
 
 
 def _open_trace(trace_dir: str) -> HtaTrace:
-    """Open a folder as HTA does: a folder that does not exist is a bad value."""
+    """Open the traces of a folder. Raises InvalidValue if the folder does not exist."""
     folder = expand_home(trace_dir)
     if not folder.exists():
         raise InvalidValue("no such folder", where=folder, remedy="check trace_dir")

@@ -1,4 +1,4 @@
-"""The trace files that HTA's ``trace_files`` and ``trace_dir`` name."""
+"""Resolves HTA's arguments ``trace_files`` and ``trace_dir`` to the trace files of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TraceFiles = Mapping[int, StrPath] | Sequence[StrPath]
 
 
 def resolve_trace_files(trace_files: TraceFiles | None, trace_dir: StrPath) -> Path | dict[int, Path]:
-    """Return the folder to open, or the file of each rank.
+    """Return the folder to open or, with ``trace_files``, the file of each rank.
 
     Args:
         trace_files: {rank: file}; or a list of files, whose ranks are read from their contents or names. None: the

@@ -1,4 +1,4 @@
-"""Chakra execution trace (.et) for simulators such as ASTRA-sim, one file per rank.
+"""Write Chakra execution traces (.et) for simulators such as ASTRA-sim, one file per rank.
 
 Nodes are the activities of the dependency graph: parts of operators, GPU work, delays before it, ranges of
 communication backends. A node may start when all its ``data_deps`` have ended: the previous work of its thread or
@@ -51,7 +51,7 @@ SUFFIX = (".et", ".et.gz")
 def write(
     trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True, serialize: bool = True
 ) -> None:
-    """Write each rank to NAME.RANK.et; compressed if the name ends in .gz.
+    """Write each rank to a Chakra file NAME.RANK.et; compressed if the name ends in .gz.
 
     A trace that is not linked is linked first.
 
@@ -69,7 +69,7 @@ def write(
 
 
 def list_files(trace: Trace | Job, path: Path) -> list[Path]:
-    """Return the files that `write` writes for the ranks, the lowest rank first."""
+    """Return the paths of the files that `write` creates, one per rank, lowest rank first."""
     ranks = trace.ranks if isinstance(trace, Job) else [trace.rank or 0]
     return [rank_path(path, rank) for rank in ranks]
 
@@ -77,7 +77,7 @@ def list_files(trace: Trace | Job, path: Path) -> list[Path]:
 def write_ranks(
     ranks: Mapping[int, Trace], paths: Mapping[int, Path], *, delays: bool = True, serialize: bool = True
 ) -> None:
-    """Write each rank to its path, in one folder; see `write`."""
+    """Write each rank to a Chakra file at its path (rank -> path); all paths are in one folder. See `write`."""
     for rank, rank_trace in ranks.items():
         check_exportable(rank_trace, paths[rank])
     ranks = {rank: linked(rank_trace) for rank, rank_trace in ranks.items()}
@@ -130,7 +130,7 @@ def _number_job_groups(ranks: Mapping[int, Trace]) -> GroupNumbers:
 
 
 def _find_starts(ranks: Mapping[int, Trace]) -> dict[int, int]:
-    """Return the start of each rank on one clock, ns; the same for all if their clocks cannot be compared."""
+    """Return the start of each rank on a common clock, ns; 0 for all ranks if their clocks cannot be compared."""
     if any(trace.meta.get("clock") != "epoch" for trace in ranks.values()) or len(ranks) < 2:
         return dict.fromkeys(ranks, 0)
     starts = pl.DataFrame({"rank": list(ranks), "start": [find_start_ns(trace) for trace in ranks.values()]})
@@ -145,7 +145,10 @@ def _write_file(path: Path, trace: Trace, nodes: NodeTable) -> None:
 
 
 def check_exportable(trace: Trace, path: str | PathLike[str]) -> None:
-    """Raise EtloomError for a trace without timed events, or one that was read from a Chakra file."""
+    """Raise EtloomError if a trace cannot be exported as Chakra: no timed events, or read from a Chakra file.
+
+    Also for a pipeline operation trace without message sizes.
+    """
     if "chakra" in trace.meta.get("formats", ()):
         raise EtloomError(
             "the trace is already a Chakra trace",
@@ -167,7 +170,7 @@ def check_exportable(trace: Trace, path: str | PathLike[str]) -> None:
 
 
 def encode_trace(trace: Trace, groups: GroupNumbers) -> bytes:
-    """Encode the file of a linked trace of one rank, uncompressed; see `write`.
+    """Encode a linked trace of one rank as the bytes of a Chakra file, uncompressed; see `write`.
 
     Raises:
         EtloomError: The trace has neither timed operators nor GPU work.
@@ -177,7 +180,7 @@ def encode_trace(trace: Trace, groups: GroupNumbers) -> bytes:
 
 
 def encode_nodes(trace: Trace, nodes: NodeTable) -> bytes:
-    """Encode the nodes of a trace as a file, uncompressed.
+    """Encode the nodes of one rank as the bytes of a Chakra file, uncompressed.
 
     Raises:
         EtloomError: There are no nodes.

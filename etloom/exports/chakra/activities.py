@@ -1,4 +1,4 @@
-"""Cuts the dependency graph of one rank into activities: pieces of work, each of which starts after others end.
+"""Cut the dependency graph of a rank into activities: pieces of work that start when their dependencies have ended.
 
 Simulators of Chakra traces expect this shape: a node starts when all its dependencies have ended, and then takes its
 duration. A thread is therefore cut where a dependency leaves or enters it (a launch, a wait, work of another thread)
@@ -31,7 +31,7 @@ Mask = NDArray[np.bool_]
 
 
 class ActivityKind(IntEnum):
-    """Kinds of activities."""
+    """Kinds of activities: host work, wait, delay before GPU work, GPU work, range."""
 
     HOST = 0  # a part of an operator, or idle time
     WAIT = 1  # the rest of a wait on a thread, after everything it waited for has ended
@@ -42,7 +42,7 @@ class ActivityKind(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Activities:
-    """The activities of one rank, as arrays with one value per activity.
+    """The activities of one rank, with times and dependencies, as arrays with one value per activity.
 
     They are sorted by start (waits and delays by end), so that each one comes after all its dependencies.
 
@@ -81,7 +81,7 @@ class Activities:
 def build_activities(
     graph: Graph, row: Int64Array, edge_owner: Int64Array, is_computation: Mask, *, delays: bool
 ) -> Activities:
-    """Cut the graph of one rank into activities.
+    """Cut the dependency graph of one rank into `Activities`.
 
     Args:
         graph: Dependency graph of one rank.
@@ -119,7 +119,7 @@ def build_activities(
 
 @dataclass(frozen=True, eq=False)
 class _Points:
-    """The points of a graph, and the links between threads and streams: the edges that are neither chain nor work.
+    """Arrays about the points of a graph, and the edges that link different threads and streams.
 
     ns: time. us: time in whole microseconds. linked: whether a link ends at the point. latest_ns: latest start of the
     links that end there. work_end: end point of the GPU work that starts there, else -1. edges, source, target: index,
@@ -139,7 +139,7 @@ class _Points:
 
 
 def _analyze_points(graph: Graph) -> _Points:
-    """Stage 1: separate the links from threads and work."""
+    """Stage 1: find the edges that link different threads and streams, and describe the points of the graph."""
     target, kind = graph.target, graph.kind
     us = np.floor_divide(graph.time, 1000)
     chain = np.isin(kind, _CHAIN_EDGES)
@@ -161,7 +161,7 @@ def _analyze_points(graph: Graph) -> _Points:
 
 @dataclass(frozen=True, eq=False)
 class _HostActivities:
-    """Candidates for activities of threads: start and end points, owners.
+    """Candidates for the activities of host threads: their start and end points and owner events.
 
     start: the start point, or -1 if another thread started this one. start_ns: the start time; for a wait, the end of
     the last activity that it waits for. waited: whether a link ends at the end. keep: whether the activity is written.
@@ -177,7 +177,7 @@ class _HostActivities:
 
 
 def _cut_threads(graph: Graph, points: _Points, edge_owner: Int64Array) -> _HostActivities:
-    """Stage 2: cut the threads into runs of edges with one owner, without a link in between."""
+    """Stage 2: cut host threads into candidates for activities, at changes of the owner event and at links."""
     target, ns, us = graph.target, points.ns, points.us
     departs = np.zeros(len(graph), bool)
     departs[graph.source[~points.chain]] = True
@@ -211,7 +211,7 @@ def _cut_threads(graph: Graph, points: _Points, edge_owner: Int64Array) -> _Host
 
 @dataclass(frozen=True, eq=False)
 class _DeviceWork:
-    """GPU work and ranges: start and end points.
+    """The GPU work and the asynchronous ranges of a rank, as arrays: start and end points, times and delays.
 
     start_ns: start of the work in ns; a range starts when it was issued, since waiting for its backend is part of the
     communication, as in the graph. is_range: whether it is a range. issued: for each range, the point at which it was
@@ -234,7 +234,7 @@ class _DeviceWork:
 def _collect_device_work(
     graph: Graph, points: _Points, row: Int64Array, is_computation: Mask, *, delays: bool
 ) -> _DeviceWork:
-    """Stage 3: the GPU work and ranges, and the delays before them."""
+    """Stage 3: collect GPU work and asynchronous ranges, and the delays between their launch and start."""
     work = np.flatnonzero(points.work)
     end = graph.target[work].astype(np.int64)
     start = graph.source[work].astype(np.int64)
@@ -270,7 +270,7 @@ def _collect_device_work(
 def _find_interrupting_work(
     points: _Points, start: Int64Array, end: Int64Array, delay_ns: Int64Array
 ) -> Int64Array:
-    """Return the end of the last computation before each one, if it ran during the delay of that one, else -1.
+    """Return the end point of the computation that ran during the delay before each computation; -1 for none.
 
     A simulator runs delays and computations one at a time, so a delay must not hold up the work of other streams.
     """
@@ -282,7 +282,7 @@ def _find_interrupting_work(
 
 @dataclass(frozen=True, eq=False)
 class _ActivityTable:
-    """Kind, owner, part, start and end (points) and start in ns of all activities."""
+    """The activities of a rank in order: kind, owner event, part, start and end point, and start in ns."""
 
     kind: UInt8Array
     owner: Int64Array
@@ -295,14 +295,14 @@ class _ActivityTable:
         return len(self.kind)
 
     def take(self, order: Int64Array) -> _ActivityTable:
-        """Return the rows in this order."""
+        """Return the table with its rows in this order."""
         return _ActivityTable(*(column[order] for column in vars(self).values()))
 
 
 def _order_activities(
     points: _Points, row: Int64Array, host: _HostActivities, device: _DeviceWork
 ) -> _ActivityTable:
-    """Stage 4: all activities, each after those it depends on."""
+    """Stage 4: combine host and device activities, ordered so that each comes after its dependencies."""
     keep, late = host.keep, device.start[device.delayed]
     kinds = (
         np.where(host.waited, ActivityKind.WAIT, ActivityKind.HOST)[keep],
@@ -329,7 +329,7 @@ def _order_activities(
 
 @dataclass(frozen=True, eq=False)
 class _Index:
-    """Index of an activity for each point, -1 where there is none.
+    """Look-up from points of the graph to activities (their index); -1 for none.
 
     ending: the activity that ends at the point. completed: that activity or, where it is left out, the last one before
     it. starting: the delay or work that starts at the point.
@@ -343,7 +343,7 @@ class _Index:
 def _index_activities(
     count: int, host: _HostActivities, device: _DeviceWork, table: _ActivityTable
 ) -> _Index:
-    """Look up activities by the ``count`` points of the graph."""
+    """Build the look-up from the ``count`` points of the graph to activities."""
     ending = np.full(count + 1, -1, np.int64)  # one more, so that ending[-1] is -1
     ending[table.end] = np.arange(len(table))
     completed = np.full(count + 1, -1, np.int64)
@@ -357,7 +357,10 @@ def _index_activities(
 def _collect_dependencies(
     points: _Points, host: _HostActivities, device: _DeviceWork, index: _Index, count: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Stage 5: the dependencies of all ``count`` activities, as `Activities.first` and `Activities.dependencies`."""
+    """Stage 5: collect the dependencies of all activities, as `Activities.first` and `Activities.dependencies`.
+
+    ``count``: number of activities.
+    """
     late = device.start[device.delayed]
     into_work = device.work_end[points.target] >= 0
     after = np.concatenate(
@@ -387,7 +390,10 @@ def _collect_dependencies(
 def _find_causes(
     graph: Graph, points: _Points, row: Int64Array, device: _DeviceWork, index: _Index, count: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Return for each of ``count`` activities the one that launched or issued it, and the row of the event that did."""
+    """Return for each of ``count`` activities the activity that launched it, and the row of the launching event.
+
+    -1 for none. Ranges are issued instead of launched.
+    """
     cause, issuer = np.full((2, count), -1, np.int64)
     launches = points.edges[graph.kind[points.edges] == EdgeKind.LAUNCH]
     started = np.append(graph.target[launches], device.start[device.is_range])
@@ -398,7 +404,7 @@ def _find_causes(
 
 
 def _resolve_pointers(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Follow the pointers from each index until they no longer move."""
+    """Follow the pointer from each index until it points to itself; return the final indices."""
     while True:
         further = pointer[pointer]
         if np.array_equal(further, pointer):
@@ -407,7 +413,7 @@ def _resolve_pointers(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _number_within_owner(owner: Int64Array, point: Int32Array | Int64Array) -> Int64Array:
-    """Number the activities of each owner in the order of their points, from 0."""
+    """Number the activities of each owner event from 0, in the order of their points."""
     order = np.lexsort((point, owner))
     sorted_owner = owner[order]
     is_first = np.append(True, sorted_owner[1:] != sorted_owner[:-1])[: len(order)]

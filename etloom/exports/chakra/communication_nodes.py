@@ -1,4 +1,4 @@
-"""Columns that describe communications in Chakra nodes: type, size, process group, source and destination.
+"""Build the columns of Chakra communication nodes: type, size, process group, source and destination.
 
 A communication whose size or ends are unknown, or that ASTRA-sim does not implement, is replayed: it takes its recorded
 time. ASTRA-sim does so for a broadcast, on the communication resource and without waiting for other ranks
@@ -52,7 +52,7 @@ MessageCounts = dict[tuple[Any, ...], int]
 
 
 def build_communication_columns(trace: Trace, activities: Activities, groups: GroupNumbers) -> pl.DataFrame:
-    """Build the type of each activity, and for communications the attributes that simulators require."""
+    """Return the node type of each activity, and for communications the attributes that simulators require."""
     work = np.flatnonzero(np.isin(activities.kind, (ActivityKind.DEVICE, ActivityKind.RANGE)))
     events = trace.events
     work_events = categories.add_kernel_type(events.select("cat", "name")[activities.owner[work]])
@@ -79,7 +79,7 @@ def _set_columns(columns: dict[str, list[Any]], index: int, row: dict[str, Any])
 
 
 def _replay_delays(columns: dict[str, list[Any]], activities: Activities) -> None:
-    """Move the delays of streams before communications from the computation resource to that of communications.
+    """Make delays before GPU communications occupy the communication resource instead of the computation resource.
 
     Delays before ranges of a host backend stay: its computations are on the host, and the delay of a receive, which
     occupies nothing, must not wait for the end of a send.
@@ -92,7 +92,7 @@ def _replay_delays(columns: dict[str, list[Any]], activities: Activities) -> Non
 
 
 class _CommLookup:
-    """Finds the row of the comms table for each communication of the device.
+    """Finds the row of the table `comms` that describes each communication on the device.
 
     issuers: row of the event that issued each one.
     """
@@ -108,7 +108,7 @@ class _CommLookup:
         self._calls = nesting.find_nearest_ancestor(parent, has_comm, issuers)
 
     def find(self, index: int, event: int, name: str) -> Comm:
-        """Return the row of the event, else that of the enclosing call if it can be this communication; else {}."""
+        """Return the `comms` row of an event as a dict, else that of its enclosing call if compatible, else {}."""
         comm = self._comms.get(event)
         if comm is not None:
             return comm
@@ -122,7 +122,7 @@ class _CommLookup:
 def _describe_communication(
     name: str, comm: Comm, rank: int, groups: GroupNumbers, counts: MessageCounts
 ) -> dict[str, Any]:
-    """Build the columns of one communication.
+    """Return the Chakra attributes of one communication: type, size, group, and source, destination and tag.
 
     Without a known collective and size, or source and destination, it is replayed: simulators would read an unset type
     as an all-reduce.
@@ -166,7 +166,7 @@ def _describe_communication(
 
 
 def _is_compatible(executed: str | None, called: str | None) -> bool:
-    """Return whether a backend may execute a call this way.
+    """Return whether a backend may execute a ``called`` collective as the collective ``executed``.
 
     Gloo runs a reduce-scatter as an all-reduce, but no backend replaces a message or a barrier.
     """
@@ -174,7 +174,7 @@ def _is_compatible(executed: str | None, called: str | None) -> bool:
 
 
 def _exclude_outputs(comm: Comm) -> Comm:
-    """Subtract outputs from the size: c10d operators take them as arguments, too."""
+    """Subtract output tensors from the recorded size of a c10d call, whose arguments include them."""
     inputs, outputs, size = comm["in_nelems"], comm["out_nelems"], comm["bytes"]
     if not inputs or not size or comm["collective"] in _IN_PLACE_COLLECTIVES:
         return comm
@@ -185,13 +185,13 @@ def _exclude_outputs(comm: Comm) -> Comm:
 
 
 def _size_in_bytes(comm: Comm, elements: str) -> int | None:
-    """Return the recorded bytes, or those of the number of elements in the column ``elements``."""
+    """Return the recorded size in bytes, else the number of elements (column ``elements``) times their size."""
     size, count, item = comm.get("bytes"), comm.get(elements), categories.itemsize(comm.get("dtype"))
     return size if size is not None or count is None or item is None else count * item
 
 
 def _message_size_in_bytes(comm: Comm) -> int | None:
-    """Return the size of a message; for a receive, possibly only the output elements are recorded."""
+    """Return the size of a sent or received message in bytes; for a receive, computed from outputs if need be."""
     return _size_in_bytes(comm, "in_nelems") or _size_in_bytes({**comm, "bytes": None}, "out_nelems")
 
 

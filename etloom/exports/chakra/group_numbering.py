@@ -1,4 +1,4 @@
-"""Numbers process groups like ASTRA-sim: each has a number and a list of ranks.
+"""Number the process groups of a job as ASTRA-sim expects: each group has a number and a list of ranks.
 
 All ranks are 0, but only in a job without other groups. ASTRA-sim counts the streams of group 0 together with those of
 all other groups, so that after a collective of some ranks the tags of the next one of all ranks differ, and it never
@@ -24,7 +24,7 @@ GroupKey = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class GroupNumbers:
-    """Numbers of process groups.
+    """The numbers of the process groups of a job, and the ranks of each number.
 
     Attributes:
         number: Key of a group -> its number.
@@ -40,7 +40,7 @@ class GroupNumbers:
 
 
 def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
-    """Number the groups with known members of all ranks.
+    """Number the process groups of the traces of a job, as far as the members of a group are known.
 
     All ranks are 0. A name that is a number becomes the number; the other groups get the next free numbers in the order
     of their ranks and names, so that files of one job that are written separately agree on the groups they share.
@@ -68,7 +68,7 @@ def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
 
 
 def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[GroupKey]) -> None:
-    """Add the groups of one rank to ``ranks``, and those of all ranks to ``world``."""
+    """Add the process groups of a trace to ``ranks``, and the groups that contain all ranks to ``world``."""
     world_size = trace.meta.get("world_size")
     rank_texts: dict[str | None, str | None] = {}
     declared = trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String)
@@ -87,7 +87,7 @@ def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[G
 
 
 def add_matched_groups(job: Job, groups: GroupNumbers, parts: pl.DataFrame) -> GroupNumbers:
-    """Add the groups of communications that record none (gloo's): the ranks that took part.
+    """Add groups for communications that state none (gloo's); the members are the ranks that took part.
 
     Requires the traces of all ranks, because a missing one might have taken part.
 
@@ -108,7 +108,7 @@ def add_matched_groups(job: Job, groups: GroupNumbers, parts: pl.DataFrame) -> G
 
 
 def number_world(groups: GroupNumbers, world_size: int) -> GroupNumbers:
-    """Give the group of all ranks a number of its own, the next free one, if there are other groups."""
+    """Renumber the group of all ranks from 0 to the next free number, if there are other groups."""
     if not groups.ranks:
         return groups
     world = max(groups.ranks) + 1
@@ -121,6 +121,6 @@ def number_world(groups: GroupNumbers, world_size: int) -> GroupNumbers:
 
 
 def _parse_ranks(text: str | None) -> list[int]:
-    """Return the ranks in order; empty where they are unknown or not integers."""
+    """Parse a JSON list of ranks and sort it; an empty list if it is null or not a list of integers."""
     ranks = None if text is None else json.loads(text)
     return sorted(ranks) if isinstance(ranks, list) and all(type(rank) is int for rank in ranks) else []

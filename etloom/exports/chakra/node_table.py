@@ -1,4 +1,4 @@
-"""Converts the activities of a linked trace to Chakra nodes: one table with a column per field or attribute."""
+"""Convert the activities of a linked trace to a table of Chakra nodes, with a column per field or attribute."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NODE_COLUMNS = (
 def build_nodes(
     trace: Trace, groups: GroupNumbers, *, delays: bool, serialize: bool = True, offset_ns: int = 0
 ) -> NodeTable:
-    """Build the nodes of a linked trace of one rank.
+    """Build the table of Chakra nodes, with dependencies, of a linked trace of one rank.
 
     Args:
         trace: A linked trace.
@@ -66,8 +66,10 @@ def build_nodes(
 
 
 def _build_activities(trace: Trace, *, delays: bool) -> Activities:
-    """Cut the dependency graph; time belongs to the innermost operator, or to the call if there is no
-    operator."""
+    """Cut the dependency graph into activities, each owned by its innermost operator.
+
+    Outside of operators, by the runtime call.
+    """
     events, graph = trace.events, build_graph(trace).graph
     parent = rows_of_ids(events, events["parent"])
     is_operator = arrays.is_in(
@@ -85,7 +87,7 @@ def _build_activities(trace: Trace, *, delays: bool) -> Activities:
 
 
 def _ids_of_rows(trace: Trace, rows: pl.Series) -> pl.Series:
-    """Return the ids of the events in these rows, null for NO_OWNER."""
+    """Return the ids of the events at these row numbers; null for NO_OWNER."""
     return arrays.take_rows(trace.events["id"], rows.to_numpy())
 
 
@@ -94,7 +96,7 @@ def _nullable_ids(ids: np.ndarray) -> pl.Series:
 
 
 def _control_dependencies(trace: Trace, activities: Activities) -> pl.Series:
-    """Return the id of the control dependency of each node, null where there is none.
+    """Return the node id on which each node has a control dependency; null for none.
 
     The first part of an operator depends on the enclosing operator, its other parts on the first one, GPU work and
     ranges on the activity that launched or issued them.
@@ -113,7 +115,10 @@ def _control_dependencies(trace: Trace, activities: Activities) -> pl.Series:
 
 
 def _describe_activities(trace: Trace, activities: Activities) -> pl.DataFrame:
-    """Build name, category and location, and for the first part of operators the columns of the execution trace."""
+    """Return name, category, thread, device and stream of each activity, and its execution-trace columns.
+
+    Those are set for the first part of an operator only.
+    """
     event_columns = trace.events.with_row_index("row").select(
         "row", "id", "name", "cat", "tid", "device", "stream", "rf_id", "dur"
     )
@@ -146,7 +151,7 @@ def _describe_activities(trace: Trace, activities: Activities) -> pl.DataFrame:
 
 
 def _execution_trace_columns(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
-    """Build the attributes, inputs and outputs of the node linked to each event, null where there is none.
+    """Return attributes, inputs and outputs of the execution-trace node linked to each event; null for none.
 
     events: columns event (id or null) and event_rf_id.
     """
@@ -159,7 +164,7 @@ def _execution_trace_columns(trace: Trace, events: pl.DataFrame) -> pl.DataFrame
 
 
 def _argument_columns(trace: Trace, node: pl.Series) -> pl.DataFrame:
-    """Build values, shapes and types of inputs and outputs in Python's notation, null where there is no node."""
+    """Return values, shapes and types of each node's inputs and outputs as Python literals; null for no node."""
     linked = trace.nodes.filter(pl.col("id").is_in(node.drop_nulls().implode()))
     columns = {"node": linked["id"]}
     for suffix, texts in zip(("in", "out"), NodeTexts(trace).argument_texts(linked), strict=True):
@@ -170,7 +175,7 @@ def _argument_columns(trace: Trace, node: pl.Series) -> pl.DataFrame:
 
 
 def _to_python_literals(texts: pl.Series) -> pl.Series:
-    """Convert JSON to Python's notation: None for null, True for true, False for false."""
+    """Convert JSON texts to Python literals: null to None, true to True, false to False."""
     contains_word = pl.any_horizontal(
         pl.col("text").str.contains(word, literal=True) for word in _PYTHON_WORDS
     )

@@ -1,4 +1,4 @@
-"""Makes the communications of all ranks of a job agree, as simulators require.
+"""Make the communication nodes of all ranks consistent: equal collective sizes, and a receive for each send.
 
 ASTRA-sim matches the messages of a collective by tag, source, destination and size: if two ranks state different sizes
 (an all-to-all with uneven splits), both wait forever. All ranks therefore state the largest size; their own is in
@@ -22,16 +22,19 @@ _SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "R
 
 
 def list_communications(rank: int, nodes: NodeTable) -> pl.DataFrame:
-    """Return the communication nodes that the simulator computes, not those replayed at their recorded time: rank and
-    `_COLUMNS`."""
+    """Return the communication nodes of a rank that are simulated: rank and `_COLUMNS`.
+
+    Nodes replayed at their recorded time are left out.
+    """
     is_simulated = pl.col("type").is_in((_SEND, _RECV, _COLL)) & pl.col("replayed").is_null()
     rows = nodes.table.filter(is_simulated).select(*_COLUMNS)
     return rows.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
 
 
 def find_changes(communications: pl.DataFrame, ranks: Collection[int]) -> pl.DataFrame:
-    """Return rank, id, comm_size, is_replayed of the nodes to change (size, or replay at recorded time) so that ranks
-    agree.
+    """Return the changes that make communication sizes equal on all ranks: rank, id, comm_size, is_replayed.
+
+    Messages without a counterpart on the other rank are replayed at their recorded time.
 
     Args:
         communications: Rows of `list_communications` of all ranks, in the order of ids.
@@ -62,8 +65,7 @@ def find_changes(communications: pl.DataFrame, ranks: Collection[int]) -> pl.Dat
 
 
 def apply_changes(nodes: NodeTable, changes: pl.DataFrame) -> NodeTable:
-    """Return the nodes of one rank with the new sizes and replay marks from ``changes``, as `find_changes` returns
-    them."""
+    """Return the nodes of one rank with the changes of `find_changes` applied: sizes, and replayed nodes."""
     marked = nodes.table.join(
         changes.select("id", "is_replayed", agreed="comm_size"), on="id", how="left", maintain_order="left"
     )

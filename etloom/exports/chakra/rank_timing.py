@@ -1,5 +1,4 @@
-"""Durations and start times for simulators that run one operator, one computation and one communication at a
-time."""
+"""Adapt node times to simulators that run one operator, one computation and one communication at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _HOST, _COMPUTATION, _COMMUNICATION, _NONE = range(4)
 
 
 def count_overlaps_once(table: pl.DataFrame) -> pl.DataFrame:
-    """Shorten the nodes that run while an earlier one holds the same resource, by the time that both run.
+    """Shorten each node by the time during which an earlier node occupies its resource; durations in µs.
 
     A simulator runs such nodes one after the other. With the overlap counted once, they take together what they took in
     the recording; ``duration_ns`` remains the recorded duration. A thread that is idle gives way to any other.
@@ -40,8 +39,7 @@ def count_overlaps_once(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cut_overlaps(starts: Int64Array, ends: Int64Array) -> Int64Array:
-    """Return the starts, moved to the latest end of earlier activities, but not beyond the activity's own
-    end."""
+    """Return the start of each activity, moved to the latest end of earlier activities, but at most to its end."""
     order = np.argsort(starts, kind="stable")
     busy_until = np.maximum.accumulate(np.append(0, ends[order]))[:-1]
     cut = np.empty_like(starts)
@@ -58,7 +56,7 @@ def _list_resources(table: pl.DataFrame) -> Int64Array:
 
 
 def find_start_ns(trace: Trace) -> int:
-    """Return the start of the first operator, call or GPU activity; the trace has one."""
+    """Return the start of the first operator, call or GPU activity of a trace, ns; 0 if there is none."""
     timed = (
         categories.OPERATOR_CATEGORIES
         | categories.ANNOTATION_CATEGORIES
@@ -72,7 +70,7 @@ def find_start_ns(trace: Trace) -> int:
 
 
 def add_start_node(nodes: NodeTable, offset_ns: int) -> NodeTable:
-    """Put a host node with the id 1 before all nodes, which take the ids from 2.
+    """Insert a host node that delays all others by ``offset_ns``, with id 1; other ids increase by 1.
 
     Simulators start all ranks at once. The node takes the time by which the rank starts later than the first one of its
     job; whatever depended on nothing depends on it.

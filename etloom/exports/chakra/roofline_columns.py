@@ -1,4 +1,4 @@
-"""Columns with which a simulator computes the time of GPU work from a roofline: num_ops and tensor_size.
+"""Compute num_ops and tensor_size, from which a simulator estimates the time of GPU work with a roofline.
 
 They are the operations and bytes of the call that launched the work, as `etloom analyze flops` defines them (see
 docs/flops.md); of a call with several kernels, each has a share by its duration. ASTRA-sim uses them if its roofline is
@@ -18,7 +18,7 @@ _SCHEMA = {"num_ops": pl.Int64, "tensor_size": pl.Int64}
 
 
 def build_roofline_columns(trace: Trace, events: pl.Series) -> pl.DataFrame:
-    """Return num_ops (FLOP) and tensor_size (B), null where one is unknown or zero.
+    """Return num_ops (FLOP) and tensor_size (bytes) of each GPU activity; both null if one is unknown or 0.
 
     Args:
         trace: A linked trace.

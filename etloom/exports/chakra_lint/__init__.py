@@ -1,4 +1,4 @@
-"""Checks Chakra files for what stops a simulator such as ASTRA-sim, or makes its result wrong.
+"""Check Chakra files for errors that stop a simulator such as ASTRA-sim or make its result wrong.
 
 file_rules        rules for one file
 cross_rank_rules  rules between the files of several ranks
@@ -44,7 +44,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class LintResult:
-    """The result of `lint`.
+    """The result of `lint`: findings, how ASTRA-sim would handle the files (finish, hang, abort), and times in ns.
 
     Attributes:
         files: The file of each rank.
@@ -64,18 +64,18 @@ class LintResult:
 
     @property
     def has_errors(self) -> bool:
-        """True if a simulator would refuse the files, wait forever or simulate something else."""
+        """True if a finding is an error: a simulator would refuse the files, hang, or simulate something else."""
         return any(finding.severity == ERROR for finding in self.findings)
 
     @property
     def table(self) -> pl.DataFrame:
-        """One row per finding: severity, rank, code, count, node, example, meaning, remedy."""
+        """The findings as a table: severity, rank, code, count, node, example, meaning, remedy."""
         rows = [{name: getattr(finding, name) for name in _COLUMNS} for finding in self.findings]
         return pl.DataFrame(rows, schema=_COLUMNS)
 
 
 def lint(*paths: str | PathLike[str], groups: str | PathLike[str] | None = None) -> LintResult:
-    """Check Chakra files NAME.RANK.et of a job, by name or in a folder.
+    """Check the Chakra files (NAME.RANK.et) of a job, and simulate them together by ASTRA-sim's rules.
 
     The files of a job are also run together, by ASTRA-sim's rules.
 
@@ -120,7 +120,7 @@ def lint(*paths: str | PathLike[str], groups: str | PathLike[str] | None = None)
 
 
 def _measure_recorded_time(file: ChakraFile) -> int | None:
-    """Return the time from the first start to the last end that the nodes state, ns."""
+    """Return the time from the first start to the last end of the nodes in a file, ns; None if not stated."""
     spans: list[tuple[int, int]] = []
     for node in file.nodes:
         start, duration = node.attributes.get("start_ns"), node.attributes.get("duration_ns")

@@ -1,4 +1,4 @@
-"""Lint rules across the files of several ranks: groups, sequences of collectives, matching sends and receives."""
+"""Lint rules across ranks: process groups, order and sizes of collectives, matching sends and receives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ MessageKey = tuple[int, int, int]
 def check_across_ranks(
     findings: FindingCollector, files: Mapping[int, ChakraFile], groups: GroupsByRank
 ) -> None:
-    """Check that the files of a job agree; does nothing for a single file."""
+    """Report contradictions between the files of a job: ranks, groups, collectives, messages.
+
+    Does nothing for a single file.
+    """
     if len(files) < 2:
         return
     _check_missing_ranks(findings, files)
@@ -49,7 +52,7 @@ def check_across_ranks(
 
 
 def check_joint_run(findings: FindingCollector, files: Mapping[int, ChakraFile], run: JointRun) -> None:
-    """Report communications that never end, and ranks whose last node is a message."""
+    """Report communications that hang in the simulation of all ranks, and ranks whose last node is a message."""
     for blocked in run.blocked:
         findings.add(blocked.rank, "never-ends", blocked.node.id, f"{blocked.node.name}: {blocked.reason}")
     for rank, node in run.last.items():
@@ -58,7 +61,7 @@ def check_joint_run(findings: FindingCollector, files: Mapping[int, ChakraFile],
 
 
 def check_members(findings: FindingCollector, files: Mapping[int, ChakraFile], groups: GroupsByRank) -> None:
-    """Check that the job has all ranks that its collectives' groups and its messages name."""
+    """Report ranks that groups of collectives or messages refer to, but that the job does not have."""
     world_size = _get_world_size(files)
     for rank, file in files.items():
         names = {str(node.attributes.get("pg_name")) for node in file.nodes if node.type == _COLL}
@@ -108,7 +111,7 @@ def _check_groups(findings: FindingCollector, groups: GroupsByRank) -> None:
 
 
 def _check_collectives(findings: FindingCollector, group: str, by_rank: dict[int, list[ChakraNode]]) -> None:
-    """Check that the collectives of a group, in the order of their ids, are the same on all its ranks."""
+    """Report differences between the ranks of a group in type, order, size or root of its collectives."""
     reference, *others = by_rank
     for rank in others:
         nodes, reference_nodes = by_rank[rank], by_rank[reference]
@@ -129,7 +132,7 @@ def _check_collectives(findings: FindingCollector, group: str, by_rank: dict[int
 
 
 def _first_difference(nodes: list[ChakraNode], others: list[ChakraNode]) -> int | None:
-    """Return the index of the first collective of which the types differ or that only one of them has."""
+    """Return the index at which two lists of collectives differ first in type, or one list ends; None if equal."""
     for turn, (node, other) in enumerate(zip(nodes, others, strict=False)):
         if node.attributes.get("comm_type") != other.attributes.get("comm_type"):
             return turn
@@ -137,7 +140,7 @@ def _first_difference(nodes: list[ChakraNode], others: list[ChakraNode]) -> int 
 
 
 def _describe_difference(node: ChakraNode, other: ChakraNode, name: str, text: str) -> str | None:
-    """Format two values of an attribute into the text; None where they are equal."""
+    """Format the values of an attribute of two nodes into ``text``; None if they are equal."""
     value, other_value = node.attributes.get(name), other.attributes.get(name)
     return None if value == other_value else text.format(value, other_value)
 
@@ -150,7 +153,7 @@ def _name_collective(nodes: list[ChakraNode], turn: int) -> str:
 
 
 def _check_messages(findings: FindingCollector, files: Mapping[int, ChakraFile]) -> None:
-    """Check that each send on one rank has a receive with the same source, destination and tag on the other."""
+    """Report sends without a receive of equal source, destination and tag (and vice versa), and unequal sizes."""
     sends, receives = _messages_by_key(files, _SEND), _messages_by_key(files, _RECV)
     for key, messages in sends.items():
         if key[1] in files:
@@ -167,7 +170,7 @@ def _check_messages(findings: FindingCollector, files: Mapping[int, ChakraFile])
 def _messages_by_key(
     files: Mapping[int, ChakraFile], node_type: int
 ) -> dict[MessageKey, list[tuple[int, ChakraNode]]]:
-    """Group the sends or receives by source, destination and tag; values are (rank, node)."""
+    """Return (source, destination, tag) -> list of (rank, node), for all sends or all receives."""
     messages: dict[MessageKey, list[tuple[int, ChakraNode]]] = {}
     nodes = ((rank, node) for rank, file in files.items() for node in file.nodes if node.type == node_type)
     for rank, node in nodes:

@@ -1,4 +1,4 @@
-"""Lint rules for the file of one rank: the file as a whole, its nodes, its communication, its dependencies.
+"""Lint rules for the Chakra file of one rank: the file itself, its nodes, communication and dependencies.
 
 What simulators require was read from ASTRA-sim 2.0 (workload/Workload.cc) and Chakra's feeder.
 """
@@ -36,7 +36,10 @@ _MAX_EXAMPLE_NODES = 8
 def check_file(
     findings: FindingCollector, rank: int, file: ChakraFile, groups: Mapping[str, list[int]]
 ) -> None:
-    """Apply all rules for one file. groups: number of each process group -> its ranks."""
+    """Apply all lint rules for the file of one rank.
+
+    ``groups``: number of each process group -> its ranks.
+    """
     _check_messages(findings, rank, file)
     _check_work(findings, rank, file.nodes)
     for node in file.nodes:
@@ -62,7 +65,7 @@ def _check_messages(findings: FindingCollector, rank: int, file: ChakraFile) -> 
 
 
 def _check_work(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
-    """Check that computations take time, and that something depends on GPU work."""
+    """Report files whose computations take no time, or in which nothing depends on GPU work."""
     computations = [node for node in nodes if node.type == TYPE_NUMBERS["COMP_NODE"]]
     if computations and not any(
         node.message.duration_micros or node.attributes.get("num_ops") for node in computations
@@ -79,7 +82,7 @@ def _check_work(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) 
 
 
 def _check_replays(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
-    """Report the communications that take their recorded time, but not the delays."""
+    """Report communications (but not delays) that are replayed at their recorded time instead of simulated."""
     communications = [node for node in nodes if node.type in (_SEND, _RECV, _COLL)]
     replayed = [node for node in communications if node.attributes.get("replayed")]
     code = "nothing-simulated" if len(replayed) == len(communications) else "replayed"
@@ -171,7 +174,7 @@ def _check_group(
 
 
 def _check_dependencies(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
-    """Check that ids are unique, that the nodes of all dependencies exist, and that there is no cycle."""
+    """Report duplicate node ids, dependencies on missing nodes, and dependency cycles."""
     ids = Counter(node.id for node in nodes)
     for node_id, count in ids.items():
         if count > 1:
@@ -190,7 +193,7 @@ def _check_dependencies(findings: FindingCollector, rank: int, nodes: list[Chakr
 
 
 def _find_cycle(dependency_map: dict[int, set[int]]) -> list[int]:
-    """Return nodes each of which depends on the next, the last being the first again; empty without a cycle."""
+    """Return a dependency cycle as a list of node ids, in which the first id is repeated at the end; empty for none."""
     missing = {node: len(dependencies) for node, dependencies in dependency_map.items()}
     dependents: dict[int, list[int]] = {}
     for node, dependencies in dependency_map.items():
@@ -215,7 +218,7 @@ def _find_cycle(dependency_map: dict[int, set[int]]) -> list[int]:
 
 
 def read_groups(file: ChakraFile, group_file: Path | None = None) -> dict[str, list[int]]:
-    """Return number -> ranks of the process groups, from a file or the nodes.
+    """Return the ranks of each process group number, from a comm_groups.json file and metadata nodes.
 
     Args:
         file: The file of one rank.
@@ -244,7 +247,7 @@ def _load_groups(path: Path) -> dict[str, list[int]]:
 
 
 def _group_file_candidates(path: Path) -> Iterator[Path]:
-    """List where simulators look: NAME.RANK.comm_groups.json, then NAME.comm_groups.json."""
+    """Yield the paths where simulators look for groups: NAME.RANK.comm_groups.json, then NAME.comm_groups.json."""
     name = strip_suffix(path)
     yield path.with_name(f"{name}.comm_groups.json")
     job_name, _, rank = name.rpartition(".")
@@ -253,7 +256,7 @@ def _group_file_candidates(path: Path) -> Iterator[Path]:
 
 
 def _list_node_groups(node: ChakraNode) -> Iterator[tuple[str, list[int]]]:
-    """List the groups that a metadata node describes; simulators read them from its first input."""
+    """Yield (group number, ranks) of the process groups in the first input of a metadata node."""
     if node.type != TYPE_NUMBERS["METADATA_NODE"]:
         return
     try:

@@ -1,4 +1,4 @@
-"""Runs the files of all ranks together, as ASTRA-sim does, to find nodes that never end.
+"""Simulate the files of all ranks together, by ASTRA-sim's rules, to find nodes that never end.
 
 Resources and order within a rank are those of `list_schedule`. Across ranks:
 
@@ -37,7 +37,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class BlockedNode:
-    """A communication that has started and never ends.
+    """A communication that has started but never ends, and the reason.
 
     Attributes:
         rank: Its rank.
@@ -52,7 +52,7 @@ class BlockedNode:
 
 @dataclass(frozen=True)
 class JointRun:
-    """The result of `run_together`.
+    """The result of `run_together`: nodes that never end, and the last node of each rank with its end in ns.
 
     Attributes:
         blocked: Communications that never end; empty if all nodes do.
@@ -70,7 +70,7 @@ class JointRun:
 def run_together(
     nodes: Mapping[int, list[ChakraNode]], groups: Mapping[int, Mapping[str, list[int]]]
 ) -> JointRun:
-    """Run the nodes of all ranks.
+    """Simulate the nodes of all ranks together, on a network that takes no time.
 
     Ranks without a file are assumed to take part in every collective, and to send every message, at once.
 
@@ -103,7 +103,7 @@ def run_together(
 
 
 class _Clock:
-    """The current time, and the running nodes: (end, rank, node id)."""
+    """The simulated time, ns, and a heap of the running nodes: (end, rank, node id)."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -114,7 +114,7 @@ class _Clock:
 
 
 class _Meetings:
-    """Communications that wait for other ranks."""
+    """Collectives and messages that wait for other ranks, and the matching of their participants."""
 
     def __init__(self, ranks: Any, groups: Mapping[int, Mapping[str, list[int]]]) -> None:
         self._ranks = set(ranks)
@@ -125,7 +125,7 @@ class _Meetings:
         self._receives: dict[Key, list[tuple[int, int]]] = defaultdict(list)
 
     def join(self, rank: int, node: ChakraNode) -> list[tuple[int, int]]:
-        """Let a rank take part in a collective; return all that end with it: (rank, node id)."""
+        """Add a rank to a collective; when all members have joined, return their (rank, node id), else nothing."""
         group = str(node.attributes.get("pg_name") or WORLD)
         members = self._groups[rank].get(group)
         turns = self._turns[rank]
@@ -141,7 +141,7 @@ class _Meetings:
         return list(self._collectives.pop((group, tag, kind, size, present)).items())
 
     def send(self, rank: int, node: ChakraNode) -> list[tuple[int, int]]:
-        """Send a message; return the receive that ends with it."""
+        """Send a message; return the waiting receive that it completes as (rank, node id), if there is one."""
         key = get_message_key(rank, node)
         if self._receives[key]:
             return [self._receives[key].pop(0)]
@@ -149,7 +149,7 @@ class _Meetings:
         return []
 
     def receive(self, rank: int, node: ChakraNode) -> bool:
-        """Return whether the message has been sent; otherwise wait for it."""
+        """Return whether the message of a receive node has been sent; if not, register the receive as waiting."""
         key = get_message_key(rank, node)
         if self._sent[key] or key[0] not in self._ranks:
             self._sent[key] -= 1
@@ -158,7 +158,7 @@ class _Meetings:
         return False
 
     def list_waiting(self) -> list[tuple[int, int, str]]:
-        """Return rank, node id and reason of all that wait."""
+        """Return (rank, node id, reason) of all communications that are still waiting."""
         waiting = [
             (rank, node_id, _explain(key[0], present - arrived.keys()))
             for key, arrived in self._collectives.items()
@@ -166,7 +166,7 @@ class _Meetings:
             for rank, node_id in arrived.items()
         ]
         for key, receives in self._receives.items():
-            waiting += [(rank, node_id, f"no such message from rank {key[0]}") for rank, node_id in receives]
+            waiting += [(rank, node_id, f"no matching send on rank {key[0]}") for rank, node_id in receives]
         return sorted(waiting)
 
 
@@ -178,7 +178,7 @@ def _explain(group: str, absent: Any) -> str:
 
 
 class _Rank:
-    """The state of one rank: what is missing for each node, what is ready, and which resources are busy."""
+    """The simulation state of one rank: unfinished dependencies, ready nodes, and busy resources."""
 
     def __init__(self, rank: int, nodes: list[ChakraNode], clock: _Clock, meetings: _Meetings) -> None:
         self.rank, self.clock, self.meetings = rank, clock, meetings
@@ -195,14 +195,14 @@ class _Rank:
             self._make_ready(node_id)
 
     def start_queued(self) -> None:
-        """Start the next node on each resource that is free."""
+        """Start the ready node with the lowest id on each free resource."""
         for resource in _EXCLUSIVE:
             if not self.busy[resource] and self.ready[resource]:
                 self.busy[resource] = True
                 self._begin(self.nodes[heapq.heappop(self.ready[resource])])
 
     def end(self, node_id: int) -> ChakraNode:
-        """End a node, and queue what depended on it."""
+        """Mark a node as ended, free its resource, and queue the nodes whose dependencies have all ended."""
         node = self.nodes[node_id]
         del self.missing[node_id]
         if (resource := required_resource(node)) != Resource.NONE:

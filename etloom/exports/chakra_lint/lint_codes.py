@@ -1,4 +1,4 @@
-"""The codes of lint findings: for each its severity, what it means and how to fix it.
+"""The codes of lint findings, each with severity, meaning and remedy.
 
 An error makes a simulator refuse the file, wait forever or simulate something else. With a warning the simulation runs,
 but its result may not be what was intended.
@@ -13,7 +13,7 @@ ERROR, WARNING = "error", "warning"
 
 
 class LintCode(NamedTuple):
-    """Severity, meaning and remedy of one code."""
+    """Severity ("error" or "warning"), meaning and remedy of a lint code, the last two as text."""
 
     severity: str
     meaning: str
@@ -240,7 +240,7 @@ LINT_CODES = _FILE_CODES | _NODE_CODES | _COMMUNICATION_CODES | _CROSS_RANK_CODE
 
 @dataclass(frozen=True)
 class LintFinding:
-    """All occurrences of one code in the file of one rank.
+    """All occurrences of a lint code in the file of a rank: their number, and the first as an example.
 
     Attributes:
         rank: Rank of the file.
@@ -258,36 +258,36 @@ class LintFinding:
 
     @property
     def severity(self) -> str:
-        """ "error" or "warning"."""
+        """The severity of the finding: error or warning."""
         return LINT_CODES[self.code].severity
 
     @property
     def meaning(self) -> str:
-        """Meaning of the code, without full stop."""
+        """The problem that the code stands for, as text without full stop."""
         return LINT_CODES[self.code].meaning
 
     @property
     def remedy(self) -> str:
-        """Instruction to fix it, without full stop."""
+        """The instruction to fix the problem, as text without full stop."""
         return LINT_CODES[self.code].remedy
 
 
 class FindingCollector:
-    """Collects occurrences by rank and code."""
+    """Collects the occurrences of lint codes by rank and code."""
 
     def __init__(self) -> None:
         self._occurrences: dict[tuple[int, str], list[tuple[int | None, str]]] = {}
 
     def add(self, rank: int, code: str, node: int | None, example: str) -> None:
-        """Add one occurrence; the first one of a code becomes its example."""
+        """Record an occurrence of a lint code; the first of each rank and code becomes the example."""
         self._occurrences.setdefault((rank, code), []).append((node, example))
 
     def has_errors(self) -> bool:
-        """Return whether an error was added."""
+        """Return whether an occurrence with the severity "error" was recorded."""
         return any(LINT_CODES[code].severity == ERROR for _, code in self._occurrences)
 
     def sorted_findings(self) -> list[LintFinding]:
-        """Return the findings: errors first, then in the order of ranks and of `LINT_CODES`."""
+        """Return the findings: errors first, then by rank, then in the order of `LINT_CODES`."""
         order = list(LINT_CODES)
         findings = [
             LintFinding(rank, code, len(occurrences), *occurrences[0])

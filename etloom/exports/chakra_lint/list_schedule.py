@@ -1,4 +1,4 @@
-"""Runs the nodes of a Chakra file with their recorded durations: list scheduling, as in ASTRA-sim.
+"""Simulate the nodes of one Chakra file with their recorded durations, by list scheduling as in ASTRA-sim.
 
 A node may start when all its dependencies have ended; among several such nodes the one with the lowest id starts first.
 A rank runs at most one host operator, one GPU computation and one communication at a time; receives occupy nothing.
@@ -24,7 +24,7 @@ _INSTANT_TYPES = (TYPE_NUMBERS["METADATA_NODE"], TYPE_NUMBERS["INVALID_NODE"])
 
 
 class Resource(IntEnum):
-    """The resource that a node occupies while it runs."""
+    """Resources of a simulated rank, of which a running node occupies at most one."""
 
     CPU = 0
     COMPUTE = 1
@@ -37,7 +37,7 @@ _EXCLUSIVE = (Resource.CPU, Resource.COMPUTE, Resource.COMMUNICATION)
 
 @dataclass(frozen=True)
 class Schedule:
-    """Start and end of each node by id, in ns from the start of the first; and the nodes that never start.
+    """Simulated start and end of each node by id, ns from the start of the first; and nodes that never start.
 
     Attributes:
         start: Node id -> start in ns.
@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def makespan_ns(self) -> int:
-        """End of the last node."""
+        """The end of the last node, ns; 0 without nodes."""
         return max(self.end.values(), default=0)
 
 
@@ -65,7 +65,7 @@ def required_resource(node: ChakraNode) -> Resource:
 
 
 def schedule_nodes(nodes: Sequence[ChakraNode], *, limited: bool = True) -> Schedule:
-    """Compute when each node runs.
+    """Simulate the nodes of one rank, and return the start and end of each as a `Schedule`.
 
     Args:
         nodes: The nodes of one rank.
@@ -91,7 +91,7 @@ def schedule_nodes(nodes: Sequence[ChakraNode], *, limited: bool = True) -> Sche
 
 
 class _Run:
-    """The state of a simulation: the clock, what runs, and what is ready for each resource."""
+    """The state of a simulation: the time (ns), the running nodes, and the ready nodes of each resource."""
 
     def __init__(self, nodes: Sequence[ChakraNode], *, limited: bool) -> None:
         self.resources = {node.id: required_resource(node) if limited else Resource.NONE for node in nodes}
@@ -107,7 +107,7 @@ class _Run:
         self.busy = dict.fromkeys(_EXCLUSIVE, False)
 
     def make_ready(self, node_id: int) -> None:
-        """Start a node that occupies nothing; queue any other."""
+        """Start a node that occupies no resource; add any other to the queue of its resource."""
         resource = self.resources[node_id]
         if resource == Resource.NONE:
             self._begin(node_id)
@@ -115,14 +115,17 @@ class _Run:
             heapq.heappush(self.ready[resource], node_id)
 
     def start_queued(self) -> None:
-        """Start the next node on each resource that is free."""
+        """Start the ready node with the lowest id on each free resource."""
         for resource in _EXCLUSIVE:
             if not self.busy[resource] and self.ready[resource]:
                 self.busy[resource] = True
                 self._begin(heapq.heappop(self.ready[resource]))
 
     def advance(self) -> Iterator[int]:
-        """Move to the next end and yield the nodes that end then, including those that start and end meanwhile."""
+        """Advance the time to the next end of a node, and yield all nodes that end then.
+
+        Including those that start and end meanwhile.
+        """
         self.now = self.running[0][0]
         while self.running and self.running[0][0] == self.now:
             _, node_id = heapq.heappop(self.running)

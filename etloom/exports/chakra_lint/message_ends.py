@@ -1,4 +1,4 @@
-"""Source, destination, tag and size of sends and receives, by which simulators match them."""
+"""Read source, destination, tag and size of send and receive nodes, by which simulators match them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SEND = TYPE_NUMBERS["COMM_SEND_NODE"]
 
 
 def get_message_ends(rank: int, node: ChakraNode) -> tuple[int | None, int | None, int]:
-    """Return source, destination and tag.
+    """Return source rank, destination rank and tag of a send or receive node.
 
     As in Chakra's feeder, the source of a send and the destination of a receive are by default the rank, the tag is 0.
     """
@@ -22,7 +22,7 @@ def get_message_ends(rank: int, node: ChakraNode) -> tuple[int | None, int | Non
 
 
 def get_message_key(rank: int, node: ChakraNode) -> tuple[int | None, int | None, int, str]:
-    """Return source, destination, tag and size: what a send and its receive have in common."""
+    """Return (source, destination, tag, size) of a send or receive node; equal for a send and its receive."""
     return (*get_message_ends(rank, node), str(node.attributes.get("comm_size")))
 
 

@@ -1,4 +1,4 @@
-"""Chrome trace JSON in Kineto's layout: for Perfetto (https://ui.perfetto.dev), chrome://tracing and HTA.
+"""Write Chrome trace JSON in Kineto's layout, for Perfetto (https://ui.perfetto.dev), chrome://tracing and HTA.
 
 For one rank, processes, threads and times are as recorded, so the file reads back to the same events. For several
 ranks, each process gets a number of its own and is named after its rank; the file lists them in ``mergedRanks``, and is
@@ -43,7 +43,7 @@ _OVERLAYS = ("critical-path",)
 
 
 def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None = None) -> None:
-    """Write a Trace or a Job to one file, compressed if its name ends in .gz.
+    """Write a Trace or a Job to one Chrome trace JSON file; compressed if its name ends in .gz.
 
     overlay: critical-path draws the critical path as arrows.
 
@@ -68,7 +68,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None 
 
 
 def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterator[pl.Series]:
-    """Format the events of all ranks as JSON texts, in chunks."""
+    """Yield the events of all ranks as JSON texts, in chunks."""
     is_merged = len(traces) > 1
     first_pid, first_flow = 1, 1
     positions = {}
@@ -89,7 +89,7 @@ def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterat
 
 
 def _base_time(traces: Iterable[Trace]) -> int:
-    """Return the earliest time since the epoch; 0 where no rank has such times."""
+    """Return the earliest time of the ranks whose clock is the epoch, ns; 0 if there are none."""
     times = [
         trace.table(name)["ts"].min()
         for trace in traces
@@ -104,7 +104,7 @@ def _relative_base(trace: Trace, base: int) -> int:
 
 
 def _format_header(traces: dict[int, Trace], base: int) -> bytes:
-    """Format everything before the first event; for one rank with the members of its original file."""
+    """Format the JSON before the first event; for a single rank with the members of its original file."""
     header: dict[str, Any] = {"schemaVersion": 1}
     if len(traces) > 1:
         header |= {"mergedRanks": list(traces)}
@@ -142,7 +142,10 @@ class _RankFormatter:
     def create(
         cls, trace: Trace, rank: int | None, base: int, first_pid: int, first_flow: int
     ) -> _RankFormatter:
-        """Assign the events to tracks. first_pid: number of the first process of a rank of several."""
+        """Create a formatter for a rank, with its events assigned to tracks.
+
+        ``first_pid``: number of the first process, in a file of several ranks.
+        """
         events = trace.events.select("id", "pid", "tid", "ts", "dur")
         events = events.with_columns(tracks.assign_sub_tracks(trace.events))
         track_table = tracks.build_track_table(trace, events, rank, first_pid)
@@ -159,7 +162,7 @@ class _RankFormatter:
         )
 
     def format_all(self) -> Iterator[pl.Series]:
-        """Format everything, in chunks."""
+        """Yield the metadata, slices, memory, counters and arrows of the rank as JSON texts, in chunks."""
         events = self.trace.events
         yield self.format_metadata()
         for start in range(0, events.height, _CHUNK_EVENTS):
@@ -171,11 +174,11 @@ class _RankFormatter:
 
     @property
     def main_tracks(self) -> pl.DataFrame:
-        """The tracks of threads and streams, without sub-tracks."""
+        """The tracks of threads and streams, without the sub-tracks for overlapping slices."""
         return self.track_table.filter(pl.col("sub_track") == 0).drop("sub_track", "name")
 
     def format_metadata(self) -> pl.Series:
-        """Format the names and order of processes and threads (ph M)."""
+        """Format the names and sort order of processes and threads as metadata events (ph M)."""
         lines: list[dict[str, Any]] = []
         pids = {
             pid: json.loads(text)
@@ -214,7 +217,7 @@ class _RankFormatter:
         return pl.Series([json.dumps(line) for line in lines], dtype=pl.String)
 
     def _list_device_processes(self) -> dict[int, str]:
-        """Return the device name of each process id that has GPU activity and no host event."""
+        """Return {process id: "GPU n"} for processes that have GPU activity and no host events."""
         is_host = pl.Series(arrays.is_in(self.trace.events["cat"], HOST_CATEGORIES))
         events = self.trace.events.select("pid", "device", is_host=is_host).drop_nulls("pid")
         by_process = events.group_by("pid").agg(pl.col("device").min(), pl.col("is_host").any())
@@ -222,7 +225,7 @@ class _RankFormatter:
         return {pid: f"GPU {device}" for pid, device in devices.select("pid", "device").rows()}
 
     def format_slices(self, events: pl.DataFrame) -> pl.Series:
-        """Format rows of the events table, with their rows of other tables as arguments."""
+        """Format rows of the table `events` as slices; related rows of other tables become their arguments."""
         frame = events.join(self.positions.drop("ts"), on="id", how="left", maintain_order="left")
         extra_args, members = split_extra_args(frame["args"])
         args = [format_arguments(frame, ARGUMENT_NAMES["events"])]
@@ -240,7 +243,7 @@ class _RankFormatter:
         return format_objects(frame.with_columns(text.alias("args"), members.alias("extra")), self.base)
 
     def format_memory(self) -> pl.Series:
-        """Format the memory table (ph i)."""
+        """Format the table `memory` as instant events (ph i)."""
         memory = self.trace.memory
         frame = self._join_tracks(memory)
         constants = {"ph": pl.lit("i"), "name": pl.lit("[memory]"), "cat": pl.lit("cpu_instant_event")}
@@ -250,7 +253,7 @@ class _RankFormatter:
         return format_objects(frame.with_columns(**constants, args=args, extra=members), self.base)
 
     def format_counters(self) -> pl.Series:
-        """Format the counters table (ph C)."""
+        """Format the table `counters` as counter events (ph C)."""
         counters = self.trace.counters
         processes = self.main_tracks.select("pid", "pid_text").unique()
         series = quote_texts(counters["series"].cast(pl.String).fill_null("value"))
@@ -262,7 +265,7 @@ class _RankFormatter:
         return format_objects(frame.with_columns(ph=pl.lit("C"), tid_text=pl.lit("0")), self.base)
 
     def format_flows(self) -> pl.Series:
-        """Format the recorded arrows, except those of launch calls, which `format_launch_arrows` replaces.
+        """Format the recorded flow arrows, except those of launch calls; see `format_launch_arrows`.
 
         For a rank of several, the arrows are renumbered from ``first_flow``.
         """
@@ -298,6 +301,6 @@ class _RankFormatter:
 
 
 def _bind_to_enclosing_slice(flows: pl.DataFrame) -> pl.DataFrame:
-    """Let arrows end at the slice that encloses their end, instead of at the next one."""
+    """Let the ends of arrows bind to the slice that encloses them, instead of the next slice."""
     is_end = pl.col("ph").cast(pl.String) == "f"
     return flows.with_columns(extra=pl.when(is_end).then(pl.lit(',"bp":"e"')))

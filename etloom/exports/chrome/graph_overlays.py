@@ -1,4 +1,4 @@
-"""Builds arrows between slices from the dependency graph: the critical path, or all edges."""
+"""Build arrows between slices for Chrome traces from the dependency graph: the critical path, or all edges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARROW_NAME = "critical path"
 
 
 def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[int, pl.DataFrame]:
-    """Build an arrow from each event on the path to the next one.
+    """Build an arrow from each event on the critical path to the next event on it, for each rank.
 
     It starts at the last moment at which the path is in the first event, and ends at the first moment at which it is
     in the second.
@@ -55,14 +55,14 @@ def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[
 
 
 def _clip_to_slices(pieces: pl.DataFrame, events: pl.DataFrame, *times: str) -> pl.DataFrame:
-    """Clip these times to the slice of the event, because an arrow is bound to the slices at its ends."""
+    """Clip the columns ``times`` (ns) to the slice of the row's event, to which the end of an arrow must bind."""
     slices = events.select("id", low="ts", high=pl.col("ts") + (pl.col("dur").fill_null(0) - 1).clip(0))
     joined = pieces.with_columns(pl.col("event").cast(pl.UInt32)).join(slices, left_on="event", right_on="id")
     return joined.with_columns(pl.col(times).clip(pl.col("low"), pl.col("high"))).drop("low", "high")
 
 
 def build_edge_arrows(trace: Trace, first: int) -> pl.DataFrame:
-    """Build an arrow for each edge of the dependency graph between different events of one rank.
+    """Build an arrow for each edge of a rank's dependency graph that connects two different events.
 
     Args:
         trace: A linked trace.

@@ -1,4 +1,4 @@
-"""A store of runs: each run is read and linked once; answers to the usual questions lie next to its tables.
+"""A store of runs: each run is read and linked once, and saved with the results of common analyses.
 
 adding       adds a run: batches of ranks, then what needs all ranks, then its name
 staging      the folder of a run that is being added: its key, its lock, its publication

@@ -1,4 +1,4 @@
-"""Adding of a run to a store.
+"""Add a run to a store: read and link its ranks, and save their tables with the results of analyses.
 
 The ranks are read and linked in batches, each in its own process; then the questions to all ranks are answered from the
 saved tables, with those of a few ranks in memory at a time; then the run gets its name. Killed at any point, the next
@@ -44,7 +44,7 @@ from etloom.loading.engines import count_cpus, is_remote, run_on_ray
 
 @dataclass(frozen=True)
 class AddOptions:
-    """Options of adding a run.
+    """Options of `add_run`: name, number of processes, engine, and behavior on conflicts and failures.
 
     Attributes:
         name: name of the run; default: that of its folder or file.
@@ -67,7 +67,7 @@ class AddOptions:
 
 @dataclass(frozen=True)
 class AddedRun:
-    """A run of a store.
+    """A run in a store, as returned by `add_run`.
 
     Attributes:
         name: its name.
@@ -86,7 +86,7 @@ class AddedRun:
 
 
 def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
-    """Add a run to a store, which is created if it does not exist.
+    """Add a run (folder or file of traces) to a store, which is created if it does not exist.
 
     A run that the store holds already is not read again, unless its files changed.
 
@@ -126,7 +126,7 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
 
 
 def _find_write_problem(error: OSError | pl.exceptions.PolarsError) -> str | None:
-    """Return the problem of the system that an exception reports; None if it reports another one."""
+    """Return the text of the system error (such as a full disk) in an exception; None if there is none."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     code = re.search(r"\(os error (\d+)\)", str(error))
@@ -139,16 +139,16 @@ def _default_name(run: Path) -> str:
 
 
 def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Staging) -> None:
-    """Raise EtloomError if the store holds a different run under this name."""
+    """Raise EtloomError if the store contains a run of this name from a different source path."""
     path = published.get("source")
     if path != describe_path(run.resolve()) and run.resolve() != stage.target.resolve():
         raise EtloomError(
-            f"exists, of {path}", where=stage.target, remedy="specify another --name for this run"
+            f"already exists, added from {path}", where=stage.target, remedy="specify another --name"
         )
 
 
 def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions, lock: int) -> None:
-    """Write everything of a run to its staging folder, the manifest last."""
+    """Write tables, analysis results and, last, the manifest of a run to its staging folder."""
     jobs = options.jobs or count_cpus(options.engine)
     stage.parts.mkdir(parents=True, exist_ok=True)
     progress = options.progress
@@ -195,7 +195,7 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
 
 
 def _original_path(run: Path) -> str:
-    """Return the path from which a run was read first, also if it was read from a store."""
+    """Return the path or URL of the traces from which a run, perhaps itself in a store, was first read."""
     stored = read_json(run / "meta.json").get("source") if is_stored_run(run) else None
     return describe_path(run.resolve() if stored is None else stored)
 
@@ -203,7 +203,7 @@ def _original_path(run: Path) -> str:
 def _open_staged(
     source: staging.Source, stage: staging.Staging, options: AddOptions, jobs: int, progress: Progress | None
 ) -> Job:
-    """Open the run with the tables of each rank in the staging folder; what is not there yet is read and written."""
+    """Open the run from the rank tables in its staging folder; ranks that are missing there are read and written."""
     load = LoadOptions(
         progress,
         jobs,
@@ -224,7 +224,7 @@ def _open_staged(
 
 
 def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
-    """Return the parts of all ranks; ranks whose batch left none are answered here."""
+    """Return the part folders that cover all ranks; analyses of ranks not covered by a batch are run here."""
     parts, ranks = [], set(job.ranks)
     for part, members in _list_parts(stage):
         if members and members <= ranks:
@@ -240,7 +240,7 @@ def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
 
 
 def _list_parts(stage: staging.Staging) -> list[tuple[Path, set[int]]]:
-    """Return the complete parts and their ranks."""
+    """Return (folder, ranks) of each complete part; a part contains the analysis results of a batch of ranks."""
     return [
         (part, set(read_json(part / "part.json")["ranks"]))
         for part in sorted(stage.parts.iterdir())

@@ -1,4 +1,4 @@
-"""Batches of ranks: each is prepared by one process, whose memory is bounded by one rank at a time.
+"""Split the ranks of a run into batches; a process reads, links and analyzes the ranks of a batch one at a time.
 
 A batch is JSON text, so that a process, on this host or another, can prepare it: it writes the tables of each rank to
 ``rank=N``, and the answers of its ranks to one part. Both appear when they are complete; a batch that was killed is
@@ -37,7 +37,7 @@ MAX_TABLE_BYTES = 256_000_000
 
 @dataclass(frozen=True)
 class Batch:
-    """Ranks that one process prepares.
+    """A group of ranks that one process reads, links and analyzes.
 
     Attributes:
         folder: of the run that is being added.
@@ -59,7 +59,7 @@ class Batch:
 
     @classmethod
     def from_json(cls, text: str) -> Batch:
-        """Return the batch of a JSON text."""
+        """Create a batch from the JSON text of `to_json`."""
         content = json.loads(text)
         for name in ("files", "captures"):
             content[name] = {int(rank): files for rank, files in content[name].items()}
@@ -67,7 +67,7 @@ class Batch:
 
 
 def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int) -> list[Batch]:
-    """Divide the ranks of a folder into batches; those whose part exists are left out."""
+    """Split the ranks of a folder into batches, without those whose results (part) exist already."""
     ranks = sorted(discovered.ranks)
     size = min(MAX_RANKS, max(MIN_RANKS, math.ceil(len(ranks) / jobs)))
     batches = []
@@ -88,7 +88,7 @@ def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int
 
 
 def prepare_batch(text: str) -> None:
-    """Prepare a batch, given as JSON text.
+    """Read, link and analyze the ranks of a batch, and write tables and results; ``text``: the batch as JSON.
 
     Files that cannot be read are left to the process that adds the run, which reports them.
     """
@@ -98,7 +98,7 @@ def prepare_batch(text: str) -> None:
 
 
 def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
-    """Yield the ranks of a batch that can be read; the tables of one are in memory at a time."""
+    """Yield (rank, trace) of the readable ranks of a batch; at most about `MAX_TABLE_BYTES` of tables in memory."""
     options = LoadOptions(jobs=1, use_cache=False, max_table_bytes=MAX_TABLE_BYTES, keep=Path(batch.folder))
     for rank, paths in batch.files.items():
         captures = {rank: list(map(Path, batch.captures.get(rank, ())))}
@@ -112,7 +112,7 @@ def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
 
 
 def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Callable[[int], None]) -> None:
-    """Prepare batches in processes of this host.
+    """Process batches in up to ``jobs`` parallel processes on this host.
 
     A batch whose process fails is left to the process that adds the run, which reports the reason.
 

@@ -1,4 +1,4 @@
-"""Runs of many ranks in the cache: each is a run of a store there, so that no question reads or links it twice."""
+"""Cache runs of many ranks as runs of a store in the cache folder, so that none is read and linked twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLE_BYTES_PER_TEXT_BYTE = 0.1
 def open_cached_run(
     folder: Path, files: Sequence[Path], options: LoadOptions, rank_pattern: str | None
 ) -> Job | None:
-    """Open a run of many ranks from the cache, to which it is added first if it is not there.
+    """Open a run of many ranks from the cache, after adding it to the cache if necessary.
 
     Args:
         folder: the run.

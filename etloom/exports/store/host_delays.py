@@ -1,4 +1,4 @@
-"""Hosts, ranks and racks that delay others, over the runs of a store.
+"""Find hosts, ranks and racks that delay others, over all runs of a store.
 
 A host delays a communication from the last arrival of a rank of another host to the last arrival of its own ranks, if
 these arrive last, and at most as long as a rank of another host waits. It is slow in a run if one of its delays exceeds
@@ -54,7 +54,7 @@ def compare_hosts(
     min_pct: float = 1.0,
     rack_pattern: str = RACK_PATTERN,
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Compare how much ranks, hosts or racks delay others.
+    """Compare by how much hosts, ranks or racks delay others in the runs of a store.
 
     Args:
         store: the store.
@@ -87,9 +87,9 @@ def compare_hosts(
     rows = pl.concat(delays).drop_nulls(by)
     if not rows.height:
         raise AnalysisError(
-            f"no rank names its {by}",
+            f"no rank has a known {by}",
             where=store,
-            remedy="--rack-pattern REGEX" if by == "rack" else "--by rank",
+            remedy="specify --rack-pattern REGEX" if by == "rack" else "compare with --by rank",
         )
     return _summarize(rows, by, min_pct, selected), skipped
 
@@ -106,7 +106,10 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
-    """Return ranks, late, late_confirmed, delay_ns and pct of each unit; None if the run has no answer."""
+    """Return per unit of a run: ranks, late, late_confirmed, delay_ns, pct; None if the run lacks arrival data.
+
+    ``by``: rank, host or rack, the unit.
+    """
     folder = run / SUMMARIES
     if not (folder / "arrivals.parquet").is_file() or not (folder / "stragglers.parquet").is_file():
         return None
@@ -127,7 +130,7 @@ def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
 
 
 def _measure_delays(rows: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Return late, late_confirmed and delay_ns of each unit that is last at a communication."""
+    """Return late, late_confirmed and delay_ns of each unit (rank, host, rack) that arrives last at a communication."""
     arrivals = (
         rows.group_by("communication", by, maintain_order=True)
         .agg(pl.col("start_ns", "wait_ns").max(), pl.col("clock_error_ns").first())
@@ -148,7 +151,10 @@ def _measure_delays(rows: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _summarize(rows: pl.DataFrame, by: str, min_pct: float, runs: Sequence[str]) -> pl.DataFrame:
-    """Summarize all runs: one row per host, rank or rack, the slowest first. rows: the same per run."""
+    """Summarize the delays over all runs: one row per host, rank or rack, slowest first (`COLUMNS`).
+
+    ``rows``: the delays per run.
+    """
     # The median of the others of a unit above the median; below it does not matter.
     others = pl.col("pct").sort().get(((pl.len().cast(pl.Int64) - 2) // 2).clip(0)).over("run")
     is_slow = (

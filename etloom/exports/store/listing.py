@@ -1,4 +1,4 @@
-"""The runs of a store, and their renewal after an update of etloom."""
+"""List the runs of a store, and recompute those that another version of etloom stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = {
 
 
 def describe_runs(store: Path) -> pl.DataFrame:
-    """Return a table of the runs of a store (COLUMNS), the oldest first.
+    """Return a table of the runs of a store (`COLUMNS`), oldest first.
 
     is_current is False if another version of etloom stored the run: its answers are computed from the tables until it
     is refreshed. Raises ReadError.
@@ -50,7 +50,7 @@ def describe_runs(store: Path) -> pl.DataFrame:
 
 
 def refresh_runs(store: Path, options: AddOptions) -> list[AddedRun]:
-    """Rewrite the runs that another version of etloom stored, from their stored tables.
+    """Recompute the runs that another version of etloom stored, from the tables in the store.
 
     Raises:
         ReadError: the store or a run cannot be read.

@@ -1,4 +1,4 @@
-"""Results of `Trace.compute_once` that a batch keeps, so that questions to all ranks need not load the ranks again.
+"""Store intermediate results of each rank, so that analyses of all ranks need not load the ranks again.
 
 Each is a table of all ranks of a batch next to their answers. A result that is missing is computed from the tables.
 """
@@ -53,7 +53,7 @@ MAX_OPEN_FILES = 16
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:
-    """A result that is kept.
+    """A result of `Trace.compute_once` that is stored for each rank, and its conversion to and from a table.
 
     Attributes:
         name: of its file.
@@ -72,12 +72,15 @@ class RankResult:
     is_large: bool = False
 
     def key(self, rank: int) -> tuple[Any, ...]:
-        """Return the key of `Trace.with_stored_results`."""
+        """Return the key of this result in `Trace.with_stored_results`: the function and its arguments."""
         return (self.function, *self.arguments(rank))
 
 
 def _encode_activity(activity: Activity) -> pl.DataFrame:
-    """Return a row per interval; the first row, which is empty, stands for a rank without any."""
+    """Return the busy intervals of a rank as a table: kind, start, end (ns), basis.
+
+    The first row is empty and stands for a rank without intervals.
+    """
     sets = [activity.times[kind] for kind in categories.KERNEL_TYPES]
     kinds = np.repeat(np.arange(len(sets), dtype=np.uint8), list(map(len, sets)))
     first = np.zeros(1, np.int64)
@@ -123,7 +126,7 @@ def _encode_devices(names: list[str]) -> pl.DataFrame:
 
 
 def _encode_findings(result: RankFindings) -> pl.DataFrame:
-    """Return a row per pattern with its findings as JSON, and a row per table with its IPC stream."""
+    """Return the findings of a rank as a table: JSON per pattern, Arrow IPC bytes per detail table."""
     rows: list[tuple[str, bool, bytes]] = []
     for pattern, findings in result.findings.items():
         text = json.dumps(
@@ -138,7 +141,7 @@ def _encode_findings(result: RankFindings) -> pl.DataFrame:
 
 
 class _Decoded(Mapping[str, Any]):
-    """The contents of rows by name, each decoded when it is looked up.
+    """A mapping from name to content whose values are decoded at each access.
 
     Args:
         rows: name and content.
@@ -199,8 +202,7 @@ def _decode_estimate(table: pl.DataFrame) -> RankEstimate | None:
 
 
 def _for_own_steps(rank: int) -> tuple[None]:
-    """Return the argument with which functions of `etloom.comparison` divide a rank by the number of its own
-    steps."""
+    """Return the arguments with which comparison functions divide sums by the rank's number of steps."""
     return (None,)
 
 
@@ -242,14 +244,14 @@ LARGE_RESULTS = frozenset(result.function for result in RESULTS if result.is_lar
 
 
 class KeptResults:
-    """Collects the results of the ranks of a batch."""
+    """Collects the results (`RESULTS`) of the ranks of a batch, and writes them to files."""
 
     def __init__(self) -> None:
         self._tables: dict[str, list[pl.DataFrame]] = {result.name: [] for result in RESULTS}
         self._rows: dict[str, dict[int, int]] = {result.name: {} for result in RESULTS}
 
     def add(self, trace: Trace, rank: int) -> None:
-        """Compute the results of a rank; results that it cannot provide are left out."""
+        """Compute and collect the results of a rank; results that it cannot provide are skipped."""
         for result in RESULTS:
             try:
                 value = trace.compute_once(result.function, *result.arguments(rank))
@@ -260,7 +262,7 @@ class KeptResults:
             self._rows[result.name][rank] = table.height
 
     def write(self, folder: Path) -> dict[str, list[list[int]]]:
-        """Write a file per result, and return the rows of each rank, in the order of the file."""
+        """Write one file per result; return, by name of the result, [rank, number of rows] in file order."""
         tables_by_file = {_file_of(folder, name): tables for name, tables in self._tables.items() if tables}
         write_tables({file: pl.concat(tables) for file, tables in tables_by_file.items()})
         return {name: [list(pair) for pair in rows.items()] for name, rows in self._rows.items()}
@@ -271,7 +273,7 @@ def _file_of(folder: Path, name: str) -> Path:
 
 
 class _StoredResults(Mapping[tuple[Any, ...], Any]):
-    """The results of one rank by their key, each read when it is looked up."""
+    """A mapping from key to result for one rank; each result is read from its file on access."""
 
     def __init__(
         self,
@@ -304,7 +306,7 @@ def _read_table(file: Path) -> pl.DataFrame:
 
 
 def open_results(parts: Iterable[Path]) -> dict[int, Mapping[tuple[Any, ...], Any]]:
-    """Return the results that batches kept, by rank, each read when it is looked up."""
+    """Return rank -> stored results from the ``parts`` folders of batches; each result is read on access."""
     places: dict[int, dict[str, tuple[int, int]]] = {}
     folders: dict[int, Path] = {}
     read = lru_cache(MAX_OPEN_FILES)(_read_table)
@@ -319,7 +321,7 @@ def open_results(parts: Iterable[Path]) -> dict[int, Mapping[tuple[Any, ...], An
 
 
 def attach_results(job: Job, parts: Iterable[Path]) -> Job:
-    """Return the job with the results that the batches of its ranks kept."""
+    """Return the job with the stored results of its ranks, from the ``parts`` folders of batches."""
     results = open_results(parts)
     traces = {
         rank: trace.with_stored_results(results[rank], LARGE_RESULTS) if rank in results else trace

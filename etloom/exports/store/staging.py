@@ -1,4 +1,4 @@
-"""The folder of a run that is being added to a store: its key, its lock, and its publication.
+"""The staging folder in which a run is prepared before it appears in a store: key, lock and publication.
 
 A run is prepared in ``STORE/.adding/NAME-KEY``. The key depends on the files of the run, so that a killed addition goes
 on where it stopped, and starts again if the files have changed.
@@ -23,7 +23,7 @@ from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
 
 @dataclass(frozen=True)
 class Source:
-    """A run to add.
+    """A run to be added to a store: its path, its discovered traces, and a key that changes with its files.
 
     Attributes:
         path: the folder or file.
@@ -37,7 +37,7 @@ class Source:
 
 
 def describe_source(path: Path, rank_pattern: str | None) -> Source:
-    """Find the files of a run. Raises ReadError."""
+    """Find the files of a run and compute its key. Raises ReadError."""
     discovered = None
     facts: dict[str, Any] = {"store": STORE_VERSION, "names": list_user_files()}
     if formats.detect_format(path) is not None:
@@ -56,7 +56,7 @@ def describe_source(path: Path, rank_pattern: str | None) -> Source:
 
 
 class Staging:
-    """The folder in which a run is prepared.
+    """The folder in which a run is prepared until it is complete and moved to its name in the store.
 
     Args:
         store: the store.
@@ -72,12 +72,12 @@ class Staging:
 
     @property
     def parts(self) -> Path:
-        """The folder of the answers of batches of ranks."""
+        """The folder with the analysis results of each batch of ranks."""
         return self.folder / "parts"
 
     @contextlib.contextmanager
     def locked(self, waits: bool = False) -> Iterator[int]:
-        """Hold the lock of the run's name, and yield its file.
+        """Hold the lock on the run's name within the context, and yield the descriptor of the lock file.
 
         Args:
             waits: wait while another process holds it.
@@ -96,11 +96,11 @@ class Staging:
             yield file.fileno()
 
     def read_published(self) -> dict[str, Any] | None:
-        """Return the manifest of the published run of this name; None if there is none."""
+        """Return the manifest (meta.json) of the run of this name in the store; None if there is none."""
         return read_json(self.target / "meta.json") if is_stored_run(self.target) else None
 
     def publish(self) -> None:
-        """Give the complete run its name, and remove what earlier additions of it left behind."""
+        """Move the complete run to its name in the store, and remove the remains of earlier attempts."""
         shutil.rmtree(self.parts, ignore_errors=True)
         for scratch in self.folder.glob(".*"):  # of processes that were killed
             shutil.rmtree(scratch, ignore_errors=True)
@@ -114,12 +114,12 @@ class Staging:
                 shutil.rmtree(rest, ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove what was prepared; nothing is left of a run that was published."""
+        """Remove the staging folder, if the run has not been moved to its name in the store."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _lock_file(descriptor: int, waits: bool) -> bool:
-    """Lock a file as long as it is open; return whether no other process holds it."""
+    """Lock an open file until it is closed; return False if another process holds the lock."""
     try:
         import fcntl
     except ImportError:  # a system without locks

@@ -1,4 +1,4 @@
-"""The answers that a store keeps of each run, computed by the same functions as without a store."""
+"""Compute the analysis results that a store contains for each run, by the same functions as without a store."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_GRAPH_EVENTS = 2_000_000
 
 @dataclass(frozen=True)
 class StoredQuestion:
-    """An analysis with the options that differ from their defaults."""
+    """An analysis whose result a store contains, with its options that differ from the defaults."""
 
     analysis: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def file(self) -> str:
-        """The name of the file of its answer, without the ending."""
+        """The file name of the result, without suffix."""
         return "-".join([self.analysis, *(f"{name}-{value}" for name, value in self.options.items())])
 
 
@@ -68,7 +68,7 @@ GRAPH_QUESTIONS = (StoredQuestion("critical-path", {"by": "edge"}), StoredQuesti
 
 
 def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path) -> None:
-    """Write the answers of ranks to a folder of parts, which appears under its name when it is complete.
+    """Run the stored analyses for each rank, and write their results to a new folder (a part).
 
     Args:
         ranks: ranks and their traces, one at a time.
@@ -104,7 +104,7 @@ def _ask(question: StoredQuestion, run: Trace | Job) -> pl.DataFrame:
 
 
 def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
-    """Join the parts of all ranks, and return the entries of the manifest.
+    """Combine the results of all parts into one file per analysis; return their manifest entries.
 
     Args:
         parts: folders of `summarize_ranks`.
@@ -127,7 +127,7 @@ def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, An
 
 
 def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], list[Stat]]:
-    """Answer the questions to all ranks, and return the entries of the manifest and what was left out.
+    """Run the analyses over all ranks and save their results; return manifest entries and stats of skipped ones.
 
     Next to the answers are the tables that the report needs, and those from which runs are compared.
     """
@@ -159,7 +159,7 @@ def _read_table(table: RunTable, job: Job) -> Answer:
 
 
 def _split_error(error: AnalysisError) -> tuple[str, str | None, str | None]:
-    """Return the parts of an error that a `StoredRefusal` holds."""
+    """Return (message, remedy, location) of an error, as `StoredRefusal` stores them."""
     return error.what, error.remedy, error.where
 
 
@@ -172,6 +172,6 @@ def _locate_answer(folder: Path, question: StoredQuestion) -> Path:
 
 
 def _describe(question: StoredQuestion, refusals: list[list[Any]], *, has_table: bool) -> dict[str, Any]:
-    """Return the entry of the manifest that `stored_runs` looks up."""
+    """Return the manifest entry of a stored analysis: options, file, and the ranks that could not be analyzed."""
     entry: dict[str, Any] = {"analysis": question.analysis, "options": dict(question.options)}
     return {**entry, "file": question.file if has_table else None, "refusals": refusals}

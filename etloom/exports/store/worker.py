@@ -1,4 +1,4 @@
-"""The process that prepares one batch of ranks, which it reads from stdin as JSON text."""
+"""Worker process that reads a batch of ranks as JSON from stdin, and processes it by `prepare_batch`."""
 
 from __future__ import annotations
 

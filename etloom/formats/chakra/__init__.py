@@ -42,7 +42,7 @@ _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether the file starts with a Chakra GlobalMetadata message, or with a Node."""
+    """Return whether the file starts with a Chakra GlobalMetadata or Node message, or is a workload JSON."""
     if workload_json.is_workload(head):
         return True
     if not _CONTROL_CHARACTER.search(head[:4096]):  # text; protobuf's tags are control characters
@@ -63,7 +63,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(path: Path, *, limit: int = 4 << 30) -> Trace:
-    """Read the Trace of one rank: nodes, tensors, comms, groups, dependencies; events where nodes have a start.
+    """Read one rank's Trace: nodes, tensors, comms, groups, dependencies, and events for nodes with a start time.
 
     Of a truncated file, the nodes before the cut are read, and the loss is a row of stats.
 
@@ -103,7 +103,7 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
 
 
 class _TraceBuilder:
-    """Collects the rows of all tables, and examples of values that cannot be read."""
+    """Collects the rows of all tables from Node messages, and examples of values that cannot be read."""
 
     def __init__(self) -> None:
         self.nodes = NodeTableBuilder()
@@ -113,7 +113,7 @@ class _TraceBuilder:
         self._parts: list[int] = []
 
     def add(self, node: Any) -> None:
-        """Add the rows of a Node message."""
+        """Add the rows of a Node message to all tables."""
         attrs = pb.decode_attributes(node.attr)
         standard = {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
         comm = {key: attrs.pop(key) for key in _COMM_ATTRIBUTES if key in attrs}
@@ -136,7 +136,7 @@ class _TraceBuilder:
             self._add_event(row, node, standard, attrs)
 
     def _add_arguments(self, row: int, node: Any, io: int, arguments: Any) -> None:
-        """Add inputs (io 0) or outputs (io 1), and process groups where the node describes them."""
+        """Add a node's inputs (io 0) or outputs (io 1); for a process_group:init node, also its process groups."""
         try:
             values = python_literals.parse_literal(arguments.values)
             shapes = python_literals.parse_cached_literal(arguments.shapes)
@@ -170,7 +170,7 @@ class _TraceBuilder:
         ]
 
     def _add_event(self, row: int, node: Any, standard: dict[str, Any], attrs: dict[str, Any]) -> None:
-        """Add an event; an operator that etloom wrote as several parts is one, with its whole duration."""
+        """Add a node's event; an operator that etloom split into parts becomes one event of the full duration."""
         if attrs.get("part"):
             self._parts.append(row)
             return
@@ -198,7 +198,7 @@ class _TraceBuilder:
         return tables
 
     def _link_parts(self, tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-        """Return the links, with those of an operator's later parts to the event of its first part, their parent."""
+        """Return the links table, extended by links from later parts of a split operator to its first part's event."""
         links = tables["links"]
         is_part = pl.col("file_order").is_in(self._parts)
         parts = tables["nodes"].filter(is_part).select(pl.col("id").alias("part"), node="parent")
@@ -207,7 +207,7 @@ class _TraceBuilder:
 
 
 def _find_launching_operators(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-    """Return the launches: GPU activities, which depend on the operator that launched them."""
+    """Build the launches table (operator, device_event) of GPU activities whose parent node is an operator."""
     events, nodes, links = tables["events"], tables["nodes"], tables["links"].select("node", "event")
     on_device = events.filter(pl.col("device").is_not_null()).select(event="id")
     launched = links.join(on_device, on="event").join(nodes.select(node="id", cause="parent"), on="node")
@@ -221,7 +221,7 @@ def _find_launching_operators(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
 
 
 def _describe_track(node: Any, standard: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
-    """Build the columns of an event that name it and its thread or stream."""
+    """Build the columns of a node's event that give its name, category, thread, stream, device and rf_id."""
     on_device = attrs.get("is_cpu_op") is False
     stream = attrs.get("stream") if on_device else None
     return {
@@ -236,7 +236,7 @@ def _describe_track(node: Any, standard: dict[str, Any], attrs: dict[str, Any]) 
 
 
 def _describe_communication(node: Any, comm: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
-    """Build a row of the comms table."""
+    """Build a row of the comms table from a communication node and its attributes."""
     # An unset comm_type is unknown; as a number it would be an all-reduce.
     comm_type = comm.get("comm_type")
     collective = pb.COLLECTIVES.get(comm_type) if isinstance(comm_type, int) else parse_collective(node.name)
@@ -255,11 +255,11 @@ def _describe_communication(node: Any, comm: dict[str, Any], attrs: dict[str, An
 
 
 def _to_signed(value: int) -> int:
-    """Convert an id, unsigned in the file and signed in the tables; wrapping around keeps ids distinct."""
+    """Convert an unsigned 64-bit id of the file to the signed 64-bit id of the tables, by two's complement."""
     return value - (1 << 64) if value > _MAX_INT64 else value
 
 
 def recorded_duration_ns() -> pl.Expr:
-    """Return an expression over `nodes`: the duration that a Chakra node states, ns; null for nodes without one."""
+    """Return an expression on the nodes table: the duration (ns) that a Chakra node states, or null."""
     text = pl.col("attrs").cast(pl.String).str.json_path_match("$.duration_micros")
     return 1000 * text.cast(pl.Int64, strict=False)

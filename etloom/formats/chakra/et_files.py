@@ -27,7 +27,7 @@ class ChakraNode:
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
-        """Name -> value, as `protobuf.decode_attributes` returns them."""
+        """Attributes of the node by name, as `protobuf.decode_attributes` returns them."""
         return pb.decode_attributes(self.message.attr)
 
     @property
@@ -42,17 +42,17 @@ class ChakraNode:
 
     @property
     def type(self) -> int:
-        """Key of `protobuf.NODE_TYPES`."""
+        """Node type, a key of `protobuf.NODE_TYPES`."""
         return int(self.message.type)
 
     @property
     def dependencies(self) -> set[int]:
-        """Ids of its data and control dependencies."""
+        """Ids of the nodes on which the node depends, by data or control dependency."""
         return {*self.message.data_deps, *self.message.ctrl_deps}
 
     @property
     def runs_on_host(self) -> bool:
-        """True if is_cpu_op is set; like simulators, treat a node without it as GPU work."""
+        """True if the attribute is_cpu_op is true; a node without it counts as GPU work, as in simulators."""
         return bool(self.attributes.get("is_cpu_op", False))
 
 
@@ -111,19 +111,19 @@ def strip_suffix(path: Path) -> str:
 
 
 def job_name(path: Path) -> str:
-    """Return NAME of NAME.et or NAME.RANK.et."""
+    """Return the job's name: NAME for a file NAME.et or NAME.RANK.et, compressed or not."""
     match = _RANK_PATTERN.match(path.name)
     return match["name"] if match else strip_suffix(path)
 
 
 def rank_path(path: Path, rank: int) -> Path:
-    """Return NAME.RANK.et for NAME, NAME.et or NAME.RANK.et of any rank; a compressed file remains one."""
+    """Return the path NAME.RANK.et of a rank, from the path of another file of the job; .gz is preserved."""
     suffix = ".et.gz" if path.name.endswith(".gz") else ".et"
     return path.with_name(f"{job_name(path)}.{rank}{suffix}")
 
 
 def combine_rank_files(paths: Sequence[Path]) -> dict[int, Path]:
-    """Return the .et file of each rank of a job that was given as several files or folders.
+    """Return rank -> .et file, sorted by rank, for a job that consists of several files or folders.
 
     Raises:
         ReadError: see `find_rank_files`; or two files are of one rank.
@@ -141,7 +141,7 @@ def combine_rank_files(paths: Sequence[Path]) -> dict[int, Path]:
 
 
 def find_rank_files(path: Path) -> dict[int, Path]:
-    """Return the .et file of each rank: for a folder the files NAME.RANK.et in it, for a file itself.
+    """Return rank -> .et file: the files NAME.RANK.et of a folder, or the file itself (rank 0 by default).
 
     Raises:
         ReadError: The folder contains no such file, or files with several NAMEs.
@@ -156,7 +156,7 @@ def find_rank_files(path: Path) -> dict[int, Path]:
         raise ReadError(
             f"contains files of several jobs: {', '.join(names)}",
             where=path,
-            remedy="put each job in its own folder",
+            remedy="put each job in a separate folder",
         )
     if ranked:
         return {int(match["rank"]): file for match, file in ranked}

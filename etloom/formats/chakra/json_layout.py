@@ -19,7 +19,7 @@ from etloom.formats.tables.node_table import to_json
 
 
 def format_lines(metadata: Any, nodes: Iterable[Any]) -> Iterator[bytes]:
-    """Format the object in pieces, one line per node.
+    """Yield the text of a Chakra file's JSON object as UTF-8 pieces, with one line per node.
 
     Args:
         metadata: GlobalMetadata message, or None.

@@ -1,6 +1,6 @@
 """Chakra's protobuf messages (package ChakraProtoMsg, proto3), declared here so that protoc is not needed.
 
-Source: mlcommons/chakra schema/protobuf/et_def.proto. The messages have their own descriptor pool, so that a program
+Source: mlcommons/chakra schema/protobuf/et_def.proto. The messages have a separate descriptor pool, so that a program
 may import Chakra's generated module as well. A file is a sequence of messages, each preceded by its length.
 """
 
@@ -46,7 +46,7 @@ _PACKAGE = "ChakraProtoMsg"
 
 @cache
 def _build_message_classes() -> dict[str, Any]:
-    """Build the classes at the first use: most runs have no Chakra files, and protobuf takes 40 ms to import."""
+    """Build the protobuf message classes at first use, because importing protobuf takes 40 ms."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field_type = descriptor_pb2.FieldDescriptorProto
@@ -105,7 +105,7 @@ def _build_message_classes() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the class of a message: GlobalMetadata, Node, AttributeProto."""
+    """Return the protobuf class of this name, such as GlobalMetadata, Node or AttributeProto."""
     if not name[0].isupper() or name not in _build_message_classes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _build_message_classes()[name]
@@ -115,7 +115,7 @@ MAX_VARINT_BYTES = 10
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode a number that is not negative as a varint."""
+    """Encode a non-negative integer as a protobuf varint."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -125,7 +125,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Decode the varint at an offset; return its value and the offset after it.
+    """Decode the protobuf varint at a byte offset; return its value and the offset after it.
 
     Raises:
         IndexError: The data ends inside the varint.
@@ -141,13 +141,13 @@ def decode_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def delimit_message(message: Any) -> bytes:
-    """Encode a message preceded by its length, as in a file."""
+    """Encode a message as in a .et file: its length as a varint, then its bytes."""
     body: bytes = message.SerializeToString()
     return encode_varint(len(body)) + body
 
 
 def split_messages(data: bytes, truncation: str | None = None) -> tuple[list[memoryview], list[Stat]]:
-    """Split a file into its messages.
+    """Split the content of a .et file into the bytes of its length-prefixed messages.
 
     Args:
         data: The file without compression.
@@ -182,7 +182,7 @@ def _decode_error() -> type[Exception]:
 
 
 def parse_metadata(message: bytes | memoryview) -> Any:
-    """Parse a GlobalMetadata; return None for anything else, a Node for example."""
+    """Parse the bytes of a GlobalMetadata message; return None if they are something else, such as a Node."""
     try:
         metadata = _build_message_classes()["GlobalMetadata"].FromString(bytes(message))
     except _decode_error():
@@ -193,7 +193,7 @@ def parse_metadata(message: bytes | memoryview) -> Any:
 
 
 def parse_node(message: bytes | memoryview) -> Any:
-    """Parse a Node; return None for anything else."""
+    """Parse the bytes of a Node message; return None if they cannot be parsed."""
     try:
         return _build_message_classes()["Node"].FromString(bytes(message))
     except _decode_error():
@@ -201,7 +201,7 @@ def parse_node(message: bytes | memoryview) -> Any:
 
 
 def decode_attributes(attributes: Any) -> dict[str, Any]:
-    """Return name -> value of AttributeProtos, bytes as base64 text; ``NAME.doc_string`` where there is one."""
+    """Return name -> value of AttributeProtos, with bytes as base64 text and doc strings as ``NAME.doc_string``."""
     values: dict[str, Any] = {}
     for attribute in attributes:
         field = attribute.WhichOneof("value")
@@ -217,7 +217,7 @@ def decode_attributes(attributes: Any) -> dict[str, Any]:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert bytes to base64 text, which JSON can represent."""
+    """Convert bytes, also inside lists, to base64 text for JSON; return other values unchanged."""
     if isinstance(value, list):
         return [_to_json_value(item) for item in value]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value

@@ -1,7 +1,7 @@
 """Encodes protobuf messages of many nodes at once: a column of values becomes a column of encoded fields.
 
 Each function returns Arrow arrays with the bytes of one field per row, empty where the field is absent. The fields of a
-row joined are its message. 40,000 nodes take a tenth of a second; protobuf's own objects take seconds.
+row joined are its message. 40,000 nodes take a tenth of a second; protobuf's Python objects take seconds.
 
 Encoding: https://protobuf.dev/programming-guides/encoding/
 """
@@ -23,19 +23,19 @@ VARINT, LENGTH = 0, 2
 
 
 def encode_key(number: int, wire_type: int) -> bytes:
-    """Encode the key that precedes the value of a field."""
+    """Encode the protobuf key (field number and wire type) that precedes the value of a field."""
     return encode_varint(number << 3 | wire_type)
 
 
 def encode_field(number: int, content: bytes) -> bytes:
-    """Encode a field of bytes, text or a message."""
+    """Encode a length-delimited protobuf field (bytes, text or a message): key, length, content."""
     return encode_key(number, LENGTH) + encode_varint(len(content)) + content
 
 
 def encode_varints(
     values: NDArray[np.int64] | NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Encode all values as varints, negative ones as 64 bits; return the bytes and the width of each varint."""
+    """Encode integers as varints (negative values as 64-bit); return all bytes and the byte count of each varint."""
     rest = np.ascontiguousarray(values).astype(np.int64).view(np.uint64)
     widths = np.ones(len(rest), np.int64)
     for i in range(1, MAX_VARINT_BYTES):
@@ -54,7 +54,7 @@ def encode_varints(
 
 
 def build_binary_array(content: NDArray[np.uint8], widths: NDArray[np.int64]) -> pa.BinaryArray:
-    """Build a binary array from its bytes and the width of each value."""
+    """Build an Arrow binary array from the concatenated bytes of its values and the byte count of each value."""
     offsets = np.zeros(len(widths) + 1, np.int32)
     np.cumsum(widths, out=offsets[1:])
     return pa.Array.from_buffers(
@@ -65,32 +65,32 @@ def build_binary_array(content: NDArray[np.uint8], widths: NDArray[np.int64]) ->
 def encode_integers(
     number: int, values: NDArray[np.int64], *, keep: NDArray[np.bool_] | None = None
 ) -> list[pa.Array]:
-    """Encode a varint field; absent where ``keep`` is false (default: where the value is 0, as in proto3)."""
+    """Encode a varint field per row; omit it where ``keep`` is false (default: where the value is 0, as in proto3)."""
     keep = values != 0 if keep is None else keep
     return [_repeat_masked(encode_key(number, VARINT), keep), _encode_masked_varints(values, keep)]
 
 
 def encode_packed(number: int, first: NDArray[np.int64], values: NDArray[np.int64]) -> list[pa.Array]:
-    """Encode a repeated varint field: row i has values[first[i]:first[i + 1]]."""
+    """Encode a packed repeated varint field per row; row i holds values[first[i]:first[i + 1]]."""
     content, widths = encode_varints(values)
     ends = np.append(0, np.cumsum(widths))
     return _encode_length_delimited(number, [build_binary_array(content, np.diff(ends[first]))])
 
 
 def encode_texts(number: int, values: pl.Series) -> list[pa.Array]:
-    """Encode a text field; absent where null or empty."""
+    """Encode a text field per row; omit it where the text is null or empty."""
     return _encode_length_delimited(
         number, [values.fill_null("").to_arrow().cast(pa.large_binary()).cast(pa.binary())]
     )
 
 
 def encode_messages(number: int, parts: Sequence[pa.Array]) -> list[pa.Array]:
-    """Encode a field that is a message of these fields; absent where it is empty."""
+    """Encode a nested message per row from its encoded fields ``parts``; omit it where the message is empty."""
     return _encode_length_delimited(number, [join_fields(parts)])
 
 
 def encode_integer_attribute(number: int, name: str, value_field: int, values: pl.Series) -> list[pa.Array]:
-    """Encode an attribute message {1: name, value_field: varint}; absent where null."""
+    """Encode an AttributeProto {1: name, value_field: varint} per row; omit it where the value is null."""
     if values.null_count() == len(values):
         return []
     keep = values.is_not_null().to_numpy()
@@ -106,7 +106,7 @@ def encode_integer_attribute(number: int, name: str, value_field: int, values: p
 
 
 def encode_text_attribute(number: int, name: str, value_field: int, values: pl.Series) -> list[pa.Array]:
-    """Encode an attribute message {1: name, value_field: text}; absent where null. Fast for repeated text."""
+    """Encode an AttributeProto {1: name, value_field: text} per row (once per distinct text); omit it for nulls."""
     if values.null_count() == len(values):
         return []
     distinct = values.unique().drop_nulls().cast(pl.String)
@@ -116,13 +116,13 @@ def encode_text_attribute(number: int, name: str, value_field: int, values: pl.S
 
 
 def join_fields(parts: Sequence[pa.Array]) -> pa.BinaryArray:
-    """Concatenate the parts of each row."""
+    """Concatenate, for each row, its encoded fields to the bytes of a message."""
     separator = build_binary_array(np.zeros(0, np.uint8), np.zeros(1, np.int64))[0]
     return pc.binary_join_element_wise(*parts, separator)
 
 
 def delimit_messages(messages: pa.BinaryArray) -> bytes:
-    """Concatenate all messages, each preceded by its length."""
+    """Concatenate all messages, each preceded by its length as a varint."""
     content, widths = encode_varints(_measure_lengths(messages))
     joined = join_fields([build_binary_array(content, widths), messages])
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
@@ -155,18 +155,18 @@ def _look_up_encoded(values: pl.Series, distinct: pl.Series, encoded: list[bytes
     return _take_values([*encoded, b""], indices.fill_null(len(distinct)).to_numpy())
 
 
-# pyarrow's own conversions to and from numpy and Python import pandas where it is installed, which takes 0.2 s.
+# pyarrow's conversions to and from numpy and Python import pandas where it is installed, which takes 0.2 s.
 
 
 def _measure_lengths(values: pa.BinaryArray) -> NDArray[np.int64]:
-    """Return the number of bytes of each value."""
+    """Return the number of bytes of each value of a binary array."""
     lengths = pc.binary_length(values)
     buffer = np.frombuffer(lengths.buffers()[1], np.int32)
     return buffer[lengths.offset : lengths.offset + len(lengths)].astype(np.int64)
 
 
 def _take_values(values: list[bytes], indices: NDArray[np.int64]) -> pa.BinaryArray:
-    """Return the values at these indices."""
+    """Build an Arrow binary array of the values at these indices."""
     content = np.frombuffer(b"".join(values), np.uint8)
     index_buffer = pa.py_buffer(np.ascontiguousarray(indices, np.int64))
     return build_binary_array(content, np.array([len(value) for value in values], np.int64)).take(

@@ -1,4 +1,4 @@
-"""The JSON that Chakra's C++ feeder reads next to .et files, as the messages of a .et file.
+"""Converts the workload JSON, which Chakra's C++ feeder reads as an alternative to .et, to .et messages.
 
     {"workload_graph": [{"Id": 0, "Name": "mm", "NodeType": 4, "is_cpu_op": false, "runtime": 5, "data_deps": []}, ...]}
 
@@ -23,12 +23,12 @@ _INT32, _UINT64 = ("comm_priority", "comm_src", "comm_dst", "comm_tag"), ("tenso
 
 
 def is_workload(data: bytes) -> bool:
-    """Return whether a file, or its beginning, is of this format."""
+    """Return whether a file, or its beginning, is a workload JSON: an object that begins with workload_graph."""
     return _START.match(data) is not None
 
 
 def encode_workload(data: bytes, path: Path) -> bytes:
-    """Convert the content of a file to that of a .et file.
+    """Convert the content of a workload JSON file to the bytes of a .et file.
 
     Raises:
         ReadError: It is not JSON, or a node has a value that a .et file cannot hold.

@@ -17,7 +17,7 @@ from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra import wire
 
 SCHEMA_VERSION = "0.0.4"
-"""Version of the schema, as in ASTRA-sim's own files."""
+"""Version of the schema, as in ASTRA-sim's files."""
 
 _CHUNK_ROWS = 1 << 16
 # Field numbers of Node and of AttributeProto.
@@ -48,7 +48,7 @@ NODE_SCHEMA: dict[str, type[pl.DataType]] = {
 
 @dataclass(frozen=True, eq=False)
 class NodeTable:
-    """The nodes of a file, and their data dependencies.
+    """The nodes of a Chakra file as a table, and their data dependencies as arrays.
 
     Attributes:
         table: One row per node, in the order of ids, which count from 1. Columns: id, name, type, ctrl (id of the
@@ -64,7 +64,7 @@ class NodeTable:
 
 
 def encode_file(nodes: NodeTable, metadata: Mapping[str, str | int | None]) -> bytes:
-    """Encode a file, uncompressed.
+    """Encode nodes and metadata as the bytes of an uncompressed .et file.
 
     Args:
         nodes: The nodes.
@@ -87,7 +87,7 @@ def _encode_metadata(attributes: Mapping[str, str | int | None]) -> bytes:
 
 
 def _encode_nodes(nodes: NodeTable, start: int, end: int) -> Any:
-    """Encode the messages of the rows from start to end, with fields in the order of their numbers."""
+    """Encode the rows from ``start`` to ``end`` (exclusive) as Node messages, with fields by ascending number."""
     table = nodes.table[start:end]
     first = nodes.first[start : end + 1]
     ctrl = table["ctrl"]
@@ -113,5 +113,5 @@ def _encode_nodes(nodes: NodeTable, start: int, end: int) -> Any:
 
 
 def _count_offsets(values: pl.Series) -> NDArray[np.int64]:
-    """Return the number of non-null values before each row, and before the end."""
+    """Return the number of non-null values before each row, followed by their total number."""
     return pl.Series([0]).append(values.is_not_null().cast(pl.Int64)).cum_sum().to_numpy()

@@ -43,7 +43,7 @@ _EPOCH_NS = 10**18
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether the file is an execution trace with times; to be tried before the reader of those without."""
+    """Return whether the file is an ET+: an execution trace whose nodes have inclusive or exclusive durations."""
     return (
         b'"schema"' in head
         and b'"nodes"' in head
@@ -85,7 +85,7 @@ def read(path: Path, *, limit: int = 2 << 30) -> Trace:
 
 
 class _ExactNumber(float):
-    """A JSON number with its text: microseconds since 1970 need more digits than a float has."""
+    """A JSON number that retains its text, because microseconds since 1970 need more digits than a float has."""
 
     text: str
 
@@ -98,7 +98,7 @@ class _ExactNumber(float):
 def _parse_file(
     data: bytes, truncation: str | None, path: Path
 ) -> tuple[dict[str, Any], list[Any], list[Stat]]:
-    """Return header, nodes, and a row of stats if the file is not complete JSON and was read node by node.
+    """Parse the file to header, nodes and stats; if it is not complete JSON, read it node by node and count the loss.
 
     Raises:
         ReadError: There is no list of nodes, or the JSON is nested too deeply.
@@ -119,7 +119,7 @@ def _parse_file(
 def _parse_fragments(
     text: str, decoder: json.JSONDecoder, reason: str, path: Path
 ) -> tuple[dict[str, Any], list[Any], list[Stat]]:
-    """Return the header and the nodes that are complete. reason: why the text is not JSON."""
+    """Return header, complete nodes and stats of a damaged file; ``reason`` explains why the text is not JSON."""
     start = _NODE_LIST_PATTERN.search(text)
     if start is None:
         raise ReadError(f"not valid JSON, and without a list of nodes: {reason}", where=path)
@@ -141,7 +141,7 @@ def _parse_fragments(
 
 
 def _to_ns(microseconds: Any) -> int | None:
-    """Convert to exact nanoseconds; None for anything that is not a time."""
+    """Convert a JSON number of microseconds to ns without rounding errors; None for anything that is not a time."""
     ns: int | None = None
     if isinstance(microseconds, _ExactNumber):
         with contextlib.suppress(InvalidOperation, OverflowError):
@@ -156,7 +156,7 @@ def _is_device_node(node: dict[str, Any]) -> bool:
 
 
 def _add_node(builder: NodeTableBuilder, node: dict[str, Any], pid: Any) -> None:
-    """Add the rows of a node to all tables. pid: the process of host events."""
+    """Add the rows of a node to all tables; ``pid`` is the process id of host events."""
     attr_list = node.get("attrs")
     attrs = {
         attr["name"]: attr.get("value")
@@ -209,7 +209,7 @@ def _add_dependencies(builder: NodeTableBuilder, row: int, node: dict[str, Any],
 def _describe_node(
     node: dict[str, Any], attrs: dict[str, Any], name: str, *, on_device: bool
 ) -> dict[str, Any]:
-    """Build a row of the comms table; empty if the node is not a communication.
+    """Build a row of the comms table from a node; empty if the node is not a communication.
 
     The device node of a communication has the attributes and inputs of its record, named since schema 1.1.0 and
     positional before.
@@ -232,7 +232,7 @@ def _describe_node(
 
 
 def _describe_communication(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Build a row of the comms table from the attributes of a node."""
+    """Build a row of the comms table from the named attributes of a node."""
     return {
         "collective": parse_collective(str(attrs["collective_name"])),
         "pg_name": attrs.get("pg_name"),
@@ -260,7 +260,7 @@ def _describe_track(node: dict[str, Any], columns: dict[str, Any]) -> dict[str, 
 
 
 def _build_launches(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-    """Build a row for each GPU event with its operator; an ET+ has no launch calls."""
+    """Build the launches table: each GPU event with the operator that launched it (an ET+ has no launch calls)."""
     if "events" not in tables:
         return TABLES["launches"].empty()
     work = tables["events"].filter(pl.col("cat").is_in(sorted(DEVICE_CATEGORIES)))

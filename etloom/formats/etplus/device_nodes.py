@@ -1,4 +1,4 @@
-"""GPU activities as nodes of an ET+."""
+"""Formats GPU activities as the JSON nodes of an ET+ file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etloom.formats.io.json_text import format_microseconds, quote_texts
 
 
 def format_device_nodes(trace: Trace, nodes: NodeTexts, device: pl.DataFrame) -> pl.Series:
-    """Return GPU activities as JSON objects.
+    """Return one JSON object per GPU activity: its node in the ET+ file.
 
     Args:
         trace: The trace, with the nodes of the host only.
@@ -63,7 +63,7 @@ def format_device_nodes(trace: Trace, nodes: NodeTexts, device: pl.DataFrame) ->
 
 
 def _format_attributes(rows: pl.DataFrame, columns: list[str]) -> pl.Expr:
-    """Return the attributes of each event that are not null, as list items, each after a comma."""
+    """Return an expression: the non-null attributes of a GPU activity as JSON objects, each after a comma."""
     parts = []
     for name in ("device", "correlation", *columns):
         dtype = rows.schema[name]

@@ -46,7 +46,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
-    """Read one file.
+    """Read a PyTorch execution trace file as a Trace, which has no times.
 
     progress: called with the number of bytes of the file as they are read.
 
@@ -59,7 +59,7 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
 
 
 def to_trace(parsed: ParsedFile, path: Path) -> Trace:
-    """Build the Trace: repair parents, recognize communication and groups."""
+    """Build the Trace from parsed tables: repair the parents of nodes, extract communication and process groups."""
     stats: list[Stat] = list(parsed.stats)
     header = parsed.header
     schema = header.get("schema")
@@ -90,7 +90,7 @@ def to_trace(parsed: ParsedFile, path: Path) -> Trace:
 
 
 def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Add ``parent``: the row of the enclosing node by nesting, otherwise of the recorded parent."""
+    """Add the column ``parent``: the row of the node that encloses it, otherwise of the recorded parent."""
     name = nodes["name"]
     root = arrays.match_text(nodes["name"], _ROOT)
     # An asynchronous range ends on another thread: it encloses nothing, and its end does not show what encloses it.
@@ -121,7 +121,7 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 
 def _find_rows(queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return the row of each queried id in sorted ids (the first of equal ones), or -1 if it is not among them."""
+    """Return the index of each query in the sorted array ``ids`` (the first of equal ids), or -1 if it is absent."""
     if not len(ids):
         return np.full(len(queries), -1, np.int64)
     if int(ids[-1]) - int(ids[0]) < 8 * len(ids):  # ids without large gaps: look up in an array

@@ -1,4 +1,4 @@
-"""Communication in an execution trace: record_param_comms in its named and its positional form, and c10d operators.
+"""Builds the comms table of an execution trace from record_param_comms and c10d operator nodes.
 
 NCCL, and any backend that uses PyTorch's macro, records ``record_param_comms`` inside the c10d operator. Gloo does not;
 there the c10d operator itself is the record. If an operator contains a record, only the record is used.
@@ -40,7 +40,7 @@ _COLUMNS = {
     "is_async": pl.Boolean,
 }
 _MAX_OPERATOR_DEPTH = 8
-"""How far above its record the c10d operator is searched."""
+"""Number of ancestors of a record among which its c10d operator is searched."""
 _IN_GROUP = "in_group"
 _NUMEL = 3
 """Index of the number of elements in the value of a tensor."""
@@ -134,7 +134,7 @@ def _describe_call(name: str, op_schema: str | None, inputs: str | None) -> dict
 
 
 def describe_record(inputs: Any) -> dict[str, Any]:
-    """Return columns of comms for a record_param_comms in the positional form, from the inputs of its node.
+    """Return the columns of comms that a record_param_comms node states by the position of its inputs.
 
     inputs: the member of the node: ``values``, ``shapes`` and ``types``. Empty if it is not a record.
     """
@@ -159,10 +159,11 @@ def describe_record(inputs: Any) -> dict[str, Any]:
 
 
 def _parse_positional_record(values: list[Any]) -> dict[str, Any]:
-    """Parse ([tensors], seq, group, rank, name, in_split, out_split, rank start, stride, size), relative to the name.
+    """Parse a record's inputs ([tensors], seq, group, rank, name, in_split, out_split, rank start, stride, size).
 
-    The group is (name, description), or before schema 1.0.3 the address of the group. The rank within the group is the
-    root, the peer of a message, or otherwise the recording rank itself. seq may be (seq, is p2p).
+    The position of an input counts from the name, the first text. The group is (name, description), or before schema
+    1.0.3 the address of the group. The rank within the group is the root, the peer of a message, or otherwise the
+    recording rank itself. seq may be (seq, is p2p).
     """
     at = next(
         (i for i, value in enumerate(values) if isinstance(value, str) and not value.startswith("<")), None
@@ -185,14 +186,14 @@ def _parse_positional_record(values: list[Any]) -> dict[str, Any]:
 
 
 def _split_group(group: Any) -> tuple[Any, Any]:
-    """Return the name and the description of a recorded group; None for those that are absent."""
+    """Return the name and the description of a process group as recorded; None for an absent value."""
     if not isinstance(group, list):
         return group, None
     return (group[0] if group else None), (group[1] if len(group) > 1 else None)
 
 
 def _resolve_group_rank(row: dict[str, Any], members: dict[str, str | None]) -> bool:
-    """Set the root or the peer of a record to the global rank of its rank within the group.
+    """Set the root or peer of a comms row: convert the recorded rank within the group to a global rank.
 
     A c10d operator does not name its group; then all groups with enough ranks must agree.
 
@@ -215,7 +216,7 @@ def _resolve_group_rank(row: dict[str, Any], members: dict[str, str | None]) -> 
 
 
 def _list_group_ranks(start: int | None, stride: int | None, size: int | None) -> dict[str, Any]:
-    """Return the size and the ranks of a group with a constant stride.
+    """Return group_size and, if known, ranks (JSON) of a process group whose ranks have a constant stride.
 
     With more than one rank, a start or stride of 0 or -1 means unknown.
     """
@@ -229,7 +230,7 @@ def _list_group_ranks(start: int | None, stride: int | None, size: int | None) -
 
 
 def _parse_by_schema(values: list[Any], schema: str) -> dict[str, Any]:
-    """Parse the arguments of a c10d operator by their names in its schema."""
+    """Parse the arguments of a c10d operator to columns of comms, by the argument names in its schema."""
     arguments = dict(zip(categories.parse_argument_names(schema), values, strict=False))
     reduce_op = _to_int(arguments.get("reduce_op"))
     group_ranks = [_to_int(arguments.get(name)) for name in ("root_rank", "root", "dst", "src")]
@@ -245,7 +246,7 @@ def _parse_by_schema(values: list[Any], schema: str) -> dict[str, Any]:
 
 
 def _apply_named_attributes(row: dict[str, Any], named: dict[str, Any]) -> None:
-    """Override the values of a positional record by its named attributes."""
+    """Replace the values of a comms row that the record also states as named attributes."""
     for key in ("collective", "pg_name", "pg_desc", "dtype", "in_nelems", "out_nelems"):
         if named[key] is not None:
             row[key] = named[key]
@@ -259,7 +260,7 @@ def _apply_named_attributes(row: dict[str, Any], named: dict[str, Any]) -> None:
 
 
 def _measure_sizes(tensors: pl.DataFrame, calls: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Count the elements in and out of each call, and get the type of its first tensor.
+    """Return node -> in_nelems and out_nelems (elements of input and output tensors) and dtype of the first tensor.
 
     A c10d operator also receives the tensors that it writes, so the names of its arguments decide. A message has one
     size, which counts as in and out, as in NCCL's records.

@@ -69,7 +69,7 @@ class NodeTexts:
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
 
     def format_nodes(self, nodes: pl.DataFrame, *last: str) -> Iterator[np.ndarray]:
-        """Yield rows of the nodes table as JSON objects, in the layout of the schemas 1.0.2 to 1.1.1.
+        """Yield rows of the nodes table as the bytes of JSON objects, in the layout of schemas 1.0.2 to 1.1.1.
 
         Args:
             nodes: Rows of nodes, with ``above``, the id in the file of the parent.
@@ -106,7 +106,7 @@ class NodeTexts:
             yield _native.row_texts(parts, rows.stop - begin)[1]
 
     def format_arguments(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-        """Return the inputs and outputs of rows of the nodes table as JSON: values, shapes, types, strides."""
+        """Return two columns of JSON objects (values, shapes, types, strides): the nodes' inputs and their outputs."""
         sides = []
         for io, side in enumerate(_SIDES):
             types = _repeated_part(nodes[f"{side}_types"], "[]")
@@ -115,7 +115,7 @@ class NodeTexts:
         return sides[0], sides[1]
 
     def argument_texts(self, nodes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return values, shapes, types and strides of the inputs and of the outputs of these nodes as JSON lists.
+        """Return two frames, inputs and outputs, with columns values, shapes, types and strides as JSON lists.
 
         The repeating text around the tensors is parsed once per distinct text.
         """
@@ -129,18 +129,18 @@ class NodeTexts:
         return sides[0], sides[1]
 
     def _format_side(self, nodes: pl.DataFrame, io: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return values, shapes and strides of the inputs or outputs, each as offsets and bytes of texts."""
+        """Return JSON texts of values, shapes and strides of inputs (io 0) or outputs (io 1), as offsets and bytes."""
         templates = self._number_templates(nodes[f"{_SIDES[io]}s"])
         return self._arguments.format(nodes["id"].to_numpy(), templates, io)
 
     def _number_templates(self, values: pl.Series) -> np.ndarray:
-        """Return the number of the template of each text; null is an empty list."""
+        """Return the template number of each argument list (JSON with null for tensors); null counts as ``[]``."""
         texts, positions = _number_texts(values)
         templates = [self._number_template(text) for text in (*texts, "[]")]
         return np.take(np.array(templates, np.uint32), positions)
 
     def _number_template(self, text: str) -> int:
-        """Return the number of the text among the templates, to which it is added if it is new."""
+        """Return the template number of an argument list (JSON with null for tensors); register it if it is new."""
         number = self._templates.get(text)
         if number is None:
             number = self._templates[text] = len(self._templates)
@@ -150,7 +150,7 @@ class NodeTexts:
         return number
 
     def _format_more_attributes(self, nodes: pl.DataFrame) -> list[Part]:
-        """Return the attributes of communication and those without a column, each beginning with a comma."""
+        """Return JSON text, per node, of communication attributes and those without a column, each after a comma."""
         if self._comms.is_empty() and nodes["attrs"].null_count() == nodes.height:
             return []
         comms = self._comms.join(nodes.select(node="id"), on="node", how="semi")
@@ -173,7 +173,7 @@ class NodeTexts:
 
 
 def _number_part(column: pl.Series, none: int | str) -> Part:
-    """Return integers to write, with ``none`` in place of null."""
+    """Convert a column of integers to a `Part` of the text, with ``none`` in place of null."""
     numbers = column.cast(pl.Int64)
     if isinstance(none, int):
         numbers = numbers.fill_null(none)
@@ -183,19 +183,19 @@ def _number_part(column: pl.Series, none: int | str) -> Part:
 
 
 def _quoted_part(column: pl.Series, none: str) -> Part:
-    """Return repeated texts to write as JSON strings, with ``none`` in place of null."""
+    """Convert a column of repeated texts to a `Part` of JSON strings, with ``none`` in place of null."""
     return _repeated_part(column, none, lambda text: json.dumps(text, ensure_ascii=False))
 
 
 def _repeated_part(column: pl.Series, none: str, convert: Callable[[str], str] = str) -> Part:
-    """Return repeated texts to write, each distinct one converted, with ``none`` in place of null."""
+    """Convert a column of repeated texts to a `Part`, converting each distinct text once, with ``none`` for null."""
     texts, positions = _number_texts(column)
     _, offsets, data = _text_part(pl.Series([*map(convert, texts), none]))
     return positions.astype(np.int32), offsets, data
 
 
 def _number_texts(column: pl.Series) -> tuple[list[str], np.ndarray]:
-    """Return the distinct texts, and for each row the position of its text; of null the one behind the last."""
+    """Return the distinct texts and, for each row, the index of its text; a null row has the number of texts."""
     categories = column.cast(pl.Categorical)
     rows, positions = text_codes.find_distinct(text_codes.read_codes(categories))
     positions[positions < 0] = len(rows)
@@ -203,20 +203,20 @@ def _number_texts(column: pl.Series) -> tuple[list[str], np.ndarray]:
 
 
 def _text_part(column: pl.Series) -> tuple[None, np.ndarray, np.ndarray]:
-    """Return texts to write, one per row, none of them null."""
+    """Convert a column of texts without nulls to a `Part` that holds one text per row."""
     _, offsets, data = column.to_arrow().buffers()
     return None, np.frombuffer(offsets, np.int64)[: len(column) + 1], np.frombuffer(data, np.uint8)
 
 
 def _argument_parts(columns: list[tuple[np.ndarray, np.ndarray]], types: Part) -> list[Part]:
-    """Return the parts of an object of values, shapes, types and strides; ``columns`` are the others' texts."""
+    """Return the parts of a JSON object of values, shapes, types, strides; ``columns`` has all but types."""
     values, shapes, strides = ((None, *column) for column in columns)
     parts: list[Part] = ['{"values": ', values, ', "shapes": ', shapes, ', "types": ', types]
     return [*parts, ', "strides": ', strides, "}"]
 
 
 def _slice_parts(parts: Sequence[Part], rows: slice) -> list[Part]:
-    """Return the parts of some rows."""
+    """Restrict the parts of a text to a range of rows."""
     sliced: list[Part] = []
     for part in parts:
         if isinstance(part, str):
@@ -231,7 +231,7 @@ def _slice_parts(parts: Sequence[Part], rows: slice) -> list[Part]:
 
 
 def select_host_nodes(trace: Trace) -> Trace:
-    """Return the trace with host nodes only, each with an et_id; nodes without one get the next free ids.
+    """Return the trace without nodes of GPU activities; host nodes without an et_id get the next free ids.
 
     Formats whose nodes are also events have GPU activities among their nodes.
 
@@ -255,7 +255,7 @@ def select_host_nodes(trace: Trace) -> Trace:
 
 
 def allocate_ids(trace: Trace, count: int) -> pl.Series:
-    """Return ids after those of the nodes. Raises EtloomError if there are not that many."""
+    """Return ``count`` ids above the highest et_id of the nodes. Raises EtloomError if they exceed int64."""
     last: Any = trace.nodes["et_id"].max() or 0
     if last >= 2**63 - 1 - count:
         raise EtloomError(f"no free ids after the node id {last}", remedy="renumber the nodes")
@@ -283,7 +283,7 @@ def _list_attributes(rest: str | None, comm: dict[str, Any] | None) -> list[dict
 
 
 def _infer_attribute_type(value: Any) -> str:
-    """Return the type to write for an attribute whose type is not recorded."""
+    """Return the type name to write for an attribute, inferred from its Python value."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
@@ -298,7 +298,7 @@ def _decategorize(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _collect_tensors(tensors: pl.DataFrame) -> _native.ArgumentTexts:
-    """Return a formatter of arguments that knows these tensors, which are sorted by node."""
+    """Build the native formatter of argument texts from rows of the tensors table, sorted by node."""
     arguments = _native.ArgumentTexts()
     places = (tensors[name].cast(pl.Int32).fill_null(_NO_ITEM).to_numpy() for name in ("io", "index", "item"))
     arguments.set_places(tensors["node"].to_numpy(), *places)
@@ -316,13 +316,13 @@ def _collect_tensors(tensors: pl.DataFrame) -> _native.ArgumentTexts:
 
 
 def _to_series(offsets: np.ndarray, data: np.ndarray) -> pl.Series:
-    """Return a column of the texts that lie one after the other in ``data``."""
+    """Build a text column from the concatenated UTF-8 bytes of its texts and their start offsets."""
     buffers = pa.py_buffer(offsets), pa.py_buffer(data)
     return pl.Series(pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers))
 
 
 def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None]]]:
-    """Split a JSON list at its nulls.
+    """Split the JSON text of an argument list at its nulls, which stand for tensors.
 
     Returns:
         The texts of values and of shapes before, between and after the nulls; and the place of each null: its index in

@@ -1,4 +1,4 @@
-"""The document around the nodes of an execution trace: header, nodes, end."""
+"""Writes the JSON document of an execution trace: header members, the list of nodes, finish_ts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEPARATOR = ",\n"
 
 
 def write_document(path: Path, header: Mapping[str, Any], chunks: Iterable[np.ndarray | pl.Series]) -> None:
-    """Write an execution trace, gzip if the name ends in .gz.
+    """Write an execution trace as a JSON file, gzip-compressed if its name ends in .gz.
 
     Args:
         path: The file; it appears under its name when it is complete.

@@ -33,7 +33,7 @@ __all__ = ["read", "read_calls", "sniff"]
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a dump. Pickles are searched, not loaded."""
+    """Return whether a file that begins with these bytes is a Flight Recorder dump; pickles are not loaded."""
     if head[:1] == b"\x80":
         return b"entries" in head and (b"profiling_name" in head or b"pg_config" in head)
     if head.lstrip()[:1] != b"{":
@@ -43,7 +43,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(path: Path, *, limit: int = 256 << 20) -> Trace:
-    """Read the events, comms and groups of one rank.
+    """Read the dump of one rank as a Trace with events, comms and process groups.
 
     limit: the largest accepted size of the decompressed file in bytes.
 

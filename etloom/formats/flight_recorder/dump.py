@@ -38,7 +38,7 @@ _ARGUMENT_KEYS = (
 
 
 def load_dump(path: Path, limit: int, stats: list[Stat]) -> dict[str, Any]:
-    """Return the members of a dump; damage becomes rows of stats.
+    """Load a dump, JSON or pickle, as a dictionary of its members; append damage to ``stats``.
 
     Args:
         path: the file.
@@ -65,7 +65,7 @@ def load_dump(path: Path, limit: int, stats: list[Stat]) -> dict[str, Any]:
 
 
 def list_entries(dump: dict[str, Any], path: Path) -> list[Any]:
-    """Return the entries of a dump, unchecked. Raises ReadError if they are not a list."""
+    """Return the list of entries of a dump without validating them. Raises ReadError if it is not a list."""
     entries = dump.get("entries", [])
     if not isinstance(entries, list):
         raise ReadError("is not a Flight Recorder dump: entries is not a list", where=path)
@@ -73,7 +73,7 @@ def list_entries(dump: dict[str, Any], path: Path) -> list[Any]:
 
 
 def find_group(name: Any, description: Any, groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of an entry's group. The default group of gloo is listed without its name."""
+    """Return the groups row of an entry's process group, or {}; gloo lists its default group without a name."""
     group = groups.get(name) if isinstance(name, str) else None
     if group is None and description == "default_pg":
         group = groups.get("")
@@ -81,7 +81,7 @@ def find_group(name: Any, description: Any, groups: dict[str, dict[str, Any]]) -
 
 
 def _recover_entries(text: str) -> dict[str, Any]:
-    """Recover the complete entries of a damaged dump, and its other complete members."""
+    """Recover the complete entries and the other complete members from the text of a damaged JSON dump."""
     decoder = json.JSONDecoder()
     members: dict[str, Any] = {}
     for key in _OTHER_MEMBERS:
@@ -111,7 +111,7 @@ def _to_text(value: Any) -> str | None:
 
 
 def read_groups(config: Any) -> dict[str, dict[str, Any]]:
-    """Return the rows of the groups table by name."""
+    """Convert a dump's pg_config to rows of the groups table, by group name."""
     rows = {}
     for name, group in config.items() if isinstance(config, dict) else ():
         if not isinstance(group, dict) or not isinstance(name, str):
@@ -134,7 +134,7 @@ def _parse_digits(text: str) -> int | None:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks of a JSON list; empty if it is not a list of integers. All ranks of a job list the same."""
+    """Parse the JSON list of a group's ranks; empty if the text is not a list of integers."""
     try:
         ranks = load_json(text)
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ def _format_ranks(ranks: tuple[int, ...]) -> str:
 
 
 def read_status(status: Any) -> dict[str, dict[str, int | None]]:
-    """Return group -> last_enqueued_collective, last_started_collective, last_completed_collective; -1: none yet."""
+    """Return group -> numbers of its last enqueued, started and completed collective; None if there is none yet."""
     return {
         str(group): {str(key): _parse_digits(str(value)) for key, value in state.items()}
         for group, state in (status.items() if isinstance(status, dict) else ())
@@ -158,7 +158,7 @@ def read_status(status: Any) -> dict[str, dict[str, int | None]]:
 
 
 def build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the columns of the event and of the comm of an entry; None for an entry without name or time."""
+    """Convert an entry to a row with the columns of events and comms; None for an entry without name or time."""
     name, created = entry.get("profiling_name"), to_int(entry.get("time_created_ns"))
     if not isinstance(name, str) or not created:
         return None
@@ -205,26 +205,26 @@ def build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[
 
 
 def explain_unnumbered(count: int) -> Stat:
-    """Return the row of stats for calls that cannot be compared across ranks, as in dumps of torch before 2.4."""
+    """Build the stats row for calls without a sequence number (torch before 2.4), not comparable across ranks."""
     reason = "a call without collective_seq_id or p2p_seq_id is not compared with those of other ranks"
     return Stat("read.unnumbered_call", "data_loss", count, reason)
 
 
 def find_peer(name: str) -> int | None:
-    """Return the index in the group of the other end of a message, from a name such as "nccl:send 0->1"."""
+    """Return the peer's rank within the group, parsed from a name such as "nccl:send 0->1"; None if absent."""
     ends = _PEER.search(name)
     return _parse_digits(ends[2]) if ends else None
 
 
 def split_group(group: Any) -> tuple[Any, Any]:
-    """Return the name and the description of the process group of an entry."""
+    """Return the name and the description of an entry's process group; None for an absent value."""
     if not isinstance(group, (list, tuple)):
         return None, None
     return (group[0] if group else None), (group[1] if len(group) > 1 else None)
 
 
 def count_elements(sizes: Any) -> int | None:
-    """Return the total elements of all tensors; None if there is no tensor or a size is no integer of at least 0."""
+    """Return the total number of elements of tensors of these shapes; None without tensors or for an invalid size."""
     if not isinstance(sizes, (list, tuple)) or not sizes:
         return None
     total = 0

@@ -10,7 +10,7 @@ _MAX_INTERVAL_S = 1e6
 
 
 def read_process_facts(process: Any) -> tuple[dict[str, Any], int]:
-    """Return the facts whose values have the expected type, and the number of others.
+    """Return the process facts whose values have the expected type, and the number of facts with another type.
 
     Args:
         process: the member ``process`` of a dump.

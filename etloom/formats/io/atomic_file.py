@@ -1,4 +1,4 @@
-"""Writing of files that appear under their name only when they are complete."""
+"""Writes files atomically: a file appears under its final name only when it is complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from isal import igzip
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing, gzip if its name ends in .gz; it is renamed to ``path`` when the block completes.
+    """Yield a temporary file to write (gzip if ``path`` ends in .gz), renamed to ``path`` if the block succeeds.
 
     Of several processes that write the same path, the last one wins; each writes a file of its own until then.
     """

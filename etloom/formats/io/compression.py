@@ -1,4 +1,4 @@
-"""Reading of plain, gzip and zstd files as one stream of decompressed bytes, protected against bombs."""
+"""Reads plain, gzip and zstd files as a stream of decompressed bytes, with limits against decompression bombs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def detect_compression(path: Path) -> str | None:
 
 
 class _DecompressedStream:
-    """A stream of decompressed bytes. All bytes before a damaged place are returned before the error is raised."""
+    """A readable stream of decompressed bytes; damaged data raises an error after all bytes before it were returned."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -70,7 +70,7 @@ class _DecompressedStream:
 
 
 def _iter_gzip(raw: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield decompressed pieces; raise one of `DECOMPRESSION_ERRORS` after the last that could be decompressed."""
+    """Yield the decompressed bytes of a gzip file; damaged data raises one of `DECOMPRESSION_ERRORS` at the end."""
     compressed = b""
     while True:
         # isal's GzipFile would lose up to one read of good bytes before a damaged place.
@@ -92,7 +92,7 @@ def _iter_gzip(raw: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _iter_decompressed(path: Path, raw: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield pieces of at most ``size`` bytes."""
+    """Yield the decompressed content of a plain, gzip or zstd file in blocks of at most ``size`` bytes."""
     kind = detect_compression(path)
     if kind == "gzip":
         yield from _iter_gzip(raw, size)
@@ -107,7 +107,7 @@ def _iter_decompressed(path: Path, raw: BinaryIO, size: int = _CHUNK) -> Iterato
 
 @contextlib.contextmanager
 def open_decompressed(path: Path, size: int = _CHUNK) -> Iterator[_DecompressedStream]:
-    """Open a file as a stream of decompressed bytes, which has only ``read(size)``.
+    """Open a plain, gzip or zstd file as a stream of decompressed bytes, which has only ``read(size)``.
 
     Args:
         path: The file.
@@ -123,7 +123,7 @@ def open_decompressed(path: Path, size: int = _CHUNK) -> Iterator[_DecompressedS
 def read_chunks(
     path: Path, limit: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Iterator[bytes]:
-    """Yield the decompressed content in pieces of at most 1 MiB.
+    """Yield the decompressed content of a plain, gzip or zstd file in blocks of at most 1 MiB.
 
     Args:
         path: The file.
@@ -161,19 +161,19 @@ def read_chunks(
 
 
 def read_limit(variable: str, default: int) -> int:
-    """Return the number in an environment variable that raises a limit, or the default."""
+    """Return the limit set in an environment variable; ``default`` if the variable is not a whole number."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else default
 
 
 def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
-    """Read the whole decompressed content of a file, as `read_buffer`."""
+    """Return the decompressed content of a file as bytes, and the decompressor's error message or None."""
     buffer, error = read_buffer(path, limit)
     return bytes(buffer), error
 
 
 def read_buffer(path: Path, limit: int) -> tuple[bytearray, str | None]:
-    """Read the whole decompressed content of a file.
+    """Return the decompressed content of a file as a bytearray, and the decompressor's error message or None.
 
     Returns:
         The bytes, up to the damaged place if the compressed data is damaged or cut off; and the decompressor's error
@@ -197,7 +197,7 @@ def read_buffer(path: Path, limit: int) -> tuple[bytearray, str | None]:
 
 @contextlib.contextmanager
 def decompressed_file(path: Path, suffix: str) -> Iterator[Path]:
-    """Yield a path of the plain file, for libraries that need one: a temporary copy if the file is compressed.
+    """Yield the path of an uncompressed file: ``path`` itself, or a temporary copy if it is compressed.
 
     Raises:
         ReadError: If the compressed data is damaged, or the disk is full.

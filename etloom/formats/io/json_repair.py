@@ -1,4 +1,4 @@
-"""Validation and repair of the JSON text of one row, or of the members of a document."""
+"""Checks and repairs JSON text: one row (node or event) of a damaged trace, or the members of its document."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_valid(text: str | bytes) -> bool:
 
 
 def is_valid_tail(text: str) -> bool:
-    """Return whether the text completes a document after its last row."""
+    """Return whether the text after the last row, such as ``], "finish_ts": 1}``, ends a JSON document validly."""
     return text == "]" or is_valid('{"rows": [' + text)
 
 
@@ -49,7 +49,7 @@ def find_row_end(text: str) -> int:
 
 
 def repair_row(text: str) -> tuple[str, int, str]:
-    """Repair a row.
+    """Repair the JSON text of one row: escape its name, control characters and backslashes, quote nan and inf.
 
     Returns:
         The repaired text, the position after the row in it (0: not repairable), and a description of the repair.
@@ -71,7 +71,7 @@ def repair_row(text: str) -> tuple[str, int, str]:
 
 
 def _escape_invalid_tokens(text: str) -> str:
-    """Escape raw control characters and invalid escapes in strings, and quote nan and inf."""
+    """Return JSON text with raw control characters and invalid backslashes escaped, and nan and inf quoted."""
 
     def escape(match: re.Match[str]) -> str:
         character = match[0]
@@ -84,7 +84,7 @@ def _escape_invalid_tokens(text: str) -> str:
 
 
 def split_members(text: str) -> tuple[list[str], str]:
-    """Split the members of an object.
+    """Split the text of a JSON object into the texts of its members, up to the first damaged member.
 
     Args:
         text: The object without its first brace.

@@ -1,4 +1,4 @@
-"""JSON text: loading it from a file, and columns as JSON text."""
+"""Parses the JSON text of files, and formats columns of tables as JSON text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 
 
 def quote_texts(column: pl.Series) -> pl.Series:
-    """Return each text as a JSON string; each distinct text is encoded once."""
+    """Return a text column with each text as a quoted JSON string; each distinct text is encoded once."""
     distinct = column.unique().drop_nulls()
     if distinct.is_empty():
         return column.cast(pl.String)
@@ -21,13 +21,13 @@ def quote_texts(column: pl.Series) -> pl.Series:
 
 
 def join_lines(texts: pl.Series) -> bytes:
-    """Join the texts of JSON objects, one per line with commas between them, as UTF-8."""
+    """Return a column of JSON objects as UTF-8 bytes: one object per line, separated by commas."""
     lines: bytes = texts.str.join(",\n").cast(pl.Binary).item()
     return lines
 
 
 def format_microseconds(column: str) -> pl.Expr:
-    """Return integer nanoseconds as exact decimal microseconds."""
+    """Return an expression that formats a column of integer nanoseconds as microseconds with three decimals."""
     ns = pl.col(column)
     sign = pl.when(ns < 0).then(pl.lit("-")).when(ns >= 0).then(pl.lit(""))
     integer, rest = (ns.abs() // 1000).cast(pl.String), (ns.abs() % 1000).cast(pl.String).str.zfill(3)
@@ -35,7 +35,7 @@ def format_microseconds(column: str) -> pl.Expr:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Parse JSON text from a file. Lone surrogates, which are not characters, become U+FFFD.
+    """Parse JSON text; lone surrogates in it, which are not characters, become U+FFFD.
 
     Raises:
         ValueError: If it is not JSON.
@@ -49,7 +49,7 @@ def load_json(text: str | bytes) -> Any:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Return a JSON value with U+FFFD for each lone surrogate in its texts."""
+    """Return a parsed JSON value with each lone surrogate in its texts replaced by U+FFFD."""
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, list):

@@ -39,14 +39,14 @@ _MAX_NAME = 255
 
 @dataclass
 class _Mirror:
-    """The local copy of a folder."""
+    """The local copy of a folder in an object store: its connection, its key there, and the local folder."""
 
     store: ObjectStore
     key: str
     root: Path
 
     def path_of(self, file: RemoteFile) -> Path | None:
-        """Return the path of the copy; None if the key cannot be the path of a file in the folder."""
+        """Return the local path for the copy of an object; None if its key cannot be a path in the folder."""
         relative = file.key.removeprefix(self.key).lstrip("/")
         parts = relative.split("/")
         is_safe = all(
@@ -58,7 +58,7 @@ class _Mirror:
 
 @dataclass
 class _Selection:
-    """The objects of a folder that are to be copied, and its other folders."""
+    """The objects of a folder to copy, its subfolders, and the names of files that cannot be traces and are skipped."""
 
     files: list[RemoteFile] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ _guard = threading.Lock()
 
 
 def fetch(url: str, *, complete: bool = False) -> Path:
-    """Copy what a verb needs of a file or folder in an object store, and return the local path.
+    """Copy a remote file or folder to the local cache and return its path; tables of stored runs follow on access.
 
     Args:
         url: a clean URL.
@@ -105,7 +105,7 @@ def fetch(url: str, *, complete: bool = False) -> Path:
 
 
 def ensure_local(*paths: Path) -> None:
-    """Copy files of opened runs in object stores that have not been needed before. Raises ReadError."""
+    """Download files of opened remote runs, listed by their local paths, that are not copied yet. Raises ReadError."""
     if not _mirrors:
         return
     missing: dict[Path, list[str]] = {}
@@ -122,7 +122,7 @@ def ensure_local(*paths: Path) -> None:
 
 
 def _open_mirror(store: ObjectStore, base: str, key: str) -> _Mirror:
-    """Return the local copy of a folder, which this process keeps from being removed."""
+    """Return the local copy of a remote folder, locked so that no process removes it while this one runs."""
     url = f"{base}{key}"
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     digest = hashlib.sha256(f"{endpoint} {url}".encode()).hexdigest()[:32]
@@ -152,7 +152,7 @@ def _open_mirror(store: ObjectStore, base: str, key: str) -> _Mirror:
 
 
 def _select_siblings(store: ObjectStore, file: RemoteFile) -> _Selection:
-    """Select a file, those next to it with the same name up to the first dot, and the captures of device graphs."""
+    """Select a file, those next to it with the same name up to the first dot, and the folder ``capture_traces``."""
     folder, name = file.key.rpartition("/")[::2]
     stem = name.partition(".")[0] + "."
     if name == "meta.json":
@@ -167,7 +167,7 @@ def _select_siblings(store: ObjectStore, file: RemoteFile) -> _Selection:
 
 
 def _select_folder(store: ObjectStore, key: str, complete: bool) -> _Selection:
-    """Select the objects of a folder, depending on what it is: a store, a stored run, a saved run, or traces."""
+    """Select the objects of a folder to copy, by its type: a store, a stored run, a saved run, or traces."""
     files, folders = transfers.retry(lambda: store.list_folder(key))
     files = [file for file in files if not _name(file.key).startswith(".")]
     folders = [folder for folder in folders if not _name(folder).startswith(".")]
@@ -191,14 +191,14 @@ def _select_folder(store: ObjectStore, key: str, complete: bool) -> _Selection:
 
 
 def _list_stored_run(store: ObjectStore, key: str) -> list[RemoteFile]:
-    """Return the manifest and the summaries of a stored run; nothing of one that is incomplete."""
+    """Return the meta.json and the summaries of a stored run; nothing if it has no meta.json (is incomplete)."""
     # Listed, because a request for a single object states its time in whole seconds.
     manifest = [file for file in store.list_folder(key)[0] if _name(file.key) == "meta.json"]
     return [*store.list_tree(f"{key}/summaries"), *manifest] if manifest else []
 
 
 def _list_trace_folder(store: ObjectStore, key: str) -> list[RemoteFile]:
-    """Return the files of a folder in a run that is a trace itself or holds the captures of device graphs."""
+    """Return the files of a subfolder of a run if it is a trace or holds captures of device graphs; else none."""
     files, _ = store.list_folder(key)
     names = [_name(file.key) for file in files]
     if "meta.json" in names:
@@ -222,13 +222,13 @@ def check_bucket(store: ObjectStore, url: str, key: str) -> None:
 
 
 def _targets(mirror: _Mirror, files: Iterable[RemoteFile]) -> list[tuple[RemoteFile, Path]]:
-    """Return the files with the paths of their copies, manifests last."""
+    """Return pairs of object and local path, meta.json, run.json and store.json last; invalid paths are left out."""
     targets = [(file, path) for file in files if (path := mirror.path_of(file)) is not None]
     return sorted(targets, key=lambda item: item[1].name in _MANIFESTS)
 
 
 def _update(mirror: _Mirror, selection: _Selection, removes_others: bool) -> None:
-    """Copy what changed, and remove copies of what no longer exists."""
+    """Download selected objects that are new or changed; optionally delete copies of objects that no longer exist."""
     targets = _targets(mirror, selection.files)
     changed = [(file, path) for file, path in targets if not transfers.is_current(path, file)]
     for _, path in changed:
@@ -257,7 +257,7 @@ def _limit_bytes() -> int:
 
 
 def _prune() -> None:
-    """Remove the copies that were not used for the longest time, if all together are too large and no one uses them."""
+    """Delete the least recently used local copies until the rest fits the size limit; skip copies in use."""
     units = []
     for unit in (cache_folder().absolute() / "remote").iterdir():
         with contextlib.suppress(OSError):
@@ -274,7 +274,7 @@ def _prune() -> None:
 
 
 def _lock(descriptor: int, exclusive: bool) -> bool:
-    """Lock a file as long as it is open; return whether that was possible."""
+    """Lock an open file, shared or exclusive, until it is closed; return False if another lock prevents it."""
     import fcntl
 
     try:
@@ -286,7 +286,7 @@ def _lock(descriptor: int, exclusive: bool) -> bool:
 
 @contextlib.contextmanager
 def staged(url: str, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a local path to write; when the block ends without an error, upload what was written.
+    """Yield a local path to write to; if the block ends without an error, upload the written files to the URL.
 
     The files appear under the URL's folder, those that make a folder complete last.
 
@@ -317,7 +317,7 @@ def staged(url: str, overwrite: bool = False) -> Iterator[Path]:
 
 
 def fetch_store(url: str) -> Path:
-    """Return the local copy of a store to which runs are added; the store need not exist yet.
+    """Return the local copy of a remote store to which runs will be added; the store need not exist yet.
 
     Runs that were added here but not uploaded are kept, so that an addition that was interrupted goes on.
     """
@@ -333,7 +333,7 @@ def fetch_store(url: str) -> Path:
 
 
 def upload_runs(root: Path, url: str, runs: Sequence[Path]) -> None:
-    """Upload runs of the local copy of a store that the store does not hold in this state."""
+    """Upload the runs of a store's local copy that are missing or different in the remote store."""
     store, (_, key) = connect(url), split_url(url)
     if transfers.retry(lambda: store.find(f"{key}/store.json")) is None:
         upload_folder(root, url, [root / "store.json"])
@@ -347,14 +347,14 @@ def upload_runs(root: Path, url: str, runs: Sequence[Path]) -> None:
 
 
 def _find_listed(store: ObjectStore, key: str, local: Path | None = None) -> RemoteFile | None:
-    """Return a file as its folder lists it; with a local file only if that is its copy."""
+    """Return an object as its folder's listing states it; None if absent, or if ``local`` is not its current copy."""
     files, _ = transfers.retry(lambda: store.list_folder(key.rpartition("/")[0]))
     file = next((file for file in files if file.key == key), None)
     return file if file is None or local is None or transfers.is_current(local, file) else None
 
 
 def upload_folder(folder: Path, url: str, only: Sequence[Path] | None = None) -> None:
-    """Upload the files of a folder to that of a URL.
+    """Upload the files of a local folder, or only some of them, to the folder at a URL.
 
     A reader never sees a part of a run: the manifests of the folders that are written are deleted first and written
     last, and objects of an earlier version of such a folder are removed.
@@ -387,6 +387,6 @@ def upload_folder(folder: Path, url: str, only: Sequence[Path] | None = None) ->
 
 
 def _is_part(manifest: Path, folder: Path) -> bool:
-    """Return whether a folder with a manifest is the rank of a run with another one."""
+    """Return whether a meta.json belongs to a rank of a run: a folder above it has a meta.json, too."""
     parents = list(manifest.parent.relative_to(folder).parents)
     return any((folder / parent / "meta.json").is_file() for parent in parents if manifest.parent != folder)

@@ -61,7 +61,7 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """The tables that a native parser built from a file."""
+    """The result of a native parser: tables, header members, stats about problems, and the number of rows read."""
 
     tables: dict[str, pl.DataFrame]
     header: dict[str, Any]  # the members of the document other than its rows
@@ -70,7 +70,7 @@ class ParsedFile:
 
 
 def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> ParsedFile:
-    """Feed the file to the parser and return its tables.
+    """Read a file with a native parser; return its tables, header members and stats.
 
     Raises:
         ReadError: If the document has no rows.
@@ -91,7 +91,7 @@ def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> Par
 
 
 def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
-    """Return the tables of a finished parser. Raises like `parse_file`."""
+    """Return tables, header members and stats of a parser that has read its input; raises as `parse_file`."""
     summary = parser.summary()
     if summary["bytes"] == 0:
         raise ReadError("the file is empty", where=path)
@@ -117,7 +117,7 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
 
 
 def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
-    """Take the tables out of the parser."""
+    """Move the parser's columns into data frames, returned by table name."""
     return {
         name: pl.DataFrame({column: pl.Series(column, values) for column, values in columns.items()})
         for name, columns in parser.take().items()
@@ -143,7 +143,7 @@ def read_ahead(path: Path, stats: list[Stat], progress: Progress | None = None) 
 
 
 def _read_pieces(path: Path, progress: Progress | None) -> Iterator[bytes | Exception]:
-    """Yield the chunks of a file; if it cannot be read, the last piece is the exception."""
+    """Yield the decompressed chunks of a file; if reading fails, the last item is the exception."""
     try:
         yield from read_chunks(path, progress=progress)
     except Exception as error:  # passed to the consumer, which raises it
@@ -151,7 +151,7 @@ def _read_pieces(path: Path, progress: Progress | None) -> Iterator[bytes | Exce
 
 
 def _read_pieces_ahead(path: Path, progress: Progress | None) -> Iterator[bytes | Exception]:
-    """Yield the pieces of `_read_pieces` from a second thread."""
+    """Yield the items of `_read_pieces`, which a second thread reads a few chunks ahead."""
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(_AHEAD)
     stop = threading.Event()
 

@@ -29,7 +29,7 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """An object: its key, size in bytes, and a stamp in ns (time of change, ETag) that differs after a change."""
+    """A file in an object store: key, size in bytes, and a stamp in ns that differs after a change (time, ETag)."""
 
     key: str
     size: int
@@ -41,18 +41,18 @@ class TransientError(ReadError):
 
 
 class ObjectStore(Protocol):
-    """One connection. Keys are paths with the bucket first; every method raises ReadError or EtloomError."""
+    """A connection to an object store; keys are paths that begin with the bucket. Raises ReadError or EtloomError."""
 
     def list_folder(self, key: str) -> tuple[list[RemoteFile], list[str]]:
-        """Return the files directly in a folder, and the keys of the folders in it."""
+        """Return the files directly in a folder, and the keys of its subfolders."""
         ...
 
     def list_tree(self, key: str) -> list[RemoteFile]:
-        """Return all files below a folder."""
+        """Return all files in a folder and in its subfolders."""
         ...
 
     def find(self, key: str) -> RemoteFile | None:
-        """Return a file; None if it does not exist."""
+        """Return key, size and stamp of a file; None if it does not exist."""
         ...
 
     def has_bucket(self, key: str) -> bool:
@@ -60,11 +60,11 @@ class ObjectStore(Protocol):
         ...
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Return a part of a file."""
+        """Return ``length`` bytes of a file from the byte offset ``start``."""
         ...
 
     def upload(self, source: Path, key: str) -> None:
-        """Write a file; it exists under its key when it is complete."""
+        """Upload a local file as the object with this key."""
         ...
 
     def delete(self, key: str) -> None:
@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return scheme and host of a clean URL, and the key: the path with the bucket, for HDFS without the host."""
+    """Split a URL without credentials into prefix (``s3://``, ``hdfs://host``) and key (``bucket/path``, ``/path``)."""
     scheme, _, rest = url.partition("://")
     if scheme in _HADOOP:
         host, separator, path = rest.partition("/")
@@ -82,7 +82,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def connect(url: str) -> ObjectStore:
-    """Return the connection for a clean URL.
+    """Return the connection to the object store of a URL, with the credentials and options the user specified.
 
     Raises:
         EtloomError: the URL's kind is not supported or needs a package, or options in the URL are invalid.
@@ -108,7 +108,7 @@ def _connect(scheme: str, host: str, user: str, query: str, endpoint: str) -> Ob
 
 
 def _connect_fsspec(scheme: str, address: str, query: str) -> Any:
-    """Return the file system of fsspec for other URLs; the query of the URL holds its options."""
+    """Return fsspec's file system for a URL that pyarrow does not support; the URL's query holds its options."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -129,7 +129,7 @@ def _connect_fsspec(scheme: str, address: str, query: str) -> Any:
 
 
 def _connect_s3(bucket: str, user: str, query: str, endpoint: str) -> Any:
-    """Return pyarrow's S3 file system, with the options in the URL, else those of the environment."""
+    """Return pyarrow's S3 file system, configured by the URL's options, else by environment variables."""
     from pyarrow import fs
 
     options: dict[str, Any] = dict(parse_qsl(query))
@@ -161,7 +161,7 @@ def _connect_s3(bucket: str, user: str, query: str, endpoint: str) -> Any:
 
 
 class _ArrowStore:
-    """An `ObjectStore` over a file system of pyarrow, whose requests run without Python's lock."""
+    """An `ObjectStore` that uses a pyarrow file system, whose requests release Python's global lock."""
 
     def __init__(self, fs: Any, base: str) -> None:
         self._fs = fs
@@ -226,7 +226,7 @@ def _from_arrow(entry: Any) -> RemoteFile:
 
 
 class _FsspecStore:
-    """An `ObjectStore` over a file system of fsspec."""
+    """An `ObjectStore` that uses a file system of fsspec."""
 
     def __init__(self, fs: Any, base: str) -> None:
         self._fs = fs
@@ -326,7 +326,7 @@ _REFUSALS = (
 
 @contextlib.contextmanager
 def convert_errors(url: str) -> Iterator[None]:
-    """Convert the exceptions of the libraries to errors of one line."""
+    """Convert exceptions of pyarrow and fsspec to a ReadError of one line that names the URL."""
     try:
         yield
     except (EtloomError, FileNotFoundError, NotADirectoryError) as error:
@@ -349,7 +349,7 @@ def _refusal(error: Exception, url: str) -> ReadError | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the cause in a message of the AWS SDK, else the beginning of the message."""
+    """Return the error code and text in a message of the AWS SDK; else the message. At most 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     cause = re.search(r"AWS Error (\w+)(?: during \w+ operation)?:?\s*(.*)", text)
     return (f"{cause[1]}: {cause[2]}" if cause else text)[:200]

@@ -1,4 +1,4 @@
-"""Fields of many protobuf messages at once, read without a schema: numpy reads one field of every message per round.
+"""Reads fields of many protobuf messages without a schema: each numpy pass reads the next field of every message.
 
 A profile holds millions of small messages (events, and values of events), for which protobuf's own objects take
 minutes. Nothing is trusted: a field that exceeds its message ends this message, and the work is linear in the bytes.
@@ -24,7 +24,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of messages; those of one message are in the order of the file.
+    """Fields of many protobuf messages as columns, one entry per field; those of one message are in file order.
 
     Attributes:
         message: Index of the message.
@@ -41,7 +41,7 @@ class Fields:
     start: NDArray[np.int64]
 
     def select(self, number: int, wire: int) -> Fields:
-        """Return the fields of this number that have this wire type."""
+        """Return the fields with this field number and wire type."""
         return self[(self.number == number) & (self.wire == wire)]
 
     def __getitem__(self, mask: NDArray[np.bool_]) -> Fields:
@@ -49,8 +49,7 @@ class Fields:
         return Fields(*(column[mask] for column in columns))  # type: ignore[arg-type]
 
     def get_integers(self, number: int, count: int, default: int = 0) -> NDArray[np.int64]:
-        """Return the signed integer of this field in each of ``count`` messages; if it is repeated, the last
-        one."""
+        """Return the last signed integer with this field number in each of ``count`` messages, or ``default``."""
         fields = self.select(number, VARINT)
         values = np.full(count, default, np.int64)
         values[fields.message] = fields.value.view(np.int64)
@@ -58,13 +57,13 @@ class Fields:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Offset after the content of text, bytes and messages."""
+        """Byte offset after the content of each field that is text, bytes or a message."""
         ends: NDArray[np.int64] = self.start + self.value.view(np.int64)
         return ends
 
 
 class MessageData:
-    """The bytes of a file of protobuf messages.
+    """The bytes of a protobuf file, with methods that scan the fields of its messages.
 
     Attributes:
         damaged: Number of messages so far that contain something else than fields, or a field that exceeds them.
@@ -78,11 +77,11 @@ class MessageData:
         self._bytes = np.frombuffer(data + bytes(_PADDING), np.uint8)
 
     def read_text(self, start: int, length: int) -> str:
-        """Return the text at an offset, with a replacement character for what is not UTF-8."""
+        """Return ``length`` bytes from an offset as UTF-8 text; invalid bytes become U+FFFD."""
         return self.data[start : start + length].decode("utf-8", "replace")
 
     def read_texts(self, fields: Fields) -> list[str]:
-        """Return the texts of fields."""
+        """Return the content of each field as UTF-8 text; invalid bytes become U+FFFD."""
         spans = zip(fields.start.tolist(), fields.ends.tolist(), strict=True)
         return [self.data[start:end].decode("utf-8", "replace") for start, end in spans]
 
@@ -91,7 +90,7 @@ class MessageData:
         return self.scan(np.zeros(1, np.int64), np.full(1, len(self.data), np.int64), clip=True)
 
     def scan(self, starts: NDArray[np.int64], ends: NDArray[np.int64], *, clip: bool = False) -> Fields:
-        """Return the fields of the messages that lie between these offsets.
+        """Return the fields of the messages at the byte ranges [starts[i], ends[i]).
 
         Of a damaged message, the fields before the damage are returned, and `damaged` is increased.
 
@@ -122,7 +121,7 @@ class MessageData:
     def _scan_one_field_each(
         self, rows: NDArray[np.int64], at: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[Fields, NDArray[np.int64]]:
-        """Return the field of each message that begins at ``at``, and the offset after it, -1 if it is damaged."""
+        """Read one field per message, at offset ``at[i]``; return the fields and the offsets after them, or -1."""
         key, at = self._read_varints(at)
         number, wire = (key >> np.uint64(3)).astype(np.int64), (key & np.uint64(7)).astype(np.int64)
         at = np.minimum(at, len(self.data))
@@ -142,7 +141,7 @@ class MessageData:
         return Fields(rows, number, wire, value, start), np.where(valid, after, -1)
 
     def _read_varints(self, at: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the varints at these offsets and the offsets after them; beyond the data if one does not end."""
+        """Decode the varint at each offset; return values and offsets after them, beyond the data if unterminated."""
         value = np.zeros(at.size, np.uint64)
         after = at.copy()
         rest = np.arange(at.size)
@@ -160,7 +159,7 @@ class MessageData:
     def _scan_sequentially(
         self, row: int, at: int, end: int, clip: bool
     ) -> list[tuple[int, int, int, int, int]]:
-        """Return the fields of one message, as tuples of the members of `Fields`."""
+        """Read all fields of one message in a loop; return tuples (message, number, wire, value, start)."""
         fields = []
         while at < end:
             try:

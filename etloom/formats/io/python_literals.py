@@ -1,4 +1,4 @@
-"""Parsing of Python's repr of plain values, by conversion to JSON: nothing is evaluated.
+"""Parses the repr of plain Python values by converting it to JSON; no code is evaluated.
 
 Chakra's converter writes str(list): [[4, 5, 0, 64, 4, 'cuda:0'], True, None].
 """
@@ -26,12 +26,12 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
 @lru_cache(maxsize=1 << 14)
 def parse_cached_literal(text: str) -> Any:
-    """Parse a text that repeats, as shapes and types do. The value is shared between calls: do not modify it."""
+    """Return the cached result of `parse_literal`, for texts that repeat; callers must not modify the shared value."""
     return parse_literal(text)
 
 
 def parse_literal(text: str) -> Any:
-    """Return the value of a repr of lists, tuples, numbers, strings, booleans and None.
+    """Parse the repr of lists, tuples, numbers, strings, booleans and None; tuples become lists.
 
     Raises:
         ValueError: For anything else.

@@ -1,4 +1,4 @@
-"""Reading of pickles of plain values, without running any code that the file refers to.
+"""Loads pickles of plain values without running code: a pickle that names a class or function is refused.
 
 There are two barriers. First the opcodes are scanned: only those that build lists, dicts, tuples, numbers, strings,
 bytes, booleans and None are accepted, so a file that names a class or a function is refused before anything runs.
@@ -43,7 +43,7 @@ class _Unpickler(pickle.Unpickler):
 def load_plain_values(
     data: bytes, path: object, max_values: int | None = 10_000_000, remedy: str = FLIGHT_RECORDER_REMEDY
 ) -> Any:
-    """Load a pickle that contains plain values only.
+    """Load a pickle that contains only lists, dicts, tuples, numbers, strings, bytes, booleans and None.
 
     Args:
         data: The pickle.

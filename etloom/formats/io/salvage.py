@@ -43,7 +43,7 @@ _END = re.compile(r'\]\s*(?:,\s*"finish_ts"\s*:\s*-?\d+\s*)?\}')
 
 @dataclass
 class SalvagedFile:
-    """The result of repairing a file.
+    """The result of `salvage`: path of the new file, counts of rows, and kinds of damage.
 
     Attributes:
         path: The new file; not written if ``is_intact``.
@@ -61,7 +61,7 @@ class SalvagedFile:
 
     @property
     def is_intact(self) -> bool:
-        """True if there was nothing to repair."""
+        """True if the input file needed no repair."""
         return not self.problems
 
     def add_problem(self, problem: str, example: str = "") -> None:
@@ -70,7 +70,7 @@ class SalvagedFile:
 
 
 def salvage(path: Path, out: Path, progress: Callable[[int], None] | None = None) -> SalvagedFile:
-    """Write a valid trace with every complete row of a file. Nothing is written if there is nothing to repair.
+    """Repair a JSON trace: write all complete rows to a new file, which is not created if the trace is intact.
 
     Args:
         path: The damaged file.
@@ -103,20 +103,20 @@ def salvage(path: Path, out: Path, progress: Callable[[int], None] | None = None
 
 
 def default_output_path(path: Path) -> Path:
-    """Return x.salvaged.json.gz next to x.json.gz."""
+    """Return the default path of the repaired file: x.salvaged.json.gz next to x.json.gz."""
     stem, dot, suffixes = path.name.partition(".json")
     return path.with_name(f"{stem}.salvaged{dot}{suffixes}")
 
 
 class _RowSource:
-    """A damaged file as a growing buffer of the bytes not consumed yet."""
+    """Reads a damaged file in chunks, into a buffer of the bytes that are not processed yet."""
 
     def __init__(self, path: Path, result: SalvagedFile, progress: Callable[[int], None] | None) -> None:
         self.path, self.buffer, self._result = path, bytearray(), result
         self._pieces: Iterator[bytes] = read_chunks(path, progress=progress)
 
     def more(self) -> bool:
-        """Append the next chunk; False at the end."""
+        """Append the next chunk of the file to the buffer; return False at the end of the readable data."""
         if len(self.buffer) > ROW_BYTES:
             raise LimitError(f"a row has more than {ROW_BYTES:,} bytes", where=self.path)
         try:
@@ -132,7 +132,7 @@ class _RowSource:
         return True
 
     def rows(self, pattern: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-        """Yield pieces that end where a row may end, and whether a comma follows; the last piece is the rest."""
+        """Yield the text up to each possible end of a row, and whether a comma follows it; at the end, the rest."""
         while True:
             start = 0
             for match in pattern.finditer(self.buffer):
@@ -159,7 +159,7 @@ def _copy(source: _RowSource, file: BinaryIO, result: SalvagedFile) -> None:
 
 
 def _read_head(source: _RowSource, result: SalvagedFile) -> tuple[str, bytes]:
-    """Return the kind of the rows, and the document up to the first row, repaired."""
+    """Return the key of the rows (nodes or traceEvents), and the repaired text of the document before the first row."""
     while not (match := _ROWS.search(source.buffer)) and source.buffer.lstrip()[:1] != b"[":
         if not source.more():
             raise ReadError(
@@ -183,7 +183,7 @@ def _read_head(source: _RowSource, result: SalvagedFile) -> tuple[str, bytes]:
 
 
 class _RowWriter:
-    """Receives pieces one after another and writes those that are rows."""
+    """Receives the pieces of a damaged file in order and writes those that are, or can be repaired to, valid rows."""
 
     def __init__(self, file: BinaryIO, result: SalvagedFile, kind: str) -> None:
         self._file, self._result, self._kind = file, result, kind
@@ -217,7 +217,7 @@ class _RowWriter:
                 self._result.add_problem("a comma between rows is missing")
 
     def _write_row(self, piece: bytes) -> bool:
-        """Write the row at the beginning of a piece; return False if there is none."""
+        """Write the row at the beginning of a piece, repaired if necessary; return False if the piece is not a row."""
         try:
             text = piece.decode()
         except UnicodeDecodeError:
@@ -270,7 +270,7 @@ class _RowWriter:
         self._pending = []
 
     def end(self) -> bool:
-        """Write the end of the document if the file has it; return whether it does."""
+        """Write the repaired text after the last row; return False if the file ends before it."""
         if self._tail is None and not self._closing:
             if (
                 not self._result.kept

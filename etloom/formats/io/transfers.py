@@ -1,4 +1,4 @@
-"""Parallel transfers between object stores and local files, in ranges, with retries.
+"""Parallel transfers between object stores and local files, in byte ranges, with retries.
 
 A local file appears under its name when it is complete. Its time of change becomes the stamp of the object, so that
 size and time decide, as for any local file, whether a copy is current.
@@ -34,7 +34,7 @@ _Item = TypeVar("_Item")
 
 
 def retry(action: Callable[[], _Result]) -> _Result:
-    """Return the result of an action, which is repeated if a connection fails.
+    """Call ``action`` and return its result; if a connection fails, pause and repeat it, at most `TRIES` times in all.
 
     Raises:
         ReadError: the connection failed every time, or the action was refused.
@@ -54,7 +54,7 @@ def retry(action: Callable[[], _Result]) -> _Result:
 
 
 def run_parallel(action: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Return the results of an action for all items, in their order; the first error ends the rest."""
+    """Call an action for all items in parallel, with retries; return the results in order, or raise the first error."""
     with ThreadPoolExecutor(PARALLEL, thread_name_prefix="etloom-transfer") as pool:
         try:
             return list(pool.map(lambda item: retry(lambda: action(item)), items))
@@ -64,7 +64,7 @@ def run_parallel(action: Callable[[_Item], _Result], items: Iterable[_Item]) -> 
 
 
 def is_current(local: Path, file: RemoteFile) -> bool:
-    """Return whether a local file is the copy of this state of an object."""
+    """Return whether a local file has the size of an object, and its stamp as modification time."""
     try:
         state = local.stat()
     except OSError:
@@ -73,7 +73,7 @@ def is_current(local: Path, file: RemoteFile) -> bool:
 
 
 def download(store: ObjectStore, files: Sequence[tuple[RemoteFile, Path]]) -> None:
-    """Copy objects to local files.
+    """Download objects to local files in parallel; each file appears when it is complete.
 
     Raises:
         ReadError: an object cannot be read, or changes while it is read.
@@ -111,14 +111,14 @@ def _list_ranges(downloads: Iterable[_Download]) -> Iterable[tuple[_Download, in
 
 @dataclass(frozen=True)
 class _Download:
-    """A file that is being copied to its partial file."""
+    """A download in progress: the object, the final local path, and the path of the partial file."""
 
     file: RemoteFile
     target: Path
     partial: Path
 
     def read(self, store: ObjectStore, start: int) -> None:
-        """Copy one range."""
+        """Download the range of at most `RANGE_BYTES` at the offset ``start`` into the partial file."""
         length = min(RANGE_BYTES, self.file.size - start)
         data = store.read_range(self.file.key, start, length)
         if len(data) != length:
@@ -133,7 +133,7 @@ class _Download:
             os.close(descriptor)
 
     def finish(self, store: ObjectStore) -> None:
-        """Rename the complete copy to its final name."""
+        """Rename the complete partial file to its final path; raise ReadError if a large object changed meanwhile."""
         # The ranges of an object that was replaced meanwhile do not belong together.
         if self.file.size > RANGE_BYTES and not _is_same(store.find(self.file.key), self.file):
             raise ReadError("changed while it was read", where=self.file.key, remedy="try again")
@@ -142,7 +142,7 @@ class _Download:
 
 
 def _is_same(now: RemoteFile | None, file: RemoteFile) -> bool:
-    """Return whether an object is in the listed state; a single object's time may be stated in whole seconds."""
+    """Return whether an object still has the listed size and change time; times are compared in whole seconds."""
     if now is None or now.size != file.size:
         return False
     return now.stamp_ns // _NS == file.stamp_ns // _NS
@@ -170,12 +170,12 @@ def _no_space(folder: Path, problem: str) -> LimitError:
 
 
 def upload(store: ObjectStore, files: Sequence[tuple[Path, str]]) -> None:
-    """Copy local files to objects, in any order; each object exists when it is complete. Raises ReadError."""
+    """Upload pairs of local file and key in parallel; incomplete objects are deleted. Raises ReadError."""
     run_parallel(lambda item: upload_file(store, *item), files)
 
 
 def upload_file(store: ObjectStore, source: Path, key: str) -> None:
-    """Copy one file, once. Raises TransientError if it should be tried again."""
+    """Upload one file without retries. Raises TransientError if another try may succeed."""
     size = source.stat().st_size
     try:
         store.upload(source, key)

@@ -40,7 +40,7 @@ def is_card(path: Path) -> bool:
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """Read a card as values that JSON can represent.
+    """Read a workload card (YAML) as values that JSON can represent.
 
     Raises:
         ReadError: If the file is not a card, or has tags, aliases or another version.
@@ -70,7 +70,7 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert dates, and keys that are not text, to text."""
+    """Convert a YAML value to JSON types: dates and keys become text, sets and tuples become lists."""
     if isinstance(value, dict):
         return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, set, tuple)):

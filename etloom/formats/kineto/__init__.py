@@ -45,7 +45,7 @@ _LONGEST_RECORDING = 10**17
 
 _TRACK_KEYS = ("name", "labels", "sort_index")
 _MAX_OTHER_METADATA = 1000
-"""The number of metadata events without a table that are kept in the meta of the Trace."""
+"""The number of metadata events without a table that are stored in the meta of the Trace."""
 
 
 def sniff(head: bytes) -> bool:
@@ -65,12 +65,12 @@ def sniff(head: bytes) -> bool:
 
 
 def is_nccl_profile(text: bytes) -> bool:
-    """Return whether NCCL's profiler plugin wrote the events; it has a reader of its own."""
+    """Return whether the events are from NCCL's profiler plugin, which `etloom.formats.nccl_profiler` reads."""
     return b'"CommHash"' in text or b'"cat": "GROUP", "ph": "b"' in text[:512]
 
 
 def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
-    """Read one file. Nothing is linked yet: there is no parent, depth, step or launch.
+    """Read a Kineto or Chrome trace file as an unlinked Trace: without parent, depth, step and launches.
 
     progress: called with the number of bytes of the file as they are read.
 
@@ -89,7 +89,7 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
 
 
 def find_rank(path: Path) -> int | None:
-    """Return the rank in distributedInfo, wherever it is in a file. Raises ReadError, LimitError."""
+    """Search the whole file for the rank in distributedInfo; None if absent. Raises ReadError, LimitError."""
     buffer = b""
     try:
         for chunk in read_chunks(path):
@@ -116,7 +116,7 @@ def find_rank(path: Path) -> int | None:
 
 
 def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Trace:
-    """Build the Trace: name threads, number rows, convert times to one clock.
+    """Build the Trace of a parsed file: name threads, number the rows, add the file's base time to times (ns).
 
     Args:
         parsed: The tables of the file.
@@ -248,7 +248,7 @@ def _build_threads(
 
 
 def _annotate_steps(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Give step annotations their category: torch 1.8 and 1.9 record them as operators."""
+    """Set the category user_annotation for step annotations, which torch 1.8 and 1.9 record as operators."""
     steps = match_steps(events["name"], arrays.is_in(events["cat"], OPERATOR_CATEGORIES))
     if not steps.any():
         return events

@@ -39,7 +39,7 @@ TASK, COLLECTIVE_TASK, SUMMARY = "npu_task", "hccl_task", "overlap_analysis"
 
 @contextlib.contextmanager
 def unquote_times(path: Path) -> Iterator[Path]:
-    """Yield a temporary copy of a file in which times are numbers; Ascend writes them as text, with all digits.
+    """Yield the path of a temporary copy in which times, which Ascend writes as quoted text, are JSON numbers.
 
     Raises:
         LimitError: The file is larger than `_MAX_BYTES`, or a decompression bomb.
@@ -52,7 +52,7 @@ def unquote_times(path: Path) -> Iterator[Path]:
 
 
 def categorize(trace: Trace) -> Trace:
-    """Return the trace with categories, devices, streams and correlations of the work on the NPU, and its comms.
+    """Return the trace with category, device, stream and correlation set for NPU activities, and with comms.
 
     A task that computes or copies, and a whole collective, is work of the device; waits, parts of collectives and sums
     are not, so that no time counts twice.
@@ -100,7 +100,7 @@ def categorize(trace: Trace) -> Trace:
 
 
 def _choose_category(connection: pl.Expr) -> pl.Expr:
-    """Return an expression for the category of an event by its ``process``, task type and name; null to keep it."""
+    """Return an expression: an event's category by process, task type and name, or null to leave it unchanged."""
     args, name = pl.col("args").cast(pl.String), pl.col("name").cast(pl.String)
     task = args.str.extract(r'"Task Type": ?"([^"]*)"').str.to_uppercase()
     on_hardware, in_hccl = (pl.col("process").is_in(list(names)) for names in ((HARDWARE,), _COMMUNICATION))
@@ -123,7 +123,7 @@ def _choose_category(connection: pl.Expr) -> pl.Expr:
 
 
 def _build_comms(collectives: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Return rows of comms: name, element type and count of each collective, and the group in its name."""
+    """Build rows of comms from collective events: collective, dtype, element count, and the group in the name."""
     args, name = pl.col("args").cast(pl.String), pl.col("name").cast(pl.String)
     count = args.str.extract(r'"count": ?"?(\d{1,15})').cast(pl.Int64)
     rows = collectives.select(

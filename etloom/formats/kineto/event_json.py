@@ -47,7 +47,7 @@ _TRIPLES = ("grid", "block")
 
 
 def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:
-    """Return the non-null values of each row as a sequence of ``,"name":value``."""
+    """Return per row the non-null values as JSON members, each after a comma: ``,"name":value``."""
     parts = []
     for column, name in names.items():
         if column in _TRIPLES:
@@ -87,7 +87,7 @@ def format_objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
 
 
 def split_extra_args(rest: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Split events.args into members of args and members of the event itself, whose names begin with a dot.
+    """Split events.args into JSON members of ``args`` and members of the event itself (names with a leading dot).
 
     Both are as from `format_arguments`.
     """
@@ -112,7 +112,7 @@ def split_extra_args(rest: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 
 def _split_text(text: str) -> tuple[str, str]:
-    """Split one text like `split_extra_args`."""
+    """Split the JSON text of one event's args as `split_extra_args` does."""
     args, outside = "", ""
     for key, value in json.loads(text).items():
         member = f",{json.dumps(key.removeprefix('.'))}:{json.dumps(value)}"

@@ -33,7 +33,7 @@ _TIMED_TABLES = ("memory", "counters", "flows")
 def convert_large_file(
     path: Path, folder: Path, *, part_rows: int = PART_ROWS, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write the tables of a Kineto file to ``folder`` as ``<table>.parquet``.
+    """Convert a Kineto file that may exceed memory to the files ``<table>.parquet`` in ``folder``.
 
     The tables, stats included, are those of `etloom.formats.kineto.read`, except that begin and end events (B, E) in
     different parts are not joined, and are counted.
@@ -87,7 +87,7 @@ def convert_large_file(
 def _write_parts(
     path: Path, parts: Path, part_rows: int, progress: Progress | None
 ) -> tuple[ParsedFile, list[int]]:
-    """Parse the file into sorted parts; return the tables that are not in parts, and the first event of each part."""
+    """Parse the file into Parquet parts; return the tables without parts, and the first event number of each part."""
     parser = _native.kineto_parser()
     stats: list[Stat] = []
     metadata: list[pl.DataFrame] = []
@@ -122,7 +122,7 @@ def _write_parts(
 def _merge_events(
     parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int, stats: list[Stat]
 ) -> np.ndarray:
-    """Write the events of all parts in time order; return the new id of each row of the parts."""
+    """Write events.parquet from all parts in time order; return the new event id of each row of the parts."""
     new_ids = np.zeros(len(times), np.uint32)
     count = 0
     writer: pq.ParquetWriter | None = None
@@ -143,7 +143,7 @@ def _merge_events(
 
 
 def _read_time_slices(parts: Path, times: pl.Series, rows: int) -> Iterator[pl.DataFrame]:
-    """Yield the events of one slice of time after another, each sorted like the events table."""
+    """Yield the events of consecutive time slices of about ``rows`` events, each sorted like the events table."""
     if not len(times):
         return
     at = np.linspace(0, len(times) - 1, max(2, len(times) // rows + 2)).astype(np.int64)

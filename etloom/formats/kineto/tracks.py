@@ -19,7 +19,7 @@ TRACK_KEY = ("pid", "tid", "sub_track")
 
 
 def assign_sub_tracks(events: pl.DataFrame) -> pl.Series:
-    """Return the number of the sub-track of each event, 0 for the track itself.
+    """Assign each event a sub-track number (0: the track itself), so that no slices on a sub-track partly overlap.
 
     Any two slices on a sub-track are disjoint or nested.
 
@@ -39,7 +39,7 @@ def assign_sub_tracks(events: pl.DataFrame) -> pl.Series:
 
 
 def _assign_first_fit(starts: list[int], ends: list[int]) -> list[int]:
-    """Assign a sub-track to each slice of one track; a sub-track is the stack of the ends of its open slices."""
+    """Return, for each slice of one track, the first sub-track on which it partly overlaps no other slice."""
     open_ends: list[list[int]] = []
     sub_tracks = []
     for start, end in zip(starts, ends, strict=True):
@@ -59,7 +59,7 @@ def _assign_first_fit(starts: list[int], ends: list[int]) -> list[int]:
 
 
 def build_track_table(trace: Trace, placed: pl.DataFrame, rank: int | None, first_pid: int) -> pl.DataFrame:
-    """Build the tracks of a rank: `TRACK_KEY`, the JSON to write for them (``pid_text``, ``tid_text``), and ``name``.
+    """Build the table of a rank's tracks: `TRACK_KEY`, the ids to write as JSON (``pid_text``, ``tid_text``), ``name``.
 
     Args:
         trace: The trace of the rank.
@@ -101,12 +101,12 @@ def build_track_table(trace: Trace, placed: pl.DataFrame, rank: int | None, firs
 
 
 def list_processes(trace: Trace) -> list[int | None]:
-    """Return the ids of the processes of a rank, sorted; None last, if rows have no process."""
+    """Return the sorted process ids in a rank's tables; None comes last, if some rows have no process."""
     tables = ("events", "memory", "flows", "counters", "threads")
     pids = {pid for name in tables for pid in trace.table(name)["pid"].unique()}
     return sorted(pids, key=lambda pid: (pid is None, pid))
 
 
 def _format_track_id(number: int | None, name: str | None) -> str:
-    """Return the id to write: the number, or the text that the original file had instead."""
+    """Return the JSON of a process or thread id: the number, or its name if the original file had a text id."""
     return json.dumps(name or "") if number is not None and number < -(1 << 31) else str(number or 0)

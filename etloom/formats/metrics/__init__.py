@@ -131,7 +131,7 @@ def read(
 
 
 def _parse_vllm_latency(data: bytes) -> pl.DataFrame | None:
-    """Read `vllm bench latency --output-json`: seconds per iteration, their mean and percentiles."""
+    """Parse the JSON of `vllm bench latency`: seconds per iteration, mean and percentiles; None for other data."""
     if not data.lstrip().startswith(b"{") or b'"avg_latency"' not in data:
         return None
     try:
@@ -157,7 +157,7 @@ def _parse_vllm_latency(data: bytes) -> pl.DataFrame | None:
 
 
 def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame, int]:
-    """Return one row per number, in time order, and the number of cells with anything else."""
+    """Return one counters row per number in the table, in time order, and the number of cells that are not numbers."""
     names = {normalize_name(column): column for column in table.columns}
     long = next(((names[name], names[value]) for name, value in _LONG if {name, value} <= names.keys()), None)
     if long:
@@ -207,13 +207,13 @@ def _parse_numbers(table: pl.DataFrame, column: str) -> pl.Expr:
 
 
 def _is_text_column(table: pl.DataFrame, column: str) -> bool:
-    """Return whether no cell is a number and some are not null."""
+    """Return whether a column has values but no numbers."""
     cells = table.select(text=column, number=_parse_numbers(table, column))
     return cells["number"].null_count() == cells.height > cells["text"].null_count()
 
 
 def _add_unit(table: pl.DataFrame, column: str) -> str:
-    """Return the counter's name with its unit, from the header (memory.used [MiB]) or from the cells (45 %)."""
+    """Return the column's name with its unit, from the header (memory.used [MiB]) or from the cells (45 %)."""
     if "[" in column or table.schema[column] != pl.String:
         return column
     units = table[column].str.extract(NUMBER, 2).drop_nulls().unique()
@@ -221,7 +221,7 @@ def _add_unit(table: pl.DataFrame, column: str) -> str:
 
 
 def _build_series_key(table: pl.DataFrame, keys: list[str]) -> pl.Series:
-    """Return the text that identifies the series of each row; null if there are no key columns."""
+    """Return, per row, the joined values of the key columns, which identify its series; null without key columns."""
     if not keys:
         return pl.Series("series", [None] * table.height, dtype=pl.String)
     parts = [pl.col(key).cast(pl.String).fill_null("") for key in keys]

@@ -44,12 +44,12 @@ def normalize_name(name: str) -> str:
 
 
 def starts_with_date(line: str) -> bool:
-    """Return whether a line is a row of samples, so that there is no header (nvidia-smi --format=csv,noheader)."""
+    """Return whether a line begins with a date and time: then it is a row of samples, not a header."""
     return _DATE.match(line.lstrip('" ')) is not None
 
 
 def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
-    """Parse the columns of the file, with their original names. Raises ReadError."""
+    """Parse a Parquet, JSON lines or CSV file to a table with its original column names. Raises ReadError."""
     try:
         if data.startswith(PARQUET):
             _check_parquet_size(data, path)
@@ -64,7 +64,7 @@ def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
 
 
 def _check_parquet_size(data: bytes, path: Path) -> None:
-    """Raise LimitError if the table does not fit in memory: equal values take no space in a Parquet file."""
+    """Raise LimitError if the decoded table exceeds memory; repeated values take almost no space in Parquet."""
     import pyarrow.parquet as pq  # takes 0.1 s, and other formats need only `sniff` of this package
 
     content = pq.ParquetFile(io.BytesIO(data)).metadata
@@ -103,7 +103,7 @@ def _build_column(values: list[Any]) -> pl.Series:
 
 
 def _parse_csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
-    """Parse CSV line by line, so that a stray quote loses its line and not the rest of the file."""
+    """Parse CSV line by line, so that an unmatched quote invalidates its line, not the rest of the file."""
     lines = [line for line in data.decode("utf-8", "replace").lstrip("\ufeff").splitlines() if line.strip()]
     if not lines:
         raise ValueError("it is empty")
@@ -122,7 +122,9 @@ def _parse_csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
             rows.append([None if (cell := text.strip()) in _ABSENT else cell for text in row])
         else:
             bad += 1
-    stats.append(Stat("read.metrics_invalid_line", "data_loss", bad, f"not {len(names)} cells"))
+    stats.append(
+        Stat("read.metrics_invalid_line", "data_loss", bad, f"lines that do not have {len(names)} cells")
+    )
     return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
 
 
@@ -154,7 +156,7 @@ def find_time_column(table: pl.DataFrame, requested: str | None, path: Path) -> 
 
 
 def parse_times(column: pl.Series, unit: str | None, utc_offset: float, path: Path) -> tuple[pl.Series, bool]:
-    """Convert a column to nanoseconds; also return whether it has dates without a time zone."""
+    """Convert a column of times to int64 ns; also return whether it has dates without a time zone."""
     shift = round(utc_offset * 3600 * NS_PER_UNIT["s"])
     suffix = normalize_name(column.name).rpartition("_")[2]
     unit = unit or (suffix if suffix in NS_PER_UNIT else None)
@@ -188,7 +190,7 @@ def _scale_numbers(texts: pl.Series, numbers: pl.Series, unit: str | None, path:
 
 
 def _scale_exactly(text: str | None, scale: int) -> int | None:
-    """Scale the decimal text, because a double cannot represent the nanoseconds of an epoch time exactly."""
+    """Multiply a number, stored as decimal text, by ``scale`` without floating-point rounding; None if invalid."""
     try:
         time = Decimal(text or "") * scale
     except ArithmeticError:

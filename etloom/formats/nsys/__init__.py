@@ -56,7 +56,7 @@ _READ_TABLES = {
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is an Nsight report, or SQLite (no other format is)."""
+    """Return whether a file that begins with these bytes is an Nsight report or a SQLite database."""
     return head.startswith((_REPORT, _SQLITE))
 
 
@@ -66,7 +66,7 @@ def sniff_folder(path: Path) -> bool:
 
 
 def read(path: Path, *, all_processes: bool = False, export_timeout: float = 1800) -> Trace | Job:
-    """Read the Trace of the only process that used the GPU, or a Job of all that did.
+    """Read a Trace if one process used the GPU, or a Job with a Trace per process if several did.
 
     all_processes: also read processes without GPU activities as ranks, if another process has some.
     export_timeout: seconds that ``nsys export`` may take for a raw report.
@@ -97,7 +97,7 @@ def _open_export(path: Path, timeout: float) -> Iterator[ExportFile]:
 
 @contextmanager
 def _export_report(report: Path, named: Path, timeout: float) -> Iterator[Path]:
-    """Export a report to SQLite with nsys, in a temporary folder."""
+    """Run ``nsys export`` on a report, and yield the path of the SQLite file in a temporary folder."""
     command = " ".join([*_EXPORT, f"--output={named.stem}.sqlite", str(named)])
     if shutil.which("nsys") is None:
         raise ReadError(
@@ -174,7 +174,7 @@ def _read(source: ExportFile, path: Path, all_processes: bool) -> Trace | Job:
 
 
 def _join_tables(parts: list[EventTables], base: int) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
-    """Concatenate all events with ``position``, their row number, and the side tables with the same key."""
+    """Concatenate events and side tables of all activities; ``position``, an event's row number, is the key."""
     offset = 0
     events: list[pl.DataFrame] = []
     sides: dict[str, list[pl.DataFrame]] = {}
@@ -191,7 +191,7 @@ def _join_tables(parts: list[EventTables], base: int) -> tuple[pl.DataFrame, dic
 
 
 def _infer_processes(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Assign events without a process (no globalPid) to the only process, or to the one whose call launched them.
+    """Assign events without a globalPid to the only process, or to the process whose call launched them.
 
     If nothing states a process, all events are of process 0.
     """
@@ -246,7 +246,7 @@ def _repair_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 
 def _select_processes(events: pl.DataFrame, all_processes: bool, stats: list[Stat]) -> list[int]:
-    """Return the processes that are ranks: those with GPU activities, or all if none has any."""
+    """Return the processes to read as ranks: those with GPU activities, or all processes if none has any."""
     counts = events.group_by("process").agg(pl.len(), working=pl.col("device").is_not_null().any())
     processes = counts.filter(pl.col("process").is_not_null()).sort("process")
     working = processes.filter("working")

@@ -1,4 +1,4 @@
-"""The two containers of an Nsight Systems export, SQLite and a folder of Parquet files, with one interface.
+"""Reads the tables of an Nsight Systems export from SQLite or a folder of Parquet files, through one interface.
 
 Nsight creates tables on demand, and their columns vary by version: an absent table is empty, an absent column is null.
 """
@@ -25,19 +25,19 @@ _ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote inv
 
 
 def int_columns(names: str) -> dict[str, Any]:
-    """Return the schema of these space-separated column names, all int64."""
+    """Return column name -> int64 for a text of space-separated column names."""
     return dict.fromkeys(names.split(), I64)
 
 
 class ExportFile(Protocol):
-    """An export in one of the containers."""
+    """Interface of an Nsight Systems export, a SQLite file or a folder of Parquet files."""
 
     tables: Mapping[str, frozenset[str]]
     """The columns of each table."""
     stats: list[Stat]
 
     def read_table(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
-        """Read these columns of a table, cast to these types, with rows in the file's order."""
+        """Read columns of a table, cast to the types in ``columns``, in file order; absent columns are null."""
         ...
 
     def count_rows(self, table: str) -> int:
@@ -45,7 +45,7 @@ class ExportFile(Protocol):
         ...
 
     def read_strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Read (id, value) of StringIds for these ids."""
+        """Read the texts with these ids from the table StringIds: columns id and value."""
         ...
 
 
@@ -77,7 +77,7 @@ class SqliteExport:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[SqliteExport]:
-        """Open a file. Raises ReadError if it is not a SQLite database, or its table of contents is damaged."""
+        """Open a SQLite export as a context manager. Raises ReadError if the file is not a readable SQLite database."""
         # immutable: SQLite neither looks for a journal nor writes next to the user's file.
         uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
         try:
@@ -119,7 +119,7 @@ class SqliteExport:
         )
 
     def _select_non_empty(self, table: str, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns with any value. Most of NVTX's are empty, and SQLite counts faster than Python reads."""
+        """Return the columns that hold any value; counting in SQLite is faster than reading empty columns."""
         if len(columns) < 2:
             return columns
         counts = ", ".join(f"count({_quote(name)})" for name in columns)

@@ -31,7 +31,7 @@ SYNC_KINDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Con
 
 
 def read_labels(source: ExportFile, table: str, fallback: dict[int, str]) -> dict[int, str]:
-    """Return the file's own enumeration: its numbers may change between versions, its names do not."""
+    """Return number -> label of an enumeration in the file, because its numbers may change between Nsight versions."""
     rows = source.read_table(table, {"id": I64, "name": TEXT}).drop_nulls().rows()
     short = {name.upper().replace(" ", "_"): name for name in fallback.values()}
     labels = {
@@ -50,12 +50,12 @@ def map_codes(column: str, names: dict[int, str], default: str = "Unknown") -> p
 
 
 def null_if_none(column: str) -> pl.Expr:
-    """Return a CUPTI id, null for the id that means none."""
+    """Return an expression: the CUPTI ids of a column, with null for the id that means no stream or event."""
     return pl.when(pl.col(column) != NONE32).then(pl.col(column))
 
 
 def build_device_columns() -> dict[str, pl.Expr]:
-    """Return columns of GPU activities on Kineto's tracks: the device is the process, the stream is the thread."""
+    """Return the event columns of GPU activities as in Kineto: pid is the device, tid is the stream."""
     return {
         "ph": pl.lit("X"),
         "pid": pl.col("deviceId"),
@@ -135,7 +135,7 @@ def map_numbers(column: str, numbers: dict[int, int]) -> pl.Expr:
 
 
 def read_graphs(source: ExportFile) -> EventTables:
-    """Read graphs recorded with --cuda-graph-trace=graph: one row represents all kernels of a graph."""
+    """Read CUDA graph launches of --cuda-graph-trace=graph as events; each event represents all kernels of a graph."""
     frame = source.read_table(CUPTI + "GRAPH_TRACE", _WORK)
     events = select_event_columns(
         frame,
@@ -191,9 +191,10 @@ def _transfer(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def read_syncs(source: ExportFile) -> EventTables:
-    """cuda_sync rows; the stream and call that recorded an awaited event come from the CUDA_EVENT table.
+    """Read synchronizations as cuda_sync events, with the stream and call that recorded each awaited CUDA event.
 
-    Nsight Systems writes device 0 for all of them: the device is that of the work in their context.
+    Nsight Systems writes device 0 for all synchronizations, so the device is inferred from the GPU activities of the
+    same context.
     """
     key = ["globalPid", "eventId", "eventSyncId"]
     frame = source.read_table(CUPTI + "SYNCHRONIZATION", _WORK | dict.fromkeys(("syncType", *key), I64))
@@ -237,7 +238,7 @@ def read_syncs(source: ExportFile) -> EventTables:
 
 
 def _find_context_devices(source: ExportFile) -> pl.DataFrame:
-    """Return globalPid, contextId, used: the device on which a context has activities."""
+    """Return globalPid, contextId and ``used``, the only device on which the context has GPU activities."""
     columns = int_columns("globalPid contextId deviceId")
     tables = (source.read_table(CUPTI + table, columns).unique() for table in ("KERNEL", "MEMCPY", "MEMSET"))
     used = pl.concat(tables).drop_nulls(["contextId", "deviceId"]).unique()
@@ -245,7 +246,7 @@ def _find_context_devices(source: ExportFile) -> pl.DataFrame:
 
 
 def read_calls(source: ExportFile) -> EventTables:
-    """Read runtime and driver calls. Nsight writes both to one table, and appends a version to the name: _v7000."""
+    """Read CUDA runtime and driver calls as events, and remove the version suffix (_v7000) from their names."""
     frame = source.read_table(
         CUPTI + "RUNTIME",
         int_columns("start end globalTid correlationId nameId returnValue"),
@@ -295,7 +296,7 @@ def _build_host_columns(column: str) -> dict[str, pl.Expr]:
 
 
 def read_memory(source: ExportFile) -> pl.DataFrame:
-    """Read GPU allocations (--cuda-memory-usage=true) as rows of the memory table, with ``process``."""
+    """Read GPU allocations and releases (--cuda-memory-usage=true) as rows of memory, plus the column ``process``."""
     columns = int_columns("start globalPid globalTid deviceId address bytes memoryOperationType")
     frame = source.read_table("CUDA_GPU_MEMORY_USAGE_EVENTS", columns)
     freed = pl.col("memoryOperationType") == 1

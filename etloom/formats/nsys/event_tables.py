@@ -1,4 +1,4 @@
-"""The parts shared by all activities of Nsight: event columns, process ids, names."""
+"""Helpers for the readers of all Nsight Systems activities: event columns, process and thread ids, names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVENT_COLUMNS = {
 
 @dataclass
 class EventTables:
-    """Events of one kind of activity; ``sides`` holds their rows in other tables, ``row`` the row of the event."""
+    """Events of one kind of activity; ``sides`` holds their rows of other tables, by event row number ``row``."""
 
     events: pl.DataFrame
     sides: dict[str, pl.DataFrame] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class EventTables:
 
 
 def extract_process(column: str) -> pl.Expr:
-    """Return the globalPid of a globalTid or globalPid."""
+    """Return an expression: the globalPid of a column of globalTids or globalPids, with the thread id bits cleared."""
     return pl.col(column) & ~0xFFFFFF
 
 
@@ -55,7 +55,7 @@ def extract_tid(column: str) -> pl.Expr:
 
 
 def select_event_columns(frame: pl.DataFrame, **columns: pl.Expr | pl.Series | None) -> pl.DataFrame:
-    """Return the columns of `EVENT_COLUMNS`: the given expressions, else the column of the frame, else null."""
+    """Select `EVENT_COLUMNS`: each from its keyword argument, otherwise from the frame's column, otherwise null."""
     return frame.select(
         (
             expression
@@ -71,7 +71,7 @@ def select_event_columns(frame: pl.DataFrame, **columns: pl.Expr | pl.Series | N
 
 
 def resolve_names(source: ExportFile, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
-    """Replace the ids of StringIds in these columns by their text."""
+    """Replace the string ids in these columns by their texts from the table StringIds."""
     ids = pl.concat([frame[column] for column in columns]).unique().drop_nulls().sort()
     texts = source.read_strings(ids).unique("id", keep="first")
     for column in columns:

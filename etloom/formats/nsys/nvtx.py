@@ -40,7 +40,7 @@ _PAYLOAD_VALUES = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 
 
 def read_ranges(source: ExportFile) -> EventTables:
-    """Read ranges and marks as events, NCCL's payloads as comms, and sizes as arguments."""
+    """Read NVTX ranges and marks as events, NCCL payloads as rows of comms, and input sizes as rows of arguments."""
     records, frame = _read_events(source)
     mark = pl.col("eventType").is_in(MARKS)
     operator = pl.any_horizontal(pl.col("op", "seq").is_not_null()) & ~pl.col("name").str.contains(
@@ -86,7 +86,7 @@ def read_ranges(source: ExportFile) -> EventTables:
 
 
 def _read_events(source: ExportFile) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return all NVTX records with their text; and ranges and marks with the domain and the parts of PyTorch's text."""
+    """Return all NVTX records with their text, and the ranges and marks with domain and parsed PyTorch text."""
     columns = dict.fromkeys(
         ["start", "end", "eventType", "category", "globalTid", "textId", "domainId", *_PAYLOAD_VALUES], I64
     )
@@ -112,7 +112,7 @@ def _read_events(source: ExportFile) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _parse_torch_texts(text: pl.Series) -> pl.DataFrame:
-    """Parse name, seq, op, sizes and inputs of each text; any other text than PyTorch's is the name."""
+    """Parse PyTorch's NVTX texts to columns name, seq, op, sizes and inputs; any other text becomes the name."""
     frame = pl.DataFrame({"text": text})
     # The pattern takes a microsecond per text, so only texts that can match are tried.
     candidate = pl.any_horizontal(
@@ -131,7 +131,7 @@ def _parse_torch_texts(text: pl.Series) -> pl.DataFrame:
 
 
 def _encode_fields(frame: pl.DataFrame, fields: dict[str, pl.Expr]) -> pl.Series:
-    """Return a JSON object per row with the fields that are not null; null if all are."""
+    """Return, per row, a JSON object of the non-null fields; null if all fields are null."""
     values = frame.select(**fields)
     distinct = values.unique().filter(pl.any_horizontal(pl.all().is_not_null()))
     texts = [
@@ -154,7 +154,7 @@ _REDUCTIONS: dict[Any, str] = dict(enumerate(("sum", "prod", "max", "min", "avg"
 
 
 def read_schemas(source: ExportFile) -> dict[tuple[int, int], list[tuple[str, str, int]]]:
-    """Return (domain, schema) -> entries as (name, struct format, offset)."""
+    """Read NVTX payload schemas: (domain id, schema id) -> fields as (name, struct format, byte offset)."""
     columns = int_columns("domainId schemaId idx type offset") | {"name": TEXT}
     rows = source.read_table("NVTX_PAYLOAD_SCHEMA_ENTRIES", columns).unique(["domainId", "schemaId", "idx"])
     schemas: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
@@ -166,7 +166,7 @@ def read_schemas(source: ExportFile) -> dict[tuple[int, int], list[tuple[str, st
 
 
 def decode_payload(data: bytes, schemas: dict[tuple[int, int], list[tuple[str, str, int]]]) -> dict[str, Any]:
-    """Decode the fields of a payload. Raises ValueError if the bytes and the schema disagree."""
+    """Decode an NVTX payload to field name -> value. Raises ValueError if the bytes do not match a known schema."""
     if len(data) < _HEADER.size:
         raise ValueError("shorter than its header")
     domain, _, schema, _, size, _ = _HEADER.unpack_from(data)
@@ -182,7 +182,7 @@ def decode_payload(data: bytes, schemas: dict[tuple[int, int], list[tuple[str, s
 def _read_payloads(
     source: ExportFile, frame: pl.DataFrame
 ) -> tuple[pl.DataFrame, dict[int, tuple[int, int]], list[Stat]]:
-    """Read NCCL's payloads.
+    """Decode NCCL's NVTX payloads to rows of comms and to the NCCL rank of each process.
 
     NCCL records the communicator and the bytes with each call, and the size of the communicator at its creation.
 

@@ -25,7 +25,7 @@ def get_pid(process: int) -> int:
 def assign_ranks(
     source: ExportFile, processes: Iterable[int], nccl_ranks: Mapping[int, tuple[int, int]]
 ) -> tuple[dict[int, int | None], list[Stat]]:
-    """Assign ranks to processes.
+    """Assign a rank to each process, from NCCL, the environment, process names or the order of pids.
 
     The sources, in this order: NCCL; the launcher's environment variable, if the export has one process (Nsight records
     the environment of the launched program, which all its children share); the names of the processes; the order of
@@ -69,7 +69,7 @@ def _read_rank_from_environment(source: ExportFile) -> int | None:
 
 
 def read_meta(source: ExportFile) -> dict[str, Any]:
-    """Read clock, base_ns, device_properties (with Kineto's keys) and header of the run."""
+    """Read the meta of the run: clock, base_ns (ns since the epoch), device_properties (Kineto's keys), header."""
     start = source.read_table("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": I64})[
         "utcEpochNs"
     ].drop_nulls()
@@ -121,7 +121,7 @@ def _read_devices(source: ExportFile) -> list[dict[str, Any]]:
 
 
 def read_threads(source: ExportFile) -> pl.DataFrame:
-    """Read the names of processes and threads as rows of the threads table, with ``process``."""
+    """Read the names of processes and threads as rows of the threads table, plus the column ``process``."""
     processes = source.read_table("PROCESSES", {"globalPid": I64, "name": TEXT}).select(
         process=extract_process("globalPid"),
         pid=extract_pid("globalPid"),

@@ -1,4 +1,4 @@
-"""Files of etloom's own observer: operators with their times, tensors and process groups, even from a killed job.
+"""Files of etloom's observer: operators with times, tensors and process groups, readable even from a killed job.
 
 Version 1, plain or gzip (docs/observer-format.md). A file whose process was killed is read up to its last record;
 damaged chunks are skipped and counted. Every operator is a node and an event: the node has the root nodes and ids of
@@ -47,21 +47,25 @@ _COUNTERS = (
     ("reentrant", "data_loss", "operators caused by the observer itself"),
     ("raised", "info", "operators that ended with an exception"),
     ("ended_elsewhere", "info", "scopes that ended on another thread"),
-    ("ended_outside", "info", "operators that began before the window"),
+    (
+        "ended_outside",
+        "info",
+        "operators that ended in a recording window but began before it; the end is not recorded",
+    ),
     ("unsized", "info", "tensors without plain sizes: nested or symbolic"),
-    ("thread_exiting", "data_loss", "operators on a thread that was ending"),
+    ("thread_exiting", "data_loss", "operators on a thread that was already exiting; not recorded"),
     ("overwritten", "info", "chunks of the ring buffer that were overwritten"),
     ("stuck", "error", "threads that hung inside the observer"),
 )
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether these are the first bytes of an observer file."""
+    """Return whether these first bytes of a file are those of an observer file."""
     return head.startswith(MAGIC)
 
 
 def read(source: str | PathLike[str]) -> Trace:
-    """Read the Trace of one rank.
+    """Read a file of etloom's observer as the Trace of one rank.
 
     Raises:
         ReadError: The file cannot be read, is not an observer file or has another version.
@@ -95,7 +99,7 @@ def read(source: str | PathLike[str]) -> Trace:
 def _summarize_recording(
     records: Records, operators: pl.DataFrame, ring: dict[str, Any] | None
 ) -> list[Stat]:
-    """Return the rows of stats about the recording itself."""
+    """Return stats about the recording: the observer's counters, unfinished, overwritten and recorded operators."""
     header = records.header
     stats = [
         Stat(f"read.observer_{name}", severity, min(int(header["counters"][i]), tables.NEVER), meaning)
@@ -118,7 +122,7 @@ def _summarize_recording(
 
 
 def _build_operators(records: Records) -> pl.DataFrame:
-    """Build one row per operator, sorted by handle. ``row`` is the operator's row in the nodes table."""
+    """Build one row per operator, sorted by record function id, with times in ns since the epoch and the node row."""
     columns, stats = records.operators, records.stats
     operators = pl.DataFrame({**columns, **_decode_names(records)})
     has_end = operators["has_end"] == 1
@@ -145,7 +149,7 @@ def _build_operators(records: Records) -> pl.DataFrame:
 
 
 def _decode_names(records: Records) -> dict[str, pl.Series]:
-    """Return the columns name and op_schema of the operators."""
+    """Return the columns ``name`` and ``op_schema`` of all operators, decoded from the file's name definitions."""
     texts = {
         (stream << 32) | number: text
         for (kind, stream), names in records.definitions.items()

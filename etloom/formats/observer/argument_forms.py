@@ -1,4 +1,4 @@
-"""Decodes arguments in observer files: a form (structure) and words (values) become JSON and tensors."""
+"""Decodes operator arguments in observer files: a form (types) and 64-bit words (values) become JSON and tensors."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ UNKNOWN_LAYOUT = {"dtype": None, "itemsize": None, "device": None, "shape": None
 
 
 class DamagedForm(ValueError):
-    """The bytes do not describe a valid form."""
+    """Raised if the encoded types of an operator's argument list (its form) are invalid."""
 
 
 @dataclass
 class Tensor:
-    """A tensor among the arguments.
+    """A tensor among the arguments of an operator: its layout, its position, and the index of its first value word.
 
     Attributes:
         word: Index of its first word; -1 for an undefined tensor.
@@ -65,7 +65,7 @@ class Tensor:
 
 @dataclass
 class Form:
-    """The structure of the arguments of an operator.
+    """The parsed form of an operator's argument list: types, tensors, groups, and JSON with placeholders for numbers.
 
     Attributes:
         words: Number of words of the values.
@@ -85,7 +85,7 @@ class Form:
 
 
 def parse_form(code: bytes, layouts: dict[int, bytes], texts: dict[int, bytes]) -> Form:
-    """Parse a form; undefined layouts and texts become unknown layouts and empty texts.
+    """Parse the encoded types of an argument list (its form); missing layouts become unknown, missing texts empty.
 
     Raises:
         DamagedForm: The bytes do not describe a valid form.
@@ -121,7 +121,7 @@ class _Parser:
             pieces.append(piece)
 
     def _read_tag(self) -> tuple[str, int]:
-        """Return the next tag of the form and the number that follows it; 0 for a tag without a number."""
+        """Read the next type tag of the form and the u32 that follows it; 0 for a tag without a number."""
         tag = chr(self.code[self.offset])
         self.offset += 1
         if tag not in _NUMBERED:
@@ -133,7 +133,7 @@ class _Parser:
         return tag, number
 
     def _reserve_words(self, count: int) -> int:
-        """Reserve words; return the index of the first."""
+        """Reserve ``count`` 64-bit words for the value of an argument; return the index of the first word."""
         first = self.form.words
         self.form.words += count
         return first
@@ -142,7 +142,7 @@ class _Parser:
         return self.texts.get(number, b"").decode("utf-8", "replace")
 
     def _parse_value(self, depth: int) -> str:
-        """Append the JSON of the next value; return its type in PyTorch's notation."""
+        """Parse the next value: append its JSON text to the form, return its type in PyTorch's notation."""
         self.value_count += 1
         if self.value_count > _MAX_ITEMS or depth > _MAX_DEPTH or self.offset >= len(self.code):
             raise DamagedForm("a form is too long or incomplete")

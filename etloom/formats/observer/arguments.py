@@ -1,4 +1,4 @@
-"""Decodes the arguments of all operators of an observer file, and their communication."""
+"""Decodes the arguments of all operators of an observer file, and builds the comms table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass
 class OperatorArguments:
-    """The arguments of all operators.
+    """The decoded arguments of all operators: columns of nodes, tensors, communication calls, and the rank.
 
     Attributes:
         columns: inputs, input_types, outputs, output_types of the nodes table; one value per operator.
@@ -64,7 +64,7 @@ class OperatorArguments:
 
 
 def decode_arguments(records: Records) -> OperatorArguments:
-    """Decode inputs and outputs of all operators; lists that cannot be decoded are counted in the stats."""
+    """Decode the inputs and outputs of all operators; lists that cannot be decoded are counted in the stats."""
     forms = _parse_forms(records.definitions, records.forms)
     decoded = _native.observer_arguments(
         records.words,
@@ -98,7 +98,7 @@ def decode_arguments(records: Records) -> OperatorArguments:
 
 
 def _parse_forms(definitions: Definitions, keys: list[int]) -> dict[int, Form]:
-    """Return key (stream and number) -> form, without those that are missing or damaged."""
+    """Parse the forms (types of argument lists) with these keys; missing and damaged forms are left out."""
     forms = {}
     for key in keys:
         stream, number = key >> 32, key & 0xFFFFFFFF
@@ -111,7 +111,7 @@ def _parse_forms(definitions: Definitions, keys: list[int]) -> dict[int, Form]:
 
 
 def _build_tensors(decoded: dict[str, Any], forms: list[Form]) -> pl.DataFrame:
-    """Build the table of the tensors, sorted by operator, io, index and item."""
+    """Build one row per tensor argument of all operators, sorted by operator, io, index and item."""
     first_numbers = np.cumsum([0, *(len(form.tensors) for form in forms)])
     arguments: list[dict[str, Any]] = []
     rows = np.zeros(2 * first_numbers[-1], np.int64)  # the tensors of all forms as inputs, then as outputs
@@ -130,7 +130,7 @@ def _build_tensors(decoded: dict[str, Any], forms: list[Form]) -> pl.DataFrame:
 
 
 def _describe_tensor(tensor: Tensor, io: int) -> dict[str, Any]:
-    """Return the values of `_ARGUMENT_COLUMNS` of a tensor of a form."""
+    """Return the values of `_ARGUMENT_COLUMNS` for a tensor: position, sizes, device, dtype, shape and stride."""
     layout = tensor.layout
     shape, is_defined = layout["shape"], tensor.word >= 0
     text = {key: None if layout[key] is None else json.dumps(layout[key]) for key in ("shape", "stride")}
@@ -149,7 +149,7 @@ def _describe_tensor(tensor: Tensor, io: int) -> dict[str, Any]:
 def _record_group_calls(
     form: Form, words: Words, first_words: Words, operators: Rows, calls: dict[int, dict[str, Any]]
 ) -> None:
-    """Add process group, sequence number and reduce operation of the operators to ``calls``."""
+    """Add process group, sequence number and reduce operation of the operators with this form to ``calls``."""
     call: dict[str, Any] = {} if form.reduce_op is None else {"reduce_op": form.reduce_op}
     for text, word in form.groups[:1]:
         try:
@@ -171,7 +171,7 @@ def build_comms_table(
     arguments: OperatorArguments,
     stats: list[Stat],
 ) -> pl.DataFrame:
-    """Build the comms table as for any execution trace, plus the process group passed to each operator.
+    """Build the comms table; process group, sequence number and reduce operation may come from operator arguments.
 
     Args:
         nodes: The nodes table.
@@ -209,7 +209,7 @@ def build_comms_table(
 
 
 def _note_attributes(notes: dict[int, dict[str, Any]]) -> pl.DataFrame:
-    """Build the attributes of communication that notes contain: node and `_NOTE_FIELDS`."""
+    """Build one row per note about a collective, with the columns node and `_NOTE_FIELDS`."""
     rows = []
     for node, note in notes.items():
         if "collective" in note:

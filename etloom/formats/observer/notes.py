@@ -1,4 +1,4 @@
-"""Notes of an observer file, about the file and about single operators, and what they change in the tables."""
+"""Reads the JSON notes in an observer file, about the file or single operators, and applies them to the tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OVERWRITTEN_COUNTER = 14  # index in the header's counters
 
 
 def read_operator_notes(records: Records, operators: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Return row of nodes -> note about the operator: facts about communication, or about a compiled kernel."""
+    """Return the notes on operators by row of nodes: facts about a communication or a compiled kernel."""
     if not records.notes or not operators.height:
         return {}
     handles, first_row = operators["handle"].to_numpy(), operators["row"][0]
@@ -31,7 +31,7 @@ def read_operator_notes(records: Records, operators: pl.DataFrame) -> dict[int, 
 
 
 def read_file_notes(records: Records) -> dict[str, Any]:
-    """Return the notes that do not belong to an operator, merged into one object."""
+    """Return the notes about the file as a whole, not about an operator, merged into one dict."""
     notes: dict[str, Any] = {}
     for stream, number, handle in records.notes:
         if handle == 0:
@@ -40,7 +40,7 @@ def read_file_notes(records: Records) -> dict[str, Any]:
 
 
 def rename_unfinished_step(operators: pl.DataFrame, notes: dict[str, Any]) -> pl.DataFrame:
-    """Rename the step that was incomplete when the window closed, so that it does not count as a step."""
+    """Rename the step annotation that was incomplete when the recording window closed: it must not count as a step."""
     step = notes.get("unfinished_step")
     if not isinstance(step, int):
         return operators
@@ -53,7 +53,7 @@ def rename_unfinished_step(operators: pl.DataFrame, notes: dict[str, Any]) -> pl
 def summarize_ring_buffer(
     operators: pl.DataFrame, records: Records
 ) -> tuple[pl.DataFrame, dict[str, Any] | None]:
-    """Rename steps that the ring buffer partly overwrote, and summarize what it holds.
+    """Rename steps that the ring buffer partly overwrote; summarize the overwritten time and the complete steps.
 
     Returns:
         The operators with new names, and None where nothing was overwritten, else:

@@ -56,7 +56,7 @@ _MAX_FILE_BYTES = 1 << 36
 
 @dataclass
 class Records:
-    """The records of a file.
+    """The records of an observer file: header, operators, argument lists, definitions, notes and recording windows.
 
     Attributes:
         header: The file's header.
@@ -89,7 +89,7 @@ class Records:
 
 
 def load_records(path: Path) -> Records:
-    """Read the records of a file.
+    """Read the header and all valid records of an observer file, plain or compressed.
 
     Raises:
         ReadError: It is not an observer file, has another version or a damaged header.
@@ -125,7 +125,7 @@ def load_records(path: Path) -> Records:
 
 
 def _read_records(header: np.void, words: Words, stats: list[Stat]) -> Records:
-    """Read the records of all valid chunks."""
+    """Read the records of all valid chunks; damaged and missing chunks are counted in ``stats``."""
     chunk_words, declared = int(header["chunk_bytes"]) // 8, min(int(header["chunks"]), 1 << 62)
     records = _native.observer_records(words, chunk_words, declared)
     damaged, first_damaged = records["damaged_chunks"]
@@ -158,7 +158,7 @@ def _read_records(header: np.void, words: Words, stats: list[Stat]) -> Records:
 
 
 def read_json(definitions: Definitions, stream: int, number: int) -> dict[str, Any] | None:
-    """Return the JSON object of a TEXT definition; None where it is missing or not an object."""
+    """Return the JSON object in a text definition (stream, number); None if it is missing or not an object."""
     try:
         content = load_json(definitions.get((TEXT, stream), {}).get(number, b"null"))
     except ValueError:

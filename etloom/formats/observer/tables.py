@@ -22,7 +22,7 @@ _GROUP_INIT_NAME = "## process_group:init ##"
 
 
 def build_nodes(operators: pl.DataFrame) -> pl.DataFrame:
-    """Build the nodes table without arguments: roots of the process and of its threads, then the operators.
+    """Build the nodes table without arguments: root nodes of the process and of its threads, then the operators.
 
     Args:
         operators: One row per operator, sorted by handle.
@@ -64,7 +64,7 @@ def build_nodes(operators: pl.DataFrame) -> pl.DataFrame:
 
 
 def _build_roots(threads: pl.Series, operator_count: int) -> pl.DataFrame:
-    """Build the root nodes that PyTorch's execution trace has: the process, and each thread."""
+    """Build root nodes like those of PyTorch's execution trace: one for the process, and one per thread."""
     count = len(threads) + 1
     return pl.DataFrame(
         {
@@ -85,12 +85,12 @@ def _build_roots(threads: pl.Series, operator_count: int) -> pl.DataFrame:
 
 
 def _replace_missing(column: str, missing: int) -> pl.Expr:
-    """Return the column with null in place of the value that stands for a missing one."""
+    """Return an expression for a column with null in place of ``missing``, the value that the file writes for none."""
     return pl.when(pl.col(column) != missing).then(column).alias(column)
 
 
 def build_events(operators: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """Build the events table."""
+    """Build the events table: one row per operator of the job, with times in ns, sorted by start time."""
     is_annotation = operators["scope"] == _USER_SCOPE
     category = pl.when(is_annotation).then(pl.lit("user_annotation")).otherwise(pl.lit("cpu_op"))
     events = operators.select(
@@ -112,7 +112,7 @@ def build_events(operators: pl.DataFrame, records: Records) -> pl.DataFrame:
 
 
 def add_arguments(nodes: pl.DataFrame, arguments: OperatorArguments) -> pl.DataFrame:
-    """Add inputs, outputs and their types to the nodes table; null for roots."""
+    """Add inputs, outputs and their types as JSON to the nodes table; ``[]`` for root nodes and empty lists."""
     columns = {}
     for name, column in arguments.columns.items():
         empty = pl.Series([None] * (nodes.height - len(column)), dtype=pl.Categorical)
@@ -121,7 +121,7 @@ def add_arguments(nodes: pl.DataFrame, arguments: OperatorArguments) -> pl.DataF
 
 
 def build_tensors(tensors: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
-    """Build the tensors table, in which an id identifies a tensor rather than an address.
+    """Build the tensors table with ids that identify tensors: a tensor at a reused memory address gets a new id.
 
     Args:
         tensors: Columns of the table, with ``operator`` (row of the operator), ``address`` and ``storage`` in place of
@@ -154,7 +154,7 @@ def build_tensors(tensors: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFram
 def _number_incarnations(
     address: Array, time: Array, begin: Array, is_created: Array, version: Array | None
 ) -> tuple[NDArray[np.bool_], Array]:
-    """Return which rows refer to a new object at their address, and the number of the object, from 1.
+    """Number the objects at all addresses from 1; return a mask of rows with a new object, and the number in each row.
 
     An object is new when its address occurs first; when an operator created it (``is_created``) and the address was
     last used before the operator began; and when an input has an older version than before.

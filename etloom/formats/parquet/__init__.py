@@ -1,4 +1,4 @@
-"""etloom's own folder of Parquet files (layout 1) with a Trace or a Job, as `etloom.formats.parquet.writer` writes it.
+"""Folders of Parquet files with a Trace or a Job (layout 1), as `etloom.formats.parquet.writer` writes them.
 
 The folder is untrusted input: only the tables of the schema are opened, by their own names, in the folder itself and in
 its ``rank=N`` folders.
@@ -27,12 +27,12 @@ LAYOUT_VERSION = 1
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is the meta.json of such a folder."""
+    """Return whether these first bytes of a file are those of a meta.json that etloom wrote."""
     return re.match(rb'\s*\{\s*"etloom"\s*:', head) is not None
 
 
 def sniff_folder(path: Path) -> bool:
-    """Return whether a folder has a meta.json written by etloom, or is a store of runs or a run in one."""
+    """Return whether a folder is a saved trace or job (it has a meta.json), a store of runs, or a run in a store."""
     return _is_saved(path) or is_stored_run(path) or is_store(path)
 
 
@@ -84,8 +84,7 @@ def read(
 
 @dataclass(frozen=True)
 class _SavedMeta:
-    """The content of a meta.json. Folders saved by older versions have no ``tables`` (rows of each), ``ranks`` and
-    ``crc32``."""
+    """The content of a meta.json; older versions wrote no ``tables`` (rows of each table), ``ranks`` and ``crc32``."""
 
     kind: str
     meta: dict[str, Any]
@@ -144,7 +143,7 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
 
 
 def _open_trusted_trace(folder: Path, saved: _SavedMeta) -> Trace:
-    """Return a trace whose tables stay in the files that the meta.json lists."""
+    """Return a Trace that loads the tables listed in the meta.json from their files on access, without checks."""
     loaders = {
         name: ParquetTable(name, folder / f"{name}.parquet", rows=rows, is_trusted=True)
         for name, rows in saved.tables.items()

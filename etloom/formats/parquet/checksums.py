@@ -1,4 +1,4 @@
-"""Checksums of the files of a saved trace or a stored run, which its meta.json lists.
+"""CRC-32 checksums of the files of a saved trace or a stored run, which are listed in its meta.json.
 
 A table that changed after it was written would give wrong numbers, and polars may end the process over a damaged page.
 A query over all ranks of a store is not checked: it reads a few columns, and checking would read the files whole.
@@ -21,12 +21,12 @@ _BLOCK_BYTES = 1 << 24
 
 
 def compute_checksums(files: Iterable[Path]) -> dict[str, int]:
-    """Return name of the file -> CRC-32, sorted."""
+    """Return the CRC-32 of each file's content by file name, in sorted order."""
     return {file.name: _compute(file) for file in sorted(files)}
 
 
 def check_file(file: Path, checksums: object, remedy: str) -> None:
-    """Raise ReadError if a file does not have the checksum that is listed for it. Without one it is not checked."""
+    """Raise ReadError if a file's CRC-32 differs from its entry in ``checksums``; without an entry, do nothing."""
     expected = checksums.get(file.name) if isinstance(checksums, Mapping) else None
     if expected is None:
         return
@@ -40,7 +40,7 @@ def check_file(file: Path, checksums: object, remedy: str) -> None:
 
 
 def read_checksums(manifest: Path) -> Any:
-    """Return what a meta.json lists under `KEY`; None if it cannot be read."""
+    """Return the checksums in a meta.json (file name -> CRC-32); None if it has none or cannot be read."""
     ensure_local(manifest)
     try:
         content = load_json(manifest.read_bytes())

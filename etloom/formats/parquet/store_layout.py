@@ -34,17 +34,17 @@ _NAME = re.compile(r"[\w.+-]{1,200}", re.ASCII)
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a folder is a store of runs."""
+    """Return whether a folder is a store of runs (has a store.json)."""
     return (path / MANIFEST).is_file()
 
 
 def is_stored_run(path: Path) -> bool:
-    """Return whether a folder is a run of a store."""
+    """Return whether a folder is a run in a store (has a meta.json and summaries/ranks.parquet)."""
     return (path / SUMMARIES / "ranks.parquet").is_file() and (path / "meta.json").is_file()
 
 
 def check_name(name: str) -> str:
-    """Return the name of a run. Raises InvalidValue if it cannot be the name of a folder."""
+    """Return the name if it can name a stored run (letters, digits, '.', '_', '+', '-'). Raises InvalidValue."""
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise InvalidValue(
             f"{name!r} cannot name a run",
@@ -55,12 +55,12 @@ def check_name(name: str) -> str:
 
 
 def run_folder(store: Path, name: str) -> Path:
-    """Return the folder of a run, whether or not it exists."""
+    """Return the path of a run's folder in a store; the folder need not exist."""
     return store / f"{RUN_PREFIX}{name}"
 
 
 def open_store(store: Path, *, create: bool = False) -> None:
-    """Check that a folder is a store of this layout.
+    """Check that a folder is a store that this version of etloom can read, or create the store.
 
     Args:
         store: the folder.
@@ -104,7 +104,7 @@ def check_version(content: dict[str, Any], file: Path) -> None:
 
 
 def list_runs(store: Path) -> list[str]:
-    """Return the names of the complete runs of a store, the oldest first."""
+    """Return the names of the complete runs of a store, in the order in which they were added."""
     open_store(store)
     folders = [
         folder for folder in store.iterdir() if folder.name.startswith(RUN_PREFIX) and is_stored_run(folder)
@@ -131,11 +131,15 @@ def select_run(store: Path) -> Path:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the content of a manifest. Raises ReadError."""
+    """Return the JSON object in a manifest of a store (store.json, a run's meta.json). Raises ReadError."""
     try:
         content = load_json(file.read_bytes())
     except OSError as error:
-        raise ReadError(f"cannot be read: {error.strerror}", where=file, remedy="add the run again") from None
+        raise ReadError(
+            f"cannot be read: {error.strerror}",
+            where=file,
+            remedy="check that it exists and that you may read it",
+        ) from None
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
@@ -144,7 +148,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write a manifest, which appears under its name when it is complete."""
+    """Write a manifest (a JSON object); the file appears under its name only when it is complete."""
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(json.dumps(content, indent=1), encoding="ascii")
     partial.replace(file)

@@ -1,4 +1,4 @@
-"""Reading of a run in a store (`etloom.formats.parquet.store_layout`).
+"""Reads runs from a store of runs, whose layout `etloom.formats.parquet.store_layout` describes.
 
 The run is untrusted input, like every folder of Parquet: only tables of the schema and the answers that the manifest
 names are opened, in the folder itself.
@@ -40,7 +40,7 @@ _FILE_NAME = re.compile(r"[a-z0-9-]+")
 
 
 def read_run(folder: Path, *, lazy: bool, owner: object = None) -> Job:
-    """Read a run of a store.
+    """Read a run from its folder in a store as a Job; with ``lazy``, its tables stay on disk until accessed.
 
     Args:
         folder: the run.
@@ -65,7 +65,7 @@ def read_run(folder: Path, *, lazy: bool, owner: object = None) -> Job:
 
 
 def _parse_facts(folder: Path, meta: str, tables: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the meta of a rank and the rows of its tables."""
+    """Parse the JSON texts of a rank in ranks.parquet: its meta, and the number of rows of each of its tables."""
     try:
         facts, rows = load_json(meta), load_json(tables)
     except (ValueError, TypeError, RecursionError):
@@ -84,7 +84,7 @@ def _parse_facts(folder: Path, meta: str, tables: str) -> tuple[dict[str, Any], 
 
 
 def _read_summary(files: SummaryFiles, name: str, schema: Mapping[str, Any]) -> pl.DataFrame:
-    """Read a table of the folder of summaries with the declared columns."""
+    """Read a summary table of a stored run, with exactly these columns cast to their types."""
     frame = files.read(name, list(schema))
     try:
         return frame.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
@@ -96,7 +96,7 @@ def _read_summary(files: SummaryFiles, name: str, schema: Mapping[str, Any]) -> 
 
 
 class _StoredRun:
-    """Tables over all ranks and answers of a run in a store (an `etloom.core.trace.StoredRun`)."""
+    """A run in a store: tables over all ranks, and stored results (implements `etloom.core.trace.StoredRun`)."""
 
     def __init__(self, folder: Path, content: Mapping[str, Any], owner: object) -> None:
         self._folder, self._owner = folder, owner
@@ -123,7 +123,7 @@ class _StoredRun:
 
     @property
     def run_stats(self) -> pl.DataFrame:
-        """The stats of the run as a whole."""
+        """The stats about the run as a whole, without those of single ranks."""
         return self._stats.filter(pl.col("rank").is_null()).drop("rank")
 
     @cached_property
@@ -132,7 +132,7 @@ class _StoredRun:
 
     @cached_property
     def rank_facts(self) -> pl.DataFrame:
-        """See `Job.rank_facts`."""
+        """One row per rank: host, world size and numbers of events, nodes and launches (see `Job.rank_facts`)."""
         tables, meta = pl.col("tables"), pl.col("meta")
         return (
             _read_summary(self._files, "ranks", RANK_COLUMNS)
@@ -165,7 +165,7 @@ class _StoredRun:
         return trace.with_stats(invalid) if invalid else trace
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """Return a table of all ranks as one query; of stats without the rows of the run."""
+        """Return a table of all ranks as one lazy query, ``rank`` first; stats without rows about the whole run."""
         if name == "stats":
             return self._stats.lazy().filter(pl.col("rank").is_not_null())
         schema = {"rank": pl.Int64, **TABLES[name].schema}
@@ -194,7 +194,7 @@ class _StoredRun:
         )
 
     def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
-        """Return the stored answer to an analysis with these options."""
+        """Return the stored result of an analysis with these options; None if this version of etloom stored none."""
         if self._has_old_answers:
             self._has_old_answers = False  # reported once
             warn(
@@ -218,7 +218,7 @@ class _StoredRun:
         return None
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the stored facts of the run."""
+        """Return the stored facts for ``etloom info``; None if missing, damaged or from another version of etloom."""
         file = self._folder / SUMMARIES / "facts.json"
         if not self._has_facts or not file.is_file():
             return None
@@ -236,7 +236,7 @@ def _parse_refusals(rows: Any) -> Iterable[StoredRefusal]:
 
 
 def build_rank_table(job: Job) -> pl.DataFrame:
-    """Return the table of ranks of a store (RANK_COLUMNS)."""
+    """Build the table ranks.parquet of a run: one row per rank with host, events, meta and rows of its tables."""
     rows = [
         (
             rank,

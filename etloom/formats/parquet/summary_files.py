@@ -17,12 +17,12 @@ REMEDY = "add the run again"
 
 
 def list_checksums(folder: Path) -> dict[str, int]:
-    """Return the checksums of the summaries of a run, for its meta.json."""
+    """Return the CRC-32 of each summary file of a run by file name, for the meta.json of the run."""
     return checksums.compute_checksums(file for file in (folder / SUMMARIES).iterdir() if file.is_file())
 
 
 class SummaryFiles:
-    """Opens the summaries of a run.
+    """Reads the summary files of a stored run, and checks them against the checksums in its meta.json.
 
     Args:
         folder: The run.
@@ -34,13 +34,13 @@ class SummaryFiles:
         self._listed = checksums.read_checksums(folder / "meta.json") if listed is None else listed
 
     def find(self, name: str) -> Path:
-        """Return the path of a file. Raises ReadError if it changed since it was written."""
+        """Return the path of a summary file. Raises ReadError if its checksum differs from the listed checksum."""
         file = self._folder / name
         checksums.check_file(file, self._listed, REMEDY)
         return file
 
     def read(self, name: str, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Read a table: all columns, or these. Raises ReadError."""
+        """Read a summary table, with all columns or only ``columns``. Raises ReadError."""
         file = self.find(f"{name}.parquet")
         ensure_local(file)
         try:

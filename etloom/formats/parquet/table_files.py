@@ -45,11 +45,11 @@ class ParquetTable:
 
     @property
     def is_loaded(self) -> bool:
-        """False: the table stays in its file."""
+        """Always False: the table is read from its file at each access."""
         return False
 
     def read(self) -> pl.DataFrame:
-        """Read the whole table.
+        """Return the whole table; its checksum and, unless the file is trusted, its values are checked.
 
         Raises:
             ReadError: also if it does not have the known number of rows, or has values that the schema does not allow.
@@ -63,7 +63,7 @@ class ParquetTable:
         return table
 
     def scan(self) -> pl.LazyFrame:
-        """Return the table as a query. Raises ReadError."""
+        """Return the table as a lazy query over its file. Raises ReadError."""
         self._check_content()
         return _scan_table(self._name, self._file)
 
@@ -74,7 +74,7 @@ class ParquetTable:
         return self._rows
 
     def _check_content(self) -> None:
-        """Raise ReadError if the file is not as it was written."""
+        """Raise ReadError if the file's checksum differs from that in meta.json; checked once, unless trusted."""
         if not self._is_intact:
             listed = checksums.read_checksums(self._file.with_name("meta.json"))
             checksums.check_file(self._file, listed, _REMEDY)
@@ -88,7 +88,7 @@ def check_rows(file: Path, rows: int, saved: int) -> None:
 
 
 def _check_values(name: str, file: Path, table: pl.DataFrame) -> None:
-    """Raise ReadError if a table has a value that etloom would not have saved: readers replace and count those.
+    """Raise ReadError if a table has a value that the schema does not allow, which etloom never saves.
 
     Here nothing could count them, since the stats of the trace may have been reported before the table is accessed.
     """
@@ -103,7 +103,7 @@ def _check_values(name: str, file: Path, table: pl.DataFrame) -> None:
 
 
 def read_table(name: str, file: Path, *, head: bool = False) -> pl.DataFrame:
-    """Read a table, or with ``head`` only its columns. Raises ReadError."""
+    """Read a table from its Parquet file, or with ``head`` a table of its columns without rows. Raises ReadError."""
     with _converting_errors(name, file):
         rows = 0 if head else None
         table = TABLES[name].conform(pl.read_parquet(file, n_rows=rows, glob=False, hive_partitioning=False))
@@ -131,7 +131,7 @@ def _count_rows(name: str, file: Path) -> int:
 
 @contextlib.contextmanager
 def _converting_errors(name: str, file: Path) -> Iterator[None]:
-    """Copy a table's file if it is in an object store, and convert all errors of reading it to ReadError."""
+    """Download a table's file if it is remote, and convert all errors of reading it to ReadError."""
     ensure_local(file)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A folder of Parquet files, one per table, and meta.json. It reads back equal, and other tools can read it.
+"""Writes a folder of Parquet files, one per table, and meta.json; etloom reads it back equal, other tools can read it.
 
     run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "tables": {name: rows},
                                     "crc32": {file: checksum}, "meta": {}}
@@ -84,7 +84,7 @@ def write_meta(
     ranks: Sequence[int] = (),
     rows: Mapping[str, int] | None = None,
 ) -> None:
-    """Write the meta.json of a folder with the tables of a ``trace``, or with stats and the ``ranks`` of a ``job``.
+    """Write the meta.json of a folder of tables: kind (trace or job), rows and checksums of tables, ranks, and meta.
 
     To be called after the tables are written: it records the rows and the checksum of each, so that a reader notices a
     lost or changed table. Rows are read from the files if the caller does not know them.
@@ -114,7 +114,7 @@ def _write_trace(trace: Trace, folder: Path) -> None:
 
 
 def write_tables(tables: Mapping[Path, pl.DataFrame]) -> None:
-    """Write tables to files; small ones together, since starting a query takes longer than writing one."""
+    """Write each table to its Parquet file; small tables are written by one query, which is faster."""
     small = []
     for file, frame in tables.items():
         query = frame.lazy().sink_parquet(file, compression="zstd", compression_level=1, lazy=True)

@@ -1,1 +1,1 @@
-"""Tables that several formats fill the same way: nodes, tensors, communication."""
+"""Builds and checks tables that several formats fill in the same way: nodes, tensors, communication."""

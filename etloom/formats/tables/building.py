@@ -1,4 +1,4 @@
-"""Building of a Trace from a reader's rows: values are cast to the schema's types, and losses are counted."""
+"""Builds a Trace from a reader's rows: casts values to the schema's types, and counts values that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etloom.formats.io.json_text import replace_surrogates
 
 
 def build_series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Series, int]:
-    """Build a column of text, bytes, numbers or booleans.
+    """Build a polars column from Python values; values of another type or range become null and are counted.
 
     Returns:
         The column, and the number of values of another type, which became null.
@@ -47,7 +47,7 @@ def _is_in_range(value: Any, dtype: Any) -> bool:
 def build_rows(
     rows: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]
 ) -> tuple[pl.DataFrame, dict[str, int]]:
-    """Build a frame from rows; absent values are null. polars alone raises for integers of more than 64 bits.
+    """Build a data frame from rows (dicts); absent values, and values that a column cannot hold, become null.
 
     Returns:
         The frame, and for each column the number of values that it cannot hold, which became null.
@@ -61,7 +61,7 @@ def build_rows(
 
 
 def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
-    """Build a table with wide column types from rows; values of another type become null and are counted."""
+    """Build a declared table from rows (dicts), with 64-bit numbers and plain text; invalid values become null."""
     wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
     present = set().union(*rows)
     columns: list[pl.Series] = []
@@ -78,7 +78,7 @@ def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl
 
 
 def build_trace(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], stats: list[Stat]) -> Trace:
-    """Build a Trace from tables with wide columns.
+    """Build a Trace from tables with 64-bit numbers and plain text, which are cast to the schema's types.
 
     Values outside of the range of their column in the schema become null and are counted. Absent columns become null.
     Empty tables are left out.

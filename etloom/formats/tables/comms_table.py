@@ -21,7 +21,7 @@ P2P = ("send", "recv", "send_recv")
 def normalize_comms(
     comms: pl.DataFrame, stats: list[Stat], collective: pl.Series | None = None
 ) -> pl.DataFrame:
-    """Normalize recorded rows of comms: collective, complete ranks, bytes and is_p2p.
+    """Normalize recorded communication rows: collective names, complete rank lists, size in bytes, and is_p2p.
 
     bytes is in_nelems times the size of an element, the convention of PARAM and of Kineto's own bandwidths.
 
@@ -63,7 +63,7 @@ def convert_event_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 @cache
 def _convert_no_comms(schema: tuple[tuple[str, pl.DataType], ...]) -> pl.DataFrame:
-    """Return the comms table of a trace without communication, whose raw columns have this schema."""
+    """Return the empty comms table for raw columns of this schema; cached, for traces without communication."""
     return _convert_event_comms(pl.DataFrame(schema=dict(schema)), [])
 
 
@@ -113,7 +113,7 @@ def build_groups(config: Any) -> pl.DataFrame:
 
 
 def parse_rank_list(text: str, size: int | None) -> list[int] | None:
-    """Parse a rank list, which may be elided: ``[0, 1, ..., 31]``.
+    """Parse the text of a rank list, possibly abbreviated: ``[0, 1, ..., 31]``; None if it is invalid or ambiguous.
 
     An elided list is completed if the ranks before the dots have a constant step that leads to the last rank, and the
     length agrees with the group's size, if that is known; otherwise the result is None.

@@ -1,4 +1,4 @@
-"""Checks the entries of ``meta`` that etloom itself uses; what a file states wrongly is left out and counted."""
+"""Checks the entries of ``meta`` that etloom uses; entries of a wrong type or range are removed and counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_RANKS = 1 << 20
 
 
 def check_meta(meta: Mapping[str, Any], stats: list[Stat]) -> dict[str, Any]:
-    """Return the meta with valid entries only, all of which JSON can represent. Adds a row to ``stats``."""
+    """Return ``meta`` without invalid entries and with JSON values only; removed entries are counted in ``stats``."""
     invalid: list[str] = []
     checked = {
         key: value if key in _EXEMPT else _clean(value)
@@ -28,7 +28,7 @@ def check_meta(meta: Mapping[str, Any], stats: list[Stat]) -> dict[str, Any]:
 def _select_valid(
     entries: Mapping[str, Any], kinds: Mapping[str, _Kind], where: str, invalid: list[str]
 ) -> dict[str, Any]:
-    """Return the entries that are None, of their kind, or without a declared kind."""
+    """Return the entries that pass the check declared for their key, are None, or have no declared check."""
     valid: dict[str, Any] = {}
     for key, value in entries.items():
         kind = kinds.get(key)
@@ -56,7 +56,7 @@ def _describe(where: str, key: str, value: Any) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """Return a value that JSON can represent: no lone surrogates, no NaN or infinity."""
+    """Return a value that JSON can represent: lone surrogates become U+FFFD, NaN and infinity become text."""
     return _replace_nonfinite(replace_surrogates(value))
 
 
@@ -81,7 +81,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def is_rank(value: Any) -> bool:
-    """Return whether a value can be the number of a rank."""
+    """Return whether a value is a valid rank: an integer from 0 to 2^31 - 1."""
     return type(value) is int and 0 <= value < 1 << 31
 
 

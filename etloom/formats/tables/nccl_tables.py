@@ -1,4 +1,4 @@
-"""Communications that NCCL's own profilers recorded, as events and rows of comms."""
+"""Builds events, comms and groups tables from collectives that NCCL's profilers recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def format_hash(communicator: Any) -> str | None:
 
 
 def count_elements(name: str, count: int | None, size: int | None) -> dict[str, int | None]:
-    """Return in_nelems and out_nelems of a collective from NCCL's count and the number of ranks.
+    """Return in_nelems and out_nelems of a collective (elements per rank) from NCCL's count and the group size.
 
     Without the number of ranks, both are None of all-gather and reduce-scatter: a size of one rank would pass for the
     whole.
@@ -52,7 +52,7 @@ def count_elements(name: str, count: int | None, size: int | None) -> dict[str, 
 def build_communication_tables(
     rows: list[dict[str, Any]], others: pl.DataFrame, stats: list[Stat]
 ) -> dict[str, pl.DataFrame]:
-    """Build events, comms and groups.
+    """Build the events, comms and groups tables from collectives that NCCL's profilers recorded.
 
     Args:
         rows: Communications: name, ts and dur (ns; None if unknown), pid, tid, position; details (`DETAILS` and what

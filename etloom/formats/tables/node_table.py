@@ -1,4 +1,4 @@
-"""Builder of the nodes, tensors, comms, dependencies, events and links tables, node by node (Chakra and ET+)."""
+"""Builds nodes, tensors, comms, dependencies, events and links tables from nodes added in turn (Chakra and ET+)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_DEPTH = 64
 
 
 def to_json(value: Any) -> str:
-    """Return JSON text; values that JSON does not have (NaN, infinity, bytes) become strings."""
+    """Return a value as JSON text; parts that JSON cannot represent (NaN, infinity, bytes) become strings."""
     try:
         return _ENCODER.encode(value)
     except ValueError:
@@ -70,7 +70,7 @@ class NodeTableBuilder:
     def add(
         self, et_id: int, name: str, parent: int | None, columns: dict[str, Any], attrs: dict[str, Any]
     ) -> int:
-        """Add a node and return its place in the file.
+        """Add a node and return its position in the file, by which the other methods refer to it.
 
         Args:
             et_id: Its id in the file.
@@ -96,7 +96,7 @@ class NodeTableBuilder:
     def add_arguments(
         self, place: int, io: int, values: list[Any], shapes: list[Any], types: list[Any], strides: list[Any]
     ) -> None:
-        """Add the inputs (io 0) or outputs (io 1) of a node: columns of nodes and rows of tensors."""
+        """Add a node's inputs (io 0) or outputs (io 1) to its row of nodes, and their tensors to the tensors table."""
         plain: list[Any] = []
         for index, (value, shape, kind, stride) in enumerate(zip_longest(values, shapes, types, strides)):
             dtypes = iter(_TENSOR_TYPE.findall(kind)) if isinstance(kind, str) else iter(())
@@ -151,7 +151,7 @@ class NodeTableBuilder:
         ]
 
     def add_dependencies(self, place: int, on: Iterable[int], kind: str) -> None:
-        """Add the ids of the nodes that a node depends on."""
+        """Add the nodes, by their ids in the file, that a node depends on; ``kind`` names the type of dependency."""
         count_before = len(self._on)
         self._on.extend(on)
         self._edges.append((place, kind, len(self._on) - count_before))
@@ -245,7 +245,7 @@ def _count_problems(repeated: pl.DataFrame, dangling: pl.DataFrame, orphans: pl.
 def _replace_places(
     table: str, rows: list[dict[str, Any]], node_by_place: pl.DataFrame, stats: list[Stat]
 ) -> pl.DataFrame:
-    """Build a table with the node's id instead of its place in the file, in the order of the nodes."""
+    """Build a table from rows, with the node's id instead of its position in the file, sorted by node."""
     places = pl.DataFrame({"place": pl.Series([row["place"] for row in rows], dtype=pl.UInt32)})
     node = places.join(node_by_place, on="place", how="left", maintain_order="left")["node"]
     return build_frame(table, rows, stats).with_columns(node).sort("node", maintain_order=True)

@@ -1,4 +1,4 @@
-"""Checks the values that a reader took from a file against the schema, once, so that no later code has to.
+"""Checks the values that a reader took from a file against the schema, so that later code need not check them.
 
 A value that its column cannot have (`etloom.core.schema.Column`: minimum, maximum, form) becomes null, and lone
 surrogates, which are not characters, become U+FFFD. Everything changed is counted in stats. The entries of ``meta``
@@ -29,7 +29,7 @@ _MANY = 200
 
 
 def check_values(trace: Trace) -> Trace:
-    """Return the trace with every value of its tables and of its meta in the range and form that the schema declares.
+    """Return the trace with values of its tables and meta that the schema does not allow replaced or removed.
 
     Tables that are not in memory are left as they are.
     """
@@ -47,7 +47,7 @@ def check_values(trace: Trace) -> Trace:
 
 
 def check_table(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Return the frame with invalid values as null, without incomplete rows; the same frame if all is valid.
+    """Return a table with invalid values as null and without incomplete rows; the same object if all is valid.
 
     Adds rows to ``stats``.
     """
@@ -71,7 +71,7 @@ def check_table(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFra
 
 
 def _drop_incomplete_rows(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Return the rows that have all required values."""
+    """Remove rows in which a required column is null, and count them in ``stats``."""
     missing = [column for column in TABLES[name].required if frame[column].null_count()]
     if not missing:
         return frame
@@ -84,7 +84,7 @@ def _drop_incomplete_rows(name: str, frame: pl.DataFrame, stats: list[Stat]) -> 
 
 
 def _drop_repeated_ids(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Return the rows without those whose id an earlier row has: joins by id would repeat rows."""
+    """Remove rows with the id of an earlier row, because joins by id would repeat rows; count them in ``stats``."""
     ids = frame["id"].to_numpy()
     if (ids[1:] > ids[:-1]).all():  # as every reader numbers them
         return frame
@@ -98,7 +98,7 @@ def _drop_repeated_ids(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.
 
 
 def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Return the events that have a start; NCCL's Inspector may state a duration alone."""
+    """Remove events without a start, except NCCL collectives: NCCL's Inspector may record only the duration."""
     if not events["ts"].null_count():
         return events
     untimed = events["ts"].is_null() & ~pl.Series(is_in(events["cat"], {NCCL_COLLECTIVE}))
@@ -109,7 +109,7 @@ def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFram
 
 
 def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Series | None:
-    """Return the parents, with null for rows that are their own ancestors; None if there are no cycles.
+    """Return the parents, with null in rows whose chain of parents never ends; None if there are no such rows.
 
     A saved trace states parents of its own; code that climbs to the root would not end.
     """
@@ -129,7 +129,7 @@ def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Serie
 
 
 def _fill_process(name: str, events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Give events without a process the process of the host events, if all host events that name one agree.
+    """Set the missing process id of host events to that of the other host events, if all of those have the same.
 
     Events of a thread nest, and lie in steps, among the events of their process only.
     """
@@ -185,7 +185,7 @@ def _has_nan(series: pl.Series) -> bool:
 
 
 def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) -> pl.Series:
-    """Check the distinct texts of a column of JSON text."""
+    """Replace texts of a JSON column that do not have the declared form by null, and lone surrogates by U+FFFD."""
     if series.null_count() == len(series):
         return series
     unusual = _find_unusual_texts(series.unique().drop_nulls().cast(pl.String), _USUAL[form])
@@ -208,7 +208,7 @@ def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) ->
 
 
 def _find_unusual_texts(texts: pl.Series, usual: str) -> list[str]:
-    """Return the texts that do not match the pattern, or may have a lone surrogate."""
+    """Return the texts that need a full check: they do not match a pattern, or may have a lone surrogate."""
     if len(texts) > _MANY:  # polars is faster for many texts, and has a fixed cost
         texts = texts.filter(~texts.str.contains(f"^(?:{usual})$") | texts.str.contains(_SURROGATE_ESCAPE))
     is_usual, has_surrogate = re.compile(usual).fullmatch, re.compile(_SURROGATE_ESCAPE).search
@@ -216,7 +216,7 @@ def _find_unusual_texts(texts: pl.Series, usual: str) -> list[str]:
 
 
 def _repair_text(text: str) -> str:
-    """Return JSON text without lone surrogates; unchanged if it has none, or is not JSON."""
+    """Return JSON text with lone surrogates replaced by U+FFFD; unchanged if it has none or is not JSON."""
     if re.search(_SURROGATE_ESCAPE, text) is None:
         return text
     try:
@@ -243,7 +243,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _is_list_of(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    """Return whether the value is a list with an item for each tensor, or a list of items for a list of tensors."""
+    """Return whether a value is a list in which each element, or each element of a list in it, passes ``is_item``."""
     return isinstance(value, list) and all(
         is_item(item) or (isinstance(item, list) and all(map(is_item, item))) for item in value
     )

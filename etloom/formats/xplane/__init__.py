@@ -2,7 +2,7 @@
 
 Read: kernels and copies on streams, XLA operations on TPU cores, host threads with runtime calls, Python frames, and
 step annotations. Values of an event or of its operation (hlo_op, hlo_module, flops, bytes_accessed, source, ...) are
-in ``events.args``. Lines that summarize others are events of a category of their own. Not read: the programs (Hlo
+in ``events.args``. Lines that summarize others are events of a separate category. Not read: the programs (Hlo
 Proto) and planes other than those of devices and the host.
 
 One device is one rank: a profile of a process with several busy devices is a Job. A call on the host belongs to the
@@ -38,7 +38,7 @@ _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether the file starts with a plane whose name is one of XLA's."""
+    """Return whether the file starts with a plane of an XSpace, such as /host:CPU or /device:GPU:0."""
     if head[:1] != b"\x0a":
         return False
     messages = MessageData(head[1:12])
@@ -54,7 +54,7 @@ def sniff(head: bytes) -> bool:
 
 
 def _read_length(messages: MessageData) -> tuple[int, int]:
-    """Return the varint at the beginning and the offset after it; 0 if there is none."""
+    """Return the varint at the start of the data and the offset after it; (0, 0) if there is none."""
     value = 0
     for i, byte in enumerate(messages.data[:5]):
         value |= (byte & 0x7F) << (7 * i)
@@ -64,7 +64,7 @@ def _read_length(messages: MessageData) -> tuple[int, int]:
 
 
 def read(path: Path) -> Trace | Job:
-    """Read the Trace of the only device that worked, or a Job with a rank per device.
+    """Read a Trace if at most one device was busy, or a Job with one rank per busy device.
 
     Raises:
         ReadError: The file has no event of a device or of the host.
@@ -114,8 +114,7 @@ def _describe_file(space: Space, messages: MessageData, truncation: str | None) 
 
 
 def _read_meta(space: Space, events: pl.DataFrame, path: Path) -> dict[str, Any]:
-    """Return meta of the file; offset_ns is what has to be added to its times to count them from the
-    epoch."""
+    """Return the meta of the file, with ``offset_ns``, which converts its times to ns since the epoch."""
     environment = next((plane.stats for plane in space.planes if plane.name == "Task Environment"), {})
     start = environment.get("profile_start_time")
     first = events["ts"].min()
@@ -137,7 +136,7 @@ def _read_meta(space: Space, events: pl.DataFrame, path: Path) -> dict[str, Any]
 
 
 def _describe_device(plane: Plane) -> dict[str, Any] | None:
-    """Return the facts of a device with Kineto's keys."""
+    """Return a device's properties under Kineto's keys; None if it is not a device or has fewer than two stats."""
     device = parse_device(plane)
     if device is None or len(plane.stats) < 2:
         return None
@@ -158,9 +157,9 @@ def _describe_device(plane: Plane) -> dict[str, Any] | None:
 
 
 def _choose_steps(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-    """Return the events, and a mask of the step annotations of the host, which are those of every rank.
+    """Return the events, and a mask of the host's step annotations, which every rank receives.
 
-    Without them, the steps that a device marks are its annotations.
+    If the host has none, the step events of a device become its step annotations.
     """
     is_host_step = events["cat"] == "user_annotation"
     if not is_host_step.any():
@@ -172,7 +171,7 @@ def _choose_steps(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
 
 
 def _assign_ranks(events: pl.DataFrame) -> pl.Series:
-    """Return the rank of each event: its device, or that of the device on which its call launched, or the lowest.
+    """Return the rank of each event: its device, else the device its call or thread launched on, else the lowest.
 
     A thread whose calls all launch on one device belongs to the rank of this device.
     """

@@ -1,7 +1,7 @@
-"""Tables of events from the planes of an XSpace: category, time in ns, device, stream, launch, args.
+"""Builds event tables from the planes of an XSpace: category, time (ns), device, stream, correlation, args.
 
 Categories: streams and TPU cores hold kernels and copies; lines that summarize others (XLA Modules, Framework Ops, ...)
-have a category of their own, so that no time counts twice. On the host, calls into CUDA and HIP launch, names that
+have separate categories, so that no time counts twice. On the host, calls into CUDA and HIP launch, names that
 begin with $ are Python frames, ranges with a step number are step annotations, and everything else is an operator.
 """
 
@@ -19,7 +19,7 @@ from etloom.core.schema import Stat
 from etloom.formats.xplane.planes import Plane
 
 HOST_PID = 701
-"""Process number of the host, as xprof's trace viewer has it; a device has its own number."""
+"""Process number of the host, as xprof's trace viewer has it; the process number of a device is the device's number."""
 _DEVICE_PLANE = re.compile(r"^/device:(GPU|TPU):(\d{1,6})(?:\D|$)")
 _HOST_PLANE = "/host:"
 _STREAM_LINE = r"^Stream #"
@@ -48,7 +48,7 @@ _COLUMN_KEYS = ("correlation_id", "kernel_details", "memcpy_details", "memset_de
 
 @dataclass
 class EventTables:
-    """Events of one or more planes, with times in ns from the zero of the file.
+    """Events of one or more planes and their side tables; times are in ns relative to the file's time zero.
 
     Attributes:
         events: Columns of the table ``events`` and ``position``.
@@ -64,7 +64,7 @@ class EventTables:
 
 
 def parse_device(plane: Plane) -> tuple[str, int] | None:
-    """Return kind (GPU, TPU) and number of the device of a plane; None for other planes."""
+    """Return the kind (GPU or TPU) and the number of a plane's device; None if the plane is not a device."""
     match = _DEVICE_PLANE.match(plane.name)
     return (match[1], int(match[2])) if match else None
 
@@ -75,7 +75,7 @@ def is_host(plane: Plane) -> bool:
 
 
 def build_tables(planes: list[Plane]) -> EventTables:
-    """Build the tables of all planes of devices and of the host; the others are counted."""
+    """Build the tables of all device and host planes; other planes are only counted in stats."""
     parts: list[EventTables] = []
     stats: list[Stat] = []
     for plane in planes:
@@ -83,7 +83,7 @@ def build_tables(planes: list[Plane]) -> EventTables:
             stats.append(Stat("read.xplane_plane_not_read", "info", plane.events.height, plane.name))
             continue
         stats += [
-            Stat("read.xplane_no_time", "info", plane.untimed, f"{plane.name}: only how often they occurred"),
+            Stat("read.xplane_no_time", "info", plane.untimed, f"{plane.name}: events without a time"),
             Stat("read.no_time", "data_loss", plane.invalid, f"{plane.name}: time out of range"),
         ]
         if plane.events.height:
@@ -107,7 +107,7 @@ def build_tables(planes: list[Plane]) -> EventTables:
 
 
 def _find_free_stream(parts: list[EventTables], plane: Plane) -> int:
-    """Return the offset for the line ids of another plane of the same device, such as a sparse core."""
+    """Return the first track number that earlier planes of the same device (such as a sparse core) do not use."""
     device = parse_device(plane)
     if device is None:
         return 0
@@ -124,7 +124,7 @@ class _PlaneTables:
         self.first_track = first_track
 
     def build(self) -> EventTables:
-        """Return the tables, with position counted from 0."""
+        """Build the tables of the plane; ``position``, the row number of an event, counts from 0."""
         start = pl.col("start_ps") // 1000
         events = self.plane.events.select(
             "event",
@@ -138,7 +138,7 @@ class _PlaneTables:
         ).with_columns(dur=pl.when(pl.col("dur") >= 0).then("dur"))
         stats = [
             Stat("read.negative_dur", "data_loss", events["dur"].null_count(), "the duration is null"),
-            Stat("read.xplane_no_name", "data_loss", events["name"].null_count(), "without a name"),
+            Stat("read.xplane_no_name", "data_loss", events["name"].null_count(), "events without a name"),
         ]
         tracks = pl.Series(
             "tid", _number_tracks(self.plane.lines["id"].to_list(), self.first_track), pl.Int64
@@ -184,7 +184,7 @@ class _PlaneTables:
         )
 
     def _add_values(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Add the columns of `_COLUMN_KEYS`, ``step_num`` and ``args``, the JSON of all other values."""
+        """Add columns for `_COLUMN_KEYS` and ``step_num``, and ``args``, the JSON of values not in `_COLUMN_KEYS`."""
         values = self.plane.values
         keyed = values.filter(pl.col("key").is_in([*_COLUMN_KEYS, "step_num"]))
         integers = {
@@ -230,7 +230,7 @@ class _PlaneTables:
         )
 
     def _name_steps(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Number the names of step annotations; on a device their name is the number."""
+        """Rename step annotations to NAME#step_num=N; on a device NAME is ``step`` and N the recorded number."""
         name = pl.col("name").fill_null("step")
         if self.device is None:
             number = pl.col("step_num").cast(pl.String)
@@ -276,7 +276,10 @@ class _PlaneTables:
         )
 
     def _build_kernels(self, work: pl.DataFrame) -> pl.DataFrame:
-        """Parse "regs:32 static_shared:0 dynamic_shared:0 grid:8,1,1 block:512,1,1 occ_pct:50" and "... size:4"."""
+        """Parse launch details ("regs:32 grid:8,1,1 ...") and copy sizes ("... size:4") to rows of kernels.
+
+        Launch details: "regs:32 static_shared:0 dynamic_shared:0 grid:8,1,1 block:512,1,1 occ_pct:50".
+        """
         details = pl.col("kernel_details")
 
         def number(name: str, text: pl.Expr = details) -> pl.Expr:
@@ -306,10 +309,10 @@ class _PlaneTables:
 def _separate_replaced(
     values: pl.DataFrame, shared: pl.DataFrame, events: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the values of single events, and those that all events of a name share, without a key in both for an
-    event.
+    """Return values per event and values per metadata (event name), such that no event has a key in both.
 
-    A value of an event replaces that of its name, which becomes a value of the other events of the name.
+    A value of an event replaces the value with this key of its metadata, which becomes a value of the other events of
+    the metadata.
     """
     stated = values.select("event", "key").join(events, on="event")
     replaced = shared.join(stated, on=["metadata", "key"], how="semi", maintain_order="left")
@@ -323,7 +326,7 @@ def _separate_replaced(
 
 
 def _join_members(values: pl.DataFrame, owner: str, alias: str) -> pl.DataFrame:
-    """Return the values of each owner as the members of a JSON object."""
+    """Join the values of each owner (event or metadata) to a text of JSON members: ``"key": value, ...``."""
     keys = values["key"].unique().drop_nulls()
     quoted = pl.DataFrame(
         {"key": keys, "quoted": [json.dumps(key) for key in keys]},
@@ -336,7 +339,7 @@ def _join_members(values: pl.DataFrame, owner: str, alias: str) -> pl.DataFrame:
 
 
 def _number_tracks(ids: list[int], first: int) -> list[int]:
-    """Return a number for each line: its id from ``first`` on; hashes and repeated ids come after them."""
+    """Return a track number per line: ``first`` + line id, or the next free number for hashes and repeated ids."""
     tracks = [first + line if 0 <= line < _MAX_TRACK else None for line in ids]
     used = {track for track in tracks if track is not None}
     following = itertools.count(max(used, default=first) + 1)
@@ -351,7 +354,7 @@ def _number_tracks(ids: list[int], first: int) -> list[int]:
 
 
 def _mark_enclosing(events: pl.DataFrame) -> pl.DataFrame:
-    """Add ``encloses``: whether another event of the line lies within the event."""
+    """Add the column ``encloses``: whether another event of the same line lies within the event."""
     end = pl.col("ts") + pl.col("dur")
     ordered = events.select("event", "line", "ts", "dur").sort(
         "line", "ts", "dur", descending=[False, False, True]

@@ -1,4 +1,4 @@
-"""Decoding of the planes of an XSpace: lines, events and their values, as frames.
+"""Decodes the planes of an XSpace protobuf to frames of lines, events and values.
 
 A plane is a device or the host, a line is a stream or a thread. Names are stored once per plane, as metadata; a value
 ("stat") belongs to an event, to the metadata of events of one name, or to the plane.
@@ -32,12 +32,12 @@ _NAME_ID, _NAME_TEXT, _NAME_DISPLAY, _NAME_STATS = 1, 2, 4, 5
 _STAT_METADATA, _STAT_DOUBLE, _STAT_UINT, _STAT_INT, _STAT_TEXT, _STAT_BYTES, _STAT_REFERENCE = range(1, 8)
 _MAP_KEY, _MAP_VALUE = 1, 2
 _LONGEST_TEXT = 4096
-"""Characters of a value that are kept; dumps of whole programs are longer."""
+"""Characters of a value that are stored; dumps of whole programs are longer."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """A device or the host.
+    """A decoded plane of an XSpace: lines, events and values of a device or of the host.
 
     Attributes:
         name: "/device:GPU:0", "/host:CPU", ...
@@ -63,7 +63,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Space:
-    """A file: its planes, the names of its hosts, and what the profiler reported about itself."""
+    """A decoded .xplane.pb file: its planes, host names, and the profiler's errors and warnings."""
 
     planes: list[Plane]
     hosts: list[str]
@@ -71,7 +71,7 @@ class Space:
 
 
 def decode_space(messages: MessageData, where: Path) -> Space:
-    """Decode a file.
+    """Decode the protobuf messages of an .xplane.pb file.
 
     Raises:
         LimitError: It has too many events.
@@ -137,7 +137,7 @@ class _PlaneDecoder:
         return self.messages.scan(spans.start, spans.ends)
 
     def _read_map(self, number: int) -> tuple[list[int], Fields]:
-        """Return the keys of a map, and the fields of its values, of which ``message`` is the row of the key."""
+        """Return the keys of a protobuf map and the fields of its values; ``message`` is the index of a field's key."""
         entries = self.fields.select(number, LENGTH)
         fields = self._scan(entries)
         keys = fields.get_integers(_MAP_KEY, entries.start.size)
@@ -153,7 +153,7 @@ class _PlaneDecoder:
         return {keys[row]: text for row, text in zip(names.message.tolist(), texts, strict=True)}
 
     def _read_event_metadata(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the names of events (metadata, name, full_name), and the values that all events of a name share."""
+        """Return event names (metadata, name, full_name), and values per event name (metadata, key, text)."""
         keys, fields = self._read_map(_PLANE_EVENTS)
         columns: dict[int, list[str | None]] = {}
         for number in (_NAME_TEXT, _NAME_DISPLAY):
@@ -181,7 +181,7 @@ class _PlaneDecoder:
         return frame, values.join(ids, on="row").select("metadata", "key", "text")
 
     def _read_lines(self) -> tuple[pl.DataFrame, Fields]:
-        """Return line (index), id, name and base_ns of the lines, and their fields."""
+        """Return a frame of lines (line index, id, name, base_ns) and their protobuf fields."""
         spans = self.fields.select(_PLANE_LINES, LENGTH)
         fields = self.messages.scan(spans.start, spans.ends, clip=True)
         count = spans.start.size
@@ -202,7 +202,7 @@ class _PlaneDecoder:
         return frame, fields
 
     def _read_events(self, spans: Fields, lines: pl.DataFrame) -> tuple[pl.DataFrame, Fields]:
-        """Return line, metadata, start_ps, duration_ps and base_ns of the events, and their fields."""
+        """Return a frame of events (line, metadata, start_ps, duration_ps, base_ns) and their protobuf fields."""
         fields = self._scan(spans)
         count = spans.start.size
         frame = pl.DataFrame(
@@ -221,8 +221,7 @@ class _PlaneDecoder:
         return {key: json.loads(text) for key, text in values.select("key", "text").iter_rows()}
 
     def _read_values(self, spans: Fields, owner: str) -> pl.DataFrame:
-        """Return the values with the row of the message that each belongs to: ``owner`` (Int64), key, integer, text
-        (JSON).
+        """Return a row per value: the index of its message (column ``owner``, Int64), key, integer, text (JSON).
 
         Bytes (whole programs) and values without a name are left out.
         """
@@ -269,7 +268,7 @@ class _PlaneDecoder:
         )
 
     def _format_texts(self, values: pl.DataFrame) -> list[str | None]:
-        """Return the JSON of values that are texts, references to texts, or numbers with a fraction; else None."""
+        """Return, per value, the JSON of a text, a referenced text or a floating-point number; None for integers."""
         texts: list[str | None] = [None] * values.height
         references = {key: json.dumps(name[:_LONGEST_TEXT]) for key, name in self.stat_names.items()}
         others = values.with_row_index().filter(

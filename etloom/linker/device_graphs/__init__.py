@@ -1,4 +1,4 @@
-"""Device graphs (CUDA, HIP): the kernels of each replay get the operator, shapes and module of their capture.
+"""Device graphs (CUDA, HIP): attribute the kernels of each replay to the operators that its capture recorded.
 
 captures            what a capture recorded, as events without a time
 eager_runs          runs of the same kernels without a graph, in place of a capture
@@ -27,7 +27,7 @@ __all__ = ["add_captures", "attribute_graphs", "split_captured_events"]
 
 
 def add_captures(trace: Trace, earlier: CapturedEvents | None, captures: Sequence[Trace]) -> Trace:
-    """Return a placed Trace with its own captures and those of other traces.
+    """Return the placed Trace with captured graphs, of the trace itself and of other traces, added to its events.
 
     Args:
         trace: The placed Trace.
@@ -41,7 +41,7 @@ def add_captures(trace: Trace, earlier: CapturedEvents | None, captures: Sequenc
 
 
 def attribute_graphs(trace: Trace) -> Trace:
-    """Return the Trace with the operators of the kernels of graph replays in `launches`."""
+    """Return the Trace with the operators of kernels from graph replays set in its table `launches`."""
     replays = list_replays(trace)
     if replays is None:
         return trace

@@ -1,4 +1,4 @@
-"""Attribution of the kernels of each replay to captured calls, and so to operators, shapes and modules.
+"""Attribute the kernels of each graph replay to captured calls, and so to operators, shapes and modules.
 
 A replay belongs to the capture with the same sequence of kernels, else to the one that aligns best
 (`sequence_alignment`). Captures of several batch sizes may have the same kernels: the batch of the iteration decides,
@@ -41,7 +41,7 @@ replays of further sequences are not attributed. A replay of 400 kernels has 35,
 
 @dataclass
 class _Outcome:
-    """What attribution counted: GPU activities by reason, and examples."""
+    """Counts of the GPU activities that could not be attributed, and an example, by reason."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Outcome:
 
 
 def attribute_replays(trace: Trace) -> Trace:
-    """Return the Trace whose launches of graph replays have their captured call and its operator.
+    """Return the Trace with the captured call and its operator set in the `launches` rows of graph replays.
 
     Rows of stats count the activities that were attributed, and those that were not by reason: without a capture, of a
     refused capture, in a place where the alignment is uncertain.
@@ -96,7 +96,7 @@ def _store(trace: Trace, replays: Replays, call: Rows, operator: Rows) -> Trace:
 
 
 def _count(trace: Trace, replays: Replays, call: Rows, outcome: _Outcome) -> list[Stat]:
-    """Return the rows of stats; the attributed activities and the others add up to those of all replays."""
+    """Return the stats: attributed GPU activity of graph replays, and the remaining activity by reason."""
     durations = to_array(
         take_rows(trace.events["dur"], rows_of_ids(trace.events, trace.launches["device_event"])), 0
     )
@@ -116,7 +116,7 @@ def _count(trace: Trace, replays: Replays, call: Rows, outcome: _Outcome) -> lis
 
 
 class _Matcher:
-    """Finds the capture of each replay; the result for a sequence of kernels is remembered."""
+    """Finds the capture of each graph replay, and caches the result for each sequence of kernels."""
 
     def __init__(self, trace: Trace, captures: Sequence[Capture]) -> None:
         self.trace = trace
@@ -132,7 +132,10 @@ class _Matcher:
         self.tokens: dict[str, int | None] = {}
 
     def match(self, codes: Codes, launch: int, outcome: _Outcome) -> tuple[Capture, Codes] | None:
-        """Return the capture of a replay and the position of the call of each kernel; None if it has none."""
+        """Return the capture of a replay and, for each kernel, its position among the captured calls.
+
+        None if there is no capture; the reason is counted in ``outcome``.
+        """
         candidates, position, problem = self.results[codes.tobytes()]
         if position is None:
             outcome.add(
@@ -154,7 +157,10 @@ class _Matcher:
         return self.captures[chosen], position
 
     def align(self, sequences: Sequence[Codes]) -> None:
-        """Find the captures of all replays, and the position of each kernel in them or the problem."""
+        """Find the candidate captures of each distinct kernel sequence and the position of each kernel in them.
+
+        If there are none, the reason. Stored in ``results``.
+        """
         waiting: dict[tuple[int, int], list[Codes]] = {}
         cells = 0
         for codes in sequences:
@@ -183,7 +189,7 @@ class _Matcher:
                 )
 
     def _compare(self, codes: Codes) -> tuple[list[int], Codes | None, str]:
-        """Return the captures of this sequence of kernels, and the position of each kernel in them or the problem.
+        """Return the captures with this kernel sequence and the position of each kernel in them, or why none matches.
 
         Neither position nor problem if that is known only after an alignment with the capture.
         """
@@ -214,7 +220,7 @@ class _Matcher:
         return best, None, ""
 
     def _fits_unnamed(self, capture: Capture, codes: Codes) -> bool:
-        """Return whether a capture that does not state all kernel names fits.
+        """Return whether a capture without all kernel names can be the capture of this kernel sequence.
 
         It fits if it has as many calls, of the same kinds, with the known kernel names, and if calls with equal
         operator and shapes launch the same kernel.
@@ -232,7 +238,7 @@ class _Matcher:
         return sum(max(by_code.values()) for by_code in kernels.values()) >= MIN_CONSISTENCY * codes.size
 
     def _describe_calls(self, capture: Capture) -> list[tuple[object, ...]]:
-        """Return the operator of each call, its shapes, and the number of the call within the operator."""
+        """Return, for each captured call, its operator, the operator's shapes, and its index within the operator."""
         events, arguments = self.trace.events, self.trace.arguments
         names = take_rows(events["name"], capture.operators).cast(pl.String).to_list()
         ids = take_rows(events["id"], capture.operators)
@@ -246,7 +252,7 @@ class _Matcher:
         return list(zip(names, shapes, numbers, strict=True))
 
     def _choose(self, candidates: Sequence[int], launch: int) -> int | None:
-        """Return one of several captures with the same kernels; None if they differ and nothing decides.
+        """Return which of several captures with the same kernels a launch replays; None if that is undecidable.
 
         A graph pads its batch, so its size is the smallest one that holds the tokens of the iteration.
         """
@@ -273,7 +279,7 @@ class _Matcher:
         return self.signatures[i]
 
     def _batch_of(self, launch: int) -> int | None:
-        """Return the tokens of the iteration around a launch, by the names of the annotations around it."""
+        """Return the batch size (tokens) of the iteration around a launch, read from the enclosing annotations."""
         row = launch
         while row >= 0:
             if (tokens := self._tokens_in(self.names[row] or "")) is not None:
@@ -282,7 +288,7 @@ class _Matcher:
         return None
 
     def _tokens_in(self, name: str) -> int | None:
-        """Return the tokens of the iteration that a name states; most names occur in every replay."""
+        """Return the number of tokens that the name of an annotation states, or None; cached by name."""
         if name not in self.tokens:
             iteration = iterations.parse_iteration(name)
             self.tokens[name] = None if iteration is None else iteration.tokens

@@ -1,4 +1,4 @@
-"""Captures of device graphs: the host events that recorded a graph, kept as events without a time.
+"""Captures of device graphs: the host events that recorded a graph, stored in `events` under separate categories.
 
 A capture lies between cudaStreamBeginCapture and cudaStreamEndCapture (hip: the same): calls in between launch nothing
 but become nodes of the graph. Each captured call, with all events around it, becomes a row of `events` of its own
@@ -34,14 +34,14 @@ _TRITON = r"^triton_"
 
 @dataclass(frozen=True)
 class CapturedEvents:
-    """Rows of `events` and `arguments` that stand for captured host events; ids count from 0."""
+    """Rows for `events` and `arguments` that represent the host events captured into graphs; ids count from 0."""
 
     events: pl.DataFrame
     arguments: pl.DataFrame
 
 
 def extract_captures(trace: Trace) -> CapturedEvents | None:
-    """Return the captured events of a placed trace; None if it contains no capture.
+    """Return the host events that a placed trace captured into graphs; None if it contains no capture.
 
     Calls on any thread during a capture belong to it, since autograd captures the backward on a thread of its own,
     except those that launched GPU activity.
@@ -67,7 +67,7 @@ def extract_captures(trace: Trace) -> CapturedEvents | None:
 def build_captured_events(
     trace: Trace, parent: Rows, graphs: list[tuple[str, Rows]], kernel_names: pl.Series | None
 ) -> CapturedEvents:
-    """Return captured events for these calls and all events around them.
+    """Create the rows of captured events for the calls of graphs and all events that enclose them.
 
     Args:
         trace: A placed trace.
@@ -107,7 +107,7 @@ def build_captured_events(
 
 
 def add_captured_events(trace: Trace, parts: list[CapturedEvents]) -> Trace:
-    """Return the Trace with these events after all others; they have the time of the last one and no duration."""
+    """Return the Trace with captured events appended; they get the start time of its last event, and no duration."""
     events, arguments = trace.events, trace.arguments
     last = events["ts"].max()
     for part in parts:
@@ -124,7 +124,7 @@ def add_captured_events(trace: Trace, parts: list[CapturedEvents]) -> Trace:
 
 
 def split_captured_events(trace: Trace) -> tuple[Trace, CapturedEvents | None]:
-    """Return a trace that was linked before without its captured events, and these events."""
+    """Separate a trace that was linked before into the trace without captured events and these events."""
     events = trace.events
     is_captured = is_in(events["cat"], categories.CAPTURED)
     if not is_captured.any():
@@ -146,7 +146,7 @@ def split_captured_events(trace: Trace) -> tuple[Trace, CapturedEvents | None]:
 
 
 def _find_windows(events: pl.DataFrame, runtime: NDArray[np.bool_]) -> list[tuple[int, int, int]]:
-    """Return the row of the call that begins each capture, its time, and the time of the call that ends it."""
+    """Return (row of the begin call, begin time, end time) of each graph capture, times in ns."""
     marks = np.flatnonzero(runtime & match_text(events["name"], f"{_BEGIN}|{_END}"))
     windows = []
     open_by_thread: dict[tuple[int, int], tuple[int, int]] = {}
@@ -164,7 +164,7 @@ def _is_node_call(name: pl.Expr) -> pl.Expr:
 
 
 def _has_activity(events: pl.DataFrame, calls: Rows) -> NDArray[np.bool_]:
-    """Return whether each call launched GPU activity, by correlation."""
+    """Return a mask of the calls that launched GPU activity, by correlation."""
     work = is_in(events["cat"], categories.DEVICE_CATEGORIES)
     used = events.filter(pl.Series(work))["correlation"].drop_nulls().unique()
     used = used.filter(used > 0)
@@ -173,7 +173,7 @@ def _has_activity(events: pl.DataFrame, calls: Rows) -> NDArray[np.bool_]:
 
 
 def _name_capture(events: pl.DataFrame, parent: Rows, begin: int) -> str:
-    """Return the innermost annotation around the call that begins a capture, else its time in the recording."""
+    """Name a capture after the innermost annotation around it, else after its time in the recording."""
     row = int(parent[begin])
     while row >= 0:
         name = events["name"][row]
@@ -186,8 +186,7 @@ def _name_capture(events: pl.DataFrame, parent: Rows, begin: int) -> str:
 def _name_kernels(
     events: pl.DataFrame, parent: Rows, calls: Rows, kernel_names: pl.Series | None
 ) -> pl.Series:
-    """Return the name of the kernel that each event launches; null for events that are not calls, or if
-    unknown.
+    """Return the kernel name of each launch call, for all events; null for other events or if unknown.
 
     ROCm states it with the call. CUDA does not; of Triton's kernels it is the name of the operator.
     """
@@ -216,7 +215,7 @@ def _parse_kernel_name(text: str) -> str | None:
 
 
 def _add_ancestors(parent: Rows, rows: Rows) -> Rows:
-    """Return these rows and those of all events around them, ascending."""
+    """Return these rows and the rows of all enclosing events, in ascending order."""
     levels, climbing = [rows], rows
     while climbing.size:
         climbing = np.unique(parent[climbing])

@@ -1,4 +1,4 @@
-"""Eager runs of a captured step: consecutive launches of the kernels that a graph replays.
+"""Eager runs of a captured step: the kernels that a graph replays, launched one after the other without the graph.
 
 Where no capture was recorded, the operators of such a run are those of the graph: engines run each step eagerly
 before they capture it, and fall back to that.
@@ -25,7 +25,10 @@ MIN_EQUAL_GRIDS = 0.95
 
 
 def find_eager_runs(trace: Trace, replays: Replays, captures: list[Capture]) -> CapturedEvents | None:
-    """Return captured events for the eager runs of graphs without a capture of the same kernels; None without any."""
+    """Create captured events from eager runs, for replayed graphs whose capture was not recorded.
+
+    None if there are none.
+    """
     events, launches = trace.events, trace.launches
     captured = {capture.codes.tobytes() for capture in captures}
     call = rows_of_ids(events, launches["launch"])
@@ -63,7 +66,7 @@ def find_eager_runs(trace: Trace, replays: Replays, captures: list[Capture]) -> 
 
 
 def _find_windows(codes: Rows, sequence: Rows) -> list[int]:
-    """Return where a sequence occurs; empty if it occurs so often that it is not a step."""
+    """Return the positions at which a kernel sequence occurs; empty above `MAX_WINDOWS`: it is not a step then."""
     count = codes.size - sequence.size + 1
     if count <= 0:
         return []
@@ -73,7 +76,7 @@ def _find_windows(codes: Rows, sequence: Rows) -> list[int]:
 
 
 def _describe(trace: Trace, operators: Rows) -> str:
-    """Return the operators and shapes of a run as text, to compare runs."""
+    """Return the operators and their input shapes as text, to compare two runs."""
     arguments = trace.arguments.select("dims", id="event")
     shapes = take_rows(arguments["dims"], rows_of_ids(arguments, take_rows(trace.events["id"], operators)))
     names = take_rows(trace.events["name"], operators)
@@ -81,7 +84,7 @@ def _describe(trace: Trace, operators: Rows) -> str:
 
 
 def _list_grids(trace: Trace) -> Rows:
-    """Return the blocks in the grid of each event; -1 if unknown."""
+    """Return the number of thread blocks in the grid of each event; -1 if unknown."""
     blocks = trace.kernels.select(
         id="event", blocks=pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     )

@@ -1,4 +1,4 @@
-"""Replays of device graphs: which GPU activities belong to each, in which order, and the names of their kernels."""
+"""Replays and captures of device graphs as sequences of kernels: rows, order and codes of kernel names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEMORY_NAMES = {
 
 @dataclass(frozen=True)
 class Replays:
-    """The replays of a trace, in order of their launch.
+    """The GPU activities of all graph replays of a trace, grouped by replay in order of launch.
 
     Attributes:
         launch: Row in events of the call that launched each replay.
@@ -44,7 +44,7 @@ class Replays:
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured graph.
+    """A captured graph: its name, batch size, calls in order, and the operator and kernel name of each call.
 
     Attributes:
         row: Row in events of its `captured_graph`.
@@ -64,7 +64,7 @@ class Capture:
 
 
 def list_replays(trace: Trace) -> Replays | None:
-    """Return the replays of a trace with launches; None if it has none."""
+    """Return the graph replays of a trace with the table `launches`; None if there are none."""
     events, launches = trace.events, trace.launches
     call = rows_of_ids(events, launches["launch"])
     is_graph = match_text(events["name"], categories.GRAPH_LAUNCH)
@@ -80,7 +80,7 @@ def list_replays(trace: Trace) -> Replays | None:
 
 
 def list_captures(trace: Trace) -> list[Capture]:
-    """Return the captured graphs of a trace."""
+    """Return the captured graphs of a trace, from its events of the category `captured_graph`."""
     events = trace.events
     graphs = np.flatnonzero(is_in(events["cat"], (CAPTURED_GRAPH,)))
     if not graphs.size:
@@ -110,7 +110,10 @@ def list_captures(trace: Trace) -> list[Capture]:
 
 
 def encode_names(events: pl.DataFrame) -> Codes:
-    """Return a code for the kernel name of each event: equal for what a graph may replay under several names."""
+    """Return an integer code for the kernel name of each event.
+
+    Equal for names that stand for the same graph node: all memcpys, all memsets.
+    """
     codes = to_array(events["name"].to_physical(), UNKNOWN).astype(np.int64)
     calls = is_in(events["cat"], (CAPTURED_CALL,))
     unnamed = calls & match_text(events["name"], API_CALL)
@@ -122,7 +125,7 @@ def encode_names(events: pl.DataFrame) -> Codes:
 
 
 def _node_order(trace: Trace, device: Rows) -> NDArray[np.int64]:
-    """Return the number of the graph's node of each device event, else its start: streams run concurrently."""
+    """Return the sort key of device events within a replay: the graph node id, or the start if ids are missing."""
     starts = to_array(trace.events["ts"], 0)[device]
     nodes = trace.kernels.select("graph_node_id", id="event").drop_nulls()
     if not nodes.height:

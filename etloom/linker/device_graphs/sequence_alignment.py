@@ -1,4 +1,4 @@
-"""Alignment of the kernels of a replay with the calls of a capture, by names, where it is certain.
+"""Align the kernels of a graph replay with the calls of a capture by kernel name, where the alignment is certain.
 
 The alignment is a longest common subsequence within a band. Where kernels are missing, repeated or in another order,
 several longest ones may exist; a kernel is only aligned if all of them agree on its call, and near such a place, if
@@ -29,7 +29,9 @@ _BATCH_CELLS = 1 << 21
 
 
 def align_sequences(replays: NDArray[np.int64], capture: Codes) -> list[Codes | None]:
-    """Return the position in the capture of the call of each kernel of each replay, -1 if it is uncertain.
+    """Align the kernels of replays with the calls of a capture; return each kernel's call, -1 if uncertain.
+
+    A call is returned as its position in the capture.
 
     The replays are aligned together, since numpy works on the same row of all of them at once.
 
@@ -58,7 +60,7 @@ def align_sequences(replays: NDArray[np.int64], capture: Codes) -> list[Codes | 
 
 
 def count_cells(size: int, capture_size: int) -> int:
-    """Return the cells of the table by which a replay of this size is aligned; the time is proportional to them."""
+    """Return the size in cells of the alignment table for one replay; the run time is proportional to it."""
     return (size + 1) * (2 * _choose_band(size, capture_size) + 1)
 
 
@@ -67,7 +69,10 @@ def _choose_band(size: int, capture_size: int) -> int:
 
 
 def _align_batch(replays: NDArray[np.int64], capture: Codes, band: int) -> list[Codes | None]:
-    """Align replays that agree with the capture. The axes of arrays are kernel, replay and diagonal of the band."""
+    """Align replays of one length with a capture; return positions per replay, None if too few kernels match.
+
+    The axes of the arrays are kernel, replay, and diagonal of the band.
+    """
     size = replays.shape[1]
     longer = max(size, capture.size)
     before = _prefix_matches(replays, capture, band)
@@ -99,7 +104,7 @@ def _align_batch(replays: NDArray[np.int64], capture: Codes, band: int) -> list[
 
 
 def _prefix_matches(firsts: NDArray[np.int64], second: Codes, band: int) -> NDArray[np.int32]:
-    """Return the most matches of firsts[b, :i] and second[:i + k - band], at [i, b, k]."""
+    """Return at [i, b, k] the longest common subsequence length of firsts[b, :i] and second[:i + k - band]."""
     width = 2 * band + 1
     diagonal = np.arange(width) - band
     count, size = firsts.shape
@@ -122,14 +127,14 @@ def _prefix_matches(firsts: NDArray[np.int64], second: Codes, band: int) -> NDAr
 
 
 def count_common(first: Codes, second: Codes) -> int:
-    """Return how many codes two sequences share, regardless of order: no alignment has more matches."""
+    """Return the number of codes that two sequences share regardless of order, an upper bound of aligned matches."""
     size = int(max(first.max(initial=0), second.max(initial=0))) + 1
     counts = [np.bincount(codes[codes >= 0], minlength=size) for codes in (first, second)]
     return int(np.minimum(*counts).sum())
 
 
 def _near_difference(position: Codes, size: int) -> NDArray[np.bool_]:
-    """Return which kernels are at most `NEIGHBORHOOD` kernels away from where the sequences differ."""
+    """Return a mask of the kernels at most `NEIGHBORHOOD` kernels away from a difference between the sequences."""
     follows = np.concatenate([[-1], position, [size]])
     breaks = np.diff(follows) != 1
     different = (position < 0) | breaks[:-1] | breaks[1:]

@@ -1,4 +1,4 @@
-"""Tensors for the calls of a rank, allocated before anything is timed."""
+"""Allocates the input and output tensors of a rank's communication calls before any call is timed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def allocate_buffers(
 def _assign_buffers(
     calls: Sequence[Call], waits: Sequence[tuple[int, ...]], rank: int, backend: str
 ) -> tuple[dict[torch.dtype, list[int]], list[tuple[torch.dtype, _Slots, int]]]:
-    """Return the size of each buffer by dtype, and for each call (dtype, slots, number of inputs)."""
+    """Assign reusable buffers to tensors; return their sizes (elements) by dtype and the slots of each call."""
     sizes: dict[torch.dtype, list[int]] = {}
     free: dict[torch.dtype, list[int]] = {}
     assignments: list[tuple[torch.dtype, _Slots, int]] = []

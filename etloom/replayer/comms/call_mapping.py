@@ -1,4 +1,4 @@
-"""Maps recorded calls to calls of the replay: its ranks, sizes for fewer ranks, and the calls to wait for."""
+"""Maps recorded calls to planned calls: renumbers ranks, shrinks sizes to smaller groups, and decides when to wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ wait is searched in this many calls."""
 
 
 class _NotReplayable(Exception):
-    """A recorded call that cannot be replayed; the text is the reason."""
+    """Raised for a recorded call that cannot be replayed; the message is the reason."""
 
 
 def map_calls(
@@ -26,7 +26,7 @@ def map_calls(
     world: tuple[int, ...],
     starts: NodeStarts | None = None,
 ) -> tuple[list[Call], list[tuple[str, str]]]:
-    """Map the recorded calls of a rank to calls of the replay.
+    """Convert the recorded calls of one rank to calls of the plan.
 
     Args:
         recorded_calls: Calls of the rank, in their order.
@@ -67,7 +67,7 @@ def map_calls(
 def _map_call(
     recorded: RecordedCall, rank: int, new_ranks: Mapping[int, int], world: tuple[int, ...]
 ) -> Call:
-    """Map one call; its index, gap, duration and waits are set by the caller.
+    """Convert a recorded call to a planned `Call`; the caller sets its index, gap, recorded duration and waits.
 
     torch.distributed sorts the ranks of a group that it creates. So are those of the call, along with the sizes that
     are divided among them; a group that was created unsorted (sort_ranks=False) is replayed sorted.
@@ -124,7 +124,7 @@ def _map_message(call: Call, recorded: RecordedCall, rank: int, new_ranks: Mappi
 def _map_root(
     recorded: RecordedCall, group: Sequence[int], members: Collection[int], new_ranks: Mapping[int, int]
 ) -> int | None:
-    """Return the root in ranks of the replay: if it was not recorded, the first of the group."""
+    """Return the root of a collective as a rank of the replay (default: first of the group); None if it has no root."""
     if recorded.collective not in ROOTED:
         return None
     root = new_ranks.get(group[0] if recorded.root is None else recorded.root)
@@ -157,7 +157,7 @@ def _map_sizes(
 
 
 def _split_elements(split: tuple[int, ...], recorded: RecordedCall, size: int) -> tuple[int, ...]:
-    """Convert the sizes of a split, recorded as rows, to elements; rows have the same width on all ranks."""
+    """Convert the split sizes of an all-to-all from rows, as recorded, to elements; () if they are incomplete."""
     if len(split) != size:
         return ()
     for sizes, row_count in (
@@ -172,7 +172,7 @@ def _split_elements(split: tuple[int, ...], recorded: RecordedCall, size: int) -
 def _shrink_sizes(
     recorded: RecordedCall, size: int, members: list[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return input and output sizes in a group of which ``members`` remain (indices); divided tensors shrink."""
+    """Return input and output sizes for a group reduced to ``members`` (indices); tensors split among ranks shrink."""
     inputs, outputs = recorded.inputs, recorded.outputs
 
     def shrink(sizes: tuple[int, ...], split: tuple[int, ...]) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ def _shrink_sizes(
 def _waits_before_calls(
     recorded_calls: list[RecordedCall], new_index: Mapping[int, int]
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the earlier calls to wait for before making each call."""
+    """Yield, for each mapped call, the indices of the earlier calls to wait for before it is issued."""
     pending: list[int] = []
     for position in new_index:
         call, waits = recorded_calls[position], _recorded_waits(recorded_calls, position)
@@ -217,7 +217,7 @@ def _waits_before_calls(
 
 
 def _recorded_waits(recorded_calls: list[RecordedCall], position: int) -> set[int]:
-    """Return the calls that a rank had to wait for before a call, according to the recorded waits."""
+    """Return the positions of calls for which a wait was recorded before ``position``, within the last 256 calls."""
     return {
         waited
         for call in recorded_calls[max(0, position - _MAX_IN_FLIGHT) : position]
@@ -226,7 +226,7 @@ def _recorded_waits(recorded_calls: list[RecordedCall], position: int) -> set[in
 
 
 def _may_be_in_flight(call: RecordedCall, later: RecordedCall) -> bool:
-    """Return whether a call may still be in flight when a later one is made."""
+    """Return whether a call may be incomplete when a later call is issued, judged by recorded times or asynchrony."""
     if call.end is not None and later.start is not None:
         return call.end > later.start
     if call.collective in MESSAGES:
@@ -236,7 +236,7 @@ def _may_be_in_flight(call: RecordedCall, later: RecordedCall) -> bool:
 
 
 def scale_call(call: Call, scale: float) -> Call:
-    """Multiply the sizes of a call.
+    """Multiply the tensor sizes of a planned call by ``scale``, and remove its recorded duration.
 
     Raises:
         EtloomError: The sizes become larger than any memory.
@@ -274,7 +274,7 @@ def scale_call(call: Call, scale: float) -> Call:
 
 
 def select_calls(calls: Sequence[Call], positions: Collection[int]) -> tuple[Call, ...]:
-    """Return the calls at these positions, renumbered; waits for dropped calls go, their gaps are added up."""
+    """Return the calls at ``positions``, renumbered; drop waits for other calls, and add up the gaps between them."""
     new_index: dict[int, int] = {}
     selected: list[Call] = []
     gap: int | None = None

@@ -1,4 +1,4 @@
-"""Matches the calls of all ranks: calls without a counterpart are dropped, contradicting calls are an error.
+"""Matches planned calls across ranks; drops calls that another rank lacks, and rejects contradicting calls.
 
 Calls match by position: the first call of each rank in a group, the second, and so on; likewise the messages that one
 rank sends to another, and those received there. Recordings that end at different calls on different ranks, and the
@@ -20,7 +20,7 @@ Channel = tuple[str, tuple[int, ...]]
 
 
 def match_calls(calls_by_rank: Sequence[Sequence[Call]]) -> tuple[list[set[int]], list[Skipped]]:
-    """Match the calls of all ranks.
+    """Match the planned calls of all ranks by their order in each group, and check that matching calls agree.
 
     Returns:
         For each rank the positions of its calls that all ranks of the call make, and the calls that are dropped.
@@ -60,7 +60,7 @@ def _calls_by_channel(rank: int, calls: Sequence[Call]) -> Iterator[tuple[Channe
 
 
 def _fewest_calls(channel: Channel, by_rank: dict[int, list[Call]]) -> tuple[int, int]:
-    """Return the number of calls that all ranks have, and a rank that has only these."""
+    """Return (number of calls, rank) for the rank with the fewest calls in a group or from a sender to a receiver."""
     return min((len(by_rank.get(rank, ())), rank) for rank in channel[1])
 
 
@@ -84,7 +84,7 @@ def _check_agreement(channel: Channel, by_rank: dict[int, list[Call]], count: in
 
 
 def _common_attributes(channel: Channel, call: Call) -> tuple[object, ...]:
-    """Return what all ranks of a call have to agree on."""
+    """Return the attributes that must be equal on all ranks of a call, such as collective, root and tensor sizes."""
     if channel[0] == "message":
         return (_call_bytes(call),)
     if call.collective == "barrier":
@@ -110,7 +110,7 @@ def _contradiction_error(rank: int, call: Call, other: int, other_call: Call) ->
 
 
 def _common_sizes(call: Call) -> tuple[int, ...]:
-    """Return the elements of the tensors that have the same size on every rank."""
+    """Return the element counts of those tensors of a call (inputs or outputs) whose sizes are equal on every rank."""
     sizes = call.outputs if call.collective in ("reduce_scatter", "scatter", "recv") else call.inputs
     return sizes or call.outputs or call.inputs
 
@@ -120,7 +120,7 @@ def _call_bytes(call: Call) -> int:
 
 
 def _all_to_all_bytes(calls: Sequence[Call], sent: bool) -> np.ndarray:
-    """Return [rank, rank] the bytes that each rank of an all-to-all sends to (or receives from) each other rank."""
+    """Return a matrix [rank, peer] of the bytes that each rank of an all-to-all sends to (or receives from) a peer."""
     size = len(calls)
     shares = np.zeros((size, size), dtype=np.int64)
     for index, call in enumerate(calls):

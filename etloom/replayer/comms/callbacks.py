@@ -1,4 +1,4 @@
-"""Hooks by which the caller of a replay on several processes takes part in it."""
+"""Callbacks that the caller of a multi-process replay provides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankWork:
-    """The work of a rank besides communication.
+    """Callbacks for the work of a rank between communication calls: run its operators, and describe its activity.
 
     Attributes:
         run_operators: Called with a node to run the operators before it, and with None at the end (`Runner`).
@@ -28,7 +28,7 @@ def _skip_preparation(report: Callable[[str], None]) -> RankWork:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Hooks of a session.
+    """Callbacks of a multi-process replay: end this process, print a message, and prepare a rank.
 
     Attributes:
         end_process: Ends this process with a reason, when another process is gone. It must not return.

@@ -1,4 +1,4 @@
-"""Measures when calls are made and when they complete."""
+"""Measures when communication calls complete, and how long waiting for them blocks the host or the GPU stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Clock:
-    """Completion times of calls: on a CPU as the host sees them, on a GPU as the stream sees them.
+    """Measures completion times of calls: on a CPU with the host's clock, on a GPU with events on a stream.
 
     Attributes:
         blocked_ns: Time since `begin` that the host (on a GPU: the stream of the operators) was blocked in waits. On a
@@ -25,7 +25,7 @@ class Clock:
         self._events: list[tuple[int, Any, Any]] = []
 
     def begin(self, count: int) -> None:
-        """Start measuring a pass of ``count`` calls."""
+        """Reset all times before a pass of ``count`` calls."""
         self.blocked_ns = 0
         self._completed = [0] * count
         self._events = []
@@ -36,7 +36,7 @@ class Clock:
             self._origin_ns = time.monotonic_ns()
 
     def watch(self, index: int, work: Any) -> None:
-        """Record when a call completes, if the backend reports it; gloo does not for messages."""
+        """On a CPU, record the time at which a call completes, if the backend reports it (gloo: not for messages)."""
         if self._is_cuda or work is None:
             return
         completed = self._completed
@@ -48,7 +48,7 @@ class Clock:
             work.get_future().add_done_callback(record)
 
     def wait(self, index: int, work: Any) -> None:
-        """Wait for a call; on a GPU the stream of the operators waits, not the host."""
+        """Wait until a call completes; on a GPU the current stream waits instead of the host."""
         if self._is_cuda:
             self._wait_on_stream(index, work)
             return

@@ -13,7 +13,7 @@ GPU_BACKENDS = ("nccl", "ucc")
 
 @dataclass(frozen=True)
 class CommsOptions:
-    """Options for running the calls of a plan.
+    """Options for running the calls of a plan: backend, device, timing, number of passes, verification and timeout.
 
     Attributes:
         backend: Backend of torch.distributed, or auto.
@@ -43,14 +43,14 @@ class CommsOptions:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The address where the processes meet: host of rank 0 and a free port there; default: set by launcher."""
+    """Address to which all processes connect: host of rank 0 and a free port on it; None: derived from the launcher."""
 
     address: str | None = None
     port: int | None = None
 
 
 def resolve_options(options: CommsOptions) -> CommsOptions:
-    """Replace an "auto" backend or device: one follows from the other, both from whether there is a GPU."""
+    """Replace "auto" as backend or device by a value that fits the other option or, if both are auto, the hardware."""
     backend, device = options.backend, options.device
     if device == "auto":
         if backend == "auto":
@@ -66,7 +66,7 @@ def resolve_options(options: CommsOptions) -> CommsOptions:
 
 
 def check_backend(name: str) -> None:
-    """Check that torch knows a backend or a package has registered it.
+    """Check that the name of a torch.distributed backend is built in or registered by an installed package.
 
     torch is imported only for names that are not built in.
 
@@ -78,7 +78,7 @@ def check_backend(name: str) -> None:
 
 
 def registered_backends() -> list[str]:
-    """Return the backends of the installed torch, including those of other packages; none without torch."""
+    """Return the names of the backends registered with torch.distributed; an empty list if torch is not installed."""
     try:
         from torch.distributed import Backend
     except ImportError:

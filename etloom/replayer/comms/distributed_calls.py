@@ -1,4 +1,4 @@
-"""Executes planned calls with torch.distributed, and computes the results they must have."""
+"""Executes planned calls with torch.distributed, and computes the expected results for verification."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _GLOO_SUBSTITUTES = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.
 
 
 def torch_dtype(name: str, backend: str = "nccl") -> torch.dtype:
-    """Return torch's type of a recorded one; for gloo a supported type of the same size.
+    """Convert a recorded data type name to a torch.dtype; for gloo, if necessary, to a supported dtype of equal size.
 
     Raises:
         EtloomError: torch has no such type.
@@ -77,7 +77,7 @@ def _normalize_dtype_name(name: str) -> str:
 
 @dataclass
 class PreparedCall:
-    """A call with its group and tensors. An in-place call has inputs only."""
+    """A planned call with its process group and tensors, ready to run; an in-place collective has inputs only."""
 
     call: Call
     group: Any
@@ -86,7 +86,7 @@ class PreparedCall:
 
     @property
     def reduce_op(self) -> str:
-        """The recorded operation; sum instead of avg, with the same traffic, if the backend has no average."""
+        """Name of the reduce operation as recorded, but sum instead of avg unless the backend is NCCL."""
         if self.call.reduce_op == "avg" and dist.get_backend(self.group) != "nccl":
             return "sum"
         return self.call.reduce_op
@@ -98,7 +98,7 @@ class PreparedCall:
         ]
 
     def start(self) -> Any:
-        """Start the call and return the Work to wait for."""
+        """Start the call asynchronously, and return torch's Work object to wait for."""
         collective = self.call.collective
         if collective in ("all_reduce", "broadcast", "reduce", "barrier"):
             return self._start_in_place()
@@ -165,7 +165,7 @@ class PreparedCall:
 
 
 def start_messages(calls: Sequence[PreparedCall]) -> list[Any]:
-    """Start messages as one batch and return the Work of each."""
+    """Start sends and receives as one batch, and return torch's Work object for each of them."""
     works = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, message.inputs[0], message.call.peer)
@@ -187,7 +187,7 @@ def _backend_group(group: Any) -> Any:
 
 
 def tensor_element_counts(call: Call, rank: int) -> tuple[list[int], list[int]]:
-    """Return the elements of the input and output tensors that torch.distributed expects from this rank."""
+    """Return the sizes (elements) of the input and output tensors that torch.distributed requires on a rank."""
     size = len(call.group)
     inputs, outputs = list(call.inputs), list(call.outputs)
     match call.collective:
@@ -219,7 +219,7 @@ def tensor_element_counts(call: Call, rank: int) -> tuple[list[int], list[int]]:
 def expected_results(
     prepared: PreparedCall, rank: int, world_size: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return pairs (tensor, expected contents) after a call to which each rank contributed `verification_value`."""
+    """Return pairs (tensor, expected contents) for a call to which each rank contributed its `verification_value`."""
     call, group = prepared.call, prepared.call.group
     inputs, outputs = prepared.inputs, prepared.outputs
     values = {
@@ -257,7 +257,7 @@ def expected_results(
 
 
 def verification_value(rank: int, dtype: torch.dtype, world_size: int) -> int:
-    """Return the value of every element that a rank contributes when results are verified.
+    """Return the value with which a rank fills its tensors when the results of calls are verified.
 
     It is 1, 2 or 3. In a large world most ranks contribute 0, so that the type can hold the sum of all values.
     """
@@ -289,7 +289,7 @@ def _reduce_values(values: list[int], operation: str) -> float:
 
 
 def _fill_like(tensor: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    """Return a tensor like the given one in which each value fills an equal part."""
+    """Return a flat tensor with dtype and device of ``tensor``, in which each value fills a part of equal size."""
     filled = torch.tensor(values, dtype=torch.float64).repeat_interleave(tensor.numel() // len(values))
     return filled.to(tensor.dtype).to(tensor.device)
 

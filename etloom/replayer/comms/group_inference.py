@@ -1,4 +1,4 @@
-"""Infers the groups of calls that were recorded without one, as in execution traces of gloo.
+"""Infers the process groups of calls whose group was not recorded, as in execution traces of gloo.
 
 All recorded calls completed in their order, and the groups that existed are known. So the calls are simulated: the next
 call of a rank belongs to a known group if it is next on all ranks of that group and they agree on its attributes. A
@@ -16,7 +16,7 @@ from etloom.replayer.recorded_calls import Group, RecordedCall, global_rank
 
 
 def infer_groups(calls_by_rank: Mapping[int, list[RecordedCall]], groups: Collection[Group]) -> None:
-    """Set the group of each call that has none, or the reason why it cannot be inferred (`RecordedCall.missing`).
+    """Infer the missing groups of calls, in place; where that fails, set the reason (`RecordedCall.missing`).
 
     Args:
         calls_by_rank: The calls of every rank of the world, in their order. They are modified.
@@ -36,7 +36,7 @@ def infer_groups(calls_by_rank: Mapping[int, list[RecordedCall]], groups: Collec
 
 
 class _PendingCalls:
-    """The collective calls of each rank that were not simulated yet; ``groups`` is sorted by size, largest first."""
+    """Collective calls of each rank that have no group assigned yet; ``groups`` are the candidates, largest first."""
 
     def __init__(self, calls_by_rank: Mapping[int, list[RecordedCall]], groups: list[Group]) -> None:
         self._groups = groups
@@ -51,7 +51,7 @@ class _PendingCalls:
         self._blocked: set[Group] = set()  # until one of their ranks comes to another call
 
     def next_group(self) -> Group | None:
-        """Return a group whose next call can be simulated; None if there is none."""
+        """Return a group whose ranks' next calls form one collective of that group; None if no group qualifies."""
         fallback = None
         for group in self._groups:
             if group in self._blocked:
@@ -80,7 +80,7 @@ class _PendingCalls:
         return self._queues[rank][position] if position < len(self._queues[rank]) else None
 
     def _can_call(self, group: Group) -> bool:
-        """Return whether the next calls of all ranks of the group can be one call of that group."""
+        """Return whether the next calls of the group's ranks agree, so that they can be one collective of the group."""
         heads = [self._head(rank) for rank in group]
         signatures = {_call_signature(call) for call in heads if call is not None}
         return len(signatures) == 1 and all(
@@ -89,7 +89,7 @@ class _PendingCalls:
         )
 
     def _may_be_larger(self, group: Group) -> bool:
-        """Return whether all ranks of a larger group that contains this one still have such a call."""
+        """Return whether the next call may belong to a larger group, whose ranks all have an equal pending call."""
         call = self._head(group[0])
         if call is None or call.group:
             return False
@@ -103,17 +103,17 @@ class _PendingCalls:
 
 
 def _may_be_group(recorded: Group | None, group: Group) -> bool:
-    """Return whether a call may belong to the group: ranks may list the same set in different orders."""
+    """Return whether a recorded group is unknown or consists of the same ranks as ``group``, in any order."""
     return recorded in (None, group) or (recorded is not None and sorted(recorded) == sorted(group))
 
 
 def _call_signature(call: RecordedCall) -> tuple[object, ...]:
-    """Return what all ranks of a call agree on; also the root, which is a group index if the group is unknown."""
+    """Return the attributes that are equal on all ranks of a call: collective, dtype, elements and, if needed, root."""
     return call.collective, call.dtype, _common_elements(call), None if call.group else call.root
 
 
 def _common_elements(call: RecordedCall) -> int | None:
-    """Return the number of elements that is the same on all ranks of a call."""
+    """Return the number of elements that is equal on all ranks of a call; None for a barrier or all-to-all."""
     if call.collective in ("barrier", "all_to_all"):
         return None
     sizes = call.outputs if call.collective in ("reduce_scatter", "scatter") else call.inputs

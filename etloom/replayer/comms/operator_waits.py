@@ -1,4 +1,4 @@
-"""Places the waits for calls among the operators of a rank: before the first that started after the call had ended.
+"""Places the wait for each communication call before the first operator that started after the call had ended.
 
 A recorded wait stays where it was. Any other wait stays between two calls: the last one that was made while the awaited
 call was in flight, and the next one. So calls wait for each other as they do without operators, and no deadlock can
@@ -22,7 +22,7 @@ from etloom.timeline.activity import has_device_events, select_launched_events
 
 @dataclass(frozen=True)
 class NodeStarts:
-    """Start times of the work of each node.
+    """Start times (ns) of the work of execution-trace nodes, on the GPU or on the host.
 
     Attributes:
         nodes: Node ids, ascending.
@@ -33,7 +33,7 @@ class NodeStarts:
     starts: np.ndarray
 
     def find_first(self, time: int, after: int, before: int | None) -> int | None:
-        """Return the first node between the nodes ``after`` and ``before`` that started at ``time`` or later."""
+        """Return the first node between ids ``after`` and ``before`` that started at ``time`` (ns) or later."""
         low = int(np.searchsorted(self.nodes, after, "right"))
         high = len(self.nodes) if before is None else int(np.searchsorted(self.nodes, before))
         later = np.flatnonzero(self.starts[low:high] >= time)
@@ -41,7 +41,7 @@ class NodeStarts:
 
 
 def node_starts(trace: Trace) -> NodeStarts:
-    """Return the start times of the nodes of a linked trace.
+    """Return when nodes of a linked trace started: their GPU work or, without GPU activity, their host operator (ns).
 
     The host runs ahead of the GPU, so GPU work counts with its own time, for the outermost operator that launched it.
     """

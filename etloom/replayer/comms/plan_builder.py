@@ -1,4 +1,4 @@
-"""Plans a replay of a job's communication: which ranks, calls and sizes, on how many processes."""
+"""Builds the plan of a communication replay from a recorded job: which ranks, calls and sizes are replayed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_PLANNED_RANKS = 1024
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The part of a job that is replayed.
+    """Options that select the ranks and calls of a job to replay, and change their sizes.
 
     Attributes:
         trace_type: Require this type of trace (TRACE_TYPES).
@@ -64,7 +64,7 @@ class PlanOptions:
 
 
 def plan_replay(job: Job, world_size: int, options: PlanOptions = PlanOptions()) -> Plan:
-    """Plan a replay on ``world_size`` processes; a single process plans for all recorded ranks.
+    """Plan the communication replay of a job on ``world_size`` processes; with 1 process, plan for all recorded ranks.
 
     Raises:
         EtloomError: The options do not fit the job or the number of processes.
@@ -106,7 +106,7 @@ def build_plan(
     scale: float = 1.0,
     operators: bool = False,
 ) -> Plan:
-    """Build the plan of a job's communication.
+    """Build the plan that replays the communication of a job.
 
     Args:
         job: The linked job.
@@ -166,7 +166,7 @@ def _select_ranks(job: Job, ranks: Collection[int] | None, world_size: int | Non
 def _extract_all(
     job: Job, instances: Mapping[int, Mapping[int, Instance]], replayed: Sequence[int]
 ) -> tuple[Mapping[int, _Extracted], int]:
-    """Extract the calls of every rank; return them and the number of replayed calls whose group was inferred."""
+    """Extract the calls of every rank and infer missing groups; return the calls, and how many had no group."""
     groups = recorded_groups(job)
     if len(groups) > 1:
         # A match by time alone may mix two groups that communicated at the same time.
@@ -197,7 +197,7 @@ def _no_communication_error(job: Job, skipped: Sequence[Skipped]) -> EtloomError
 
 
 def _count_skipped(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
-    """Merge equal entries, adding up their counts."""
+    """Merge skipped calls with equal rank, name and reason into a single entry with their number."""
     counts: dict[tuple[int, str, str], int] = {}
     for entry in skipped:
         key = (entry.rank, entry.name, entry.reason)
@@ -223,7 +223,7 @@ def plan_early(make_plan: Callable[[int], Plan], world_size: int, path: Path | N
 
 
 def check_world_size(plan: Plan, world_size: int) -> Plan:
-    """Return the plan; raise EtloomError if it is for another number of processes."""
+    """Check that a plan is for ``world_size`` processes, and return it; raise EtloomError otherwise."""
     ranks = plan.world_size
     if ranks != world_size:
         raise EtloomError(
@@ -267,7 +267,7 @@ def _require_trace_type(job: Job, trace_type: str) -> None:
 
 
 def _replicate_lowest_rank(job: Job, world_size: int) -> tuple[Job, bool]:
-    """Put the trace of the lowest rank on all ranks of the world, which replaces the group of all recorded ranks.
+    """Copy the trace of the lowest recorded rank to all ranks; collectives of all recorded ranks span all new ranks.
 
     Splits of an uneven all-to-all belong to one rank and would contradict each other: they become equal.
 
@@ -299,7 +299,7 @@ def _drop_recorded_times(plan: Plan) -> Plan:
 
 
 def _balance_all_to_alls(plan: Plan) -> Plan:
-    """Give each all-to-all the mean size over its ranks, in equal shares."""
+    """Replace the sizes of each all-to-all by their mean over its ranks, divided into equal shares."""
     totals: dict[tuple[tuple[int, ...], int], int] = {}
     for calls in plan.calls:
         for occurrence, call in _all_to_alls(calls):
@@ -324,7 +324,7 @@ def _with_equal_shares(call: Call, size: int) -> Call:
 
 
 def _all_to_alls(calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
-    """Yield (occurrence within its group, all-to-all call)."""
+    """Yield (number, call) for each all-to-all, numbered from 0 within its group."""
     occurrences: dict[tuple[int, ...], int] = {}
     for call in calls:
         if call.collective == "all_to_all":

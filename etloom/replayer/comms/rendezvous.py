@@ -1,4 +1,4 @@
-"""Host and port at which the processes of a replay meet, and the key-value store there.
+"""Determines the host and port at which the processes of a replay connect, and opens the key-value store there.
 
 Unless the user specifies them, every process derives the same address from what its launcher sets.
 """
@@ -32,7 +32,7 @@ _RETRY_S = 0.1
 def rendezvous_address(
     address: str | None, port: int | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, int]:
-    """Return host and port of the store.
+    """Return host and port of the key-value store through which the processes of a replay communicate.
 
     By default the host is torchrun's, else the first node of Slurm's step, else this host; the port is next to
     torchrun's, else derived from the launcher's run id.
@@ -60,7 +60,7 @@ def _port_next_to(used: str) -> int | None:
 
 
 def _run_port(environment: Mapping[str, str]) -> int:
-    """Return a port that differs between runs on the same host."""
+    """Return a port derived from the launcher's run id, so that runs on the same host use different ports."""
     for names in _RUN_ID_VARIABLES:
         if all(name in environment for name in names):
             run_id = ".".join(environment[name] for name in names)
@@ -69,7 +69,7 @@ def _run_port(environment: Mapping[str, str]) -> int:
 
 
 def _first_node(environment: Mapping[str, str]) -> str | None:
-    """Return the node of rank 0 if Slurm runs the processes on several nodes: node07 of node[07-12],other."""
+    """Return the first node in Slurm's node list, such as node07 of node[07-12],other; None for a single node."""
     # The step that Open MPI starts consists of its helpers on the other nodes.
     scope = "JOB" if "OMPI_COMM_WORLD_RANK" in environment else "STEP"
     if environment.get(f"SLURM_{scope}_NUM_NODES", "1") == "1":
@@ -110,7 +110,7 @@ def connect_store(process: Process, address: str, port: int, timeout_s: float) -
 
 
 def _is_listening(address: str, port: int, seconds: float) -> bool:
-    """Return whether a server accepts connections within so many seconds.
+    """Return whether a server at ``address`` and ``port`` accepts a connection within ``seconds``.
 
     torch itself would wait twice as long, and print pages of messages.
     """

@@ -1,4 +1,4 @@
-"""Results of a communication replay: a table of calls, their summary, and the replay as a Job like any recording."""
+"""Converts the times of a communication replay to a table of calls, a summary, and a Job that can be analyzed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PASS_COLUMNS = {"rank": pl.Int64, "repeat": pl.Int64, "span_ns": pl.Int64, "expo
 
 
 def pass_table(times: Mapping[int, CallTimes]) -> pl.DataFrame:
-    """Return one row per rank and repeat.
+    """Return duration and exposed communication time (ns) of each repeat, one row per rank and repeat.
 
     Returns:
         PASS_COLUMNS: ``span_ns`` is the duration of the repeat, ``exposed_ns`` the part of it in which the host waited
@@ -76,7 +76,7 @@ def pass_table(times: Mapping[int, CallTimes]) -> pl.DataFrame:
 
 
 def call_table(plan: Plan, times: Mapping[int, CallTimes]) -> pl.DataFrame:
-    """Return one row per call, rank and repeat (CALL_COLUMNS)."""
+    """Return group, bytes and times (ns) of the calls (CALL_COLUMNS), one row per rank, repeat and call."""
     frames = [_rank_calls(plan.calls[rank], rank, rank_times) for rank, rank_times in sorted(times.items())]
     table = pl.concat(frames, how="vertical_relaxed")
     key = ("collective", "group", "key")
@@ -111,7 +111,7 @@ def _rank_calls(calls: Sequence[Call], rank: int, times: CallTimes) -> pl.DataFr
 
 
 def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
-    """Summarize calls over all ranks and repeats.
+    """Summarize latency, skew and bandwidth of calls over all ranks and repeats (SUMMARY_COLUMNS).
 
     Count and total are over all ranks and repeats: a call of 4 ranks counts 20 times in 5 repeats. Latency is until
     completion on each rank. Skew is between the first and the last rank to make a call. Bytes are those of the analysis
@@ -170,7 +170,7 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
 
 
 def _median_transfers(table: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Return the median skew and transfer time (ns) of the instances per key."""
+    """Return median arrival skew and transfer time (ns) of the instances, by the columns ``key``."""
     instances = table.group_by("instance", maintain_order=True).agg(
         pl.col(*key, "bus_bytes").first(),
         skew=pl.col("issued_ns").max() - pl.col("issued_ns").min(),
@@ -180,7 +180,7 @@ def _median_transfers(table: pl.DataFrame, key: list[str]) -> pl.DataFrame:
 
 
 def build_job(plan: Plan, table: pl.DataFrame, backend: str, *, repeat: int = -1) -> Job:
-    """Return one repeat (default: the last) as a linked Job.
+    """Return the measured calls of one repeat (default: the last) as a linked Job, like a recording.
 
     Each call becomes an operator, and the time until its completion an annotation.
     """
@@ -197,7 +197,7 @@ def build_job(plan: Plan, table: pl.DataFrame, backend: str, *, repeat: int = -1
 
 
 def _message_bytes(call: Call) -> int | None:
-    """Return the bytes of a call as analyses of a recording count them on this rank."""
+    """Return the message size of a call in bytes, as the analysis `collectives` defines it."""
     size = itemsize(call.dtype) or 0
     sent, received = sum(call.inputs) * size, sum(call.outputs) * size
     collective = "message" if call.peer is not None else call.collective
@@ -205,7 +205,7 @@ def _message_bytes(call: Call) -> int | None:
 
 
 def _bus_bytes(call: Call, rank: int) -> float | None:
-    """Return the bytes that count for the bus bandwidth of a call on this rank."""
+    """Return the bytes by which bus bandwidth is computed: usually message size times the collective's bus factor."""
     if call.collective == "all_to_all" and (elements := _uneven_elements(call, rank)) is not None:
         return float((itemsize(call.dtype) or 0) * elements)
     size = _message_bytes(call)
@@ -214,7 +214,7 @@ def _bus_bytes(call: Call, rank: int) -> float | None:
 
 
 def _uneven_elements(call: Call, rank: int) -> int | None:
-    """Return the elements that a rank of an uneven all-to-all exchanges with others; None if the shares are even."""
+    """Return the elements that a rank of an uneven all-to-all exchanges with other ranks; None if shares are even."""
     ranks, index = len(call.group), call.group.index(rank)
     # The share of each rank: splits of one tensor, or one tensor each.
     sent_shares, received_shares = (
@@ -229,8 +229,7 @@ def _uneven_elements(call: Call, rank: int) -> int | None:
 
 
 def _occurrence_numbers(calls: Sequence[Call], rank: int) -> list[int]:
-    """Return the number of earlier calls of the same kind for each call: in its group, or from one rank to
-    another."""
+    """Number calls from 0 among those of equal collective and group, or of equal source and destination."""
     counts: dict[Any, int] = {}
     numbers = []
     for call in calls:
@@ -241,12 +240,12 @@ def _occurrence_numbers(calls: Sequence[Call], rank: int) -> list[int]:
 
 
 def _message_ends(call: Call, rank: int) -> tuple[int | None, int | None]:
-    """Return source and destination of a message."""
+    """Return (source rank, destination rank) of a send or receive that ``rank`` makes."""
     return (rank, call.peer) if call.collective == "send" else (call.peer, rank)
 
 
 def _instance_keys(calls: Sequence[Call], rank: int) -> list[str]:
-    """Return a key for each call that it shares with its counterparts on other ranks."""
+    """Return a text for each call that, with collective and group, identifies its instance on all ranks."""
     return [
         f"{_message_ends(call, rank)} {number}" if call.peer is not None else str(number)
         for call, number in zip(calls, _occurrence_numbers(calls, rank), strict=True)

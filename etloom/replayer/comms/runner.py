@@ -1,4 +1,4 @@
-"""Runs the calls of one rank on real processes, and times them to their completion."""
+"""Runs the planned calls of one rank with torch.distributed; measures when each is issued, returns and completes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Check = Callable[[PreparedCall], None]
 
 @dataclass(frozen=True)
 class CallTimes:
-    """Times of one rank in ns on its monotonic clock.
+    """Times of the calls and repeats of one rank, in ns on the monotonic clock of its host.
 
     Attributes:
         issued, returned, completed: [repeat, call] when the call was issued, returned, and completed.
@@ -53,7 +53,7 @@ class CallTimes:
 
 
 class Runner:
-    """The calls of one rank with their process groups and buffers.
+    """Runs the calls of one rank, with their process groups and buffers, in warm-up and timed passes.
 
     Attributes:
         position: Index of the current call.
@@ -104,7 +104,7 @@ class Runner:
         self._fill_gap = _make_busy_loop(self._device) if options.gap == "load" else None
 
     def describe_position(self) -> str:
-        """Return a description of the current call."""
+        """Describe the current call for messages: index, collective, bytes and partner ranks."""
         if self.position >= len(self.calls):
             return "the end of a repeat"
         call = self.calls[self.position]
@@ -112,7 +112,7 @@ class Runner:
         return f"call {call.index} ({call.collective}, {call.bytes:,} B, with {partners})"
 
     def run(self) -> CallTimes:
-        """Run the verification pass, the warm-up passes and all repeats.
+        """Run the verification pass, if requested, the warm-up passes and all repeats; return the times of the repeats.
 
         Raises:
             EtloomError: A result is wrong (``verify``).
@@ -138,7 +138,7 @@ class Runner:
         return CallTimes(issued, returned, completed, zero, span, blocked)
 
     def _run_pass(self, check: _Check | None) -> tuple[list[int], list[int], list[int]]:
-        """Make all calls once; return when each was issued, returned and completed."""
+        """Run all calls once; return the times (ns) at which each call was issued, returned and completed."""
         count = len(self.calls)
         issued, returned = [0] * count, [0] * count
         pending: dict[int, Any] = {}
@@ -178,13 +178,13 @@ class Runner:
         return issued, returned, clock.finish()
 
     def _fill_inputs(self, indices: range) -> None:
-        """Fill the tensors of calls with the value by which results are verified."""
+        """Fill the tensors of the calls at ``indices`` with this rank's `verification_value`."""
         for index in indices:
             for tensor in self._prepared[index].tensors:
                 tensor.fill_(verification_value(self.process.rank, tensor.dtype, self.process.world_size))
 
     def _run_operators_before(self, index: int, pending: dict[int, Any], check: _Check | None) -> None:
-        """Run the operators before a call (or to the end), and wait for the calls that are waited for among them."""
+        """Run the operators before a call (or all remaining), and wait for calls whose wait is placed among them."""
         self.position = min(index, len(self.calls) - 1)
         if self._run_operators is None:
             return
@@ -194,7 +194,7 @@ class Runner:
         self._run_operators(None if index == len(self.calls) else self.calls[index].node or 0)
 
     def _complete(self, index: int, pending: dict[int, Any], check: _Check | None) -> None:
-        """Wait for a call unless it was waited for already."""
+        """Wait until a pending call completes, and check its result; do nothing if it is no longer pending."""
         if index not in pending:
             return
         self.position = index
@@ -221,7 +221,7 @@ class Runner:
 
 
 def _blocking_waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """Return the waits of a blocking replay: collectives are waited for at once, messages where the recording waited.
+    """Return the calls to wait for before each call of a blocking replay: a preceding collective, and planned waits.
 
     Two ranks that send to each other would both wait if messages were waited for at once.
     """
@@ -233,7 +233,7 @@ def _blocking_waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
 
 
 def _waits_before_nodes(calls: Sequence[Call]) -> dict[int, list[tuple[int, int]]]:
-    """Return the waits among the operators before each call.
+    """Return the waits that are placed among the operators before each call (`Call.wait_before_node`).
 
     Returns:
         Index of a call (or the number of calls, for the end) -> (node, index of the call that is waited for), ordered
@@ -249,7 +249,7 @@ def _waits_before_nodes(calls: Sequence[Call]) -> dict[int, list[tuple[int, int]
 
 
 def _message_batches(calls: Sequence[Call], waits: Sequence[tuple[int, ...]]) -> dict[int, range]:
-    """Return first call -> consecutive messages that wait neither for each other nor for calls in between."""
+    """Group consecutive messages without waits between them; return index of the first -> range of indices."""
     batches: dict[int, range] = {}
     first = 0
     for index, call in enumerate(calls):
@@ -261,7 +261,7 @@ def _message_batches(calls: Sequence[Call], waits: Sequence[tuple[int, ...]]) ->
 
 
 def _make_busy_loop(device: torch.device) -> Callable[[], None]:
-    """Return a function that computes for about 10 µs on a host core."""
+    """Return a function that multiplies two small matrices, which takes about 10 µs on a host core."""
     matrix = torch.randn(64, 64, device=device)
 
     def multiply() -> None:
@@ -271,13 +271,13 @@ def _make_busy_loop(device: torch.device) -> Callable[[], None]:
 
 
 def gpu_index(process: Process) -> int:
-    """Return the GPU of a process among those it sees: Slurm may show each process of a host only its own GPU."""
+    """Return the GPU that a process uses: its local rank modulo the number of GPUs that are visible to it."""
     return process.local_rank % torch.cuda.device_count()
 
 
 @contextmanager
 def process_group(process: Process, store: Any, options: CommsOptions) -> Iterator[None]:
-    """Initialize torch's default process group over a store.
+    """Context manager: initialize torch's default process group with a key-value store; destroy it at the end.
 
     Raises:
         EtloomError: This torch does not have the backend, or no GPU.

@@ -49,16 +49,16 @@ class CommsReplay:
 
     @property
     def summary(self) -> pl.DataFrame:
-        """One row per collective, group and size (`results.SUMMARY_COLUMNS`)."""
+        """Latency and bandwidth: one row per collective, group and message size (`results.SUMMARY_COLUMNS`)."""
         return self.summarize()
 
     def summarize(self, per: str = "group") -> pl.DataFrame:
-        """Summarize the calls per "group", "all" or "call" (`results.summarize_calls`)."""
+        """Summarize the calls per "group", over "all" groups of a size, or per "call" (`results.summarize_calls`)."""
         return summarize_calls(self.calls, per)
 
     @property
     def job(self) -> Job:
-        """The last repeat as a linked Job."""
+        """The measured calls of the last repeat as a linked Job, one Trace per rank."""
         return build_job(self.plan, self.calls, self.options.backend)
 
 
@@ -69,7 +69,7 @@ def run_session(
     rendezvous: Rendezvous,
     callbacks: Callbacks,
 ) -> CommsReplay | None:
-    """Replay on all processes.
+    """Run a replay; every process calls this function. Share the plan, run each rank's calls, and gather the times.
 
     Args:
         make_plan: World size -> plan; called on rank 0 only.
@@ -105,7 +105,7 @@ def run_session(
 
 
 def _failure_reason(error: RuntimeError, watchdog: Watchdog) -> str:
-    """Return the reason in one line: the lost process, or torch's first sentence and where the other ranks are.
+    """Describe a failure in one line: the lost process, or torch's first sentence and the activity of other ranks.
 
     torch's messages about a lost peer take many forms; the watchdog knows which process it is.
     """
@@ -136,7 +136,7 @@ def _run_rank(
 
 
 def _wait_until_all_ready(store: Any, process: Process) -> None:
-    """Wait for all processes, without a limit: preparing may take long, and the watchdog detects lost processes."""
+    """Wait without a time limit until all processes are prepared; the watchdog detects lost processes."""
     store.set(f"ready/{process.rank}", "1")
     store.wait([f"ready/{rank}" for rank in range(process.world_size)], _NO_TIMEOUT)
 
@@ -191,7 +191,7 @@ def _lists_to_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gather_times(store: Any, times: CallTimes, process: Process) -> dict[int, CallTimes] | None:
-    """Gather the times of all ranks on rank 0, through the store, which no backend uses.
+    """Send the times of all ranks to rank 0 through the key-value store; return them on rank 0, None on others.
 
     Processes of one host have the same clock, and therefore the same zero. Those of other hosts have their own: they
     started together as closely as a barrier allows.

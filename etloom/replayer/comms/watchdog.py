@@ -1,4 +1,4 @@
-"""Ends all processes of a replay when one of them is gone or gives up."""
+"""Ends all processes of a replay when a process stops sending heartbeats or reports an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUSPECT_LIMIT_S = 3.0
 
 
 def clock_domain() -> str:
-    """Return an identifier that processes share if their monotonic clocks are the same: the boot id of the host."""
+    """Return a text that is equal on processes with the same monotonic clock: boot id or name of the host."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -30,7 +30,7 @@ def clock_domain() -> str:
 
 
 class Watchdog:
-    """A thread that sends heartbeats, and ends this process when another one is gone or gave up.
+    """A thread that sends heartbeats, and ends this process when another process stops sending them or fails.
 
     A connection to the store serves one request at a time, and the process may wait for a key for long; so the watchdog
     has a connection of its own.
@@ -60,11 +60,11 @@ class Watchdog:
         self._last_beats = {rank: ("", time.monotonic()) for rank in others}
 
     def set_activity(self, activity: str) -> None:
-        """Set what this process reports as its activity from now on."""
+        """Set the description of this process's current activity, which is sent with each heartbeat."""
         self.describe: Callable[[], str] = lambda: activity
 
     def find_lost(self, seconds: float) -> str | None:
-        """Return which other process is gone or gave up, if that is detected within so many seconds."""
+        """Wait up to ``seconds`` for a sign that another process is lost or failed; return the reason, or None."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -128,7 +128,7 @@ class Watchdog:
                 self._end(f"{reason}; rank {self._process.rank} was at {self.describe()}")
 
     def _pass_on(self, reason: str) -> None:
-        """Report the reason to the others before this process ends (on rank 0, the store ends with it)."""
+        """Publish the failure reason to the other processes before this process (on rank 0, also the store) ends."""
         with contextlib.suppress(RuntimeError):
             self._store.compare_set("gave_up", "", reason)
         if self._process.rank == 0:
@@ -137,7 +137,7 @@ class Watchdog:
     def _find_reason(
         self, limit_s: float = SILENCE_LIMIT_S, ranks: Sequence[int] | None = None
     ) -> str | None:
-        """Return why this process has to end, or None."""
+        """Return why this process has to end (another process failed or is lost); None if it does not."""
         if self._store.check(["gave_up"]):
             reason = str(self._store.get("gave_up").decode())
             return None if reason.startswith(f"rank {self._process.rank}:") else reason
@@ -154,7 +154,7 @@ class Watchdog:
         return None
 
     def _read_beats(self, ranks: Sequence[int]) -> list[tuple[int, str]]:
-        """Return the last heartbeat of each rank, "" if it sent none yet."""
+        """Return (rank, text of its last heartbeat) for each rank, with "" if it sent none yet."""
         keys = {rank: f"beat/{rank}" for rank in ranks}
         if not self._store.check([*keys.values()]):
             keys = {rank: key for rank, key in keys.items() if self._store.check([key])}

@@ -1,4 +1,4 @@
-"""Converts recorded argument values to those that torch expects."""
+"""Converts the argument values in an execution trace to the Python values that torch's operators expect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DTYPES = {
 
 
 def convert_value(recorded: Any, argument: Argument, device: torch.device) -> Any:
-    """Return the value of an argument that is not a tensor.
+    """Convert the recorded value of an argument that is not a tensor to the Python value for the operator call.
 
     Raises:
         ValueError: With the reason why there is no value.
@@ -69,7 +69,7 @@ def convert_value(recorded: Any, argument: Argument, device: torch.device) -> An
 
 
 def _convert_number(recorded: Any) -> Any:
-    """Return a number; infinities and NaN, which JSON lacks, were recorded as words."""
+    """Return a recorded number; convert infinities and NaN, which JSON cannot represent, from words to floats."""
     if isinstance(recorded, str):
         word = recorded.lower().lstrip("+")
         if word.removeprefix("-") in ("inf", "infinity", "nan"):

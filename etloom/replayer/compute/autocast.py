@@ -1,4 +1,4 @@
-"""Operators that ran under autocast: recordings hold their inputs before the cast, and the results after it."""
+"""Replays operators that ran under autocast: recordings hold their inputs before the cast and the results after it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NARROW = {torch.bfloat16, torch.float16}
 
 
 def find_type(step: ProgramStep, device: str) -> torch.dtype | None:
-    """Return the type of 16 bits to which a step may have cast; None without one, and on meta, which casts nothing."""
+    """Return the 16-bit dtype to which autocast may have cast a step's inputs; None if it did not or on device meta."""
     types = {DTYPES[view.dtype] for view in (*step.results, *step.inputs.values())}
     narrow = types & _NARROW
     return next(iter(narrow)) if len(narrow) == 1 and len(types) > 1 and device != "meta" else None
 
 
 def wrap(call: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """Return a call under autocast to this type."""
+    """Return a function that runs ``call`` under autocast to ``dtype``."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, dtype, cache_enabled=False):
@@ -32,7 +32,7 @@ def wrap(call: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[
 
 
 def has_other_types(result: Any, step: ProgramStep) -> bool:
-    """Return whether a result has as many tensors as the recorded one, but of other types."""
+    """Return whether a result has as many tensors as were recorded, but with other dtypes."""
     types = [leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     recorded = [DTYPES[view.dtype] for view in step.results]
     return len(types) == len(recorded) and types != recorded

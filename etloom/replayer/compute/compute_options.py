@@ -1,4 +1,4 @@
-"""Options of a computation replay, and hooks by which its caller takes part in it."""
+"""Options of a computation replay, and callbacks by which it reports its progress."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class ComputeHooks:
-    """Functions that a computation replay calls.
+    """Callbacks by which a computation replay reports its progress.
 
     Attributes:
         on_step: Called with each step before it is tried for the first time.

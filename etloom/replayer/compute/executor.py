@@ -1,4 +1,4 @@
-"""Runs a program on a device: a trial run finds out which operators can run; these are repeated without lookups."""
+"""Runs the operators of a program on a device: once each in a trial run, then repeatedly those that succeeded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ result type if they were passed as such."""
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one step in the trial run.
+    """Result of an operator call in the trial run: replayed, skipped or substituted, with reason and duration (ns).
 
     Attributes:
         result: "replayed"; "skipped"; or "substituted": another operator ran, or its readers get tensors that were
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Executor:
-    """The program on a device. `trial_run` it once; then `run` repeats what could run, with the same tensors.
+    """Runs a program on a device: `trial_run` tries each operator once, then `run` repeats those that succeeded.
 
     Attributes:
         outcomes: Outcome of each step in the trial run.
@@ -87,7 +87,7 @@ class Executor:
         on_step: Callable[[ProgramStep], None] = lambda step: None,
         skip: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Run every step once. If an operator raises, that is the outcome of its step; the others still run.
+        """Run every operator of the program once; an exception becomes the outcome of its step, and the next steps run.
 
         Args:
             on_step: Called with each step before it is tried. If it raises Stopped, or the user interrupts, the
@@ -118,7 +118,7 @@ class Executor:
                 self._free(storage)
 
     def _keep(self, step: ProgramStep, prepared: PreparedOperator, outcome: Outcome) -> None:
-        """Keep an operator that can run for the passes after the trial run."""
+        """Add a step's operator to those that later passes run; if it did not run, drop the views created for it."""
         if outcome.result != "skipped" and step.name not in self._not_on_device:
             self._prepared.append(prepared)
             return
@@ -138,7 +138,7 @@ class Executor:
             self._slots[slot] = None
 
     def run(self) -> None:
-        """Run all operators that can run once more, and wait for the device."""
+        """Run all operators that succeeded in the trial run once more, and wait until the device has finished."""
         self.advance(None)
         self._synchronize()
 
@@ -151,7 +151,7 @@ class Executor:
 
     @torch.no_grad()
     def advance(self, node: int | None) -> None:
-        """Run all operators before a node that are still due in this pass; None runs the rest and ends the pass.
+        """Run the remaining operators of this pass that precede ``node``; None: run all remaining and end the pass.
 
         Raises:
             EtloomError: An operator fails that succeeded in the trial run.
@@ -210,7 +210,7 @@ class Executor:
         return outcome
 
     def _call(self, step: ProgramStep, prepared: PreparedOperator) -> Any:
-        """Call an operator; under autocast if only then its results have the recorded types."""
+        """Call an operator; if it fails or returns other dtypes than recorded, try again under autocast."""
         dtype = autocast.find_type(step, self.device.type)
         plain = prepared.call
         for call in () if dtype is None else (plain, autocast.wrap(plain, self.device.type, dtype)):
@@ -244,7 +244,7 @@ class Executor:
             prepared.call = lambda *args, **kwargs: allocate(*args, **kwargs).copy_(contents)
 
     def _bind_arguments(self, step: ProgramStep, prepared: PreparedOperator) -> None:
-        """Put the recorded values where this torch expects them, and assign slots to tensors."""
+        """Bind recorded argument values to the parameters of this torch's operator; tensors get slot numbers."""
         arguments = step.operator.arguments
         recorded = dict(zip((argument.name for argument in arguments), step.values, strict=False))
         for argument in step.operator.order:
@@ -277,7 +277,7 @@ class Executor:
         return _PLAIN_NUMBERS.get(view.dtype) if is_number else None
 
     def _slot(self, view: TensorView, prepared: PreparedOperator) -> int:
-        """Return the slot of a tensor, which is filled if it was empty."""
+        """Return the slot number of a recorded tensor; fill an empty slot with a view or an initialized tensor."""
         slot = self._slot_of.get(view)
         if slot is not None and self._slots[slot] is not None:
             return slot
@@ -306,7 +306,7 @@ class Executor:
         return slot
 
     def _allocate(self, view: TensorView) -> torch.Tensor:
-        """Return a flat tensor with initial values for the storage of a view."""
+        """Return a flat tensor with initial or saved values that covers the recorded storage of ``view``."""
         count = math.ceil(self.program.bytes[view.storage] / DTYPES[view.dtype].itemsize)
         device = torch.device("cpu") if view.on_host and self.device.type == "cuda" else self.device
         tensor = tensor_initialization.make_initial_tensor(view, count, device, self._bounds)
@@ -314,8 +314,7 @@ class Executor:
         return tensor
 
     def _store_results(self, step: ProgramStep, prepared: PreparedOperator, result: Any) -> Outcome:
-        """Put the results into their slots if their shapes and types are as recorded; else the operators that read them
-        get initialized tensors."""
+        """Store a step's results in slots if number, shapes and dtypes are as recorded; return the outcome."""
         tensors = [
             (index, leaf) for index, leaf in enumerate(tree_leaves(result)) if isinstance(leaf, torch.Tensor)
         ]
@@ -341,7 +340,7 @@ class Executor:
             torch.cuda.synchronize()
 
     def _check_device(self, step: ProgramStep) -> None:
-        """Check that the GPU still works: after some failures every later call raises."""
+        """Raise EtloomError if the GPU does not work any more after an operator has failed."""
         try:
             self._synchronize()
         except RuntimeError as error:
@@ -349,7 +348,7 @@ class Executor:
 
 
 def _describe_difference(tensor: torch.Tensor, view: TensorView) -> str | None:
-    """Return how a result differs from the recorded one; None if it does not."""
+    """Describe how layout, shape or dtype of a result differs from the recorded tensor; None if they are equal."""
     if tensor.layout is not torch.strided:  # it has no storage, and its contents are not recorded
         layout = str(tensor.layout).removeprefix("torch.").lstrip("_")
         return f"returned a {layout} tensor; its readers get a dense one"

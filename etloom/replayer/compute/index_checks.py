@@ -69,7 +69,7 @@ INDEX_ARGUMENTS: dict[str, Callable[[Mapping[str, Any]], IndexArguments]] = {
 
 
 def with_argument_checks(name: str, call: Callable[..., Any], arguments: Sequence[str]) -> Callable[..., Any]:
-    """Return a function that calls an operator after checking its arguments.
+    """Return a function that checks the indices and sizes in an operator's arguments and then calls the operator.
 
     It raises IndexError if an index is out of range or sizes do not match.
 

@@ -1,4 +1,4 @@
-"""Replays the operators of a trace in a child process, so that an operator that crashes does not end the caller's.
+"""Replays the operators of a trace in a child process, so that a crashing operator does not end this process.
 
 The child is ``python -m etloom.replayer.compute.isolated_replay FOLDER``. The folder holds the recording and the
 request; the child writes the result next to them.
@@ -34,7 +34,7 @@ _TABLES = ("coverage", "trace")
 def replay_isolated(
     trace: Trace, options: ComputeOptions, notify: Callable[[str], None], resources: Path | None = None
 ) -> ComputeReplay:
-    """Replay the operators of a linked trace like `replay_operators`; operators that crash are skipped and listed.
+    """Replay the operators of a linked trace in a child process; operators that crash it are skipped and reported.
 
     Args:
         trace: A linked trace with an execution trace.
@@ -77,7 +77,7 @@ def replay_isolated(
 
 
 def run_request(folder: Path) -> None:
-    """Replay the recording in the folder and write the result, or the error, into it."""
+    """In the child process: replay the recording in ``folder``, and write the result or the error into that folder."""
     report, skip = isolation.connect_to_parent()
     request = json.loads((folder / _REQUEST).read_text())
     options = {**request["options"], "namespaces": frozenset(request["options"]["namespaces"])}

@@ -42,7 +42,7 @@ _BOOTSTRAP = (
 def run_isolated(
     command: Sequence[str], discard_output: bool = False, operator_timeout_s: float | None = None
 ) -> tuple[int, dict[int, str]]:
-    """Run ``python -m`` with the command, again after each crash, until it exits.
+    """Run a Python module in a child process; after each crash, restart it without the node that crashed.
 
     Each time a signal ends it, the node that it reported last (`connect_to_parent`) is skipped from then on; so is one
     that takes longer than the timeout. The child ends with this process. If the user interrupts, it may still
@@ -100,7 +100,7 @@ def _list_nodes(skipped: Mapping[int, str], reason: str) -> str:
 def _run_once(
     command: Sequence[str], folder: str, channel: Path, discard_output: bool, timeout_s: float
 ) -> int | None:
-    """Return the exit status of one child; None if an operator took too long."""
+    """Run a single child process; return its exit status, or None if an operator takes longer than ``timeout_s``."""
     environment = {_CHANNEL_VARIABLE: folder, _PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     child = subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, *command],
@@ -144,13 +144,13 @@ def _wait_for_exit(child: subprocess.Popen[bytes], channel: Path, timeout_s: flo
 
 
 def _read_progress(channel: Path) -> list[str]:
-    """Return the last reported node, followed by another word if all were tried."""
+    """Return the words of the progress file: the node tried last and, after all were tried, a second word."""
     return channel.read_text().split() if channel.exists() else []
 
 
 @contextlib.contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM, unless the signal is handled already."""
+    """Context manager: raise SystemExit on SIGTERM, unless the program handles the signal itself."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -167,7 +167,7 @@ def _sigterm_as_exception() -> Iterator[None]:
 
 
 def run_child() -> None:
-    """Run the command in the child process, which ends with its parent if the system supports that.
+    """Run the module named on the command line in the child process, which on Linux ends with its parent.
 
     It is interrupted once: a terminal interrupts both it and its parent, which then interrupts it again.
     """
@@ -191,7 +191,7 @@ def run_child() -> None:
 
 
 def connect_to_parent() -> tuple[Callable[[int | None], None], Mapping[int, str]]:
-    """Connect the child process to its parent.
+    """Connect the child to its parent: to report the node being tried, and to learn which nodes to skip.
 
     Returns:
         A function to call with each node before it is tried, and with None after all were; and node -> reason for the

@@ -1,4 +1,4 @@
-"""Estimates the memory that a replay needs before it runs, and limits what it may take."""
+"""Estimates the memory that a computation replay needs, and limits how much this process may allocate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_MMAP_THRESHOLD = 32 << 20
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The memory that a program needs.
+    """Estimated peak memory of a program's tensors, and the operators that exceed a limit.
 
     Attributes:
         bytes: Maximum that storages hold between steps.
@@ -40,7 +40,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(program: Program, limit: float = math.inf) -> MemoryEstimate:
-    """Estimate the memory of storages that exist from their first use to their last, as in the executor.
+    """Estimate the peak memory (bytes) of a program's storages, which exist from their first to their last use.
 
     Operators take more while they run. A step that would exceed the limit is skipped; its results are then allocated
     for their first reader, and stay.
@@ -69,7 +69,7 @@ def estimate_memory(program: Program, limit: float = math.inf) -> MemoryEstimate
 
 
 def memory_limit(device: str, max_bytes: int | None) -> int | None:
-    """Return the bytes that a replay may take; None if nothing limits it.
+    """Return the number of bytes that a replay may allocate on a device; None if there is no limit.
 
     The default is 80 % of the free memory; on a CPU the processes of a replay on this host share it equally.
     """
@@ -110,7 +110,7 @@ def _set_malloc_options(options: Mapping[int, int]) -> None:
 
 @contextlib.contextmanager
 def limit_memory(more_bytes: int) -> Iterator[None]:
-    """Let this process allocate only so many bytes more, plus a small reserve: a trace can contain any size.
+    """Context manager: limit this process to ``more_bytes`` of further memory, plus a reserve of 256 MiB.
 
     There is no limit on systems other than Linux, which do not report how much the process has allocated.
     """

@@ -18,7 +18,7 @@ _MAX_ID = 1 << 62
 
 
 def select_nodes(trace: Trace, step: int | None = None, subgraph: str | None = None) -> pl.DataFrame:
-    """Return the nodes of the execution trace, or of its step N, or of a part of either.
+    """Return rows of the table nodes: all, those of a step, or those of a named operator and its descendants.
 
     Args:
         trace: A linked trace.
@@ -40,7 +40,7 @@ def select_nodes(trace: Trace, step: int | None = None, subgraph: str | None = N
 
 
 def _select_subgraph(nodes: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return the nodes of a name and their descendants."""
+    """Return the nodes named ``name`` and all their descendants."""
     roots = arrays.match_text(nodes["name"], lambda text: text == name)
     if not roots.any():
         names = nodes["name"].cast(pl.String).drop_nulls().unique().to_list()
@@ -52,7 +52,7 @@ def _select_subgraph(nodes: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _step_node_range(nodes: pl.DataFrame, step: int | None) -> tuple[int, int]:
-    """Return the range of node ids of a step. Ids are assigned in order of time, so it includes all threads."""
+    """Return (first, end) of the node ids of a step; ids ascend with time, so all threads are included."""
     if step is None:
         return 0, _MAX_ID
     annotations = find_step_nodes(nodes)

@@ -1,4 +1,4 @@
-"""Replays the recorded operators of a rank in their order, in this process, and measures them."""
+"""Replays the recorded operators of a rank in this process, in recorded order, and measures the duration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ operators but communication, in percent; times are inclusive host times, null if
 
 @dataclass(frozen=True, eq=False)
 class ComputeReplay:
-    """The result of a computation replay.
+    """The result of a computation replay: coverage of the operators, durations of the repeats, and a trace.
 
     Attributes:
         coverage: One row per name, result and reason (COVERAGE_COLUMNS); most time (or most calls) first.
@@ -77,7 +77,7 @@ class ComputeReplay:
     is_of_gpu: bool = False
 
     def covered(self, by: str = "count") -> float | None:
-        """Return the share of operators that were replayed or substituted.
+        """Return the share of operators, by number or recorded time, that were replayed or substituted.
 
         Args:
             by: "count" or "recorded_ns".
@@ -100,7 +100,7 @@ def replay_operators(
     skip: Mapping[int, str] = _SKIP_NONE,
     resources: Path | None = None,
 ) -> ComputeReplay:
-    """Replay the operators of a linked trace.
+    """Replay the recorded operators of a linked trace in this process, and measure how long they take.
 
     A trial run finds out which operators can run; these are then repeated. If the user interrupts (KeyboardInterrupt),
     the result has what was measured until then.
@@ -146,7 +146,7 @@ def replay_operators(
 
 @dataclass
 class _Passes:
-    """Results of the passes after the trial run."""
+    """Results of the passes after the trial run: durations (ns), profiled trace, and the reason of an early end."""
 
     stopped: str | None
     failed: bool = False
@@ -157,7 +157,7 @@ class _Passes:
 def _run_passes(
     executor: Executor, recording: Trace, options: ComputeOptions, hooks: ComputeHooks
 ) -> _Passes:
-    """Run the passes after the trial run, as far as the user, the deadline and the operators permit."""
+    """Run the warm-up, timed and profiled passes, until interrupted, out of time, or an operator fails."""
     passes = _Passes(executor.stopped)
     try:
         hooks.on_all_tried()
@@ -196,7 +196,7 @@ def _measure_passes(
 
 
 def _plan_passes(options: ComputeOptions) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of each pass after the trial run."""
+    """Yield (kind, name for messages) of each pass after the trial run: warm-up, timed and traced passes."""
     warmup, repeats = options.warmup, options.repeats
     yield from ((_WARMUP, f"warm-up pass {number} of {warmup}") for number in range(1, warmup + 1))
     yield from ((_TIMED, f"repeat {number} of {repeats}") for number in range(1, repeats + 1))
@@ -214,7 +214,7 @@ def _describe_passes(options: ComputeOptions, expected_ns: int) -> str:
 
 
 def _count_stopped(replayed: Trace, executor: Executor, stopped: str) -> Trace:
-    """Add a row to the stats that reports that the replay ended early."""
+    """Add a row to the trace's table stats: the replay ended early, why, and how many operators were not tried."""
     not_tried = sum((outcome.reason or "").startswith(NOT_TRIED) for outcome in executor.outcomes)
     if not_tried:
         return replayed.count(
@@ -233,7 +233,7 @@ def prepare_executor(
     skip: Mapping[int, str] = _SKIP_NONE,
     resources: Path | None = None,
 ) -> Executor:
-    """Return an executor of the operators of a linked trace, after its trial run.
+    """Create an executor for the operators of a linked trace, try each operator once, and return the executor.
 
     Arguments and errors are those of `replay_operators`; KeyboardInterrupt is raised.
     """
@@ -248,7 +248,7 @@ def prepare_executor(
 def _trial_run(
     executor: Executor, options: ComputeOptions, hooks: ComputeHooks, skip: Mapping[int, str]
 ) -> Iterator[None]:
-    """Try all operators that fit into memory, then run the block of the context under the same memory limit."""
+    """Context manager: try all operators that fit into memory, then run the with block under the same memory limit."""
     import torch
 
     device = executor.device.type
@@ -279,7 +279,7 @@ def _trial_run(
 
 
 def _find_oversized(program: Program, limit: int, hooks: ComputeHooks) -> Mapping[int, str]:
-    """Return node -> reason for operators that do not fit into memory; set how freed memory is treated."""
+    """Return node -> reason for operators that exceed the memory limit, and set how malloc treats freed memory."""
     storage_bytes = memory_limits.estimate_memory(program).bytes
     if storage_bytes * memory_limits.FRAGMENTATION_OVERHEAD > limit:
         memory_limits.return_freed_memory()
@@ -316,7 +316,7 @@ def _create_executor(trace: Trace, options: ComputeOptions, resources: Path | No
 
 
 def _recorded_ns(trace: Trace, program: Program, is_part: bool) -> int | None:
-    """Return the recorded time of the program: its span, or of a part the time in which its operators ran."""
+    """Return the recorded time (ns) of the replayed operators: first start to last end; for a part, the busy time."""
     replayed = pl.DataFrame({"node": [step.node for step in program.steps]}, schema={"node": pl.UInt32})
     timed = trace.links.join(replayed, on="node", how="semi").join(
         trace.events.select("ts", "dur", event="id"), on="event"
@@ -329,7 +329,7 @@ def _recorded_ns(trace: Trace, program: Program, is_part: bool) -> int | None:
 
 
 def coverage_table(executor: Executor) -> pl.DataFrame:
-    """Return the outcome of each recorded operator in the trial run (COVERAGE_COLUMNS)."""
+    """Count the recorded operators by name, trial-run result and reason (COVERAGE_COLUMNS), longest time first."""
     program = executor.program
 
     def rows() -> Iterator[tuple[str, str, str | None, int | None]]:

@@ -25,7 +25,7 @@ _COLUMNS = ("id", "et_id", "name", "parent", "op_schema", "kernel_backend", "inp
 
 @dataclass
 class OperatorSelection:
-    """The nodes to run, and those that cannot run.
+    """Nodes of an execution trace that a replay runs, and nodes that it cannot run, with the reason.
 
     Attributes:
         run: The nodes to run, with their operators.
@@ -41,7 +41,7 @@ class OperatorSelection:
 
 
 def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str]) -> OperatorSelection:
-    """Select the nodes to run.
+    """Select the nodes that a replay runs: the topmost operators that it supports in the allowed namespaces.
 
     Args:
         nodes: The table nodes, with complete subtrees.
@@ -64,7 +64,7 @@ class _CompiledGraph:
 
 
 class _Selector:
-    """Visits nodes in the order of their ids, parents before children."""
+    """Decides for each node, in the order of ids (parents before children), whether the replay runs or omits it."""
 
     def __init__(self, namespaces: frozenset[str]) -> None:
         self._namespaces = namespaces
@@ -100,7 +100,7 @@ class _Selector:
             graph.has_kernels |= bool(node["kernel_backend"])
 
     def _accept_around(self, outer: int | None) -> None:
-        """Accept the refused nodes around one that is run, since a part of each is run."""
+        """Remove a node's ancestors from the refused nodes, since the replay runs a part of each of them."""
         while outer is not None:
             self._refused.pop(outer, None)
             outer = self._refused_around.get(outer)
@@ -113,7 +113,7 @@ class _Selector:
 
 
 def _enclosing_graph(node: Node, outer: _CompiledGraph | None) -> _CompiledGraph | None:
-    """Return the innermost call of compiled code that a node is, or is part of."""
+    """Return the innermost torch.compile call that is or contains the node; None outside of compiled code."""
     return _CompiledGraph(node) if (node["name"] or "").startswith(_COMPILED_PREFIX) else outer
 
 

@@ -57,7 +57,7 @@ _SUBSTITUTES: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def portable_substitute(name: str) -> tuple[str, Callable[..., Any]] | None:
-    """Return an operator of all devices that computes what a vendor's operator does.
+    """Return a device-independent operator that computes what a vendor's operator computes; None if there is none.
 
     Returns:
         Its name, and a function with the arguments of the vendor's operator.
@@ -67,7 +67,7 @@ def portable_substitute(name: str) -> tuple[str, Callable[..., Any]] | None:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument as the installed torch declares it.
+    """An argument of an operator as the installed torch declares it: name, type, default, and whether it is written.
 
     Attributes:
         kind: Its type, such as Optional[Tensor], List[int], ScalarType.
@@ -84,7 +84,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of the installed torch.
+    """An operator of the installed torch, with the arguments that its recorded schema names.
 
     Attributes:
         call: Runs it.
@@ -140,7 +140,7 @@ def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"
 
 
 def _argument_names(schema: str) -> list[str]:
-    """Return the names of the arguments of a recorded schema; their types are those that this torch declares.
+    """Parse a recorded operator schema and return the names of its arguments, without types and defaults.
 
     torch's own parser would end the process: it recurses as deep as types are nested, and allocates N defaults for [N].
 

@@ -17,7 +17,7 @@ ArgumentKey = int | str
 
 @dataclass
 class PreparedOperator:
-    """An operator call whose tensors are read from and written to numbered slots.
+    """A callable operator call that takes its tensors from numbered slots, the entries of a list of tensors.
 
     Attributes:
         slots: (argument, slot) of tensors.
@@ -55,6 +55,6 @@ class PreparedOperator:
 
 
 def make_view(base: Any, view: TensorView) -> torch.Tensor:
-    """Return a tensor on the storage of ``base``, with the shape and layout of a recorded one."""
+    """Return a tensor on the storage of ``base`` with the dtype, offset, shape and strides of a recorded tensor."""
     tensor = torch.empty(0, dtype=DTYPES[view.dtype], device=base.device)
     return tensor.set_(base.untyped_storage(), view.offset, view.shape, view.stride)  # type: ignore[call-overload,no-any-return]

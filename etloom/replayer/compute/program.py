@@ -33,7 +33,7 @@ from etloom.replayer.compute.storages import (
 
 @dataclass(frozen=True)
 class OmittedOperator:
-    """A recorded operator that is not run."""
+    """A recorded operator that the replay does not run, with the reason and its recorded duration (ns)."""
 
     name: str
     reason: str
@@ -69,7 +69,7 @@ def build_program(
     step: int | None = None,
     subgraph: str | None = None,
 ) -> Program:
-    """Build the program of a linked trace, or of the part that `select_nodes` selects.
+    """Build the program (operator calls and storages) that replays a linked trace, a step or a subgraph.
 
     Raises:
         EtloomError: Nothing that can be replayed was recorded.
@@ -135,7 +135,7 @@ def _tensors_by_node(trace: Trace, nodes: list[int]) -> dict[int, list[dict[str,
 
 
 def _inner_results(trace: Trace, top_nodes: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return top node -> storage ids of the results of nodes inside of it."""
+    """Return top-level node -> recorded storage ids of the tensors that its descendants returned."""
     inner = pl.DataFrame(
         {"node": list(top_nodes), "top": list(top_nodes.values())},
         schema={"node": pl.UInt32, "top": pl.Int64},
@@ -147,7 +147,7 @@ def _inner_results(trace: Trace, top_nodes: Mapping[int, int]) -> dict[int, list
 def _make_step(
     node: Node, operator: Operator, rows: list[dict[str, Any]], hidden: set[int], storages: StorageVersions
 ) -> ProgramStep:
-    """Make the program step of a node.
+    """Convert a node and its recorded tensors to an operator call of the program.
 
     Args:
         rows: The node's rows of the table tensors.
@@ -185,12 +185,12 @@ def _make_step(
 
 
 def _is_null(row: dict[str, Any]) -> bool:
-    """Return whether a row is an undefined tensor, which has an index but no storage."""
+    """Return whether a row of the table tensors describes an undefined tensor, which has no storage."""
     return (row["dtype"] or "").startswith("nullptr")
 
 
 def _recorded_ranges(attrs: str | None, inputs: dict[int, TensorView]) -> list[tuple[TensorView, int, int]]:
-    """Return the recorded minimum and maximum of integer inputs."""
+    """Return (tensor, minimum, maximum) for each integer input whose range of values was recorded."""
     try:
         ranges = json.loads(json.loads(attrs or "{}").get("tensor_range") or "{}")
         pairs = [(int(index), *map(int, pair)) for index, pair in ranges.items() if len(pair) == 2]
@@ -200,7 +200,7 @@ def _recorded_ranges(attrs: str | None, inputs: dict[int, TensorView]) -> list[t
 
 
 def _replace_item(values: Any, item: int, view: TensorView) -> list[Any]:
-    """Return the list with its item-th tensor replaced.
+    """Return a list of argument values in which the item-th tensor (undefined or not) is replaced by ``view``.
 
     An undefined tensor is not counted as an item. Operators of aten have no nested lists of tensors.
     """

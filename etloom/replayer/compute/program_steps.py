@@ -28,7 +28,7 @@ _METADATA_ONLY = frozenset(
 
 @dataclass(frozen=True)
 class TensorView:
-    """A recorded tensor.
+    """A recorded tensor as a view of a storage: dtype, shape, and offset and strides in elements.
 
     Attributes:
         storage: Number of the storage version (`StorageVersions`).
@@ -46,7 +46,7 @@ class TensorView:
 
     @property
     def bytes(self) -> int:
-        """Minimum size of its storage."""
+        """Minimum size in bytes of the storage that holds this tensor."""
         if 0 in self.shape:
             return 0
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -55,7 +55,7 @@ class TensorView:
 
 @dataclass
 class ProgramStep:
-    """One operator call of the program.
+    """An operator call of a computation replay: recorded node, operator, argument values and results.
 
     Attributes:
         node: Node of the recording.
@@ -80,7 +80,7 @@ class ProgramStep:
     recorded_ns: int | None = None
 
     def written(self) -> set[int]:
-        """Return the storages whose elements the step changes."""
+        """Return the numbers of the storages whose elements the operator call modifies."""
         if self.operator.name in _METADATA_ONLY:
             return set()
         arguments = zip(self.operator.arguments, self.values, strict=False)
@@ -90,7 +90,7 @@ class ProgramStep:
 
 
 def tensor_views(values: list[Any]) -> Iterator[TensorView]:
-    """Yield the tensors among the values of arguments."""
+    """Yield the tensors in a list of argument values, including those in lists of tensors."""
     for value in values:
         if isinstance(value, TensorView):
             yield value

@@ -16,11 +16,11 @@ _CALL_OVERHEAD_BYTES = 1 << 20
 
 
 class Stopped(Exception):
-    """Stops a trial run before the next step; the text is the reason."""
+    """Raised to stop a trial run before its next step; the message is the reason."""
 
 
 class TrialProgress:
-    """The steps of a trial run, reported one after the other as they begin.
+    """Measures the steps of a trial run as they begin, and estimates the time of the remaining steps.
 
     A step is expected to take as long as others of its name and shapes did; else its time is estimated per byte from
     steps of its name, else from all steps.
@@ -47,7 +47,7 @@ class TrialProgress:
         self._began = time.monotonic()
 
     def begin_next(self) -> None:
-        """Report that the next step begins.
+        """Record that the next step of the trial run begins.
 
         Raises:
             Stopped: The deadline has passed.
@@ -61,7 +61,7 @@ class TrialProgress:
         self.tried += 1
 
     def remaining_s(self) -> float:
-        """Return the expected duration of the steps that have not begun."""
+        """Return the expected total duration, in seconds, of the steps that have not begun."""
         return sum(map(self._expected_s, range(self.tried, self.total)))
 
     def _learn(self, index: int, seconds: float) -> None:
@@ -76,7 +76,7 @@ class TrialProgress:
         return 0.0
 
     def _keys(self, index: int) -> tuple[tuple[Hashable, int], ...]:
-        """Return (key, amount) by which the time of a step is estimated, most specific first."""
+        """Return pairs (key, calls or bytes) by which the time of a step is estimated, most specific first."""
         step, size = self._steps[index], self._bytes[index]
         return (_name_and_shapes(step), 1), (step.name, size), (None, size)
 

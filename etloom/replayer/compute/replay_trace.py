@@ -1,4 +1,4 @@
-"""A computation replay as a Trace: one profiled pass, or the times of the trial run.
+"""Converts a computation replay to a Trace: from a profiled pass, or from the times of the trial run.
 
 The recorded step annotations are reproduced, so that steps of the replay compare with steps of the recording.
 """
@@ -40,7 +40,7 @@ def profile_pass(executor: Executor, recording: Trace) -> Trace:
 
 
 def trial_run_trace(executor: Executor, recording: Trace) -> Trace:
-    """Return the operators of the trial run as a linked trace, without what they call and without GPU activity."""
+    """Return the operators of the trial run as a linked trace, without inner operators and GPU activity."""
     parts = _split_by_step(recording, [step.node for step in executor.program.steps])
     first_nodes = pl.DataFrame(parts, schema={"step": pl.Int64, "node": pl.Int64}, orient="row")
     pairs = zip(executor.program.steps, executor.outcomes, strict=True)
@@ -71,7 +71,7 @@ def trial_run_trace(executor: Executor, recording: Trace) -> Trace:
 
 
 def _complete_step_spans(rows: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
-    """Return step annotations for the steps of which all operators were tried: others cannot be compared."""
+    """Return step annotations (events) for the recorded steps whose operators were all tried in the trial run."""
     end = pl.col("ts") + pl.col("dur")
     complete = (
         rows.group_by("step").agg(pl.col("missing").any()).filter(~pl.col("missing")).drop_nulls("step")
@@ -87,7 +87,7 @@ def _complete_step_spans(rows: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
 
 
 def _split_by_step(recording: Trace, nodes: Sequence[int]) -> list[tuple[int | None, int]]:
-    """Split nodes by the recorded steps.
+    """Split a sequence of nodes into consecutive parts, each within a single recorded step.
 
     Returns:
         (step, first node) of each part, in the order of the nodes; None outside of the recorded steps. The first part
@@ -105,7 +105,7 @@ def _split_by_step(recording: Trace, nodes: Sequence[int]) -> list[tuple[int | N
 
 
 def _step_numbers(recording: Trace, nodes: Sequence[int]) -> list[int | None]:
-    """Return the step of each node by its recorded time; without times by the annotations of the execution trace."""
+    """Return the step of each node by its recorded time or, without times, by the execution trace's annotations."""
     table = pl.DataFrame({"node": nodes}, schema={"node": pl.Int64})
     spans = find_steps(recording)
     starts = (

@@ -1,4 +1,4 @@
-"""Values of integer tensors that PyTorch saved next to an execution trace, in the folder ``<name>_resources``.
+"""Reads values of integer tensors that PyTorch saved next to an execution trace, in the folder ``<name>_resources``.
 
 With ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_DATA=aten::embedding,... torch writes the contents of integer
 inputs of these operators to raw files ``nid_<node>_tid_<place>.dat``; place counts the tensors among the inputs. File
@@ -29,7 +29,7 @@ _INTEGERS = {
 
 
 class SavedTensors:
-    """Writes saved values into the tensors of a replay.
+    """Copies integer values that PyTorch saved next to the recording into the tensors of a replay.
 
     Attributes:
         used: Number of tensors that got saved values.
@@ -44,7 +44,7 @@ class SavedTensors:
         self._files = _first_uses(program, {path.name for path in folder.iterdir()}) if folder else {}
 
     def fill(self, tensor: torch.Tensor, storage: int) -> None:
-        """Write the values that a storage had before any step wrote it into the flat tensor allocated for it."""
+        """Copy values of a storage, saved before any step wrote to it, into the flat tensor allocated for it."""
         for view, name in self._files.get(storage, ()) if not tensor.is_meta else ():
             try:
                 values = torch.from_numpy(self._read_values(view, name))
@@ -61,7 +61,7 @@ class SavedTensors:
             self.used += 1
 
     def _read_values(self, view: TensorView, name: str) -> np.ndarray:
-        """Return the elements of a view, within the bounds of their readers.
+        """Read the saved elements of a tensor, and clip indices to the range that the operators reading them accept.
 
         Raises:
             ValueError: With the reason why they are not used.
@@ -95,7 +95,7 @@ class SavedTensors:
 
 
 def resources_folder(run: Path, trace: Trace) -> Path | None:
-    """Return the folder with tensors saved next to the file of a trace.
+    """Return the folder with the tensor values that were saved next to the file of a trace; None if there is none.
 
     It is searched inside of the run only, whatever path the trace was recorded under.
 
@@ -117,7 +117,7 @@ def resources_folder(run: Path, trace: Trace) -> Path | None:
 
 
 def _first_uses(program: Program, names: set[str]) -> dict[int, list[tuple[TensorView, str]]]:
-    """Return storage -> (view, file) of the tensors that were saved before a step wrote to it."""
+    """Return storage -> [(tensor, file name)] for tensors that were saved before any step wrote to their storage."""
     written: set[int] = set()
     files: dict[int, list[tuple[TensorView, str]]] = {}
     for step in program.steps:
@@ -130,7 +130,7 @@ def _first_uses(program: Program, names: set[str]) -> dict[int, list[tuple[Tenso
 
 
 def _read_exactly(path: Path, size: int) -> bytes:
-    """Read a file of exactly that size.
+    """Read a regular file of exactly ``size`` bytes.
 
     Raises:
         ValueError: It has another size, or is not a regular file.

@@ -18,7 +18,7 @@ Arguments = Mapping[str, Any]
 
 
 def require_matching_sizes(pattern: str) -> Callable[[Arguments], None]:
-    """Return a check that tensors have the sizes of a pattern.
+    """Return a function that raises IndexError unless the shapes of argument tensors match ``pattern``.
 
     In ``grad ... i j, self ... h w, grid n i j 2`` dimensions with the same letter must have the same size, dots with
     the same name the same sizes, and a number is the size itself. Tensors that are not passed are not checked.
@@ -55,7 +55,7 @@ def _require(matches: bool, argument: str) -> None:
 
 
 def _check_batch_norm(args: Arguments) -> None:
-    """Check a batch normalization, which uses the statistics of the batch in training, else the running ones."""
+    """Check that weights and statistics of a batch normalization exist where needed and cover all channels."""
     channels = args["input"].shape[1]
     training = args.get("train", args.get("training", True))
     for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
@@ -113,7 +113,7 @@ def _check_fft(args: Arguments) -> None:
 
 
 def _check_upsample_scales(args: Arguments) -> None:
-    """Check the scales, which determine the windows of anti-aliasing if they are passed along with sizes."""
+    """Check that the scales of an anti-aliased upsampling are positive and match its input and output sizes."""
     if "output_size" not in args or "scale_factors" in args:
         return
     before = args["input_size"][2:] if "input_size" in args else args["self"].shape[2:]
@@ -142,7 +142,7 @@ def _check_embedding_bag_backward(args: Arguments) -> None:
 
 
 def _check_lstm(args: Arguments) -> None:
-    """Check an LSTM, which has a state and weights for each layer and direction."""
+    """Check that the states and weights of an LSTM have the right number and shapes for all layers and directions."""
     ways, bias = 1 + args["bidirectional"], 4 if args["has_biases"] else 2
     _require(
         len(args["hx"]) == 2 and all(tensor.dim() == 3 for tensor in args["hx"]) and args["num_layers"] > 0,
@@ -175,7 +175,7 @@ def _check_packed_sequence(args: Arguments) -> None:
 
 
 def _check_weight_norm(args: Arguments) -> None:
-    """Check a weight normalization, along the first or last dimension."""
+    """Check dimension (first or last) and tensor shapes of a weight normalization."""
     weight, dim = args.get("v", args.get("saved_v")), args["dim"]
     _require(weight.dim() > 0 and dim in (0, weight.dim() - 1), "dim")
     for name in ("g", "saved_g", "saved_norms"):
@@ -189,7 +189,7 @@ def _check_attention_bias(args: Arguments) -> None:
 
 
 def _check_optimizer_lists(args: Arguments) -> None:
-    """Check a fused optimizer, whose kernel iterates over the memory of all tensors of a parameter at once."""
+    """Check that the tensor lists of a fused optimizer have equal lengths, and their tensors matching layouts."""
     names = ("grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")
     for name in filter(args.get, names):
         _require(len(args[name]) == len(args["self"]), name)

@@ -1,4 +1,4 @@
-"""Storages of a recording: versions of their ids, the steps that fill them, and the last step that uses each.
+"""Tracks recorded storages: distinguishes reuses of an id, and determines which steps create, fill and last use each.
 
 Ids of storages are addresses, which are reused: a storage that an operator returns without having read it is a new
 version of its id. It is freed after its last reader.
@@ -20,7 +20,7 @@ _EMPTY_OPERATOR = re.compile(r"aten::(new_)?empty(_like|_strided|_permuted)?")
 
 
 class StorageVersions:
-    """Numbers the versions of recorded storage ids.
+    """Numbers recorded storages: a storage id that is reused for new memory gets a new number (version).
 
     Attributes:
         bytes: Storage version -> required size.
@@ -31,7 +31,7 @@ class StorageVersions:
         self._current: dict[int, int] = {}
 
     def view(self, row: dict[str, Any], new: bool) -> TensorView:
-        """Return the tensor of a row of the table tensors.
+        """Convert a row of the table tensors to a `TensorView` on the current version of its storage id.
 
         Args:
             new: It does not share its storage with an earlier tensor of the same storage id.
@@ -67,13 +67,12 @@ class StorageVersions:
         return view
 
     def forget(self, storage_ids: set[int]) -> None:
-        """Forget ids that were reused for storages that no step creates: operators that read those must not get older
-        versions."""
+        """Forget the versions of storage ids whose memory was reused, so that later readers do not get old data."""
         for storage_id in storage_ids:
             self._current.pop(storage_id, None)
 
     def forget_results(self, rows: list[dict[str, Any]]) -> None:
-        """Forget the ids of results of an operator that is not run: their readers must not get older versions."""
+        """Forget the storage ids of an omitted operator's results, so that later readers do not get older data."""
         read = {row["storage_id"] for row in rows if row["io"] == INPUT}
         self.forget({row["storage_id"] for row in rows if row["io"] == OUTPUT} - read)
 
@@ -86,7 +85,7 @@ def _parse_sizes(text: str | None) -> tuple[int, ...]:
 
 
 def mark_freed_storages(steps: list[ProgramStep]) -> tuple[set[int], set[int]]:
-    """Set the storages that each step is the last to use (`ProgramStep.frees`).
+    """Set `ProgramStep.frees` of each step: the storages created by steps that no later step uses.
 
     Returns:
         The storages that steps create, and those that steps write or return.
@@ -109,7 +108,7 @@ def mark_freed_storages(steps: list[ProgramStep]) -> tuple[set[int], set[int]]:
 
 
 def find_unfilled_storages(steps: list[ProgramStep]) -> frozenset[int]:
-    """Return storages that are read as ``aten::empty`` left them.
+    """Return the storages that a step reads although no step wrote to them after ``aten::empty`` created them.
 
     They were filled by code that was not recorded, such as Python in ``torch.tensor([1, 2])``, or by operators that are
     not replayed.

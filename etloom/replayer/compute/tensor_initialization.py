@@ -67,7 +67,7 @@ _INTEGERS = _RANDOM_DTYPES | {torch.uint16, torch.uint32, torch.uint64}
 
 @dataclass(frozen=True)
 class IntegerBounds:
-    """Ranges of integers by storage, inferred from the operators that read them.
+    """Ranges of valid values of integer tensors, by storage, inferred from the operators that read them.
 
     Attributes:
         limits: Exclusive upper bound.
@@ -85,7 +85,7 @@ class IntegerBounds:
 
 
 def infer_bounds(program: Program) -> IntegerBounds:
-    """Infer the ranges of integers from their readers.
+    """Infer the ranges of valid values of a program's integer tensors from the operators that read them.
 
     Readers of copies and views count too, so the program is walked from its end. A recorded range narrows the range
     that readers require. Without such a requirement it is used only if all readers are known to check their indices.
@@ -97,7 +97,7 @@ def infer_bounds(program: Program) -> IntegerBounds:
 
 
 class _BoundsInference:
-    """Visits the steps of a program from the last to the first."""
+    """Infers value ranges of integer tensors by visiting the steps of a program from the last to the first."""
 
     def __init__(self) -> None:
         self._bounds = IntegerBounds()
@@ -124,7 +124,7 @@ class _BoundsInference:
             self._propagate(step)
 
     def _limit_indices(self, name: str, args: dict[str, Any]) -> set[str]:
-        """Clamp index arguments to the size of what they index; return the names of the changed arguments."""
+        """Limit an index argument to the size of the dimension it indexes; return the names of limited arguments."""
         argument, get_limit = _INDEX_LIMITS.get(name, ("", None))
         indices = args.get(argument)
         if get_limit is None or not isinstance(indices, TensorView):
@@ -137,7 +137,7 @@ class _BoundsInference:
         return {argument}
 
     def _limit_offsets(self, name: str, args: dict[str, Any]) -> set[str]:
-        """Limit the offsets that an embedding bag reads; return the arguments that are limited."""
+        """Limit the offsets of an embedding bag to its number of indices; return the names of limited arguments."""
         offsets = args.get("offsets")
         if "embedding_bag" not in name or not isinstance(offsets, TensorView):
             return set()
@@ -147,7 +147,7 @@ class _BoundsInference:
         return {"offsets"}
 
     def _propagate(self, step: ProgramStep) -> None:
-        """Apply the bounds of results to the inputs that they are copied from."""
+        """Apply the bounds of a step's results to its inputs, from which the results are copied."""
         bounds = self._bounds
         for view in tensor_views(step.values):
             for result in step.results:
@@ -158,7 +158,7 @@ class _BoundsInference:
                     bounds.trusted.add(view.storage)
 
     def finish(self) -> IntegerBounds:
-        """Narrow the bounds to the recorded ranges."""
+        """Narrow the inferred bounds to the recorded value ranges, and return them."""
         limits, minimums = self._bounds.limits, self._bounds.minimums
         for storage, (low, high) in self._recorded.items():
             if storage in limits:
@@ -182,7 +182,7 @@ def _trusts_indices(name: str) -> bool:
 
 
 def _integer_size(view: TensorView) -> int:
-    """Return the size in bytes of an element that may be an index; 0 for other types."""
+    """Return the element size in bytes of an integer tensor, which may hold indices; 0 for other dtypes."""
     dtype = DTYPES[view.dtype]
     return dtype.itemsize if dtype in _INTEGERS else 0
 
@@ -190,7 +190,7 @@ def _integer_size(view: TensorView) -> int:
 def make_initial_tensor(
     view: TensorView, count: int, device: torch.device, bounds: IntegerBounds
 ) -> torch.Tensor:
-    """Return a flat tensor of ``count`` elements for the storage of a view."""
+    """Return a flat tensor of ``count`` elements with initial values, random or within bounds, for a view's storage."""
     dtype, storage = DTYPES[view.dtype], view.storage
     if storage in bounds.trusted or storage in bounds.mixed:
         return torch.zeros(count, dtype=dtype, device=device)

@@ -21,7 +21,7 @@ from etloom.replayer.compute.operator_replay import prepare_executor
 
 
 def find_crashing_operators(trace: Trace, options: ComputeOptions, resources: Path | None) -> dict[int, str]:
-    """Return node -> reason for the operators of a linked trace that end or block a process."""
+    """Return node -> reason for the operators of a linked trace that crash their process or do not end in time."""
     with tempfile.TemporaryDirectory(prefix="etloom-") as folder:
         file = Path(folder, "trace.parquet")
         writer.write(trace, file)
@@ -37,7 +37,7 @@ def find_crashing_operators(trace: Trace, options: ComputeOptions, resources: Pa
 
 
 def run_trial(request: Mapping[str, Any]) -> None:
-    """Try each operator of the requested trace once."""
+    """In the child process: run each operator of the requested trace once, and report each node before it runs."""
     report, skipped = isolation.connect_to_parent()
     trace = formats.read(request["trace"])
     assert isinstance(trace, Trace)

@@ -1,4 +1,4 @@
-"""Costs of collective algorithms: rounds and bytes per link and level of a topology.
+"""Computes the cost of collective algorithms per network level: sequential messages, and bytes on the busiest link.
 
 A collective on n ranks with S bytes (as nccl-tests defines them) takes ``rounds`` messages in sequence and moves
 ``bytes`` over the busiest link in one direction; alone on its links it takes rounds x latency + bytes / bandwidth.
@@ -18,7 +18,7 @@ ALGORITHMS = ("ring", "direct", "halving-doubling", "tree")
 
 
 class Share(NamedTuple):
-    """The part of a collective on one level: messages in sequence, and bytes over the busiest link in one direction.
+    """Cost of a collective on a network level: number of sequential messages, and bytes one way on the busiest link.
 
     ``idle_bytes``: bytes whose transfer time passes without using the links, which are free for other transfers then.
     """
@@ -32,7 +32,7 @@ class Share(NamedTuple):
 def split_collective(
     collective: str | None, size: float, dims: Sequence[tuple[int, int]], algorithm: str = "ring"
 ) -> list[Share] | None:
-    """Split a collective over the levels of a network.
+    """Compute the cost of a collective on each network level: sequential messages, and bytes on the busiest link.
 
     Args:
         size: bytes, as nccl-tests defines the size of the collective.
@@ -62,7 +62,7 @@ def split_collective(
 def _split_scatter(
     size: float, dims: Sequence[tuple[int, int]], algorithm: str, *, reduces: bool
 ) -> list[Share]:
-    """Split a reduce-scatter, or the all-gather that reverses it; the outer levels move what the inner ones leave."""
+    """Compute the cost of a reduce-scatter or all-gather per level; n units leave 1/n of the bytes to the next."""
     shares = []
     for level, n in dims:
         rounds = {"ring": n - 1, "direct": 1}.get(algorithm, math.ceil(math.log2(n)))
@@ -74,7 +74,7 @@ def _split_scatter(
 
 
 def split_gloo(collective: str | None, size: float, dims: Sequence[tuple[int, int]]) -> list[Share] | None:
-    """Split a collective as gloo executes it: rings; a reduce-scatter is an all-reduce of the whole input.
+    """Compute the cost of a collective per network level as gloo executes it: with rings, reduce-scatter as all-reduce.
 
     With two ranks, an all-gather takes 1.5 times as long: the message by which the receiver announces its buffer waits
     behind the first half of the data on the same connection, and meanwhile the other direction is idle.
@@ -88,7 +88,7 @@ def split_gloo(collective: str | None, size: float, dims: Sequence[tuple[int, in
 
 
 def find_dims(topology: Topology, ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (level, units) of a group on a topology, innermost first, for the levels at which its members differ.
+    """Return (level index, number of units) for each level of a topology that a group of ranks spans, innermost first.
 
     The outermost level connects all units, even more than it was fitted to. If the members spread unevenly, the whole
     group communicates over the outermost of these levels.

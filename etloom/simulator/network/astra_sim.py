@@ -1,4 +1,4 @@
-"""Times of single collectives as ASTRA-sim's analytical network gives them, to the nanosecond.
+"""Computes the time of a single collective, to the nanosecond, as ASTRA-sim's analytical network model does.
 
 A collective is a program of messages for each rank, simulated event by event: a rank sends its next message when it has
 processed the part before, which takes the endpoint delay and the reduction of the received data. On several dimensions
@@ -65,14 +65,14 @@ def collective_time(
 
 
 def message_time(size: int, hops: int, dimension: Dimension, aware: bool) -> int:
-    """Return the time of one message over a number of hops, ns."""
+    """Return the time (ns) of a message of ``size`` bytes over ``hops`` hops of a network without other messages."""
     return Network(dimension, Settings(aware=aware)).message(size, hops)
 
 
 def _list_phases(
     collective: str, size: int, dimensions: Sequence[Dimension], optimization: str
 ) -> list[tuple[int, str, int]]:
-    """Return (dimension, collective, bytes) of each phase of a collective on several dimensions."""
+    """Split a collective over several network dimensions; return (dimension index, collective, bytes) of each phase."""
     last = len(dimensions) - 1
     if collective == "all_to_all" or (collective == "all_reduce" and optimization == "baseline"):
         return [(index, collective, size) for index in range(last + 1)]
@@ -95,7 +95,7 @@ def _list_phases(
 
 
 def _run_chunks(chunks: Sequence[Sequence[tuple[int, int]]], dimensions: int, settings: Settings) -> int:
-    """Return the time at which all chunks have passed.
+    """Return the time (ns) at which all chunks of the data have completed the phases of a collective.
 
     A dimension has several queues, which chunks take in turn, and each queue executes its share of ``active_chunks``
     phases at a time. Of the waiting chunks, the last begins first with LIFO, the first with FIFO.
@@ -138,13 +138,13 @@ def _run_chunks(chunks: Sequence[Sequence[tuple[int, int]]], dimensions: int, se
 
 
 def compute_time(network: Network, name: str, size: int) -> int | None:
-    """Return the time of a collective; None for an algorithm that is not modelled."""
+    """Return the time (ns) of a collective on a single dimension; None for an algorithm that is not modelled."""
     program = plan(network, name, size)
     return _time_tree(network, name, size) if program is None else Exchange(network, [program]).run()
 
 
 def plan(network: Network, name: str, size: int) -> Program | None:
-    """Return the messages of a collective; None for trees, and for what is not modelled."""
+    """Return the messages of a collective on a single dimension; None for trees and unsupported algorithms."""
     programs = {"ring": _plan_ring, "direct": _plan_direct, "halvingDoubling": _plan_halving_doubling}
     size = size if name == "all_gather" else max(size, network.npus)
     return programs[network.algorithm](network, name, size) if network.algorithm in programs else None

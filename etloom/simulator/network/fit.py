@@ -1,4 +1,4 @@
-"""Fits a network to a recording: sizes and times of communications, with the sharing of links taken into account."""
+"""Fits latency and bandwidth of a network to recorded sizes and times of communications that may share links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIN_COUNT = 5
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """A network fitted to a recording.
+    """A network model fitted to a recording, and the deviation of measured times from modelled times.
 
     Attributes:
         model: one level that joins all ranks.
@@ -44,12 +44,12 @@ class NetworkFit:
 
     @property
     def level(self) -> Level:
-        """The fitted level."""
+        """The only level of the fitted network, with the fitted bandwidth and latency."""
         return self.model.topology.levels[0]
 
 
 def fit_network(scenario: Scenario) -> NetworkFit:
-    """Fit latency and bandwidth to the communications of a recorded scenario.
+    """Fit latency (ns) and bandwidth (bytes/s) of a network to the communications of a recorded scenario.
 
     Raises:
         AnalysisError: no communication between recorded ranks states its size and its group.
@@ -94,8 +94,7 @@ def _build_model(scenario: Scenario, latency_ns: float, bytes_per_second: float)
 
 
 def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) -> NetworkModel:
-    """Return the model with the efficiency at which transfers that overlap take, in the median, as long as
-    measured."""
+    """Fit the efficiency of shared links, so that overlapping transfers take as long as measured in the median."""
     if shared.height < _MIN_COUNT:
         return model
     for _ in range(8):
@@ -108,7 +107,7 @@ def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) 
 
 
 def _measure(scenario: Scenario) -> pl.DataFrame:
-    """Return the matched communications of known size with their measured time since the last rank began.
+    """Return the matched communications of known size with their time (ns) from the last rank's begin to the end.
 
     Those of which all ranks were recorded; if there are none, those of which some ranks were, with their waits for the
     others.
@@ -135,7 +134,7 @@ def _measure(scenario: Scenario) -> pl.DataFrame:
 def _model_times(
     scenario: Scenario, measured: pl.DataFrame, model: NetworkModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return measured and modelled times, ns, from the recorded begin of the last rank."""
+    """Return measured and modelled times (ns) of communications, from the recorded begin of the last rank."""
     times = TransferTimes(scenario.communications, model)
     parts = scenario.communications.participations
     begins = scenario.graph.time[parts["begin"].to_numpy()[times.parts]]
@@ -147,7 +146,7 @@ def _model_times(
 def _find_ratio(
     scenario: Scenario, measured: pl.DataFrame, model: NetworkModel, quantile: float = _QUANTILE
 ) -> float:
-    """Return a quantile of measured over modelled times."""
+    """Return a quantile (default: 0.25) of the ratios of measured to modelled times of communications."""
     actual, modelled = _model_times(scenario, measured, model)
     if not len(actual):
         return 1.0
@@ -155,7 +154,7 @@ def _find_ratio(
 
 
 def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rate: float) -> float:
-    """Return the bandwidth, bytes/s, at which the low quantile of measured over modelled times is 1."""
+    """Return the bandwidth (bytes/s) at which the 0.25 quantile of measured over modelled times is 1."""
     for _ in range(12):
         ratio = _find_ratio(scenario, measured, _build_model(scenario, latency_ns, rate))
         rate = min(max(rate / ratio, 1e3), 1e15)
@@ -165,7 +164,7 @@ def _fit_rate(scenario: Scenario, measured: pl.DataFrame, latency_ns: float, rat
 
 
 def _find_spread(scenario: Scenario, measured: pl.DataFrame, model: NetworkModel) -> float:
-    """Return half the width of the central 68 % of the logarithm of measured over modelled times."""
+    """Return the spread of measured around modelled times: half the central 68 % range of the log of their ratio."""
     actual, modelled = _model_times(scenario, measured, model)
     if len(actual) < 3:
         return 0.3

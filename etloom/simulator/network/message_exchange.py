@@ -1,4 +1,4 @@
-"""Messages of one collective on one dimension of ASTRA-sim's analytical network, event by event."""
+"""Simulates, event by event, the messages of a collective on a dimension of ASTRA-sim's analytical network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import ceil, floor
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension: kind Ring, Switch or FullyConnected, its size, bandwidth (2**30 B/s), latency and algorithm."""
+    """A network dimension: kind (Ring, Switch, FullyConnected), size, bandwidth (2**30 B/s), latency and algorithm."""
 
     kind: str
     size: int
@@ -22,7 +22,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the simulated system, named as ASTRA-sim names them; times in ns, memory in GB/s."""
+    """Settings of the simulated system with ASTRA-sim's names; delays in ns, memory bandwidth in GB/s."""
 
     aware: bool = False
     endpoint_delay: int = 10
@@ -44,7 +44,7 @@ Message = tuple[int, int, int]
 
 
 class Network:
-    """One dimension; times in ns."""
+    """Hops, links and message times (ns) of a group of ranks on a single network dimension."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Network:
         self.is_symmetric = (is_complete or self.kind != "Ring") and not any(self.delays)
 
     def hops(self, sender: int, receiver: int) -> int:
-        """Return the hops between two members, by their positions in the group."""
+        """Return the number of hops between two members; ``sender`` and ``receiver`` are positions in the group."""
         if self.kind == "Ring":
             gap = self.members[receiver] - self.members[sender]
             return min(gap % self.npus, -gap % self.npus)
         return 2 if self.kind == "Switch" else 1
 
     def link(self, sender: int, receiver: int, hop: int, is_alike: bool) -> object:
-        """Return the link of a hop of a message; is_alike: one link of each kind stands for all."""
+        """Return an identifier of the link at a hop of a message; ``is_alike``: all equivalent links have the same."""
         if self.kind == "Switch":
             return hop if is_alike else (hop, receiver if hop else sender)
         if self.kind != "Ring":
@@ -83,19 +83,19 @@ class Network:
         return step if is_alike else ((first + step * hop) % self.npus, step)
 
     def message(self, size: int, hops: int) -> int:
-        """Return the time of one message alone."""
+        """Return the time (ns) of a message of ``size`` bytes over ``hops`` hops when no other message delays it."""
         if self.aware:
             return hops * floor(self.latency + size / self.rate)
         return floor(hops * self.latency + size / self.rate)
 
     def reduction(self, size: int) -> int:
-        """Return the time of adding a received part."""
+        """Return the time (ns) to reduce a received part of ``size`` bytes in local memory."""
         return 3 * floor(size / self.memory)
 
 
 @dataclass(frozen=True)
 class Program:
-    """The messages of a collective.
+    """Messages that each rank sends in a collective, and the reduction times (ns) of the received parts.
 
     Attributes:
         messages: returns those of a rank, in the order in which it sends them.
@@ -112,7 +112,7 @@ class Program:
 
 
 class Exchange:
-    """The messages of a collective, event by event.
+    """Event simulation of the messages of a collective, for all chunks of its data.
 
     A rank expects a part with each message that it sends. It processes a received part: endpoint delay and reduction.
     With congestion, a message waits at each link for those before it. Where all ranks are alike, one stands for all,
@@ -135,13 +135,13 @@ class Exchange:
         self.order = 0
 
     def _order(self, queue: int, settings: Settings) -> list[int]:
-        """Return the chunks of a queue in their order; the first begin before the others are known."""
+        """Return the chunks of a queue in execution order: those that begin at once, then the others (LIFO or FIFO)."""
         chunks = list(range(queue, len(self.chunks), settings.queues))
         others = chunks[self.share :]
         return chunks[: self.share] + (others[::-1] if settings.policy == "LIFO" else others)
 
     def run(self) -> int:
-        """Return the time at which the last part is processed, ns."""
+        """Run the simulation, and return the time (ns) at which the last received part is processed."""
         for rank in range(len(self.waiting)):
             for queue in self.waiting[rank]:
                 for _ in range(self.share):
@@ -156,7 +156,7 @@ class Exchange:
         return now
 
     def _begin(self, rank: int, queue: list[int], now: int) -> None:
-        """Begin the next chunk of a queue of a rank."""
+        """Begin the next chunk in a queue of a rank at the time ``now``."""
         if queue:
             chunk = queue.pop(0)
             for _ in range(self.chunks[chunk].program.first):
@@ -167,7 +167,7 @@ class Exchange:
         heapq.heappush(self.events, (time, self.order, chunk, rank, message, hop))
 
     def _proceed(self, number: int, rank: int, now: int) -> None:
-        """Send a message for each processed part, if enough parts are received."""
+        """Count a processed part of a chunk on a rank, and send the messages that may follow it."""
         chunk = self.chunks[number]
         chunk.processed[rank] += 1
         first, sent, total = chunk.program.first, chunk.sent[rank], len(chunk.messages[rank])
@@ -188,7 +188,7 @@ class Exchange:
                 self._receive(number, rank, now)
 
     def _hop(self, number: int, rank: int, message: int, hop: int, now: int) -> None:
-        """Pass the next link, or arrive."""
+        """Move a message over its next link, as soon as the link is free, or deliver it after the last hop."""
         network, chunk = self.network, self.chunks[number]
         receiver, _, size = chunk.messages[rank][message]
         if hop < network.hops(rank, receiver):
@@ -211,7 +211,7 @@ class Exchange:
 
 
 class _Chunk:
-    """The progress of a chunk on each rank."""
+    """Progress of a chunk on each rank: messages sent, parts received, and parts processed."""
 
     def __init__(self, program: Program, ranks: int) -> None:
         self.program = program
@@ -221,11 +221,11 @@ class _Chunk:
         """By sender, the parts that arrived, without those that were expected by then."""
 
     def expect(self, rank: int, sender: int) -> bool:
-        """Expect a part of a sender; return whether it is there."""
+        """Record that a rank expects a part from a sender; return whether the part has already arrived."""
         self.balance[rank][sender] -= 1
         return self.balance[rank][sender] >= 0
 
     def arrive(self, rank: int, sender: int) -> bool:
-        """Deliver a part of a sender; return whether it was expected."""
+        """Record that a part from a sender has arrived at a rank; return whether the rank already expects it."""
         self.balance[rank][sender] += 1
         return self.balance[rank][sender] <= 0

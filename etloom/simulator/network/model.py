@@ -1,4 +1,4 @@
-"""The network of a scenario: effective bandwidth and latency by level, and the times of transfers that follow."""
+"""Network model: effective bandwidth and latency by level, and the transfer times of a scenario's communications."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST_WORKERS = 2
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A network as transfers experience it.
+    """A network model: topology with effective bandwidths, collective algorithm, and efficiency of shared links.
 
     Attributes:
         topology: the levels; their bandwidth times their efficiency is what transfers reach.
@@ -32,26 +32,26 @@ class NetworkModel:
     sharing_efficiency: float = 1.0
 
     def scale_bandwidth(self, factor: float) -> NetworkModel:
-        """Return the network with all bandwidths multiplied."""
+        """Return the network with the bandwidth of every level multiplied by ``factor``."""
         levels = tuple(
             replace(level, bytes_per_second=level.bytes_per_second * factor) for level in self.topology.levels
         )
         return replace(self, topology=replace(self.topology, levels=levels))
 
     def with_latency(self, latency_ns: float) -> NetworkModel:
-        """Return the network with another latency at all levels."""
+        """Return the network with the latency of every level set to ``latency_ns``."""
         levels = tuple(replace(level, latency_ns=latency_ns) for level in self.topology.levels)
         return replace(self, topology=replace(self.topology, levels=levels))
 
     def split(self, collective: str | None, size: int, ranks: list[int], side: str) -> list[Share] | None:
-        """Split a communication over the levels; None if its algorithm is unknown."""
+        """Return the cost of a communication on each network level; None if its algorithm is unknown."""
         dims = find_dims(self.topology, ranks)
         if side == "host":
             return split_gloo(collective, size, dims)
         return split_collective(collective, size, dims, self.algorithm)
 
     def latency_ns(self, shares: list[Share]) -> float:
-        """Return the time of the messages in sequence, and of idle links, ns."""
+        """Return the time (ns) of a communication during which it uses no link: message latencies, idle phases."""
         return sum(
             share.rounds * self.topology.levels[share.level].latency_ns
             + self._bytes_ns(share.level, share.idle_bytes)
@@ -59,7 +59,7 @@ class NetworkModel:
         )
 
     def data_ns(self, share: Share) -> float:
-        """Return the time of the data on a level without other transfers on its links, ns."""
+        """Return the time (ns) to transfer the data on a level when no other transfer uses its links."""
         return self._bytes_ns(share.level, share.bytes)
 
     def _bytes_ns(self, level: int, size: float) -> float:
@@ -68,7 +68,7 @@ class NetworkModel:
 
 
 class TransferTimes:
-    """The times of the communications of a scenario on a network.
+    """Computes when the communications of a scenario complete on a network whose links they share.
 
     Attributes:
         instances: numbers of the communications whose time the network determines, in the order of the results.
@@ -101,7 +101,7 @@ class TransferTimes:
         self._number_links()
 
     def _find_participations(self, parts: pl.DataFrame) -> None:
-        """Number the participations by their instance's place in ``instances``."""
+        """Map each rank's participation in a communication to the index of its instance in ``instances``."""
         place = pl.DataFrame({"instance": self.instances, "place": np.arange(len(self.instances))})
         joined = (
             parts.with_row_index("part")
@@ -114,7 +114,7 @@ class TransferTimes:
         self._bounds = np.searchsorted(self.place, np.arange(len(self.instances) + 1)).tolist()
 
     def _number_links(self) -> None:
-        """Number the links. Links that belong to the same groups carry the same transfers: one stands for all."""
+        """Number the links that transfers use; links that carry the same transfers have a common number."""
         groups: dict[tuple[int, tuple[int, ...]], int] = {}
         on_link: dict[tuple[int, int], set[int]] = defaultdict(set)
         for _, data, members, _ in self._fixed:
@@ -136,7 +136,7 @@ class TransferTimes:
         ]
 
     def finish(self, begins: np.ndarray) -> np.ndarray:
-        """Return the time at which each communication is complete, ns, with shared links.
+        """Return the time (ns) at which each communication completes when transfers share links.
 
         Args:
             begins: time at which each of ``parts`` begins, ns.

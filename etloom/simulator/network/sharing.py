@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 
 class Flow(NamedTuple):
-    """Data over links: ``solo_ns`` is the time without other flows, ``links`` the links it occupies."""
+    """Data that a transfer moves over ``links``; it takes ``solo_ns`` if no other flow uses them."""
 
     solo_ns: float
     links: tuple[int, ...]
 
 
 class Transfer(NamedTuple):
-    """A communication: its flows begin ``latency_ns`` after all ranks have begun it, and run at the same time.
+    """A communication whose flows start together, ``latency_ns`` after the last rank has begun it.
 
     ``begins``: time at which each rank issues it. ``queues``: the queue of each rank that it passes, None for none.
     """
@@ -32,7 +32,7 @@ class Transfer(NamedTuple):
 
 
 def share_links(transfers: Sequence[Transfer], workers: int = 2, efficiency: float = 1.0) -> list[float]:
-    """Return the time at which each transfer is complete.
+    """Simulate transfers over shared links, and return the time (ns) at which each transfer completes.
 
     Args:
         workers: number of communications that a queue executes at a time.
@@ -42,7 +42,7 @@ def share_links(transfers: Sequence[Transfer], workers: int = 2, efficiency: flo
 
 
 class _Bundle:
-    """The flows over the same links, which progress equally: one clock for all of them, however many there are.
+    """All flows over the same set of links; they progress equally and therefore share a progress counter.
 
     ``progress``: the time, without other flows, of what each flow has transferred until ``since``. ``ends``: a heap
     with the progress at which a flow is complete, and its transfer.
@@ -104,7 +104,7 @@ class _LinkSharing:
         heapq.heappush(self.events, (time, self.count, kind, number, bundle, detail))
 
     def _enter(self, number: int, queue: Hashable, now: float) -> None:
-        """A rank issues a transfer: it waits for a worker if it has to pass a queue."""
+        """Issue a rank's part of a transfer; the part waits if all workers of its queue are busy."""
         if queue is None:
             self._participate(number, now)
         elif self.busy[queue] < self.workers:
@@ -119,8 +119,7 @@ class _LinkSharing:
             self._push(now + self.transfers[number].latency_ns, "move", number)
 
     def _release_blocked(self, now: float) -> bool:
-        """Let the first waiting transfer pass if ranks wait for each other in different orders, which would never
-        end."""
+        """Start a waiting transfer when ranks deadlock because they queue transfers in different orders."""
         for queue in self.waiting.values():
             while queue:
                 self._participate(queue.popleft(), now)
@@ -155,7 +154,7 @@ class _LinkSharing:
         self._change_users(bundle, -1, now)
 
     def _change_users(self, changed: _Bundle, change: int, now: float) -> None:
-        """Divide the links of a flow that begins or ends among the flows on them."""
+        """Update bandwidth shares and end times of the flows on the links of a flow that begins or ends."""
         for link in changed.links:
             self.users[link] += change
         affected = {changed: None} | {

@@ -1,4 +1,4 @@
-"""The network of a prediction: a factor of the recorded one, or a topology (a rate, a preset, a YAML file)."""
+"""Determines the network of a prediction, from a bandwidth factor or a topology (rate, preset, YAML file)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ NOMINAL_DEVIATION = 0.3
 
 @dataclass(frozen=True)
 class TargetNetwork:
-    """The network of a prediction: the model (None: communications keep their time), and the basis of its
-    parameters."""
+    """Network of a prediction: model (None: communications take the recorded time), and basis of its parameters."""
 
     model: NetworkModel | None
     basis: Basis
@@ -40,7 +39,7 @@ class TargetNetwork:
 def resolve_network(
     target: float | Topology | None, fit: NetworkFit | None, recorded: float | Topology | None = None
 ) -> TargetNetwork:
-    """Return the network of a prediction.
+    """Return the network of a prediction, from a bandwidth factor, a topology, or the network fitted to the recording.
 
     Args:
         target: a factor of the fitted bandwidth, or a topology; None: the fitted network.
@@ -67,7 +66,7 @@ def resolve_network(
 
 
 def resolve_change(change: Network, fit: NetworkFit | None) -> TargetNetwork:
-    """Return the network of a change of `etloom.simulate`. Raises EtloomError."""
+    """Return the network that a `Network` change of `etloom.simulate` describes. Raises EtloomError."""
     rate = change.bytes_per_second
     target = resolve_network(change.bandwidth if rate is None else _describe_rate(change.text, rate), fit)
     if change.latency_ns is None or target.model is None:
@@ -78,7 +77,7 @@ def resolve_change(change: Network, fit: NetworkFit | None) -> TargetNetwork:
 
 
 def parse_target(text: str) -> float | Topology:
-    """Return a factor or a topology. Raises EtloomError."""
+    """Parse a factor (x0.2) to a float, or a rate, preset name or YAML file to a topology. Raises EtloomError."""
     if text in PRESETS:
         return get_preset(text)
     if Path(text).suffix in (".yaml", ".yml"):
@@ -96,7 +95,7 @@ def parse_target(text: str) -> float | Topology:
 
 
 def _describe_rate(name: str, bytes_per_second: float) -> Topology:
-    """Return a network of any number of ranks with one rate, of unknown latency."""
+    """Return a topology of a single level, for any number of ranks, with a bandwidth and unknown latency."""
     return Topology(
         name, (Level("network", ANY_SIZE, "switch", bytes_per_second, math.nan, LINK_EFFICIENCY),)
     )
@@ -105,7 +104,7 @@ def _describe_rate(name: str, bytes_per_second: float) -> Topology:
 def _place_on_topology(
     topology: Topology, recorded: float | Topology | None, fit: NetworkFit | None
 ) -> TargetNetwork:
-    """Return a topology with the efficiency and latency of the recorded network, as far as they are known."""
+    """Return the network for a topology, with efficiency and missing latencies from the fitted network, if known."""
     efficiency, basis, deviation = None, Basis.GUESSED, NOMINAL_DEVIATION
     notes: list[str] = []
     if fit is not None:
@@ -150,5 +149,5 @@ def _describe_fit(fit: NetworkFit) -> str:
 
 
 def _deviation(fit: NetworkFit, octaves: float) -> float:
-    """Return the relative standard deviation of transfer times at a distance from the recorded bandwidth."""
+    """Return the relative standard deviation of transfer times, ``octaves`` doublings off the recorded bandwidth."""
     return math.hypot(0.02, fit.deviation / math.sqrt(min(max(fit.count, 1), 16)), 0.01 * octaves)

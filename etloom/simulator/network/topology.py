@@ -32,7 +32,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Level:
-    """A level of a network.
+    """A level of a network topology: number of joined units, kind, bandwidth, latency and efficiency.
 
     Attributes:
         size: units that the level joins.
@@ -52,18 +52,18 @@ class Level:
 
 @dataclass(frozen=True)
 class Topology:
-    """The levels of a network, innermost first."""
+    """A network topology: its name, and its levels from the innermost to the outermost."""
 
     name: str
     levels: tuple[Level, ...]
 
     @property
     def size(self) -> int:
-        """The number of devices."""
+        """The number of devices: the product of the sizes of all levels."""
         return math.prod(level.size for level in self.levels)
 
     def get_unit(self, rank: int, level: int) -> int:
-        """Return the number of the unit that a rank belongs to below a level (its own number at the first)."""
+        """Return the index of the unit with ``rank`` among the units that ``level`` joins (level 0: ranks)."""
         return rank // math.prod(lower.size for lower in self.levels[:level])
 
 
@@ -78,7 +78,7 @@ def _preset(name: str, *levels: tuple[str, int, str, str]) -> Topology:
 
 
 def _parse_rate(text: str) -> float:
-    """Parse bytes or bits per second. Raises EtloomError, also for a factor."""
+    """Parse a bandwidth such as 50GB/s or 400Gbit/s to bytes/s. Raises EtloomError, also for a factor."""
     rate = parse_network(text, None).bytes_per_second
     if rate is None:
         raise EtloomError(
@@ -104,7 +104,7 @@ PRESETS: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
 
 
 def get_preset(name: str) -> Topology:
-    """Return a preset. Raises KeyError."""
+    """Return the preset topology with this name. Raises KeyError."""
     return _preset(name, *PRESETS[name])
 
 
@@ -130,7 +130,7 @@ def read_topology(path: Path) -> Topology:
 
 
 def parse_topology(document: Any) -> Topology:
-    """Check and convert a topology as YAML contains it. Raises EtloomError that names the key and the value."""
+    """Convert a topology, as read from YAML, to `Topology`. Raises EtloomError that names the wrong key and value."""
     _check_keys(document, {"name", "hosts", "devices_per_host", "levels"}, "topology")
     entries = document.get("levels")
     if not isinstance(entries, list) or not 1 <= len(entries) <= 8:

@@ -1,4 +1,4 @@
-"""The prediction step that puts the transfers of a scenario on a network."""
+"""The prediction step that replaces the transfer times of a scenario by those on another network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTLED = 2e-4
 def apply_network(
     scenario: Scenario, network: NetworkModel, basis: Basis, fitted: NetworkModel | None = None
 ) -> Scenario:
-    """Return the scenario with the times that its transfers take on a network.
+    """Return the scenario with the transfer times of its communications replaced by those on a network.
 
     The time of a transfer depends on the transfers on its links at that moment, and these on the times of all: both
     are computed in turn until the run time settles. Communications of unknown size or algorithm keep their time, which
@@ -57,7 +57,7 @@ def apply_network(
 
 
 class _Edges:
-    """The edges and points of the participations in `TransferTimes.parts`. Indices are per participation."""
+    """Dependency-graph edges and begin points of the participations in `TransferTimes.parts`, as parallel arrays."""
 
     def __init__(self, scenario: Scenario, times: TransferTimes) -> None:
         parts = scenario.communications.participations[times.parts]
@@ -70,22 +70,22 @@ class _Edges:
         self.alone = ~is_matched.select(pl.col("matched").any().over("place"))["matched"].to_numpy()
 
     def clear(self, lag: Int64Array) -> Int64Array:
-        """Return the lags without the time from begin to finish of matched participations."""
+        """Return the edge lags (ns), with 0 from begin to finish of each matched participation."""
         lag = lag.copy()
         lag[self.own[~self.alone]] = 0
         return lag
 
     def measure(self, begins: np.ndarray, finish: np.ndarray) -> np.ndarray:
-        """Return the time of each transfer from the arrival of the last rank, at least 1 ns."""
+        """Return the duration (ns, at least 1) of each transfer, from the arrival of the last rank to ``finish``."""
         return np.asarray(np.maximum(finish - self._find_last(begins, len(finish)), 1.0))
 
     def model_recording(self, scenario: Scenario, network: NetworkModel) -> np.ndarray:
-        """Return the time of each transfer on a network from its recorded begin."""
+        """Return the duration (ns) of each transfer on a network if all ranks begin at their recorded times."""
         begins = scenario.graph.time[self.begin]
         return self.measure(begins, TransferTimes(scenario.communications, network).finish(begins))
 
     def scale_transfers(self, lag: Int64Array, ratio: np.ndarray) -> Int64Array:
-        """Return the lags with those of transfers multiplied. ratio: per transfer."""
+        """Return the edge lags (ns), with those of each transfer multiplied by its ``ratio``."""
         scaled = lag.copy()
         for edges in (self.own, self.transfer):
             index = edges[edges >= 0]
@@ -94,13 +94,13 @@ class _Edges:
         return scaled
 
     def _find_last(self, begins: np.ndarray, count: int) -> np.ndarray:
-        """Return the time at which the last rank arrives at each transfer."""
+        """Return the time (ns) at which the last rank arrives at each transfer."""
         last = np.full(count, np.iinfo(np.int64).min)
         np.maximum.at(last, self.place, begins)
         return last
 
     def set_transfers(self, lag: Int64Array, begins: np.ndarray, finish: np.ndarray) -> Int64Array:
-        """Return the lags by which the transfers end when they are complete."""
+        """Return the edge lags (ns) with which each transfer ends at its time in ``finish``."""
         lag = lag.copy()
         last = self._find_last(begins, len(finish))
         needed = np.maximum(np.rint(finish).astype(np.int64)[self.place], last[self.place])

@@ -1,4 +1,4 @@
-"""Pipelines with other stages, model chunks or micro-batches: the recorded schedule is laid out again.
+"""Predicts a pipeline with other stages, model chunks or micro-batches from a recorded pipeline's schedule and times.
 
 rank_steps   operations and messages of a rank, from a linked trace or a pipeline operation trace
 recognition  the pipelines of a recording

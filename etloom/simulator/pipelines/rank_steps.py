@@ -1,5 +1,4 @@
-"""Steps of one rank of a pipeline: its operations, its messages to other stages, and the ranks with which its step
-ends.
+"""Reads the steps of a pipeline rank: operations, messages to other stages, and ranks with which it ends the step.
 
 In a pipeline operation trace all of this is recorded. In linked traces an operation is the work of one direction
 between two messages: kernels that compute, or on ranks without kernels the operators of the host; backward is what ran
@@ -24,7 +23,7 @@ _BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
 
 
 class Activity(NamedTuple):
-    """Work of one direction, ns."""
+    """A forward or backward computation of a rank; start and end in ns."""
 
     start: int
     end: int
@@ -32,7 +31,7 @@ class Activity(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """An end of a message on a rank: its direction, the time of the call or kernel, ns; bytes if they were recorded."""
+    """A send or receive of a rank: start and end (ns), direction (forward or backward), bytes if they were recorded."""
 
     start: int
     end: int
@@ -42,7 +41,7 @@ class Transfer(NamedTuple):
 
 @dataclass
 class RankStep:
-    """A step of a rank: work by direction, the messages that it sends and receives, begin and end, ns.
+    """A step of a rank: forward and backward work, messages that it sends and receives, begin and end (times in ns).
 
     ``partners``: ranks with which it communicates after its last operation.
     """
@@ -55,7 +54,7 @@ class RankStep:
     partners: frozenset[int]
 
     def shift(self, offset: int) -> RankStep:
-        """Return the step so many ns later."""
+        """Return the step with all times increased by ``offset`` ns."""
         work = [item._replace(start=item.start + offset, end=item.end + offset) for item in self.work]
         sends, receives = (
             [item._replace(start=item.start + offset, end=item.end + offset) for item in items]
@@ -65,7 +64,7 @@ class RankStep:
 
 
 def read_operation_trace(trace: Trace, rank: int, ranks: list[int]) -> dict[int, RankStep]:
-    """Return the steps of a rank of a pipeline operation trace."""
+    """Return step number -> step of a rank, read from a pipeline operation trace."""
     fields = pl.Struct({"step": pl.Int64, "sequence": pl.Int64})
     events = trace.events.drop("step").filter(
         arrays.is_in(trace.events["cat"], {categories.PIPELINE_OPERATION})
@@ -101,13 +100,13 @@ def read_operation_trace(trace: Trace, rank: int, ranks: list[int]) -> dict[int,
 
 
 def _list_members(groups: pl.Series) -> set[int]:
-    """Return the ranks of groups, each JSON text."""
+    """Return the set of all ranks in a column of groups, each a JSON list of ranks."""
     lists = groups.cast(pl.String).drop_nulls().unique().str.json_decode(pl.List(pl.Int64))
     return set(lists.explode().drop_nulls().to_list())
 
 
 def read_linked_trace(trace: Trace, rank: int, ranks: list[int]) -> dict[int, RankStep]:
-    """Return the steps of a rank of a linked trace."""
+    """Return step number -> step of a rank, read from a linked trace, if it has forward and backward work."""
     messages = list_participations(trace, rank)
     work = _list_work(trace, messages)
     by_event = trace.events.select(pl.col("id").alias("event"), "step")
@@ -136,7 +135,7 @@ def read_linked_trace(trace: Trace, rank: int, ranks: list[int]) -> dict[int, Ra
 
 
 def _split_messages(rows: pl.DataFrame, rank: int, ranks: list[int]) -> tuple[list[Transfer], list[Transfer]]:
-    """Return the messages that a rank sends to, and receives from, its neighbors in the pipeline, by start."""
+    """Return (sends, receives) of a rank to and from other ranks of its pipeline, each sorted by start."""
     sends: list[Transfer] = []
     receives: list[Transfer] = []
     paired = rows.filter(pl.col("source").is_not_null() & pl.col("destination").is_not_null())
@@ -157,7 +156,7 @@ def _by_time(message: Transfer) -> tuple[int, int, str]:
 
 
 def _list_work(trace: Trace, messages: pl.DataFrame) -> pl.DataFrame:
-    """Return start, end, step and direction of what a rank computes: its kernels, or the operators of its host."""
+    """Return start, end (ns), step and direction of a rank's kernels or, without kernels, its outermost operators."""
     events = trace.events.with_row_index("row")
     backward = arrays.match_text(events["name"], lambda name: name.str.starts_with(_BACKWARD_OPERATOR))
     parent = arrays.rows_of_ids(events, events["parent"])
@@ -183,7 +182,7 @@ def _list_work(trace: Trace, messages: pl.DataFrame) -> pl.DataFrame:
 def _merge_work(
     activities: list[Activity], sends: list[Transfer], receives: list[Transfer], place: tuple[bool, bool]
 ) -> list[Activity]:
-    """Merge work of one direction between messages to operations.
+    """Merge consecutive forward (or backward) work without messages in between into pipeline operations.
 
     Work for which no message arrived, or after which none leaves, is not an operation: buffers, the optimizer.
 

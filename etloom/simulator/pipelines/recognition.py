@@ -1,4 +1,4 @@
-"""Recognizes the pipelines of a recorded job: schedule, operations by stage and micro-batch, messages, rests of steps.
+"""Recognizes the pipelines of a recorded job: schedule, operations by stage and micro-batch, and their messages.
 
 A message between neighboring stages belongs to the operation of its direction that follows its arrival.
 """
@@ -22,7 +22,7 @@ from etloom.simulator.pipelines.timing import Message, Pipelines, Rest, Span, Ti
 
 @dataclass(frozen=True)
 class RecordedPipelines:
-    """The pipelines of a recording: their schedule, their times as recorded, and what a layout needs to repeat them.
+    """Pipelines of a recording: schedule, recorded times, and the durations from which times can be computed again.
 
     ``skipped_steps``: recorded steps that are left out, since not all ranks follow the schedule in them.
     """
@@ -34,7 +34,7 @@ class RecordedPipelines:
 
 
 def recognize_pipelines(job: Job) -> RecordedPipelines:
-    """Recognize the pipelines of a job: linked traces, or a pipeline operation trace.
+    """Recognize the schedule and operations of a job's pipelines, in linked traces or a pipeline operation trace.
 
     Raises:
         AnalysisError: the job has no pipeline, a rank is missing, or its order of operations is of no known schedule.
@@ -59,7 +59,7 @@ def recognize_pipelines(job: Job) -> RecordedPipelines:
 
 
 def _find_schedule(ranks: list[int], steps: dict[int, dict[int, RankStep]], common: list[int]) -> Schedule:
-    """Return the schedule of most steps of a pipeline. Raises AnalysisError."""
+    """Return the known schedule that most steps of a pipeline follow. Raises AnalysisError if no step does."""
     counts: Counter[Schedule] = Counter()
     for step in common:
         stages = [steps[rank][step] for rank in ranks]
@@ -99,7 +99,7 @@ def _find_complete_steps(
 
 
 def _find_columns(job: Job) -> list[list[int]]:
-    """Return the ranks of each pipeline, by stage."""
+    """Return the ranks of each pipeline of the job, in the order of the stages."""
     if has_operations(job):
         places = {_read_place(trace): rank for rank, trace in job.items()}
         stages = 1 + max(stage for _, stage in places)
@@ -129,14 +129,13 @@ def _find_columns(job: Job) -> list[list[int]]:
 
 
 def _read_place(trace: Trace) -> tuple[int, int]:
-    """Return the data-parallel rank and the stage of a rank of a pipeline operation trace."""
+    """Return (data-parallel rank, stage) from the metadata of a pipeline operation trace."""
     meta: dict[str, Any] = dict(trace.meta)
     return int(meta["data_parallel_rank"]), int(meta["stage"])
 
 
 def _count_chunks(first_stage: RankStep) -> int:
-    """Return the number of model chunks per stage: the forward operations of the first stage divided by those that wait
-    for no message."""
+    """Return the number of model chunks per stage, from the first stage's forward operations and received messages."""
     forward = sum(work.direction == FORWARD for work in first_stage.work)
     received = sum(message.direction == FORWARD for message in first_stage.receives)
     return (
@@ -149,7 +148,7 @@ def _count_chunks(first_stage: RankStep) -> int:
 def _assemble(
     schedule: Schedule, columns: list[list[int]], steps: dict[int, dict[int, RankStep]], common: list[int]
 ) -> RecordedPipelines:
-    """Return the pipelines with the times of each operation."""
+    """Build the recorded pipelines from the steps of all ranks: durations, gaps and messages of the operations."""
     orders = [schedule.list_operations(stage) for stage in range(schedule.stages)]
     spans: dict[tuple[int, int, Operation], Span] = {}
     messages: dict[tuple[int, int, Operation], Message] = {}
@@ -188,7 +187,7 @@ def _place_work(
     recorded: RankStep,
     order: list[Operation],
 ) -> None:
-    """Assign the operations of a schedule to the recorded work of a rank's step."""
+    """Store start and end of each operation of a schedule in ``spans``, from the recorded work of a rank's step."""
     for work, operation in zip(recorded.work, order, strict=True):
         spans[rank, step, operation] = Span(work.start, work.end)
 
@@ -201,7 +200,7 @@ def _place_messages(
     steps: dict[int, dict[int, RankStep]],
     schedule: Schedule,
 ) -> None:
-    """Assign the messages that a rank receives in a step to the operations that wait for them."""
+    """Assign each message that a rank receives in a step to the operation that waits for it."""
     stage, rank, step = place
     order = schedule.list_operations(stage)
     earlier = [number for number in steps[rank] if number < step]

@@ -1,4 +1,4 @@
-"""The prediction of a job whose pipeline has other stages, model chunks or micro-batches."""
+"""Predicts the times of a job with another number of pipeline stages, model chunks or micro-batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNKNOWN_VARIATION = 0.05
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelaidPipeline:
-    """The prediction for a job with another pipeline.
+    """Predicted times of a job with another number of pipeline stages, model chunks or micro-batches.
 
     Attributes:
         recorded_job: the input.
@@ -63,7 +63,7 @@ class RelaidPipeline:
         return build_job(pl.DataFrame(list(self._list_rows())), Path("predicted"))
 
     def _list_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the operations, messages and rests of steps as `build_job` takes them."""
+        """Yield a row for each operation, message and end of a step, in the format of `build_job`."""
         counts: dict[tuple[int, int, str], itertools.count[int]] = {}
         places = {
             rank: {"rank": rank, "dp_rank": column, "stage": stage}
@@ -104,7 +104,7 @@ class RelaidPipeline:
 
     @cached_property
     def table(self) -> pl.DataFrame:
-        """One row for the job, the step time, each rank and each step; columns as those of `Prediction.table`."""
+        """Recorded and predicted times (ns) of job, median step, each rank and each step, as in `Prediction.table`."""
         before = {
             (r["scope"], r["rank"], r["step"]): r["ns"]
             for r in measure(self.recorded.pipelines, self.recorded.recorded)
@@ -120,12 +120,12 @@ class RelaidPipeline:
 
     @cached_property
     def reproduction_error(self) -> float:
-        """The step time of the recorded schedule, laid out again, relative to the recorded one, minus 1."""
+        """Relative error of the step time that the model computes for the recorded schedule."""
         return measure_error(self.recorded)
 
     @cached_property
     def reasons(self) -> list[str]:
-        """Sentences: the error of reproducing the recording, the schedules, the assumptions, the bubble."""
+        """Explanations of the prediction, a sentence each: reproduction error, schedules, assumptions, bubble."""
         before = self.recorded.schedule
         error = 100 * self.reproduction_error
         line = f"the layout of the recorded schedule reproduces the recorded step time with an error of {error:+.1f} %"
@@ -162,7 +162,7 @@ def relay(
     deviation: float = 0.0,
     notes: tuple[str, ...] = (),
 ) -> RelaidPipeline:
-    """Predict a job with another pipeline.
+    """Predict the times of a job with another number of pipeline stages, model chunks or micro-batches.
 
     Args:
         job: linked traces, or a pipeline operation trace.
@@ -207,7 +207,7 @@ def relay(
 
 
 def measure(pipelines: Pipelines, timeline: Timeline) -> list[dict[str, Any]]:
-    """Return scope, rank, step and time (ns) of the rows of a prediction."""
+    """Return rows with scope, rank, step and time (ns): job, median step time, each rank, and each step of a rank."""
     firsts: dict[tuple[int, int], float] = {}
     for (rank, step, _), span in timeline.spans.items():
         firsts[rank, step] = min(firsts.get((rank, step), math.inf), span.start)
@@ -232,7 +232,7 @@ def measure(pipelines: Pipelines, timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def measure_error(recorded: RecordedPipelines) -> float:
-    """Return the step time (of one step: the run time) of the recorded schedule laid out again, relative, minus 1."""
+    """Return computed / recorded - 1 of the step time of the recorded schedule (with a single step: the run time)."""
     again = measure(recorded.pipelines, compute_timeline(recorded.pipelines))
     truth = measure(recorded.pipelines, recorded.recorded)
     row = 1 if truth[1]["scope"] == "step time" else 0
@@ -240,7 +240,7 @@ def measure_error(recorded: RecordedPipelines) -> float:
 
 
 def measure_variation(recorded: RecordedPipelines) -> float:
-    """Return the relative standard error of the median recorded step of the first rank, from the quartiles."""
+    """Return the relative standard error of the first rank's median step time, from the quartiles."""
     rank, steps, ends = recorded.pipelines.ranks[0][0], recorded.pipelines.steps, recorded.recorded.step_ends
     lengths = [ends[rank, after] - ends[rank, step] for step, after in itertools.pairwise(steps)]
     if len(lengths) < 4:
@@ -251,7 +251,7 @@ def measure_variation(recorded: RecordedPipelines) -> float:
 
 
 def measure_bubble(timeline: Timeline) -> float:
-    """Return the share of the time from the first to the last operation of a step in which ranks run no operation."""
+    """Return the share of the ranks' time, from first to last operation of a step, in which no operation runs."""
     busy = 0.0
     ranks: dict[int, set[int]] = {}
     begin: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Orders of the operations of a pipeline stage.
+"""Pipeline schedules (GPipe, 1F1B, interleaved): the order of forward and backward operations on each stage.
 
 Stage k of p holds v model chunks; chunk c of stage k is virtual stage c * p + k, and a micro-batch passes the virtual
 stages in order. See Huang et al., "GPipe" (2019), and Narayanan et al., "Efficient Large-Scale Language Model Training
@@ -17,7 +17,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 class Operation(NamedTuple):
-    """An operation of a stage: direction, virtual stage and micro-batch."""
+    """The forward or backward operation of a virtual stage for a micro-batch."""
 
     direction: str
     virtual_stage: int
@@ -26,7 +26,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule. ``kind``: gpipe | 1f1b (with several chunks: interleaved)."""
+    """A pipeline schedule: ``kind`` is gpipe or 1f1b (interleaved if there are several model chunks per stage)."""
 
     kind: str
     stages: int
@@ -35,17 +35,17 @@ class Schedule:
 
     @property
     def virtual_stages(self) -> int:
-        """The number of virtual stages."""
+        """The number of virtual stages: stages times model chunks per stage."""
         return self.stages * self.chunks
 
     def describe(self) -> str:
-        """Return the schedule as text."""
+        """Return the schedule as text: name, number of stages, micro-batches and chunks."""
         name = {"gpipe": "GPipe"}.get(self.kind, "interleaved 1F1B" if self.chunks > 1 else "1F1B")
         chunks = f", {self.chunks} model chunks per stage" if self.chunks > 1 else ""
         return f"{name}, {self.stages} stages, {self.micro_batches} micro-batches{chunks}"
 
     def list_operations(self, stage: int) -> list[Operation]:
-        """Return the operations of a stage in order. Raises EtloomError if the schedule does not exist."""
+        """Return the operations of a stage in execution order. Raises EtloomError if the schedule is impossible."""
         total = self.micro_batches * self.chunks
         if self.kind == "gpipe":
             warmup = total
@@ -67,7 +67,7 @@ class Schedule:
         return operations
 
     def _place(self, direction: str, number: int, stage: int) -> Operation:
-        """Return the operation that is the given one of its direction on a stage."""
+        """Return the operation with index ``number`` among those of its direction on a stage."""
         if self.chunks == 1:
             return Operation(direction, stage, number)
         round_, place = divmod(number, self.stages * self.chunks)
@@ -85,7 +85,7 @@ class Schedule:
 
 
 def recognize_schedule(directions: Sequence[Sequence[str]], chunks: int) -> Schedule | None:
-    """Return the schedule whose order of directions is that of every stage; None if there is none.
+    """Return the schedule whose order of forward and backward operations all stages follow; None if there is none.
 
     Args:
         directions: of the operations of each stage, in order.

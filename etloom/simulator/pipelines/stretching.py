@@ -1,4 +1,4 @@
-"""Times of operations in another pipeline, from those of the recorded one.
+"""Derives operation times of a pipeline with other stages, chunks or micro-batches from those of a recorded pipeline.
 
 The first micro-batch (and virtual stage) takes the times of the recorded first one, the last those of the recorded last
 one; those between take the times of the recorded ones between, in turn. With another number of virtual stages, each
@@ -19,7 +19,7 @@ from etloom.simulator.pipelines.timing import Pipelines, Rest, Work
 
 
 def stretch(recorded: RecordedPipelines, schedule: Schedule) -> Pipelines:
-    """Return the pipelines of another schedule.
+    """Return the pipelines of another schedule, with operation times derived from the recorded pipelines.
 
     Args:
         recorded: the recorded pipelines.
@@ -58,8 +58,7 @@ def stretch(recorded: RecordedPipelines, schedule: Schedule) -> Pipelines:
 
 
 def choose_template(number: int, count: int, recorded: int) -> int:
-    """Return the recorded entry that a new one repeats: the first repeats the first, the last the last, and those
-    between repeat the recorded ones between, in turn.
+    """Return the recorded index that a new index repeats: first and last map to first and last, the others cycle.
 
     Args:
         number: of the new entry.
@@ -91,14 +90,14 @@ def _check_stages(before: Schedule, after: Schedule) -> None:
 
 
 def _map_stage(partner: int, template: int, stage: int, stages: int) -> range:
-    """Return the new stages of a recorded partner: the same stage, or all if the rank met other stages."""
+    """Return the new stages of a recorded partner rank: ``stage`` if it was on the same stage as the rank, else all."""
     return range(stage, stage + 1) if partner == template else range(stages)
 
 
 def _scale_operations(
     recorded: RecordedPipelines, schedule: Schedule
 ) -> Callable[[int, int, Operation], Work]:
-    """Return the function (pipeline, step, operation) -> times of an operation of the new schedule."""
+    """Return a function (pipeline, step, operation) -> times of an operation in the new schedule."""
     old, before = recorded.pipelines, recorded.schedule
     last = before.virtual_stages - 1
     layers = before.virtual_stages / schedule.virtual_stages
@@ -129,7 +128,7 @@ def _scale_operations(
 
 
 def _scale_end(duration: float, middle: float, layers: float, operation: Operation) -> float:
-    """Return the time of a first or last virtual stage with another share of the layers."""
+    """Return the time (ns) of the first or last virtual stage when its number of layers is multiplied by ``layers``."""
     if layers == 1:
         return duration
     scaled = duration - (1 - layers) * middle
@@ -143,7 +142,7 @@ def _scale_end(duration: float, middle: float, layers: float, operation: Operati
 
 
 def _scale_rests(recorded: RecordedPipelines, schedule: Schedule) -> Callable[[int, float], float]:
-    """Return the function (new stage, recorded time) -> time of the rest of a step."""
+    """Return a function (new stage, recorded ns) -> time (ns) from the last operation to the end of a step."""
     layers = recorded.schedule.stages / schedule.stages
     old, last = recorded.pipelines, recorded.schedule.stages - 1
     stages_by_rank = {rank: stage for ranks in old.ranks for stage, rank in enumerate(ranks)}

@@ -1,4 +1,4 @@
-"""Start and end of each operation of pipelines: the recurrence of schedule, messages and the rest of each step.
+"""Computes start and end of each pipeline operation from schedule, durations, messages, and the end of each step.
 
 An operation starts ``gap_ns`` after the previous one of its rank has ended and its message has arrived. A message
 begins ``send_lag_ns`` after the operation that it comes from, not before the receiver is ready (``receive_lag_ns``
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The times of an operation, ns; ``message``: None if it waits for none."""
+    """Duration of an operation, gap before it (both in ns), and the message that it waits for, if any."""
 
     duration_ns: float
     gap_ns: float
@@ -34,7 +34,7 @@ class Work(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What follows the operations of a step on a rank: its time after the last operation of all ``ranks``."""
+    """End of a step on a rank: its duration (ns) after the last operation of all ``ranks``."""
 
     duration_ns: float
     ranks: frozenset[int]
@@ -42,7 +42,7 @@ class Rest(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipelines:
-    """Pipelines that run the same schedule for some steps.
+    """Pipelines that run the same schedule: ranks, order of operations, durations and dependencies.
 
     Attributes:
         ranks: of each pipeline, by stage.
@@ -64,7 +64,7 @@ class Pipelines:
 
 
 class Span(NamedTuple):
-    """Start and end of an operation; ``sent``, ``arrived``: begin and end of the transfer of its message, if any."""
+    """Start and end of an operation; ``sent``, ``arrived``: begin and end of its message's transfer, if any; in ns."""
 
     start: float
     end: float
@@ -74,14 +74,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The times of pipelines: ``spans`` by (rank, step, operation), ``step_ends`` by (rank, step), ns."""
+    """Times of pipelines (ns): ``spans`` of operations by (rank, step, operation), ``step_ends`` by (rank, step)."""
 
     spans: dict[tuple[int, int, Operation], Span]
     step_ends: dict[tuple[int, int], float]
 
 
 def compute_timeline(pipelines: Pipelines) -> Timeline:
-    """Return the times of all operations.
+    """Compute start and end (ns) of all operations and steps of the pipelines.
 
     Raises:
         AnalysisError: operations wait for each other in a cycle.
@@ -90,7 +90,7 @@ def compute_timeline(pipelines: Pipelines) -> Timeline:
 
 
 class _Layout:
-    """Lays out operations rank by rank, as far as what they wait for is known."""
+    """Computes the times of operations, rank by rank, in the order in which the times they depend on become known."""
 
     def __init__(self, pipelines: Pipelines) -> None:
         self.pipelines = pipelines
@@ -120,7 +120,7 @@ class _Layout:
         return Timeline(self.spans, self.step_ends)
 
     def _advance(self, rank: int, step: int, operation: Operation | None) -> bool:
-        """Lay out an operation, or the rest of a step (None); return whether all that it waits for is known."""
+        """Compute the times of an operation or, for None, the end of a step; False if a dependency is not known yet."""
         if operation is None:
             return self._end_step(rank, step)
         work = self.pipelines.work[rank, step, operation]
@@ -144,7 +144,7 @@ class _Layout:
         return True
 
     def _find_source(self, rank: int, step: int, operation: Operation) -> float | None:
-        """Return the end of the operation that the message of another comes from; None if it is not known yet."""
+        """Return the end (ns) of the operation that sends the message to ``operation``; None if not known yet."""
         towards = -1 if operation.direction == FORWARD else 1
         before = operation._replace(virtual_stage=operation.virtual_stage + towards)
         ranks = self.pipelines.ranks[self.column[rank]]

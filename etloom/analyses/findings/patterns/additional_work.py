@@ -65,12 +65,12 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _as_host(finding: Finding, launching: Intervals) -> Finding:
-    """Return the part of a finding that is on the host."""
+    """Return a copy of a finding on the host tracks: the time in which the additional kernels are launched."""
     return replace(finding, tracks=HOST, lost=launching, cost_ns=launching.total, parts=(), components=())
 
 
 def _find_additional(kernels: pl.DataFrame) -> pl.DataFrame:
-    """Return the kernels of single steps that run more kernels, for longer, than most of the steps, which are alike.
+    """Return the additional kernels of single steps that run more kernels, for longer, than most other steps.
 
     The beginning and the end of such a step that equal a usual step's are left out. Of the kernels between, the first
     ones of each name are returned, as many as the step has more than a usual one.
@@ -120,7 +120,7 @@ def _compare_step(rows: pl.DataFrame, usual: pl.DataFrame, usual_ns: int) -> pl.
 
 
 def _trim_common(rows: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
-    """Return the rows without those at the beginning and the end that equal the usual names."""
+    """Return the rows without the first and last rows whose names equal those of a usual step."""
     names, other = rows["name"].cast(pl.String).to_numpy(), usual.cast(pl.String).to_numpy()
     length = min(len(names), len(other))
     differs = np.flatnonzero(names[:length] != other[:length])

@@ -1,4 +1,4 @@
-"""No operator runs for long: Python, garbage collection, files, waiting.
+"""The host runs no operator for a long time: Python code, garbage collection, files or waiting.
 
 With a GPU, while it is idle in an annotated step; without, in each step at the same place.
 """
@@ -51,7 +51,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _find_idle_device(view: RankView) -> Iterator[Finding]:
-    """Yield the gaps in which the host runs neither operators nor calls."""
+    """Yield a finding on the gaps of the device in which the host runs neither operators nor runtime calls."""
     yield from sum_places(
         view,
         view.select_gaps("pause"),
@@ -68,7 +68,7 @@ def _find_idle_device(view: RankView) -> Iterator[Finding]:
 
 
 def _list_pauses(view: RankView) -> pl.DataFrame:
-    """Return the pauses, with the operator before each (event, name), which no other pattern reports."""
+    """Return the long pauses that no other pattern reports, each with the operator before it (event, name)."""
     other = (view.busy, view.data_loading, view.saving, view.delaying_ranks, view.waiting_for_ranks)
     assert view.window is not None
     idle = union(other).gaps(*view.window)

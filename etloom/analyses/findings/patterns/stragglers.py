@@ -61,8 +61,7 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
 
 
 def _describe_axis(rows: pl.DataFrame, job_size: int) -> str:
-    """Name the axis of the groups with most of the delay; empty if it is unknown or they contain all
-    ranks."""
+    """Return text that names the parallelism axis of the groups with most of the delay; empty if unknown."""
     groups = rows.group_by(pl.col("axis").cast(pl.String), "group_size").agg(pl.col("own_late_ns").sum())
     axis, size, _ = groups.sort("own_late_ns", "axis", "group_size", descending=(True, False, False)).row(0)
     return f" in its {axis} group" if axis and size is not None and size < job_size else ""

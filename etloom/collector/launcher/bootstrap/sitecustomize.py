@@ -24,7 +24,7 @@ _fork_hooks: dict[str, Any] = {}  # filled in when the collector is loaded (fork
 
 
 def _import_from_collector(name: str) -> Any:
-    """Return a module of the collector, which is loaded from the folder of this file."""
+    """Import a module of the collector from the folder that contains this file; etloom need not be installed."""
     import importlib.util
 
     if "_etloom_collector" not in sys.modules:
@@ -54,7 +54,7 @@ def _start_fake_world(torch: ModuleType) -> None:
 
 
 class _Waiter:
-    """Calls a function with a module when the job imports it."""
+    """Import hook that calls the function `then` with the module `awaited` after the job has imported it."""
 
     def __init__(self, awaited: str, then: Any) -> None:
         self._awaited, self._then = awaited, then

@@ -55,7 +55,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _advise(name: str) -> str:
-    """Return the advice for a kind of copy, given its name."""
+    """Return the advice for a copy with this name."""
     if INSIDE_DEVICE.search(name):
         return ON_DEVICE_ADVICE
     return FROM_DEVICE_ADVICE if TO_HOST.search(name) else TO_DEVICE_ADVICE
