@@ -31,8 +31,8 @@ def gather(folders: tuple[Path, ...], out: Path, overwrite: bool, same_job: bool
     """Copy the traces that several hosts wrote to local disks into one folder.
 
     Ranks keep their numbers, run.json and the workload card are written again; the source folders are not changed. A
-    rank whose same recording is in two folders is copied once. Traces of different jobs are refused: ranks that
-    connected through torch.distributed are recognized by it, others by batch system, world size and time.
+    rank whose same recording is in two folders is copied once. Traces of different jobs are refused: those whose world
+    sizes, batch job ids or torchrun ids differ, or whose times lie apart if they are not of one launch.
 
     Examples:
 

@@ -251,7 +251,7 @@ class _Discovery:
         raise ReadError(
             f"the rank of {len(unranked)} traces is unknown: {names}{more}{others}",
             where=self.folder,
-            remedy=r"specify it, for example --rank-pattern 'host-(\d+)', or open one of the files alone",
+            remedy=r"specify it, for example --rank-pattern 'host-(\d+)', or open one of the files separately",
         )
 
     def add_metrics(self) -> None:

@@ -252,7 +252,7 @@ def _split_parallel(
         if ranks % product or ("dp" in others and ranks != product):
             raise EtloomError(
                 f"cannot predict {ranks} ranks: expected a multiple of {product}, the product of the other sizes",
-                remedy=f"such as --ranks {max(ranks // product, 1) * product}",
+                remedy=f"specify, for example, --ranks {max(ranks // product, 1) * product}",
             )
         others.setdefault("dp", ranks // product)
     return sizes, None, others

@@ -95,7 +95,9 @@ def check_percentage(value: float, option: str) -> None:
     """Raise InvalidValue unless the value of an option is a percentage."""
     if not 0 <= value <= 100:
         raise InvalidValue(
-            f"expected a percentage from 0 to 100, got {value:g}", remedy="specify 0 to 100", option=option
+            f"expected a percentage from 0 to 100, got {value:g}",
+            remedy="for example 5 for 5 %",
+            option=option,
         )
 
 

@@ -7,7 +7,7 @@ records the operators that would have run on the device, and the memory of their
     fake_cuda            torch.cuda without a device
     fake_distributed     process groups and object collectives of one rank
     dispatch_recorder    operators and memory
-    execution_trace      the file of a rank, in PyTorch's format
+    trace_file           the file of a rank, in PyTorch's format
     session              starts all of it in a process of the job
 
 Loaded by launcher/bootstrap/sitecustomize.py with `--fake-world` only.

@@ -163,7 +163,7 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
         if ranks % others:
             raise EtloomError(
                 f"cannot predict {ranks} ranks: expected a multiple of {others} ({mesh.describe()} was recorded)",
-                remedy=f"such as --ranks {max(round(ranks / others), 1) * others}",
+                remedy=f"specify, for example, --ranks {max(round(ranks / others), 1) * others}",
             )
         sizes["dp"] = ranks // others
     total = math.prod(sizes.values())
