@@ -164,7 +164,9 @@ def predict(
         for option, value in (("ranks", ranks), ("parallel", parallel)):
             if value is not None:
                 raise InvalidValue(
-                    f"{option} needs a run with times", remedy="record a run of the other size", option=option
+                    f"{option} needs a run with times, but its execution traces have none",
+                    remedy="add Kineto traces of the run, or record a run of the size that you ask about",
+                    option=option,
                 )
         return predict_untimed(job, device, network)
     return predict_job(

@@ -58,7 +58,7 @@ class Difference:
 
     @cached_property
     def step_times(self) -> tuple[list[float], list[float]]:
-        """The step times of the runs before and after, ns, as means over ranks; one run time each without steps."""
+        """The mean over ranks of each step time in ns, before and after; without steps, the run time of each run."""
         before, after = (step_values(job, "step-time", self.stepped) for job in (self.before, self.after))
         return before, after
 
