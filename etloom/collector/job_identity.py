@@ -51,7 +51,7 @@ def merge_job_facts(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def find_contradiction(ranks: list[dict[str, Any]]) -> str | None:
-    """Return the reason why the ranks of one recording window cannot belong to one job; None if there is no reason."""
+    """Return the reason why the ranks of one recording window cannot belong to one job; None if they can."""
     world_sizes = sorted({rank["world_size"] for rank in ranks})
     if len(world_sizes) > 1:
         return f"their world sizes differ, {world_sizes[0]} and {world_sizes[1]}"

@@ -131,7 +131,7 @@ def add_range_waits(
 
 
 def mark_range_waits(rests: Sequence[tuple[HostThreads, pl.DataFrame]]) -> None:
-    """Mark the thread pauses (`add_range_waits`) that waited for an asynchronous range, on all ranks.
+    """Mark as waits the pauses of threads (rests) that lasted until an asynchronous range ended, on all ranks.
 
     A rest that lasts much longer than the range did not wait for it (a Python sleep, a loop without operators): it
     keeps its time, and must only not end before the range does. Single rests may mislead, since a thread may continue

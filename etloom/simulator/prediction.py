@@ -251,7 +251,8 @@ def _split_parallel(
         product *= sizes["pp"]
         if ranks % product or ("dp" in others and ranks != product):
             raise EtloomError(
-                f"cannot predict {ranks} ranks: expected a multiple of {product}, the product of the other sizes",
+                f"cannot predict {ranks} ranks: expected a multiple of {product}, the product of the sizes of "
+                "the other kinds of parallelism",
                 remedy=f"specify, for example, --ranks {max(ranks // product, 1) * product}",
             )
         others.setdefault("dp", ranks // product)

@@ -121,7 +121,7 @@ def compute(
         check_export(out)
         if options.device is Device.meta:
             raise EtloomError(
-                "--out requires a device that takes time: a replay on meta has no trace",
+                "--out requires a device that computes: a replay on meta has no trace",
                 remedy="use --device cpu",
             )
     request = {

@@ -36,9 +36,7 @@ class Annotations(Sequences):
     ) -> pd.DataFrame | None:
         """Return the total, longest, shortest and mean duration of annotations (us), by name and rank.
 
-        Columns: name, sum (us), max (us), min (us), stddev, mean (us), rank. None if there are no annotations.
-
-        None if there are no annotations.
+        Columns: name, sum (us), max (us), min (us), stddev, mean (us), rank. None without annotations.
 
         Names beyond num_kernels, and beyond duration_ratio of the rank's time, are "others", whose statistics are of
         its annotations. Names that contain one of the texts allowlist_patterns keep their own row.

@@ -95,7 +95,7 @@ def add_critical_path(
 
 
 def _label_edges(edges: pl.DataFrame) -> pl.DataFrame:
-    """Add HTA's name, category and arguments (type, critical: 0 or 1, weight in us) to the ends of arrows."""
+    """Add HTA's name, category and arguments (type, critical: 0 or 1, weight in us) to both ends of each arrow."""
     arguments = pl.struct(
         "type", critical=pl.col("is_critical").cast(pl.Int8), weight=pl.col("time_ns") / US
     ).struct.json_encode()

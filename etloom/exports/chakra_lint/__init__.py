@@ -77,8 +77,6 @@ class LintResult:
 def lint(*paths: str | PathLike[str], groups: str | PathLike[str] | None = None) -> LintResult:
     """Check the Chakra files (NAME.RANK.et) of a job, and simulate them together by ASTRA-sim's rules.
 
-    The files of a job are also run together, by ASTRA-sim's rules.
-
     Args:
         paths: Files, or a folder with the files of one job.
         groups: File with the ranks of process groups; default: NAME.comm_groups.json next to the files, and the nodes

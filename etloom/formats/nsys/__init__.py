@@ -255,12 +255,12 @@ def _select_processes(events: pl.DataFrame, all_processes: bool, stats: list[Sta
     names = ", ".join(f"pid {about.get_pid(process)}" for process in idle["process"])
     lost = counts.filter(pl.col("process").is_null())["len"].sum()
     stats += [
-        Stat("read.nsys_no_process", "data_loss", int(lost), "events without a process"),
+        Stat("read.nsys_no_process", "data_loss", int(lost), "events without a process; skipped"),
         Stat(
             "read.nsys_idle_process",
             "data_loss",
             int(idle["len"].sum()),
-            f"no GPU activities in {names}; read with all_processes=True",
+            f"skipped processes without GPU activity: {names}; read with all_processes=True",
         ),
     ]
     return ranks["process"].to_list()

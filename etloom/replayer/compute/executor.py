@@ -191,7 +191,7 @@ class Executor:
             started = time.perf_counter_ns()
             try:
                 result = self._call(step, prepared)
-            except NotImplementedError:  # raised by torch if a device has no kernel for an operator
+            except NotImplementedError:  # torch has no kernel of the operator for this device
                 if (substitute := operators.portable_substitute(step.name)) is None:
                     raise
                 name, prepared.call = substitute
@@ -217,7 +217,7 @@ class Executor:
             prepared.call = call
             try:
                 result = prepared(self._slots)
-            except NotImplementedError:  # a RuntimeError, too, but of the device: the caller has a substitute
+            except NotImplementedError:  # a subclass of RuntimeError; the caller has a substitute
                 raise
             except RuntimeError:
                 continue
@@ -314,7 +314,7 @@ class Executor:
         return tensor
 
     def _store_results(self, step: ProgramStep, prepared: PreparedOperator, result: Any) -> Outcome:
-        """Store a step's results in slots if number, shapes and dtypes are as recorded; return the outcome."""
+        """Store results in slots if number, shapes and dtypes are as recorded; return whether they are, and why not."""
         tensors = [
             (index, leaf) for index, leaf in enumerate(tree_leaves(result)) if isinstance(leaf, torch.Tensor)
         ]
