@@ -174,7 +174,7 @@ def _infer_tokens(trace: Trace, steps: pl.DataFrame) -> list[int | None]:
 def _count_indices(dims: list[list[int]]) -> int:
     """Return the number of elements of the second argument. Raises ValueError or TypeError if there is none."""
     if len(dims) < 2 or not isinstance(dims[1], list):
-        raise ValueError("an embedding without indices")
+        raise ValueError("the embedding has no argument of indices")
     return math.prod(dims[1])
 
 

@@ -203,7 +203,7 @@ def _fetch_to_salvage(path: OwnPath, out: OutPath | None) -> Path:
 
     if out is None:
         raise InvalidValue(
-            "a URL is not completed in place", where=url, remedy="specify the new file", option="out"
+            "salvage does not change a file at a URL", where=url, remedy="specify the new file", option="out"
         )
     source = mirror.fetch(url)
     if source.is_dir():

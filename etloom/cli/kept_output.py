@@ -143,13 +143,15 @@ def _list_states(path: Path, out: Path | None) -> list[FileState]:
                         else:
                             inner.append(entry.path)
                     elif entry.is_dir():
-                        raise OSError("a link to a folder")
+                        raise OSError(
+                            "the folder contains a link to a folder, which is not checked for changes"
+                        )
                     elif entry.path != written:
                         status = entry.stat()
                         state = (entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                         states.append(state)
             if len(states) + len(inner) > _MAX_FILES or (inner and depth == _MAX_DEPTH):
-                raise OSError("too many files")
+                raise OSError("the folder contains too many files to check for changes")
         states += [(folder, 0, 0, 0) for folder in inner]
         places = inner
     return sorted(states)

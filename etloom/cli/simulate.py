@@ -137,7 +137,7 @@ def _parse_changes(conditions: ChangeOptions) -> list[AnyChange]:
     if conditions.straggler is not None:
         if conditions.straggler != "none":
             raise InvalidValue(
-                f"expected none, got {conditions.straggler!r}",
+                f"expected the word none, got {conditions.straggler!r}",
                 remedy="--like-peers RANK makes one rank as fast as the others",
                 option="straggler",
             )

@@ -76,19 +76,23 @@ def _read_text(source: Path) -> tuple[str, int, list[Layer]]:
         layers = [_layer(line) for line in lines[2:]]
         last_bottom = int(more[0]) if "DLRM" in kind else 0
     except (IndexError, ValueError, UnicodeDecodeError) as error:
-        raise ReadError(f"is not a layer description: {error}", where=source) from None
+        raise ReadError(f"is not a text description of layers: {error}", where=source) from None
     if kind not in _KINDS:
         raise ReadError(f"unknown parallelism {kind!r}", where=source, remedy=f"known: {', '.join(_KINDS)}")
     if count != len(layers) or not layers:
-        raise ReadError(f"states {count} layers but contains {len(layers)}", where=source)
+        raise ReadError(
+            f"the header states {count} layers, but the file contains {len(layers)}", where=source
+        )
     if not 0 <= last_bottom < len(layers):
-        raise ReadError(f"has no layer {last_bottom}", where=source)
+        raise ReadError(
+            f"the header names layer {last_bottom}, which the file does not contain", where=source
+        )
     return kind, last_bottom, layers
 
 
 def _layer(line: list[str]) -> Layer:
     if len(line) < _COLUMNS:
-        raise ValueError(f"a layer of {len(line)} columns, not {_COLUMNS}: {' '.join(line)[:60]}")
+        raise ValueError(f"a layer has {len(line)} columns instead of {_COLUMNS}: {' '.join(line)[:60]}")
     return Layer(line[0], _step(line[2:5]), _step(line[5:8]), _step(line[8:11]))
 
 

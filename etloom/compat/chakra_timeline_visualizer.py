@@ -27,7 +27,7 @@ def draw(log: Path, target: Path, npus: int, megahertz: float) -> None:
     Raises ReadError, EtloomError.
     """
     if not megahertz >= 1:
-        raise EtloomError("the clock of an NPU has at least 1 MHz", where="--npu_frequency")
+        raise EtloomError("expected a clock frequency of at least 1 MHz", where="--npu_frequency")
     begun: dict[tuple[int, int], int] = {}
     events: list[dict[str, object]] = []
     for line in log.read_text(errors="replace").splitlines():
@@ -52,7 +52,7 @@ def draw(log: Path, target: Path, npus: int, megahertz: float) -> None:
                 }
             )
     if not events:
-        raise ReadError("no node was both issued and called back", where=log)
+        raise ReadError("the log contains no node with both lines, issue and callback", where=log)
     names: list[dict[str, object]] = [
         {"ph": "M", "pid": npu, "tid": track, "name": "thread_name", "args": {"name": track_name}}
         for npu in sorted({int(str(event["pid"])) for event in events})

@@ -64,7 +64,7 @@ DECLARED_STATS = (
         "job.skipped_file",
         "info",
         "files in the folder that are not part of the run",
-        "open the file on its own",
+        "open the file separately",
     ),
     DeclaredStat(
         "job.joined_parts",
@@ -75,7 +75,7 @@ DECLARED_STATS = (
         "job.other_process",
         "info",
         "traces of processes that are not ranks (tokenizer, scheduler, frontend); not analyzed with the ranks",
-        "open the file on its own",
+        "open the file separately",
     ),
     DeclaredStat(
         "job.ranks_numbered",

@@ -44,9 +44,9 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", 
     ]
     if not lines:
         raise EtloomError(
-            f"the trace has no {time} time to draw",
+            f"the trace contains no events of threads with {time} time, from which call stacks are drawn",
             where=path,
-            remedy="call stacks need events of threads; export kernels alone as Chrome trace JSON",
+            remedy="export a trace of kernels only as Chrome trace JSON",
         )
     with open_atomic(Path(path)) as file:
         file.writelines(lines)

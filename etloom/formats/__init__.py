@@ -81,7 +81,11 @@ def convert_panics(path: Path) -> Iterator[None]:
         yield
     except pl.exceptions.PanicException as error:
         reason = str(error).partition("\n")[0]
-        raise ReadError(f"polars failed on it: {reason}", where=path, remedy="please report it") from error
+        raise ReadError(
+            f"polars, which reads tables, failed on this file: {reason}",
+            where=path,
+            remedy="please report it",
+        ) from error
 
 
 def detect_format(path: Path, likely: str = "") -> str | None:

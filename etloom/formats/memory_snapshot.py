@@ -74,7 +74,10 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
         len(blocks) for blocks in _to_lists([segment.get("blocks") for segment in segments])
     )
     if entries_to_walk > len(data):
-        raise LimitError("contains the same entries repeatedly", where=path)
+        raise LimitError(
+            "contains the same lists of entries many times (by references in the pickle), so it is not expanded",
+            where=path,
+        )
     counts = dict.fromkeys(_PROBLEMS, 0)
     memory, events = _convert_history(history, _sum_segments(segments), counts)
     events += _pair_annotations(snapshot.get("external_annotations"), counts)

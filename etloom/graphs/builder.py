@@ -123,7 +123,7 @@ def check_timed(dependencies: DependencyGraph, job: Job) -> None:
         )
     if not dependencies.makespan():
         raise AnalysisError(
-            "all events of the run are at one instant", remedy="record it again, with durations"
+            "all events of the run begin and end at the same time", remedy="record it again, with durations"
         )
 
 

@@ -71,7 +71,12 @@ def _link_by_ids(trace: Trace, join: IdJoin) -> Trace:
     return _add_links(trace, [(join.node, join.event, 1.0)], join.how).with_stats(
         [
             Stat("link.name_disagreements", "info", disagreed, join.example),
-            Stat("link.repeated_ids", "info", join.repeated, f"{join.how} that one side contains twice"),
+            Stat(
+                "link.repeated_ids",
+                "info",
+                join.repeated,
+                f"values of {join.how} that one of the two files contains twice",
+            ),
             *_count_unlinked(trace.nodes, join.node),
         ]
     )
@@ -171,7 +176,7 @@ def _mismatch_error(trace: Trace, join: IdJoin, candidates: list[Iteration]) -> 
     return LinkError(
         f"the execution trace and the profile are not of one program: {order}{by_id}",
         where=_list_files(trace),
-        remedy=f"pass traces of one run; {MIN_SCORE:.2f} is needed",
+        remedy=f"pass traces of one run; a match of at least {MIN_SCORE:.2f} is required",
     )
 
 
@@ -206,7 +211,12 @@ def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Stat]:
         return f"{nodes['name'][int(rows[0])]}, node {nodes['et_id'][int(rows[0])]}" if rows.size else None
 
     return [
-        Stat("link.missing_threads", "info", int(elsewhere.sum()), f"operators of {named}"),
+        Stat(
+            "link.missing_threads",
+            "info",
+            int(elsewhere.sum()),
+            f"operators of {named}, of which the profile contains no event",
+        ),
         Stat("link.outside_recording", "info", outer.size, example(outer)),
         Stat("link.unlinked_operators", "info", rest.size, example(rest)),
         Stat("link.process_group_nodes", "info", groups.size, example(groups)),

@@ -212,7 +212,7 @@ class _Execution:
                 if isinstance(content, Trace):
                     parts.append(content)
                 elif is_rank and not self._may_hold_ranks(content):
-                    raise ReadError("contains several ranks", where=path, remedy="open it on its own")
+                    raise ReadError("contains several ranks", where=path, remedy="open it separately")
                 else:
                     return content
             except EtloomError as error:

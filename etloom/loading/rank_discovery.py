@@ -226,7 +226,7 @@ class _Discovery:
             return unranked
         for path, name in names.items():
             self.processes[path.name.partition(".json")[0] if name in self.processes else name] = path
-            example = f"{path.name} ({name}); open it on its own"
+            example = f"{path.name} ({name}); open it separately"
             self.stats[None].append(Stat("job.other_process", "info", 1, example))
         return rest
 
@@ -278,7 +278,7 @@ class _Discovery:
             elif has_observer and self.formats[path] == "execution-trace":
                 continue
             elif side not in selected:
-                stats.append(Stat("job.skipped_file", "info", 1, f"{path.name}, open it on its own"))
+                stats.append(Stat("job.skipped_file", "info", 1, f"{path.name}: open it separately"))
             elif side in by_side and are_parts(path, by_side[side]):
                 parts.append(path)
             elif side in by_side:

@@ -217,7 +217,7 @@ def _size_problem(call: RecordedCall) -> str | None:
         return f"unknown data type {call.dtype!r}" if call.dtype else "its data type was not recorded"
     sizes = (call.inputs, call.outputs, call.in_split, call.out_split)
     if any(size < 0 for elements in sizes for size in elements):
-        return "a negative size was recorded"
+        return "a negative size of a tensor was recorded"
     if max(map(sum, sizes)) > MAX_ELEMENTS:
         return "a size of more than 2**50 elements was recorded"
     if call.group and (len(set(call.group)) < len(call.group) or min(call.group) < 0):

@@ -756,7 +756,7 @@ def test_a_verb_imports_no_other_verb() -> None:
         (["simulate", "RUN", "--set", "kernel"], "'kernel', character "),
         (
             ["simulate", "RUN", "--set", "comm x0", "--straggler", "1"],
-            "--straggler: expected none, got '1'; --like-peers RANK",
+            "--straggler: expected the word none, got '1'; --like-peers RANK",
         ),
         (["simulate", "RUN", "--set", "comm x0", "--out", "x.zzz"], "x.zzz: no export writes files"),
         (["export", "RUN", "--out", "x", "--to", "zzz"], "unknown export 'zzz'"),

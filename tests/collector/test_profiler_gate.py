@@ -112,7 +112,7 @@ def test_a_profiler_that_cannot_be_stopped_continues(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("etloom.collector.observer.profiler_gate._PAUSE_S", 0)
     with monkeypatch.context() as patch:
         patch.setattr(gate, "_library", _Occupied(gate._library))
-        with pytest.raises(GateError, match="does not leave a callback"), gate.stopping():
+        with pytest.raises(GateError, match="is still in a callback"), gate.stopping():
             profile.stop_trace()
     assert profile.profiler.kineto_results is None
     profile.stop_trace()

@@ -60,7 +60,7 @@ def test_scripts_that_start_pythons(tmp_path: Path, name: str) -> None:
 
 def test_without_nsys_no_job_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CollectError, match="nsys is not installed here"):
+    with pytest.raises(CollectError, match="nsys is not on the PATH"):
         collect(
             [sys.executable, "-c", f"open('{tmp_path}/ran', 'w')"],
             tmp_path / "run",

@@ -724,7 +724,7 @@ def test_the_command_for_a_cluster_is_printed(
     assert (options["nsys"], options["kineto"], options["out"]) == (True, False, out)
     assert not Path(out).exists()
     assert main([*front, "--", "torchrun", "t.py"]) == 1
-    assert "nsys is not installed here; use --print-command" in capsys.readouterr().err
+    assert "nsys is not on the PATH; use --print-command" in capsys.readouterr().err
 
 
 # The card

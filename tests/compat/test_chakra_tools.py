@@ -178,8 +178,8 @@ def test_text_dlrm(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("", "not a layer description"),
-        ("DATA\n2\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "states 2 layers but contains 1"),
+        ("", "not a text description of layers"),
+        ("DATA\n2\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "states 2 layers, but the file contains 1"),
         ("NEW\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "unknown parallelism"),
         ("DATA\n1\nconv -1 1 NONE 0\n", "5 columns"),
         ("DATA\n1\nconv -1 1 SUM 0 1 NONE 0 1 NONE 0 1\n", "unknown collective 'SUM'"),
@@ -188,7 +188,10 @@ def test_text_dlrm(kind: str, tmp_path: Path) -> None:
             "time -1 us or size 0 B is out of range",
         ),
         (f"DATA\n1\nconv -1 1 NONE 0 1 NONE 0 1 ALLREDUCE {1 << 63} 1\n", "is out of range"),
-        ("HYBRID_DLRM 4\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n", "has no layer 4"),
+        (
+            "HYBRID_DLRM 4\n1\nconv -1 1 NONE 0 1 NONE 0 1 NONE 0 1\n",
+            "names layer 4, which the file does not contain",
+        ),
     ],
 )
 def test_texts_that_cannot_be_read(
@@ -277,7 +280,7 @@ def test_timeline_visualizer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert chakra_timeline_visualizer.main([*asked, "0", "--num_npus", "2"]) == 1
     log.write_text(f"issue,npu=0,cycle={'9' * 5000},node_id=5,name=a")
     assert chakra_timeline_visualizer.main([*asked, "1", "--num_npus", "2"]) == 1
-    assert "no node was both issued and called back" in capsys.readouterr().err
+    assert "no node with both lines, issue and callback" in capsys.readouterr().err
 
 
 def test_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

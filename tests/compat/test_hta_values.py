@@ -141,7 +141,7 @@ def test_files_as_a_list_by_relative_names_and_in_the_home_folder(
     assert TraceAnalysis(trace_files={4: "~/run/a.json"}).t.get_ranks() == [4]
     assert LabeledTrace("a", trace_dir="~/run").ranks() == [3, 5]
     again = write_trace(tmp_path / "run" / "c.json", events, rank=3)
-    with pytest.raises(ValueError, match=r"states rank 3, as does a\.json"):
+    with pytest.raises(ValueError, match=r"is a second file of rank 3; the first is a\.json"):
         TraceAnalysis(trace_files=[first, again])
 
 

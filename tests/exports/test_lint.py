@@ -447,5 +447,5 @@ def test_files_of_a_job_are_checked_together(data: Path, tmp_path: Path) -> None
     assert list(etloom.lint(*paths[1:3]).files) == [1, 2]
     (tmp_path / "other").mkdir()
     copy = paths[0].rename(tmp_path / "other" / "copy.1.et")
-    with pytest.raises(ReadError, match=r"states rank 1, as does .*job\.1\.et"):
+    with pytest.raises(ReadError, match=r"is a second file of rank 1; the first is .*job\.1\.et"):
         etloom.lint(paths[1], copy)

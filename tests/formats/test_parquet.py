@@ -122,7 +122,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_existing_tables(job: Job, tmp_p
         (
             "meta.json",
             b'{"etloom": "9", "layout": 2, "kind": "trace", "meta": {}}',
-            "has layout 2, not 1; update etloom",
+            "was saved with version 2 of the layout; this etloom reads version 1; update etloom",
         ),
         ("meta.json", b'{"etloom": "9"', "is not the meta.json of a saved trace; export it again"),
         (

@@ -331,7 +331,10 @@ def test_attributes_of_an_unexpected_type_cost_themselves(tmp_path: Path) -> Non
     trace = chakra.read(tmp_path / "x.et")
     assert trace.nodes["rf_id"].to_list() == [None]
     assert trace.comms.select("collective", "bytes").rows() == [(None, None)]
-    assert {row[3] for row in trace.stats.rows()} == {"nodes.rf_id: now null", "comms.bytes: now null"}
+    assert {row[3] for row in trace.stats.rows()} == {
+        "nodes.rf_id has values of a wrong type: now null",
+        "comms.bytes has values of a wrong type: now null",
+    }
 
 
 WHOLE = [VERSION, *(node(i, f"op {i}", {"rf_id": ("int64_val", i)}) for i in range(1, 12))]

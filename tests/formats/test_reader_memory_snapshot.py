@@ -166,7 +166,7 @@ def test_a_snapshot_runs_nothing_and_repeats_nothing(tmp_path: Path, monkeypatch
         memory_snapshot.read(write(tmp_path / "x.pickle", snapshot() | {"device_traces": [[Runs()]]}))
     assert not Path("stolen").exists()
     shared = [entry("alloc", 1, 1)] * 2000
-    with pytest.raises(LimitError, match="same entries repeatedly"):
+    with pytest.raises(LimitError, match="same lists of entries many times"):
         memory_snapshot.read(write(tmp_path / "x.pickle", snapshot() | {"device_traces": [shared] * 2000}))
     with pytest.raises(ReadError, match="no device_traces"):
         memory_snapshot.read(write(tmp_path / "x.json", {"segments": []}))

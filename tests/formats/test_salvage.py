@@ -224,7 +224,7 @@ def test_a_hostile_row_does_not_take_quadratic_time(tmp_path: Path, piece: str) 
 def test_refusals(tmp_path: Path) -> None:
     file = tmp_path / "et.json"
     file.write_text(raw(["a"], end=""))
-    with pytest.raises(EtloomError, match="would be overwritten"):
+    with pytest.raises(EtloomError, match="the output file is the file to read"):
         salvage(file, file)
     with pytest.raises(ReadError, match="cannot be opened"):
         salvage(tmp_path / "none.json", tmp_path / "out.json")

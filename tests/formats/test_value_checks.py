@@ -96,4 +96,6 @@ def test_figures_of_linking_that_a_saved_trace_states_wrongly_are_left_out() -> 
     assert check_meta(meta, stats) == {
         "link": {"how": "rf_id", "score": 1.0, "iteration": None, "launched": 3}
     }
-    assert stats == [Stat("read.invalid_meta", "data_loss", 5, "link.device_work '3': left out")]
+    assert stats == [
+        Stat("read.invalid_meta", "data_loss", 5, "link.device_work '3' is not a valid value: left out")
+    ]

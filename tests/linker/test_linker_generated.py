@@ -335,7 +335,8 @@ def test_a_thread_without_a_number_that_the_profiler_missed_is_counted_as_one() 
         name: (count, example)
         for name, count, example in trace.stats.select("name", "count", "example").rows()
     }
-    assert rows["link.missing_threads"] == (int(missed.sum()), f"operators of no thread ({missed.sum()})")
+    example = f"operators of no thread ({missed.sum()}), of which the profile contains no event"
+    assert rows["link.missing_threads"] == (int(missed.sum()), example)
 
 
 def test_quality_is_the_sum_over_two_files() -> None:

@@ -351,7 +351,10 @@ def test_a_panic_of_polars_is_one_line_that_names_the_file(
         return read(path, **options)
 
     monkeypatch.setattr(reader, "read", panics)
-    said = f"{tmp_path / 'kineto_trace_0.json'}: polars failed on it: index out of bounds; please report it"
+    said = (
+        f"{tmp_path / 'kineto_trace_0.json'}: polars, which reads tables, failed on this file: "
+        "index out of bounds; please report it"
+    )
     assert unreadable(etloom.open(tmp_path, use_cache=False)) == [(None, "error", 1, said)]
     assert cli.main(["info", str(tmp_path / "kineto_trace_0.json"), "--no-cache"]) == 1
     assert capsys.readouterr().err == f"etloom: {said}\n"

@@ -170,7 +170,7 @@ def test_sent_and_received_elements_match_at_every_scale(scale: float) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"in_nelems": -8}, "a negative size was recorded"),
+        ({"in_nelems": -8}, "a negative size of a tensor was recorded"),
         (
             {"collective": "all_to_all", "in_split": f"[1, {10**22}]"},
             "a size of more than 2**50 elements was recorded",

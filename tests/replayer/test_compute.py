@@ -181,7 +181,7 @@ def test_steps_are_chosen_by_number(tmp_path: Path) -> None:
             "aten::add.Tensor(Tensor self, Tensor other, *, Scalar beta=1) -> Tensor",
             "this torch's operator has no argument beta",
         ),
-        ("aten::relu(Tensor self -> Tensor", "its schema was not recorded completely"),
+        ("aten::relu(Tensor self -> Tensor", "the schema of the operator was not recorded completely"),
         ("os::system(str command) -> ()", "namespace os is not allowed; --allow-namespace adds one"),
         (
             "aten::_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor",

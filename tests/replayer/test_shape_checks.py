@@ -207,7 +207,7 @@ def test_fitting_shapes_are_computed_and_others_raise(
     torch.testing.assert_close(written, right, rtol=0, atol=0, equal_nan=True)
     for at, other in wrong:
         _, call, (positional, named) = resolved_with(name, with_(given, at, other))
-        with pytest.raises(IndexError, match=r"match|holds|dimensions|missing"):
+        with pytest.raises(IndexError, match=r"match|elements|dimensions|missing"):
             call(*positional, **named)
 
 

@@ -98,7 +98,9 @@ def test_bytes_that_torch_saves_wrong_are_ignored(tmp_path: Path) -> None:
     table, ids = torch.rand(9, 2), torch.tensor([7, 7, 7, 7, 5, 2, 0])[4:]
     machine = rehearsed(record(tmp_path, lambda: torch.nn.functional.embedding(ids, table)))
     assert machine.saved.used == 0
-    assert dict(machine.saved.refused) == {"torch saves wrong bytes of tensors with an offset or gaps": 1}
+    assert dict(machine.saved.refused) == {
+        "torch saves wrong bytes for a tensor that has an offset or gaps in its storage": 1
+    }
     assert all(0 <= one < 9 for held in integers(machine) for one in held)
 
 
@@ -140,7 +142,9 @@ def test_values_of_an_untrusted_trace_are_bounded(
     machine = rehearsed(run)
     assert (machine.saved.used == 1) == (taken is not None)
     if taken is None:
-        assert dict(machine.saved.refused) == {"the size of its file does not match the tensor": 1}
+        assert dict(machine.saved.refused) == {
+            "the size of the file does not match the tensor that was saved in it": 1
+        }
     else:
         assert integers(machine) == [taken]
     machine.run()
@@ -166,7 +170,9 @@ def test_no_saved_index_reaches_a_reader_that_does_not_look(tmp_path: Path) -> N
         np.full(file.stat().st_size // 8, 1 << 30, np.int64).tofile(file)
     machine = rehearsed(run)
     assert [one.result for one in machine.outcomes if one.result != "replayed"] == []
-    assert dict(machine.saved.refused) == {"an operator that reads it may not check its values": 1}
+    assert dict(machine.saved.refused) == {
+        "an operator that reads the saved tensor may not check its values": 1
+    }
     assert [8, 8, 8] in integers(machine) and [0, 0, 0] in integers(machine)
     assert max(max(one, default=0) for one in integers(machine)) == 8
 
@@ -180,7 +186,7 @@ def test_integers_read_at_two_sizes_are_zero(tmp_path: Path) -> None:
         torch.nn.functional.embedding(ids.view(torch.int32), table)
 
     machine = rehearsed(record(tmp_path, step))
-    assert dict(machine.saved.refused) == {"it is read as integers of several sizes": 2}
+    assert dict(machine.saved.refused) == {"operators read the saved tensor as integers of several sizes": 2}
     assert [0, 0, 0] in integers(machine) and [5, 2, 0] not in integers(machine)
 
 
@@ -211,10 +217,10 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     np.array([1, 1, 1], np.int64).tofile(secret)
     file.unlink()
     file.symlink_to(secret)
-    assert dict(rehearsed(run).saved.refused) == {"it is not a regular file": 1}
+    assert dict(rehearsed(run).saved.refused) == {"the file of the tensor is not a regular file": 1}
     file.unlink()
     os.mkfifo(file)
-    assert dict(rehearsed(run).saved.refused) == {"it is not a regular file": 1}
+    assert dict(rehearsed(run).saved.refused) == {"the file of the tensor is not a regular file": 1}
     resources = tmp_path / "torch_et_0_resources"
     resources.rename(tmp_path / "elsewhere")
     resources.symlink_to(tmp_path / "elsewhere")

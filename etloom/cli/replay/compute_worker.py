@@ -68,7 +68,9 @@ def work(request: Mapping[str, Any]) -> None:
         write_run(replay.trace, out)
     covered = replay.covered() or 0.0
     if covered * 100 < (minimum := request["min_coverage"]):
-        raise EtloomError(f"{covered:.2%} of operators are covered; --min-coverage requires {minimum:g} %")
+        raise EtloomError(
+            f"{covered:.2%} of the recorded operators were replayed; --min-coverage requires {minimum:g} %"
+        )
     if replay.failed or replay.stopped == STOPPED_BY_USER:
         raise SystemExit(1 if replay.failed else EXIT_INTERRUPTED)
 

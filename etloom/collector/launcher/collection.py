@@ -102,7 +102,7 @@ def collect(
     recording = replace(job.options, supervised=True)
     if recording.nsys and shutil.which("nsys") is None:
         raise CollectError(
-            "nsys is not installed here", where="with", remedy="use --print-command for a machine that has it"
+            "nsys is not on the PATH", where="with", remedy="use --print-command for a machine that has it"
         )
     folder = Path(recording.out)
     claim_folder(recording.out, overwrite)

@@ -79,7 +79,9 @@ class ProfilerGate:
             if self._library.etloom_gate_close(_CLOSE_MS):
                 return
             time.sleep(_PAUSE_S)
-        raise GateError("a thread of the job does not leave a callback of torch's profiler")
+        raise GateError(
+            "a thread of the job is still in a callback of torch's profiler, so the profiler cannot be changed"
+        )
 
 
 def open_gate() -> ProfilerGate | None:

@@ -38,10 +38,14 @@ def resolve_trace_files(trace_files: TraceFiles | None, trace_dir: StrPath) -> P
     for path in paths:
         rank = _find_rank(path)
         if rank is None and len(paths) > 1:
-            raise InvalidValue("states no rank", where=path, remedy="pass {rank: file}")
+            raise InvalidValue(
+                "the file does not state its rank", where=path, remedy="pass a dict: {rank: file}"
+            )
         if (other := by_rank.setdefault(rank or 0, path)) is not path:
             raise InvalidValue(
-                f"states rank {rank}, as does {other.name}", where=path, remedy="pass {rank: file}"
+                f"is a second file of rank {rank}; the first is {other.name}",
+                where=path,
+                remedy="pass a dict: {rank: file}",
             )
     return by_rank
 

@@ -157,7 +157,7 @@ def check_exportable(trace: Trace, path: str | PathLike[str]) -> None:
         )
     if is_pipeline(trace) and not has_message_sizes(trace):
         raise EtloomError(
-            "the sizes of messages, which a simulation of a Chakra trace needs, are not in a pipeline operation trace",
+            "a pipeline operation trace cannot be written as Chakra, because it does not contain the sizes of messages",
             where=path,
             remedy="write .parquet, or predict from linked traces",
         )

@@ -102,7 +102,10 @@ def _check_pattern(pattern: str) -> None:
             f"{pattern!r} is not a regular expression: {error}", option="rack_pattern"
         ) from None
     if groups != 1:
-        raise InvalidValue(f"{pattern!r} has {groups} groups, not 1", option="rack_pattern")
+        raise InvalidValue(
+            f"expected a regular expression with one group, got {pattern!r} with {groups}",
+            option="rack_pattern",
+        )
 
 
 def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:

@@ -133,7 +133,7 @@ def combine_rank_files(paths: Sequence[Path]) -> dict[int, Path]:
         for rank, file in find_rank_files(path).items():
             if by_rank.setdefault(rank, file) != file:
                 raise ReadError(
-                    f"states rank {rank}, as does {by_rank[rank]}",
+                    f"is a second file of rank {rank}; the first is {by_rank[rank]}",
                     where=file,
                     remedy="name the files of one job, NAME.RANK.et",
                 )

@@ -258,7 +258,10 @@ def allocate_ids(trace: Trace, count: int) -> pl.Series:
     """Return ``count`` ids above the highest et_id of the nodes. Raises EtloomError if they exceed int64."""
     last: Any = trace.nodes["et_id"].max() or 0
     if last >= 2**63 - 1 - count:
-        raise EtloomError(f"no free ids after the node id {last}", remedy="renumber the nodes")
+        raise EtloomError(
+            f"new nodes cannot be numbered: the largest node id is {last}, and ids have 64 bits",
+            remedy="renumber the nodes of the file",
+        )
     return pl.int_range(last + 1, last + 1 + count, eager=True)
 
 

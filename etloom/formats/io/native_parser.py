@@ -108,7 +108,12 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
         )
     if summary["trailing"]:
         stats.append(
-            Stat("read.trailing_bytes", "data_loss", summary["trailing"], "after the end of the document")
+            Stat(
+                "read.trailing_bytes",
+                "data_loss",
+                summary["trailing"],
+                "bytes after the end of the JSON document",
+            )
         )
     for name, (count, example) in sorted(summary["troubles"].items()):
         severity, meaning = _MEANING[name]

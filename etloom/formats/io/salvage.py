@@ -86,7 +86,9 @@ def salvage(path: Path, out: Path, progress: Callable[[int], None] | None = None
         EtloomError: If ``out`` is the file itself or cannot be written.
     """
     if out.exists() and path.exists() and out.samefile(path):
-        raise EtloomError("would be overwritten", where=path, remedy="choose another output file")
+        raise EtloomError(
+            "the output file is the file to read", where=path, remedy="choose another output file"
+        )
     result = SalvagedFile(out)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:

@@ -190,7 +190,14 @@ def _read_base_ns(header: dict[str, Any], first: int, stats: list[Stat]) -> int:
     recorded = header.get("baseTimeNanoseconds")
     base = _to_int(recorded)
     if base and first > _EPOCH_NS:
-        stats.append(Stat("read.base_ignored", "info", 1, "times are absolute although the file has a base"))
+        stats.append(
+            Stat(
+                "read.base_ignored",
+                "info",
+                1,
+                "times are absolute although the file states a base (baseTimeNanoseconds)",
+            )
+        )
         return 0
     if base is not None and abs(base + first) <= TIME_LIMIT - _LONGEST_RECORDING:
         return base

@@ -106,7 +106,7 @@ def _parse_csv(data: bytes, stats: list[Stat]) -> pl.DataFrame:
     """Parse CSV line by line, so that an unmatched quote invalidates its line, not the rest of the file."""
     lines = [line for line in data.decode("utf-8", "replace").lstrip("\ufeff").splitlines() if line.strip()]
     if not lines:
-        raise ValueError("it is empty")
+        raise ValueError("the table is empty")
     first = next(csv.reader(lines[:1], skipinitialspace=True))
     has_header = not starts_with_date(lines[0])
     names = [name.strip() for name in first] if has_header else [f"column_{i + 1}" for i in range(len(first))]

@@ -149,7 +149,14 @@ class SqliteExport:
                 Stat("read.nsys_damaged_table", "data_loss", 1, f"{table}: {error} after {rows_read:,} rows")
             )
         if wrong:
-            self.stats.append(Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: now null"))
+            self.stats.append(
+                Stat(
+                    "read.nsys_wrong_type",
+                    "data_loss",
+                    wrong,
+                    f"{table} has values of a wrong type: now null",
+                )
+            )
 
     def read_strings(self, ids: pl.Series) -> pl.DataFrame:
         columns = {"id": pl.Int64, "value": pl.String}
@@ -205,7 +212,14 @@ class ParquetExport:
         )
         wrong = sum(frame[name].null_count() - read[name].null_count() for name in present)
         if wrong:
-            self.stats.append(Stat("read.nsys_wrong_type", "data_loss", wrong, f"{table}: now null"))
+            self.stats.append(
+                Stat(
+                    "read.nsys_wrong_type",
+                    "data_loss",
+                    wrong,
+                    f"{table} has values of a wrong type: now null",
+                )
+            )
         return frame
 
     def read_strings(self, ids: pl.Series) -> pl.DataFrame:

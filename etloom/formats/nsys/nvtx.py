@@ -168,11 +168,11 @@ def read_schemas(source: ExportFile) -> dict[tuple[int, int], list[tuple[str, st
 def decode_payload(data: bytes, schemas: dict[tuple[int, int], list[tuple[str, str, int]]]) -> dict[str, Any]:
     """Decode an NVTX payload to field name -> value. Raises ValueError if the bytes do not match a known schema."""
     if len(data) < _HEADER.size:
-        raise ValueError("shorter than its header")
+        raise ValueError("the payload is shorter than its header")
     domain, _, schema, _, size, _ = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
     if size > len(body) or (domain, schema) not in schemas:
-        raise ValueError("unknown schema, or cut off")
+        raise ValueError("the schema of the payload is unknown, or the payload is cut off")
     try:
         return {name: struct.unpack_from(layout, body, at)[0] for name, layout, at in schemas[domain, schema]}
     except struct.error as error:

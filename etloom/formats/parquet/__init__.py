@@ -110,7 +110,11 @@ def _read_meta(folder: Path) -> _SavedMeta:
             "is not the meta.json of a saved trace", where=file, remedy="export it again"
         ) from None
     if layout != LAYOUT_VERSION:
-        raise ReadError(f"has layout {layout}, not {LAYOUT_VERSION}", where=file, remedy="update etloom")
+        raise ReadError(
+            f"was saved with version {layout} of the layout; this etloom reads version {LAYOUT_VERSION}",
+            where=file,
+            remedy="update etloom",
+        )
     if kind not in ("trace", "job") or not (
         isinstance(meta, dict)
         and isinstance(tables, dict)

@@ -34,7 +34,11 @@ def check_file(file: Path, checksums: object, remedy: str) -> None:
     try:
         is_intact = _compute(file) == expected
     except OSError as error:
-        raise ReadError(f"cannot be read: {error.strerror}", where=file, remedy=remedy) from None
+        raise ReadError(
+            f"cannot be read: {error.strerror}",
+            where=file,
+            remedy="check that it exists and that you may read it",
+        ) from None
     if not is_intact:
         raise ReadError("changed since it was written: its checksum differs", where=file, remedy=remedy)
 

@@ -73,7 +73,14 @@ def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl
         column, lost = build_series(name, [row.get(name) for row in rows], kind)
         columns.append(column)
         if lost:
-            stats.append(Stat("read.wrong_type", "data_loss", lost, f"{table}.{name}: now null"))
+            stats.append(
+                Stat(
+                    "read.wrong_type",
+                    "data_loss",
+                    lost,
+                    f"{table}.{name} has values of a wrong type: now null",
+                )
+            )
     return pl.DataFrame(columns)
 
 

@@ -21,7 +21,11 @@ def check_meta(meta: Mapping[str, Any], stats: list[Stat]) -> dict[str, Any]:
         for key, value in _select_valid(meta, _ENTRIES, "", invalid).items()
     }
     if invalid:
-        stats.append(Stat("read.invalid_meta", "data_loss", len(invalid), f"{invalid[0]}: left out"))
+        stats.append(
+            Stat(
+                "read.invalid_meta", "data_loss", len(invalid), f"{invalid[0]} is not a valid value: left out"
+            )
+        )
     return checked
 
 

@@ -89,7 +89,8 @@ def build_communication_tables(
     ]
     frame, lost = build_rows(flat, schema)
     stats += [
-        Stat("read.wrong_type", "data_loss", count, f"comms.{name}: now null") for name, count in lost.items()
+        Stat("read.wrong_type", "data_loss", count, f"comms.{name} has values of a wrong type: now null")
+        for name, count in lost.items()
     ]
     is_event = ("name", "ts", "dur", "pid", "tid", "position", "args")
     events = frame.select(*is_event, cat=pl.lit(NCCL_COLLECTIVE), ph=pl.lit("X"))

@@ -141,7 +141,9 @@ def _fill_process(name: str, events: pl.DataFrame, stats: list[Stat]) -> pl.Data
     if len(processes) != 1 or not (count := int(absent.sum())):
         return events
     stats.append(
-        Stat("read.absent_value", "info", count, f"events.pid: now {processes[0]}, the only process")
+        Stat(
+            "read.absent_value", "info", count, f"events.pid was absent: now {processes[0]}, the only process"
+        )
     )
     return events.with_columns(events["pid"].set(absent, processes[0]))
 
@@ -153,7 +155,9 @@ def _check_column(label: str, series: pl.Series, column: Column, stats: list[Sta
         series = _check_range(label, series, column, stats)
     if column.default is not None and (absent := series.null_count()):
         if absent < len(series):  # else the format does not have it
-            stats.append(Stat("read.absent_value", "info", absent, f"{label}: now {column.default}"))
+            stats.append(
+                Stat("read.absent_value", "info", absent, f"{label} was absent: now {column.default}")
+            )
         series = series.fill_null(column.default)
     return series
 

@@ -150,11 +150,8 @@ class _PlaneTables:
         events = self._categorize(events).with_row_index("position")
         pid = HOST_PID if self.device is None else self.device[1]
         enclosing = int((events["cat"] == ENCLOSING_OP).sum())
-        stats.append(
-            Stat(
-                "read.xplane_enclosing_ops", "info", enclosing, f"{self.plane.name}: while, conditional, ..."
-            )
-        )
+        example = f"{self.plane.name}: operations that contain others, such as while"
+        stats.append(Stat("read.xplane_enclosing_ops", "info", enclosing, example))
         device = pl.lit(None if self.device is None else self.device[1], dtype=pl.Int64)
         is_stream = pl.col("cat").is_in(["kernel", "gpu_memcpy", "gpu_memset"])
         return EventTables(

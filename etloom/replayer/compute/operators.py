@@ -161,7 +161,7 @@ def _argument_names(schema: str) -> list[str]:
         if depth == 0 or len(names) > _MAX_ARGUMENTS:
             break
     if depth or "(" not in schema:
-        raise ValueError("its schema was not recorded completely")
+        raise ValueError("the schema of the operator was not recorded completely")
     return names
 
 

@@ -159,11 +159,11 @@ def _make_step(
     try:
         values = json.loads(node["inputs"] or "[]")
     except RecursionError:
-        raise ValueError("its inputs are nested too deeply") from None
+        raise ValueError("the recorded inputs of the operator are nested too deeply") from None
     if not isinstance(values, list):
-        raise ValueError("its inputs were not recorded as a list")
+        raise ValueError("the inputs of the operator were not recorded as a list")
     if len(values) > len(operator.arguments):
-        raise ValueError("more inputs were recorded than the operator has")
+        raise ValueError("more inputs were recorded than the operator has arguments")
     input_rows = [row for row in rows if row["io"] == INPUT]
     inputs: dict[int, TensorView] = {}
     for place, row in enumerate(input_rows):
@@ -172,7 +172,7 @@ def _make_step(
         inputs[place] = view = storages.view(row, new=False)
         index, item = row["index"], row["item"]
         if not 0 <= index < len(values):
-            raise ValueError("a tensor was recorded that is not among its inputs")
+            raise ValueError("a tensor was recorded that is not among the inputs of the operator")
         values[index] = view if item is None else _replace_item(values[index], item, view)
     input_ids = {row["storage_id"] for row in input_rows if not _is_null(row)}
     storages.forget(hidden - input_ids)
@@ -208,5 +208,5 @@ def _replace_item(values: Any, item: int, view: TensorView) -> list[Any]:
         index for index, value in enumerate(values) if value is None or isinstance(value, TensorView)
     ] if values else []  # fmt: skip
     if not 0 <= item < len(places):
-        raise ValueError("a list of tensors was not recorded as a list")
+        raise ValueError("an input that is a list of tensors was not recorded as a list")
     return [view if index == places[item] else value for index, value in enumerate(values)]

@@ -68,25 +68,25 @@ class SavedTensors:
         """
         dtype = _INTEGERS.get(DTYPES[view.dtype])
         if dtype is None:
-            raise ValueError("it is not a tensor of integers")
+            raise ValueError("the saved tensor does not contain integers")
         count = np.prod(view.shape, dtype=np.int64)
         last = sum((size - 1) * step for size, step in zip(view.shape, view.stride, strict=True))
         if last + 1 != count or (view.on_host and view.offset):
-            raise ValueError("torch saves wrong bytes of tensors with an offset or gaps")
+            raise ValueError("torch saves wrong bytes for a tensor that has an offset or gaps in its storage")
         assert self._folder is not None
         values = np.frombuffer(
             _read_exactly(self._folder / name, int(count) * np.dtype(dtype).itemsize), dtype
         )
         storage, bounds = view.storage, self._bounds
         if storage in bounds.trusted:
-            raise ValueError("an operator that reads it may not check its values")
+            raise ValueError("an operator that reads the saved tensor may not check its values")
         if storage in bounds.mixed:
-            raise ValueError("it is read as integers of several sizes")
+            raise ValueError("operators read the saved tensor as integers of several sizes")
         if storage in bounds.bag_offsets:
             offsets = values.astype(np.int64)
             exceeds_limit = (offsets[-1:] >= bounds.bag_offsets[storage]).any()
             if offsets[:1].any() or (np.diff(offsets) < 0).any() or exceeds_limit:
-                raise ValueError("its offsets of embedding bags are invalid")
+                raise ValueError("the saved offsets of embedding bags are invalid")
         elif storage in bounds.limits:
             # A padding label such as -100, or a manipulated index: clip it to what readers accept.
             low, high = bounds.minimums.get(storage, 0), bounds.limits[storage] - 1
@@ -137,7 +137,7 @@ def _read_exactly(path: Path, size: int) -> bytes:
     """
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is not a regular file")
+        raise ValueError("the file of the tensor is not a regular file")
     if status.st_size != size:
-        raise ValueError("the size of its file does not match the tensor")
+        raise ValueError("the size of the file does not match the tensor that was saved in it")
     return path.read_bytes()

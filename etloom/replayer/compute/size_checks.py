@@ -51,7 +51,7 @@ def require_matching_sizes(pattern: str) -> Callable[[Arguments], None]:
 
 def _require(matches: bool, argument: str) -> None:
     if not matches:
-        raise IndexError(f"{argument} does not match the other arguments")
+        raise IndexError(f"the size of {argument} does not match the other arguments")
 
 
 def _check_batch_norm(args: Arguments) -> None:
@@ -61,7 +61,7 @@ def _check_batch_norm(args: Arguments) -> None:
     for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
         tensor = args.get(name)
         if tensor is not None and tensor.numel() < channels and (training or not name.startswith("save")):
-            raise IndexError(f"{name} holds {tensor.numel()} elements for {channels} channels")
+            raise IndexError(f"{name} has {tensor.numel()} elements for {channels} channels")
     if not training or "train" in args:
         for name in ("save_mean", "save_invstd") if training else ("running_mean", "running_var"):
             if args.get(name) is None:

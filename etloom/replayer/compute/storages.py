@@ -46,7 +46,7 @@ class StorageVersions:
         if not has_strides:  # not recorded before schema 1.1.1
             stride = tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
         if min((0, row["offset"] or 0, *shape, *stride)) < 0:
-            raise ValueError("a negative size was recorded")
+            raise ValueError("a negative size of a tensor was recorded")
         storage_id = row["storage_id"]
         if new or storage_id not in self._current:
             self._current[storage_id] = len(self.bytes)
@@ -62,7 +62,7 @@ class StorageVersions:
             None if has_strides else row["tensor_id"],
         )
         if view.bytes > _MAX_BYTES:
-            raise ValueError("a size beyond any memory was recorded")
+            raise ValueError("a recorded tensor is larger than any memory")
         self.bytes[storage] = max(self.bytes[storage], view.bytes)
         return view
 
@@ -80,7 +80,7 @@ class StorageVersions:
 def _parse_sizes(text: str | None) -> tuple[int, ...]:
     sizes = json.loads(text or "[]")
     if not isinstance(sizes, list) or any(type(size) is not int for size in sizes):
-        raise ValueError("its recorded sizes are not a list of integers")
+        raise ValueError("the recorded sizes of a tensor are not a list of integers")
     return tuple(sizes)
 
 
