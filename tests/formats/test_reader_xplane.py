@@ -7,6 +7,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import etloom
 from etloom.core.errors import EtloomError, ReadError
@@ -225,3 +227,25 @@ def test_a_file_without_events_names_a_remedy(tmp_path: Path) -> None:
     PlaneBuilder(space, "/host:metadata")
     with pytest.raises(ReadError, match="block_until_ready"):
         etloom.read(write_space(space, tmp_path))
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=9))
+def test_an_operation_that_contains_another_one_is_a_region(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]]
+) -> None:
+    space = XSpace(hostnames=["worker"])
+    core = PlaneBuilder(space, "/device:TPU:0")
+    for at, duration in rows:
+        core.add("XLA Ops", "op", at, duration)
+    PlaneBuilder(space, "Task Environment").set(profile_start_time=EPOCH)
+    trace = open_ranks(write_space(space, tmp_path_factory.mktemp("generated")))[0]
+    events = sorted(
+        rows, key=lambda row: (row[0], -row[1])
+    )  # of two equal ones the first contains the second
+    regions = [
+        (start, duration)
+        for place, (start, duration) in enumerate(events)
+        if any(other < start + duration >= other + length for other, length in events[place + 1 :])
+    ]
+    marked = trace.events.filter(pl.col("cat").cast(pl.String) == "xla_region")
+    assert sorted((ts - EPOCH, dur) for ts, dur in marked.select("ts", "dur").iter_rows()) == sorted(regions)

@@ -352,11 +352,11 @@ def _number_tracks(ids: list[int], first: int) -> list[int]:
 
 def _mark_enclosing(events: pl.DataFrame) -> pl.DataFrame:
     """Add the column ``encloses``: whether another event of the same line lies within the event."""
-    end = pl.col("ts") + pl.col("dur")
-    ordered = events.select("event", "line", "ts", "dur").sort(
+    ordered = events.select("event", "line", "ts", "dur", end=pl.col("ts") + pl.col("dur")).sort(
         "line", "ts", "dur", descending=[False, False, True]
     )
-    inner = pl.col("ts").shift(-1).over("line")
-    inner_end = (pl.col("ts") + pl.col("dur")).shift(-1).over("line")
-    marks = ordered.select("event", encloses=((inner < end) & (inner_end <= end)).fill_null(False))
+    # An event of no duration at the end of another one does not lie within it.
+    last = pl.when(pl.col("dur") > 0).then("end").when(pl.col("dur") == 0).then(pl.col("end") + 1)
+    least = last.fill_null(pl.Int64.max()).cum_min(reverse=True).shift(-1).over("line")
+    marks = ordered.select("event", encloses=(least <= pl.col("end")).fill_null(False))
     return events.join(marks, on="event", how="left", maintain_order="left")
