@@ -11,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "parse/worker.hpp"
 #include "times.hpp"
 
 namespace {
@@ -40,6 +41,7 @@ std::vector<Part<T>> parts_of(const Parts<T>& columns) {
 // Those of kind NONE are not there.
 struct Edges {
     static constexpr uint8_t NONE = 255;
+    static constexpr size_t MANY = 1 << 18;  // worth a second thread
 
     Edges(const Parts<int32_t>& from, const Parts<int32_t>& into, const Parts<uint8_t>& why,
           const std::vector<bool>& chain)
@@ -56,21 +58,25 @@ struct Edges {
     // each(part, row, source, target, kind) of every edge that is there
     template <typename Each>
     void each(Each each) const {
-        for (size_t p = 0; p < kinds.size(); ++p)
-            for (size_t i = 0; i < kinds[p].size; ++i)
-                if (const uint8_t kind = kinds[p][i]; kind != NONE) each(p, i, sources[p][i], targets[p][i], kind);
+        for (size_t p = 0; p < kinds.size(); ++p) {
+            // Copies, which what `each` writes cannot change: they stay in registers.
+            const Part<uint8_t> why = kinds[p];
+            const Part<int32_t> from = sources[p], into = targets[p];
+            for (size_t i = 0; i < why.size; ++i)
+                if (const uint8_t kind = why[i]; kind != NONE) each(p, i, from[i], into[i], kind);
+        }
     }
 
     void check(size_t points) const {
         constexpr size_t MOST = std::numeric_limits<int32_t>::max();
         if (points >= MOST || size >= MOST) throw nb::value_error("more points or edges than 32 bits number");
-        bool fit = true, there = true;
-        for (size_t p = 0; p < kinds.size(); ++p) fit &= sources[p].size == kinds[p].size && targets[p].size == kinds[p].size;
-        if (!fit) throw nb::value_error("the columns of the edges differ in length");
-        each([&](size_t, size_t, int32_t source, int32_t target, uint8_t) {
-            there &= static_cast<uint32_t>(source) < points && static_cast<uint32_t>(target) < points;
-        });
-        if (!there) throw nb::value_error("an edge names a point that is not there");
+        for (size_t p = 0; p < kinds.size(); ++p)
+            if (sources[p].size != kinds[p].size || targets[p].size != kinds[p].size)
+                throw nb::value_error("the columns of the edges differ in length");
+    }
+
+    static void check_all(bool are_there) {
+        if (!are_there) throw nb::value_error("an edge names a point that is not there");
     }
 
     std::vector<Part<int32_t>> sources, targets;
@@ -256,17 +262,22 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> number_points(const Parts<int64_t>&
     const size_t n = size_of(times);
     edges.check(n);
     Paged<int32_t> number(n);
+    bool are_there = true;
     {
         nb::gil_scoped_release release;
         Paged<int32_t> order = merged(runs_of(times), times, n);
         std::vector<std::pair<int32_t, int32_t>> tied;
         Lookup<int64_t> from(times), into(times);
         edges.each([&](size_t, size_t, int32_t a, int32_t b, uint8_t) {
-            if (a != b && from[a] == into[b]) tied.emplace_back(a, b);
+            if (static_cast<uint32_t>(a) >= n || static_cast<uint32_t>(b) >= n)
+                are_there = false;
+            else if (a != b && from[a] == into[b])
+                tied.emplace_back(a, b);
         });
-        if (!tied.empty()) settle_ties(order, times, tied);
+        if (are_there && !tied.empty()) settle_ties(order, times, tied);
         for (size_t i = 0; i < n; ++i) number[order[i]] = static_cast<int32_t>(i);
     }
+    Edges::check_all(are_there);
     return to_numpy(std::move(number));
 }
 
@@ -308,35 +319,63 @@ nb::tuple order_edges(In<int32_t> numbers, In<int64_t> times, const Parts<int32_
         if (static_cast<uint32_t>(number[i]) >= n) throw nb::value_error("there is no such place");
     Paged<int32_t> first(n + 2, 0), from, owned;
     Paged<int64_t> least;
-    Paged<uint8_t> why, dropped;
+    Paged<uint8_t> why;
+    std::vector<uint8_t> dropped, dropped_above;
     {
         nb::gil_scoped_release release;
-        size_t kept = 0;
-        edges.each([&](size_t, size_t, int32_t a, int32_t b, uint8_t kind) {
-            const int32_t into = number[b];
-            if (number[a] < into) {
-                ++first[into + 2];
-                ++kept;
-            } else {
-                dropped.push_back(kind);
-            }
+        // Of many edges a second thread takes those into the lower half of the points: both write to different places.
+        etloom::Worker worker;
+        const bool is_split = edges.size >= Edges::MANY && etloom::Computing::has_room();
+        const int32_t middle = is_split ? static_cast<int32_t>(n / 2) : 0;
+        const auto in_halves = [&](const auto& work) {
+            if (is_split)
+                worker.run_both([&] { work(true); }, [&] { work(false); });
+            else
+                work(false);
+        };
+        size_t kept[2] = {0, 0};
+        bool are_there[2] = {true, true};
+        in_halves([&](bool lower) {
+            size_t count = 0;
+            edges.each([&](size_t, size_t, int32_t a, int32_t b, uint8_t kind) {
+                if (static_cast<uint32_t>(a) >= n || static_cast<uint32_t>(b) >= n) {
+                    are_there[lower] = false;
+                    return;
+                }
+                const int32_t into = number[b];
+                if ((into < middle) != lower) return;
+                if (number[a] < into) {
+                    ++first[into + 2];
+                    ++count;
+                } else {
+                    (lower ? dropped : dropped_above).push_back(kind);
+                }
+            });
+            kept[lower] = count;
         });
+        Edges::check_all(are_there[0] && are_there[1]);
         // first[v + 1] is where the next edge into v goes and, when all are placed, where those into v + 1 begin.
         for (size_t i = 1; i <= n; ++i) first[i + 1] += first[i];
-        from.resize(kept);
-        owned.resize(kept);
-        least.resize(kept);
-        why.resize(kept);
-        edges.each([&](size_t p, size_t i, int32_t source, int32_t target, uint8_t kind) {
-            const int32_t a = number[source], b = number[target];
-            if (a >= b) return;
-            const int32_t place = first[b + 1]++;
-            from[place] = a;
-            least[place] = std::clamp<int64_t>(floors[p][i], 0, std::max<int64_t>(minus(time[b], time[a]), 0));
-            why[place] = kind;
-            owned[place] = owners[p][i];
+        from.resize(kept[0] + kept[1]);
+        owned.resize(from.size());
+        least.resize(from.size());
+        why.resize(from.size());
+        int32_t *const next = first.data(), *const sources = from.data(), *const events = owned.data();
+        int64_t* const floors_of = least.data();
+        uint8_t* const kinds = why.data();
+        in_halves([=, &edges, &floors, &owners](bool lower) {
+            edges.each([=, &floors, &owners](size_t p, size_t i, int32_t source, int32_t target, uint8_t kind) {
+                const int32_t a = number[source], b = number[target];
+                if (a >= b || (b < middle) != lower) return;
+                const int32_t place = next[b + 1]++;
+                sources[place] = a;
+                floors_of[place] = std::clamp<int64_t>(floors[p][i], 0, std::max<int64_t>(minus(time[b], time[a]), 0));
+                kinds[place] = kind;
+                events[place] = owners[p][i];
+            });
         });
         first.pop_back();
+        dropped.insert(dropped.end(), dropped_above.begin(), dropped_above.end());
     }
     return nb::make_tuple(to_numpy(std::move(first)), to_numpy(std::move(from)), to_numpy(std::move(least)),
                           to_numpy(std::move(why)), to_numpy(std::move(owned)), to_numpy(std::move(dropped)));

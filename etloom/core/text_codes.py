@@ -39,6 +39,18 @@ def read_codes(column: pl.Series) -> Codes:
     return codes
 
 
+def _list_distinct(codes: Codes) -> NDArray[np.int64]:
+    """Return one row number per distinct code except ABSENT."""
+    size = _count_codes(codes)
+    if size > 16 * codes.size + 65_536:  # a table would be much larger than the column
+        rows: NDArray[np.int64] = np.unique(codes, return_index=True)[1]
+        return np.compress(codes[rows] != ABSENT, rows)
+    row_by_code = np.full(size + 1, -1, np.int64)
+    row_by_code[np.minimum(codes, size)] = np.arange(codes.size)
+    row_by_code[size] = -1
+    return np.compress(row_by_code >= 0, row_by_code)
+
+
 def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return one row number per distinct code, and for each row the index of its code among these; -1 for ABSENT."""
     size = _count_codes(codes)
@@ -54,22 +66,47 @@ def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return row_by_code[distinct], position_by_code[np.minimum(codes, size)]
 
 
-def match_values(column: pl.Series, values: Sequence[str], codes: Codes | None = None) -> Mask:
-    """Return a mask of the rows of a Categorical column whose text is one of ``values``.
+class CodedColumn:
+    """A Categorical column with its codes, for many matches: each looks at the distinct texts, then at the rows.
 
     Args:
         column: The column.
-        values: The texts.
-        codes: Its codes, if they are known.
     """
-    if codes is None and len(values) <= 2 and not column.null_count():
+
+    def __init__(self, column: pl.Series) -> None:
+        self._codes = read_codes(column)
+        rows = _list_distinct(self._codes)
+        self._distinct = self._codes[rows]
+        self._texts = column[pl.Series(rows.astype(np.uint32))]
+
+    def match_pattern(self, pattern: str) -> Mask:
+        """Return a mask of the rows that contain a match of a regular expression; null does not match."""
+        return self._mark(match_pattern(self._texts, pattern))
+
+    def match_values(self, values: Sequence[str]) -> Mask:
+        """Return a mask of the rows whose text is one of ``values``."""
+        return self._mark(match_values(self._texts, values))
+
+    def _mark(self, matches: Mask) -> Mask:
+        codes = self._distinct[matches]
+        if codes.size <= 1:
+            return self._codes == codes[0] if codes.size else np.zeros(self._codes.size, np.bool_)
+        if codes.max() >= _MAX_KEPT:
+            return np.isin(self._codes, codes)
+        table = np.zeros(int(codes.max()) + 2, np.uint8)  # the last entry is for greater codes
+        table[codes] = 1
+        return looked_up(table, self._codes, clip=True).view(np.bool_)
+
+
+def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
+    """Return a mask of the rows of a Categorical column whose text is one of ``values``."""
+    if len(values) <= 2 and not column.null_count():
         mask = np.zeros(len(column), np.bool_)
         for value in values:
             mask |= (column == value).to_numpy()
         return mask
     table = _tabulate_values(tuple(values)) if len(values) < 64 else _encode_values(values)
-    if codes is None:
-        codes = read_codes(column)
+    codes = read_codes(column)
     if table.dtype != np.bool_:
         return np.isin(codes, table)
     return looked_up(table.view(np.uint8), codes, clip=True).view(np.bool_)
@@ -167,18 +204,15 @@ def _contains(text: pl.Expr, pattern: str) -> pl.Expr:
     return text.str.contains(pattern)
 
 
-def match_pattern(
-    column: pl.Series, pattern: str, within: Mask | None = None, codes: Codes | None = None
-) -> Mask:
+def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -> Mask:
     """Return a mask of the rows of a Categorical column that contain a match of a regular expression.
 
     Args:
         column: The column; null does not match.
         pattern: The regular expression.
         within: Mask of the rows to look at; the others do not match.
-        codes: Its codes, if they are known.
     """
-    codes, table = read_codes(column) if codes is None else codes, _tabulate(_contains, pattern)
+    codes, table = read_codes(column), _tabulate(_contains, pattern)
     if within is None:
         return table.look_up(column, codes).view(np.bool_)
     matches = np.zeros(codes.size, np.bool_)

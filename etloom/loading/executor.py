@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from etloom import formats, linker
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.names import list_user_files
 from etloom.core.schema import Stat
+from etloom.core.threads import run_in_parallel
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
 from etloom.core.version import compute_code_digest
@@ -34,8 +34,6 @@ _NOT_LINKED = (
     "too large to link while reading: parent, depth and step of events, launches, thread_dependencies and "
     "sync_dependencies are empty; etloom link PATH --out RUN.parquet links it, in memory"
 )
-_Key = TypeVar("_Key")
-_Result = TypeVar("_Result")
 
 
 def execute_plan(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
@@ -266,37 +264,3 @@ class _Execution:
         """Bound the memory of a trace's tables on disk; its stats are loaded now, since every command reads them."""
         resident = self.resident.add(trace) if trace.loaders else trace
         return resident.replace(stats=trace.table("stats")) if "stats" in trace.loaders else resident
-
-
-def run_in_parallel(
-    work: Callable[[_Key], _Result], keys: Sequence[_Key], threads: int
-) -> dict[_Key, _Result]:
-    """Return {key: work(key)} in the order of the keys, computed in ``threads`` threads.
-
-    The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
-    make Ctrl-C wait for a read that hangs. A single key needs none.
-    """
-    if len(keys) == 1:
-        return {keys[0]: work(keys[0])}
-    remaining = iter(keys)
-    results: dict[_Key, _Result] = {}
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        for key in remaining:  # an iterator over a sequence gives each item to one thread
-            if raised:
-                return
-            try:
-                results[key] = work(key)
-            except BaseException as error:  # raised again below
-                raised.append(error)
-
-    running = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(keys)))]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        while thread.is_alive():
-            thread.join(0.1)  # with a timeout: polars makes waiting for a lock ignore Ctrl-C
-    if raised:
-        raise raised[0]
-    return {key: results[key] for key in keys}

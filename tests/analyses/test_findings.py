@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.analyses import findings
+from etloom.analyses.findings import rank_view
 from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part, compute_cost, sum_findings
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.rank_view import RankView
@@ -696,3 +697,10 @@ def test_the_sum_of_findings_lists_each_place_once() -> None:
     assert len(parts) == MAX_PLACES + 1
     assert parts[0] == Part("shared", 150, 2)
     assert parts[-1] == Part("8 more", 49 + 48 + 47 + 46 + 10, 12, more=8)
+
+
+@pytest.mark.parametrize("run", ["nccl_ddp", "dlrm"])
+def test_two_patterns_at_a_time_find_the_same(data: Path, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
+    one_by_one = etloom.analyze(etloom.open(data / run), "findings")
+    monkeypatch.setattr(rank_view, "MIN_PARALLEL_EVENTS", 0)
+    assert etloom.analyze(etloom.open(data / run), "findings").equals(one_by_one)

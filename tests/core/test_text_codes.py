@@ -24,6 +24,7 @@ def test_values_match_as_with_polars(texts: list[str | None], values: list[str])
     expected = [text in values for text in texts]
     assert is_in(_column(texts), values).tolist() == expected
     assert is_in(pl.Series("name", texts, dtype=pl.String), values).tolist() == expected
+    assert text_codes.CodedColumn(_column(texts)).match_values(values).tolist() == expected
 
 
 def test_many_values_match_as_with_polars() -> None:
@@ -38,6 +39,7 @@ def test_a_pattern_matches_as_with_polars_also_texts_that_occur_later(pattern: s
         column = _column(texts)
         expected = pl.Series(texts, dtype=pl.String).str.contains(pattern).fill_null(False).to_list()
         assert match_text(column, pattern).tolist() == expected
+        assert text_codes.CodedColumn(column).match_pattern(pattern).tolist() == expected
         assert match_text(column, lambda name: name.str.contains(pattern)).tolist() == expected
         within = np.arange(len(texts)) % 2 == 0
         expected_within = [match and bool(inside) for match, inside in zip(expected, within, strict=True)]
@@ -51,6 +53,8 @@ def test_texts_of_great_codes_match(monkeypatch: pytest.MonkeyPatch) -> None:
         column = _column(TEXTS)
         assert match_text(column, "^aten::m").tolist() == [text == "aten::mul" for text in TEXTS]
         assert is_in(column, ["aten::mul", "x", "y"]).tolist() == [text == "aten::mul" for text in TEXTS]
+        coded = text_codes.CodedColumn(column)
+        assert coded.match_pattern("^aten").tolist() == [bool(text and "aten" in text) for text in TEXTS]
     finally:
         text_codes._tabulate_values.cache_clear()
 

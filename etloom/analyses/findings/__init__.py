@@ -236,8 +236,8 @@ def _find_all(names: Collection[str], views: JobView) -> Iterator[tuple[str, int
     patterns = {name: registry.get("patterns", name) for name in names}
     rank_patterns = [name for name, pattern in patterns.items() if pattern.SCOPE == "rank"]
     for rank in views:
-        for name in rank_patterns:
-            for finding in views[rank].find(name):
+        for name, findings in views[rank].map_patterns(views[rank].find, rank_patterns).items():
+            for finding in findings:
                 yield name, rank, finding
     for name, pattern in patterns.items():
         if name not in rank_patterns:

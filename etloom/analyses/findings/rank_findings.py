@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from etloom.analyses.findings.finding import Finding
 from etloom.analyses.findings.rank_view import RankFindings, RankView
 from etloom.core import registry
 from etloom.core.intervals import Intervals
@@ -22,13 +23,15 @@ def find_in_rank(trace: Trace) -> RankFindings:
     """
     view = RankView(trace, _refuse, _refuse)
     patterns = {name: registry.get("patterns", name) for name in registry.list_plugins("patterns")}
-    findings = {}
-    for name, pattern in patterns.items():
-        if pattern.SCOPE == "rank":
-            try:
-                findings[name] = list(pattern.find(view))
-            except _NeedsOtherRanks:
-                continue
+
+    def find(name: str) -> list[Finding] | None:
+        try:
+            return list(patterns[name].find(view))
+        except _NeedsOtherRanks:
+            return None
+
+    results = view.map_patterns(find, [name for name in patterns if patterns[name].SCOPE == "rank"])
+    findings = {name: found for name, found in results.items() if found is not None}
     functions = [
         measure_rank,
         *(function for pattern in patterns.values() for function in getattr(pattern, "RANK_TABLES", ())),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -12,11 +13,13 @@ import polars as pl
 
 from etloom.analyses.findings.gaps import CAUSES, LONG_PAUSE_NS, MIN_COMPUTE_NS, find_gaps
 from etloom.analyses.iterations import measure_iterations
-from etloom.core import arrays, categories, nesting, registry, text_codes
+from etloom.core import arrays, categories, nesting, registry
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.iterations import find_iterations
 from etloom.core.nesting import find_innermost
+from etloom.core.text_codes import CodedColumn
+from etloom.core.threads import run_in_parallel, shared_property
 from etloom.core.trace import Trace
 from etloom.timeline.activity import (
     Activity,
@@ -30,6 +33,8 @@ from etloom.timeline.activity import (
 if TYPE_CHECKING:
     from etloom.analyses.findings.finding import Finding
 
+MIN_PARALLEL_EVENTS = 1_000_000
+"""Of ranks with fewer events, whose queries are short, two threads would mostly wait for the interpreter."""
 _MODULE = r"^nn\.Module: (.*)$"
 _FRAME = r"^.*\(\d+\): "
 _LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
@@ -94,14 +99,22 @@ class RankView:
         self._find_delays = find_delays
         self._stored = stored
         self._results: dict[Callable[[RankView], Any], Any] = {}
+        self.locks: dict[Any, Any] = {}
 
     def compute_once(self, function: Callable[[RankView], _Result]) -> _Result:
         """Return ``function(view)``, computed on first use, for data that several patterns need."""
-        if function not in self._results:
-            stored = None if self._stored is None else self._stored.tables.get(function.__name__)
-            self._results[function] = function(self) if stored is None else stored
+        with self.locks.setdefault(function, threading.RLock()):
+            if function not in self._results:
+                stored = None if self._stored is None else self._stored.tables.get(function.__name__)
+                self._results[function] = function(self) if stored is None else stored
         result: _Result = self._results[function]
         return result
+
+    def map_patterns(self, function: Callable[[str], _Result], names: Sequence[str]) -> dict[str, _Result]:
+        """Return {name: function(name)}; two patterns run at a time if the rank is large."""
+        if self.trace.rows("events") < MIN_PARALLEL_EVENTS or pl.thread_pool_size() == 1:
+            return {name: function(name) for name in names}
+        return run_in_parallel(function, names, 2)
 
     def find(self, pattern: str) -> Sequence[Finding]:
         """Return the findings of a pattern that examines one rank at a time."""
@@ -109,11 +122,11 @@ class RankView:
             return self._stored.findings[pattern]
         return list(registry.get("patterns", pattern).find(self))
 
-    @cached_property
+    @shared_property
     def activity(self) -> Activity:
         return compute_activity(self.trace)
 
-    @cached_property
+    @shared_property
     def busy(self) -> Intervals:
         """Times at which any GPU activity (without a GPU: any operator) of the rank ran."""
         return self.activity.busy
@@ -128,17 +141,17 @@ class RankView:
         """Start and end of the rank's active time, in which gaps count as idle, ns; None without activity."""
         return find_window(self.trace)
 
-    @cached_property
+    @shared_property
     def waiting_for_ranks(self) -> Intervals:
         """Times at which the rank was blocked in a communication because another rank had not arrived yet."""
         return self._find_waits()
 
-    @cached_property
+    @shared_property
     def delaying_ranks(self) -> Intervals:
         """Times before the rank's late arrivals at communications, as long as the delays that it caused itself."""
         return self._find_delays()
 
-    @cached_property
+    @shared_property
     def span_ns(self) -> int:
         """Time from the first to the last timed event of the host or device."""
         events = self.trace.events
@@ -146,23 +159,23 @@ class RankView:
         start, end = events["ts"].filter(timed).min(), (events["ts"] + events["dur"]).filter(timed).max()
         return 0 if start is None or end is None else end - start  # type: ignore[operator, return-value]
 
-    @cached_property
+    @shared_property
     def steps(self) -> pl.DataFrame:
         """The annotated steps: step, start, end."""
         return find_steps(self.trace)
 
-    @cached_property
+    @shared_property
     def iterations(self) -> pl.DataFrame:
         """The iterations of an inference engine with GPU activity, see `measure_iterations`."""
         has_engine = find_iterations(self.trace.events)[0].size > 0
         return _measure_engine_iterations(self.trace) if has_engine else _make_empty_iterations()
 
-    @cached_property
+    @shared_property
     def step_intervals(self) -> Intervals:
         """Times at which an annotated step ran on the host."""
         return Intervals.of(self.steps["start"], self.steps["end"])
 
-    @cached_property
+    @shared_property
     def steps_cover_work(self) -> bool:
         """True if at least a tenth of the device time of the activities launched in the steps lies within the steps.
 
@@ -194,7 +207,7 @@ class RankView:
         step: int | None = self.steps_at(pl.Series([time]))[0]
         return step
 
-    @cached_property
+    @shared_property
     def activities(self) -> pl.DataFrame:
         """GPU activities by start: id, cat, name, kind, ts, end, dur, stream, launch (id, ts, end of the call), step.
 
@@ -215,36 +228,36 @@ class RankView:
 
     def match_events(self, pattern: str) -> np.ndarray:
         """Return a mask of the events whose name matches a regular expression."""
-        return text_codes.match_pattern(self.trace.events["name"], pattern, codes=self._name_codes)
+        return self._event_names.match_pattern(pattern)
 
-    @cached_property
-    def _name_codes(self) -> text_codes.Codes:
-        return text_codes.read_codes(self.trace.events["name"])
+    @shared_property
+    def _event_names(self) -> CodedColumn:
+        return CodedColumn(self.trace.events["name"])
 
     def match_categories(self, values: Collection[str]) -> np.ndarray:
         """Return a mask of the events of these categories."""
-        return text_codes.match_values(self.trace.events["cat"], tuple(values), self._category_codes)
+        return self._event_categories.match_values(tuple(values))
 
-    @cached_property
-    def _category_codes(self) -> text_codes.Codes:
-        return text_codes.read_codes(self.trace.events["cat"])
+    @shared_property
+    def _event_categories(self) -> CodedColumn:
+        return CodedColumn(self.trace.events["cat"])
 
     def match_activities(self, work: pl.DataFrame, pattern: str) -> pl.Series:
         """Return a mask of the rows of `activities` whose name matches a regular expression."""
         if work is not self.activities:
             return pl.Series(arrays.match_text(work["name"], pattern))
-        return pl.Series(text_codes.match_pattern(work["name"], pattern, codes=self._activity_codes))
+        return pl.Series(self._activity_names.match_pattern(pattern))
 
-    @cached_property
-    def _activity_codes(self) -> text_codes.Codes:
-        return text_codes.read_codes(self.activities["name"])
+    @shared_property
+    def _activity_names(self) -> CodedColumn:
+        return CodedColumn(self.activities["name"])
 
-    @cached_property
+    @shared_property
     def activity_step_count(self) -> int:
         """The number of steps that have activities."""
         return self.activities["step"].drop_nulls().n_unique()
 
-    @cached_property
+    @shared_property
     def _ids_are_rows(self) -> bool:
         """True if the event ids are 0, 1, 2, ..., so that each id is also its row number."""
         ids = self.trace.events["id"].to_numpy()
@@ -258,24 +271,24 @@ class RankView:
         rows[rows >= self.trace.events.height] = -1
         return rows
 
-    @cached_property
+    @shared_property
     def parents(self) -> np.ndarray:
         """Row number of the event that encloses each event, -1 for none."""
         rows = self.find_rows(self.trace.events["parent"])
         return rows.astype(np.int32) if len(rows) < np.iinfo(np.int32).max else rows
 
-    @cached_property
+    @shared_property
     def kernels(self) -> pl.DataFrame:
         """The kernels of `activities`: step, device, stream, launch, name, ts, end, dur."""
         columns = ("step", "device", "stream", "launch", "name", "ts", "end", "dur")
         return self.activities.select(columns).filter(self.is_kernel)
 
-    @cached_property
+    @shared_property
     def is_kernel(self) -> pl.Series:
         """Mask of the kernels among `activities`."""
         return pl.Series(arrays.is_in(self.activities["cat"], ("kernel", "Kernel")))
 
-    @cached_property
+    @shared_property
     def step_computation(self) -> pl.DataFrame:
         """The kernels of `activities` that compute and belong to an annotated step, with all columns of it."""
         is_kernel = pl.col("cat").is_in(["kernel", "Kernel"])
@@ -300,7 +313,7 @@ class RankView:
         mask: np.ndarray = self.match_categories(categories) & self._is_timed
         return mask
 
-    @cached_property
+    @shared_property
     def _no_host_events(self) -> pl.DataFrame:
         return self._read_host_events(np.empty(0, np.int64))
 
@@ -315,16 +328,16 @@ class RankView:
             matches["name"].cast(pl.String), (matches["ts"] + matches["dur"]).alias("end")
         )
 
-    @cached_property
+    @shared_property
     def _durations(self) -> np.ndarray:
         """The duration of each event in ns, 0 for events without duration."""
         return arrays.to_array(self.trace.events["dur"], 0)
 
-    @cached_property
+    @shared_property
     def _is_timed(self) -> np.ndarray:
         return self.trace.events["dur"].is_not_null().to_numpy()
 
-    @cached_property
+    @shared_property
     def sync_calls(self) -> pl.DataFrame:
         """Host calls that waited for the device: id, ts, end, in order of end."""
         events = self.trace.events
@@ -337,17 +350,17 @@ class RankView:
         columns = {"id": events["id"].to_numpy()[rows], "ts": starts, "end": ends}
         return pl.DataFrame({name: values[by_end] for name, values in columns.items()})
 
-    @cached_property
+    @shared_property
     def data_loads(self) -> pl.DataFrame:
         """Host events that wait for the data loader, columns as in `find_host_events`; of nested ones the outermost."""
         return select_outermost(self.find_host_events(LOADS_DATA))
 
-    @cached_property
+    @shared_property
     def data_loading(self) -> Intervals:
         """Times at which some thread waited for the data loader."""
         return Intervals.of(self.data_loads["ts"], self.data_loads["end"])
 
-    @cached_property
+    @shared_property
     def gaps(self) -> pl.DataFrame:
         """Times without activity on any stream; see `gaps.find_gaps`."""
         return find_gaps(self)
@@ -360,58 +373,58 @@ class RankView:
         gaps = take_rows(self.gaps, rows)
         return gaps.hstack([gaps["gap_ns"].alias("cost_ns")])
 
-    @cached_property
+    @shared_property
     def _no_gaps(self) -> pl.DataFrame:
         gaps = self.gaps.clear()
         return gaps.hstack([gaps["gap_ns"].alias("cost_ns")])
 
-    @cached_property
+    @shared_property
     def _gap_causes(self) -> np.ndarray:
         return self.gaps["cause"].to_physical().to_numpy()
 
-    @cached_property
+    @shared_property
     def saves(self) -> pl.DataFrame:
         """Calls that save a checkpoint, columns as in `find_host_events`; of nested ones the outermost."""
         return select_outermost(self.find_host_events(SAVES))
 
-    @cached_property
+    @shared_property
     def saving(self) -> Intervals:
         """Times at which some thread saved a checkpoint; known only if Python was recorded."""
         return Intervals.of(self.saves["ts"], self.saves["end"])
 
-    @cached_property
+    @shared_property
     def allocations(self) -> pl.DataFrame:
         """Calls that allocate device memory from the driver or release it, in order of end."""
         calls = self.find_host_events(ALLOCATES, categories.RUNTIME_CATEGORIES)
         return calls.sort("end") if calls.height > 1 else calls
 
-    @cached_property
+    @shared_property
     def allocating(self) -> Intervals:
         """Times at which some thread allocated device memory from the driver or released it."""
         return Intervals.of(self.allocations["ts"], self.allocations["end"])
 
-    @cached_property
+    @shared_property
     def compiles(self) -> pl.DataFrame:
         """Events of torch.compile compiling, columns as in `find_host_events`; of nested ones the outermost."""
         return select_outermost(self.find_host_events(COMPILES))
 
-    @cached_property
+    @shared_property
     def compiling(self) -> Intervals:
         """Times at which some thread compiled."""
         return Intervals.of(self.compiles["ts"], self.compiles["end"])
 
-    @cached_property
+    @shared_property
     def profiler_work(self) -> pl.DataFrame:
         """Events in which the profiler itself works, columns as in `find_host_events`, by start."""
         ranges, frames = self.find_host_events(_OVERHEAD, ("overhead",)), self.find_host_events(_PROFILER)
         return pl.concat([ranges, frames]).sort("ts") if ranges.height or frames.height else ranges
 
-    @cached_property
+    @shared_property
     def profiling(self) -> Intervals:
         """Times at which the profiler itself works."""
         return Intervals.of(self.profiler_work["ts"], self.profiler_work["end"])
 
-    @cached_property
+    @shared_property
     def pausing(self) -> Intervals:
         """Times of `LONG_PAUSE_NS` or more, from the first to the last annotated step, at which no host thread runs an
         operator or a call of the runtime.
@@ -426,7 +439,7 @@ class RankView:
         is_long = idle.ends - idle.starts >= LONG_PAUSE_NS
         return Intervals.of(idle.starts[is_long], idle.ends[is_long])
 
-    @cached_property
+    @shared_property
     def long_calls(self) -> pl.DataFrame:
         """Calls of the runtime or driver of `LONG_PAUSE_NS` or more that neither wait for the device nor allocate.
 
@@ -441,12 +454,12 @@ class RankView:
         other = pl.concat([self.sync_calls["id"], self.allocations["id"]])
         return calls.filter(~pl.col("id").is_in(other.implode()) & ~pl.col("name").str.contains(_BLOCKS))
 
-    @cached_property
+    @shared_property
     def long_calling(self) -> Intervals:
         """Times at which some thread was in one of `long_calls`."""
         return Intervals.of(self.long_calls["ts"], self.long_calls["end"])
 
-    @cached_property
+    @shared_property
     def host_operators(self) -> pl.DataFrame:
         """Operators that compute on the host: they launch nothing and take `MIN_COMPUTE_NS` or more themselves.
 
@@ -460,18 +473,19 @@ class RankView:
         is_long &= self._durations - inside[:-1] >= MIN_COMPUTE_NS
         return self._take_host_events(np.flatnonzero(is_long & ~self._calls_the_runtime))
 
-    @cached_property
+    @shared_property
     def _calls_the_runtime(self) -> np.ndarray:
         """A mask of the events inside of which a call of the runtime or driver was recorded."""
         mask = np.zeros(len(self.parents), np.bool_)
         rows = self.parents[self.match_categories(categories.RUNTIME_CATEGORIES)]
-        while (rows := np.unique(rows[rows >= 0])).size:
+        while (rows := rows[rows >= 0]).size:
+            rows = rows[np.append(True, rows[1:] != rows[:-1])]  # calls of one operator follow each other
             rows = rows[~mask[rows]]
             mask[rows] = True
             rows = self.parents[rows]
         return mask
 
-    @cached_property
+    @shared_property
     def host_computing(self) -> Intervals:
         """Times at which an operator computes on the host."""
         return Intervals.of(self.host_operators["ts"], self.host_operators["end"])
@@ -495,7 +509,7 @@ class RankView:
             labels["module"] = arrays.map_text(labels["module"], lambda name: name.str.extract(_MODULE))
         return pl.DataFrame(labels)
 
-    @cached_property
+    @shared_property
     def _locations(self) -> dict[str, np.ndarray]:
         """Row of the innermost operator (except PLUMBING), module and frame around each event, -1 for none; empty if
         the trace has none.
@@ -522,11 +536,11 @@ class RankView:
             missing, at = missing[at >= 0], at[at >= 0]
         return filled
 
-    @cached_property
+    @shared_property
     def _is_operator(self) -> np.ndarray:
         return self.match_categories(categories.OPERATOR_CATEGORIES)
 
-    @cached_property
+    @shared_property
     def _location_masks(self) -> dict[str, np.ndarray]:
         python = self.match_categories(categories.PYTHON_CATEGORIES)
         nests = {"operator": self._is_operator & ~self.match_events(PLUMBING)}

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from etloom.core.errors import EtloomError
 from etloom.core.names import add_names, list_user_paths
+from etloom.core.threads import run_in_parallel
 from etloom.core.trace import Trace
 from etloom.exports.store.summaries import summarize_ranks
 from etloom.formats.parquet import sniff_folder
 from etloom.loading import LoadOptions
-from etloom.loading.executor import execute_plan, run_in_parallel
+from etloom.loading.executor import execute_plan
 from etloom.loading.plan import plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun
 

@@ -74,17 +74,19 @@ def _compare_steps(view: RankView, kernels: pl.DataFrame) -> pl.DataFrame:
     kernels = kernels.join(
         view.trace.kernels.select("event", *geometry), left_on="id", right_on="event", how="left"
     )
-    same = ("name", "stream", *geometry)
-    numbered = kernels.sort("ts").with_columns(turn=pl.int_range(pl.len()).over("step", *same))
-    numbered = numbered.with_columns(kernel=pl.struct(*same, "turn").rank("dense"))
-    repeated = numbered.filter(pl.len().over("kernel") == step_count)
+    same = ["name", "stream", *geometry]
+    programs = kernels.select(same).unique().with_row_index("program")
+    kernels = kernels.join(programs, on=same, how="left", nulls_equal=True).sort("ts")
+    kernels = kernels.with_columns(turn=pl.int_range(pl.len()).over("step", "program"))
+    kernel = ["program", "turn"]
+    repeated = kernels.filter(pl.len().over(kernel) == step_count)
     totals = repeated.group_by("step").agg(pl.col("dur").sum()).sort("dur", "step")
     if repeated.height < MIN_KERNELS * step_count or totals["dur"].sum() < MIN_SHARE * int(
         kernels["dur"].sum()
     ):
         return empty
-    fastest = repeated.filter(pl.col("step") == totals["step"][0]).select("kernel", usual="dur")
+    fastest = repeated.filter(pl.col("step") == totals["step"][0]).select(*kernel, usual="dur")
     ratio = pl.col("dur") / pl.col("usual")
-    compared = repeated.join(fastest, on="kernel").filter(pl.col("usual") > 0)
+    compared = repeated.join(fastest, on=kernel).filter(pl.col("usual") > 0)
     by_part = compared.group_by("step", "part").agg(ratio=ratio.median(), low=ratio.quantile(0.25))
     return by_part.select(empty.columns).sort("step", "part")

@@ -1,0 +1,66 @@
+"""Threads that share work: several tasks at once, and properties that several threads may read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+_Key = TypeVar("_Key")
+_Result = TypeVar("_Result")
+
+
+def run_in_parallel(
+    work: Callable[[_Key], _Result], keys: Sequence[_Key], threads: int
+) -> dict[_Key, _Result]:
+    """Return {key: work(key)} in the order of the keys, computed in ``threads`` threads.
+
+    The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
+    make Ctrl-C wait for a read that hangs. A single key needs none.
+    """
+    if len(keys) == 1:
+        return {keys[0]: work(keys[0])}
+    remaining = iter(keys)
+    results: dict[_Key, _Result] = {}
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        for key in remaining:  # an iterator over a sequence gives each item to one thread
+            if raised:
+                return
+            try:
+                results[key] = work(key)
+            except BaseException as error:  # raised again below
+                raised.append(error)
+
+    running = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(keys)))]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        while thread.is_alive():
+            thread.join(0.1)  # with a timeout: polars makes waiting for a lock ignore Ctrl-C
+    if raised:
+        raise raised[0]
+    return {key: results[key] for key in keys}
+
+
+class shared_property(Generic[_Result]):
+    """A cached property that several threads may read: the first one computes it, and the others wait for it.
+
+    The properties of an object must not need each other in a circle. The object holds the locks in its attribute
+    ``locks``, a dict.
+    """
+
+    def __init__(self, function: Callable[[Any], _Result]) -> None:
+        self._function = function
+        self._name = function.__name__
+        self.__doc__ = function.__doc__
+
+    def __get__(self, owner: Any, owner_class: type | None = None) -> _Result:
+        if owner is None:
+            return self  # type: ignore[return-value]
+        with owner.locks.setdefault(self._name, threading.RLock()):
+            if self._name not in owner.__dict__:
+                owner.__dict__[self._name] = self._function(owner)
+        result: _Result = owner.__dict__[self._name]
+        return result

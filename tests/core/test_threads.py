@@ -1,0 +1,63 @@
+"""Tasks in threads give results in order or the first error; a property is computed once for all threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from etloom.core.threads import run_in_parallel, shared_property
+
+
+@pytest.mark.parametrize("threads", [1, 2, 9])
+def test_results_are_in_the_order_of_the_keys(threads: int) -> None:
+    def work(key: int) -> int:
+        time.sleep(0.001 * (5 - key))
+        return key * key
+
+    assert list(run_in_parallel(work, range(5), threads).items()) == [(key, key * key) for key in range(5)]
+    assert run_in_parallel(work, [], threads) == {}
+
+
+def test_the_first_error_of_a_task_is_raised() -> None:
+    def work(key: int) -> int:
+        if key:
+            raise ValueError(f"task {key}")
+        return key
+
+    with pytest.raises(ValueError, match=r"task [12]"):
+        run_in_parallel(work, [0, 1, 2], 2)
+
+
+def test_a_property_is_computed_once_for_all_threads() -> None:
+    class Shared:
+        def __init__(self) -> None:
+            self.locks: dict[Any, Any] = {}
+            self.computed: list[str] = []
+
+        @shared_property
+        def inner(self) -> int:
+            """An inner value."""
+            time.sleep(0.05)
+            self.computed.append("inner")
+            return 20
+
+        @shared_property
+        def outer(self) -> int:
+            self.computed.append("outer")
+            return self.inner + 1
+
+    shared, start = Shared(), threading.Barrier(4)
+
+    def work(name: str) -> int:
+        start.wait()
+        value: int = getattr(shared, name[:5])
+        return value
+
+    names = ["inner", "outer", "inner2", "outer2"]
+    assert run_in_parallel(work, names, 4) == dict(zip(names, (20, 21, 20, 21), strict=True))
+    assert sorted(shared.computed) == ["inner", "outer"]
+    assert Shared.inner.__doc__ == "An inner value."
+    assert Shared().inner == 20
