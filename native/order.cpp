@@ -41,7 +41,6 @@ std::vector<Part<T>> parts_of(const Parts<T>& columns) {
 // Those of kind NONE are not there.
 struct Edges {
     static constexpr uint8_t NONE = 255;
-    static constexpr size_t MANY = 1 << 18;  // worth a second thread
 
     Edges(const Parts<int32_t>& from, const Parts<int32_t>& into, const Parts<uint8_t>& why,
           const std::vector<bool>& chain)
@@ -66,6 +65,8 @@ struct Edges {
                 if (const uint8_t kind = why[i]; kind != NONE) each(p, i, from[i], into[i], kind);
         }
     }
+
+    bool is_worth_two_threads() const { return size >= size_t{1} << 18 && etloom::Computing::has_room(); }
 
     void check(size_t points) const {
         constexpr size_t MOST = std::numeric_limits<int32_t>::max();
@@ -265,15 +266,24 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> number_points(const Parts<int64_t>&
     bool are_there = true;
     {
         nb::gil_scoped_release release;
-        Paged<int32_t> order = merged(runs_of(times), times, n);
+        Paged<int32_t> order;
         std::vector<std::pair<int32_t, int32_t>> tied;
-        Lookup<int64_t> from(times), into(times);
-        edges.each([&](size_t, size_t, int32_t a, int32_t b, uint8_t) {
-            if (static_cast<uint32_t>(a) >= n || static_cast<uint32_t>(b) >= n)
-                are_there = false;
-            else if (a != b && from[a] == into[b])
-                tied.emplace_back(a, b);
-        });
+        const auto order_by_time = [&] { order = merged(runs_of(times), times, n); };
+        const auto list_ties = [&] {
+            Lookup<int64_t> from(times), into(times);
+            edges.each([&](size_t, size_t, int32_t a, int32_t b, uint8_t) {
+                if (static_cast<uint32_t>(a) >= n || static_cast<uint32_t>(b) >= n)
+                    are_there = false;
+                else if (a != b && from[a] == into[b])
+                    tied.emplace_back(a, b);
+            });
+        };
+        if (edges.is_worth_two_threads()) {
+            etloom::Worker().run_both(list_ties, order_by_time);
+        } else {
+            order_by_time();
+            list_ties();
+        }
         if (are_there && !tied.empty()) settle_ties(order, times, tied);
         for (size_t i = 0; i < n; ++i) number[order[i]] = static_cast<int32_t>(i);
     }
@@ -325,7 +335,7 @@ nb::tuple order_edges(In<int32_t> numbers, In<int64_t> times, const Parts<int32_
         nb::gil_scoped_release release;
         // Of many edges a second thread takes those into the lower half of the points: both write to different places.
         etloom::Worker worker;
-        const bool is_split = edges.size >= Edges::MANY && etloom::Computing::has_room();
+        const bool is_split = edges.is_worth_two_threads();
         const int32_t middle = is_split ? static_cast<int32_t>(n / 2) : 0;
         const auto in_halves = [&](const auto& work) {
             if (is_split)

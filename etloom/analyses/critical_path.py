@@ -38,6 +38,7 @@ from etloom.analyses.helpers import check_step, check_top, conform_columns
 from etloom.analyses.helpers.dependency_graph import build_dependencies, warn_if_unexplained
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.text import unknown_rank_error
+from etloom.core.threads import run_both
 from etloom.core.trace import Job
 from etloom.graphs import critical_paths, quality
 from etloom.graphs.graph import Graph
@@ -95,21 +96,23 @@ def analyze(
     columns = (
         critical_paths.PATH_SCHEMA if labels else ("rank", "kind", "start_ns", "time_ns", "unexplained_ns")
     )
-    chunks = (
-        labeler(part).with_columns(count=1, last=pl.col("rank"))
-        for part in critical_paths.iterate_critical_path(graph, end, begin, columns)
-    )
-    path = (
-        pl.concat(chunks)
-        if by == "edge"
-        else _sum_groups(pl.concat(_sum_groups(part, by) for part in chunks), by)
-    )
+
+    def find_path() -> pl.DataFrame:
+        chunks = (
+            labeler(part).with_columns(count=1, last=pl.col("rank"))
+            for part in critical_paths.iterate_critical_path(graph, end, begin, columns)
+        )
+        if by == "edge":
+            return pl.concat(chunks)
+        return _sum_groups(pl.concat(_sum_groups(part, by) for part in chunks), by)
+
+    path, unexplained = run_both(find_path, lambda: quality.find_unexplained_ranks(graph, job), len(graph))
     total = int(path["time_ns"].sum())
     missing = [name for name in COLUMNS if name not in (*path.columns, "pct", "explainable")]
     path = path.with_columns(
         pl.when(pl.col("rank") == pl.col("last")).then("rank"),
         (100.0 * pl.col("time_ns") / max(total, 1)).alias("pct"),
-        pl.lit(not quality.find_unexplained_ranks(graph, job)).alias("explainable"),
+        pl.lit(not unexplained).alias("explainable"),
         *(pl.lit(None).alias(name) for name in missing),
     ).with_columns(critical_paths.extract_module_names(pl.col("module")).alias("module"))
     path = conform_columns(path, COLUMNS)

@@ -27,9 +27,10 @@ import polars as pl
 
 from etloom.analyses.helpers import conform_columns
 from etloom.analyses.helpers.dependency_graph import build_dependencies
+from etloom.core.threads import run_both
 from etloom.core.trace import Job
 from etloom.graphs import quality
-from etloom.graphs.graph import EdgeKind
+from etloom.graphs.graph import EdgeKind, Graph
 
 SCOPE = "job"
 COLUMNS = {
@@ -72,12 +73,19 @@ _COUNTS = {
 def analyze(job: Job) -> pl.DataFrame:
     dependencies = build_dependencies(job)
     graph = dependencies.graph
-    latency_fits = quality.measure_fit_by_rank(graph, job.ranks)
-    rows = []
-    for rank, part in graph.split_by_rank(job.ranks):
-        fit, counts = latency_fits[rank], dependencies.counts[rank]
-        starts = quality.measure_explained_starts(part, job[rank], rank)
+
+    def measure(rank: int, part: Graph) -> tuple[quality.ExplainedStarts, int]:
         waits = quality.measure_unexplained_waits(part, job[rank], rank)
+        return quality.measure_explained_starts(part, job[rank], rank), waits
+
+    latency_fits, measured = run_both(
+        lambda: quality.measure_fit_by_rank(graph, job.ranks),
+        lambda: {rank: measure(rank, part) for rank, part in graph.split_by_rank(job.ranks)},
+        len(graph),
+    )
+    rows = []
+    for rank, (starts, waits) in measured.items():
+        fit, counts = latency_fits[rank], dependencies.counts[rank]
         reason = quality.explain_misfit(starts, fit.makespan, fit.residual, waits)
         rows.append(
             {

@@ -26,6 +26,7 @@ from etloom.analyses.helpers import check_top, conform_columns
 from etloom.analyses.helpers.dependency_graph import build_dependencies, warn_if_unexplained
 from etloom.core import arrays, categories
 from etloom.core.errors import UnknownName
+from etloom.core.threads import run_both
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms, quality
 from etloom.graphs.event_arrays import TextColumn, rows_of_ids
@@ -50,15 +51,21 @@ COLUMNS = {
 def analyze(job: Job, *, category: str | None = None, top: int | None = None) -> pl.DataFrame:
     check_top(1 if top is None else top)
     graph = build_dependencies(job).graph
-    slack = algorithms.compute_slack(graph)
     selected = (
         categories.OPERATOR_CATEGORIES | categories.DEVICE_CATEGORIES if category is None else {category}
     )
-    table = pl.concat(_sum_by_name(graph, slack, trace, rank, selected) for rank, trace in job.items())
+
+    def sum_by_name(categories: Collection[str] | None) -> pl.DataFrame:
+        slack = algorithms.compute_slack(graph)
+        return pl.concat(_sum_by_name(graph, slack, trace, rank, categories) for rank, trace in job.items())
+
+    table, unexplained = run_both(
+        lambda: sum_by_name(selected), lambda: quality.find_unexplained_ranks(graph, job), len(graph)
+    )
     if category is not None and not table.height:
-        parts = (_sum_by_name(graph, slack, trace, rank)["category"] for rank, trace in job.items())
+        parts = [sum_by_name(None)["category"]]
         raise UnknownName("category", category, {name for part in parts for name in part.drop_nulls()})
-    table = table.with_columns(explainable=pl.lit(not quality.find_unexplained_ranks(graph, job)))
+    table = table.with_columns(explainable=pl.lit(not unexplained))
     order = ["critical_ns", "total_ns", "rank", "category", "name"]
     table = conform_columns(table, COLUMNS).sort(order, descending=[True, True, False, False, False])
     return table if top is None else table.head(top)
@@ -70,9 +77,9 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
 
 
 def _sum_by_name(
-    graph: Graph, slack: Int64Array, trace: Trace, rank: int, categories: Collection[str] | None = None
+    graph: Graph, slack: Int64Array, trace: Trace, rank: int, categories: Collection[str] | None
 ) -> pl.DataFrame:
-    """Return one row per category (by default all) and name. The slack of an event is that of its end."""
+    """Return one row per category (None: all) and name. The slack of an event is that of its end."""
     events = trace.events
     ends = (graph.rank == rank) & (graph.role == PointRole.END) & (graph.event >= 0)
     category, name = TextColumn(events["cat"]), TextColumn(events["name"])

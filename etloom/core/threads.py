@@ -6,8 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+import polars as pl
+
+MIN_PARALLEL_ROWS = 1_000_000
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
 
 
 def run_in_parallel(
@@ -42,6 +47,23 @@ def run_in_parallel(
     if raised:
         raise raised[0]
     return {key: results[key] for key in keys}
+
+
+def run_paired(work: Callable[[_Key], _Result], keys: Sequence[_Key], rows: int) -> dict[_Key, _Result]:
+    """Return {key: work(key)}, two at a time if each looks at this many rows and polars has two threads or more.
+
+    Below `MIN_PARALLEL_ROWS` they run one after the other: two threads would mostly wait for the interpreter.
+    """
+    if rows < MIN_PARALLEL_ROWS or pl.thread_pool_size() == 1:
+        return {key: work(key) for key in keys}
+    return run_in_parallel(work, keys, 2)
+
+
+def run_both(first: Callable[[], _First], second: Callable[[], _Second], rows: int) -> tuple[_First, _Second]:
+    """Return ``first()`` and ``second()``, at the same time if they look at many rows; see `run_paired`."""
+    tasks: tuple[Callable[[], Any], ...] = (first, second)
+    results: dict[int, Any] = run_paired(lambda place: tasks[place](), (0, 1), rows)
+    return results[0], results[1]
 
 
 class shared_property(Generic[_Result]):

@@ -11,17 +11,23 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from etloom.core.errors import AnalysisError
+from etloom.core.threads import run_both
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms, collective_edges, critical_paths, gpu_activities
 from etloom.graphs.collective_edges import AsyncRanges
 from etloom.graphs.draft import GraphDraft
-from etloom.graphs.event_arrays import EventArrays
+from etloom.graphs.event_arrays import EventArrays, Mask
 from etloom.graphs.gpu_activities import GpuActivities
 from etloom.graphs.graph import Graph, Int32Array, Int64Array
-from etloom.graphs.host_threads import HostThreads, add_host_threads, mask_idle_segments
+from etloom.graphs.host_threads import HostThreads, add_host_threads, mark_thread_events, mask_idle_segments
 from etloom.graphs.inter_thread import add_inter_thread_edges, find_rests
 from etloom.graphs.minimum_latencies import MinimumLatencies
-from etloom.graphs.stream_waits import advance_blocking_calls, find_blocking_calls, find_stream_waits
+from etloom.graphs.stream_waits import (
+    StreamWaits,
+    advance_blocking_calls,
+    find_blocking_calls,
+    find_stream_waits,
+)
 from etloom.graphs.synchronization import SynchronizationEdges
 from etloom.linker import check_linked
 from etloom.timeline.activity import explain_missing_times
@@ -172,14 +178,10 @@ def _add_rank(
     Edges within threads and GPU activities follow in `_RankParts.add_edges`. ``provided`` latencies are not measured.
     """
     events = EventArrays(trace.events)
-    activities = gpu_activities.collect_gpu_activities(trace, events)
-    submission, delay = gpu_activities.estimate_submissions(events, activities, provided)
-    blocking = find_blocking_calls(trace, events, activities)
-    earliest = submission.copy()
-    earliest[blocking] = events.start[activities.calls[blocking]]
-    stream_waits = find_stream_waits(trace, events, activities, earliest)
-    submission = advance_blocking_calls(events, activities, submission, blocking, stream_waits)
-    threads, excluded_threads = add_host_threads(draft, events, activities.calls, submission, rank)
+    (activities, submission, delay, stream_waits), (marked, excluded_threads) = run_both(
+        lambda: _collect_submissions(trace, events, provided), lambda: mark_thread_events(events), len(events)
+    )
+    threads = add_host_threads(draft, events, marked, activities.calls, submission, rank)
     gpu_activities.add_gpu_points(draft, events, activities, rank)
     waits = SynchronizationEdges(trace, events, threads, activities)
     latencies = provided
@@ -188,10 +190,12 @@ def _add_rank(
         latencies = MinimumLatencies(
             delay, launch, stream, waits.measure_sync(threads), waits.measure_entries(events, threads)
         )
-    waits.infer_queue_waits(events, threads, activities)
+    (idle, rests), _ = run_both(
+        lambda: _find_idle_segments(events, threads),
+        lambda: waits.infer_queue_waits(events, threads, activities),
+        len(events),
+    )
     launches_without_point = gpu_activities.add_stream_edges(draft, events, activities, threads, latencies)
-    idle = mask_idle_segments(events, threads)
-    rests = find_rests(threads, idle)
     handoffs = add_inter_thread_edges(draft, events, threads, idle, rests)
     participations = collective_edges.find_participations(trace, events, rank, has_peers)
     ranges = collective_edges.add_async_ranges(draft, events, threads, participations, rank)
@@ -215,3 +219,24 @@ def _add_rank(
     }
     parts = _RankParts(events.id, threads, activities, ranges, range_rests, participations)
     return parts, latencies, counts
+
+
+def _collect_submissions(
+    trace: Trace, events: EventArrays, provided: MinimumLatencies | None
+) -> tuple[GpuActivities, Int64Array, int, StreamWaits]:
+    """Return the GPU activities, the time at which the device has each of them, the delay of a call until then, and
+    what streams waited for. All times in ns."""
+    activities = gpu_activities.collect_gpu_activities(trace, events)
+    submission, delay = gpu_activities.estimate_submissions(events, activities, provided)
+    blocking = find_blocking_calls(trace, events, activities)
+    earliest = submission.copy()
+    earliest[blocking] = events.start[activities.calls[blocking]]
+    stream_waits = find_stream_waits(trace, events, activities, earliest)
+    submission = advance_blocking_calls(events, activities, submission, blocking, stream_waits)
+    return activities, submission, delay, stream_waits
+
+
+def _find_idle_segments(events: EventArrays, threads: HostThreads) -> tuple[Mask, Int64Array]:
+    """Return a mask of the thread segments that may be idle, and the points at which longer pauses end."""
+    idle = mask_idle_segments(events, threads)
+    return idle, find_rests(threads, idle)

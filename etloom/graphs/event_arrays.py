@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from etloom import _native
 from etloom.core import arrays, categories
+from etloom.core.threads import shared_property
 from etloom.graphs.graph import Int32Array, Int64Array
 
 Mask = NDArray[np.bool_]
@@ -87,6 +87,7 @@ class EventArrays:
 
     def __init__(self, table: pl.DataFrame) -> None:
         self.table = table
+        self.locks: dict[Any, Any] = {}
         # Views of the table if it has no nulls.
         self.id: Int32Array = table["id"].to_numpy().view(np.int32)
         self.start: Int64Array = arrays.to_array(table["ts"], 0)
@@ -99,17 +100,17 @@ class EventArrays:
     def __len__(self) -> int:
         return len(self.id)
 
-    @cached_property
+    @shared_property
     def cats(self) -> TextColumn:
         """The category of each event."""
         return TextColumn(self.table["cat"])
 
-    @cached_property
+    @shared_property
     def names(self) -> TextColumn:
         """The name of each event."""
         return TextColumn(self.table["name"])
 
-    @cached_property
+    @shared_property
     def threads(self) -> Int32Array:
         """The integer code of the thread of each event."""
         tid = arrays.to_array(self.table["tid"], np.iinfo(np.int64).max)
@@ -118,12 +119,12 @@ class EventArrays:
         )
         return threads
 
-    @cached_property
+    @shared_property
     def parent(self) -> Int32Array:
         """The row of the enclosing event, -1 for none."""
         return self.rows(self.table["parent"])
 
-    @cached_property
+    @shared_property
     def host(self) -> Mask:
         """Mask of the host events that have a start and a duration."""
         return self.cats.is_in(categories.HOST_CATEGORIES) & self.timed

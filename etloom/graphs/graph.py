@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etloom import _native
+from etloom.core.threads import run_paired
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
@@ -242,7 +243,9 @@ def assemble_graph(
             chunk names. An edge of kind `NO_EDGE` does not exist.
     """
     number = _native.number_points(points["time"], edges["source"], edges["target"], edges["kind"], is_chain)
-    columns = {name: _reorder_column(points[name], number) for name in ("time", "event", "role", "rank")}
+    columns = run_paired(
+        lambda name: _reorder_column(points[name], number), ("time", "event", "role", "rank"), len(number)
+    )
     first, source, min_latency, kind, owner, dropped_kinds = _native.order_edges(
         number,
         columns["time"],

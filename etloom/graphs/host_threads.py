@@ -60,17 +60,11 @@ class HostThreads:
         draft.add_edges(EdgeKind.WAIT, point - 1, point, min_latency, owners[places])
 
 
-def add_host_threads(
-    draft: GraphDraft, events: EventArrays, calls: Int32Array, submission: Int64Array, rank: int
-) -> tuple[HostThreads, int]:
-    """Add the points of a rank's host threads to the draft; return them and the number of threads left out.
+def mark_thread_events(events: EventArrays) -> tuple[Mask, int]:
+    """Return a mask of the events that threads of the graph execute, and the number of threads left out.
 
     Left out are threads that only poll, only run Python, or only execute asynchronous ranges: the work in such a range
     belongs to it.
-
-    Args:
-        calls: rows of launch calls, ascending.
-        submission: per call, the time at which the device has its work, ns.
     """
     thread = events.threads
     on_stack = events.host & (events.depth >= 0)
@@ -85,12 +79,29 @@ def add_host_threads(
     excluded = int((codes_of(on_stack, thread.view(np.uint32), threads) > working).sum())
     if excluded:
         on_stack &= look_up_mask(working, thread)
+    return on_stack, excluded
 
+
+def add_host_threads(
+    draft: GraphDraft,
+    events: EventArrays,
+    marked: Mask,
+    calls: Int32Array,
+    submission: Int64Array,
+    rank: int,
+) -> HostThreads:
+    """Add the points of a rank's host threads to the draft, and return them.
+
+    Args:
+        marked: the result of `mark_thread_events`.
+        calls: rows of launch calls, ascending.
+        submission: per call, the time at which the device has its work, ns.
+    """
     row, role, time, owner, start, end, submit = tour(
-        on_stack, thread, events.start, events.end, events.depth, events.parent, calls, submission
+        marked, events.threads, events.start, events.end, events.depth, events.parent, calls, submission
     )
     base = draft.add_point_block(time, ids_of_rows(row, events.id), role, rank)
-    return HostThreads(base, time, row, owner, start, end, submit), excluded
+    return HostThreads(base, time, row, owner, start, end, submit)
 
 
 def _mask_inside_ranges(events: EventArrays, thread: Int32Array) -> Mask:

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 import etloom
 from etloom.analyses import findings
-from etloom.analyses.findings import rank_view
 from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part, compute_cost, sum_findings
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.rank_view import RankView
 from etloom.cli.findings_text import format_findings, is_findings_table
-from etloom.core import registry
+from etloom.core import registry, threads
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Job, Trace
 from etloom.reports.finding_text import PERCENT_BASES
@@ -699,8 +698,11 @@ def test_the_sum_of_findings_lists_each_place_once() -> None:
     assert parts[-1] == Part("8 more", 49 + 48 + 47 + 46 + 10, 12, more=8)
 
 
+@pytest.mark.parametrize("analysis", ["findings", "critical-path", "slack", "graph-quality"])
 @pytest.mark.parametrize("run", ["nccl_ddp", "dlrm"])
-def test_two_patterns_at_a_time_find_the_same(data: Path, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
-    one_by_one = etloom.analyze(etloom.open(data / run), "findings")
-    monkeypatch.setattr(rank_view, "MIN_PARALLEL_EVENTS", 0)
-    assert etloom.analyze(etloom.open(data / run), "findings").equals(one_by_one)
+def test_two_threads_give_the_same_answer_as_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch, run: str, analysis: str
+) -> None:
+    by_one = etloom.analyze(etloom.open(data / run), analysis)
+    monkeypatch.setattr(threads, "MIN_PARALLEL_ROWS", 0)
+    assert etloom.analyze(etloom.open(data / run), analysis).equals(by_one)

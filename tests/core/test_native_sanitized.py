@@ -13,7 +13,7 @@ import pytest
 
 from support.paths import ROOT
 
-SOURCES = ("codes", "contraction", "graph", "nesting", "order", "quality", "tour")
+SOURCES = ("codes", "contraction", "graph", "nesting", "order", "parse/worker", "quality", "tour")
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
 SANITIZED = ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
 ASKED = """

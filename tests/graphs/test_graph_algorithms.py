@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etloom import _native
 from etloom.graphs import algorithms
 from etloom.graphs.graph import EdgeKind, Graph, PointRole, assemble_graph
 from support.examples import examples
@@ -310,3 +311,38 @@ def test_places_of_edges_that_are_not_there_are_refused(first: list[int]) -> Non
     none, ticks = np.zeros(0, np.int32), np.zeros(0, np.int64)
     with pytest.raises(ValueError, match="the edges do not fit the points"):
         algorithms._native.residual(np.array(first, np.int32), none, np.zeros(3, np.int64), ticks)
+
+
+@pytest.mark.parametrize("names_no_point", [False, True])
+def test_two_threads_order_many_edges_by_target(names_no_point: bool) -> None:
+    """Two threads share the edges from 2^18 on; in each point they are in the order in which they were added."""
+    draw, points, count = np.random.default_rng(7), 50_000, 300_000
+    times = draw.permutation(points).astype(np.int64)
+    source, target = draw.integers(0, points, (2, count)).astype(np.int32)
+    columns = {
+        "source": source,
+        "target": target,
+        "min_latency": draw.integers(-5, 50, count),
+        "kind": draw.integers(0, 15, count).astype(np.uint8),
+        "owner": np.arange(count, dtype=np.int32),
+    }
+    number = _native.number_points([times], [source], [target], [columns["kind"]], [False])
+    assert number.tolist() == times.tolist(), "the times are 0, 1, ..., so they are the numbers"
+    if names_no_point:
+        target[count // 2] = points
+        with pytest.raises(ValueError, match="an edge names a point that is not there"):
+            _native.order_edges(number, np.sort(times), *([values] for values in columns.values()), [False])
+        with pytest.raises(ValueError, match="an edge names a point that is not there"):
+            _native.number_points([times], [source], [target], [columns["kind"]], [False])
+        return
+    first, from_, floor, kind, owner, dropped = _native.order_edges(
+        number, np.sort(times), *([values] for values in columns.values()), [False]
+    )
+    u, v = times[source], times[target]
+    kept = np.flatnonzero(u < v)
+    kept = kept[np.argsort(v[kept], kind="stable")]
+    assert owner.tolist() == kept.tolist()
+    assert from_.tolist() == u[kept].tolist() and kind.tolist() == columns["kind"][kept].tolist()
+    assert floor.tolist() == np.clip(columns["min_latency"][kept], 0, (v - u)[kept]).tolist()
+    assert np.diff(first).tolist() == np.bincount(v[kept], minlength=points).tolist()
+    assert sorted(dropped) == sorted(columns["kind"][u >= v])

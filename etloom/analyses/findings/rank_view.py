@@ -19,7 +19,7 @@ from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.iterations import find_iterations
 from etloom.core.nesting import find_innermost
 from etloom.core.text_codes import CodedColumn
-from etloom.core.threads import run_in_parallel, shared_property
+from etloom.core.threads import run_paired, shared_property
 from etloom.core.trace import Trace
 from etloom.timeline.activity import (
     Activity,
@@ -33,8 +33,6 @@ from etloom.timeline.activity import (
 if TYPE_CHECKING:
     from etloom.analyses.findings.finding import Finding
 
-MIN_PARALLEL_EVENTS = 1_000_000
-"""Of ranks with fewer events, whose queries are short, two threads would mostly wait for the interpreter."""
 _MODULE = r"^nn\.Module: (.*)$"
 _FRAME = r"^.*\(\d+\): "
 _LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
@@ -112,9 +110,7 @@ class RankView:
 
     def map_patterns(self, function: Callable[[str], _Result], names: Sequence[str]) -> dict[str, _Result]:
         """Return {name: function(name)}; two patterns run at a time if the rank is large."""
-        if self.trace.rows("events") < MIN_PARALLEL_EVENTS or pl.thread_pool_size() == 1:
-            return {name: function(name) for name in names}
-        return run_in_parallel(function, names, 2)
+        return run_paired(function, names, self.trace.rows("events"))
 
     def find(self, pattern: str) -> Sequence[Finding]:
         """Return the findings of a pattern that examines one rank at a time."""
