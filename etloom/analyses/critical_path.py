@@ -37,8 +37,8 @@ import polars as pl
 from etloom.analyses.helpers import check_step, check_top, conform_columns
 from etloom.analyses.helpers.dependency_graph import build_dependencies, warn_if_unexplained
 from etloom.core.errors import AnalysisError, UnknownName
+from etloom.core.machine import run_both
 from etloom.core.text import unknown_rank_error
-from etloom.core.threads import run_both
 from etloom.core.trace import Job
 from etloom.graphs import critical_paths, quality
 from etloom.graphs.graph import Graph

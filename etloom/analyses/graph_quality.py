@@ -27,7 +27,7 @@ import polars as pl
 
 from etloom.analyses.helpers import conform_columns
 from etloom.analyses.helpers.dependency_graph import build_dependencies
-from etloom.core.threads import run_both
+from etloom.core.machine import run_both
 from etloom.core.trace import Job
 from etloom.graphs import quality
 from etloom.graphs.graph import EdgeKind, Graph

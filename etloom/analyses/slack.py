@@ -26,7 +26,7 @@ from etloom.analyses.helpers import check_top, conform_columns
 from etloom.analyses.helpers.dependency_graph import build_dependencies, warn_if_unexplained
 from etloom.core import arrays, categories
 from etloom.core.errors import UnknownName
-from etloom.core.threads import run_both
+from etloom.core.machine import run_both
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms, quality
 from etloom.graphs.event_arrays import TextColumn, rows_of_ids

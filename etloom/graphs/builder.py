@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from etloom.core.errors import AnalysisError
-from etloom.core.threads import run_both
+from etloom.core.machine import run_both
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms, collective_edges, critical_paths, gpu_activities
 from etloom.graphs.collective_edges import AsyncRanges

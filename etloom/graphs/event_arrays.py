@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from etloom import _native
 from etloom.core import arrays, categories
-from etloom.core.threads import shared_property
+from etloom.core.machine import shared_property
 from etloom.graphs.graph import Int32Array, Int64Array
 
 Mask = NDArray[np.bool_]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etloom import _native
-from etloom.core.threads import run_paired
+from etloom.core.machine import run_paired
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]

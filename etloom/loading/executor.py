@@ -11,9 +11,9 @@ from typing import Any
 
 from etloom import formats, linker
 from etloom.core.errors import EtloomError, ReadError
+from etloom.core.machine import run_in_parallel
 from etloom.core.names import list_user_files
 from etloom.core.schema import Stat
-from etloom.core.threads import run_in_parallel
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
 from etloom.core.version import compute_code_digest

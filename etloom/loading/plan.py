@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etloom import formats
-from etloom.core.memory import available_memory
+from etloom.core.machine import available_memory
 from etloom.formats.parquet.store_layout import is_store, is_stored_run
 from etloom.loading.file_reading import Progress, estimate_text_bytes, is_large
 

@@ -19,7 +19,7 @@ from etloom.analyses.findings.finding import MAX_PLACES, Finding, Part, compute_
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.rank_view import RankView
 from etloom.cli.findings_text import format_findings, is_findings_table
-from etloom.core import registry, threads
+from etloom.core import machine, registry
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Job, Trace
 from etloom.reports.finding_text import PERCENT_BASES
@@ -704,5 +704,5 @@ def test_two_threads_give_the_same_answer_as_one(
     data: Path, monkeypatch: pytest.MonkeyPatch, run: str, analysis: str
 ) -> None:
     by_one = etloom.analyze(etloom.open(data / run), analysis)
-    monkeypatch.setattr(threads, "MIN_PARALLEL_ROWS", 0)
+    monkeypatch.setattr(machine, "MIN_PARALLEL_ROWS", 0)
     assert etloom.analyze(etloom.open(data / run), analysis).equals(by_one)

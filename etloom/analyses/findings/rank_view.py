@@ -17,9 +17,9 @@ from etloom.core import arrays, categories, nesting, registry
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.iterations import find_iterations
+from etloom.core.machine import run_paired, shared_property
 from etloom.core.nesting import find_innermost
 from etloom.core.text_codes import CodedColumn
-from etloom.core.threads import run_paired, shared_property
 from etloom.core.trace import Trace
 from etloom.timeline.activity import (
     Activity,

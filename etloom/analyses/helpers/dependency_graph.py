@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.core.errors import AnalysisError
-from etloom.core.memory import available_memory
+from etloom.core.machine import available_memory
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, build_graph, check_timed
 

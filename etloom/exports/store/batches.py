@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etloom.core.errors import EtloomError
+from etloom.core.machine import run_in_parallel
 from etloom.core.names import add_names, list_user_paths
-from etloom.core.threads import run_in_parallel
 from etloom.core.trace import Trace
 from etloom.exports.store.summaries import summarize_ranks
 from etloom.formats.parquet import sniff_folder

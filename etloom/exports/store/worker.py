@@ -7,7 +7,7 @@ import signal
 import sys
 from functools import partial
 
-from etloom.core.query_threads import run_in_query_thread
+from etloom.core.machine import run_in_query_thread
 from etloom.exports.store.batches import prepare_batch
 
 if __name__ == "__main__":

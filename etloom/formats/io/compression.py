@@ -14,7 +14,7 @@ import zstandard
 from isal import igzip_lib
 
 from etloom.core.errors import LimitError, ReadError
-from etloom.core.memory import available_memory
+from etloom.core.machine import available_memory
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 BOMB_RATIO = 200

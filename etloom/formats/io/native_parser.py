@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import LimitError, ReadError
-from etloom.core.memory import available_memory
+from etloom.core.machine import available_memory
 from etloom.core.schema import Stat
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks, read_limit
 from etloom.formats.io.json_text import load_json

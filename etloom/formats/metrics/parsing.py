@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import LimitError, ReadError
-from etloom.core.memory import available_memory
+from etloom.core.machine import available_memory
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.text import NS_PER_UNIT

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from etloom.core.errors import EtloomError
-from etloom.core.memory import available_memory
+from etloom.core.machine import available_memory
 from etloom.replayer.comms.distributed_calls import tensor_element_counts, torch_dtype
 from etloom.replayer.launch_environment import ranks_on_host
 from etloom.replayer.plan import Call

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from etloom.core.memory import available_memory
+from etloom.core.machine import available_memory
 from etloom.replayer.compute.program import Program
 from etloom.replayer.compute.program_steps import tensor_views
 from etloom.replayer.launch_environment import ranks_on_host

@@ -1,9 +1,13 @@
-"""Threads that share work: several tasks at once, and properties that several threads may read."""
+"""The machine: its free memory, tasks in threads, and properties that several threads may read."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import polars as pl
@@ -13,6 +17,14 @@ _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 _First = TypeVar("_First")
 _Second = TypeVar("_Second")
+
+
+def available_memory() -> int:
+    """Return the bytes that can be used without swapping; half of the physical memory if that is unknown."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
+            return int(match[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def run_in_parallel(
@@ -86,3 +98,28 @@ class shared_property(Generic[_Result]):
                 owner.__dict__[self._name] = self._function(owner)
         result: _Result = owner.__dict__[self._name]
         return result
+
+
+def run_in_query_thread(function: Callable[[], _Result]) -> _Result:
+    """Return ``function()``, run in a thread of polars' pool.
+
+    Queries of any other thread are handed to the pool and their results back, which takes as long as a query of a small
+    table, and many times longer if other programs use the processors. The function must not wait for other threads that
+    run queries: the pool may have a single thread.
+    """
+    results: list[_Result] = []
+    raised: list[BaseException] = []
+
+    def run(column: pl.Series) -> pl.Series:
+        try:
+            results.append(function())
+        except BaseException as error:  # raised again below, as it is
+            raised.append(error)
+        return column
+
+    # Two expressions, because a single one is evaluated in the thread of the caller.
+    rows = pl.DataFrame({"of_function": [0], "other": [0]})
+    rows.select(pl.col("of_function").map_batches(run, return_dtype=pl.Int64), pl.col("other") + 1)
+    if raised:
+        raise raised[0]
+    return results[0]

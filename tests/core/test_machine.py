@@ -6,9 +6,10 @@ import threading
 import time
 from typing import Any
 
+import polars as pl
 import pytest
 
-from etloom.core.threads import run_in_parallel, shared_property
+from etloom.core.machine import run_in_parallel, run_in_query_thread, shared_property
 
 
 @pytest.mark.parametrize("threads", [1, 2, 9])
@@ -61,3 +62,22 @@ def test_a_property_is_computed_once_for_all_threads() -> None:
     assert sorted(shared.computed) == ["inner", "outer"]
     assert Shared.inner.__doc__ == "An inner value."
     assert Shared().inner == 20
+
+
+def test_a_function_runs_in_a_thread_of_the_pool_and_its_queries_too() -> None:
+    def sum_there() -> tuple[int, int]:
+        return threading.get_ident(), pl.DataFrame({"a": [1, 2]}).group_by("a").len()["len"].sum()
+
+    thread, total = run_in_query_thread(sum_there)
+    assert total == 2
+    assert thread != threading.get_ident()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
+def test_its_exception_is_raised_as_it_is(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        run_in_query_thread(fail)
+    assert raised.value is error
