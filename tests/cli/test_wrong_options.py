@@ -43,7 +43,7 @@ GRAMMAR = {
     "step_by": ("nonsense", "expected optimizer, profiler or a duration"),
     "step_name": ("(", "invalid regular expression"),
     "steps": ("zz", "FIRST:LAST"),
-    "straggler": ("nonsense", "expected none, got"),
+    "straggler": ("nonsense", "expected the word none, got"),
     "time": ("nonsense", "write START:END"),
     "to": ("nonsense", "expected one of "),
     "sources": ("nonsense", "kineto, et"),

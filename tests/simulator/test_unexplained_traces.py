@@ -60,7 +60,7 @@ NOTHING: dict[str, tuple[Events, str]] = {
     "no durations": ([host("aten::mm", 5, None)], "contains no timed operators and no GPU activity"),
     "no time": (
         [host("aten::mm", 0, 0), host("aten::add", 0, 0)],
-        "all events of the run are at one instant",
+        "all events of the run begin and end at the same time",
     ),
     "Python only": (
         [host("f.py(1): f", 0, 9, "python_function")],
