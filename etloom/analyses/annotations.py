@@ -79,7 +79,7 @@ def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) 
 
 
 def _on_host(trace: Trace) -> pl.DataFrame:
-    """Return name, ts, dur (ns) and step of each user annotation on the host."""
+    """Return a table of the user annotations on the host: name, ts, dur (ns) and step of each."""
     return _ranges(trace, pl.col("cat").is_in(list(categories.ANNOTATION_CATEGORIES)))
 
 
@@ -89,7 +89,7 @@ def _ranges(trace: Trace, condition: pl.Expr) -> pl.DataFrame:
 
 
 def _on_device(trace: Trace) -> pl.DataFrame:
-    """Return name, ts, dur (ns) and step of the GPU activities launched directly in each annotation, per stream."""
+    """Return name, ts, dur (ns) and step of the GPU activity launched directly in each annotation, per stream."""
     events = trace.events
     work = select_launched_events(trace, "launch", "device", "stream", "ts", "end").drop_nulls("launch")
     is_annotation = (

@@ -171,5 +171,5 @@ def _add_bandwidth(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pair_or_recorded() -> pl.Expr:
-    """Return the number of ranks that certainly took part in a communication."""
+    """Return the number of ranks that certainly took part in a communication: 2 of a message, else those recorded."""
     return pl.when(pl.col("collective") == "message").then(2).when(pl.col("recorded") > 1).then("recorded")

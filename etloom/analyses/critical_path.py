@@ -140,7 +140,8 @@ def _sum_groups(path: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:
-    """Return the point at which the path ends and the time at which it starts (None: the start of the graph)."""
+    """Return the graph point at which the critical path ends, and the time (ns) at which it starts (None: the graph's
+    start)."""
     if step is None:
         return critical_paths.find_last_point(graph, rank), None
     ends = []

@@ -119,7 +119,7 @@ def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return operator and top_operator of each range, in time order; raise AnalysisError if the order is ambiguous."""
+    """Return the innermost and outermost operator of each range of counters, by time; AnalysisError if ambiguous."""
     events, launches = trace.events, match_launches(trace, ranges)
     is_operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = rows_of_ids(events, events["parent"])

@@ -121,7 +121,7 @@ def _filter_step_nodes(trace: Trace, calls: pl.DataFrame, step: int | None) -> p
 
 
 def _describe_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:
-    """Return shapes, types, values of these events: Kineto's, else those of the linked node, else null."""
+    """Return shapes, types and values of the arguments of events: Kineto's, else the linked node's, else null."""
     columns = ("shapes", "types", "values")
     arguments = trace.arguments.select("event", shapes="dims", types="types", values="concrete_inputs")
     recorded = take_rows(arguments.drop("event"), rows_of_ids(arguments.rename({"event": "id"}), ids))

@@ -114,7 +114,7 @@ def link(
     if (source.path is None) == (source.host is None and source.device is None):
         raise click.UsageError("expected either a folder, or --host and --device")
     if out is None:
-        raise click.UsageError("missing where to save: --out")
+        raise click.UsageError("missing the path to save to: --out PATH")
     import etloom
     from etloom.cli.output import Format, write_table
     from etloom.core import registry

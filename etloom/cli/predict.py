@@ -142,7 +142,7 @@ def _print_prediction(
 
 
 def _parse_target(target: TargetOptions) -> dict[str, Any]:
-    """Check the options and return those that are set, as arguments of `etloom.predict`."""
+    """Check the options of `etloom predict` and return those that the user set, as arguments of `etloom.predict`."""
     from etloom.analyses.flops.peaks import lookup_peaks
     from etloom.simulator.network import parse_target
     from etloom.simulator.resizing import parse_parallel

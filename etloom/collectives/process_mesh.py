@@ -38,7 +38,7 @@ class ProcessMesh:
         return position
 
     def rank_at(self, position: dict[str, int]) -> int:
-        """Return the rank at these indices along the axes of the mesh."""
+        """Return the rank at a position of the mesh, which is an index along each axis."""
         rank = 0
         for axis in reversed(self.sizes):
             rank = rank * self.sizes[axis] + position[axis]

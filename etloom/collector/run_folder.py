@@ -179,7 +179,7 @@ def add_complete_steps(out: Path, steps: dict[int, list[int]]) -> None:
 
 
 def _update_rank_records(out: Path, records: list[dict[str, Any]]) -> None:
-    """Rewrite the records rank_<r>.json of these ranks, and update run.json and the workload card accordingly."""
+    """Rewrite the files rank_<r>.json of ranks, and update run.json and the workload card accordingly."""
     if not records:  # of a killed job
         return
     run = read_run(out)

@@ -33,7 +33,9 @@ def convert(source: str | PathLike[str], target: str | PathLike[str]) -> None:
     trace = formats.read(source)
     if isinstance(trace, Job):
         raise EtloomError(
-            f"holds {len(trace)} ranks", where=source, remedy="etloom export writes one file per rank"
+            f"contains {len(trace)} ranks; the converter writes one",
+            where=source,
+            remedy="use etloom export, which writes one file per rank",
         )
     linked = _link_etplus(trace) if "etplus" in trace.meta.get("formats", ()) else link(trace)
     rank = linked.rank or 0

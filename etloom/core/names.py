@@ -82,7 +82,8 @@ def list_user_paths() -> tuple[Path, ...]:
 
 @cache
 def list_names(section: str) -> tuple[Row, ...]:
-    """Return the compiled rows of a section of names: first those of added files, then entry points, then etloom's."""
+    """Return the rules of a section of names as compiled rows: first of added files, then of entry points, then
+    etloom's."""
     tables = [*(rows for _, rows in _user_files.values()), *_load_entry_points()]
     rows = [row for table in tables for row in table.get(section, ())]
     return (*rows, *[{**row, "pattern": re.compile(row["pattern"])} for row in KNOWN_NAMES[section]])

@@ -73,7 +73,7 @@ class StoredRun(Protocol):
         """Return a table of all ranks, ``rank`` first, as a lazy query; stats without rows about the whole run."""
 
     def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
-        """Return the stored result of an analysis with these options; None if it was not stored."""
+        """Return the stored result of an analysis with the options ``options``; None if it was not stored."""
 
     def facts(self) -> dict[str, Any] | None:
         """Return the stored facts of the run (``etloom info``); None if they were not stored."""
@@ -421,7 +421,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
         return self.compute_once(_list_rank_facts)
 
     def replace(self, meta: Mapping[str, Any]) -> Job:
-        """Return a Job of the same traces with these entries of meta replaced."""
+        """Return a Job of the same traces in which entries of meta are replaced."""
         return Job(self._traces, {**self._meta, **meta}, self._run_stats, self._stored)
 
     def with_stats(self, rows: Sequence[Stat]) -> Job:

@@ -46,7 +46,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
 
 
 def find_converter(source: Path, reader: str | None) -> Callable[..., Any] | None:
-    """Return a function (target, progress) that converts a .et file to JSON in bounded memory, or None.
+    """Return a function (target, progress) that converts a Chakra .et file to JSON in bounded memory.
 
     None for files of other formats.
     """

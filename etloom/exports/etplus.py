@@ -82,7 +82,7 @@ def _format_nodes(trace: Trace) -> Iterator[np.ndarray | pl.Series]:
 
 
 def _number_device_nodes(trace: Trace) -> pl.DataFrame:
-    """Return the GPU events by time, with node ids and the columns of `device_nodes.format_device_nodes`.
+    """Return the GPU events by time, with new ET+ node ids and the columns that `format_device_nodes` requires.
 
     The node above is that of the operator around the launch, or of the nearest linked event around that; null if there
     is none. Events of other iterations than the execution trace covers are left out (`etloom.linker.quality`).
@@ -102,7 +102,7 @@ def _number_device_nodes(trace: Trace) -> pl.DataFrame:
 
 
 def _format_times(trace: Trace) -> pl.DataFrame:
-    """Format times and inter-thread dependency of each linked node as JSON members; columns node, times."""
+    """Format the times and inter-thread dependency of each linked node as JSON; return columns ``node``, ``times``."""
     base = int(trace.meta.get("base_ns") or 0)
     events = trace.events.select("id", pl.col("ts") - base, pl.col("dur").fill_null(0)).with_columns(
         nesting.compute_exclusive_time(trace.events, operators_only=True).fill_null(0).alias("exclusive")
@@ -121,7 +121,7 @@ def _format_times(trace: Trace) -> pl.DataFrame:
 
 
 def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
-    """Return the nodes that depend on an operator of another thread; columns node, followed (its id)."""
+    """Return nodes that continue the work of another thread: columns ``node``, ``followed`` (id of the node before)."""
     nodes = trace.links.select("event", "node")
     return (
         trace.thread_dependencies.filter(pl.col("kind") == "thread")
@@ -134,7 +134,7 @@ def _find_thread_dependencies(trace: Trace) -> pl.DataFrame:
 
 
 def _format_sync_dependencies(trace: Trace, device: pl.DataFrame) -> pl.DataFrame:
-    """Format the device nodes that calls within each node waited for as JSON; columns node, waited."""
+    """Format as JSON the device nodes that calls within each node waited for; return columns ``node``, ``waited``."""
     waits = trace.sync_dependencies.select("event", "on").join(
         device.select(event="id"), on="event", how="anti"
     )

@@ -53,7 +53,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", 
 
 
 def _format_stacks(trace: Trace, prefix: str, time: str, joined: bool) -> Iterator[bytes]:
-    """Yield a line per call with exclusive time: ``prefix``, thread, callers, call, and the time in ns."""
+    """Yield a line per call that has exclusive time: ``prefix``, thread, callers, function name, and the time in ns."""
     check_linked(trace)
     tree = build_call_tree(trace, joined=joined, kernels=time == "device")
     names = {(pid, tid): name for pid, tid, name in trace.threads.select("pid", "tid", "name").iter_rows()}

@@ -1,4 +1,4 @@
-"""Algorithms on dependency graphs: times after changes of lags, longest path, slack, and reachability.
+"""Algorithms on dependency graphs: point times after changes of edge lags, longest path, slack, and reachability.
 
 Each is one sweep over the points, which are numbered so that every edge goes forward.
 """
@@ -60,7 +60,7 @@ def find_longest_path(
 
 
 def _default_lags(graph: Graph, time: Int64Array | None) -> Int64Array:
-    """Return the lags of all edges for path and slack searches; minimum latencies if ``time`` is None (as recorded)."""
+    """Return the edge lags for path and slack searches; minimum latencies if ``time`` is None (recorded times)."""
     return graph.min_latency if time is None else graph.lag
 
 
@@ -70,7 +70,7 @@ def compute_slack(
     time: Int64Array | None = None,
     lag: Int64Array | None = None,
 ) -> Int64Array:
-    """Return the slack of each point, int64 ns: how much later it could be without increasing the makespan.
+    """Return the slack of each point, int64 ns: how much later the point could be without increasing the makespan.
 
     Args:
         ends: points that must not come later (default: no point may come after the last one).
@@ -91,7 +91,7 @@ def compute_slack(
 
 
 def mark_reachable(graph: Graph, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
-    """Return a mask of the points and all their successors in the graph (backward: all their predecessors)."""
+    """Return a mask of ``points`` and all points reachable from them along edges (``backward``: against edges)."""
     reachable = np.zeros(len(graph), np.uint8)
     reachable[np.asarray(points)] = 1
     _native.reach(graph.first, graph.source, reachable, backward)

@@ -71,11 +71,11 @@ class DependencyGraph:
         return algorithms.compute_makespan(self.graph, time)
 
     def compute_times(self, lag: Int64Array | None = None, start: Int64Array | None = None) -> Int64Array:
-        """Return the time of each point, ns, after a change of lags or start times; see `algorithms.compute_times`."""
+        """Return the time of each point, ns, after changes of edge lags or starts; see `algorithms.compute_times`."""
         return algorithms.compute_times(self.graph, lag, start)
 
     def slack(self, ends: ArrayLike | None = None) -> Int64Array:
-        """Return the slack of each point, int64 ns: how much later it could be without increasing the makespan.
+        """Return the slack of each point, int64 ns: how much later the point could be without increasing the makespan.
 
         Args:
             ends: points that must not come later; default: no point may come after the last one.
@@ -83,7 +83,7 @@ class DependencyGraph:
         return algorithms.compute_slack(self.graph, ends)
 
     def reachable(self, points: ArrayLike, *, backward: bool = False) -> NDArray[np.bool_]:
-        """Return a mask of the points and all their successors in the graph (backward: all their predecessors)."""
+        """Return a mask of ``points`` and all points reachable from them along edges (``backward``: against edges)."""
         return algorithms.mark_reachable(self.graph, points, backward=backward)
 
 
@@ -134,7 +134,7 @@ def check_timed(dependencies: DependencyGraph, job: Job) -> None:
 
 
 class _RankParts(NamedTuple):
-    """The threads, GPU activities and ranges of a rank, whose edges are added to the graph last.
+    """A rank's host threads, GPU activities and asynchronous ranges, whose edges are added to the graph last.
 
     Other ranks may still change them before.
     """
@@ -147,7 +147,7 @@ class _RankParts(NamedTuple):
     participations: pl.DataFrame | None
 
     def add_edges(self, draft: GraphDraft) -> None:
-        """Add the edges within threads, GPU activities and asynchronous ranges to the draft of the graph."""
+        """Add the edges along host threads, and from start to end of GPU activities and ranges, to the graph draft."""
         self.threads.add_edges(draft, self.ids)
         self.activities.add_edges(draft, self.ids)
         self.ranges.add_edges(draft)
@@ -156,7 +156,7 @@ class _RankParts(NamedTuple):
 def _add_collectives(
     draft: GraphDraft, drafted: Mapping[int, _RankParts], counts: Mapping[int, dict[str, int]]
 ) -> None:
-    """Add edges between ranks for communications that match, and count matched and unmatched ones by rank."""
+    """Add edges between ranks for matching communications; count matched and local communications of each rank."""
     participations = pl.concat(
         parts.participations for parts in drafted.values() if parts.participations is not None
     )
@@ -224,8 +224,8 @@ def _add_rank(
 def _collect_submissions(
     trace: Trace, events: EventArrays, provided: MinimumLatencies | None
 ) -> tuple[GpuActivities, Int64Array, int, StreamWaits]:
-    """Return the GPU activities, the time at which the device has each of them, the delay of a call until then, and
-    what streams waited for. All times in ns."""
+    """Return a rank's GPU activities, the time at which each launch call submitted its work, the assumed delay from
+    submission to start, and the waits between streams. All times in ns."""
     activities = gpu_activities.collect_gpu_activities(trace, events)
     submission, delay = gpu_activities.estimate_submissions(events, activities, provided)
     blocking = find_blocking_calls(trace, events, activities)
@@ -237,6 +237,6 @@ def _collect_submissions(
 
 
 def _find_idle_segments(events: EventArrays, threads: HostThreads) -> tuple[Mask, Int64Array]:
-    """Return a mask of the thread segments that may be idle, and the points at which longer pauses end."""
+    """Return a mask of possibly idle thread segments, and the points at which pauses longer than `MIN_REST_NS` end."""
     idle = mask_idle_segments(events, threads)
     return idle, find_rests(threads, idle)

@@ -1,4 +1,4 @@
-"""Edges of collectives between ranks: every rank arrives, then the transfer takes place.
+"""Add edges between ranks for collectives: every rank arrives, then the data is transferred.
 
 `etloom.collectives` matches the participations. A collective instance is accepted if the last participation that others
 wait for starts before the first one that waits for it ends; other participations stay local to their rank.
@@ -50,9 +50,9 @@ class AsyncRanges:
 
 
 def find_participations(trace: Trace, events: EventArrays, rank: int, has_peers: bool) -> pl.DataFrame | None:
-    """List the communications of a rank; None if the graph does not need them.
+    """Return a table of the communications in which a rank takes part; None if the graph does not need them.
 
-    It does if the job has several ranks, or the rank has asynchronous ranges.
+    The graph needs them if the job has several ranks, or the rank has asynchronous ranges.
     """
     is_needed = has_peers or _is_async(events).any()
     return trace.compute_once(collectives.list_participations, rank) if is_needed else None
@@ -78,7 +78,7 @@ def add_async_ranges(
     participations: pl.DataFrame | None,
     rank: int,
 ) -> AsyncRanges:
-    """Add the asynchronous ranges of a rank (they end on another thread) to the draft of the graph.
+    """Add a rank's asynchronous ranges (they begin on one thread and end on another) to the draft of the graph.
 
     Each begins with the operator that issued it or, if that is unknown, with the event that was open on its thread.
     """
@@ -105,7 +105,7 @@ def add_async_ranges(
 def add_range_waits(
     draft: GraphDraft, events: EventArrays, threads: HostThreads, rests: Int64Array, ranges: AsyncRanges
 ) -> pl.DataFrame:
-    """Add an edge to each pause of a host thread in which asynchronous ranges end, from the last of these ranges.
+    """Add an edge from the last asynchronous range that ends during a host thread's pause to the end of that pause.
 
     Returns:
         point: of the thread, at which the rest ends; before, range, after: the names of the events around the rest and
@@ -131,7 +131,7 @@ def add_range_waits(
 
 
 def mark_range_waits(rests: Sequence[tuple[HostThreads, pl.DataFrame]]) -> None:
-    """Mark as waits the pauses of threads (rests) that lasted until an asynchronous range ended, on all ranks.
+    """Mark the thread pauses on all ranks that lasted until an asynchronous range ended as waits for that range.
 
     A rest that lasts much longer than the range did not wait for it (a Python sleep, a loop without operators): it
     keeps its time, and must only not end before the range does. Single rests may mislead, since a thread may continue
@@ -152,7 +152,7 @@ def mark_range_waits(rests: Sequence[tuple[HostThreads, pl.DataFrame]]) -> None:
 def locate_participations(
     participations: pl.DataFrame, events: EventArrays, activities: GpuActivities, ranges: AsyncRanges
 ) -> pl.DataFrame:
-    """Return the communications of a rank that have points in the graph.
+    """Return the communications of a rank that have points in the graph, with these points and their times.
 
     Adds the points ``begin`` and ``finish``, their times ``start`` and ``end``, and ``place``: the index in the
     ``min_latency`` of the activities or the ranges.
@@ -219,9 +219,9 @@ def add_collective_edges(
 
 
 def _check_instances(participations: pl.DataFrame) -> pl.DataFrame:
-    """Add to communications whether they send or receive, the last arrival (ns), and if their times are consistent.
+    """Add ``sends``, ``receives``, ``arrival`` (of the last rank, ns) and ``accepted`` to a table of communications.
 
-    Columns sends, receives, arrival, accepted.
+    ``accepted``: the communication is matched and the times of all participants are consistent.
 
     ``sends``: others cannot end before it starts. ``receives``: it cannot end before those start.
     """
@@ -246,7 +246,7 @@ def _is_async(events: EventArrays) -> Mask:
 
 
 def _find_enclosing_rows(events: EventArrays, threads: HostThreads, row: Int64Array) -> Int64Array:
-    """Return the row of the innermost event open on an event's thread when it begins, negative for none."""
+    """Return for each event ``row`` the row of the innermost event open on its thread at its start; negative: none."""
     enclosing = np.full(len(row), -1, np.int64)
     if not len(row):
         return enclosing

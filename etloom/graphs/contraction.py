@@ -1,4 +1,4 @@
-"""A smaller graph in which chains of edges are merged, so that times after a change of lags are computed faster.
+"""Contract a dependency graph: merge chains of edges into single edges, to compute times after changed lags faster.
 
 The time of a point with a single incoming edge is that of the edge's source plus the lag. If such a point has a single
 outgoing edge, too, it can be left out: a chain of such edges becomes one edge whose lag is the sum of theirs, and the
@@ -22,7 +22,7 @@ from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array, UInt8Ar
 
 @dataclass(frozen=True, eq=False)
 class ChainLags:
-    """Lags of chains of edges, int64 ns: ``total`` of each chain and, for paths, that of its last edge (``last``)."""
+    """The lag of each chain of edges (``total``) and of its last edge (``last``, for path searches only), int64 ns."""
 
     total: Int64Array
     last: Int64Array | None
@@ -34,7 +34,7 @@ class ChainLags:
         return self.last
 
     def copy(self, *, for_paths: bool) -> ChainLags:
-        """Return a modifiable copy; ``for_paths``: with the lags of last edges, which path searches need."""
+        """Return a modifiable copy of the chain lags; ``for_paths``: with the last edges' lags, for path searches."""
         last = self.last.copy() if for_paths and self.last is not None else None
         return ChainLags(self.total.copy(), last)
 
@@ -62,12 +62,12 @@ class ContractedGraph:
 
     @cached_property
     def recorded_times(self) -> Int64Array:
-        """The recorded time of each remaining point, ns. Not to be modified."""
+        """The recorded time of each point of the contracted graph, ns. Not to be modified."""
         return self.graph.time[self.points]
 
     @cached_property
     def recorded(self) -> ChainLags:
-        """The recorded lag of each chain, ns. Not to be modified."""
+        """The recorded lag of each chain of edges, ns. Not to be modified."""
         return self.sum_lags(self.graph.lag)
 
     def sum_lags(self, lag: Int64Array) -> ChainLags:
@@ -80,7 +80,7 @@ class ContractedGraph:
         return lags
 
     def change(self, lags: ChainLags, edges: Int32Array, difference: Int64Array, lag: Int64Array) -> None:
-        """Apply changed lags of some edges of the whole graph to the lags of their chains, in place.
+        """Update chain lags in place after the lags of some edges of the uncontracted graph have changed.
 
         Args:
             difference: how much longer each edge takes, ns.
@@ -89,12 +89,12 @@ class ContractedGraph:
         _native.change_chains(self.chain, self.last, edges, difference, lag, lags.total, lags.last)
 
     def find_positions(self, points: NDArray[np.integer]) -> Int64Array:
-        """Return the positions of points of the whole graph in this graph; all of them must remain in it."""
+        """Return the positions in the contracted graph of points of the whole graph; all must exist in both graphs."""
         positions: Int64Array = np.searchsorted(self.points, points)
         return positions
 
     def compute_times(self, lags: ChainLags, start: Int64Array) -> Int64Array:
-        """Return the time of each remaining point, int64 ns. ``start``: as in `algorithms.compute_times`."""
+        """Return the time of each contracted-graph point, int64 ns. ``start``: as in `algorithms.compute_times`."""
         time = start.copy()
         _native.schedule(self.first, self.source, lags.total, time)
         return time
@@ -102,7 +102,7 @@ class ContractedGraph:
     def find_last_point(
         self, time: Int64Array, lags: ChainLags, read: Callable[[Int32Array], Int64Array]
     ) -> int:
-        """Return the latest point of the whole graph; of several at the same time, the one with the lowest number.
+        """Return the latest point of the whole graph; of several at the same time, that with the lowest number.
 
         Args:
             time: of the kept points with these lags, among them those that can be the last ones.
@@ -150,7 +150,7 @@ def contract_graph(graph: Graph, anchors: NDArray[np.bool_]) -> ContractedGraph:
 
 @dataclass(frozen=True, eq=False)
 class GroupedEdges:
-    """Edges of a graph sorted by chain, so that the latencies of all of them can be scaled in one pass.
+    """Edges of a graph sorted by chain, so that the minimum latencies of all edges can be scaled in one pass.
 
     ``runs``: the chain of each run of edges, ``bounds``: the end of each run, from 0, ``ends``: whether the last edge
     of a run is that of its chain. ``floors`` and ``rows``: minimum latency and row of each edge. ``others``: the edges
@@ -168,14 +168,15 @@ class GroupedEdges:
 
     @classmethod
     def group(cls, contraction: ContractedGraph, edges: Int32Array, rows: Int32Array) -> GroupedEdges:
-        """Sort edges (ascending numbers) by chain. ``rows``: row of each edge of the whole graph, negative for none."""
+        """Sort edges (ascending numbers) by chain. ``rows``: each edge's row in the mask of `scale`, negative for
+        none."""
         graph, chains = contraction.graph, (contraction.chain, contraction.last)
         return cls(*_native.group_edges(*chains, edges, graph.min_latency, graph.unexplained, rows))
 
     def scale(
         self, times: float, marked: NDArray[np.bool_] | None, upper: ChainLags, lower: ChainLags
     ) -> int:
-        """Multiply the minimum latencies of the edges by a factor, in the lags of their chains, in place.
+        """Multiply the minimum latencies of the edges by a factor, and update the lags of their chains in place.
 
         The latencies of ``others`` do not change.
 
@@ -199,7 +200,7 @@ FIRST, LAST = 1, 2
 def mark_extremes(
     graph: Graph, *groups: Int32Array, lag: Int64Array | None = None
 ) -> list[NDArray[np.uint8]]:
-    """Mark the points of each group that can become its earliest (`FIRST`) or latest (`LAST`) point when lags change.
+    """Mark the points that can become the earliest (`FIRST`) or latest (`LAST`) of their group when edge lags change.
 
     The others cannot: from each of them an edge with a lag of at least 0 leads to another point of its group (or, for
     the first in time, from another point to it). Changed lags stay at least 0, and only synchronization edges are

@@ -76,7 +76,7 @@ def iterate_critical_path(
     begin_ns: int | None = None,
     columns: Collection[str] = tuple(PATH_SCHEMA),
 ) -> Iterator[pl.DataFrame]:
-    """Yield the critical path (see `find_critical_path`) in chunks of about `CHUNK_ROWS` rows, at least one.
+    """Yield the critical path (see `find_critical_path`) as tables of about `CHUNK_ROWS` rows; at least one table.
 
     A path may be as long as the recording. ``columns``: the columns of `PATH_SCHEMA` to compute; fewer cost less on
     long paths.
@@ -107,7 +107,7 @@ def iterate_critical_path(
 def _path_chunk(
     graph: Graph, path: Int32Array, points: Int32Array, begin: int, schema: Mapping[str, Any]
 ) -> pl.DataFrame:
-    """Return consecutive edges of the critical path as a table with the columns ``schema``, from time ``begin``."""
+    """Return consecutive edges of the critical path as a table (columns ``schema``), cut at time ``begin``."""
 
     def ranks() -> Int32Array:
         rank = graph.rank[points]
@@ -130,7 +130,7 @@ def _path_chunk(
 
 
 def find_last_point(graph: Graph, rank: int | None = None, events: pl.Series | None = None) -> int | None:
-    """Return the latest point of the graph, of a rank, or of these events (ids) of a rank; None if there is none."""
+    """Return the latest point of the graph, of a rank, or of ``events`` (ids) of a rank; None if there is none."""
     if rank is None and events is None:
         return int(np.searchsorted(graph.time, graph.time[-1])) if len(graph) else None
     mask = np.ones(len(graph), bool) if rank is None else graph.rank == rank
@@ -143,7 +143,7 @@ def find_last_point(graph: Graph, rank: int | None = None, events: pl.Series | N
 def summarize_path(
     graph: Graph, job: Job, path: Int32Array, time_ns: Int64Array, before_ns: int
 ) -> pl.DataFrame:
-    """Return kind, category (of GPU activities) and time_ns of each edge of a critical path, and of the time before it.
+    """Return a table of a critical path's edges, and of the time before it: kind, category (of GPU activity), time_ns.
 
     Args:
         path: edges, by time.
@@ -204,7 +204,7 @@ _MODULE = r"^nn\.Module: (.*)$"
 
 
 def make_event_labeler(job: Job, columns: Collection[str]) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    """Return a function that adds these columns of `EVENT_LABELS` (names of events) to a critical path."""
+    """Return a function that adds ``columns`` of `EVENT_LABELS` (labels of each edge's event) to a critical path."""
 
     @cache
     def labeler(rank: int) -> Callable[[pl.Series], pl.DataFrame]:
@@ -226,12 +226,12 @@ def make_event_labeler(job: Job, columns: Collection[str]) -> Callable[[pl.DataF
 
 
 def extract_module_names(names: pl.Expr) -> pl.Expr:
-    """Return an expression for the module name in the name of a module event; null for other events."""
+    """Return a polars expression that extracts the module name from event names "nn.Module: <name>"; else null."""
     return names.cast(pl.String).str.extract(_MODULE)
 
 
 def _make_rank_labeler(trace: Trace, columns: Collection[str]) -> Callable[[pl.Series], pl.DataFrame]:
-    """Return a function that returns these columns of `EVENT_LABELS` (names) for event ids of a trace."""
+    """Return a function that maps event ids of a trace to a table with ``columns`` of `EVENT_LABELS`."""
     table = trace.events
     event_columns = {
         name: column for name, column in (("category", "cat"), ("name", "name")) if name in columns
@@ -269,6 +269,6 @@ def _make_rank_labeler(trace: Trace, columns: Collection[str]) -> Callable[[pl.S
 
 
 def _null_negatives(numbers: np.ndarray) -> pl.Series:
-    """Return the numbers as a polars Series in which negative numbers are null."""
+    """Convert an array of numbers to a polars Series in which negative numbers are null."""
     series = pl.Series(numbers)
     return series.set(series < 0, None) if (numbers < 0).any() else series

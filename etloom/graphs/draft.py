@@ -79,7 +79,7 @@ class GraphDraft:
         self._is_chain.append(False)
 
     def add_chain(self, first: int, kind: UInt8Array, owner: Int32Array) -> None:
-        """Add an edge from each point to the next, from the point ``first`` on, unless its kind is `NO_EDGE`.
+        """Add edges between consecutive points, from the point ``first`` on, except where the edge's kind is `NO_EDGE`.
 
         The minimum latency of each edge is its recorded time.
         """

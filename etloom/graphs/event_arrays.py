@@ -35,7 +35,7 @@ class TextColumn:
         self._texts: list[str] = column[row].cast(pl.String).to_list()
 
     def take(self, rows: NDArray[np.integer[Any]]) -> pl.Series:
-        """Return the texts at these row numbers."""
+        """Return the texts of the rows ``rows`` (numbers)."""
         return self._column[rows].cast(pl.String)
 
     def match_expr(self, predicate: Callable[[pl.Expr], pl.Expr]) -> Mask:
@@ -53,7 +53,7 @@ class TextColumn:
         return self._by_row([text in values for text in self._texts])
 
     def match_codes(self, predicate: Callable[[str], bool]) -> Mask:
-        """Return a mask of the codes (not rows) whose text satisfies a predicate; false for ``null_code``."""
+        """Return a mask with an element per code (not row): whether the code's text satisfies a predicate."""
         return self._by_code([predicate(text) for text in self._texts])
 
     def _by_code(self, by_text: list[bool]) -> Mask:
@@ -72,7 +72,7 @@ class TextColumn:
 
 
 def look_up_mask(table: NDArray[Any], codes: NDArray[Any]) -> Mask:
-    """Return the boolean value of each code in a table indexed by code; codes are not negative."""
+    """Look up each code in a boolean table indexed by code, and return a mask; codes are not negative."""
     mask: Mask = _native.looked_up(table.view(np.uint8), codes.view(np.uint32)).view(np.bool_)
     return mask
 
@@ -121,7 +121,7 @@ class EventArrays:
 
     @shared_property
     def parent(self) -> Int32Array:
-        """The row of the enclosing event, -1 for none."""
+        """The row of each event's enclosing event, -1 for none."""
         return self.rows(self.table["parent"])
 
     @shared_property

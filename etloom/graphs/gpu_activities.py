@@ -45,7 +45,7 @@ class GpuActivities:
 
     @cached_property
     def first_start_by_call(self) -> Int64Array:
-        """The start of the first activity that each launch call launched, ns."""
+        """The start of the first GPU activity that each launch call launched, ns."""
         first = np.full(len(self.calls), np.iinfo(np.int64).max)
         launched = np.flatnonzero(self.call >= 0)
         np.minimum.at(first, self.call[launched], self.start[launched])
@@ -53,11 +53,11 @@ class GpuActivities:
 
     @property
     def is_first(self) -> np.ndarray:
-        """Mask of the activities that are the first on their stream."""
+        """Mask of the GPU activities that are the first on their stream."""
         return np.append(True, np.diff(self.stream) != 0)[: len(self.stream)]
 
     def by_call(self, values: Int64Array, without: int) -> Int64Array:
-        """Return for each activity the value of its launch call, or ``without`` if it has no call."""
+        """Return for each GPU activity the value in ``values`` of its launch call; ``without`` if it has no call."""
         by_activity: Int64Array = np.append(values, without)[self.call]
         return by_activity
 
@@ -103,7 +103,7 @@ def collect_gpu_activities(trace: Trace, events: EventArrays) -> GpuActivities:
 
 
 def _number_streams(activities: pl.DataFrame) -> Int64Array:
-    """Number the distinct (process, device, stream); the thread replaces an unknown stream."""
+    """Return the number of each activity's stream (process, device, stream); the thread replaces an unknown stream."""
     columns = activities.select(
         pl.col("pid").fill_null(0), pl.col("device").fill_null(-1), pl.coalesce("stream", "tid").fill_null(0)
     )
@@ -118,7 +118,7 @@ def _number_streams(activities: pl.DataFrame) -> Int64Array:
 def estimate_submissions(
     events: EventArrays, activities: GpuActivities, latencies: MinimumLatencies | None
 ) -> tuple[Int64Array, int]:
-    """Estimate when each of `GpuActivities.calls` submitted its work, and the delay that this assumes, both in ns.
+    """Estimate when each launch call submitted its GPU work, and the assumed delay from submission to start, in ns.
 
     The submission precedes the start of the first activity by the typical delay on an idle stream, limited to the
     duration of the call. The delay is taken from ``latencies`` if these are known. Of calls that wait for the
@@ -136,7 +136,7 @@ def estimate_submissions(
 
 
 def add_gpu_points(draft: GraphDraft, events: EventArrays, activities: GpuActivities, rank: int) -> None:
-    """Add the points of the activities to the draft, each start before its end, in stream order."""
+    """Add the start and end points of the GPU activities to the graph draft, in stream order."""
     times = np.stack([activities.start, activities.end], axis=1).ravel()
     roles = np.tile([PointRole.START, PointRole.END], len(activities.row))
     points = draft.add_points(times, np.repeat(events.id[activities.row], 2), roles, rank)
@@ -144,7 +144,7 @@ def add_gpu_points(draft: GraphDraft, events: EventArrays, activities: GpuActivi
 
 
 def measure_latencies(activities: GpuActivities, submission: Int64Array) -> tuple[int, int]:
-    """Return the minimum latencies from submission to start, and from the end of an activity to the next, ns."""
+    """Return the minimum latencies (ns) from submission to start, and between consecutive activities of a stream."""
     submitted = activities.by_call(submission, NO_SUBMISSION)
     launched = activities.launch >= 0
     free = launched & (activities.previous_end <= submitted)
@@ -162,7 +162,7 @@ def add_stream_edges(
     threads: HostThreads,
     min_latencies: MinimumLatencies,
 ) -> int:
-    """Add launch, stream and overlap edges; return the number of launches without a point for their call."""
+    """Add launch, stream and overlap edges; return the number of activities whose launch call has no graph point."""
     ids = events.id
     later = np.flatnonzero(~activities.is_first)
     separate = later[activities.start[later] >= activities.end[later - 1]]
@@ -204,7 +204,7 @@ def add_stream_edges(
 
 
 def find_launch_points(threads: HostThreads, activities: GpuActivities) -> Int32Array:
-    """Return the point index from which the work of each launch call starts: its submission, else end or start."""
+    """Return for each launch call the thread point from which its GPU work starts: submission, else end or start."""
     end, start = threads.end[activities.calls], threads.start[activities.calls]
     returned = end >= 0
     returned[returned] = threads.time[end[returned]] <= activities.first_start_by_call[returned]

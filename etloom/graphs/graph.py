@@ -38,7 +38,7 @@ NO_EDGE = _native.NO_EDGE
 
 
 class PointRole(IntEnum):
-    """The instant of an event or collective that a point represents."""
+    """The instant of an event or collective that a graph point represents: start, end, submission or arrival."""
 
     START = 0
     END = 1
@@ -47,7 +47,7 @@ class PointRole(IntEnum):
 
 
 class EdgeKind(IntEnum):
-    """The reason why the target of an edge comes after its source; of several equal reasons the highest is reported."""
+    """The reason why an edge's target comes after its source; among equally binding edges the highest is reported."""
 
     SEGMENT = 0  # host: time in the innermost open event
     IDLE = 1  # host: no event is open, so Python or the operating system
@@ -203,7 +203,7 @@ class Graph:
         return lag
 
     def lag_of(self, edges: Int32Array) -> Int64Array:
-        """Return the lags (minimum latency plus unexplained delay) of these edges, int64 ns."""
+        """Return the lags (minimum latency plus unexplained delay) of the edges ``edges``, int64 ns."""
         lag: Int64Array = self.min_latency[edges] + self.unexplained[edges]
         return lag
 
@@ -223,7 +223,7 @@ class Graph:
 
 
 def _group_by_rank(ranks: Int32Array) -> tuple[Int32Array, list[Int64Array]]:
-    """Return the distinct ranks, ascending, and the positions of each, in order."""
+    """Return the distinct values of ``ranks``, ascending, and the positions at which each occurs."""
     # Small numbers are sorted in linear time.
     is_small = ranks.size and ranks.min() >= -(2**15) and ranks.max() < 2**15
     order = np.argsort(ranks.astype(np.int16) if is_small else ranks, kind="stable")
@@ -269,7 +269,7 @@ def assemble_graph(
 
 
 def _reorder_column(chunks: ColumnChunks, number: Int32Array) -> NDArray[Any]:
-    """Return the values of a column, each at its number, and clear the chunks."""
+    """Concatenate the chunks of a column, put value i at position ``number[i]``, and clear the chunks."""
     nonempty = [chunk for chunk in chunks if chunk.size] or chunks[:1]
     chunks.clear()
     if nonempty[0].size and all(chunk.strides == (0,) and chunk[0] == nonempty[0][0] for chunk in nonempty):

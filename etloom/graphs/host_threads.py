@@ -37,7 +37,7 @@ class HostThreads:
     waiting: list[tuple[Int64Array, Int64Array]] = field(default_factory=list)
 
     def mark_waits(self, places: Int64Array, min_latency: Int64Array | int) -> None:
-        """Mark the segments that end at these points as waits, in which the host works for ``min_latency`` ns only."""
+        """Mark the thread segments that end at the points ``places`` as waits with ``min_latency`` ns of host work."""
         self.waiting.append((places, np.broadcast_to(min_latency, len(places))))
 
     def add_edges(self, draft: GraphDraft, ids: Int32Array) -> None:
@@ -61,7 +61,7 @@ class HostThreads:
 
 
 def mark_thread_events(events: EventArrays) -> tuple[Mask, int]:
-    """Return a mask of the events that threads of the graph execute, and the number of threads left out.
+    """Return a mask of the events on the threads that the graph includes, and the number of threads left out.
 
     Left out are threads that only poll, only run Python, or only execute asynchronous ranges: the work in such a range
     belongs to it.
@@ -119,7 +119,7 @@ def _mask_inside_ranges(events: EventArrays, thread: Int32Array) -> Mask:
 
 
 def mask_idle_segments(events: EventArrays, threads: HostThreads) -> Mask:
-    """Return a mask of the thread segments that may be idle: no event is open, or one that only annotates or waits."""
+    """Return a mask of the thread segments that may be idle: no event is open, or it only annotates or waits."""
     is_restful = events.cats.is_in(
         categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES
     ) | events.names.match_regex(WAIT_NAMES)

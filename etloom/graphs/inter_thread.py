@@ -16,7 +16,7 @@ _BACKWARD = r"^autograd::engine::evaluate_function"
 
 
 def find_rests(threads: HostThreads, idle: Mask) -> Int64Array:
-    """Return the point indices at which a pause of a thread of more than MIN_REST_NS ends.
+    """Return the indices of the thread points at which a pause of more than `MIN_REST_NS` ends.
 
     Call it before any segment is marked as a wait.
     """

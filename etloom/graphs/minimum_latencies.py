@@ -32,12 +32,12 @@ class MinimumLatencies:
     entry_default: int = DEFAULT_ENTRY_NS
 
     def get_entry(self, name: str) -> int:
-        """Return the time that a blocking call of this name takes if it does not have to wait, ns."""
+        """Return the duration (ns) of a call of the blocking function ``name`` that does not have to wait."""
         return self.entry.get(name, self.entry_default)
 
 
 def low_quantile(values: Int64Array) -> int:
-    """Return the `LOW_QUANTILE` of the nonnegative values; 0 if there are none."""
+    """Return the low quantile (`LOW_QUANTILE`) of the nonnegative values; 0 if there are none."""
     return _lower_quantile(values[values >= 0], LOW_QUANTILE)
 
 

@@ -142,7 +142,7 @@ def compute_peer_times(
 
 
 def _take_means(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return for each edge (``index``) the mean lag, ns, of all edges with the same group and key, as ``median``."""
+    """Return for each edge (``index``) the mean lag, ns, of corresponding edges on all ranks and steps (``median``)."""
     mean = pl.col("value").mean().over("group", "key").round().cast(pl.Int64)
     return frame.select("index", median=mean)
 
@@ -154,7 +154,7 @@ def _remove_extra_work(
     in_chosen: pl.Expr,
     excluded: list[int],
 ) -> pl.DataFrame:
-    """Return lags (index, median) in which work that most peers of a rank do not have takes no time."""
+    """Return the edge lags (``index``, ``median``), with lag 0 for work that most peers of a rank do not have."""
     extra = edges.filter(in_chosen).join(
         _find_extra_work(points, in_chosen, excluded), left_on="target", right_on="point", how="semi"
     )
@@ -164,7 +164,7 @@ def _remove_extra_work(
 
 
 def _identify_points(graph: Graph, trace: Trace, rank: int, group: int, across_steps: bool) -> pl.DataFrame:
-    """Return the points of a rank's events with a hash (key) that is equal for corresponding points of other ranks.
+    """Return the graph points of a rank's events, each with a hash that matches the same point on other ranks.
 
     With ``across_steps``, also of other steps.
 
@@ -194,9 +194,9 @@ def _identify_points(graph: Graph, trace: Trace, rank: int, group: int, across_s
 def _collect_edges(
     graph: Graph, lag: Int64Array, communication: np.ndarray, points: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the edges that are the rank's work and waits, without transfers: index, target, rank, group, key, value.
+    """Return a table of the edges that are a rank's work or waits, not transfers, with keys that match across ranks.
 
-    ``value``: the lag, ns.
+    Columns: index, target, rank, group, value (the lag, ns), key (hash, equal for corresponding edges).
     """
     edges = np.flatnonzero(np.isin(graph.kind, _OWN_WORK) & ~communication & (lag != REMOVED_LAG))
     kind = graph.kind[edges]
@@ -221,7 +221,7 @@ def _collect_edges(
 
 
 def _collect_sources(graph: Graph, points: pl.DataFrame) -> pl.DataFrame:
-    """Return the points without incoming edges: index, rank, group, key, value (time, ns)."""
+    """Return a table of the graph points without incoming edges: index, rank, group, name, key, value (time, ns)."""
     sources = graph.sources.astype(np.int64)
     return pl.DataFrame({"index": sources, "value": graph.time[sources]}).join(
         points, left_on="index", right_on="point"
@@ -229,7 +229,7 @@ def _collect_sources(graph: Graph, points: pl.DataFrame) -> pl.DataFrame:
 
 
 def _take_medians(frame: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) -> pl.DataFrame:
-    """Return index and median (over the peers' rows of equal group and key) for each row of the chosen ranks.
+    """Return for each edge or point of the chosen ranks its index and the median value of the peers' counterparts.
 
     Rows without such peers are left out; of an even number of rows, the lower median is taken.
     """
@@ -239,7 +239,7 @@ def _take_medians(frame: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) 
 
 
 def _find_extra_work(points: pl.DataFrame, in_chosen: pl.Expr, excluded: list[int]) -> pl.DataFrame:
-    """Return the points of chosen ranks whose event has a name that does not occur on most of their peers."""
+    """Return the graph points of chosen ranks whose event name occurs on fewer than half of their peer ranks."""
     pool = points.filter(~pl.col("rank").is_in(excluded))
     sizes = pool.group_by("group").agg(size=pl.col("rank").n_unique())
     ranks_with = pool.group_by("group", "name").agg(ranks=pl.col("rank").n_unique())

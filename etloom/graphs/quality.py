@@ -86,7 +86,7 @@ def measure_explained_starts(
 
 
 def measure_unexplained_waits(graph: Graph, trace: Trace, rank: int) -> int:
-    """Return the time (ns) that the graph counts as host work although the call waits for the busy GPU."""
+    """Return the time (ns) that the graph counts as host work although a host call waits for the busy GPU."""
     calls = list_waiting_calls(trace)
     if not len(calls):
         return 0
@@ -137,7 +137,7 @@ def measure_fit_by_rank(graph: Graph, ranks: list[int]) -> dict[int | None, Late
 
 
 def _measure_fit(time: Int64Array, by_floors: Int64Array, edges: int, residual: int) -> LatencyFit:
-    """Return the `LatencyFit` of points: recorded times against times by minimum latencies only (``by_floors``)."""
+    """Compare recorded point times with those that minimum latencies predict (``by_floors``), as a `LatencyFit`."""
     if not len(time):
         return LatencyFit(0, 0, 0, 0, 0, 0)
     return LatencyFit(

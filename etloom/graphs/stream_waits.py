@@ -1,4 +1,4 @@
-"""Find waits of a stream for another (cudaStreamWaitEvent), and when blocking calls submitted their work."""
+"""Find waits between streams (cudaStreamWaitEvent), and estimate when blocking launch calls submitted their work."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def find_stream_waits(
 
 
 def _mask_late_starts(activities: GpuActivities, submission: Int64Array, explained: Int64Array) -> np.ndarray:
-    """Return a mask of the GPU activities that start later than launch and predecessor explain.
+    """Return a mask of the GPU activities that start later than their launch and predecessor on the stream explain.
 
     Without those that are ``explained`` otherwise.
     """
@@ -94,7 +94,7 @@ def _mask_late_starts(activities: GpuActivities, submission: Int64Array, explain
 def _find_ended_before(
     events: EventArrays, activities: GpuActivities, submission: Int64Array, late: Int64Array
 ) -> Int64Array:
-    """Return the activity of another stream that each late activity may have waited for; -1 for none."""
+    """Return for each late GPU activity the index of another stream's activity that it may have waited for, or -1."""
     stream_wait_starts = events.start[
         events.names.match_regex(_STREAM_WAIT_NAME) & events.cats.is_in(categories.RUNTIME_CATEGORIES)
     ]
@@ -128,7 +128,7 @@ def advance_blocking_calls(
     blocking: Int64Array,
     waits: StreamWaits,
 ) -> Int64Array:
-    """Return submission times, ns, with those of blocking calls moved earlier by the wait of their GPU work.
+    """Return submission times of launch calls, ns; a blocking call submitted earlier by the wait of its GPU work.
 
     The GPU work waited for the previous activity of its stream or for another stream.
     """

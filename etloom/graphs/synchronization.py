@@ -1,4 +1,4 @@
-"""Add edges for host calls that wait for GPU activities."""
+"""Add graph edges from GPU activities to the host calls that waited for them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SynchronizationEdges:
         self.lost = len(table) - host.size - between_streams
 
     def infer_queue_waits(self, events: EventArrays, threads: HostThreads, activities: GpuActivities) -> None:
-        """Infer launch calls that waited for a slot in a full queue, and the activity whose end released them."""
+        """Infer the launch calls that waited for a slot in a full queue, and the GPU activity whose end freed it."""
         launched = activities.launch[activities.launch >= 0]
         # A queue belongs to a process and its device; with several in a rank, the length of each is unknown.
         if len(activities.row) + len(launched) < QUEUE_CAPACITY or len(np.unique(events.pid[launched])) != 1:
@@ -91,7 +91,7 @@ class SynchronizationEdges:
         self.inferred += int(full.sum())
 
     def measure_entries(self, events: EventArrays, threads: HostThreads) -> dict[str, int]:
-        """Return call name -> shortest duration of a blocking call that did not have to wait, ns."""
+        """Return a dict from call name to the shortest duration (ns) of a blocking call that did not have to wait."""
         if not self.end.size:
             return {}
         entered = threads.time[self.end - 1]
@@ -120,7 +120,7 @@ class SynchronizationEdges:
         min_latencies: MinimumLatencies,
         rank: int,
     ) -> None:
-        """Mark the last segment of each blocking call as a wait, and add an edge from the GPU activity to its end."""
+        """Mark the last segment of each blocking call as a wait, and add an edge to its end from the GPU activity."""
         ids = events.id
         place = np.unique(self.end)
         names = events.table["name"][threads.row[place]].cast(pl.String)

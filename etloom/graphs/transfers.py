@@ -1,4 +1,4 @@
-"""Select edges of a dependency graph: those of events of a kind, and those that transfer data between ranks."""
+"""Select edges of a dependency graph by the kernel type of their event, or because they transfer data between ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TRANSFER_KINDS = (EdgeKind.TRANSFER, EdgeKind.MESSAGE)
 
 
 def mask_transfers(graph: Graph, job: Job) -> Mask:
-    """Return a mask of the edges that transfer data between ranks: transfers, messages and communication kernels."""
+    """Return a mask of the edges that transfer data between ranks: in collectives, messages, communication kernels."""
     is_duration = np.isin(graph.kind, DURATION_KINDS)
     owned = mask_owned_edges(graph, job, "communication", is_duration)
     return np.asarray(owned | np.isin(graph.kind, TRANSFER_KINDS))
 
 
 def mask_owned_edges(graph: Graph, job: Job, kind: str, among: Mask | None = None) -> Mask:
-    """Return a mask of the edges that belong to an event of a kind (see `mask_events`); ``among``: only these edges."""
+    """Return a mask of the edges whose event is of type ``kind`` (see `mask_events`), limited to the mask ``among``."""
     selected = np.zeros(len(graph.source), bool)
     for rank, edges in edges_by_rank(graph, job):
         edges = edges if among is None else edges[among[edges]]
@@ -38,7 +38,7 @@ def mask_owned_edges(graph: Graph, job: Job, kind: str, among: Mask | None = Non
 
 
 def mask_events(trace: Trace, kind: str) -> Mask:
-    """Return a mask of the events of a kind: a kernel type or "python".
+    """Return a mask of the events of type ``kind``: a kernel type (such as "communication") or "python".
 
     Communication includes that of a backend on the host.
     """
@@ -53,7 +53,7 @@ def mask_events(trace: Trace, kind: str) -> Mask:
 
 
 def edges_by_rank(graph: Graph, job: Job) -> Iterator[tuple[int, Int64Array]]:
-    """Yield (rank, indices of the edges of this rank) for each rank of the job."""
+    """Yield (rank, indices of the rank's edges) for each rank of the job."""
     ranks, edges = graph.edges_of_ranks
     for rank in job:
         position = np.searchsorted(ranks, rank)

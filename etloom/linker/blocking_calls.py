@@ -86,7 +86,7 @@ def list_blocking_copies(trace: Trace) -> pl.Series:
 
 
 def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
-    """Pair the timed GPU activity of these launches with its launch calls."""
+    """Pair the GPU activity of launches, if it has times, with the launch calls that submitted it."""
     events = trace.events
     launches = launches.drop_nulls("launch")
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))

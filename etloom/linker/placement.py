@@ -17,7 +17,7 @@ _MAX_NAME_LENGTH = 80  # characters of a name in an example
 
 
 def get_ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = pl.UInt32) -> pl.Series:
-    """Return the ids of these rows of a table; null for row -1."""
+    """Return the ids of a table at row numbers, as a column; null for row -1."""
     table_ids = events["id"].to_numpy()
     none = rows < 0
     ids = table_ids[np.where(none, 0, rows)] if len(table_ids) else np.zeros(len(rows), np.uint32)
@@ -82,7 +82,7 @@ def _count_devices(events: pl.DataFrame) -> list[Stat]:
 
 
 def format_example(events: pl.DataFrame, rows: np.ndarray) -> str | None:
-    """Return name and time of the first of these rows as text, for stats; None without rows.
+    """Return name and time of the first event of ``rows`` as text, an example for stats; None without rows.
 
     The table is sorted by time.
     """

@@ -160,7 +160,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
 
 
 def _describe_syncs(trace: Trace, rows: np.ndarray, call: np.ndarray) -> pl.DataFrame:
-    """Return the cuda_sync events in these rows, each with its host call, streams and times (ns)."""
+    """Return a table of cuda_sync events (at row numbers ``rows``): host call, streams and times (ns) of each."""
     events = trace.events
     record = trace.syncs.select("event", "kind", "wait_stream", "record_correlation")
     return (

@@ -46,7 +46,7 @@ than reading and linking them."""
 
 
 def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:
-    """Load a folder of traces, or a file or Parquet folder with one or several ranks, as a linked Job.
+    """Load a folder of traces, or a trace file or Parquet folder of one or several ranks, and return a linked Job.
 
     Args:
         path: the folder or file; a file that does not state its rank is of the one in its name, else of rank 0.
@@ -66,7 +66,7 @@ def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None)
 
 
 def _number_by_name(job: Job, path: Path, rank_pattern: str | None) -> Job:
-    """Set the rank of a job's only trace to the number in its file name, unless the trace states its rank."""
+    """Set the rank of a job's only trace to the number in the file name, unless the trace itself states a rank."""
     if len(job) != 1 or job.stored is not None:
         return job
     (trace,) = job.values()
@@ -83,7 +83,7 @@ def load_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions
 
 
 def _execute(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
-    """Load the ranks of a plan, on a Ray cluster if its options name that engine, else on this host."""
+    """Load the ranks of a plan: on a Ray cluster if the plan's options name the engine "ray", else on this host."""
     if plan.options.engine != LOCAL_ENGINE:
         from etloom.loading.remote_reading import read_on_cluster
 

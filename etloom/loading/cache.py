@@ -1,4 +1,4 @@
-"""The cache: linked traces as Parquet, which makes opening unchanged files again about ten times faster.
+"""Cache linked traces as Parquet, so that opening unchanged files again is about ten times faster.
 
 The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never next to the user's files. The key of
 an entry consists of the files' paths, sizes and modification times, the options, and etloom's version and schema. The
@@ -48,7 +48,7 @@ WRITE_ERRORS = (OSError, pl.exceptions.PolarsError)
 
 
 def entry_key(files: Sequence[Path], **options: Any) -> str | None:
-    """Return the cache key of files read with these options; None if one of them is not a regular file."""
+    """Return the cache key of files that are read with ``options``; None if any of the files is not a regular file."""
     try:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     except OSError:
@@ -59,7 +59,7 @@ def entry_key(files: Sequence[Path], **options: Any) -> str | None:
 
 
 def folder_key(folder: Path, **options: Any) -> str:
-    """Return the cache key of a folder read with these options, without opening its files.
+    """Return the cache key of a folder that is read with ``options``, without opening the files in it.
 
     It changes with the files of the folder and of the folders in it. Raises OSError.
     """
@@ -90,7 +90,7 @@ def _make_key(states: Sequence[Any], options: dict[str, Any]) -> str:
 
 
 def has_entry(key: str) -> bool:
-    """Return whether the cache contains an entry with this key."""
+    """Return whether the cache contains an entry with the key ``key``."""
     return reader.sniff_folder(cache_folder() / key)
 
 
@@ -116,7 +116,7 @@ def load_entry(key: str | None) -> Trace | None:
 
 
 def open_or_create(keys: Sequence[str | None], make: Callable[[Path], None]) -> Trace:
-    """Open the first existing cache entry of ``keys``, else create the entry of the last key; tables stay on disk.
+    """Open the first cache entry of ``keys`` that exists, else create an entry for the last key; tables stay on disk.
 
     If the cache cannot be used (the key is None, the home is read-only, the disk is full, or entries in use fill the
     cache), the entry is a temporary folder that is removed with the Trace.
@@ -175,13 +175,13 @@ def open_entry(key: str | None) -> Trace | None:
 
 
 def hold_entry(entry: Path) -> EntryLease:
-    """Mark a cache entry as used now, and as open until the returned lease is garbage-collected. Raises OSError."""
+    """Mark a cache entry as just used, and as in use until the returned lease is garbage-collected. Raises OSError."""
     os.utime(entry / "meta.json")  # the time of use, for the order of removal
     return get_usage(cache_folder()).hold(entry, _entry_bytes(entry))
 
 
 def has_room(size: int) -> bool:
-    """Return whether the cache is writable, and an entry of ``size`` bytes fits in its limit and on its disk."""
+    """Return whether the cache can store an entry of ``size`` bytes: writable, within its limit, enough free disk."""
     return size <= _limit_bytes() and _is_writable() and size <= shutil.disk_usage(cache_folder()).free
 
 

@@ -20,7 +20,7 @@ _PREFIX = ".open-"
 
 
 class EntryLease:
-    """An object that exists as long as the files of a cache entry, or of a temporary folder, are needed."""
+    """A lease on a cache entry or temporary folder, whose files may be removed once the lease is garbage-collected."""
 
 
 class CacheUsage:
@@ -98,7 +98,7 @@ def get_usage(folder: Path) -> CacheUsage:
 
 @functools.cache
 def _get_usage(folder: Path, process: int) -> CacheUsage:
-    """Return the `CacheUsage` of a process for a folder; a forked process starts with an empty usage.
+    """Return the `CacheUsage` of a process for a cache folder; a forked process does not inherit its parent's.
 
     Its parent may still need the entries.
     """
@@ -106,7 +106,7 @@ def _get_usage(folder: Path, process: int) -> CacheUsage:
 
 
 def find_entries_in_use(folder: Path) -> set[str]:
-    """Return the names of cache entries that running processes have open; delete the records of ended processes."""
+    """Return the names of cache entries that running processes have open; delete the usage files of ended processes."""
     get_usage(folder).in_use  # noqa: B018 - records released entries
     names: set[str] = set()
     try:

@@ -11,7 +11,7 @@ from etloom.loading.folder_contents import list_files
 
 
 def find_captures(path: Path) -> list[Path]:
-    """Return the graph-capture traces in the subfolder ``capture_traces`` of a folder, or next to a single trace.
+    """Return the traces of CUDA graph captures in ``capture_traces``, a subfolder of a folder or next to a trace file.
 
     Next to a single trace, those whose names have the number of another rank are left out.
     """

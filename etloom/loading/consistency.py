@@ -51,7 +51,7 @@ def check_ranks(traces: Mapping[int, Trace]) -> list[Stat]:
 
 
 def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Report process groups that more ranks use than the group has members: several groups share a name."""
+    """Report process groups whose name more ranks use than the group has members: several groups share the name."""
     if len(traces) < 2:
         return []
     calls = [trace.compute_once(list_first_calls) for trace in traces.values()]
@@ -70,7 +70,7 @@ def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
 
 
 def list_first_calls(trace: Trace) -> pl.DataFrame:
-    """Return the first call of each collective in each process group; ``start`` is its id in `comms`."""
+    """Return the first call of each collective type per process group; ``start`` is the call's id in table `comms`."""
     facts = dict.fromkeys(("collective", "pg_name", "ranks"), pl.String) | {"group_size": pl.Int64}
     in_groups = trace.scan("comms").filter(
         pl.col("pg_name").is_not_null() & ~pl.col("is_p2p").fill_null(False)
@@ -80,7 +80,7 @@ def list_first_calls(trace: Trace) -> pl.DataFrame:
 
 
 def compute_extent(trace: Trace) -> tuple[int | None, int | None]:
-    """Return the start of the first event and the latest end of an event, in ns; None without events."""
+    """Return the earliest start and the latest end of a trace's events, in ns; (None, None) if there are no events."""
     end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
     first, last = (
         trace.scan("events").select(first=pl.col("ts").min(), last=end).collect(engine=trace.engine).row(0)
@@ -89,7 +89,7 @@ def compute_extent(trace: Trace) -> tuple[int | None, int | None]:
 
 
 def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
-    """Report a pair of ranks whose recordings do not overlap in time: a clock is wrong, or they are of two runs.
+    """Report two ranks whose recordings do not overlap in time: a clock is wrong, or the files belong to two runs.
 
     Dumps of the Flight Recorder are not checked: each holds a rank's last calls, and ranks of a hang stop at different
     times.

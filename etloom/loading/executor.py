@@ -69,14 +69,14 @@ def make_entry_key(rank: int | None, plan: RankPlan, options: LoadOptions) -> st
 
 
 def add_rank_stats(job: Job, stats_by_rank: Mapping[int, Sequence[Stat]]) -> Job:
-    """Return the job with additional stats for its ranks; stats of ranks that it lacks are added to the run's."""
+    """Add rows to the stats of a job's ranks; rows of ranks that the job lacks go to the stats of the run."""
     traces = {rank: trace.with_stats(stats_by_rank.get(rank, ())) for rank, trace in job.items()}
     remaining = [row for rank, rows in stats_by_rank.items() if rank not in job for row in rows]
     return Job(traces, job.meta, job.run_stats).with_stats(remaining)
 
 
 def _join_stages(parts: Sequence[Trace]) -> Sequence[Trace]:
-    """Join several Kineto traces of a rank (stages such as prefill and decode) into one; return all its traces."""
+    """Join a rank's Kineto traces of stages such as prefill and decode into a single trace; return all its traces."""
     profiles = [part for part in parts if part.meta.get("formats") == ["kineto"]]
     return join_parts(parts) if len(profiles) > 1 else parts
 
@@ -183,7 +183,7 @@ class _Execution:
         return trace
 
     def _keep(self, trace: Trace, folder: Path) -> Trace:
-        """Write the tables of a rank to the folder of the option ``keep``; they stay in memory while it suffices."""
+        """Write a rank's tables to the folder of the option ``keep``; until evicted, they stay in memory as well."""
         writer.write(trace, folder)
         frames = {name: frame for name, frame in trace.tables.items() if name != "stats"}
         loaders = {
@@ -220,12 +220,12 @@ class _Execution:
         return parts
 
     def _may_hold_ranks(self, job: Job) -> bool:
-        """Return whether a file of the plan may hold several ranks: the only file, or an XLA profile (xplane)."""
+        """Return whether a file read as ``job`` may hold several ranks: the plan's only file, or an XLA profile."""
         is_only = len(self.plan.ranks) == 1 and all(len(plan.files) == 1 for plan in self.plan.ranks.values())
         return is_only or job.meta.get("formats") == ["xplane"]
 
     def _read_captures(self, files: Sequence[Path]) -> tuple[list[Trace], list[Stat]]:
-        """Read graph-capture traces; files that cannot be read are reported in stats and do not stop loading."""
+        """Read traces of CUDA graph captures; unreadable files are reported in stats and do not stop loading."""
         captures, stats = [], []
         for path in files:
             try:
@@ -237,7 +237,7 @@ class _Execution:
         return captures, stats
 
     def _link(self, *parts: Trace, captures: Sequence[Trace] = ()) -> Trace:
-        """Link the traces of one rank; a single trace that is linked is linked again only if options are set."""
+        """Link a rank's traces; a single trace that is linked already is returned unchanged unless options are set."""
         if len(parts) == 1 and not self.options.linking and not captures and linker.is_linked(parts[0]):
             return parts[0]
         options = {**self.options.linking, "captures": captures} if captures else self.options.linking
@@ -261,6 +261,6 @@ class _Execution:
         return job.map(lambda trace: trace if file_reading.has_too_many_events(trace) else self._link(trace))
 
     def _add_to_resident(self, trace: Trace) -> Trace:
-        """Bound the memory of a trace's tables on disk; its stats are loaded now, since every command reads them."""
+        """Let a trace's tables be loaded on access and evicted; load stats now, since every command reads them."""
         resident = self.resident.add(trace) if trace.loaders else trace
         return resident.replace(stats=trace.table("stats")) if "stats" in trace.loaders else resident

@@ -67,7 +67,7 @@ def _compile_rank_pattern(text: str) -> re.Pattern[str]:
 
 
 def match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
-    """Return the rank by the first pattern that matches the file name; numbers above nine digits are ignored.
+    """Return the rank in a file name by the first matching pattern; numbers of more than nine digits are ignored.
 
     Those are times.
     """
@@ -86,7 +86,7 @@ def match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
 
 
 def list_ranked_files(folder: Path, rank_pattern: str | None = None) -> list[Path]:
-    """Return one file for each rank that occurs in the file names of a folder; empty if it cannot be listed."""
+    """Return a single file for each rank that occurs in the file names of a folder; [] if the folder is unreadable."""
     files: dict[int, Path] = {}
     try:
         patterns = choose_patterns(rank_pattern)

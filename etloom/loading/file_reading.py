@@ -26,7 +26,7 @@ _TYPICAL_COMPRESSION = 12  # factor by which gzip and zstd shrink a trace
 
 
 def estimate_text_bytes(path: Path) -> int:
-    """Estimate the decompressed size of a file, in bytes."""
+    """Estimate the decompressed size of a file in bytes, with a typical compression ratio if it is compressed."""
     return path.stat().st_size * (_TYPICAL_COMPRESSION if formats.is_compressed(path) else 1)
 
 
@@ -54,7 +54,7 @@ def is_large(path: Path) -> bool:
 
 
 def has_too_many_events(trace: Trace) -> bool:
-    """Return whether a trace is too large to link, by the estimated size of its Kineto text (`SPILL_BYTES`)."""
+    """Return whether a trace has too many events to link in memory: as Kineto text it would exceed `SPILL_BYTES`."""
     return trace.rows("events") * _EVENT_BYTES > SPILL_BYTES
 
 

@@ -19,7 +19,7 @@ _MAX_ENDINGS = 6
 
 
 def holds_traces(folder: Path) -> bool:
-    """Return whether a folder contains files whose names only traces have."""
+    """Return whether a folder contains files whose names match the naming schemes of traces (`TRACE_NAME`)."""
     try:
         return folder.is_dir() and any(TRACE_NAME.search(path.name) for path in folder.iterdir())
     except OSError:
@@ -35,7 +35,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]]:
-    """Drop damaged files that have a salvaged copy; return the other paths, and a row of stats for each copy."""
+    """Drop damaged files that have a salvaged copy; return the remaining paths, and a row of stats for each copy."""
     stems = {path: path.name.partition(".json")[0] for path in paths}
     copies = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
     remaining = []
@@ -51,7 +51,7 @@ def prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]
 
 
 def find_converted_file(path: Path) -> str | None:
-    """Return the name of the metrics file from which `etloom convert` created this folder; None for other traces."""
+    """Return the name of the metrics file that `etloom convert` turned into a Parquet folder; None for other paths."""
     if not path.is_dir():
         return None
     try:

@@ -17,7 +17,7 @@ _CONCATENATED_META = ("files", "metadata_events")
 
 
 def join_parts(traces: Sequence[Trace]) -> list[Trace]:
-    """Join the Kineto traces of one rank into one trace; return it with the rank's other traces.
+    """Join the Kineto traces of a rank into a single trace; return the rank's other traces and the joined trace.
 
     A trace that overlaps an earlier one in time, or does not share its clock, is not a part of the same recording: it
     is left out, and counted.

@@ -56,7 +56,7 @@ class LoadOptions:
 
 
 class Source(Enum):
-    """Sources of a rank's tables: files to read and link, a large Kineto file, or saved Parquet."""
+    """Sources from which a rank's tables are loaded: files to read and link, a large Kineto file, or saved Parquet."""
 
     FILES = "files, or their cache entry, read into memory and linked"
     LARGE_KINETO = "a Kineto file that is converted to Parquet in bounded memory, not linked"
@@ -73,7 +73,7 @@ class Storage(Enum):
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The files of one rank, or of a single file, with source and storage of their tables.
+    """The plan for loading a rank or a single file: its files, the source of its tables, and their storage.
 
     ``captures``: traces that recorded the capture of its device graphs.
     """
@@ -86,7 +86,7 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Specifies how a run is loaded: the plan of each rank, the memory limit, and the ranks read in parallel.
+    """Specifies how a run is loaded: a plan per rank, the memory limit, and the number of ranks to read in parallel.
 
     Attributes:
         ranks: the plan of each rank; a single file, which may hold any ranks, has the key None alone.
@@ -125,7 +125,7 @@ def plan_ranks(
     options: LoadOptions,
     captures: Mapping[int, Sequence[Path]] | None = None,
 ) -> LoadPlan:
-    """Plan how the files of each rank are loaded; tables stay on disk if those of all ranks would exceed the memory.
+    """Plan how the files of each rank are loaded; tables stay on disk if all ranks together would exceed the memory.
 
     Args:
         files_by_rank: The files of each rank.

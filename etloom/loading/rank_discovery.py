@@ -142,7 +142,7 @@ class _Discovery:
                 self.ignored.append(path)
 
     def drop_converted_metrics(self) -> None:
-        """Ignore metrics files next to the folder to which they were converted, whose samples would count twice."""
+        """Ignore metrics files that were converted to a folder next to them, since their samples would count twice."""
         metrics = self._list_metrics()
         converted = {name: path for path in metrics if (name := find_converted_file(path)) is not None}
         for path in metrics:
@@ -177,7 +177,7 @@ class _Discovery:
         )
 
     def separate_captures(self) -> None:
-        """Separate graph-capture traces from the traces of ranks, unless all Kineto traces are captures."""
+        """Separate traces of CUDA graph captures from the traces of ranks, unless all Kineto traces are of captures."""
         captures = [
             path for path, name in self.formats.items() if name == "kineto" and CAPTURE_NAME.search(path.name)
         ]
@@ -187,7 +187,7 @@ class _Discovery:
             self.captures = [*captures, *find_captures(self.folder)]
 
     def assign_ranks(self) -> None:
-        """Assign each trace to the rank in its name or contents, else to the only rank if that is unambiguous."""
+        """Assign each trace to the rank in its file name or contents; without such a rank, to the run's only rank."""
         metrics = set(self._list_metrics())
         unranked: list[Path] = []
         for path, format in self.formats.items():
@@ -231,7 +231,7 @@ class _Discovery:
         return rest
 
     def _place_unranked(self, unranked: list[Path]) -> None:
-        """Assign traces of unknown rank to the only rank if they have different formats; number XLA profiles by host.
+        """Assign traces of unknown rank to the only rank if their formats differ; number XLA profiles, a file per host.
 
         Raises:
             ReadError: the ranks are ambiguous.
@@ -260,7 +260,7 @@ class _Discovery:
         self.ranks[min(self.ranks)] += [path for path in self._list_metrics() if path not in placed]
 
     def select_one_per_side(self) -> None:
-        """Select the files to read of each rank: a host and a device trace, or another trace, and metrics."""
+        """Select the files to read per rank: a host and a device trace (or a trace of another kind), and metrics."""
         for rank, paths in sorted(self.ranks.items()):
             self.ranks[rank] = self._select_one_per_side(paths, self.stats[rank])
 
@@ -278,7 +278,14 @@ class _Discovery:
             elif has_observer and self.formats[path] == "execution-trace":
                 continue
             elif side not in selected:
-                stats.append(Stat("job.skipped_file", "info", 1, f"{path.name}: open it separately"))
+                stats.append(
+                    Stat(
+                        "job.skipped_file",
+                        "info",
+                        1,
+                        f"{path.name} is not part of the run: open it separately",
+                    )
+                )
             elif side in by_side and are_parts(path, by_side[side]):
                 parts.append(path)
             elif side in by_side:
@@ -329,7 +336,7 @@ class _Discovery:
             self.stats[None].append(Stat("job.other_runs", "info", len(others), example))
 
     def finish(self) -> DiscoveredRun:
-        """Read the workload card and run.json of the folder, and return the `DiscoveredRun`."""
+        """Read the folder's workload card and run.json; return them with each rank's traces as a `DiscoveredRun`."""
         card = read_first_card(self.folder, self.stats[None])
         run, losses = read_run_json(self.folder, self.stats[None])
         for rank, row in losses.items():
@@ -347,7 +354,7 @@ class _Discovery:
         )
 
     def _assign_captures(self) -> dict[int, list[Path]]:
-        """Return the graph-capture traces of each rank: those with its number in the name or without a number."""
+        """Return each rank's traces of CUDA graph captures: files with the rank's number, or none, in their names."""
         numbers = {path: find_rank_in_name(path) for path in self.captures}
         captures = {
             rank: [path for path, number in numbers.items() if number in (None, rank)] for rank in self.ranks
@@ -359,7 +366,7 @@ class _Discovery:
 
 
 def _find_rank_in_content(path: Path, format: str) -> int | None:
-    """Return the rank that a file states, by its reader's ``find_rank``; None if there is none."""
+    """Return the rank stated in a file's contents, by its reader's ``find_rank``; None if no rank is stated."""
     find_rank = getattr(registry.get("readers", format), "find_rank", None)
     rank = None if find_rank is None else find_rank(path)
     return rank if is_rank(rank) else None

@@ -1,4 +1,4 @@
-"""Tables that exceed the available memory: stored on disk, loaded on access, least recently used ranks evicted.
+"""Load tables from disk on access, and evict those of the least recently used ranks when memory is short.
 
 The memory of a verb then depends on the number of ranks that it needs at a time, not on that of the run: a verb that
 goes from rank to rank loads the tables of each rank on access, and the tables of the rank that was used longest ago are
@@ -18,7 +18,7 @@ from etloom.core.trace import Results, TableLoader, Trace
 
 
 class ResidentTables:
-    """Limits the memory of a run's loaded tables to ``max_table_bytes`` bytes, by evicting the tables of ranks.
+    """Limits the memory of a run's loaded tables to ``max_table_bytes``, by evicting the least recently used ranks.
 
     The tables of one rank always stay.
     """
@@ -30,7 +30,7 @@ class ResidentTables:
         self._lock = threading.Lock()
 
     def add(self, trace: Trace, frames: Mapping[str, pl.DataFrame] | None = None) -> Trace:
-        """Return the trace with tables that stay in memory after the first access until they are evicted.
+        """Return the trace with tables that are loaded on first access and then stay in memory until they are evicted.
 
         Args:
             trace: Its tables have loaders.
@@ -43,7 +43,7 @@ class ResidentTables:
         return trace.replace_loaders(rank.loaders, rank.new_results)
 
     def use(self, rank: _RankTables, added_bytes: int) -> None:
-        """Record an access to a rank that loaded ``added_bytes`` more bytes; evict other ranks above the limit."""
+        """Record an access that loaded ``added_bytes`` bytes of a rank; evict other ranks if the limit is exceeded."""
         with self._lock:
             self._bytes_by_rank[rank] = self._bytes_by_rank.pop(rank, 0) + added_bytes
             self._total += added_bytes
@@ -54,7 +54,7 @@ class ResidentTables:
 
 
 class _Results(dict[tuple[Any, ...], Any]):
-    """A dict of analysis results of a trace that can be referenced weakly."""
+    """A dict of a trace's analysis results; unlike a plain dict, it supports weak references."""
 
     __slots__ = ("__weakref__",)
 
@@ -76,7 +76,7 @@ class _RankTables:
         return results
 
     def use(self, added_bytes: int) -> None:
-        """Record an access to a table of the rank that loaded ``added_bytes`` bytes."""
+        """Record an access to a table of the rank, for which ``added_bytes`` bytes were loaded (0 if in memory)."""
         self._resident.use(self, added_bytes)
 
     def evict(self) -> None:

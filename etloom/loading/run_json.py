@@ -57,7 +57,7 @@ def read_run_json(folder: Path, stats: list[Stat]) -> tuple[dict[str, Any] | Non
 
 
 def find_unfinished_recording(folder: Path) -> str | None:
-    """Return advice for a folder in which a recording has not finished; None if there is none."""
+    """Return advice to the user if a recording in a folder has not finished; None if all have finished."""
     hidden_folders = (
         path for path in folder.glob(".etloom-*") if _HIDDEN.fullmatch(path.name) and path.is_dir()
     )

@@ -95,7 +95,7 @@ def replay_full(
 
 
 class _RankComputation:
-    """Replays the operators of this rank between its communication calls, after a trial run of each operator."""
+    """Replays this rank's operators between its communication calls, after each operator has run once as a trial."""
 
     coverage: pl.DataFrame
     outcomes: tuple[str, ...]
@@ -157,7 +157,7 @@ class _RankComputation:
         return RankWork(executor.advance, executor.describe_position)
 
     def _report_skipped(self, crashing: Mapping[int, str]) -> None:
-        """Report the operators that this rank skips; on ranks other than the first only those that crashed."""
+        """Print the operators that this rank skips; ranks other than rank 0 print only operators that crashed."""
         rank, reasons = self._process.rank, set(crashing.values())
         for row in self.coverage.iter_rows(named=True):
             if row["result"] == "skipped" and (rank == 0 or row["reason"] in reasons):

@@ -33,7 +33,7 @@ PLAN_COLUMNS = {
 
 @dataclass(frozen=True)
 class Call:
-    """A planned collective, send or receive of one rank. Ranks are those of the replay; sizes are elements per tensor.
+    """A planned collective, send or receive of a rank, with ranks numbered as in the replay, sizes in elements.
 
     Attributes:
         inputs, outputs: Sizes. An all-gather has one input and either one output per rank or a single output with all
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Recorded calls of one rank and name that cannot be replayed, with their number and the reason."""
+    """Recorded calls of equal rank and name that cannot be replayed: how many there are, and the reason."""
 
     rank: int
     name: str
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """Rank groups of all collective calls, in the order of their creation. Messages use the default group."""
+        """Rank groups of all collective calls, in the order of creation; sends and receives use the default group."""
         return sorted({call.group for calls in self.calls for call in calls if call.peer is None})
 
 
@@ -122,7 +122,7 @@ class RankPlan:
 
 
 def plan_notes(plan: Plan) -> list[str]:
-    """Return notes for the report, one line each: skipped calls, then differences between plan and recording."""
+    """Return one line of text per kind of skipped calls, then one line per difference between plan and recording."""
     skipped = [
         f"not replayed on rank {entry.rank}: {entry.count:,} {entry.name}: {entry.reason}"
         for entry in plan.skipped
@@ -147,7 +147,7 @@ def plan_caveats(plan: Plan) -> list[str]:
 
 
 def plan_table(plan: Plan) -> pl.DataFrame:
-    """Return the plan as a table (PLAN_COLUMNS): one row per call, then one per skipped kind of call."""
+    """Return the plan as a table (PLAN_COLUMNS): one row per call, then one row per kind of skipped calls."""
     rows = [
         {
             "rank": rank,

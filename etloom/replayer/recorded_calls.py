@@ -29,7 +29,7 @@ RAISED_REASON = "it raised an exception in the recording"
 
 @dataclass
 class RecordedCall:
-    """A recorded communication call, the source of a `Call` of the plan; ranks are those of the recording.
+    """A recorded communication call, from which a planned `Call` is derived; ranks are numbered as in the recording.
 
     Attributes:
         waits: Positions of the calls that were waited for after this call and before the next.
@@ -100,7 +100,7 @@ def world_ranks(job: Job, trace: Trace) -> Group:
 
 
 def recorded_groups(job: Job) -> set[Group]:
-    """Return the recorded process groups as tuples of ranks, including all ranks; empty if a rank is missing."""
+    """Return the recorded process groups and the group of all ranks, as tuples; empty if a rank has no trace."""
     worlds = {world_ranks(job, trace) for trace in job.values()}
     if worlds != {tuple(job)}:
         return set()
@@ -212,7 +212,7 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _size_problem(call: RecordedCall) -> str | None:
-    """Return why the data type, a size or the group of a recorded call prevents its replay; None if they are valid."""
+    """Return the reason if a recorded call's data type, sizes or group prevent a replay; None if all are valid."""
     if call.collective != "barrier" and categories.itemsize(call.dtype) is None:
         return f"unknown data type {call.dtype!r}" if call.dtype else "its data type was not recorded"
     sizes = (call.inputs, call.outputs, call.in_split, call.out_split)
@@ -226,7 +226,7 @@ def _size_problem(call: RecordedCall) -> str | None:
 
 
 def global_rank(recorded: int | None, name: str, group: Group | None) -> int | None:
-    """Return the global rank of a root or peer: c10d operators record its index in the group, all others the rank."""
+    """Return the global rank of a root or peer; c10d operators record an index in the group, others the rank itself."""
     if recorded is None or not name.startswith("c10d::") or not group:
         return recorded
     return group[recorded] if 0 <= recorded < len(group) else None

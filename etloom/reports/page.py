@@ -24,7 +24,8 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """The contents of an HTML page: plain text, but ``subtitle``, ``summary``, ``sections`` and ``data`` are HTML.
+    """The contents of an HTML page. ``subtitle``, ``summary``, ``sections`` and ``data`` are HTML, the other fields
+    plain text.
 
     ``scripts``: names of the JavaScript files next to this module, in order. ``data``: script elements with data.
     """

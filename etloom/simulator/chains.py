@@ -1,4 +1,4 @@
-"""A prediction scenario on a contracted graph: about a tenth of the points of the dependency graph, at the same times.
+"""Contracts the graph of a prediction scenario to about a tenth of its points, whose times stay the same.
 
 Chains of edges of one basis become one edge (`graphs.contraction`). Points stay that a prediction reads: the first and
 last ones of ranks and steps, the starts of step annotations, and both ends of each communication.
@@ -40,13 +40,11 @@ class ChainScenario:
 
     @cached_property
     def durations(self) -> Durations:
-        """The duration of the run, its ranks and its steps, computed from the times of the points that the contraction
-        retains."""
+        """The durations of the run, its ranks and its steps, from the times of the contracted graph's points."""
         return Durations(self.scenario, self.extremes)
 
     def expand(self, changed: Scenario) -> Scenario:
-        """Return ``changed``, a copy of ``scenario`` with other lags of communications, on the whole (uncontracted)
-        graph."""
+        """Return ``changed`` (``scenario`` with other communication lags) on the whole, uncontracted graph."""
         chains = np.flatnonzero(changed.lag != self.scenario.lag)
         lag = self.whole.lag.copy()
         lag[self.contraction.last[chains]] = changed.lag[chains]  # each of them is a single edge
@@ -60,7 +58,7 @@ class ChainScenario:
 
 
 def contract_scenario(scenario: Scenario, extremes: Extremes | None = None) -> ChainScenario:
-    """Return the scenario on a contracted graph, in which chains of edges from one source of times are single edges.
+    """Return the scenario on a contracted graph, in which a chain of edges with the same `Basis` is a single edge.
 
     Args:
         extremes: the extreme points of its graph, if known; they are the same whichever lags change.
@@ -99,7 +97,7 @@ def contract_scenario(scenario: Scenario, extremes: Extremes | None = None) -> C
 
 
 def _mark_changes_of_basis(graph: Graph, basis: UInt8Array, anchors: NDArray[np.bool_]) -> None:
-    """Mark the points with a single edge into them, of another basis than an edge out of them."""
+    """Mark in ``anchors`` the points at which an outgoing edge has another `Basis` than the incoming edge."""
     if basis.size and (basis == basis[0]).all():
         return
     before = basis[np.minimum(graph.first[:-1], basis.size - 1)]
@@ -107,7 +105,7 @@ def _mark_changes_of_basis(graph: Graph, basis: UInt8Array, anchors: NDArray[np.
 
 
 def _renumber(communications: Communications, contraction: ContractedGraph) -> Communications:
-    """Return the communications with the numbers of kept points and of chains."""
+    """Return the communications with point and edge numbers replaced by those of the contracted graph."""
 
     def find_chains(edges: Int64Array) -> Int64Array:
         return np.where(edges >= 0, contraction.chain[edges], -1).astype(np.int64)

@@ -24,26 +24,25 @@ _CHUNK_EDGES = 1 << 15
 
 
 class Lags(NamedTuple):
-    """Lags of edges, int64 ns: the minimum latency and the unexplained delays of the upper and the lower bound."""
+    """Lags of edges, int64 ns: minimum latency, and unexplained delay at the upper and at the lower bound."""
 
     min_latency: Int64Array
     upper: Int64Array
     lower: Int64Array
 
     def take(self, rows: Int64Array) -> Lags:
-        """Return the lags of the edges at these positions."""
+        """Return the lags of the edges at the positions ``rows``."""
         return Lags(*(part[rows] for part in self))
 
     def sum_times(self, *, upper: bool = False) -> float:
-        """Return the sum of all lags in ns, with the unexplained delays of the upper or the lower bound; removed edges
-        count 0."""
+        """Return the sum of all lags (ns) at the upper or the lower bound; removed edges count 0."""
         delay = self.upper if upper else self.lower
         latencies = np.maximum(self.min_latency, 0).sum(dtype=np.float64)
         return float(latencies + delay.sum(dtype=np.float64))
 
 
 class LagStep(Protocol):
-    """One change of lags, and the numbers of the ``edges`` that it changes, ascending."""
+    """A change of edge lags; ``edges``: the numbers of the edges that it changes, ascending."""
 
     @property
     def edges(self) -> Int32Array: ...
@@ -52,8 +51,7 @@ class LagStep(Protocol):
         """Return the positions in ``edges`` of the edges that the step changes."""
 
     def compute(self, before: Lags, edges: Int32Array) -> Lags:
-        """Return the new lags of ``edges`` (all changed by this step), computed from ``before``, their lags before the
-        step."""
+        """Return the new lags of ``edges`` (all changed by this step), computed from ``before``, the previous lags."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +75,7 @@ class SetLags:
 
 @dataclass(frozen=True, eq=False)
 class ScaleLags:
-    """A user's change (multiply, set or add) of the minimum latencies of the selected edges and of their removable
-    delay.
+    """A user's change (multiply, set or add) of the selected edges' minimum latencies and of their removable delays.
 
     ``selection``: its edges. ``kinds``: of the edges of the graph. ``usual_delays``: by kind, the delay that may
     disappear, ns.
@@ -119,7 +116,7 @@ class ScaleLags:
         lower: ChainLags,
         groups: GroupedEdges | None = None,
     ) -> tuple[int, float]:
-        """Apply the change to recorded lags, directly in the lags of chains: like `compute`, in one pass and in place.
+        """Apply the change to the recorded lags of the contracted graph's chains, in place; same result as `compute`.
 
         Args:
             contraction: the contracted graph.
@@ -167,15 +164,15 @@ class ChangedLags:
 
     @property
     def is_recorded(self) -> bool:
-        """True if no step was added, so that all lags are those of the recording."""
+        """True if there is no change, so that all lags are those of the recording."""
         return not self._steps
 
     def append(self, step: LagStep) -> None:
-        """Add a step after the previous ones."""
+        """Append a change of lags, which applies after the previous changes."""
         self._steps.append(step)
 
     def add(self, step: LagStep) -> Iterator[tuple[Int32Array, Lags, Lags]]:
-        """Yield, in chunks, the edges that a step changes with their lags before and after it; then add the step."""
+        """Yield chunks of the edges that a change modifies, with lags before and after it; then append the change."""
         for low in range(0, len(step.edges), _CHUNK_EDGES):
             edges = step.edges[low : low + _CHUNK_EDGES]
             before = self.read(edges)
@@ -183,7 +180,7 @@ class ChangedLags:
         self.append(step)
 
     def read(self, edges: Int32Array) -> Lags:
-        """Return the lags of these edges after all steps."""
+        """Return the lags of the edges ``edges`` after all changes."""
         delays = self._graph.unexplained[edges]
         lags = Lags(self._graph.min_latency[edges], delays, delays.copy())
         for step in self._steps:
@@ -193,7 +190,7 @@ class ChangedLags:
         return lags
 
     def read_all(self) -> Lags:
-        """Return the lags of all edges of the graph after all steps, as new arrays."""
+        """Return the lags of all edges of the graph after all changes, as new arrays."""
         graph = self._graph
         lags = Lags(graph.min_latency.copy(), graph.unexplained.copy(), graph.unexplained.copy())
         for step in self._steps:
@@ -208,7 +205,7 @@ def _put(lags: Lags, rows: Int64Array, values: Lags) -> None:
 
 
 def _change_latencies(change: Change, before: Int64Array) -> Int64Array:
-    """Return these minimum latencies after the change."""
+    """Return the minimum latencies ``before`` (ns) after a user's change: multiplied, set or increased."""
     if change.times is not None:
         return scale_lags(before, change.times)
     if change.to_ns is not None:

@@ -101,8 +101,7 @@ class NoStraggler:
 
 @dataclass(frozen=True)
 class LikePeers:
-    """A change by which these ranks take, for each operation, the median time of the other ranks with the same
-    program."""
+    """A change by which ``ranks`` take, for each operation, the median time of other ranks with the same program."""
 
     ranks: tuple[int, ...]
 
@@ -197,7 +196,7 @@ def parse_network(bandwidth: str | None, latency_ns: int | None) -> Network:
 
 
 def parse_factor(text: str) -> float:
-    """Parse 2x, x2 or 2. Raises EtloomError for other texts and values outside 1 / MAX_FACTOR to MAX_FACTOR."""
+    """Parse a factor: 2x, x2 or 2. Raises EtloomError for other texts and outside 1 / MAX_FACTOR to MAX_FACTOR."""
     match = re.fullmatch(_FACTOR, text.strip())
     if match is None or not 1 / MAX_FACTOR <= float(match[1]) <= MAX_FACTOR:
         raise InvalidValue(
@@ -217,7 +216,7 @@ def parse_duration_ns(text: str) -> int:
 
 
 def _to_ns(amount: str, unit: str) -> int | None:
-    """Convert to ns; None above MAX_NS."""
+    """Convert an amount of a time unit (ns, us, ms, s) to ns; None above MAX_NS."""
     ns = float(amount) * NS_PER_UNIT[unit]
     return round(ns) if ns <= MAX_NS else None
 

@@ -64,7 +64,7 @@ class Durations:
         self._has_ranks = len(scenario.template) > 1
 
     def measure(self, time: Int64Array) -> Int64Array:
-        """Return the duration of each row in ns, as int64, from the time of each point of the graph."""
+        """Return the duration of each row of ``rows``, int64 ns, from the time of each point of the graph."""
         parts = [np.array([time.max() - time.min()])]
         periods = self._periods(time)
         if periods.size:
@@ -74,7 +74,7 @@ class Durations:
         return np.concatenate([*parts, self._by_step.measure(time)])
 
     def _periods(self, time: Int64Array) -> Int64Array:
-        """Return the time of each step until the next one on its rank, see "step time"."""
+        """Return the time (ns) from each step to the next step of the same rank, see the scope "step time"."""
         starts = time[self._starts["point"].to_numpy()]
         ranks = self._starts["rank"].to_numpy()
         periods = np.diff(starts)
@@ -108,7 +108,7 @@ class PointSpans:
 
 
 def find_step_starts(scenario: Scenario) -> pl.DataFrame:
-    """Return rank, step, and the number of the point at which each step annotation starts, sorted by rank and step."""
+    """Return a table of the step annotations: rank, step, and the graph point at which the annotation starts."""
     graph = scenario.graph
     marks = pl.concat(
         scenario.recorded[rank]
@@ -130,7 +130,7 @@ def find_step_starts(scenario: Scenario) -> pl.DataFrame:
 
 
 def _list_step_annotations(trace: Trace) -> pl.DataFrame:
-    """Return event and step of the outermost annotation of each step."""
+    """Return a table of the outermost annotation of each step of a trace: event (id), step (number)."""
     is_annotation = arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
     marks = trace.events.filter(pl.Series(is_annotation) & pl.col("step").is_not_null())
     first = marks.sort("ts", "id").unique("step", keep="first", maintain_order=True)

@@ -53,7 +53,7 @@ class Selection:
         return self.filter(self.target)
 
     def filter(self, edges: Edges) -> Edges:
-        """Return the selected ones among ``edges``, which must all be edges of the target."""
+        """Return the selected edges among ``edges``, which must all be edges of the change's target."""
         if self.marked is None:
             return edges
         selected: Edges = _native.select_edges(edges, self.owner_rows, self.marked)
@@ -69,7 +69,7 @@ class Selection:
         return np.flatnonzero(is_selected)
 
     def __bool__(self) -> bool:
-        """Whether any edge is selected."""
+        """True if any edge is selected."""
         starts = range(0, len(self.target), _CHUNK_EDGES)
         return any(self.filter(self.target[start : start + _CHUNK_EDGES]).size for start in starts)
 
@@ -86,7 +86,7 @@ class EdgeSelector:
         self._targets: dict[str, Edges] = {}
 
     def prepare(self) -> None:
-        """Compute in advance the edges of every target, and the tables of names and parents, that `select` uses."""
+        """Compute in advance all that `select` needs: the edges of each target, and names and parents of the events."""
         for target in TARGETS:
             self.select_target(target)
         for name in ("_names", "_parents"):
@@ -187,7 +187,7 @@ class EdgeSelector:
 
     @cached_property
     def _first_rows(self) -> dict[int, int]:
-        """The row of the first event of each rank."""
+        """The row of each rank's first event in the joined event tables of all ranks."""
         heights = [trace.events.height for trace in self.job.values()]
         return dict(zip(self.job, np.cumsum([0, *heights]).tolist(), strict=False))
 
@@ -203,7 +203,7 @@ class EdgeSelector:
 
     @cached_property
     def _names(self) -> tuple[text_codes.Codes, text_codes.Codes, pl.Series]:
-        """The code of the name of each row, the distinct codes, and their names."""
+        """The integer code of each event's name, the distinct codes, and the name of each distinct code."""
         names = pl.concat([trace.events["name"] for trace in self.job.values()], rechunk=True)
         codes = text_codes.read_codes(names)
         rows = text_codes.find_distinct(codes)[0]
@@ -211,7 +211,7 @@ class EdgeSelector:
 
     @cached_property
     def _parents(self) -> Int32Array:
-        """The row of the enclosing event of each row, -1 for none."""
+        """The row of each event's enclosing event in the joined event tables of all ranks; -1 for none."""
         parts = []
         for rank, trace in self.job.items():
             parents = rows_of_ids(trace.events, trace.events["parent"])
@@ -220,7 +220,7 @@ class EdgeSelector:
 
     @cached_property
     def _stated_collectives(self) -> pl.DataFrame:
-        """The rows (row, collective) whose arguments state a collective; a message stays a send or a receive."""
+        """A table (row, collective) of the events whose arguments name their collective, without messages."""
         parts = []
         for rank, trace in self.job.items():
             table = self._participations(rank)
@@ -232,17 +232,17 @@ class EdgeSelector:
         return pl.concat(parts)
 
     def _filter(self, edges: Edges, rows: Mask) -> Edges:
-        """Return those of the edges whose owner is one of the rows of a mask."""
+        """Return the edges whose owner event is marked in the mask ``rows``."""
         selected: Edges = _native.select_edges(edges, self.owner_rows, rows)
         return selected
 
     def _mask_rows(self, mask: Callable[..., Mask], *arguments: Any) -> Mask:
-        """Return the masks of all traces as one mask of all rows."""
+        """Compute a mask of the events of each rank, and return the masks of all ranks as a single mask."""
         return np.concatenate([mask(trace, *arguments) for trace in self.job.values()])
 
     def _mask_names(self, pattern: str, target: str) -> Mask:
-        """Mask the rows whose event has a name that matches; for the target op also rows inside such an event, for comm
-        also rows that run a collective of this name."""
+        """Return a mask of the events whose name matches a pattern; for the target op also of events inside them, for
+        comm also of events that run a collective with a matching name."""
         expression = wildcard_to_regex(pattern)
         has_name = self._match_names(lambda names: arrays.match_text(names, expression))
         if target == "op":
@@ -250,7 +250,7 @@ class EdgeSelector:
         return has_name | self._mask_collectives(pattern) if target == "comm" else has_name
 
     def _match_names(self, predicate: Callable[[pl.Series], Mask]) -> Mask:
-        """Mask the rows whose name satisfies a predicate, which is evaluated once per name."""
+        """Return a mask of the events whose name satisfies a predicate, which is evaluated once per name."""
         codes, distinct, names = self._names
         table = np.zeros(int(distinct.max(initial=0)) + 2, np.uint8)  # the last entry is for null
         table[distinct] = predicate(names)
@@ -258,7 +258,8 @@ class EdgeSelector:
         return mask
 
     def _mask_collectives(self, pattern: str) -> Mask:
-        """Mask the rows that are, or run, a collective with this name: all_reduce, allreduce, all-reduce."""
+        """Return a mask of the events that are, or run, a collective whose name matches ``pattern``; the spellings
+        all_reduce, allreduce and all-reduce are equal."""
         plain = pattern.lower().replace("-", "_")
         expression = wildcard_to_regex(categories.parse_collective(plain) or plain)
 
@@ -272,13 +273,13 @@ class EdgeSelector:
         return mask
 
     def _mask_values(self, key: str, value: str) -> Mask:
-        """Mask the rows in a process group with this name, or with this step or stream."""
+        """Return a mask of the events with step or stream ``value``, or in a process group whose name matches it."""
         if key == "group":
             return np.concatenate([self._mask_group(rank, wildcard_to_regex(value)) for rank in self.job])
         return self._mask_rows(lambda trace: (trace.events[key] == int(value)).fill_null(False).to_numpy())
 
     def _mask_group(self, rank: int, expression: str) -> Mask:
-        """Mask the events of a rank in a process group with a name like this."""
+        """Return a mask of a rank's communications in process groups whose name matches a regular expression."""
         events = self.job[rank].events
         has_group_name = pl.col("pg_name", "pg_desc").str.contains(expression)
         in_group = self._participations(rank).filter(pl.any_horizontal(has_group_name.fill_null(False)))

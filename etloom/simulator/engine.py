@@ -122,13 +122,13 @@ class Simulated:
 
     @cached_property
     def reasons(self) -> list[str]:
-        """Sentences on what bounds the prediction, what it depends on and what it leaves out."""
+        """Sentences that explain the prediction: what limits the time, what it depends on, and what is not modelled."""
         from etloom.simulator.reasons import explain_simulation
 
         return explain_simulation(self)
 
     def _makespans_ms(self) -> tuple[float, float, float]:
-        """Return the recorded makespan, its upper and its lower bound, in ms."""
+        """Return the recorded makespan, and the upper and the lower bound of the predicted makespan, in ms."""
         recorded, upper, lower = (
             self.graph.makespan(time) / 1e6 for time in (self.recorded, self.upper_times, self.lower_times)
         )
@@ -149,7 +149,7 @@ class Simulated:
 
 
 def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | None = None) -> Simulated:
-    """Predict the times of a job with these changes, which are applied in order.
+    """Predict the times of a job after what-if changes, which are applied in order.
 
     Args:
         job: linked traces.
@@ -210,7 +210,7 @@ class _Schedule:
             self._change_lags(change)
 
     def _add(self, step: LagStep) -> None:
-        """Add a step to the lags, and its differences to those of the chains and to what `Simulated` counts."""
+        """Append a change of lags, and update the chain lags and the sums that `Simulated` reports."""
         for edges, before, after in self.lags.add(step):
             for chains, old, new in (
                 (self.upper, before.min_latency + before.upper, after.min_latency + after.upper),
@@ -242,7 +242,7 @@ class _Schedule:
         self.peers.append(peers)
 
     def _change_network(self, change: Network) -> None:
-        """Give transfers the times of another network, under the delays of either bound."""
+        """Replace transfer times by those on another network, for the upper and the lower bound."""
         if not self.edges.communication.any():
             raise no_communication_error(change)
         recorded, fit = self.recording.scenario, self.recording.network_fit
@@ -281,7 +281,7 @@ class _Schedule:
 
 
 def _check_range(change: AnyChange, total: float) -> None:
-    """Raise EtloomError if sums of the lags, in ``total``, would not fit 64 bits."""
+    """Raise EtloomError if the sum of all lags, ``total`` (ns), is too large for 64-bit times."""
     if total > -float(REMOVED_LAG):
         raise EtloomError(
             f"{change.text!r} makes times exceed 64 bits", remedy="use a smaller factor or time"

@@ -64,7 +64,7 @@ def renumber_extremes(extremes: Extremes, contraction: ContractedGraph) -> Extre
 
 
 def _number_steps(graph: Graph, job: Job, template: Mapping[int, int]) -> tuple[pl.DataFrame, Int32Array]:
-    """Return the steps of ranks (number, rank, step, count), and the number of each point's step, -1 for none."""
+    """Return a table of all ranks' steps (number, rank, step, count of points), and the step number of each point."""
     numbers = np.full(len(graph), -1, np.int32)
     keys, total = [], 0
     for rank, points in graph.group_points():

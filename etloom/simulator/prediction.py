@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def recorded(self) -> Scenario:
-        """The recording as a scenario, on a contracted graph."""
+        """The recorded job as a scenario on a contracted graph."""
         return self.recording.chains.scenario
 
     @property
@@ -108,14 +108,14 @@ class Prediction:
         )
 
     def _vary_lags(self) -> list[tuple[Int64Array, Int64Array]]:
-        """Return for each basis the times with its lags at the lower and at the upper end of their intervals."""
+        """Return for each `Basis` the point times with its lags at the lower and at the upper end of their interval."""
         ends = [(basis, sign) for basis in self.scenario.lag_sums for sign in (-1, 1)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             times = list(pool.map(self._compute_varied_times, ends))
         return list(zip(times[::2], times[1::2], strict=True))
 
     def _compute_varied_times(self, end: tuple[Basis, int]) -> Int64Array:
-        """Return the times with the lags of a basis at the lower (-1) or the upper end (1) of their interval."""
+        """Return the point times with the lags of a `Basis` at the lower (-1) or upper end (1) of their interval."""
         basis, sign = end
         largest = math.log(_MAX_NS / max(1.0, self.scenario.lag_sums[basis]))
         exponent = min(sign * Z_90 * self.scenario.deviations[basis], max(0.0, largest))
@@ -123,8 +123,7 @@ class Prediction:
 
     @property
     def reproduction_error(self) -> float | None:
-        """Step time (without steps: run time) from the fitted network divided by the recorded one, minus 1; None if
-        unknown."""
+        """The relative error with which the fitted network reproduces the step (or run) time; None if unknown."""
         return self.recording.reproduction_error
 
     @cached_property
@@ -141,7 +140,7 @@ class Prediction:
         return [line if abs(error) <= 5 else f"do not rely on this: {line}"]
 
     def _explain_bases(self) -> list[str]:
-        """Return one sentence per basis: its share of all lags, and its uncertainty."""
+        """Return a sentence per `Basis` (source of times): its share of all lags, and its standard deviation."""
         scenario = self.scenario
         total = max(sum(scenario.lag_sums.values()), 1.0)
         lines = []
@@ -203,7 +202,7 @@ def predict(
     if has_operations(job):
         raise EtloomError(
             "a pipeline operation trace has neither sizes of messages nor kernels: only its pipeline can change",
-            remedy="such as --parallel pp=8,mb=32, alone",
+            remedy="specify pipeline sizes only, such as --parallel pp=8,mb=32",
         )
     prediction = _predict_times(
         job, get_recorded_run(job, graph), (network, recorded_network), (ranks, parallel or None), device
@@ -232,7 +231,7 @@ def _check_reproduction(prediction: Prediction) -> None:
 def _split_parallel(
     job: Job, ranks: int | None, parallel: Mapping[str, int] | None
 ) -> tuple[dict[str, int], int | None, dict[str, int]]:
-    """Split the sizes of axes into those of the pipeline, and the number of ranks and the sizes for `resize`."""
+    """Split requested sizes into pipeline sizes (pp, vp, mb), and the number of ranks and other sizes for `resize`."""
     others = dict(parallel or {})
     sizes = {axis: others.pop(axis) for axis in PIPELINE_AXES if axis in others}
     if not sizes:
@@ -266,7 +265,7 @@ def _predict_times(
     sizes: tuple[int | None, Mapping[str, int] | None],
     device: str | None,
 ) -> Prediction:
-    """Predict a job without changes of its pipeline; networks: the new and the recorded one."""
+    """Predict a job without changes of its pipeline; ``networks``: the new and the recorded network."""
     network, recorded_network = networks
     ranks, parallel = sizes
     recorded, fit = recording.scenario, recording.network_fit
@@ -295,7 +294,7 @@ def _parse_network(text: str | None) -> float | Topology | None:
 
 
 def _widen_by_error(prediction: Prediction) -> Prediction:
-    """Return the prediction with deviations that include the error of reproducing the recording."""
+    """Return the prediction with standard deviations widened by the error of reproducing the recording."""
     scenario, error = prediction.scenario, prediction.reproduction_error or 0.0
     deviations = {basis: float(np.hypot(value, error)) for basis, value in scenario.deviations.items()}
     return replace(prediction, scenario=scenario.replace(deviations=deviations))

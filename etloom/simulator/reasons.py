@@ -72,7 +72,7 @@ def _explain_coverage(job: Job) -> list[str]:
 
 
 def _explain_peers(simulated: Simulated) -> list[str]:
-    """Return sentences on the waits of ranks that now work like their peers, and on what has no counterpart."""
+    """Return sentences on the share of time that ranks take from the median of peers, and on how their waits change."""
     lines = []
     for peers in simulated.peers:
         share = 100 * peers.matched_ns / peers.own_ns if peers.own_ns else 0
@@ -112,7 +112,7 @@ def _changes_communication(change: AnyChange) -> bool:
 
 
 def _explain_communication(simulated: Simulated) -> list[str]:
-    """Return sentences on wait and transfer, and on communication that could not be matched."""
+    """Return sentences on the time of waits and transfers in communication, and on unmatched communications."""
     lines = []
     wait_ns, transfer_ns = simulated.recording.wait_and_transfer_ns
     if wait_ns > transfer_ns:

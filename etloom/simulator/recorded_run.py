@@ -1,4 +1,4 @@
-"""The recorded run and what all predictions of a job derive from it: computed on first use and cached with the job."""
+"""The recorded run: its dependency graph and the values that all predictions of a job share, cached with the job."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class RecordedRun:
 
     @cached_property
     def edges(self) -> EdgeSelector:
-        """The selector of edges by the events to which their times belong."""
+        """The `EdgeSelector`, which selects graph edges by the events to which their times belong."""
         return EdgeSelector(self.graph.graph, self._job)
 
     def group_target(self, target: str) -> GroupedEdges | None:
-        """Return the edges of a target of changes, grouped by chains of the contracted graph; None if they are few."""
+        """Return the edges of a target of changes, grouped by chain of the contracted graph; None if they are few."""
         if target not in self._groups:
             edges = self.edges.select_target(target)
             is_large = len(edges) >= MIN_GROUPED_EDGES
@@ -111,12 +111,11 @@ class RecordedRun:
 
     @cached_property
     def kept_starts(self) -> Int64Array:
-        """`starts` of the points of the contracted graph, ns. Not to be modified."""
+        """The earliest possible start of each point of the contracted graph, ns. Not to be modified."""
         return self.starts[self.contraction.points]
 
     def expand_starts(self, starts: Int64Array) -> Int64Array:
-        """Return start times of all points from those of the contracted graph's points, which include all without
-        incoming edges."""
+        """Return start times (ns) of all points of the graph, with ``starts`` for points of the contracted graph."""
         start = self.starts.copy()
         start[self.contraction.points] = starts
         return start
@@ -130,8 +129,7 @@ class RecordedRun:
     def describe_path(
         self, time: Int64Array, lags: ChainLags, read: Callable[[Int32Array], Int64Array]
     ) -> str:
-        """Describe the critical path at these times and lags as text: the share of each kind of work and wait, in
-        percent.
+        """Describe the critical path as text (percent per kind of work and wait), for point times and chain lags.
 
         Args:
             time: of the kept points; lags: of the chains; read: returns the lags of edges.
@@ -154,8 +152,7 @@ class RecordedRun:
         return self.contract(self.scenario)
 
     def contract(self, scenario: Scenario) -> ChainScenario:
-        """Return a scenario on a contracted graph; points that can be first or last are reused if its graph is the
-        recorded one."""
+        """Contract the graph of a scenario; for the recorded graph, the extreme points (first, last) are reused."""
         return contract_scenario(scenario, self._extremes if scenario.graph is self.graph.graph else None)
 
     @cached_property
@@ -182,20 +179,18 @@ class RecordedRun:
 
     @cached_property
     def network_fit(self) -> NetworkFit | None:
-        """The network model fitted to the recorded communications; None if none has a known size and group."""
+        """The network model fitted to the recorded communications; None if none states its size and process group."""
         return try_fit(self.scenario)
 
     @cached_property
     def reproduced(self) -> Scenario | None:
-        """The recorded scenario, contracted, with transfer times from the fitted network; None if none could be
-        fitted."""
+        """The recorded scenario, contracted, with transfer times on the fitted network; None without such a network."""
         fit = self.network_fit
         return None if fit is None else apply_network(self.chains.scenario, fit.model, Basis.FITTED)
 
     @cached_property
     def reproduction_error(self) -> float | None:
-        """Step time (without steps: run time) from the fitted network divided by the recorded one, minus 1; None if
-        unknown."""
+        """The relative error with which the fitted network reproduces the step (or run) time; None if unknown."""
         if self.reproduced is None:
             return None
         durations = self.chains.durations
@@ -219,8 +214,7 @@ class RecordedRun:
 
 
 def sum_wait_and_transfer(graph: Graph, time: Int64Array) -> tuple[int, int]:
-    """Return the total time in which ranks wait for the last rank of a communication, and that of the transfers after
-    it, ns."""
+    """Return the total time (ns) of waits for the last rank of communications, and the total time of transfers."""
     sums = []
     for kinds in ((EdgeKind.ARRIVAL,), TRANSFER_KINDS):
         edges = np.flatnonzero(np.isin(graph.kind, kinds))

@@ -57,8 +57,7 @@ def recorded_starts(graph: Graph) -> Int64Array:
 
 
 def find_communications(job: Job, graph: Graph) -> Communications:
-    """Find the communications of a job in its graph; one without matching calls on other ranks is an instance by
-    itself."""
+    """Find a job's communications in its graph, matched across ranks; each unmatched communication is an instance."""
     facts = pl.concat([_describe_participations(job, rank) for rank in job])
     table = facts.join(_find_own_edges(graph), on=("rank", "event")).join(
         _find_transfers(graph), on=("rank", "event"), how="left", maintain_order="left"
@@ -84,7 +83,7 @@ def find_communications(job: Job, graph: Graph) -> Communications:
 
 
 def _describe_participations(job: Job, rank: int) -> pl.DataFrame:
-    """List the participations of a rank with the members of their groups."""
+    """Return a table of the communications in which a rank takes part, with the members of their process groups."""
     trace = job[rank]
     table = trace.compute_once(list_participations, rank)
     world = trace.meta.get("world_size")
@@ -119,7 +118,7 @@ def _parse_ranks(text: str | None) -> list[int] | None:
 
 
 def _find_own_edges(graph: Graph) -> pl.DataFrame:
-    """Return the edge from begin to finish of each kernel and asynchronous range."""
+    """Return a table of the edge from begin to finish of each kernel and asynchronous range, with both points."""
     target = graph.target
     edges = np.flatnonzero(np.isin(graph.kind, _DURATION_KINDS) & (graph.role[target] == PointRole.END))
     return pl.DataFrame(
@@ -134,7 +133,7 @@ def _find_own_edges(graph: Graph) -> pl.DataFrame:
 
 
 def _find_transfers(graph: Graph) -> pl.DataFrame:
-    """Return each rank's part in a matched communication: the point where it arrives, and the transfer."""
+    """Return for each rank's part in a matched communication its arrival point (of the last rank) and transfer edge."""
     target = graph.target
     frames = []
     for kinds, outside, arrival in (

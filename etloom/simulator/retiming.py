@@ -18,13 +18,13 @@ _TIMED_TABLES = ("memory", "counters", "flows")
 
 
 def retime_job(job: Job, graph: Graph, time: Int64Array) -> Job:
-    """Return the job with its events moved to these times of the graph's points; interpolated events are counted in
-    stats."""
+    """Return the job with its events moved to new point times (ns); interpolated events are counted in stats."""
     return Job({rank: retime_rank(trace, graph, time, rank) for rank, trace in job.items()}, job.meta)
 
 
 def retime_rank(trace: Trace, graph: Graph, time: Int64Array, rank: int) -> Trace:
-    """Return a trace with its events moved to ``time`` (ns, per point); ``rank`` is its number in the graph."""
+    """Return a trace with its events moved to ``time`` (ns, per graph point); ``rank``: its rank number in the
+    graph."""
     has_event = (graph.rank == rank) & (graph.event >= 0)
     points = pl.DataFrame(
         {
@@ -65,7 +65,7 @@ def retime_rank(trace: Trace, graph: Graph, time: Int64Array, rank: int) -> Trac
 
 
 class _TimeMaps:
-    """Maps recorded to new times by track: piecewise linear between points, never decreasing."""
+    """Maps recorded to new times by track (thread, stream): piecewise linear between graph points, never decreasing."""
 
     def __init__(self, events: pl.DataFrame, points: pl.DataFrame) -> None:
         placed = points.join(events.select("id", "pid", "tid"), on="id", how="left")
@@ -76,7 +76,7 @@ class _TimeMaps:
         self._rank = _time_map(points)
 
     def map_column(self, rows: pl.DataFrame, column: str) -> np.ndarray:
-        """Return the new times of rows (pid, tid, column)."""
+        """Return the new times of a column of times, for rows with the columns pid and tid (their track)."""
         times = rows[column].fill_null(0).to_numpy().astype(np.int64)
         moved = _map_times(self._rank, times)
         numbered = rows.select("pid", "tid").with_row_index("row")
@@ -87,7 +87,7 @@ class _TimeMaps:
         return moved
 
     def map_rank_times(self, times: np.ndarray) -> np.ndarray:
-        """Return new times by all points of the rank."""
+        """Return the new times of ``times``, interpolated between all points of the rank."""
         return _map_times(self._rank, times)
 
 
@@ -97,7 +97,7 @@ def _time_map(points: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _map_times(curve: tuple[np.ndarray, np.ndarray], times: np.ndarray) -> np.ndarray:
-    """Map times along a curve; before and after it they keep their distance to its ends. Exact in integers."""
+    """Map times along a piecewise linear curve; times outside of it shift with its nearest end. Exact in integers."""
     recorded, new_times = curve
     if not len(recorded):
         return times.copy()

@@ -23,7 +23,7 @@ from etloom.graphs.graph import Graph, Int64Array, UInt8Array
 
 
 class Basis(IntEnum):
-    """How a predicted time was obtained, from the most to the least reliable source."""
+    """The source of a predicted time; members are ordered from the most to the least reliable."""
 
     RECORDED = 0  # as recorded
     FITTED = 1  # a model whose parameters were fitted to the recording
@@ -82,8 +82,8 @@ PARTICIPATION_COLUMNS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Communications:
-    """The communications of a graph as two tables: ``instances`` (one row each) and ``participations`` (one per rank of
-    each)."""
+    """The communications of a graph: table ``instances`` (a row per communication) and ``participations`` (a row per
+    rank in a communication)."""
 
     instances: pl.DataFrame
     participations: pl.DataFrame
@@ -141,14 +141,13 @@ class Scenario:
         return time
 
     def with_lags(self, edges: np.ndarray, lag: Int64Array, basis: Basis, *notes: str) -> Scenario:
-        """Return the scenario with the lags ``lag`` (ns) on these edges (indices or mask), and ``basis`` as their
-        source."""
+        """Return the scenario with lags ``lag`` (ns) and source ``basis`` on ``edges`` (indices or mask)."""
         lags, bases = self.lag.copy(), self.basis.copy()
         lags[edges], bases[edges] = lag, basis
         return self.replace(lag=lags, basis=bases, notes=(*self.notes, *notes))
 
     def replace(self, **fields: Any) -> Scenario:
-        """Return a copy with other fields; a new graph, lag or start discards the computed times."""
+        """Return a copy of the scenario with other fields; a new graph, lag or start discards the computed times."""
         if fields.keys() & {"graph", "lag", "start"}:
             fields.setdefault("times", None)
         return replace(self, **fields)

@@ -1,4 +1,4 @@
-"""The time of a training step of a GPT from its shapes, without a recording.
+"""Predicts the time of a GPT training step from model and parallelism sizes, without a recording.
 
 A stage of the pipeline takes, per micro-batch, the time of its GPU or of its host, whichever is longer:
 
@@ -60,7 +60,7 @@ class TrainingShapes:
     vocabulary: float = 51_200.0
 
     def take(self, rows: NDArray[np.int64]) -> TrainingShapes:
-        """Return the configurations at these positions."""
+        """Return the configurations at the positions ``rows``."""
         return replace(
             self,
             **{
@@ -183,7 +183,7 @@ def calibrate(
 
 
 def scale_constants(constants: StepConstants, factors: Array) -> StepConstants:
-    """Return the constants with each one listed in `FITTED` multiplied by exp of its factor."""
+    """Return the constants, with each constant listed in `FITTED` multiplied by exp(factor)."""
     scaled = {
         name: getattr(constants, name) * float(np.exp(f)) for name, f in zip(FITTED, factors, strict=True)
     }
@@ -191,7 +191,7 @@ def scale_constants(constants: StepConstants, factors: Array) -> StepConstants:
 
 
 def _layer_gpu_time(shapes: TrainingShapes, constants: StepConstants, all_reduce: AllReduce) -> Array:
-    """Return the GPU time of a layer and micro-batch, forward and backward."""
+    """Return the GPU time (s) of a transformer layer for a micro-batch, forward and backward."""
     tokens, hidden, tensor = shapes.micro_batch * shapes.sequence, shapes.hidden, shapes.tensor
     heads, width = shapes.heads / tensor, shapes.hidden / shapes.heads
     products = (
@@ -211,7 +211,7 @@ def _layer_gpu_time(shapes: TrainingShapes, constants: StepConstants, all_reduce
 
 
 def _head_gpu_time(shapes: TrainingShapes, constants: StepConstants) -> Array:
-    """Return the GPU time of logits and loss of a micro-batch, forward and backward."""
+    """Return the GPU time (s) of the logits and the loss for a micro-batch, forward and backward."""
     tokens, columns = shapes.micro_batch * shapes.sequence, shapes.vocabulary / shapes.tensor
     traffic = _LOGIT_PASSES * _FP16 * tokens * columns / (constants.bandwidth * constants.memory_efficiency)
     return 3 * matrix_product_time(tokens, columns, shapes.hidden, constants) + traffic
@@ -235,12 +235,12 @@ def matrix_product_time(
 
 
 def _message_time(shapes: TrainingShapes, constants: StepConstants) -> Array:
-    """Return the time of passing activations to the next stage: 20 µs and 100 GB/s."""
+    """Return the time (s) to pass a micro-batch's activations to the next stage: 20 µs, and bytes at 100 GB/s."""
     size = _FP16 * shapes.micro_batch * shapes.sequence * shapes.hidden
     return np.where(shapes.pipeline > 1, constants.link_scale * (20e-6 + size / 100e9), 0.0)
 
 
 def _soft_maximum(first: Array, second: Array, sharpness: float) -> Array:
-    """Return a smooth maximum: a host that is nearly as slow as the GPU delays it now and then."""
+    """Return a smooth maximum of GPU and host time: a host nearly as slow as the GPU sometimes delays the GPU."""
     largest = np.maximum(first, second)
     return np.asarray(largest * (1 + (np.minimum(first, second) / largest) ** sharpness) ** (1 / sharpness))

@@ -105,7 +105,7 @@ def _find_topology(job: Job, network: str | None) -> Topology | None:
 
 
 def _extend(topology: Topology) -> Topology:
-    """Return the topology with an outermost level for any number of ranks; an unknown latency becomes 0."""
+    """Return the topology with its outermost level extended to any number of ranks; unknown latencies become 0."""
     *inner, last = (
         replace(level, latency_ns=0.0) if math.isnan(level.latency_ns) else level for level in topology.levels
     )
@@ -115,7 +115,7 @@ def _extend(topology: Topology) -> Topology:
 def _predict_rank(
     trace: Trace, rank: int, peaks: Peaks, topology: Topology | None
 ) -> Iterable[tuple[int | None, ...]]:
-    """Yield the rows of `TABLE_SCHEMA` of each step of a rank."""
+    """Yield a row of predicted times (`TABLE_SCHEMA`) for each step of a rank."""
     marks = trace.nodes.select("id", "attrs", step=parse_step()).drop_nulls("step").sort("id")
     calls = add_limits(count_calls(trace), peaks).with_columns(
         kind=pl.lit("operator"), is_async=pl.lit(False)
@@ -143,7 +143,7 @@ def _predict_rank(
 
 
 def _read_peak_memory(marks: pl.DataFrame, number: int) -> int | None:
-    """Return the peak memory of the device that the recorder wrote to a step, bytes; None if it did not."""
+    """Return the peak device memory (bytes) that the recorder noted for a step; None if it is missing."""
     text = marks["attrs"][number] if number < marks.height else None
     attributes = json.loads(text) if text else None
     peak = attributes.get("peak_memory_bytes") if isinstance(attributes, dict) else None
@@ -171,7 +171,7 @@ def _add_up(work: pl.DataFrame, efficiency: float, stages: int) -> tuple[float, 
 
 
 def _time_transfers(trace: Trace, rank: int, topology: Topology | None) -> pl.DataFrame:
-    """Return node, kind (collective), at_limit (ns, null if unknown), is_async and peer of the communications."""
+    """Return a table of a rank's communications: node, kind (collective), at_limit (time in ns), is_async, peer."""
     comms = trace.comms.filter(pl.col("node").is_not_null()).select(
         "node",
         pl.col("collective", "pg_name", "ranks").cast(pl.String),
@@ -209,7 +209,7 @@ def _time_transfer(
 
 
 def _count_stages(trace: Trace, transfers: pl.DataFrame, rank: int) -> int:
-    """Return the number of pipeline stages: the world size over the distance to the nearest peer; 1 without."""
+    """Estimate the number of pipeline stages: world size over the distance to the nearest peer; 1 without peers."""
     distances = [abs(peer - rank) for peer in transfers["peer"].drop_nulls().unique().to_list()]
     world = trace.comms["group_size"].max()
     if not distances or not isinstance(world, int) or min(distances) == 0:

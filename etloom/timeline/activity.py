@@ -67,7 +67,7 @@ def build_activity(trace: Trace) -> Activity:
 
 
 def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
-    """Return these columns of the device events with a duration; default: all, and their kernel type ``kind``."""
+    """Return ``columns`` of the device events that have a duration; default: all, and the kernel type ``kind``."""
     rows = trace.compute_once(_find_device_rows)
     if columns:
         return pl.DataFrame([trace.compute_once(_device_column, name) for name in columns])
@@ -75,7 +75,7 @@ def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
 
 
 def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
-    """Return these columns of the GPU activity and its launch calls, sorted by start of the activity.
+    """Return ``columns`` of each GPU activity and of its launch call as a table, sorted by start of the activity.
 
     Args:
         trace: A linked trace.
@@ -91,12 +91,12 @@ def select_launched_array(trace: Trace, column: str, absent: int) -> RowArray:
 
 
 def encode_streams(trace: Trace) -> RowArray:
-    """Return an integer code, from 0, for the stream (device, stream) of each GPU activity, sorted by its start."""
+    """Return an integer code, from 0, for the stream of each GPU activity; the activities are sorted by start."""
     return trace.compute_once(_compute_stream_codes)
 
 
 def _device_column(trace: Trace, column: str) -> pl.Series:
-    """Return a column of the device events with a duration, or their kernel type for the column ``kind``."""
+    """Return a column of the device events that have a duration; the column ``kind`` is the kernel type."""
     rows = trace.compute_once(_find_device_rows)
     if column == "kind":
         return categories.add_kernel_type(trace.events.select("cat", "name")[rows])["kind"]
@@ -104,14 +104,14 @@ def _device_column(trace: Trace, column: str) -> pl.Series:
 
 
 def _launched_column(trace: Trace, column: str) -> pl.Series:
-    """Return a column about GPU activity or its launch call, sorted by start of the activity."""
+    """Return a column of `select_launched_events`, a value per GPU activity, sorted by start of the activity."""
     values = _compute_launched_column(trace, column)
     start = trace.compute_once(_device_column, "ts")
     return values if start.is_sorted() else values[np.argsort(start.to_numpy(), kind="stable")]
 
 
 def _compute_launched_column(trace: Trace, column: str) -> pl.Series:
-    """Return a column about GPU activity or its launch call, in the order of the table `events`."""
+    """Return a column of `select_launched_events`, a value per GPU activity, in the order of the table `events`."""
     if column == "end":
         return (trace.compute_once(_device_column, "ts") + trace.compute_once(_device_column, "dur")).alias(
             column
@@ -222,12 +222,12 @@ def to_intervals(events: pl.DataFrame) -> Intervals:
 
 
 def find_steps(trace: Trace) -> pl.DataFrame:
-    """Return step, start and end (ns) of each annotated step, by step number; empty without annotations."""
+    """Return a table of the annotated steps: step (number), start and end (ns); empty without annotations."""
     return trace.compute_once(compute_steps).clone()
 
 
 def compute_steps(trace: Trace) -> pl.DataFrame:
-    """Compute step, start and end (ns) of each annotated step, without the cache of `find_steps`."""
+    """Compute the table of annotated steps (step, start and end in ns), without the cache of `find_steps`."""
     return (
         find_step_events(trace.events, trace.meta.get("step_name"))
         .group_by("step")

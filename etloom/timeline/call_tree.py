@@ -171,7 +171,7 @@ def _attach_backward(trace: Trace, rows: RowArray, call_row: RowArray, parent: R
 
 
 def _compute_depths(parent: RowArray, depth: pl.Series | None) -> RowArray:
-    """Return the depth of each call in the call tree, from ``depth`` if it is consistent, else from the parents."""
+    """Return the depth of each call in the call tree: ``depth`` if consistent with ``parent``, else from ``parent``."""
     if depth is not None and not depth.null_count():
         depths = depth.to_numpy()
         around = depths[parent]
@@ -235,7 +235,7 @@ def _encode_text(column: pl.Series) -> tuple[RowArray, int]:
 def _order_nodes(
     by_level: list[RowArray], above: RowArray, size: RowArray, within: RowArray, tracks: RowArray
 ) -> RowArray:
-    """Return the position of each node in the table: threads and siblings by time, callers before their callees."""
+    """Return each node's table position: threads and siblings by descending time, callers before their callees."""
     place = np.zeros(len(above), np.int64)
     if not by_level:
         return place

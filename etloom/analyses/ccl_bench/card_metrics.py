@@ -16,7 +16,8 @@ _DEVICE = ("workload", "hardware", "xpu_spec")
 
 
 def _card_value(run: RunData, path: tuple[str, ...], *names: str) -> Any:
-    """Return the value of the first of these names on the card; raise MetricUnavailable if all are missing."""
+    """Return the value of the first of several names that the workload card has; raise MetricUnavailable if it has
+    none."""
     part: Any = run.card
     for key in path:
         part = part.get(key) if isinstance(part, dict) else None
@@ -37,7 +38,7 @@ def _card_number(run: RunData, path: tuple[str, ...], *names: str) -> float:
 
 
 def _throughput(run: RunData) -> Answer:
-    """Return tokens/s of the whole run: one global batch per step."""
+    """Return the throughput of the whole run in tokens/s: the tokens of a global batch divided by the step time."""
     if _card_value(run, _MODEL, "phase") != "training":
         raise MetricUnavailable("the card does not contain the number of tokens per inference pass")
     tokens = _card_number(run, _DATA, "batch_size") * _card_number(run, _DATA, "seq_len")
@@ -56,7 +57,7 @@ def _world(run: RunData) -> float:
 
 
 def _peak(run: RunData) -> float:
-    """Return the FLOP/s of one device in the card's precision."""
+    """Return the peak FLOP/s of one device in the precision that the workload card states."""
     model, precision = (
         str(_card_value(run, _DEVICE, "model")),
         str(_card_value(run, _MODEL, "precision")).lower(),
@@ -74,7 +75,8 @@ def _peak(run: RunData) -> float:
 
 
 def _card_mfu(run: RunData) -> Answer:
-    """Return MFU from 6 FLOP per parameter and token and 12 L H Q S of attention.
+    """Return the MFU from 6 FLOPs per parameter and token, plus 12 L H Q S FLOPs of attention (sizes of the workload
+    card).
 
     Only for training, because the card of an inference run has no tokens/s.
     """

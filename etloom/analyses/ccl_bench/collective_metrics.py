@@ -63,7 +63,8 @@ def _volume(*collectives: str) -> Callable[[RunData], Answer]:
 
 
 def _issue_times(rank: RankData, participations: pl.DataFrame) -> pl.DataFrame:
-    """Return bytes and issued (ns), the start of the host call; the kernel may run after its step has ended."""
+    """Return the bytes of each communication and the start of its host call (ns); the kernel may run after the step's
+    end."""
     calls = rank.trace.events.select(issuer="id", issued="ts")
     joined = participations.select("issuer", "bytes", start="own_start").join(calls, on="issuer", how="left")
     return joined.select("bytes", issued=pl.coalesce("issued", "start"))
@@ -77,7 +78,7 @@ def _mean_bandwidth(run: RunData) -> float:
 
 
 def _hockney(coefficient: int) -> Callable[[RunData], float]:
-    """Return alpha (s), beta (s/B) or 1 / beta (B/s) of a fit to the all-reduces, by least squares."""
+    """Fit all-reduce times to alpha + beta x bytes by least squares; return alpha (s), beta (s/B) or 1 / beta (B/s)."""
 
     def question(run: RunData) -> float:
         all_reduces = run.bandwidths.filter(

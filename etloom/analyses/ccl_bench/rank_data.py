@@ -65,7 +65,7 @@ class RankData:
 
     @cached_property
     def bounds(self) -> dict[str, int] | str:
-        """Total time (ns) of compute-bound and of memory-bound operators, or the reason why it is unknown."""
+        """Total times (ns) of the compute-bound and the memory-bound operators, or the reason why they are unknown."""
         if not self.has_shapes:
             return NO_SHAPES
         try:
@@ -117,7 +117,8 @@ def build_rank_data(number: int, trace: Trace) -> RankData:
 
 
 def _find_steps(trace: Trace) -> tuple[str | None, list[Span]]:
-    """Find training steps, else the steps of an inference engine: vLLM's annotations, SGLang's function."""
+    """Find the training steps; without any, the steps of an inference engine: vLLM's annotations or SGLang's step
+    function."""
     annotated = [(start, end) for _, start, end in find_steps(trace).iter_rows()]
     if annotated and match_steps(trace.events["name"]).any():
         return "ProfilerStep", annotated

@@ -99,7 +99,7 @@ def collect_comparable(ranks: Sequence[RankData], question: Callable[[RankData],
 
 
 def compute_percent(part: float, total: float, reason: str) -> float:
-    """Return 100 part / total; raise MetricUnavailable with this reason if the total is 0."""
+    """Return 100 x part / total; raise MetricUnavailable with the reason ``reason`` if the total is 0."""
     if not total:
         raise MetricUnavailable(reason)
     return 100 * part / total

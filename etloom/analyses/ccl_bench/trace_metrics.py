@@ -1,4 +1,4 @@
-"""CCL-Bench metrics that need only a trace."""
+"""CCL-Bench metrics that are computed from a trace, without a workload card."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _later_passes(rank: RankData) -> float:
 
 
 def _sums(work: pl.DataFrame) -> tuple[int, int]:
-    """Return the total time (ns) of communication kernels, and of all kernels."""
+    """Return the total duration (ns) of the communication kernels, and of all kernels."""
     communicates = pl.col("kind") == "communication"
     return int(work.filter(communicates)["dur"].sum()), int(work["dur"].sum())
 
@@ -101,7 +101,7 @@ def _total_overlap(rank: RankData) -> float:
 
 
 def _active(rank: RankData) -> int:
-    """Return the time (ns) in which at least one kernel runs."""
+    """Return the total time (ns) in which at least one kernel runs."""
     kernels = rank.kernels
     return Intervals.of(kernels["ts"].to_numpy(), kernels["end"].to_numpy()).total
 

@@ -165,13 +165,13 @@ def _compute_order(
 def _describe_costliest(
     name: str, findings: RankFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
-    """Return the row of a cause from the rank with the highest cost, without the gain of the job."""
+    """Return the row of a cause from the rank with the highest cost, without the time that the job would gain."""
     rank, finding = max(findings, key=lambda pair: (pair[1].cost_ns, -pair[0]))
     return _describe(name, rank, finding, sizes[rank]) | {"ranks": len({rank for rank, _ in findings})}
 
 
 def _describe(name: str, rank: int, finding: Finding, size: dict[str, int]) -> dict[str, Any]:
-    """Return the table row of the finding of a rank, without the gain of the job."""
+    """Return a rank's finding as a row of the result table, without the time that the job would gain."""
     columns = {field: getattr(finding, field) for field in COLUMNS if hasattr(finding, field)}
     return {
         **columns,
@@ -204,8 +204,7 @@ def _simulate_gain(
 def _split_by_rank(
     name: str, gains: JobGains, findings: RankFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
-    """Return the row for the rank without whose finding the job gains most, with the gain and cost of each rank as
-    parts."""
+    """Return the row of the rank whose finding costs the job most; ``parts``: gain and cost of each rank."""
     by_cost = sorted(findings, key=lambda pair: (-pair[1].cost_ns, pair[0]))
     alone = [(gains.compute_gain([pair]), *pair) for pair in by_cost[:MAX_PLACES]]
     alone.sort(key=lambda row: -(row[0] or 0))
@@ -218,7 +217,7 @@ def _split_by_rank(
 
 
 def _format_parts(parts: Sequence[Part]) -> str | None:
-    """Return the parts as JSON text; job_gain_ns only where it is known."""
+    """Return the parts of a cost (per place or rank) as JSON text; job_gain_ns only if it is known."""
     rows = [dataclasses.asdict(part) for part in parts]
     for row in rows:
         del row["more"]
@@ -232,7 +231,8 @@ def _percent(part: int, total: int) -> float | None:
 
 
 def _find_all(names: Collection[str], views: JobView) -> Iterator[tuple[str, int, Finding]]:
-    """Yield the findings of these patterns; all patterns of one rank run before the next rank is loaded."""
+    """Yield the findings of the named patterns with their rank; all patterns of a rank run before the next rank is
+    loaded."""
     patterns = {name: registry.get("patterns", name) for name in names}
     rank_patterns = [name for name, pattern in patterns.items() if pattern.SCOPE == "rank"]
     for rank in views:

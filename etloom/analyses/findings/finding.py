@@ -153,7 +153,7 @@ def sum_places(
 
 
 def _rank_places(place: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, list[int], list[int]]:
-    """Return the costliest row of each place, and the cost and number of its rows; the costliest place first."""
+    """Return the costliest row of each place with cost and number of the place's rows, the costliest place first."""
     by_place = np.lexsort((-costs, place))
     firsts = np.flatnonzero(np.diff(place[by_place], prepend=-1))
     rows, sums = by_place[firsts], np.add.reduceat(costs[by_place], firsts)
@@ -162,7 +162,7 @@ def _rank_places(place: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, list
 
 
 def _label_places(view: RankView, rows: pl.DataFrame, by: str) -> pl.Series:
-    """Return the place of each row as text, see `sum_places`."""
+    """Return the place (operator, module, block) of each row as text, see `sum_places`."""
     if by == "name":
         return rows["name"]
     if by != "block":
@@ -211,7 +211,7 @@ def sum_findings(findings: Sequence[Finding], title: str) -> Finding:
 
 
 def _limit_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the first `MAX_PLACES` parts, followed by a part with the sum of all others."""
+    """Return the first `MAX_PLACES` parts of a finding's cost, and one more part with the sum of the others."""
     listed = [part for part in parts if not part.more][:MAX_PLACES]
     rest = [part for part in parts if part not in listed]
     if not rest:
@@ -221,7 +221,7 @@ def _limit_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def _sum_parts(place: str, parts: Sequence[Part]) -> Part:
-    """Sum the costs and counts of several parts into a part for ``place``."""
+    """Sum the costs and counts of several parts of a finding's cost into one part for ``place``."""
     cost_ns, count, more = (
         sum(getattr(part, name) for part in parts) for name in ("cost_ns", "count", "more")
     )

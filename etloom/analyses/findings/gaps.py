@@ -111,7 +111,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Gaps:
-    """Columns of the gaps while they are attributed; ``cause`` and ``event`` are completed in place.
+    """The gaps of a rank as columns, while their causes are determined; ``cause`` and ``event`` are completed in place.
 
     Attributes:
         start, end: the time of each gap.
@@ -203,7 +203,7 @@ def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
 def _split_after_launch(
     gaps: _Gaps, launch: NDArray[np.int64], returned: NDArray[np.int64], explained: NDArray[np.bool_]
 ) -> _Gaps:
-    """Split each gap at the return of the late launch that explains its begin; the rest has the cause ``device``.
+    """Split each gap where the late launch call that explains its beginning returns; the rest has the cause ``device``.
 
     Args:
         gaps: The gaps.
@@ -248,7 +248,7 @@ def _measure_stalls(
 
 
 def _extend_stalls(gaps: _Gaps) -> NDArray[np.bool_]:
-    """Attribute gaps before late launches to a preceding stall of the host, as long as the stall explains them.
+    """Attribute gaps that late launches end to the host stall before them, as far as the stall explains the lateness.
 
     Returns a mask of the gaps whose stall was over before they began.
     """
@@ -281,7 +281,7 @@ def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> NDArray[n
 def _take_following(
     view: RankView, column: str, following: NDArray[np.int64], absent: int
 ) -> NDArray[np.int64]:
-    """Return a column of the activities in these rows, ``absent`` for null and for row -1."""
+    """Return a column of `activities` at the row numbers ``following``; ``absent`` for null and for row -1."""
     values = to_array(view.activities[column], absent).astype(np.int64)
     return select_values(values, following, absent)
 
@@ -292,5 +292,5 @@ def _find_last_before(calls: pl.DataFrame, until: NDArray[np.int64]) -> NDArray[
 
 
 def _take(column: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return the values of these rows; the value for row -1 is arbitrary."""
+    """Return the values of a column at row numbers; the value for row -1 is arbitrary."""
     return column.to_numpy().astype(np.int64)[rows] if len(column) else np.zeros(len(rows), np.int64)

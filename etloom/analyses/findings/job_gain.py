@@ -133,7 +133,8 @@ class JobGains:
         return find_step_ends(self._job, self._end)
 
     def _compare_end(self, edges: Int32Array, gain: Int64Array) -> int:
-        """Return how much earlier the job ends (ns) if each of these edges is shorter by its gain, at least 0."""
+        """Return how much earlier the job ends (ns, at least 0) if the lag of each edge is reduced by the gain of that
+        edge."""
         graph, contraction = self._graph, self._contraction
         assert graph is not None
         before = graph.lag_of(edges)
@@ -164,7 +165,7 @@ class JobGains:
         return self._find_end(self._baseline)
 
     def _find_end(self, lags: ChainLags) -> int:
-        """Return the simulated end of the job (ns) with these lags."""
+        """Return the time (ns) at which the job ends if the edges of its dependency graph have the lags ``lags``."""
         time = self._contraction.compute_times(lags, self._contraction.recorded_times)
         return int(time[self._counted_points].max())
 
@@ -219,7 +220,8 @@ def _sum_by_edge(parts: list[Int32Array], gains: list[Int64Array]) -> tuple[Int3
 
 
 def _merge_losses(findings: Iterable[tuple[int, Finding]]) -> Iterator[tuple[int, str, Intervals, float]]:
-    """Yield (rank, tracks, times, lost share of these times) of findings; completely lost times are merged."""
+    """Yield (rank, tracks, times, share of these times that is lost) for findings; times that are lost completely are
+    merged."""
     whole: dict[tuple[int, str], list[Intervals]] = {}
     components = ((rank, part) for rank, finding in findings for part in finding.components or (finding,))
     for rank, finding in components:

@@ -68,7 +68,8 @@ def find_late_arrivals(parts: pl.DataFrame, waits: Mapping[int, Intervals], job:
 
 
 def _add_previous(parts: pl.DataFrame) -> pl.DataFrame:
-    """Add left: the end of the rank's last completed communication with the same ranks; null if there is none."""
+    """Add the column ``left``: when the rank completed its previous communication with the same ranks (ns); null if
+    none."""
     ends = pl.col("rank").min().over("instance"), pl.col("rank").max().over("instance")
     pair = pl.when(pl.col("collective") == "message").then(pl.concat_str(*ends, separator="-"))
     same = ("rank", "where", "peers")

@@ -1,4 +1,4 @@
-"""A rank as the patterns see it: derived tables, computed on first access."""
+"""One rank for the finding patterns: tables derived from its trace, each computed on first access."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RankFindings:
 
 
 class RankView:
-    """A linked rank as the finding patterns see it: derived tables, computed on first access.
+    """A linked rank with tables that the finding patterns derive from it, each computed on first access.
 
     Args:
         trace: the rank.
@@ -144,7 +144,7 @@ class RankView:
 
     @shared_property
     def delaying_ranks(self) -> Intervals:
-        """Times before the rank's late arrivals at communications, as long as the delays that it caused itself."""
+        """Times by which the rank arrived late at communications, without delays that it inherited from other ranks."""
         return self._find_delays()
 
     @shared_property
@@ -196,7 +196,7 @@ class RankView:
         return "only one step is annotated" if self.steps.height == 1 else ""
 
     def steps_at(self, times: pl.Series) -> pl.Series:
-        """Return the innermost annotated step at each of these times, null for none."""
+        """Return the innermost annotated step at each time of ``times`` (ns), null for none."""
         return take_rows(self.steps["step"], find_innermost(self.steps["start"], self.steps["end"], times))
 
     def step_at(self, time: int) -> int | None:
@@ -231,7 +231,7 @@ class RankView:
         return CodedColumn(self.trace.events["name"])
 
     def match_categories(self, values: Collection[str]) -> np.ndarray:
-        """Return a mask of the events of these categories."""
+        """Return a mask of the events whose category is one of ``values``."""
         return self._event_categories.match_values(tuple(values))
 
     @shared_property
@@ -286,7 +286,7 @@ class RankView:
 
     @shared_property
     def step_computation(self) -> pl.DataFrame:
-        """The kernels of `activities` that compute and belong to an annotated step, with all columns of it."""
+        """The kernels of `activities` that compute and belong to an annotated step, with all its columns."""
         is_kernel = pl.col("cat").is_in(["kernel", "Kernel"])
         return self.activities.filter(
             is_kernel & (pl.col("kind") == "computation") & pl.col("step").is_not_null()
@@ -305,7 +305,7 @@ class RankView:
         return self._take_host_events(np.flatnonzero(mask))
 
     def _mask_host_events(self, categories: Collection[str]) -> np.ndarray:
-        """Return a mask of the timed events of these categories."""
+        """Return a mask of the events with a duration whose category is one of ``categories``."""
         mask: np.ndarray = self.match_categories(categories) & self._is_timed
         return mask
 
@@ -314,7 +314,7 @@ class RankView:
         return self._read_host_events(np.empty(0, np.int64))
 
     def _take_host_events(self, rows: np.ndarray) -> pl.DataFrame:
-        """Return the host events in these rows, with the columns of `find_host_events`."""
+        """Return the host events at the row numbers ``rows``, with the columns of `find_host_events`."""
         return self._read_host_events(rows) if rows.size else self._no_host_events.clone()
 
     def _read_host_events(self, rows: np.ndarray) -> pl.DataFrame:
@@ -362,7 +362,7 @@ class RankView:
         return find_gaps(self)
 
     def select_gaps(self, cause: str) -> pl.DataFrame:
-        """Return the `gaps` of a cause, with their lengths also as ``cost_ns``."""
+        """Return the rows of `gaps` with a cause, with their lengths also as the column ``cost_ns``."""
         rows = np.flatnonzero(self._gap_causes == CAUSES.index(cause))
         if not rows.size:
             return self._no_gaps.clone()
@@ -489,7 +489,8 @@ class RankView:
     def locate(
         self, events: pl.Series, places: Collection[str] = ("operator", "module", "frame")
     ) -> pl.DataFrame:
-        """Return the innermost operator, module and Python frame around each of these host events (ids, may be null).
+        """Return the innermost operator, module and Python frame around each host event of ``events`` (ids, may be
+        null).
 
         Only these places are looked up. operator: not one of PLUMBING if possible; if all are, the outermost. frame: of
         code outside of libraries, if Python was recorded.
@@ -561,7 +562,8 @@ def _make_empty_iterations() -> pl.DataFrame:
 
 
 def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the host events (pid, tid, ts, end) that are not nested in another one of these events, by start."""
+    """Return the host events that are not nested in another event of the table ``events`` (pid, tid, ts, end), by
+    start."""
     if events.height < 2:
         return events
     ordered = events.sort("ts", "end", descending=(False, True), maintain_order=True)

@@ -35,7 +35,7 @@ def _is_piece(kind: UInt8Array, owner: Int32Array) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class RecorderOverhead:
-    """The time that recording adds to each host segment from ``begin`` on, and the edges of these segments.
+    """The time that recording adds to each host segment from ``begin`` on, and the graph edges of these segments.
 
     Attributes:
         overhead_ns: the added time, the same for each segment.
@@ -48,7 +48,7 @@ class RecorderOverhead:
     begin: int
 
     def take_from(self, graph: Graph, edges: Int32Array, lag: Int64Array) -> Int64Array:
-        """Return the lags (ns) of these edges of the graph, reduced by the time that recording added."""
+        """Return the lags (ns) of graph edges, reduced by the time that recording added to them."""
         is_piece = _is_piece(graph.kind[edges], graph.owner[edges])
         is_piece &= graph.time[graph.source[edges]] >= self.begin
         return np.where(is_piece, np.maximum(lag - self.overhead_ns, 0), lag)
@@ -70,7 +70,7 @@ def find_step_ends(job: Job, end: int) -> Int64Array:
 
 
 class StepModel:
-    """Computes the step time of a graph with changed lags.
+    """Computes the step time that a dependency graph predicts if the lags of its edges are changed.
 
     It is the median of the times between the last activities of consecutive steps.
 
@@ -83,7 +83,7 @@ class StepModel:
         self._contraction, self._ends = contraction, ends
 
     def compute_step(self, lags: ChainLags) -> float:
-        """Return the median step time (ns) of the graph with these lags."""
+        """Return the median step time (ns) of the dependency graph if its edges have the lags ``lags``."""
         time = self._contraction.compute_times(lags, self._contraction.recorded_times)
         return float(np.median(np.diff(np.maximum.accumulate(time)[self._ends - 1])))
 

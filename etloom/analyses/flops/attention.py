@@ -87,7 +87,7 @@ def _causal(at: int, kind: str) -> Mask:
 
 
 def _custom(at: int) -> Mask:
-    """Return the attention mask that a number stands for: the values of CustomMaskType in xformers."""
+    """Return the attention mask that xformers states as a number (the values of its CustomMaskType)."""
     return lambda call: ("none", "top_left", "bottom_right")[call.ints(at, 1)[0]]
 
 
@@ -112,7 +112,7 @@ def _shapes(call: Call, signature: Signature) -> Shapes:
 
 
 def _packed(call: Call, signature: Signature, q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
-    """Return batch, queries, keys, heads of packed sequences.
+    """Return batch size, queries and keys per sequence, and heads of an attention call on packed sequences.
 
     Raises:
         NotRecorded: The sequences differ in length; their lengths are data, which is not recorded.

@@ -123,7 +123,8 @@ def _join_forward_costs(units: pl.DataFrame) -> pl.DataFrame:
 
 
 def _derive_costs(units: pl.DataFrame) -> pl.DataFrame:
-    """Derive the flops and dtype of backward operators from the forward cost; others are omitted.
+    """Derive the FLOPs and dtype of backward operators from the costs of their forward operators; omit those without a
+    rule.
 
     Columns: unit, derived_flops, derived_model_flops, derived_dtype.
     """

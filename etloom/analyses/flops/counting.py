@@ -40,7 +40,8 @@ _LAYOUT = r"nchwToNhwc|nhwcToNchw"
 
 
 def count_calls(trace: Trace) -> pl.DataFrame:
-    """Return one row per operator call with a formula, other launching operator, and kernel without known operator.
+    """Return one row per operator call with a cost formula, other operator that launches, and kernel of unknown
+    operator.
 
     Returns:
         row (of the operator in events, -1 if unknown), replay (id of the launch of a captured operator, else -1), name,

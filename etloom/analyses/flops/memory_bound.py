@@ -247,7 +247,8 @@ def _fused(call: Call) -> Cost:
 
 
 def _make_formulas(names: str, arity: int, each: int = 1, result: str | None = None) -> dict[str, Formula]:
-    """Return the formulas of these operators and their in-place variants."""
+    """Return the cost formulas (FLOPs and bytes) of the named operators and of their in-place variants, by operator
+    name."""
     formulas: dict[str, Formula] = {}
     for name in names.split():
         formulas[f"aten::{name}"] = partial(_elementwise, arity, each, False, result)

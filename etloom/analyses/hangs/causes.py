@@ -163,13 +163,13 @@ def _describe_absence(scene: _Scene, ranks: set[int]) -> tuple[str, str]:
 
 
 def _select_unfinished(table: pl.DataFrame, ranks: set[int]) -> list[dict[str, Any]]:
-    """Return the rows of calls that only some of these ranks have not finished."""
+    """Return the rows of the calls that are not finished, on ranks of ``ranks`` only."""
     rows = table.filter(pl.col("finding") == "not finished").iter_rows(named=True)
     return [row for row in rows if ranks.issuperset(row["ranks"])]
 
 
 def _is_behind_in_own_call(row: dict[str, Any], table: pl.DataFrame) -> bool:
-    """Return whether others have gone past a call that these ranks have not finished."""
+    """Return whether other ranks have gone past the call of ``row``, which the ranks of the row have not finished."""
     later = table.filter(
         (pl.col("group") == row["group"]) & (pl.col("seq") > row["seq"]) & (pl.col("finding") == "missing")
     )

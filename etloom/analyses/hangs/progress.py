@@ -71,7 +71,8 @@ class JobProgress:
         self._crash_seen_ns: int | None = None
 
     def observe(self, dumps: Mapping[int, DumpedCalls], now_ns: int) -> Observation:
-        """Return the state of the job (progress, stall, crash, slow rank) according to these dumps."""
+        """Return the state of the job (progress, stall, crash, slow rank) according to Flight Recorder dumps of its
+        ranks."""
         calls = combine_calls(dumps)
         processes = describe_processes(calls.processes, now_ns, read_system_state)
         step_ns, change = measure_steps(calls.processes)

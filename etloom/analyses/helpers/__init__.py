@@ -102,7 +102,7 @@ def check_percentage(value: float, option: str) -> None:
 
 
 def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[str, Any]) -> pl.DataFrame:
-    """Return exactly these columns, in their order and types.
+    """Return a table with exactly the columns ``columns``, in their order and with their types.
 
     Args:
         table: A frame, or columns of equal length by name.

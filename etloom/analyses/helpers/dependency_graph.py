@@ -1,4 +1,4 @@
-"""The dependency graph of a job, and warnings if it leaves too much delay unexplained."""
+"""Build the dependency graph of a job, and warn if the graph leaves too much of the recorded delays unexplained."""
 
 from __future__ import annotations
 

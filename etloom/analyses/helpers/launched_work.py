@@ -12,7 +12,7 @@ from etloom.timeline.activity import describe_rank, has_device_events
 
 
 def select_launched_work(trace: Trace, *columns: str) -> pl.DataFrame:
-    """Return GPU activities with their launch call, reduced to these columns (see `select_launched_events`).
+    """Return GPU activities with their launch call, reduced to the columns ``columns`` (see `select_launched_events`).
 
     Raises:
         AnalysisError: The trace has no GPU activity, or is not linked.

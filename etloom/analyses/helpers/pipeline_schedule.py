@@ -40,7 +40,8 @@ _ARGS = pl.Struct({"step": pl.Int64, "sequence": pl.Int64, "micro_batch": pl.Int
 
 
 def has_operations(job: Job) -> bool:
-    """Return whether the job is a pipeline operation trace."""
+    """Return whether the job was read from pipeline operation traces (times of forward and backward operations, no
+    operators)."""
     return all("pipeline_operations" in trace.meta.get("formats", ()) for trace in job.values())
 
 

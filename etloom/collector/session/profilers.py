@@ -61,7 +61,7 @@ def _open_stock_observer(folder: Path) -> Any:
 
 
 def create_profiler(options: RecordingOptions, observer: Any, warnings: list[str]) -> Any:
-    """Create the profiler of torch for these options; it also starts and stops the execution trace observer."""
+    """Create the torch profiler for recording options; it also starts and stops the execution trace observer."""
     return _profiler_class()(
         record_shapes=options.shapes,
         with_stack=options.stack,

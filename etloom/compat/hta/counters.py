@@ -211,7 +211,7 @@ def _bandwidth(trace: Trace) -> pl.DataFrame | None:
 
 
 def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.DataFrame:
-    """Convert the column ``value`` of a table to rows of the table ``counters`` with these names."""
+    """Convert the column ``value`` of a table to rows of the table ``counters``, one counter name per row."""
     return table.select(
         pl.lit(None, pl.UInt32).alias("id"),
         "ts",

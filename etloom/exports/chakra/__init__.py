@@ -116,7 +116,7 @@ def write_ranks(
 
 
 def is_pipeline(trace: Trace) -> bool:
-    """Return whether the trace is a pipeline operation trace of one rank."""
+    """Return whether a trace was read from a pipeline operation trace (forward and backward times, no operators)."""
     return "pipeline_operations" in trace.meta.get("formats", ())
 
 
@@ -130,7 +130,7 @@ def _number_job_groups(ranks: Mapping[int, Trace]) -> GroupNumbers:
 
 
 def _find_starts(ranks: Mapping[int, Trace]) -> dict[int, int]:
-    """Return the start of each rank on a common clock, ns; 0 for all ranks if their clocks cannot be compared."""
+    """Return rank -> time of its first event on a common clock, ns; 0 for all ranks if clocks cannot be compared."""
     if any(trace.meta.get("clock") != "epoch" for trace in ranks.values()) or len(ranks) < 2:
         return dict.fromkeys(ranks, 0)
     starts = pl.DataFrame({"rank": list(ranks), "start": [find_start_ns(trace) for trace in ranks.values()]})

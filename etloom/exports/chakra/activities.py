@@ -31,7 +31,7 @@ Mask = NDArray[np.bool_]
 
 
 class ActivityKind(IntEnum):
-    """Kinds of activities: host work, wait, delay before GPU work, GPU work, range."""
+    """Kinds of activities: host work, wait, delay before GPU work, GPU work, and asynchronous range."""
 
     HOST = 0  # a part of an operator, or idle time
     WAIT = 1  # the rest of a wait on a thread, after everything it waited for has ended
@@ -119,7 +119,7 @@ def build_activities(
 
 @dataclass(frozen=True, eq=False)
 class _Points:
-    """Arrays about the points of a graph, and the edges that link different threads and streams.
+    """Arrays about a graph's points (starts and ends of events), and about the edges between threads and streams.
 
     ns: time. us: time in whole microseconds. linked: whether a link ends at the point. latest_ns: latest start of the
     links that end there. work_end: end point of the GPU work that starts there, else -1. edges, source, target: index,
@@ -139,7 +139,7 @@ class _Points:
 
 
 def _analyze_points(graph: Graph) -> _Points:
-    """Stage 1: find the edges that link different threads and streams, and describe the points of the graph."""
+    """Stage 1: describe the graph's points (starts, ends of events), and find the edges between threads and streams."""
     target, kind = graph.target, graph.kind
     us = np.floor_divide(graph.time, 1000)
     chain = np.isin(kind, _CHAIN_EDGES)
@@ -161,7 +161,7 @@ def _analyze_points(graph: Graph) -> _Points:
 
 @dataclass(frozen=True, eq=False)
 class _HostActivities:
-    """Candidates for the activities of host threads: their start and end points and owner events.
+    """Candidates for the activities of host threads: start and end points in the graph, and owner event of each.
 
     start: the start point, or -1 if another thread started this one. start_ns: the start time; for a wait, the end of
     the last activity that it waits for. waited: whether a link ends at the end. keep: whether the activity is written.
@@ -177,7 +177,7 @@ class _HostActivities:
 
 
 def _cut_threads(graph: Graph, points: _Points, edge_owner: Int64Array) -> _HostActivities:
-    """Stage 2: cut host threads into candidates for activities, at changes of the owner event and at links."""
+    """Stage 2: cut host threads into candidate activities, where the owner event changes or an edge joins or leaves."""
     target, ns, us = graph.target, points.ns, points.us
     departs = np.zeros(len(graph), bool)
     departs[graph.source[~points.chain]] = True
@@ -211,7 +211,7 @@ def _cut_threads(graph: Graph, points: _Points, edge_owner: Int64Array) -> _Host
 
 @dataclass(frozen=True, eq=False)
 class _DeviceWork:
-    """The GPU work and the asynchronous ranges of a rank, as arrays: start and end points, times and delays.
+    """The GPU work and the asynchronous ranges of a rank, as arrays: graph points of start and end, times, and delays.
 
     start_ns: start of the work in ns; a range starts when it was issued, since waiting for its backend is part of the
     communication, as in the graph. is_range: whether it is a range. issued: for each range, the point at which it was
@@ -270,7 +270,7 @@ def _collect_device_work(
 def _find_interrupting_work(
     points: _Points, start: Int64Array, end: Int64Array, delay_ns: Int64Array
 ) -> Int64Array:
-    """Return the end point of the computation that ran during the delay before each computation; -1 for none.
+    """Return for each computation the end point of the earlier computation that ran during its launch delay, else -1.
 
     A simulator runs delays and computations one at a time, so a delay must not hold up the work of other streams.
     """
@@ -282,7 +282,7 @@ def _find_interrupting_work(
 
 @dataclass(frozen=True, eq=False)
 class _ActivityTable:
-    """The activities of a rank in order: kind, owner event, part, start and end point, and start in ns."""
+    """The ordered activities of a rank: kind, owner event, part number, start and end point in the graph, start ns."""
 
     kind: UInt8Array
     owner: Int64Array
@@ -295,7 +295,7 @@ class _ActivityTable:
         return len(self.kind)
 
     def take(self, order: Int64Array) -> _ActivityTable:
-        """Return the table with its rows in this order."""
+        """Return the table with its rows in the order of the indices ``order``."""
         return _ActivityTable(*(column[order] for column in vars(self).values()))
 
 
@@ -329,7 +329,7 @@ def _order_activities(
 
 @dataclass(frozen=True, eq=False)
 class _Index:
-    """Look-up from points of the graph to activities (their index); -1 for none.
+    """Maps each point of the graph (start or end of an event) to the index of its activity; -1 for none.
 
     ending: the activity that ends at the point. completed: that activity or, where it is left out, the last one before
     it. starting: the delay or work that starts at the point.
@@ -343,7 +343,7 @@ class _Index:
 def _index_activities(
     count: int, host: _HostActivities, device: _DeviceWork, table: _ActivityTable
 ) -> _Index:
-    """Build the look-up from the ``count`` points of the graph to activities."""
+    """Build the map from the ``count`` points of the graph to the indices of activities that start or end there."""
     ending = np.full(count + 1, -1, np.int64)  # one more, so that ending[-1] is -1
     ending[table.end] = np.arange(len(table))
     completed = np.full(count + 1, -1, np.int64)
@@ -390,7 +390,7 @@ def _collect_dependencies(
 def _find_causes(
     graph: Graph, points: _Points, row: Int64Array, device: _DeviceWork, index: _Index, count: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Return for each of ``count`` activities the activity that launched it, and the row of the launching event.
+    """Return for each of ``count`` activities the activity that launched it (index), and the launching event (row).
 
     -1 for none. Ranges are issued instead of launched.
     """
@@ -404,7 +404,7 @@ def _find_causes(
 
 
 def _resolve_pointers(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Follow the pointer from each index until it points to itself; return the final indices."""
+    """Follow the chain of ``pointer`` from each index to an index that points to itself; return the last indices."""
     while True:
         further = pointer[pointer]
         if np.array_equal(further, pointer):
@@ -413,7 +413,7 @@ def _resolve_pointers(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _number_within_owner(owner: Int64Array, point: Int32Array | Int64Array) -> Int64Array:
-    """Number the activities of each owner event from 0, in the order of their points."""
+    """Number the activities of each owner event from 0, in the order of their points in the graph."""
     order = np.lexsort((point, owner))
     sorted_owner = owner[order]
     is_first = np.append(True, sorted_owner[1:] != sorted_owner[:-1])[: len(order)]

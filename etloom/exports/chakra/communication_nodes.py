@@ -52,7 +52,7 @@ MessageCounts = dict[tuple[Any, ...], int]
 
 
 def build_communication_columns(trace: Trace, activities: Activities, groups: GroupNumbers) -> pl.DataFrame:
-    """Return the node type of each activity, and for communications the attributes that simulators require."""
+    """Return the Chakra node type of each activity, and for communications the attributes that simulators require."""
     work = np.flatnonzero(np.isin(activities.kind, (ActivityKind.DEVICE, ActivityKind.RANGE)))
     events = trace.events
     work_events = categories.add_kernel_type(events.select("cat", "name")[activities.owner[work]])
@@ -79,7 +79,7 @@ def _set_columns(columns: dict[str, list[Any]], index: int, row: dict[str, Any])
 
 
 def _replay_delays(columns: dict[str, list[Any]], activities: Activities) -> None:
-    """Make delays before GPU communications occupy the communication resource instead of the computation resource.
+    """Let the launch delays of GPU communications occupy a simulator's communication resource instead of computation.
 
     Delays before ranges of a host backend stay: its computations are on the host, and the delay of a receive, which
     occupies nothing, must not wait for the end of a send.
@@ -92,9 +92,9 @@ def _replay_delays(columns: dict[str, list[Any]], activities: Activities) -> Non
 
 
 class _CommLookup:
-    """Finds the row of the table `comms` that describes each communication on the device.
+    """Looks up the row of the table `comms` that describes a communication on the device.
 
-    issuers: row of the event that issued each one.
+    issuers: row of the event that issued each communication.
     """
 
     def __init__(self, trace: Trace, issuers: np.ndarray) -> None:
@@ -108,7 +108,7 @@ class _CommLookup:
         self._calls = nesting.find_nearest_ancestor(parent, has_comm, issuers)
 
     def find(self, index: int, event: int, name: str) -> Comm:
-        """Return the `comms` row of an event as a dict, else that of its enclosing call if compatible, else {}."""
+        """Return the `comms` row of an event as a dict, else the row of its enclosing call if compatible, else {}."""
         comm = self._comms.get(event)
         if comm is not None:
             return comm
@@ -166,7 +166,7 @@ def _describe_communication(
 
 
 def _is_compatible(executed: str | None, called: str | None) -> bool:
-    """Return whether a backend may execute a ``called`` collective as the collective ``executed``.
+    """Return whether a backend may run the collective ``executed`` for a call of the collective ``called``.
 
     Gloo runs a reduce-scatter as an all-reduce, but no backend replaces a message or a barrier.
     """
@@ -174,7 +174,7 @@ def _is_compatible(executed: str | None, called: str | None) -> bool:
 
 
 def _exclude_outputs(comm: Comm) -> Comm:
-    """Subtract output tensors from the recorded size of a c10d call, whose arguments include them."""
+    """Subtract output tensors from the recorded input size of a c10d call, whose arguments include its outputs."""
     inputs, outputs, size = comm["in_nelems"], comm["out_nelems"], comm["bytes"]
     if not inputs or not size or comm["collective"] in _IN_PLACE_COLLECTIVES:
         return comm
@@ -185,13 +185,13 @@ def _exclude_outputs(comm: Comm) -> Comm:
 
 
 def _size_in_bytes(comm: Comm, elements: str) -> int | None:
-    """Return the recorded size in bytes, else the number of elements (column ``elements``) times their size."""
+    """Return a communication's recorded bytes, else its number of elements (column ``elements``) times bytes each."""
     size, count, item = comm.get("bytes"), comm.get(elements), categories.itemsize(comm.get("dtype"))
     return size if size is not None or count is None or item is None else count * item
 
 
 def _message_size_in_bytes(comm: Comm) -> int | None:
-    """Return the size of a sent or received message in bytes; for a receive, computed from outputs if need be."""
+    """Return the bytes of a send or receive: as recorded, else computed from its input or output elements."""
     return _size_in_bytes(comm, "in_nelems") or _size_in_bytes({**comm, "bytes": None}, "out_nelems")
 
 

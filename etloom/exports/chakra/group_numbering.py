@@ -40,10 +40,11 @@ class GroupNumbers:
 
 
 def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
-    """Number the process groups of the traces of a job, as far as the members of a group are known.
+    """Number those process groups of a job's traces whose member ranks are known.
 
-    All ranks are 0. A name that is a number becomes the number; the other groups get the next free numbers in the order
-    of their ranks and names, so that files of one job that are written separately agree on the groups they share.
+    The group of all ranks is 0. A name that is a number becomes the number; the other groups get the next free numbers
+    in the order of their ranks and names, so that files of one job that are written separately agree on the groups they
+    share.
     """
     ranks: dict[GroupKey, list[int]] = {}
     world: set[GroupKey] = set()
@@ -68,7 +69,7 @@ def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
 
 
 def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[GroupKey]) -> None:
-    """Add the process groups of a trace to ``ranks``, and the groups that contain all ranks to ``world``."""
+    """Add a trace's process groups and their members to ``ranks``, and groups that contain all ranks to ``world``."""
     world_size = trace.meta.get("world_size")
     rank_texts: dict[str | None, str | None] = {}
     declared = trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String)
@@ -87,7 +88,7 @@ def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[G
 
 
 def add_matched_groups(job: Job, groups: GroupNumbers, parts: pl.DataFrame) -> GroupNumbers:
-    """Add groups for communications that state none (gloo's); the members are the ranks that took part.
+    """Add process groups for communications recorded without group (gloo's); the members are the ranks that took part.
 
     Requires the traces of all ranks, because a missing one might have taken part.
 
@@ -108,7 +109,7 @@ def add_matched_groups(job: Job, groups: GroupNumbers, parts: pl.DataFrame) -> G
 
 
 def number_world(groups: GroupNumbers, world_size: int) -> GroupNumbers:
-    """Renumber the group of all ranks from 0 to the next free number, if there are other groups."""
+    """Change the number of the group of all ranks from 0 to the next free number, if there are other groups."""
     if not groups.ranks:
         return groups
     world = max(groups.ranks) + 1

@@ -87,7 +87,7 @@ def _build_activities(trace: Trace, *, delays: bool) -> Activities:
 
 
 def _ids_of_rows(trace: Trace, rows: pl.Series) -> pl.Series:
-    """Return the ids of the events at these row numbers; null for NO_OWNER."""
+    """Return the event ids at the row numbers ``rows`` of the table `events`; null for NO_OWNER."""
     return arrays.take_rows(trace.events["id"], rows.to_numpy())
 
 
@@ -96,7 +96,7 @@ def _nullable_ids(ids: np.ndarray) -> pl.Series:
 
 
 def _control_dependencies(trace: Trace, activities: Activities) -> pl.Series:
-    """Return the node id on which each node has a control dependency; null for none.
+    """Return for each node the id of the node on which it has a control dependency; null for none.
 
     The first part of an operator depends on the enclosing operator, its other parts on the first one, GPU work and
     ranges on the activity that launched or issued them.

@@ -1,4 +1,4 @@
-"""Build Chakra nodes from a pipeline operation trace with message sizes, such as a predicted trace.
+"""Build Chakra nodes from a trace of pipeline operations (forward, backward, send, receive) with message sizes.
 
 Operations of a rank run one after the other. An operation waits for the message of its micro-batch, a message is sent
 after the operation that it comes from. The time between the end of what an operation waits for and its start is added
@@ -20,13 +20,13 @@ _PLACE = pl.Struct({"step": pl.Int64, "micro_batch": pl.Int64, "chunk": pl.Int64
 
 
 def has_message_sizes(trace: Trace) -> bool:
-    """Return whether all communications of a pipeline operation trace have a known size and peer rank."""
+    """Return whether all sends and receives of a pipeline operation trace have a known size and peer rank."""
     comms = trace.comms.filter(pl.col("collective").is_not_null())
     return comms.select(pl.col("bytes", "peer").is_not_null().all()).transpose().to_series().all()
 
 
 def build_pipeline_nodes(trace: Trace) -> NodeTable:
-    """Build the Chakra nodes of one rank of a pipeline operation trace with message sizes."""
+    """Build the Chakra nodes of one rank from its pipeline operations: forward, backward, send and receive."""
     rank = int(trace.rank or 0)
     described = trace.comms.select(pl.col("event").alias("id"), "peer", "bytes")
     rows = trace.events.join(described, on="id", how="left", maintain_order="left")

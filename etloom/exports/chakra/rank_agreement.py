@@ -22,7 +22,7 @@ _SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "R
 
 
 def list_communications(rank: int, nodes: NodeTable) -> pl.DataFrame:
-    """Return the communication nodes of a rank that are simulated: rank and `_COLUMNS`.
+    """Return the simulated communication nodes of a rank: node id, type, size, group and message ends (`_COLUMNS`).
 
     Nodes replayed at their recorded time are left out.
     """
@@ -32,7 +32,7 @@ def list_communications(rank: int, nodes: NodeTable) -> pl.DataFrame:
 
 
 def find_changes(communications: pl.DataFrame, ranks: Collection[int]) -> pl.DataFrame:
-    """Return the changes that make communication sizes equal on all ranks: rank, id, comm_size, is_replayed.
+    """Return changes that make communication sizes equal on all ranks: columns rank, id, comm_size, is_replayed.
 
     Messages without a counterpart on the other rank are replayed at their recorded time.
 
@@ -65,7 +65,7 @@ def find_changes(communications: pl.DataFrame, ranks: Collection[int]) -> pl.Dat
 
 
 def apply_changes(nodes: NodeTable, changes: pl.DataFrame) -> NodeTable:
-    """Return the nodes of one rank with the changes of `find_changes` applied: sizes, and replayed nodes."""
+    """Apply the changes of `find_changes` to one rank's nodes: new sizes, and nodes replayed at their recorded time."""
     marked = nodes.table.join(
         changes.select("id", "is_replayed", agreed="comm_size"), on="id", how="left", maintain_order="left"
     )

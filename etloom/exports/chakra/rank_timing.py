@@ -39,7 +39,7 @@ def count_overlaps_once(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cut_overlaps(starts: Int64Array, ends: Int64Array) -> Int64Array:
-    """Return the start of each activity, moved to the latest end of earlier activities, but at most to its end."""
+    """Return each activity's start, moved to the latest end of earlier activities but not past the activity's end."""
     order = np.argsort(starts, kind="stable")
     busy_until = np.maximum.accumulate(np.append(0, ends[order]))[:-1]
     cut = np.empty_like(starts)

@@ -118,7 +118,7 @@ def lint(*paths: str | PathLike[str], groups: str | PathLike[str] | None = None)
 
 
 def _measure_recorded_time(file: ChakraFile) -> int | None:
-    """Return the time from the first start to the last end of the nodes in a file, ns; None if not stated."""
+    """Return the recorded time from the first start to the last end of a file's nodes, ns; None if not recorded."""
     spans: list[tuple[int, int]] = []
     for node in file.nodes:
         start, duration = node.attributes.get("start_ns"), node.attributes.get("duration_ns")

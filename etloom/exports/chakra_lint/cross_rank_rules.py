@@ -52,7 +52,7 @@ def check_across_ranks(
 
 
 def check_joint_run(findings: FindingCollector, files: Mapping[int, ChakraFile], run: JointRun) -> None:
-    """Report communications that hang in the simulation of all ranks, and ranks whose last node is a message."""
+    """Report communications that hang when all ranks are simulated, and ranks whose last node is a send or receive."""
     for blocked in run.blocked:
         findings.add(blocked.rank, "never-ends", blocked.node.id, f"{blocked.node.name}: {blocked.reason}")
     for rank, node in run.last.items():
@@ -61,7 +61,7 @@ def check_joint_run(findings: FindingCollector, files: Mapping[int, ChakraFile],
 
 
 def check_members(findings: FindingCollector, files: Mapping[int, ChakraFile], groups: GroupsByRank) -> None:
-    """Report ranks that groups of collectives or messages refer to, but that the job does not have."""
+    """Report ranks beyond the world size to which the groups of collectives, or sends and receives, refer."""
     world_size = _get_world_size(files)
     for rank, file in files.items():
         names = {str(node.attributes.get("pg_name")) for node in file.nodes if node.type == _COLL}
@@ -111,7 +111,7 @@ def _check_groups(findings: FindingCollector, groups: GroupsByRank) -> None:
 
 
 def _check_collectives(findings: FindingCollector, group: str, by_rank: dict[int, list[ChakraNode]]) -> None:
-    """Report differences between the ranks of a group in type, order, size or root of its collectives."""
+    """Report collectives of a process group whose type, order, size or root differs between the group's ranks."""
     reference, *others = by_rank
     for rank in others:
         nodes, reference_nodes = by_rank[rank], by_rank[reference]
@@ -132,7 +132,7 @@ def _check_collectives(findings: FindingCollector, group: str, by_rank: dict[int
 
 
 def _first_difference(nodes: list[ChakraNode], others: list[ChakraNode]) -> int | None:
-    """Return the index at which two lists of collectives differ first in type, or one list ends; None if equal."""
+    """Return the first index at which two lists of collectives differ in type or a list ends; None if they agree."""
     for turn, (node, other) in enumerate(zip(nodes, others, strict=False)):
         if node.attributes.get("comm_type") != other.attributes.get("comm_type"):
             return turn
@@ -140,7 +140,7 @@ def _first_difference(nodes: list[ChakraNode], others: list[ChakraNode]) -> int 
 
 
 def _describe_difference(node: ChakraNode, other: ChakraNode, name: str, text: str) -> str | None:
-    """Format the values of an attribute of two nodes into ``text``; None if they are equal."""
+    """Insert the values of the attribute ``name`` of two nodes into ``text``; return None if the values are equal."""
     value, other_value = node.attributes.get(name), other.attributes.get(name)
     return None if value == other_value else text.format(value, other_value)
 

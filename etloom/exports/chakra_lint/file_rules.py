@@ -65,7 +65,7 @@ def _check_messages(findings: FindingCollector, rank: int, file: ChakraFile) -> 
 
 
 def _check_work(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
-    """Report files whose computations take no time, or in which nothing depends on GPU work."""
+    """Report computations without durations, GPU work on which no node depends, and replayed communications."""
     computations = [node for node in nodes if node.type == TYPE_NUMBERS["COMP_NODE"]]
     if computations and not any(
         node.message.duration_micros or node.attributes.get("num_ops") for node in computations
@@ -82,7 +82,7 @@ def _check_work(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) 
 
 
 def _check_replays(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
-    """Report communications (but not delays) that are replayed at their recorded time instead of simulated."""
+    """Report communication nodes that a simulator only replays at their recorded time; delay nodes are not reported."""
     communications = [node for node in nodes if node.type in (_SEND, _RECV, _COLL)]
     replayed = [node for node in communications if node.attributes.get("replayed")]
     code = "nothing-simulated" if len(replayed) == len(communications) else "replayed"
@@ -218,7 +218,7 @@ def _find_cycle(dependency_map: dict[int, set[int]]) -> list[int]:
 
 
 def read_groups(file: ChakraFile, group_file: Path | None = None) -> dict[str, list[int]]:
-    """Return the ranks of each process group number, from a comm_groups.json file and metadata nodes.
+    """Return group number -> ranks of the process groups, read from a comm_groups.json file and metadata nodes.
 
     Args:
         file: The file of one rank.

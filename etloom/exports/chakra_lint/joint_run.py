@@ -114,7 +114,7 @@ class _Clock:
 
 
 class _Meetings:
-    """Collectives and messages that wait for other ranks, and the matching of their participants."""
+    """Matches the ranks of collectives and messages, and holds the communications that wait for other ranks."""
 
     def __init__(self, ranks: Any, groups: Mapping[int, Mapping[str, list[int]]]) -> None:
         self._ranks = set(ranks)
@@ -125,7 +125,7 @@ class _Meetings:
         self._receives: dict[Key, list[tuple[int, int]]] = defaultdict(list)
 
     def join(self, rank: int, node: ChakraNode) -> list[tuple[int, int]]:
-        """Add a rank to a collective; when all members have joined, return their (rank, node id), else nothing."""
+        """Add a rank to a collective; return (rank, node id) of all members if all have joined, else []."""
         group = str(node.attributes.get("pg_name") or WORLD)
         members = self._groups[rank].get(group)
         turns = self._turns[rank]

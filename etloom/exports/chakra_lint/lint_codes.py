@@ -13,7 +13,7 @@ ERROR, WARNING = "error", "warning"
 
 
 class LintCode(NamedTuple):
-    """Severity ("error" or "warning"), meaning and remedy of a lint code, the last two as text."""
+    """Severity ("error" or "warning") of a lint code, and texts that describe its meaning and remedy."""
 
     severity: str
     meaning: str
@@ -240,7 +240,7 @@ LINT_CODES = _FILE_CODES | _NODE_CODES | _COMMUNICATION_CODES | _CROSS_RANK_CODE
 
 @dataclass(frozen=True)
 class LintFinding:
-    """All occurrences of a lint code in the file of a rank: their number, and the first as an example.
+    """All occurrences of a lint code in the file of a rank: their number, and the first occurrence as an example.
 
     Attributes:
         rank: Rank of the file.
@@ -279,7 +279,7 @@ class FindingCollector:
         self._occurrences: dict[tuple[int, str], list[tuple[int | None, str]]] = {}
 
     def add(self, rank: int, code: str, node: int | None, example: str) -> None:
-        """Record an occurrence of a lint code; the first of each rank and code becomes the example."""
+        """Record an occurrence of a lint code in a rank's file; the first occurrence becomes the example."""
         self._occurrences.setdefault((rank, code), []).append((node, example))
 
     def has_errors(self) -> bool:

@@ -24,7 +24,7 @@ _INSTANT_TYPES = (TYPE_NUMBERS["METADATA_NODE"], TYPE_NUMBERS["INVALID_NODE"])
 
 
 class Resource(IntEnum):
-    """Resources of a simulated rank, of which a running node occupies at most one."""
+    """Resources of a simulated rank: CPU, compute, communication; a running node occupies at most a single resource."""
 
     CPU = 0
     COMPUTE = 1
@@ -37,7 +37,7 @@ _EXCLUSIVE = (Resource.CPU, Resource.COMPUTE, Resource.COMMUNICATION)
 
 @dataclass(frozen=True)
 class Schedule:
-    """Simulated start and end of each node by id, ns from the start of the first; and nodes that never start.
+    """Simulated start and end of each node by id, in ns from the start of the simulation; and nodes that never start.
 
     Attributes:
         start: Node id -> start in ns.
@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def makespan_ns(self) -> int:
-        """The end of the last node, ns; 0 without nodes."""
+        """The simulated end of the last node, ns; 0 if no node has run."""
         return max(self.end.values(), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Read source, destination, tag and size of send and receive nodes, by which simulators match them."""
+"""Read source, destination, tag and size of send and receive nodes, by which simulators match sends with receives."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterat
 
 
 def _base_time(traces: Iterable[Trace]) -> int:
-    """Return the earliest time of the ranks whose clock is the epoch, ns; 0 if there are none."""
+    """Return the earliest time in the traces whose times count from the epoch, ns; 0 if there are none."""
     times = [
         trace.table(name)["ts"].min()
         for trace in traces
@@ -104,7 +104,7 @@ def _relative_base(trace: Trace, base: int) -> int:
 
 
 def _format_header(traces: dict[int, Trace], base: int) -> bytes:
-    """Format the JSON before the first event; for a single rank with the members of its original file."""
+    """Format the JSON before the first event; for a single rank it includes the header members of its original file."""
     header: dict[str, Any] = {"schemaVersion": 1}
     if len(traces) > 1:
         header |= {"mergedRanks": list(traces)}
@@ -142,7 +142,7 @@ class _RankFormatter:
     def create(
         cls, trace: Trace, rank: int | None, base: int, first_pid: int, first_flow: int
     ) -> _RankFormatter:
-        """Create a formatter for a rank, with its events assigned to tracks.
+        """Create a formatter for a rank, and assign the rank's events to tracks (threads and streams).
 
         ``first_pid``: number of the first process, in a file of several ranks.
         """
@@ -162,7 +162,7 @@ class _RankFormatter:
         )
 
     def format_all(self) -> Iterator[pl.Series]:
-        """Yield the metadata, slices, memory, counters and arrows of the rank as JSON texts, in chunks."""
+        """Yield all events of the rank as JSON texts, in chunks: metadata, slices, memory, counters and arrows."""
         events = self.trace.events
         yield self.format_metadata()
         for start in range(0, events.height, _CHUNK_EVENTS):
@@ -301,6 +301,6 @@ class _RankFormatter:
 
 
 def _bind_to_enclosing_slice(flows: pl.DataFrame) -> pl.DataFrame:
-    """Let the ends of arrows bind to the slice that encloses them, instead of the next slice."""
+    """Add ``"bp":"e"`` to arrow ends, so that viewers attach them to the enclosing slice instead of the next slice."""
     is_end = pl.col("ph").cast(pl.String) == "f"
     return flows.with_columns(extra=pl.when(is_end).then(pl.lit(',"bp":"e"')))

@@ -55,7 +55,7 @@ def build_critical_path_arrows(traces: Mapping[int, Trace], first: int) -> dict[
 
 
 def _clip_to_slices(pieces: pl.DataFrame, events: pl.DataFrame, *times: str) -> pl.DataFrame:
-    """Clip the columns ``times`` (ns) to the slice of the row's event, to which the end of an arrow must bind."""
+    """Clip the columns ``times`` (ns) to the duration of the row's event, since arrows must end within its slice."""
     slices = events.select("id", low="ts", high=pl.col("ts") + (pl.col("dur").fill_null(0) - 1).clip(0))
     joined = pieces.with_columns(pl.col("event").cast(pl.UInt32)).join(slices, left_on="event", right_on="id")
     return joined.with_columns(pl.col(times).clip(pl.col("low"), pl.col("high"))).drop("low", "high")

@@ -126,7 +126,7 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
 
 
 def _find_write_problem(error: OSError | pl.exceptions.PolarsError) -> str | None:
-    """Return the text of the system error (such as a full disk) in an exception; None if there is none."""
+    """Return the operating system's message (such as a full disk) in a write error; None if the error has none."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     code = re.search(r"\(os error (\d+)\)", str(error))
@@ -139,7 +139,7 @@ def _default_name(run: Path) -> str:
 
 
 def _check_same_source(published: dict[str, Any], run: Path, stage: staging.Staging) -> None:
-    """Raise EtloomError if the store contains a run of this name from a different source path."""
+    """Raise EtloomError if the store contains a run of the same name from a different source path."""
     path = published.get("source")
     if path != describe_path(run.resolve()) and run.resolve() != stage.target.resolve():
         raise EtloomError(
@@ -195,7 +195,7 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
 
 
 def _original_path(run: Path) -> str:
-    """Return the path or URL of the traces from which a run, perhaps itself in a store, was first read."""
+    """Return the path or URL of a run's traces; for a run in a store, of the traces from which it was first read."""
     stored = read_json(run / "meta.json").get("source") if is_stored_run(run) else None
     return describe_path(run.resolve() if stored is None else stored)
 
@@ -203,7 +203,7 @@ def _original_path(run: Path) -> str:
 def _open_staged(
     source: staging.Source, stage: staging.Staging, options: AddOptions, jobs: int, progress: Progress | None
 ) -> Job:
-    """Open the run from the rank tables in its staging folder; ranks that are missing there are read and written."""
+    """Open the run from its ranks' tables in the staging folder; ranks that are missing there are read and saved."""
     load = LoadOptions(
         progress,
         jobs,
@@ -224,7 +224,7 @@ def _open_staged(
 
 
 def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
-    """Return the part folders that cover all ranks; analyses of ranks not covered by a batch are run here."""
+    """Return folders with analysis results that cover all ranks; ranks without results are analyzed here."""
     parts, ranks = [], set(job.ranks)
     for part, members in _list_parts(stage):
         if members and members <= ranks:
@@ -240,7 +240,7 @@ def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
 
 
 def _list_parts(stage: staging.Staging) -> list[tuple[Path, set[int]]]:
-    """Return (folder, ranks) of each complete part; a part contains the analysis results of a batch of ranks."""
+    """Return (folder, ranks) of each completed part: a folder with the analysis results of a batch of ranks."""
     return [
         (part, set(read_json(part / "part.json")["ranks"]))
         for part in sorted(stage.parts.iterdir())

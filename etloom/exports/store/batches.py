@@ -68,7 +68,7 @@ class Batch:
 
 
 def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int) -> list[Batch]:
-    """Split the ranks of a folder into batches, without those whose results (part) exist already."""
+    """Split the ranks of a folder into batches; omit batches whose analysis results exist already in ``parts``."""
     ranks = sorted(discovered.ranks)
     size = min(MAX_RANKS, max(MIN_RANKS, math.ceil(len(ranks) / jobs)))
     batches = []
@@ -89,7 +89,7 @@ def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int
 
 
 def prepare_batch(text: str) -> None:
-    """Read, link and analyze the ranks of a batch, and write tables and results; ``text``: the batch as JSON.
+    """Read, link and analyze the ranks of a batch (JSON text), and write their tables and analysis results.
 
     Files that cannot be read are left to the process that adds the run, which reports them.
     """
@@ -99,7 +99,7 @@ def prepare_batch(text: str) -> None:
 
 
 def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
-    """Yield (rank, trace) of the readable ranks of a batch; at most about `MAX_TABLE_BYTES` of tables in memory."""
+    """Yield (rank, trace) of a batch's readable ranks, with at most about `MAX_TABLE_BYTES` of tables in memory."""
     options = LoadOptions(jobs=1, use_cache=False, max_table_bytes=MAX_TABLE_BYTES, keep=Path(batch.folder))
     for rank, paths in batch.files.items():
         captures = {rank: list(map(Path, batch.captures.get(rank, ())))}

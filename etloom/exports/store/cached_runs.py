@@ -1,4 +1,4 @@
-"""Cache runs of many ranks as runs of a store in the cache folder, so that none is read and linked twice."""
+"""Cache runs of many ranks as runs of a store in the cache folder, so that a run is read and linked only once."""
 
 from __future__ import annotations
 

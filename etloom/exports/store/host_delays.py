@@ -54,7 +54,7 @@ def compare_hosts(
     min_pct: float = 1.0,
     rack_pattern: str = RACK_PATTERN,
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Compare by how much hosts, ranks or racks delay others in the runs of a store.
+    """Compare how long hosts, ranks or racks delay others at communications, over the runs of a store.
 
     Args:
         store: the store.
@@ -109,7 +109,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
-    """Return per unit of a run: ranks, late, late_confirmed, delay_ns, pct; None if the run lacks arrival data.
+    """Return a run's delays per host, rank or rack (columns late, late_confirmed, delay_ns, pct); None without data.
 
     ``by``: rank, host or rack, the unit.
     """
@@ -133,7 +133,7 @@ def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
 
 
 def _measure_delays(rows: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Return late, late_confirmed and delay_ns of each unit (rank, host, rack) that arrives last at a communication."""
+    """Count and sum the delays of each rank, host or rack that arrives last: late, late_confirmed, delay_ns."""
     arrivals = (
         rows.group_by("communication", by, maintain_order=True)
         .agg(pl.col("start_ns", "wait_ns").max(), pl.col("clock_error_ns").first())
@@ -154,7 +154,7 @@ def _measure_delays(rows: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _summarize(rows: pl.DataFrame, by: str, min_pct: float, runs: Sequence[str]) -> pl.DataFrame:
-    """Summarize the delays over all runs: one row per host, rank or rack, slowest first (`COLUMNS`).
+    """Summarize the delays over all runs: one row per host, rank or rack, those slow in most runs first (`COLUMNS`).
 
     ``rows``: the delays per run.
     """

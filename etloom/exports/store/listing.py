@@ -1,4 +1,4 @@
-"""List the runs of a store, and recompute those that another version of etloom stored."""
+"""List the runs of a store, and recompute runs that another version of etloom stored."""
 
 from __future__ import annotations
 

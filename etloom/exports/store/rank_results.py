@@ -53,7 +53,7 @@ MAX_OPEN_FILES = 16
 
 @dataclasses.dataclass(frozen=True)
 class RankResult:
-    """A result of `Trace.compute_once` that is stored for each rank, and its conversion to and from a table.
+    """A function of a trace whose result is stored for each rank, and how that result is converted to and from a table.
 
     Attributes:
         name: of its file.
@@ -72,7 +72,7 @@ class RankResult:
     is_large: bool = False
 
     def key(self, rank: int) -> tuple[Any, ...]:
-        """Return the key of this result in `Trace.with_stored_results`: the function and its arguments."""
+        """Return the key of a rank's result in `Trace.with_stored_results`: the function and its arguments."""
         return (self.function, *self.arguments(rank))
 
 
@@ -126,7 +126,7 @@ def _encode_devices(names: list[str]) -> pl.DataFrame:
 
 
 def _encode_findings(result: RankFindings) -> pl.DataFrame:
-    """Return the findings of a rank as a table: JSON per pattern, Arrow IPC bytes per detail table."""
+    """Encode a rank's findings as a table: a row per finding pattern (JSON), and a row per detail table (Arrow IPC)."""
     rows: list[tuple[str, bool, bytes]] = []
     for pattern, findings in result.findings.items():
         text = json.dumps(
@@ -141,7 +141,7 @@ def _encode_findings(result: RankFindings) -> pl.DataFrame:
 
 
 class _Decoded(Mapping[str, Any]):
-    """A mapping from name to content whose values are decoded at each access.
+    """A mapping from name to value that holds the values as encoded bytes and decodes them at each access.
 
     Args:
         rows: name and content.
@@ -202,7 +202,7 @@ def _decode_estimate(table: pl.DataFrame) -> RankEstimate | None:
 
 
 def _for_own_steps(rank: int) -> tuple[None]:
-    """Return the arguments with which comparison functions divide sums by the rank's number of steps."""
+    """Return the arguments ``(None,)``, with which comparisons divide a rank's sums by that rank's number of steps."""
     return (None,)
 
 
@@ -244,14 +244,14 @@ LARGE_RESULTS = frozenset(result.function for result in RESULTS if result.is_lar
 
 
 class KeptResults:
-    """Collects the results (`RESULTS`) of the ranks of a batch, and writes them to files."""
+    """Collects the intermediate results (`RESULTS`) of the ranks of a batch, and writes a file per kind of result."""
 
     def __init__(self) -> None:
         self._tables: dict[str, list[pl.DataFrame]] = {result.name: [] for result in RESULTS}
         self._rows: dict[str, dict[int, int]] = {result.name: {} for result in RESULTS}
 
     def add(self, trace: Trace, rank: int) -> None:
-        """Compute and collect the results of a rank; results that it cannot provide are skipped."""
+        """Compute and collect the results of a rank; skip results for which the rank's trace lacks the data."""
         for result in RESULTS:
             try:
                 value = trace.compute_once(result.function, *result.arguments(rank))
@@ -262,7 +262,7 @@ class KeptResults:
             self._rows[result.name][rank] = table.height
 
     def write(self, folder: Path) -> dict[str, list[list[int]]]:
-        """Write one file per result; return, by name of the result, [rank, number of rows] in file order."""
+        """Write one file per kind of result; return result name -> list of [rank, number of rows] in file order."""
         tables_by_file = {_file_of(folder, name): tables for name, tables in self._tables.items() if tables}
         write_tables({file: pl.concat(tables) for file, tables in tables_by_file.items()})
         return {name: [list(pair) for pair in rows.items()] for name, rows in self._rows.items()}
@@ -273,7 +273,7 @@ def _file_of(folder: Path, name: str) -> Path:
 
 
 class _StoredResults(Mapping[tuple[Any, ...], Any]):
-    """A mapping from key to result for one rank; each result is read from its file on access."""
+    """A mapping from key (function and arguments) to stored result of a rank; results are read from files on access."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class Staging:
             yield file.fileno()
 
     def read_published(self) -> dict[str, Any] | None:
-        """Return the manifest (meta.json) of the run of this name in the store; None if there is none."""
+        """Return the manifest (meta.json) of the run with the same name in the store; None if there is none."""
         return read_json(self.target / "meta.json") if is_stored_run(self.target) else None
 
     def publish(self) -> None:

@@ -27,7 +27,7 @@ MAX_GRAPH_EVENTS = 2_000_000
 
 @dataclass(frozen=True)
 class StoredQuestion:
-    """An analysis whose result a store contains, with its options that differ from the defaults."""
+    """An analysis whose result a store contains, and the options of the analysis that differ from the defaults."""
 
     analysis: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +68,7 @@ GRAPH_QUESTIONS = (StoredQuestion("critical-path", {"by": "edge"}), StoredQuesti
 
 
 def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path) -> None:
-    """Run the stored analyses for each rank, and write their results to a new folder (a part).
+    """Run the analyses whose results a store contains for each rank, and write the results to a new folder (a part).
 
     Args:
         ranks: ranks and their traces, one at a time.
@@ -104,7 +104,7 @@ def _ask(question: StoredQuestion, run: Trace | Job) -> pl.DataFrame:
 
 
 def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
-    """Combine the results of all parts into one file per analysis; return their manifest entries.
+    """Combine the results of all batches of ranks into one file per analysis; return the files' manifest entries.
 
     Args:
         parts: folders of `summarize_ranks`.
@@ -127,7 +127,7 @@ def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, An
 
 
 def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], list[Stat]]:
-    """Run the analyses over all ranks and save their results; return manifest entries and stats of skipped ones.
+    """Run the analyses over all ranks and save their results; return manifest entries, and stats of skipped analyses.
 
     Next to the answers are the tables that the report needs, and those from which runs are compared.
     """

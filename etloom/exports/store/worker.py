@@ -1,4 +1,4 @@
-"""Worker process that reads a batch of ranks as JSON from stdin, and processes it by `prepare_batch`."""
+"""Worker process: reads the description of a batch of ranks (JSON) from stdin, and calls `prepare_batch` with it."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _measure_lengths(values: pa.BinaryArray) -> NDArray[np.int64]:
 
 
 def _take_values(values: list[bytes], indices: NDArray[np.int64]) -> pa.BinaryArray:
-    """Build an Arrow binary array of the values at these indices."""
+    """Build an Arrow binary array of the byte strings ``values`` at the positions ``indices``."""
     content = np.frombuffer(b"".join(values), np.uint8)
     index_buffer = pa.py_buffer(np.ascontiguousarray(indices, np.int64))
     return build_binary_array(content, np.array([len(value) for value in values], np.int64)).take(

@@ -71,7 +71,7 @@ def select_event_columns(frame: pl.DataFrame, **columns: pl.Expr | pl.Series | N
 
 
 def resolve_names(source: ExportFile, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
-    """Replace the string ids in these columns by their texts from the table StringIds."""
+    """Replace the string ids in the columns ``columns`` by their texts from the table StringIds."""
     ids = pl.concat([frame[column] for column in columns]).unique().drop_nulls().sort()
     texts = source.read_strings(ids).unique("id", keep="first")
     for column in columns:

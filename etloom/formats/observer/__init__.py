@@ -165,7 +165,9 @@ def _decode_names(records: Records) -> dict[str, pl.Series]:
     if not has_name.all():
         unnamed = int((~has_name).sum())
         records.stats.append(
-            Stat("read.unnamed_operator", "data_loss", unnamed, "the definition of their name is missing")
+            Stat(
+                "read.unnamed_operator", "data_loss", unnamed, "operators whose name the file does not define"
+            )
         )
     indices = pl.Series(np.where(has_name, index, len(keys)))
     name = pl.Series([part[0] for part in parts] + ["unknown"])

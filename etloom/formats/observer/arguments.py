@@ -98,7 +98,7 @@ def decode_arguments(records: Records) -> OperatorArguments:
 
 
 def _parse_forms(definitions: Definitions, keys: list[int]) -> dict[int, Form]:
-    """Parse the forms (types of argument lists) with these keys; missing and damaged forms are left out."""
+    """Parse the forms (types of argument lists) with the keys ``keys``; missing and damaged forms are left out."""
     forms = {}
     for key in keys:
         stream, number = key >> 32, key & 0xFFFFFFFF

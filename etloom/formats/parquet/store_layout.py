@@ -94,7 +94,11 @@ def check_version(content: dict[str, Any], file: Path) -> None:
     """Raise ReadError if a manifest has no layout version, or one that this version of etloom cannot read."""
     version = content.get("store")
     if type(version) is not int or version < 1:
-        raise ReadError("has no layout version", where=file, remedy="add the run to a new store")
+        raise ReadError(
+            "states no version of the store, so it cannot be read",
+            where=file,
+            remedy="add the run to a new store",
+        )
     if version > STORE_VERSION:
         raise ReadError(
             f"has layout {version} of stores, this etloom reads up to {STORE_VERSION}",

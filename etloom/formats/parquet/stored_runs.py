@@ -84,7 +84,7 @@ def _parse_facts(folder: Path, meta: str, tables: str) -> tuple[dict[str, Any], 
 
 
 def _read_summary(files: SummaryFiles, name: str, schema: Mapping[str, Any]) -> pl.DataFrame:
-    """Read a summary table of a stored run, with exactly these columns cast to their types."""
+    """Read a summary table of a stored run, reduced to the columns of ``schema`` and cast to their types."""
     frame = files.read(name, list(schema))
     try:
         return frame.select(pl.col(column).cast(dtype) for column, dtype in schema.items())

@@ -215,7 +215,7 @@ def _parse_kernel_name(text: str) -> str | None:
 
 
 def _add_ancestors(parent: Rows, rows: Rows) -> Rows:
-    """Return these rows and the rows of all enclosing events, in ascending order."""
+    """Return row numbers of events and of all events that enclose them, in ascending order."""
     levels, climbing = [rows], rows
     while climbing.size:
         climbing = np.unique(parent[climbing])

@@ -1,1 +1,1 @@
-"""Communication replay: runs the recorded collectives and messages on real processes."""
+"""Communication replay: runs the recorded collectives, sends and receives on real processes."""

@@ -42,7 +42,7 @@ def allocate_buffers(
 def _assign_buffers(
     calls: Sequence[Call], waits: Sequence[tuple[int, ...]], rank: int, backend: str
 ) -> tuple[dict[torch.dtype, list[int]], list[tuple[torch.dtype, _Slots, int]]]:
-    """Assign reusable buffers to tensors; return their sizes (elements) by dtype and the slots of each call."""
+    """Assign a reusable buffer to each tensor; return buffer sizes (elements) by dtype, and each call's buffers."""
     sizes: dict[torch.dtype, list[int]] = {}
     free: dict[torch.dtype, list[int]] = {}
     assignments: list[tuple[torch.dtype, _Slots, int]] = []

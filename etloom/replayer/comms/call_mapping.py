@@ -16,7 +16,7 @@ wait is searched in this many calls."""
 
 
 class _NotReplayable(Exception):
-    """Raised for a recorded call that cannot be replayed; the message is the reason."""
+    """Raised for a recorded call that cannot be replayed; the exception's message states the reason."""
 
 
 def map_calls(
@@ -67,7 +67,7 @@ def map_calls(
 def _map_call(
     recorded: RecordedCall, rank: int, new_ranks: Mapping[int, int], world: tuple[int, ...]
 ) -> Call:
-    """Convert a recorded call to a planned `Call`; the caller sets its index, gap, recorded duration and waits.
+    """Convert a recorded call to a planned `Call`; `map_calls` then sets index, gap, recorded duration and waits.
 
     torch.distributed sorts the ranks of a group that it creates. So are those of the call, along with the sizes that
     are divided among them; a group that was created unsorted (sort_ranks=False) is replayed sorted.
@@ -157,7 +157,7 @@ def _map_sizes(
 
 
 def _split_elements(split: tuple[int, ...], recorded: RecordedCall, size: int) -> tuple[int, ...]:
-    """Convert the split sizes of an all-to-all from rows, as recorded, to elements; () if they are incomplete."""
+    """Convert the split sizes of an all-to-all from tensor rows (as recorded) to elements; () if any are missing."""
     if len(split) != size:
         return ()
     for sizes, row_count in (
@@ -172,7 +172,7 @@ def _split_elements(split: tuple[int, ...], recorded: RecordedCall, size: int) -
 def _shrink_sizes(
     recorded: RecordedCall, size: int, members: list[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return input and output sizes for a group reduced to ``members`` (indices); tensors split among ranks shrink."""
+    """Return a call's sizes for a group reduced to ``members`` (indices): tensors that are split among ranks shrink."""
     inputs, outputs = recorded.inputs, recorded.outputs
 
     def shrink(sizes: tuple[int, ...], split: tuple[int, ...]) -> tuple[int, ...]:
@@ -217,7 +217,7 @@ def _waits_before_calls(
 
 
 def _recorded_waits(recorded_calls: list[RecordedCall], position: int) -> set[int]:
-    """Return the positions of calls for which a wait was recorded before ``position``, within the last 256 calls."""
+    """Return the positions of calls whose wait was recorded during the 256 calls before ``position``."""
     return {
         waited
         for call in recorded_calls[max(0, position - _MAX_IN_FLIGHT) : position]
@@ -274,7 +274,7 @@ def scale_call(call: Call, scale: float) -> Call:
 
 
 def select_calls(calls: Sequence[Call], positions: Collection[int]) -> tuple[Call, ...]:
-    """Return the calls at ``positions``, renumbered; drop waits for other calls, and add up the gaps between them."""
+    """Return the calls at ``positions``, renumbered; drop waits for omitted calls, and add up the gaps around these."""
     new_index: dict[int, int] = {}
     selected: list[Call] = []
     gap: int | None = None

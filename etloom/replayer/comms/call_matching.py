@@ -1,4 +1,4 @@
-"""Matches planned calls across ranks; drops calls that another rank lacks, and rejects contradicting calls.
+"""Matches planned calls across ranks; drops calls that another rank lacks, and rejects calls that do not agree.
 
 Calls match by position: the first call of each rank in a group, the second, and so on; likewise the messages that one
 rank sends to another, and those received there. Recordings that end at different calls on different ranks, and the
@@ -60,7 +60,7 @@ def _calls_by_channel(rank: int, calls: Sequence[Call]) -> Iterator[tuple[Channe
 
 
 def _fewest_calls(channel: Channel, by_rank: dict[int, list[Call]]) -> tuple[int, int]:
-    """Return (number of calls, rank) for the rank with the fewest calls in a group or from a sender to a receiver."""
+    """Return (calls, rank) of the rank with the fewest calls in a group or between a sender and a receiver."""
     return min((len(by_rank.get(rank, ())), rank) for rank in channel[1])
 
 
@@ -110,7 +110,7 @@ def _contradiction_error(rank: int, call: Call, other: int, other_call: Call) ->
 
 
 def _common_sizes(call: Call) -> tuple[int, ...]:
-    """Return the element counts of those tensors of a call (inputs or outputs) whose sizes are equal on every rank."""
+    """Return the element counts of a call's inputs or outputs, whichever must have equal sizes on every rank."""
     sizes = call.outputs if call.collective in ("reduce_scatter", "scatter", "recv") else call.inputs
     return sizes or call.outputs or call.inputs
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankWork:
-    """Callbacks for the work of a rank between communication calls: run its operators, and describe its activity.
+    """Callbacks for a rank's work between communication calls: run the rank's operators, and describe its activity.
 
     Attributes:
         run_operators: Called with a node to run the operators before it, and with None at the end (`Runner`).

@@ -10,7 +10,7 @@ import torch
 
 
 class Clock:
-    """Measures completion times of calls: on a CPU with the host's clock, on a GPU with events on a stream.
+    """Measures when communication calls complete: on a CPU by the host's clock, on a GPU by events on a stream.
 
     Attributes:
         blocked_ns: Time since `begin` that the host (on a GPU: the stream of the operators) was blocked in waits. On a
@@ -36,7 +36,7 @@ class Clock:
             self._origin_ns = time.monotonic_ns()
 
     def watch(self, index: int, work: Any) -> None:
-        """On a CPU, record the time at which a call completes, if the backend reports it (gloo: not for messages)."""
+        """On a CPU, record when a call completes, if the backend reports this (gloo: not for sends and receives)."""
         if self._is_cuda or work is None:
             return
         completed = self._completed

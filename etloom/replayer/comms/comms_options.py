@@ -43,7 +43,7 @@ class CommsOptions:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Address to which all processes connect: host of rank 0 and a free port on it; None: derived from the launcher."""
+    """Address to which all processes connect: rank 0's host and a free port there; None: derived from the launcher."""
 
     address: str | None = None
     port: int | None = None
@@ -66,7 +66,7 @@ def resolve_options(options: CommsOptions) -> CommsOptions:
 
 
 def check_backend(name: str) -> None:
-    """Check that the name of a torch.distributed backend is built in or registered by an installed package.
+    """Check that ``name`` is a torch.distributed backend that is built in or registered by an installed package.
 
     torch is imported only for names that are not built in.
 

@@ -77,7 +77,7 @@ def _normalize_dtype_name(name: str) -> str:
 
 @dataclass
 class PreparedCall:
-    """A planned call with its process group and tensors, ready to run; an in-place collective has inputs only."""
+    """A planned call, ready to run with its process group and tensors; in-place collectives have only input tensors."""
 
     call: Call
     group: Any
@@ -86,7 +86,7 @@ class PreparedCall:
 
     @property
     def reduce_op(self) -> str:
-        """Name of the reduce operation as recorded, but sum instead of avg unless the backend is NCCL."""
+        """Name of the recorded reduce operation; on backends other than NCCL, "sum" takes the place of "avg"."""
         if self.call.reduce_op == "avg" and dist.get_backend(self.group) != "nccl":
             return "sum"
         return self.call.reduce_op
@@ -257,7 +257,7 @@ def expected_results(
 
 
 def verification_value(rank: int, dtype: torch.dtype, world_size: int) -> int:
-    """Return the value with which a rank fills its tensors when the results of calls are verified.
+    """Return the value with which a rank fills the input tensors of calls whose results are verified.
 
     It is 1, 2 or 3. In a large world most ranks contribute 0, so that the type can hold the sum of all values.
     """
@@ -289,7 +289,7 @@ def _reduce_values(values: list[int], operation: str) -> float:
 
 
 def _fill_like(tensor: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    """Return a flat tensor with dtype and device of ``tensor``, in which each value fills a part of equal size."""
+    """Return a flat tensor with the dtype and device of ``tensor``: equal parts, each filled with one of ``values``."""
     filled = torch.tensor(values, dtype=torch.float64).repeat_interleave(tensor.numel() // len(values))
     return filled.to(tensor.dtype).to(tensor.device)
 

@@ -16,7 +16,7 @@ from etloom.replayer.recorded_calls import Group, RecordedCall, global_rank
 
 
 def infer_groups(calls_by_rank: Mapping[int, list[RecordedCall]], groups: Collection[Group]) -> None:
-    """Infer the missing groups of calls, in place; where that fails, set the reason (`RecordedCall.missing`).
+    """Infer and set the unrecorded groups of calls; where that fails, set the reason (`RecordedCall.missing`).
 
     Args:
         calls_by_rank: The calls of every rank of the world, in their order. They are modified.
@@ -36,7 +36,7 @@ def infer_groups(calls_by_rank: Mapping[int, list[RecordedCall]], groups: Collec
 
 
 class _PendingCalls:
-    """Collective calls of each rank that have no group assigned yet; ``groups`` are the candidates, largest first."""
+    """Queues of each rank's collective calls not yet assigned to a group; ``groups``: candidates, largest first."""
 
     def __init__(self, calls_by_rank: Mapping[int, list[RecordedCall]], groups: list[Group]) -> None:
         self._groups = groups
@@ -51,7 +51,7 @@ class _PendingCalls:
         self._blocked: set[Group] = set()  # until one of their ranks comes to another call
 
     def next_group(self) -> Group | None:
-        """Return a group whose ranks' next calls form one collective of that group; None if no group qualifies."""
+        """Return a group whose ranks' next calls can be a single collective of that group; None if there is none."""
         fallback = None
         for group in self._groups:
             if group in self._blocked:
@@ -80,7 +80,7 @@ class _PendingCalls:
         return self._queues[rank][position] if position < len(self._queues[rank]) else None
 
     def _can_call(self, group: Group) -> bool:
-        """Return whether the next calls of the group's ranks agree, so that they can be one collective of the group."""
+        """Return whether the next calls of a group's ranks agree, so that they can be a collective of that group."""
         heads = [self._head(rank) for rank in group]
         signatures = {_call_signature(call) for call in heads if call is not None}
         return len(signatures) == 1 and all(
@@ -113,7 +113,7 @@ def _call_signature(call: RecordedCall) -> tuple[object, ...]:
 
 
 def _common_elements(call: RecordedCall) -> int | None:
-    """Return the number of elements that is equal on all ranks of a call; None for a barrier or all-to-all."""
+    """Return the element count of a call that is equal on all ranks (of inputs or outputs); None if there is none."""
     if call.collective in ("barrier", "all_to_all"):
         return None
     sizes = call.outputs if call.collective in ("reduce_scatter", "scatter") else call.inputs

@@ -22,7 +22,7 @@ from etloom.timeline.activity import has_device_events, select_launched_events
 
 @dataclass(frozen=True)
 class NodeStarts:
-    """Start times (ns) of the work of execution-trace nodes, on the GPU or on the host.
+    """Start times (ns) of execution-trace nodes: of their GPU work, or without GPU work of their host operators.
 
     Attributes:
         nodes: Node ids, ascending.
@@ -41,7 +41,7 @@ class NodeStarts:
 
 
 def node_starts(trace: Trace) -> NodeStarts:
-    """Return when nodes of a linked trace started: their GPU work or, without GPU activity, their host operator (ns).
+    """Return the start times (ns) of a linked trace's nodes: of their GPU work or, in CPU-only traces, on the host.
 
     The host runs ahead of the GPU, so GPU work counts with its own time, for the outermost operator that launched it.
     """
@@ -67,7 +67,7 @@ def node_starts(trace: Trace) -> NodeStarts:
 
 
 def _outermost_operators(trace: Trace) -> Mapping[int, int]:
-    """Return node -> the outermost operator around it, following parents as long as they are operators."""
+    """Return node -> its outermost enclosing operator, reached through parents that are all operators."""
     tops: dict[int, int] = {}
     operator_tops: dict[int, int] = {}
     nodes = trace.nodes.select("id", "parent", is_operator=pl.col("op_schema").is_not_null()).sort("id")
@@ -81,7 +81,7 @@ def _outermost_operators(trace: Trace) -> Mapping[int, int]:
 def place_waits(
     calls: Sequence[Call], recorded_calls: Sequence[RecordedCall], starts: NodeStarts
 ) -> list[Call]:
-    """Set the node before which each call is waited for (`Call.wait_before_node`).
+    """Set for each call the operator (node) before which the replay waits for its completion (`Call.wait_before_node`).
 
     That is where its wait was recorded, else the first operator that started after the call had ended. A call that was
     not asynchronous and has no times is waited for at once; otherwise nothing is known and the field stays None.

@@ -166,7 +166,7 @@ def _select_ranks(job: Job, ranks: Collection[int] | None, world_size: int | Non
 def _extract_all(
     job: Job, instances: Mapping[int, Mapping[int, Instance]], replayed: Sequence[int]
 ) -> tuple[Mapping[int, _Extracted], int]:
-    """Extract the calls of every rank and infer missing groups; return the calls, and how many had no group."""
+    """Extract the calls of every rank and infer unrecorded groups; return the calls, and how many lacked a group."""
     groups = recorded_groups(job)
     if len(groups) > 1:
         # A match by time alone may mix two groups that communicated at the same time.
@@ -197,7 +197,7 @@ def _no_communication_error(job: Job, skipped: Sequence[Skipped]) -> EtloomError
 
 
 def _count_skipped(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
-    """Merge skipped calls with equal rank, name and reason into a single entry with their number."""
+    """Merge skipped calls with equal rank, name and reason into a single entry that states how many there are."""
     counts: dict[tuple[int, str, str], int] = {}
     for entry in skipped:
         key = (entry.rank, entry.name, entry.reason)
@@ -206,7 +206,7 @@ def _count_skipped(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
 
 
 def plan_early(make_plan: Callable[[int], Plan], world_size: int, path: Path | None) -> Callable[[int], Plan]:
-    """Plan before torch is imported, which takes seconds, so that a wrong input is reported at once.
+    """Make the plan before torch is imported, which takes seconds, so that a wrong input is reported at once.
 
     A single process plans here. Of several processes none may end alone, so the first one plans once it can report an
     error to the others; here only the format of ``path`` is checked.
@@ -223,7 +223,7 @@ def plan_early(make_plan: Callable[[int], Plan], world_size: int, path: Path | N
 
 
 def check_world_size(plan: Plan, world_size: int) -> Plan:
-    """Check that a plan is for ``world_size`` processes, and return it; raise EtloomError otherwise."""
+    """Return the plan if it is a plan for ``world_size`` processes; raise EtloomError otherwise."""
     ranks = plan.world_size
     if ranks != world_size:
         raise EtloomError(
@@ -299,7 +299,7 @@ def _drop_recorded_times(plan: Plan) -> Plan:
 
 
 def _balance_all_to_alls(plan: Plan) -> Plan:
-    """Replace the sizes of each all-to-all by their mean over its ranks, divided into equal shares."""
+    """Replace the sizes of each all-to-all by the mean over its ranks, divided into equal shares per peer."""
     totals: dict[tuple[tuple[int, ...], int], int] = {}
     for calls in plan.calls:
         for occurrence, call in _all_to_alls(calls):
@@ -324,7 +324,7 @@ def _with_equal_shares(call: Call, size: int) -> Call:
 
 
 def _all_to_alls(calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
-    """Yield (number, call) for each all-to-all, numbered from 0 within its group."""
+    """Yield (number, call) for each all-to-all of a rank; calls are numbered from 0 within each process group."""
     occurrences: dict[tuple[int, ...], int] = {}
     for call in calls:
         if call.collective == "all_to_all":

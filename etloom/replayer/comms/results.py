@@ -170,7 +170,7 @@ def summarize_calls(table: pl.DataFrame, per: str = "group") -> pl.DataFrame:
 
 
 def _median_transfers(table: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Return median arrival skew and transfer time (ns) of the instances, by the columns ``key``."""
+    """Return the median arrival skew (ns), transfer time (ns) and bus bytes of communications, per ``key`` columns."""
     instances = table.group_by("instance", maintain_order=True).agg(
         pl.col(*key, "bus_bytes").first(),
         skew=pl.col("issued_ns").max() - pl.col("issued_ns").min(),
@@ -229,7 +229,7 @@ def _uneven_elements(call: Call, rank: int) -> int | None:
 
 
 def _occurrence_numbers(calls: Sequence[Call], rank: int) -> list[int]:
-    """Number calls from 0 among those of equal collective and group, or of equal source and destination."""
+    """Number calls from 0 among calls with equal collective and group, or with equal source and destination."""
     counts: dict[Any, int] = {}
     numbers = []
     for call in calls:
@@ -240,12 +240,12 @@ def _occurrence_numbers(calls: Sequence[Call], rank: int) -> list[int]:
 
 
 def _message_ends(call: Call, rank: int) -> tuple[int | None, int | None]:
-    """Return (source rank, destination rank) of a send or receive that ``rank`` makes."""
+    """Return (source rank, destination rank) of a send or receive that ``rank`` calls."""
     return (rank, call.peer) if call.collective == "send" else (call.peer, rank)
 
 
 def _instance_keys(calls: Sequence[Call], rank: int) -> list[str]:
-    """Return a text for each call that, with collective and group, identifies its instance on all ranks."""
+    """Return a text per call which, with collective and group, identifies the same communication on all ranks."""
     return [
         f"{_message_ends(call, rank)} {number}" if call.peer is not None else str(number)
         for call, number in zip(calls, _occurrence_numbers(calls, rank), strict=True)

@@ -35,7 +35,7 @@ _Check = Callable[[PreparedCall], None]
 
 @dataclass(frozen=True)
 class CallTimes:
-    """Times of the calls and repeats of one rank, in ns on the monotonic clock of its host.
+    """Times of a rank's calls and repeats in a replay, in ns on the monotonic clock of the rank's host.
 
     Attributes:
         issued, returned, completed: [repeat, call] when the call was issued, returned, and completed.
@@ -184,7 +184,7 @@ class Runner:
                 tensor.fill_(verification_value(self.process.rank, tensor.dtype, self.process.world_size))
 
     def _run_operators_before(self, index: int, pending: dict[int, Any], check: _Check | None) -> None:
-        """Run the operators before a call (or all remaining), and wait for calls whose wait is placed among them."""
+        """Run the operators before a call (or all remaining operators), with the planned waits for earlier calls."""
         self.position = min(index, len(self.calls) - 1)
         if self._run_operators is None:
             return
@@ -221,7 +221,7 @@ class Runner:
 
 
 def _blocking_waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """Return the calls to wait for before each call of a blocking replay: a preceding collective, and planned waits.
+    """Return per call of a blocking replay the calls to wait for first: the preceding collective, and planned waits.
 
     Two ranks that send to each other would both wait if messages were waited for at once.
     """
@@ -233,7 +233,7 @@ def _blocking_waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
 
 
 def _waits_before_nodes(calls: Sequence[Call]) -> dict[int, list[tuple[int, int]]]:
-    """Return the waits that are placed among the operators before each call (`Call.wait_before_node`).
+    """Return the waits for earlier calls that take place between the operators before each call.
 
     Returns:
         Index of a call (or the number of calls, for the end) -> (node, index of the call that is waited for), ordered
@@ -249,7 +249,7 @@ def _waits_before_nodes(calls: Sequence[Call]) -> dict[int, list[tuple[int, int]
 
 
 def _message_batches(calls: Sequence[Call], waits: Sequence[tuple[int, ...]]) -> dict[int, range]:
-    """Group consecutive messages without waits between them; return index of the first -> range of indices."""
+    """Group consecutive sends and receives that have no waits between them; return first index -> range of indices."""
     batches: dict[int, range] = {}
     first = 0
     for index, call in enumerate(calls):

@@ -49,11 +49,11 @@ class CommsReplay:
 
     @property
     def summary(self) -> pl.DataFrame:
-        """Latency and bandwidth: one row per collective, group and message size (`results.SUMMARY_COLUMNS`)."""
+        """Latency and bandwidth of the calls: one row per collective, group and message size (`SUMMARY_COLUMNS`)."""
         return self.summarize()
 
     def summarize(self, per: str = "group") -> pl.DataFrame:
-        """Summarize the calls per "group", over "all" groups of a size, or per "call" (`results.summarize_calls`)."""
+        """Summarize the calls per "group", over "all" groups of equal size, or per "call"; see `summarize_calls`."""
         return summarize_calls(self.calls, per)
 
     @property
@@ -69,7 +69,7 @@ def run_session(
     rendezvous: Rendezvous,
     callbacks: Callbacks,
 ) -> CommsReplay | None:
-    """Run a replay; every process calls this function. Share the plan, run each rank's calls, and gather the times.
+    """Run a replay: share the plan, run each rank's calls, and gather the times. Every process calls this function.
 
     Args:
         make_plan: World size -> plan; called on rank 0 only.
@@ -105,7 +105,7 @@ def run_session(
 
 
 def _failure_reason(error: RuntimeError, watchdog: Watchdog) -> str:
-    """Describe a failure in one line: the lost process, or torch's first sentence and the activity of other ranks.
+    """Describe a failure in a line: the lost process, or torch's first sentence and the activity of other ranks.
 
     torch's messages about a lost peer take many forms; the watchdog knows which process it is.
     """

@@ -22,7 +22,7 @@ SUSPECT_LIMIT_S = 3.0
 
 
 def clock_domain() -> str:
-    """Return a text that is equal on processes with the same monotonic clock: boot id or name of the host."""
+    """Return an identifier that is equal on processes sharing a monotonic clock: the host's boot id, else its name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -128,7 +128,7 @@ class Watchdog:
                 self._end(f"{reason}; rank {self._process.rank} was at {self.describe()}")
 
     def _pass_on(self, reason: str) -> None:
-        """Publish the failure reason to the other processes before this process (on rank 0, also the store) ends."""
+        """Publish the failure reason to all processes before this process ends; with rank 0, the store ends too."""
         with contextlib.suppress(RuntimeError):
             self._store.compare_set("gave_up", "", reason)
         if self._process.rank == 0:

@@ -69,7 +69,7 @@ def convert_value(recorded: Any, argument: Argument, device: torch.device) -> An
 
 
 def _convert_number(recorded: Any) -> Any:
-    """Return a recorded number; convert infinities and NaN, which JSON cannot represent, from words to floats."""
+    """Return a recorded number; infinities and NaN, which JSON cannot represent, are converted from words to floats."""
     if isinstance(recorded, str):
         word = recorded.lower().lstrip("+")
         if word.removeprefix("-") in ("inf", "infinity", "nan"):

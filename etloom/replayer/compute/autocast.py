@@ -1,4 +1,4 @@
-"""Replays operators that ran under autocast: recordings hold their inputs before the cast and the results after it."""
+"""Replays operators that ran under autocast: recordings hold their inputs before the cast and results after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NARROW = {torch.bfloat16, torch.float16}
 
 
 def find_type(step: ProgramStep, device: str) -> torch.dtype | None:
-    """Return the 16-bit dtype to which autocast may have cast a step's inputs; None if it did not or on device meta."""
+    """Return the 16-bit dtype to which autocast may have cast an operator's inputs; None if it probably did not."""
     types = {DTYPES[view.dtype] for view in (*step.results, *step.inputs.values())}
     narrow = types & _NARROW
     return next(iter(narrow)) if len(narrow) == 1 and len(types) > 1 and device != "meta" else None
@@ -32,7 +32,7 @@ def wrap(call: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[
 
 
 def has_other_types(result: Any, step: ProgramStep) -> bool:
-    """Return whether a result has as many tensors as were recorded, but with other dtypes."""
+    """Return whether an operator's result has as many tensors as were recorded, but with dtypes that differ."""
     types = [leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     recorded = [DTYPES[view.dtype] for view in step.results]
     return len(types) == len(recorded) and types != recorded

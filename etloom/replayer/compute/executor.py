@@ -1,4 +1,4 @@
-"""Runs the operators of a program on a device: once each in a trial run, then repeatedly those that succeeded."""
+"""Runs the operators of a program on a device: each once in a trial run, then repeatedly those that succeeded."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Executor:
         on_step: Callable[[ProgramStep], None] = lambda step: None,
         skip: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Run every operator of the program once; an exception becomes the outcome of its step, and the next steps run.
+        """Run every operator of the program once; an exception becomes that operator's outcome, and the run continues.
 
         Args:
             on_step: Called with each step before it is tried. If it raises Stopped, or the user interrupts, the
@@ -118,7 +118,7 @@ class Executor:
                 self._free(storage)
 
     def _keep(self, step: ProgramStep, prepared: PreparedOperator, outcome: Outcome) -> None:
-        """Add a step's operator to those that later passes run; if it did not run, drop the views created for it."""
+        """Add an operator that ran to the later passes; if it was skipped, drop the tensor views created for it."""
         if outcome.result != "skipped" and step.name not in self._not_on_device:
             self._prepared.append(prepared)
             return
@@ -228,7 +228,7 @@ class Executor:
         return prepared(self._slots)
 
     def _fill_results(self, step: ProgramStep, prepared: PreparedOperator) -> None:
-        """Make a step write initial values, in each pass, into a result that no replayed operator fills.
+        """Let a step that only allocates a result also write initial values, if no replayed operator fills the result.
 
         Otherwise arbitrary integers would be used as indices. Large floating point tensors stay as they are, at no
         cost.
@@ -244,7 +244,7 @@ class Executor:
             prepared.call = lambda *args, **kwargs: allocate(*args, **kwargs).copy_(contents)
 
     def _bind_arguments(self, step: ProgramStep, prepared: PreparedOperator) -> None:
-        """Bind recorded argument values to the parameters of this torch's operator; tensors get slot numbers."""
+        """Bind recorded argument values to the parameters of the installed operator; tensors get slot numbers."""
         arguments = step.operator.arguments
         recorded = dict(zip((argument.name for argument in arguments), step.values, strict=False))
         for argument in step.operator.order:
@@ -277,7 +277,7 @@ class Executor:
         return _PLAIN_NUMBERS.get(view.dtype) if is_number else None
 
     def _slot(self, view: TensorView, prepared: PreparedOperator) -> int:
-        """Return the slot number of a recorded tensor; fill an empty slot with a view or an initialized tensor."""
+        """Return the slot number of a recorded tensor; if the slot is empty, fill it with a view or initial values."""
         slot = self._slot_of.get(view)
         if slot is not None and self._slots[slot] is not None:
             return slot
@@ -306,7 +306,7 @@ class Executor:
         return slot
 
     def _allocate(self, view: TensorView) -> torch.Tensor:
-        """Return a flat tensor with initial or saved values that covers the recorded storage of ``view``."""
+        """Allocate a flat tensor as large as the recorded storage of ``view``, with saved or else initial values."""
         count = math.ceil(self.program.bytes[view.storage] / DTYPES[view.dtype].itemsize)
         device = torch.device("cpu") if view.on_host and self.device.type == "cuda" else self.device
         tensor = tensor_initialization.make_initial_tensor(view, count, device, self._bounds)
@@ -314,7 +314,7 @@ class Executor:
         return tensor
 
     def _store_results(self, step: ProgramStep, prepared: PreparedOperator, result: Any) -> Outcome:
-        """Store results in slots if number, shapes and dtypes are as recorded; return whether they are, and why not."""
+        """Store an operator's results in slots if number, shapes and dtypes are as recorded; return the outcome."""
         tensors = [
             (index, leaf) for index, leaf in enumerate(tree_leaves(result)) if isinstance(leaf, torch.Tensor)
         ]

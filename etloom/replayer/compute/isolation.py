@@ -100,7 +100,7 @@ def _list_nodes(skipped: Mapping[int, str], reason: str) -> str:
 def _run_once(
     command: Sequence[str], folder: str, channel: Path, discard_output: bool, timeout_s: float
 ) -> int | None:
-    """Run a single child process; return its exit status, or None if an operator takes longer than ``timeout_s``."""
+    """Run a single child process and return its exit status; None if an operator takes longer than ``timeout_s``."""
     environment = {_CHANNEL_VARIABLE: folder, _PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     child = subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, *command],
@@ -144,7 +144,7 @@ def _wait_for_exit(child: subprocess.Popen[bytes], channel: Path, timeout_s: flo
 
 
 def _read_progress(channel: Path) -> list[str]:
-    """Return the words of the progress file: the node tried last and, after all were tried, a second word."""
+    """Return the words in the child's progress file: the node tried last and, after all were tried, a second word."""
     return channel.read_text().split() if channel.exists() else []
 
 
@@ -167,7 +167,7 @@ def _sigterm_as_exception() -> Iterator[None]:
 
 
 def run_child() -> None:
-    """Run the module named on the command line in the child process, which on Linux ends with its parent.
+    """In the child process: run the module named on the command line; on Linux, the child ends when its parent ends.
 
     It is interrupted once: a terminal interrupts both it and its parent, which then interrupts it again.
     """
@@ -191,7 +191,7 @@ def run_child() -> None:
 
 
 def connect_to_parent() -> tuple[Callable[[int | None], None], Mapping[int, str]]:
-    """Connect the child to its parent: to report the node being tried, and to learn which nodes to skip.
+    """In the child process: return a function that reports the node to run next, and the nodes to skip with reasons.
 
     Returns:
         A function to call with each node before it is tried, and with None after all were; and node -> reason for the

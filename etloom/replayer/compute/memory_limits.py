@@ -26,7 +26,7 @@ _MAX_MMAP_THRESHOLD = 32 << 20
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimated peak memory of a program's tensors, and the operators that exceed a limit.
+    """Estimated peak memory of a program's tensors, and the operators that do not fit into a memory limit.
 
     Attributes:
         bytes: Maximum that storages hold between steps.
@@ -40,7 +40,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(program: Program, limit: float = math.inf) -> MemoryEstimate:
-    """Estimate the peak memory (bytes) of a program's storages, which exist from their first to their last use.
+    """Estimate the peak memory (bytes) of a program's tensor storages, each of which exists from first to last use.
 
     Operators take more while they run. A step that would exceed the limit is skipped; its results are then allocated
     for their first reader, and stay.

@@ -18,7 +18,7 @@ _MAX_ID = 1 << 62
 
 
 def select_nodes(trace: Trace, step: int | None = None, subgraph: str | None = None) -> pl.DataFrame:
-    """Return rows of the table nodes: all, those of a step, or those of a named operator and its descendants.
+    """Return rows of the table `nodes`: all, the nodes of a step, or the nodes of a named operator and its descendants.
 
     Args:
         trace: A linked trace.

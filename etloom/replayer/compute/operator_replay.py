@@ -77,7 +77,7 @@ class ComputeReplay:
     is_of_gpu: bool = False
 
     def covered(self, by: str = "count") -> float | None:
-        """Return the share of operators, by number or recorded time, that were replayed or substituted.
+        """Return the share of compute operators, by number or recorded time, that were replayed or substituted.
 
         Args:
             by: "count" or "recorded_ns".
@@ -157,7 +157,7 @@ class _Passes:
 def _run_passes(
     executor: Executor, recording: Trace, options: ComputeOptions, hooks: ComputeHooks
 ) -> _Passes:
-    """Run the warm-up, timed and profiled passes, until interrupted, out of time, or an operator fails."""
+    """Run the warm-up, timed and profiled passes, until the user interrupts, time runs out, or an operator fails."""
     passes = _Passes(executor.stopped)
     try:
         hooks.on_all_tried()
@@ -214,7 +214,7 @@ def _describe_passes(options: ComputeOptions, expected_ns: int) -> str:
 
 
 def _count_stopped(replayed: Trace, executor: Executor, stopped: str) -> Trace:
-    """Add a row to the trace's table stats: the replay ended early, why, and how many operators were not tried."""
+    """Add a row to the trace's stats: the replay ended early, the reason, and how many operators were not tried."""
     not_tried = sum((outcome.reason or "").startswith(NOT_TRIED) for outcome in executor.outcomes)
     if not_tried:
         return replayed.count(
@@ -279,7 +279,7 @@ def _trial_run(
 
 
 def _find_oversized(program: Program, limit: int, hooks: ComputeHooks) -> Mapping[int, str]:
-    """Return node -> reason for operators that exceed the memory limit, and set how malloc treats freed memory."""
+    """Return node -> reason for operators that do not fit into memory; also set whether malloc returns freed memory."""
     storage_bytes = memory_limits.estimate_memory(program).bytes
     if storage_bytes * memory_limits.FRAGMENTATION_OVERHEAD > limit:
         memory_limits.return_freed_memory()
@@ -316,7 +316,7 @@ def _create_executor(trace: Trace, options: ComputeOptions, resources: Path | No
 
 
 def _recorded_ns(trace: Trace, program: Program, is_part: bool) -> int | None:
-    """Return the recorded time (ns) of the replayed operators: first start to last end; for a part, the busy time."""
+    """Return the recorded time (ns) of the operators: first start to last end; of a step or subgraph, the busy time."""
     replayed = pl.DataFrame({"node": [step.node for step in program.steps]}, schema={"node": pl.UInt32})
     timed = trace.links.join(replayed, on="node", how="semi").join(
         trace.events.select("ts", "dur", event="id"), on="event"

@@ -25,7 +25,7 @@ _COLUMNS = ("id", "et_id", "name", "parent", "op_schema", "kernel_backend", "inp
 
 @dataclass
 class OperatorSelection:
-    """Nodes of an execution trace that a replay runs, and nodes that it cannot run, with the reason.
+    """The execution-trace nodes that a replay runs, and the nodes that it cannot run, with reasons.
 
     Attributes:
         run: The nodes to run, with their operators.
@@ -56,7 +56,7 @@ def select_operators(nodes: pl.DataFrame, namespaces: frozenset[str]) -> Operato
 
 @dataclass
 class _CompiledGraph:
-    """A call of code that torch.compile generated; ``parts`` are its recorded operators and kernels."""
+    """A call of code that torch.compile generated; ``parts``: node ids of its recorded operators and kernels."""
 
     node: Node
     parts: list[int] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Selector:
             graph.has_kernels |= bool(node["kernel_backend"])
 
     def _accept_around(self, outer: int | None) -> None:
-        """Remove a node's ancestors from the refused nodes, since the replay runs a part of each of them."""
+        """Remove a node's ancestors from the omitted nodes, since the replay runs a part of each ancestor."""
         while outer is not None:
             self._refused.pop(outer, None)
             outer = self._refused_around.get(outer)
@@ -118,7 +118,7 @@ def _enclosing_graph(node: Node, outer: _CompiledGraph | None) -> _CompiledGraph
 
 
 def _resolve_node(node: Node, namespaces: frozenset[str]) -> Operator | str | None:
-    """Return the operator of a node, the reason why it is not run, or None if it is not an operator."""
+    """Return a node's operator, or the reason why the replay cannot run it; None if the node is not an operator."""
     if (node["name"] or "").startswith(_COMMUNICATION_PREFIXES):
         return COMMUNICATION_REASON
     if (node["op_schema"] or node["kernel_backend"]) and raised_exception(node["attrs"]):

@@ -57,7 +57,7 @@ _SUBSTITUTES: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def portable_substitute(name: str) -> tuple[str, Callable[..., Any]] | None:
-    """Return a device-independent operator that computes what a vendor's operator computes; None if there is none.
+    """Return a device-independent equivalent of a vendor's operator (such as cuDNN's); None if there is none.
 
     Returns:
         Its name, and a function with the arguments of the vendor's operator.
@@ -67,7 +67,7 @@ def portable_substitute(name: str) -> tuple[str, Callable[..., Any]] | None:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of an operator as the installed torch declares it: name, type, default, and whether it is written.
+    """An operator's argument as the installed torch declares it: name, type, default, and if the operator modifies it.
 
     Attributes:
         kind: Its type, such as Optional[Tensor], List[int], ScalarType.
@@ -84,7 +84,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of the installed torch, with the arguments that its recorded schema names.
+    """An operator of the installed torch, and its arguments in the order of the schema in the recording.
 
     Attributes:
         call: Runs it.
@@ -100,7 +100,7 @@ class Operator:
 
 @lru_cache(maxsize=4096)
 def resolve_operator(schema: str, namespaces: frozenset[str] = frozenset({"aten"})) -> Operator | str:
-    """Return the operator that the schema names in this torch, or the reason why it cannot or must not run.
+    """Return the installed torch's operator that a schema names, or the reason why it cannot or must not run.
 
     Only torch's registry is used: no text of the trace is executed or parsed by torch.
     """

@@ -46,7 +46,7 @@ class OmittedOperator:
 
 @dataclass(frozen=True)
 class Program:
-    """The operator calls of a replay, and the storages that they use.
+    """The operator calls of a computation replay in order, the omitted operators, and the tensor storages in use.
 
     Attributes:
         bytes: Storage -> size.
@@ -69,7 +69,7 @@ def build_program(
     step: int | None = None,
     subgraph: str | None = None,
 ) -> Program:
-    """Build the program (operator calls and storages) that replays a linked trace, a step or a subgraph.
+    """Build the program (operator calls and storages) that replays a linked trace, or only a step or subgraph of it.
 
     Raises:
         EtloomError: Nothing that can be replayed was recorded.
@@ -190,7 +190,7 @@ def _is_null(row: dict[str, Any]) -> bool:
 
 
 def _recorded_ranges(attrs: str | None, inputs: dict[int, TensorView]) -> list[tuple[TensorView, int, int]]:
-    """Return (tensor, minimum, maximum) for each integer input whose range of values was recorded."""
+    """Return (tensor, minimum, maximum) for each integer input of an operator whose value range was recorded."""
     try:
         ranges = json.loads(json.loads(attrs or "{}").get("tensor_range") or "{}")
         pairs = [(int(index), *map(int, pair)) for index, pair in ranges.items() if len(pair) == 2]
@@ -200,7 +200,7 @@ def _recorded_ranges(attrs: str | None, inputs: dict[int, TensorView]) -> list[t
 
 
 def _replace_item(values: Any, item: int, view: TensorView) -> list[Any]:
-    """Return a list of argument values in which the item-th tensor (undefined or not) is replaced by ``view``.
+    """Return a copy of a list of argument values in which tensor number ``item`` is replaced by ``view``.
 
     An undefined tensor is not counted as an item. Operators of aten have no nested lists of tensors.
     """

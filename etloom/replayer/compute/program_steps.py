@@ -80,7 +80,7 @@ class ProgramStep:
     recorded_ns: int | None = None
 
     def written(self) -> set[int]:
-        """Return the numbers of the storages whose elements the operator call modifies."""
+        """Return the numbers of the storages whose contents the operator call modifies."""
         if self.operator.name in _METADATA_ONLY:
             return set()
         arguments = zip(self.operator.arguments, self.values, strict=False)

@@ -1,4 +1,4 @@
-"""Progress of a trial run: estimates the remaining time, and stops it at a deadline."""
+"""Estimates the remaining time of a trial run, and stops the run at a deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stopped(Exception):
 
 
 class TrialProgress:
-    """Measures the steps of a trial run as they begin, and estimates the time of the remaining steps.
+    """Measures the durations of a trial run's steps (operator calls), and estimates the time of the remaining steps.
 
     A step is expected to take as long as others of its name and shapes did; else its time is estimated per byte from
     steps of its name, else from all steps.
@@ -76,7 +76,7 @@ class TrialProgress:
         return 0.0
 
     def _keys(self, index: int) -> tuple[tuple[Hashable, int], ...]:
-        """Return pairs (key, calls or bytes) by which the time of a step is estimated, most specific first."""
+        """Return (key, calls or bytes) pairs by which the time of a step is estimated, the most specific pair first."""
         step, size = self._steps[index], self._bytes[index]
         return (_name_and_shapes(step), 1), (step.name, size), (None, size)
 

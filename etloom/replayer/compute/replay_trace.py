@@ -40,7 +40,7 @@ def profile_pass(executor: Executor, recording: Trace) -> Trace:
 
 
 def trial_run_trace(executor: Executor, recording: Trace) -> Trace:
-    """Return the operators of the trial run as a linked trace, without inner operators and GPU activity."""
+    """Return the trial run's operators as a linked trace, without the operators they call and without GPU activity."""
     parts = _split_by_step(recording, [step.node for step in executor.program.steps])
     first_nodes = pl.DataFrame(parts, schema={"step": pl.Int64, "node": pl.Int64}, orient="row")
     pairs = zip(executor.program.steps, executor.outcomes, strict=True)
@@ -87,7 +87,7 @@ def _complete_step_spans(rows: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
 
 
 def _split_by_step(recording: Trace, nodes: Sequence[int]) -> list[tuple[int | None, int]]:
-    """Split a sequence of nodes into consecutive parts, each within a single recorded step.
+    """Split a sequence of nodes into consecutive parts, each within a single recorded training step.
 
     Returns:
         (step, first node) of each part, in the order of the nodes; None outside of the recorded steps. The first part

@@ -29,7 +29,7 @@ _INTEGERS = {
 
 
 class SavedTensors:
-    """Copies integer values that PyTorch saved next to the recording into the tensors of a replay.
+    """Copies the integer tensor values that PyTorch saved next to the recording into the tensors of a replay.
 
     Attributes:
         used: Number of tensors that got saved values.
@@ -44,7 +44,7 @@ class SavedTensors:
         self._files = _first_uses(program, {path.name for path in folder.iterdir()}) if folder else {}
 
     def fill(self, tensor: torch.Tensor, storage: int) -> None:
-        """Copy values of a storage, saved before any step wrote to it, into the flat tensor allocated for it."""
+        """Copy the values saved for a storage (before any step wrote to it) into the flat tensor that represents it."""
         for view, name in self._files.get(storage, ()) if not tensor.is_meta else ():
             try:
                 values = torch.from_numpy(self._read_values(view, name))

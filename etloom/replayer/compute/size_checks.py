@@ -84,7 +84,7 @@ def _check_group_norm(args: Arguments) -> None:
 
 
 def _check_contiguous_indices(args: Arguments) -> None:
-    """Check that indices are contiguous: otherwise the kernel reads a copy that was freed."""
+    """Check that the argument ``indices`` is contiguous; otherwise the kernel would read a copy already freed."""
     _require(args["indices"].is_contiguous(), "indices")
 
 
@@ -175,7 +175,7 @@ def _check_packed_sequence(args: Arguments) -> None:
 
 
 def _check_weight_norm(args: Arguments) -> None:
-    """Check dimension (first or last) and tensor shapes of a weight normalization."""
+    """Check that a weight normalization has a valid dimension (first or last) and matching tensor shapes."""
     weight, dim = args.get("v", args.get("saved_v")), args["dim"]
     _require(weight.dim() > 0 and dim in (0, weight.dim() - 1), "dim")
     for name in ("g", "saved_g", "saved_norms"):

@@ -31,7 +31,7 @@ class StorageVersions:
         self._current: dict[int, int] = {}
 
     def view(self, row: dict[str, Any], new: bool) -> TensorView:
-        """Convert a row of the table tensors to a `TensorView` on the current version of its storage id.
+        """Convert a row of the table `tensors` to a `TensorView` on the current version of its storage.
 
         Args:
             new: It does not share its storage with an earlier tensor of the same storage id.
@@ -67,12 +67,12 @@ class StorageVersions:
         return view
 
     def forget(self, storage_ids: set[int]) -> None:
-        """Forget the versions of storage ids whose memory was reused, so that later readers do not get old data."""
+        """Forget the versions of storage ids whose memory was reused, so that later reads do not get old data."""
         for storage_id in storage_ids:
             self._current.pop(storage_id, None)
 
     def forget_results(self, rows: list[dict[str, Any]]) -> None:
-        """Forget the storage ids of an omitted operator's results, so that later readers do not get older data."""
+        """Forget the storage ids of an omitted operator's results, so that later reads do not get old data."""
         read = {row["storage_id"] for row in rows if row["io"] == INPUT}
         self.forget({row["storage_id"] for row in rows if row["io"] == OUTPUT} - read)
 
@@ -85,7 +85,7 @@ def _parse_sizes(text: str | None) -> tuple[int, ...]:
 
 
 def mark_freed_storages(steps: list[ProgramStep]) -> tuple[set[int], set[int]]:
-    """Set `ProgramStep.frees` of each step: the storages created by steps that no later step uses.
+    """Set `ProgramStep.frees` of each step: the storages created by the program whose last use is that step.
 
     Returns:
         The storages that steps create, and those that steps write or return.

@@ -1,4 +1,4 @@
-"""Initial contents of tensors that no recorded operator computes.
+"""Choose the initial contents of tensors that no recorded operator computes.
 
 Floating point values are random, scaled so that products stay near one. Integers are zero, a valid index everywhere,
 unless an operator that reads them limits their range; offsets of embedding bags are evenly spaced; masks are true.
@@ -147,7 +147,7 @@ class _BoundsInference:
         return {"offsets"}
 
     def _propagate(self, step: ProgramStep) -> None:
-        """Apply the bounds of a step's results to its inputs, from which the results are copied."""
+        """Apply the value bounds of a copying operator's results to the inputs from which the values are copied."""
         bounds = self._bounds
         for view in tensor_views(step.values):
             for result in step.results:
@@ -174,7 +174,7 @@ def _lower(limits: dict[int, int], storage: int, limit: int) -> None:
 
 
 def _trusts_indices(name: str) -> bool:
-    """Return whether an operator may use integers as indices without checking them."""
+    """Return whether an operator may use its integer inputs as indices without checking their range."""
     checks = name in _VALUE_PRESERVING or name in _READS_NUMBERS
     return not checks and (
         name.removeprefix("aten::").startswith("_") or "backward" in name or not name.startswith("aten::")
@@ -190,7 +190,7 @@ def _integer_size(view: TensorView) -> int:
 def make_initial_tensor(
     view: TensorView, count: int, device: torch.device, bounds: IntegerBounds
 ) -> torch.Tensor:
-    """Return a flat tensor of ``count`` elements with initial values, random or within bounds, for a view's storage."""
+    """Return a flat tensor of ``count`` initial values for the storage of ``view``: random floats, valid integers."""
     dtype, storage = DTYPES[view.dtype], view.storage
     if storage in bounds.trusted or storage in bounds.mixed:
         return torch.zeros(count, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Classifies operator calls by family (gemm, attention), sizes and precision, with the names of the measured tables."""
+"""Classifies operator calls by family (gemm, attention), sizes and precision, named as in the measured tables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse_calls(calls: pl.DataFrame, family: str) -> tuple[Array, list[str | Non
 
 @lru_cache(maxsize=4096)
 def _parse_call(name: str | None, dims: str | None) -> tuple[str, tuple[float, ...]] | None:
-    """Return the family and the sizes of a call; None for other operators."""
+    """Return the family (gemm or an attention) and the sizes of an operator call; None for other operators."""
     try:
         tensors = json.loads(dims) if dims else []
         if name in _PRODUCTS:
@@ -95,14 +95,14 @@ def list_matrices(name: str | None, dims: str | None) -> tuple[float, ...]:
 
 
 def _parse_product(name: str | None, tensors: list[Any]) -> tuple[float, ...]:
-    """Return m, n, k of a product of two matrices."""
+    """Return m, n and k of the product of an (m, k) and a (k, n) matrix, from the shapes of its tensors."""
     left, right = tensors[:2]
     columns = right[0] if name == "aten::linear" else right[-1]
     return float(np.prod(left[:-1])), float(columns), float(left[-1])
 
 
 def _parse_attention(tensors: list[Any], heads_first: bool) -> tuple[str, tuple[float, ...]]:
-    """Return family and sizes of an attention: that of one query token per sequence is a generation."""
+    """Return family and sizes of an attention call: generation with a single query token per sequence, else context."""
     query, key = tensors[:2]
     batch, heads, queries, head_dim = query if heads_first else (query[0], query[2], query[1], query[3])
     shared, context = (key[1], key[2]) if heads_first else (key[2], key[1])

@@ -25,7 +25,7 @@ _NAMES = {
 
 
 def change_collectives(scenario: Scenario, device: str, *, tables: Path | None = None) -> Scenario:
-    """Return the scenario with collectives within one node at their times on another device; unchanged without tables.
+    """Return the scenario with times of collectives within a node for another device; unchanged without tables.
 
     Args:
         scenario: of a run recorded on a device with known peaks.

@@ -1,4 +1,4 @@
-"""Predicts kernel times on another device, as the ratio of the time there to the recorded time.
+"""Predicts kernel times on another device, as the ratio of the time on that device to the recorded time.
 
 By family and shape, from the best source there is:
 
@@ -78,7 +78,7 @@ def change_device(scenario: Scenario, device: str, *, tables: Path | None = None
 
 
 def scale_kernels(scenario: Scenario, ratios: pl.DataFrame) -> tuple[Scenario, str]:
-    """Return the scenario with kernel times multiplied by ``ratios``, and a text: the share of their time by source.
+    """Return the scenario with kernel times multiplied by ``ratios``, and a text: the share of kernel time by source.
 
     Args:
         scenario: of a run with kernels.
@@ -122,13 +122,12 @@ def list_kernel_ranks(scenario: Scenario) -> tuple[int, ...]:
 
 
 def _list_templates(scenario: Scenario) -> list[int]:
-    """Return the recorded rank that each rank repeats, indexed by rank."""
+    """Return a list with the recorded rank that each rank of the scenario repeats, by rank; -1 for none."""
     return [scenario.template.get(rank, -1) for rank in range(max(scenario.template) + 1)]
 
 
 def collect_kernel_costs(job: Job, ranks: tuple[int, ...]) -> list[tuple[Peaks, pl.DataFrame]]:
-    """Return, for each distinct recorded device, its peaks and the `list_kernel_costs` of its ranks with a column
-    ``rank``.
+    """Return for each recorded device model its peaks, and the kernels of its ranks with costs (`list_kernel_costs`).
 
     Raises:
         AnalysisError: the device of a rank has no known peaks.
@@ -201,7 +200,7 @@ def compute_kernel_ratios(
 
 
 def _look_up_calls(calls: pl.DataFrame, old: Peaks, new: Peaks, tables: Path | None) -> np.ndarray:
-    """Return the measured ratio of each call, nan without one."""
+    """Return for each call the measured ratio of its time on both devices (new / old); nan if not measured."""
     distinct = calls.select("name", "dims", "dtype").unique(maintain_order=True)
     ratios = np.full(distinct.height, np.nan)
     for family in ("gemm", "context_attention", "generation_attention"):
@@ -244,7 +243,7 @@ def estimate_deviation(old: Peaks, new: Peaks) -> float:
 
 
 def _guess_ratios(family: pl.Expr, old: Peaks, new: Peaks) -> pl.Expr:
-    """Return the ratio of peaks for families of matrix products, of bandwidths for others; 1 if unknown."""
+    """Return guessed kernel time ratios (new / old): by peak for matrix products, else by bandwidth; 1 if unknown."""
     peaks = old.tflops("bf16") or old.tflops("fp16"), new.tflops("bf16") or new.tflops("fp16")
     compute = peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
     memory = old.bandwidth_gbs / new.bandwidth_gbs if old.bandwidth_gbs and new.bandwidth_gbs else 1.0

@@ -81,8 +81,7 @@ def find_tables() -> Path | None:
 
 
 def read_family(folder: Path, system: str, name: str) -> pl.DataFrame:
-    """Return all rows measured on a system for one table (gemm_perf, ...), with the columns of its files; latency in
-    ms.
+    """Return all rows measured on a device for the table ``name`` (gemm_perf, ...), as in its files; latency in ms.
 
     The newest version of each framework; rows with the same key are averaged.
     """
@@ -108,8 +107,7 @@ def _version_key(path: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRatios:
-    """Time on the new device divided by that on the old one (``ratios``), at measured sizes (``shapes``: their log2),
-    by kind.
+    """Measured times of calls on a new device, divided by the times on an old device, by kind and size of call.
 
     Attributes:
         shapes: kind -> log2 of the sizes of the measured calls.
@@ -128,10 +126,9 @@ class MeasuredRatios:
         return _load_ratios(family, folder, SYSTEMS[old], SYSTEMS[new])
 
     def compute_ratios(self, shapes: Array, kinds: Sequence[str | None]) -> Array:
-        """Return, for each call, the time on the new device divided by that on the old one; nan if no measured shape is
-        close.
+        """Return for each call the time on the new device divided by the time on the old device.
 
-        It is nan if no measured call has about these sizes.
+        The ratio is nan if no measured call has about the same sizes.
 
         Args:
             shapes: the sizes of the family in columns; nan for other calls.

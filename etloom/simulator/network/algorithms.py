@@ -62,7 +62,7 @@ def split_collective(
 def _split_scatter(
     size: float, dims: Sequence[tuple[int, int]], algorithm: str, *, reduces: bool
 ) -> list[Share]:
-    """Compute the cost of a reduce-scatter or all-gather per level; n units leave 1/n of the bytes to the next."""
+    """Compute a reduce-scatter's or all-gather's cost per level; each level of n units divides the bytes by n."""
     shares = []
     for level, n in dims:
         rounds = {"ring": n - 1, "direct": 1}.get(algorithm, math.ceil(math.log2(n)))
@@ -74,7 +74,7 @@ def _split_scatter(
 
 
 def split_gloo(collective: str | None, size: float, dims: Sequence[tuple[int, int]]) -> list[Share] | None:
-    """Compute the cost of a collective per network level as gloo executes it: with rings, reduce-scatter as all-reduce.
+    """Compute the cost of a collective per network level as gloo runs it: in rings, a reduce-scatter as an all-reduce.
 
     With two ranks, an all-gather takes 1.5 times as long: the message by which the receiver announces its buffer waits
     behind the first half of the data on the same connection, and meanwhile the other direction is idle.

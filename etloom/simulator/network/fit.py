@@ -94,7 +94,7 @@ def _build_model(scenario: Scenario, latency_ns: float, bytes_per_second: float)
 
 
 def _fit_sharing(scenario: Scenario, shared: pl.DataFrame, model: NetworkModel) -> NetworkModel:
-    """Fit the efficiency of shared links, so that overlapping transfers take as long as measured in the median."""
+    """Fit the efficiency of shared links, so that modelled times of overlapping transfers match the measured median."""
     if shared.height < _MIN_COUNT:
         return model
     for _ in range(8):

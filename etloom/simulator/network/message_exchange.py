@@ -73,7 +73,8 @@ class Network:
         return 2 if self.kind == "Switch" else 1
 
     def link(self, sender: int, receiver: int, hop: int, is_alike: bool) -> object:
-        """Return an identifier of the link at a hop of a message; ``is_alike``: all equivalent links have the same."""
+        """Return an identifier of the link at a hop of a message; with ``is_alike``, equivalent links have the same
+        identifier."""
         if self.kind == "Switch":
             return hop if is_alike else (hop, receiver if hop else sender)
         if self.kind != "Ring":
@@ -167,7 +168,7 @@ class Exchange:
         heapq.heappush(self.events, (time, self.order, chunk, rank, message, hop))
 
     def _proceed(self, number: int, rank: int, now: int) -> None:
-        """Count a processed part of a chunk on a rank, and send the messages that may follow it."""
+        """Count a part of a chunk as processed on a rank, and send the messages that waited for it."""
         chunk = self.chunks[number]
         chunk.processed[rank] += 1
         first, sent, total = chunk.program.first, chunk.sent[rank], len(chunk.messages[rank])

@@ -51,7 +51,7 @@ class NetworkModel:
         return split_collective(collective, size, dims, self.algorithm)
 
     def latency_ns(self, shares: list[Share]) -> float:
-        """Return the time (ns) of a communication during which it uses no link: message latencies, idle phases."""
+        """Return the part of a communication's time (ns) in which it uses no link: message latencies, idle phases."""
         return sum(
             share.rounds * self.topology.levels[share.level].latency_ns
             + self._bytes_ns(share.level, share.idle_bytes)
@@ -59,7 +59,7 @@ class NetworkModel:
         )
 
     def data_ns(self, share: Share) -> float:
-        """Return the time (ns) to transfer the data on a level when no other transfer uses its links."""
+        """Return the time (ns) to transfer the data on a network level when no other transfer uses its links."""
         return self._bytes_ns(share.level, share.bytes)
 
     def _bytes_ns(self, level: int, size: float) -> float:

@@ -1,4 +1,4 @@
-"""Transfers that share links: each link divides its bandwidth evenly among the transfers on it (processor sharing).
+"""Simulates transfers that share links: each link divides its bandwidth evenly among them (processor sharing).
 
 The backends on the host execute a limited number of communications of a process group at a time; others queue.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Flow(NamedTuple):
-    """Data that a transfer moves over ``links``; it takes ``solo_ns`` if no other flow uses them."""
+    """Data that a transfer moves over ``links``; takes ``solo_ns`` if no other flow uses these links."""
 
     solo_ns: float
     links: tuple[int, ...]
@@ -154,7 +154,7 @@ class _LinkSharing:
         self._change_users(bundle, -1, now)
 
     def _change_users(self, changed: _Bundle, change: int, now: float) -> None:
-        """Update bandwidth shares and end times of the flows on the links of a flow that begins or ends."""
+        """Update bandwidth shares and end times of all flows on a bundle's links when a flow of it begins or ends."""
         for link in changed.links:
             self.users[link] += change
         affected = {changed: None} | {

@@ -149,5 +149,6 @@ def _describe_fit(fit: NetworkFit) -> str:
 
 
 def _deviation(fit: NetworkFit, octaves: float) -> float:
-    """Return the relative standard deviation of transfer times, ``octaves`` doublings off the recorded bandwidth."""
+    """Return the relative standard deviation of transfer times at a bandwidth 2**``octaves`` times the recorded
+    bandwidth."""
     return math.hypot(0.02, fit.deviation / math.sqrt(min(max(fit.count, 1), 16)), 0.01 * octaves)

@@ -63,7 +63,7 @@ class Topology:
         return math.prod(level.size for level in self.levels)
 
     def get_unit(self, rank: int, level: int) -> int:
-        """Return the index of the unit with ``rank`` among the units that ``level`` joins (level 0: ranks)."""
+        """Return the index of the unit that contains ``rank`` among the units that ``level`` joins (level 0: ranks)."""
         return rank // math.prod(lower.size for lower in self.levels[:level])
 
 
@@ -104,7 +104,7 @@ PRESETS: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
 
 
 def get_preset(name: str) -> Topology:
-    """Return the preset topology with this name. Raises KeyError."""
+    """Return the preset topology ``name``, such as dgx-h100. Raises KeyError."""
     return _preset(name, *PRESETS[name])
 
 

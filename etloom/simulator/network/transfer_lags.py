@@ -70,7 +70,7 @@ class _Edges:
         self.alone = ~is_matched.select(pl.col("matched").any().over("place"))["matched"].to_numpy()
 
     def clear(self, lag: Int64Array) -> Int64Array:
-        """Return the edge lags (ns), with 0 from begin to finish of each matched participation."""
+        """Return the edge lags (ns), with 0 from begin to finish of each rank's part in a matched communication."""
         lag = lag.copy()
         lag[self.own[~self.alone]] = 0
         return lag
@@ -85,7 +85,7 @@ class _Edges:
         return self.measure(begins, TransferTimes(scenario.communications, network).finish(begins))
 
     def scale_transfers(self, lag: Int64Array, ratio: np.ndarray) -> Int64Array:
-        """Return the edge lags (ns), with those of each transfer multiplied by its ``ratio``."""
+        """Return the edge lags (ns), with the lags of each transfer multiplied by the transfer's ``ratio``."""
         scaled = lag.copy()
         for edges in (self.own, self.transfer):
             index = edges[edges >= 0]

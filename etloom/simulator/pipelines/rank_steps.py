@@ -1,4 +1,4 @@
-"""Reads the steps of a pipeline rank: operations, messages to other stages, and ranks with which it ends the step.
+"""Reads the steps of a pipeline rank: operations, messages to other stages, and partner ranks at the step's end.
 
 In a pipeline operation trace all of this is recorded. In linked traces an operation is the work of one direction
 between two messages: kernels that compute, or on ranks without kernels the operators of the host; backward is what ran
@@ -64,7 +64,7 @@ class RankStep:
 
 
 def read_operation_trace(trace: Trace, rank: int, ranks: list[int]) -> dict[int, RankStep]:
-    """Return step number -> step of a rank, read from a pipeline operation trace."""
+    """Return the steps of a rank by step number, read from a pipeline operation trace."""
     fields = pl.Struct({"step": pl.Int64, "sequence": pl.Int64})
     events = trace.events.drop("step").filter(
         arrays.is_in(trace.events["cat"], {categories.PIPELINE_OPERATION})
@@ -106,7 +106,7 @@ def _list_members(groups: pl.Series) -> set[int]:
 
 
 def read_linked_trace(trace: Trace, rank: int, ranks: list[int]) -> dict[int, RankStep]:
-    """Return step number -> step of a rank, read from a linked trace, if it has forward and backward work."""
+    """Return a rank's steps with forward and backward work by step number, read from a linked trace."""
     messages = list_participations(trace, rank)
     work = _list_work(trace, messages)
     by_event = trace.events.select(pl.col("id").alias("event"), "step")
@@ -156,7 +156,7 @@ def _by_time(message: Transfer) -> tuple[int, int, str]:
 
 
 def _list_work(trace: Trace, messages: pl.DataFrame) -> pl.DataFrame:
-    """Return start, end (ns), step and direction of a rank's kernels or, without kernels, its outermost operators."""
+    """Return a rank's kernels or, without kernels, outermost operators: start, end (ns), step, forward or backward."""
     events = trace.events.with_row_index("row")
     backward = arrays.match_text(events["name"], lambda name: name.str.starts_with(_BACKWARD_OPERATOR))
     parent = arrays.rows_of_ids(events, events["parent"])

@@ -232,7 +232,7 @@ def measure(pipelines: Pipelines, timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def measure_error(recorded: RecordedPipelines) -> float:
-    """Return computed / recorded - 1 of the step time of the recorded schedule (with a single step: the run time)."""
+    """Return the relative error of the step time (with a single step: run time) computed for the recorded schedule."""
     again = measure(recorded.pipelines, compute_timeline(recorded.pipelines))
     truth = measure(recorded.pipelines, recorded.recorded)
     row = 1 if truth[1]["scope"] == "step time" else 0
@@ -240,7 +240,7 @@ def measure_error(recorded: RecordedPipelines) -> float:
 
 
 def measure_variation(recorded: RecordedPipelines) -> float:
-    """Return the relative standard error of the first rank's median step time, from the quartiles."""
+    """Return the relative standard error of the first rank's median step time, from the quartiles of its step times."""
     rank, steps, ends = recorded.pipelines.ranks[0][0], recorded.pipelines.steps, recorded.recorded.step_ends
     lengths = [ends[rank, after] - ends[rank, step] for step, after in itertools.pairwise(steps)]
     if len(lengths) < 4:

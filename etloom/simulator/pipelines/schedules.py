@@ -67,7 +67,7 @@ class Schedule:
         return operations
 
     def _place(self, direction: str, number: int, stage: int) -> Operation:
-        """Return the operation with index ``number`` among those of its direction on a stage."""
+        """Return the operation that a stage executes as number ``number`` of its forward or backward operations."""
         if self.chunks == 1:
             return Operation(direction, stage, number)
         round_, place = divmod(number, self.stages * self.chunks)

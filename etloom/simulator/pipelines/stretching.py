@@ -58,7 +58,8 @@ def stretch(recorded: RecordedPipelines, schedule: Schedule) -> Pipelines:
 
 
 def choose_template(number: int, count: int, recorded: int) -> int:
-    """Return the recorded index that a new index repeats: first and last map to first and last, the others cycle.
+    """Return the recorded index (stage, micro-batch) that a new index repeats: first maps to first, last to last, the
+    others cycle through the rest.
 
     Args:
         number: of the new entry.
@@ -90,14 +91,14 @@ def _check_stages(before: Schedule, after: Schedule) -> None:
 
 
 def _map_stage(partner: int, template: int, stage: int, stages: int) -> range:
-    """Return the new stages of a recorded partner rank: ``stage`` if it was on the same stage as the rank, else all."""
+    """Return the new stages of a recorded partner rank: ``stage`` if both ranks were on the same stage, else all."""
     return range(stage, stage + 1) if partner == template else range(stages)
 
 
 def _scale_operations(
     recorded: RecordedPipelines, schedule: Schedule
 ) -> Callable[[int, int, Operation], Work]:
-    """Return a function (pipeline, step, operation) -> times of an operation in the new schedule."""
+    """Return a function (pipeline, step, operation) -> `Work` (duration, gap, message) in the new schedule."""
     old, before = recorded.pipelines, recorded.schedule
     last = before.virtual_stages - 1
     layers = before.virtual_stages / schedule.virtual_stages

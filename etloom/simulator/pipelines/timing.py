@@ -34,7 +34,7 @@ class Work(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """End of a step on a rank: its duration (ns) after the last operation of all ``ranks``."""
+    """The end of a step on a rank: duration (ns) from the last operation of all ``ranks`` to the step's end."""
 
     duration_ns: float
     ranks: frozenset[int]
@@ -64,7 +64,8 @@ class Pipelines:
 
 
 class Span(NamedTuple):
-    """Start and end of an operation; ``sent``, ``arrived``: begin and end of its message's transfer, if any; in ns."""
+    """Start and end of an operation; ``sent``, ``arrived``: begin and end of the transfer of the message that it waits
+    for, if any; in ns."""
 
     start: float
     end: float
@@ -90,7 +91,7 @@ def compute_timeline(pipelines: Pipelines) -> Timeline:
 
 
 class _Layout:
-    """Computes the times of operations, rank by rank, in the order in which the times they depend on become known."""
+    """Computes the times of pipeline operations, each as soon as the times that it depends on are known."""
 
     def __init__(self, pipelines: Pipelines) -> None:
         self.pipelines = pipelines

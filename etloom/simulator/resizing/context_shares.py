@@ -86,7 +86,7 @@ def shard_context(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
 
 
 def _find_factor(axis: str | None, collective: str | None, old: int, size: int) -> float:
-    """Return the factor of the bytes of a message."""
+    """Return the factor by which the bytes of a message change with the new context-parallel size."""
     share = old / size
     if axis == "cp" and collective == "message":
         return share * (size - 1) / (old - 1)
@@ -120,7 +120,7 @@ def find_context_shares(calls: Calls, old: int, size: int, in_ring: bool = False
 
 
 def _count_tokens(calls: Calls, old: int) -> tuple[int, frozenset[int]]:
-    """Return the number of tokens of a rank, and their number per sequence; 0 if it is unknown.
+    """Return the number of tokens that a rank works on (0 if unknown), and the possible numbers per sequence.
 
     Between all-to-alls, attention has all tokens of the sequence and a share of the heads; else those of the rank.
     """
@@ -143,7 +143,7 @@ def _count_tokens(calls: Calls, old: int) -> tuple[int, frozenset[int]]:
 def _find_shares(
     name: str | None, dims: str | None, tokens: int, lengths: frozenset[int], share: float, in_ring: bool
 ) -> Shares:
-    """Return the shares of the FLOPs and bytes that a call has with the new size."""
+    """Return the shares of a call's recorded FLOPs and bytes that remain with the new context-parallel size."""
     product = parse_product(name, dims)
     if product:
         m, n, k = product
@@ -168,7 +168,7 @@ def _find_shares(
 
 
 def _has_tokens(tensors: object, tokens: int, lengths: frozenset[int]) -> bool:
-    """Return whether a tensor has a dimension of the tokens, or one of those of a sequence next to a batch or heads."""
+    """Return whether a shape has the rank's tokens as a dimension, or a sequence's tokens next to batch or heads."""
     if not isinstance(tensors, list):
         return False
     if not tensors or any(type(size) is not int for size in tensors):

@@ -1,4 +1,4 @@
-"""Expert parallelism: its axis in the process mesh, and kernels and messages with another size of it.
+"""Finds expert parallelism in the process mesh, and predicts kernels and messages for another expert-parallel size.
 
 Expert parallelism divides the ranks of data parallelism: of dp replicas, every ep hold all experts once. A mesh whose
 axis dp is split into ep and expert-dp has both as axes of their own.
@@ -84,7 +84,8 @@ def are_on_replicas(job: Job, mesh: ProcessMesh) -> bool:
 
 
 def _list_groups(job: Job, mesh: ProcessMesh) -> set[tuple[tuple[str, ...], int, tuple[int, ...]]]:
-    """Return the groups of experts: the axes along which their ranks differ, their size, the distances along dp."""
+    """Return the recorded expert-parallel groups as (mesh axes they span, size, distances of their ranks on axis
+    dp)."""
     texts = {
         ranks
         for trace in job.values()
@@ -102,7 +103,7 @@ def _list_groups(job: Job, mesh: ProcessMesh) -> set[tuple[tuple[str, ...], int,
 
 
 def _find_groups(job: Job) -> tuple[int, int]:
-    """Return the size of the groups of experts, and the distance of their ranks on the axis dp."""
+    """Return the size of the expert-parallel groups, and the distance of their ranks on the axis dp."""
     mesh = infer_mesh(job)
     groups = {group for group in _list_groups(job, mesh) if group[1] > 1}
     (axes, size, steps), *others = sorted(groups) or [((), 0, ())]
@@ -150,8 +151,8 @@ def shard_experts(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
 
 
 def find_expert_shares(calls: Calls) -> list[Shares]:
-    """Return share 1 for every call, marked as guessed for calls of experts (all matrix products if none is
-    recognized)."""
+    """Return unchanged FLOPs and bytes for every call; calls of experts (if none is recognized, all matrix products)
+    are marked as guessed."""
     are_experts = [name is not None and any(part in name.lower() for part in _NAMES) for name, _, _ in calls]
     if not any(are_experts):
         are_experts = [bool(list_matrices(name, dims)) for name, dims, _ in calls]

@@ -67,9 +67,10 @@ def draw_arrivals(
 
 
 def _measure_deviations(scenario: Scenario, axis: str) -> pl.DataFrame:
-    """Return the recorded arrivals relative to the mean of their instance, in ns, scaled for the number of ranks.
+    """Return the time of each recorded arrival at a collective minus the mean of ranks of the same role, in ns, scaled
+    for their number.
 
-    Columns: rank, event, step, place (of the collective in the step of the rank), deviation.
+    Columns: rank, role, event, step, place (of the collective in the step of the rank), deviation.
     """
     graph = scenario.graph
     edges = np.flatnonzero(graph.kind == EdgeKind.ARRIVAL)
@@ -113,7 +114,7 @@ def _measure_deviations(scenario: Scenario, axis: str) -> pl.DataFrame:
 
 
 def _find_roles(scenario: Scenario, axis: str) -> pl.DataFrame:
-    """Return the role of each recorded rank: ranks of one role run the same program at the same place of the mesh."""
+    """Return a role number for each recorded rank, equal for ranks that run the same program on different data."""
     equal = {"dp": 0, "cp": 0} if axis == "cp" else {"dp": 0}
     mesh, programs = infer_mesh(scenario.recorded), find_peers(scenario.recorded)
     places = [mesh.rank_at({**mesh.coordinates(rank), **equal}) for rank in scenario.recorded]
@@ -127,7 +128,7 @@ def _find_roles(scenario: Scenario, axis: str) -> pl.DataFrame:
 
 
 def _steps_of_events(scenario: Scenario, rank: int, events: pl.Series) -> pl.Series:
-    """Return the step of events, `NO_STEP` outside of steps."""
+    """Return the step number of each event (id) of a rank; `NO_STEP` outside of steps."""
     table = scenario.recorded[rank].events
     return table["step"].fill_null(NO_STEP)[rows_of_ids(table, events)]
 
@@ -135,7 +136,7 @@ def _steps_of_events(scenario: Scenario, rank: int, events: pl.Series) -> pl.Ser
 def _draw_donors(
     deviations: pl.DataFrame, templates: np.ndarray, ranks: np.ndarray, generator: np.random.Generator
 ) -> pl.DataFrame:
-    """Draw a recorded rank and step of the same role, with as many collectives, for each new rank and step.
+    """Draw at random for each new rank and step a recorded rank and step of the same role with as many collectives.
 
     Columns: rank, step, donor, donor_step.
     """

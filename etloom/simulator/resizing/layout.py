@@ -124,7 +124,7 @@ _SHARDING: dict[str, Callable[[Scenario, ProcessMesh, int], Scenario]] = {
 def _resize_axis(
     recorded: Scenario, scenario: Scenario, mesh: ProcessMesh, axis: str, size: int, seed: int
 ) -> Scenario:
-    """Return the scenario, whose ranks form this mesh, with another size of one axis."""
+    """Return the scenario with another size of a mesh axis: new ranks are copies, with scaled transfer times."""
     new_mesh = ProcessMesh({**mesh.sizes, axis: size}, mesh.source)
     template, copy = _assign_templates(mesh, new_mesh, axis)
     replica = np.array([mesh.coordinates(rank)[axis] for rank in range(mesh.world_size)])
@@ -148,7 +148,7 @@ def _check_recorded(scenario: Scenario, mesh: ProcessMesh) -> None:
 
 
 def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, int] | None) -> ProcessMesh:
-    """Return the mesh of the new sizes. Raises EtloomError if it cannot be predicted from the recorded one."""
+    """Return the process mesh with the new sizes. Raises EtloomError if the recorded run does not suffice for them."""
     sizes = {**mesh.sizes}
     for axis, size in (parallel or {}).items():
         if size != sizes.get(axis, 1) and axis != "dp" and (axis not in _SHARDING or sizes.get(axis, 1) == 1):
@@ -186,7 +186,7 @@ def _resize_mesh(mesh: ProcessMesh, ranks: int | None, parallel: Mapping[str, in
 
 
 def _check_sizes(sizes: Mapping[str, int]) -> None:
-    """Raise EtloomError for the first that is not a positive number for an axis."""
+    """Raise EtloomError if the name of an axis is unknown or its size is not a positive integer."""
     for axis, size in sizes.items():
         if axis not in _AXES or not isinstance(size, (int, np.integer)) or size < 1:
             raise EtloomError(
@@ -204,7 +204,7 @@ def _check_experts(old: int, size: int) -> None:
 
 
 def _check_expert_replicas(mesh: ProcessMesh, new_mesh: ProcessMesh) -> None:
-    """Raise EtloomError if experts get replicas that the recorded run has not."""
+    """Raise EtloomError if experts would get replicas, but the recorded run has a single set of experts."""
     if new_mesh.sizes[REPLICA] > mesh.sizes[REPLICA] == 1:
         raise EtloomError(
             f"cannot predict {new_mesh.sizes[REPLICA]} replicas of experts: the recorded run has one, so messages of "
@@ -222,7 +222,7 @@ _MISSING = {
 
 
 def _assign_templates(mesh: ProcessMesh, new_mesh: ProcessMesh, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the recorded rank that each new rank repeats, and the number of its copy."""
+    """Return for each new rank the rank that it repeats, and which copy of that rank it is (0: the first)."""
     template = np.zeros(new_mesh.world_size, np.int64)
     copy = np.zeros(new_mesh.world_size, np.int64)
     for rank in range(new_mesh.world_size):
@@ -233,7 +233,7 @@ def _assign_templates(mesh: ProcessMesh, new_mesh: ProcessMesh, axis: str) -> tu
 
 
 def _resize_transfers(grown: Scenario, axis: str) -> Scenario:
-    """Scale the transfers of groups whose size changed like those of a ring: by bus factor, at fixed bandwidth."""
+    """Scale the transfer times of groups whose size changed as for a ring: by bus factor, at fixed bandwidth."""
     sizes = grown.communications.instances.select("instance", "collective", "group_size", "recorded_size")
     changed = sizes.filter(pl.col("group_size") != pl.col("recorded_size"))
     instances = grown.communications.instances.drop("recorded_size")
@@ -258,7 +258,7 @@ def _resize_transfers(grown: Scenario, axis: str) -> Scenario:
 
 
 def _scale_of(collective: str | None, old: int | None, new: int | None) -> float:
-    """Return the ratio of the times of a ring; 1 if it is unknown, 0 for a rank alone."""
+    """Return the ratio of a ring collective's times (new / old group size); 1 if unknown, 0 for a single new rank."""
     if new == 1:
         return 0.0
     before, after = get_bus_factor(collective, old), get_bus_factor(collective, new)

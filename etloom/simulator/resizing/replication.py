@@ -26,8 +26,11 @@ MAX_POINTS = 50_000_000
 
 @dataclass(frozen=True)
 class _Copies:
-    """The numbers of copies: ``count`` and number of the first, ``first``, of each recorded point; of each recorded
-    edge ``edge_count``, and the place of its first copy, ``place``, and the distance of the next ones, ``stride``."""
+    """Number and positions of the copies of each recorded point and edge in the graph of the new ranks.
+
+    ``count`` copies of each point, the first with number ``first``; ``edge_count`` copies of each edge, the first at
+    ``place``, the others at a distance of ``stride`` each.
+    """
 
     count: Int64Array
     first: Int64Array
@@ -86,7 +89,7 @@ def replicate(
 
 
 def _find_messages(communications: Communications, points: int) -> np.ndarray:
-    """Mask the arrival points of messages."""
+    """Return a mask of the arrival points (graph points) of point-to-point messages."""
     instances = communications.instances
     messages = instances.filter((pl.col("collective") == "message") & (pl.col("instance") < points))
     mask = np.zeros(points, bool)
@@ -97,8 +100,8 @@ def _find_messages(communications: Communications, points: int) -> np.ndarray:
 def _count_copies(
     graph: Graph, copies_of_rank: np.ndarray, replica: np.ndarray, pairs: np.ndarray
 ) -> Int64Array:
-    """Return the number of copies of each point: as many as of its rank. An arrival has as many as its
-    replica, or one if its ranks belong to several replicas.
+    """Return the number of copies of each point: as many as its rank has. An arrival has as many as its replica, or a
+    single copy if its ranks belong to several replicas.
 
     pairs: arrivals that are copied with their ranks in any case.
     """
@@ -120,7 +123,7 @@ def _count_copies(
 def _place_edges(
     graph: Graph, count: Int64Array, first: Int64Array, edge_count: Int64Array, target: np.ndarray
 ) -> tuple[np.ndarray, Int64Array, Int64Array]:
-    """Return ``first`` of the new graph (edges into each new point), and place and stride of the copies of each edge.
+    """Return the new graph's ``first`` (edges into each new point), and position and stride of each edge's copies.
 
     The edges into the copies of a point are stored copy by copy; those into a single point edge by edge.
     """
@@ -167,7 +170,7 @@ def _build_graph(
 
 
 def _number_within(count: Int64Array) -> np.ndarray:
-    """Return 0, 1, ..., count - 1 for each entry, concatenated."""
+    """Return the numbers 0 to n - 1 for each entry n of ``count``, concatenated."""
     total = np.cumsum(count)
     return np.arange(int(total[-1]) if len(total) else 0, dtype=np.int32) - np.repeat(
         (total - count).astype(np.int32), count
@@ -182,7 +185,7 @@ def _copy_communications(
     grown: Graph,
     pairwise: bool,
 ) -> Communications:
-    """Return the communications of the copies. ``instances`` have the recorded size of their group, recorded_size."""
+    """Return the communications of the copied ranks; ``instances`` also has the recorded group size, recorded_size."""
     rows = communications.participations
     count = copies.count[rows["begin"].to_numpy()]
     row = np.repeat(np.arange(rows.height), count)
@@ -235,7 +238,7 @@ def _copy_communications(
 def _copy_members(
     instances: pl.DataFrame, number: np.ndarray, replica: np.ndarray, pairwise: bool
 ) -> pl.DataFrame:
-    """Return the instances (with their ``copy``) with the new members and sizes of their groups, and recorded_size."""
+    """Return the communications with their groups' new members and sizes, and the recorded size (recorded_size)."""
     within: list[dict[str, object]] = []
     across: list[dict[str, object]] = []
     for members in instances["ranks"].unique(maintain_order=True).drop_nulls().to_list():

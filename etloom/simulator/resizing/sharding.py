@@ -50,7 +50,7 @@ def check_kernels(scenario: Scenario, axis: str, old: int, size: int) -> None:
 
 
 def list_axes(scenario: Scenario, mesh: ProcessMesh) -> pl.DataFrame:
-    """Return the communications with the mesh axis along which their ranks differ (null for several), one row each."""
+    """Return a table of the communications with the mesh axis along which their ranks differ (null for several)."""
     instances = scenario.communications.instances
 
     @cache
@@ -66,8 +66,8 @@ def list_axes(scenario: Scenario, mesh: ProcessMesh) -> pl.DataFrame:
 def scale_calls(
     scenario: Scenario, find_shares: Callable[[Calls], list[Shares]]
 ) -> tuple[Scenario, str, int]:
-    """Return the scenario with scaled kernels, a text on the sources of their time, and the number of products by
-    roofline.
+    """Return the scenario with scaled kernel times, a text on the sources of these times, and the number of matrix
+    products scaled by roofline.
 
     Args:
         scenario: of a run with kernels.
@@ -88,8 +88,8 @@ def scale_calls(
 def compute_call_ratios(
     trace: Trace, find_shares: Callable[[Calls], list[Shares]]
 ) -> tuple[pl.DataFrame, int]:
-    """Return id, ratio (new time / recorded time) and `Basis` of computation kernels, and the number of products by
-    roofline.
+    """Return id, ratio (new / recorded time) and `Basis` of computation kernels, and the number of matrix products
+    scaled by roofline.
 
     Args:
         trace: linked.
@@ -133,7 +133,8 @@ def compute_call_ratios(
 
 
 def count_elements(size: int, calls: Calls) -> int:
-    """Return the number of elements in a message of this size, in the type of most matrix products; 0 if unknown."""
+    """Return the number of elements in a message of ``size`` bytes, in the data type of most matrix products; 0 if the
+    type is unknown."""
     widths = Counter(
         width
         for name, dims, dtype in calls

@@ -77,7 +77,7 @@ def shard_tensors(scenario: Scenario, mesh: ProcessMesh, size: int) -> Scenario:
 
 
 def _find_activation(axes: pl.DataFrame, old: int, size: int) -> int:
-    """Return the size of a whole activation: that with the most bytes in all messages of tensor parallelism."""
+    """Return the bytes of a whole activation: the message size with the most bytes in tensor-parallel communication."""
     messages = axes.filter((pl.col("axis") == "tp") & (pl.col("bytes") > 0))
     if not messages.height:
         raise refuse(
@@ -101,7 +101,10 @@ def find_tensor_shares(calls: Calls, message: int, share: float) -> list[Shares]
 
 @lru_cache(maxsize=4096)
 def _find_shares(name: str | None, dims: str | None, activation: int, share: float) -> Shares:
-    """Return the shares of the FLOPs and bytes that a call has with the new size. activation: its elements."""
+    """Return the shares of a call's recorded FLOPs and bytes that remain with the new tensor-parallel size.
+
+    ``activation``: number of elements of a whole activation.
+    """
     matrices = list_matrices(name, dims)
     if matrices:
         is_complete = [size == activation for size in matrices]

@@ -41,7 +41,7 @@ def synthesize_job(scenario: Scenario, time: Int64Array | None = None) -> Job:
 def _find_members(
     scenario: Scenario, recorded: ProcessMesh, mesh: ProcessMesh, rank: int
 ) -> Callable[[tuple[int, ...]], list[int]]:
-    """Return a function that maps the recorded ranks of a group, or peers, to those of a new rank."""
+    """Return a function that maps recorded members of a group, or peers, to the new ranks in the group of ``rank``."""
     coordinates = mesh.coordinates(rank)
     changed = [axis for axis in mesh.sizes if mesh.sizes[axis] != recorded.sizes[axis]]
 
@@ -67,7 +67,7 @@ def _find_members(
 
 
 def _replace_members(trace: Trace, find: Callable[[tuple[int, ...]], list[int]]) -> Trace:
-    """Return the trace with the new members of its groups."""
+    """Return the trace with recorded members and peers of its process groups replaced by the new ranks."""
 
     @cache
     def members(text: str) -> str:
@@ -89,13 +89,14 @@ def _replace_members(trace: Trace, find: Callable[[tuple[int, ...]], list[int]])
 
 
 def _map(table: pl.DataFrame, column: str, change: Callable[[str], str]) -> pl.Series:
-    """Return the column of JSON lists with new members."""
+    """Return a column of JSON lists of ranks, with each list replaced by the result of ``change``."""
     texts = [None if text is None else change(text) for text in table[column].cast(pl.String)]
     return pl.Series(column, texts, pl.String).cast(table.schema[column])
 
 
 def _count(table: pl.DataFrame, column: str, change: Callable[[str], str]) -> pl.Series:
-    """Return the size of each group: the new one if it has new members, else the recorded one."""
+    """Return the size of each process group: its number of new members, or the recorded size if members are not
+    listed."""
     sizes = [
         size if text is None or size != len(json.loads(text)) else len(json.loads(change(text)))
         for text, size in zip(table["ranks"].cast(pl.String), table[column], strict=True)

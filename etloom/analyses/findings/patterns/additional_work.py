@@ -99,7 +99,7 @@ def _find_additional(kernels: pl.DataFrame) -> pl.DataFrame:
 
 
 def _compare_step(rows: pl.DataFrame, usual: pl.DataFrame, usual_ns: int) -> pl.DataFrame:
-    """Return the additional kernels of a step, compared with those of a usual one; both in order of time."""
+    """Return the kernels that a step runs in addition to those of a usual step; both are lists in order of time."""
     counts = usual.group_by("name").agg(pl.len().cast(pl.Int64).alias("usual"))
     difference = rows.group_by("name").agg(pl.len().cast(pl.Int64).alias("count"))
     difference = difference.join(counts, on="name", how="full", coalesce=True).fill_null(0)
@@ -120,7 +120,7 @@ def _compare_step(rows: pl.DataFrame, usual: pl.DataFrame, usual_ns: int) -> pl.
 
 
 def _trim_common(rows: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
-    """Return the rows without the first and last rows whose names equal those of a usual step."""
+    """Return a step's rows without the rows at its begin and end whose names are those of the usual step."""
     names, other = rows["name"].cast(pl.String).to_numpy(), usual.cast(pl.String).to_numpy()
     length = min(len(names), len(other))
     differs = np.flatnonzero(names[:length] != other[:length])

@@ -32,7 +32,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def list_findings(view: RankView) -> list[Finding]:
-    """Return the findings of this pattern; `exposed_communication` subtracts their times from its cost."""
+    """Return the findings of small collectives; `exposed_communication` subtracts their times from its cost."""
     return list(_find_runs(view))
 
 
@@ -99,7 +99,7 @@ def _with_steps(view: RankView, participations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_separated(view: RankView, participations: pl.DataFrame) -> pl.Series:
-    """Return whether non-overlapping other work separates each participation from the end of those before it."""
+    """Return for each communication whether enough non-overlapping other work ran since the previous ones ended."""
     times = view.activity.times
     communication = times["communication"]
     other = union(intervals for kind, intervals in times.items() if kind != "communication")

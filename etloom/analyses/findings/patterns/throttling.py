@@ -62,7 +62,8 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _compare_steps(view: RankView, kernels: pl.DataFrame) -> pl.DataFrame:
-    """Return step, part, ratio and low: median and lower quartile of the durations relative to the fastest step's.
+    """Return ``ratio`` and ``low`` per step and part: median and lower quartile of kernel durations relative to the
+    fastest step's.
 
     Compared are kernels of one name and launch geometry, by their turn in the step; empty if they are too few.
     """

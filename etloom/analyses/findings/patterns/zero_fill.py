@@ -54,7 +54,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _advise(operator: str) -> str:
-    """Return the advice for zeros that this operator writes."""
+    """Return the advice on how to avoid the zeros that an operator writes."""
     if re.search(BACKWARDS, operator):
         return (
             f"{operator} writes its gradient into zeros of the whole input: index once instead of in a loop (unbind, "
