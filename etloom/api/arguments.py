@@ -80,7 +80,7 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
 
 
 def _check_tables_on_disk(runs: Any) -> None:
-    """Read all tables of these runs completely; raise ReadError with the name of the file if that fails."""
+    """Read all tables of a run, or of several, to check their files; raise ReadError that names an unreadable file."""
     if isinstance(runs, (list, tuple, dict)) and not hasattr(runs, "_fields"):
         for run in runs.values() if isinstance(runs, dict) else runs:
             _check_tables_on_disk(run)
@@ -91,7 +91,7 @@ def _check_tables_on_disk(runs: Any) -> None:
 
 
 def _map_paths(value: Any, change: Callable[[str | os.PathLike[str]], Any]) -> Any:
-    """Apply ``change`` to a path, or to each path in a mapping or sequence; return other values unchanged."""
+    """Apply the function ``change`` to a path, or to each path in a mapping or sequence; leave other values as is."""
     if isinstance(value, (str, os.PathLike)):
         return change(value)
     if isinstance(value, dict):
@@ -119,7 +119,7 @@ def _fetch_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _stage(values: dict[str, Any], name: str, uploads: ExitStack) -> tuple[Path, str] | None:
-    """Replace an output URL by a local path to upload later; return (local folder, URL of the folder), or None."""
+    """Replace an output argument's URL by a local path to upload later; return (local folder, its URL), or None."""
     if values[name] is None or (url := clean_url(values[name])) is None:
         return None
     from etloom.formats.io import mirror
@@ -146,7 +146,7 @@ def name_uploaded(result: Any, folder: Path, url: str) -> Any:
 
 
 def as_run(run: Run) -> Trace | Job:
-    """Return a Trace or Job unchanged; open a path and return its Job.
+    """Return a Trace or Job unchanged; for a path, open the run and return its Job.
 
     Raises:
         EtloomError: it is neither Trace, Job nor path, or a Job without ranks.
@@ -165,7 +165,7 @@ def as_run(run: Run) -> Trace | Job:
 
 
 def as_job(run: Run) -> Job:
-    """Return a run as a Job: open a path, or wrap the Trace of a rank. Raises like `as_run`."""
+    """Convert a run to a Job: open a path, or wrap the Trace of a rank. Raises the same errors as `as_run`."""
     run = as_run(run)
     return run if isinstance(run, Job) else Job({run.rank or 0: run})
 

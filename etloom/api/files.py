@@ -130,7 +130,7 @@ def _first_file(exporter: Any, run: Trace | Job, target: Path) -> Path:
 
 
 def _choose_format(source: Path, target: Path, reader: str | None) -> str:
-    """Return the export format for the name of the target; .json means chakra-json if the source is a Chakra file."""
+    """Return the export format of the target's file name; .json is chakra-json if the source is a Chakra file."""
     is_json = target.name.endswith((".json", ".json.gz"))
     if is_json and (reader or formats.detect_format(source)) == "chakra":
         return "chakra-json"
@@ -196,7 +196,7 @@ def salvage(
 
 
 def _fetch_to_salvage(path: OwnPath, out: OutPath | None) -> Path:
-    """Return the local path of the damaged file; a URL is downloaded. Raises CollectError for the URL of a folder."""
+    """Return the local path of the file to repair; a URL is downloaded. Raises CollectError for a folder's URL."""
     if (url := clean_url(path)) is None:
         return Path(path)
     from etloom.formats.io import mirror

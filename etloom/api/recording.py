@@ -70,7 +70,7 @@ def collect_failures(messages: list[str], loss: str) -> Iterator[None]:
 
 
 def get_user_path(folder: Path, run_folder: Path, out: Path) -> Path:
-    """Return the folder of a window below ``out``, as the user wrote it; unchanged if ``out`` contains placeholders."""
+    """Return a window's folder as a path below ``out``, the user's path; unchanged if ``out`` contains placeholders."""
     return out / folder.relative_to(run_folder) if "{" not in str(out) else folder
 
 
@@ -100,7 +100,7 @@ def describe_recording(collected: CollectResult, user_path: Path) -> str:
 
 
 def describe_window(folder: Path) -> str:
-    """Return text such as ", steps 3-4, 120 operators" from the rank records of a window; empty if these lack steps."""
+    """Describe a recording window, as ", steps 3-4, 120 operators"; empty if the rank records do not list the steps."""
     from etloom.collector import process_endings, run_folder
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import count_noun
@@ -160,7 +160,7 @@ def convert_observer_files(folders: Sequence[Path], get_name: Callable[[Path], P
 
 
 def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
-    """Read the complete steps of killed processes from their observer files, and add them to the rank records.
+    """Determine the complete steps of killed processes from their observer files, and add these to the rank records.
 
     Args:
         folder: the folder of a window.
@@ -196,7 +196,7 @@ def record_whole_steps(folder: Path, max_bytes: int | None = None) -> list[str]:
 
 
 def record_sequence_length(folder: Path) -> None:
-    """Add the sequence length to the workload card: the last dimension of all embedding indices, if they are equal."""
+    """Add the sequence length to the workload card: the last dimension of embedding indices, if always the same."""
     import polars as pl
 
     from etloom.collector import run_folder

@@ -135,7 +135,7 @@ def _replay_full(
 
 
 def _split_options(options: Mapping[str, Any], *classes: type[Any]) -> list[dict[str, Any]]:
-    """Return the options of each dataclass by field name; raise EtloomError for an option that no dataclass has."""
+    """Split keyword options by the dataclass that has a field of that name; raise EtloomError for an unknown option."""
     names = [[field.name for field in fields(options_class)] for options_class in classes]
     known = [name for of_class in names for name in of_class]
     if unknown := sorted(options.keys() - set(known)):

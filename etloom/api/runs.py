@@ -25,7 +25,7 @@ _RunType = TypeVar("_RunType", bound=Run)
 
 
 class LinkingOptions(TypedDict, total=False):
-    """Options of `link` that `open` accepts, too; values that differ from the defaults are part of the cache key."""
+    """Linking options that both `link` and `open` accept; values that differ from the defaults are in the cache key."""
 
     inter_thread_threshold_us: float
     iterations: str
@@ -184,7 +184,7 @@ def select(
     name: str | Collection[str] | None = None,
     category: str | Collection[str] | None = None,
 ) -> _RunType:
-    """Return the part of a run that matches all filters (rank, step, time, name, category), as a run again.
+    """Return the part of a run that matches all filters (rank, step, time, name, category), as a new Trace or Job.
 
     Args:
         run: a Trace, a Job, or a path.

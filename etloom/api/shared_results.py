@@ -36,7 +36,7 @@ def _prepare_what_if(job: Job) -> None:
 
 
 def _list_rank_work(job: Job, *, is_finding: bool) -> Iterator[Callable[[], object]]:
-    """Yield functions that compute the stored results of each rank: either those of findings, or all others."""
+    """Yield functions that compute each rank's cached results: the findings if ``is_finding``, else all others."""
     from etloom.analyses.findings.rank_findings import find_in_rank
     from etloom.exports.store.rank_results import RESULTS
 

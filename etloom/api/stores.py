@@ -173,7 +173,7 @@ def store_stragglers(
 
 
 def _fetch_run(run: OwnPath) -> Path:
-    """Return the path of a run; for a URL, download the run with all its tables and return the local path."""
+    """Return the local path of a run; a run at a URL is downloaded with all its tables."""
     return Path(run) if (url := clean_url(run)) is None else mirror.fetch(url, complete=True)
 
 

@@ -125,7 +125,7 @@ class RunUploads:
                     continue
 
     def finish(self) -> list[str]:
-        """Upload all remaining files, run.json of each window last; return a message if that fails, else an empty list.
+        """Upload the remaining files, run.json of each window last; return a list: empty, or a message on a failure.
 
         The first file that fails in all tries ends the upload, so that an unreachable store costs a bounded time.
         """

@@ -1,4 +1,4 @@
-"""Results of a regression check and of a search for the cause of a hang."""
+"""Result classes of `etloom.check` (regression check) and `etloom.hangs` (cause of a hang)."""
 
 from __future__ import annotations
 

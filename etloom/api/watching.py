@@ -1,4 +1,4 @@
-"""Observation of a running job, from the state files that its ranks write to the run's folder."""
+"""Observes a running job through the state files that its ranks write to the run's folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class JobWatcher:
             )
 
     def keep_incident(self, observation: Observation) -> Path:
-        """Save the state of all ranks and the cause to incidents/TIME in the run's folder; return that folder.
+        """Save the state of all ranks and the cause of a stall or crash to incidents/TIME in the run's folder.
 
         Raises OSError.
         """
@@ -74,7 +74,7 @@ class JobWatcher:
 
 
 def describe_cause(observation: Observation) -> dict[str, Any]:
-    """Return the cause of a stall or crash, with evidence and stalled time, as JSON values for webhooks and files."""
+    """Convert the cause of a stall or crash, with its evidence and stalled time, to JSON for webhooks and files."""
     cause = observation.cause
     return {
         "kind": cause.kind if cause else None,

@@ -78,7 +78,7 @@ class AnalysisGroup(click.Group):
 @click.pass_context
 @handle_errors()
 def analyze(ctx: click.Context, list_all: bool, format: Format | None) -> None:
-    """Run an analysis and print its table; the rows of several ranks follow each other.
+    """Run an analysis and print its table; for a run of several ranks the table contains the rows of all ranks.
 
     etloom analyze NAME --help explains the columns and options of one analysis.
 
@@ -110,7 +110,7 @@ class Question:
 
 
 def make_analysis_command(name: str) -> click.Command:
-    """Build the click command of an analysis with its options, the filters that it lacks, and the shared options."""
+    """Build the click command of an analysis: its options, the filters it does not define, and the shared options."""
     from etloom.core import registry
 
     module = registry.get("analyses", name)
@@ -199,7 +199,7 @@ def _answer_part(job: Job, question: Question) -> Answer:
 
 
 def _limit_rows(table: pl.DataFrame, top: int | None, each_rank: bool) -> tuple[pl.DataFrame, str]:
-    """Return the first `top` rows (per rank if `each_rank`), and a message about omitted rows, which may be empty."""
+    """Return the first `top` rows of a table (per rank if `each_rank`), and a message about omitted rows, or ''."""
     import polars as pl
 
     if top is None or table.is_empty():
@@ -219,7 +219,7 @@ def _format_filters(filters: Mapping[str, Any]) -> str:
 
 
 def _list_or_none(value: Any) -> Any:
-    """Return the values of a repeatable option as a list, None if it was not used."""
+    """Convert the tuple of a repeatable option to a list, None if it is empty; return any other value unchanged."""
     return (list(value) or None) if isinstance(value, tuple) else value
 
 
@@ -232,7 +232,7 @@ def _check_time(text: str | None) -> None:
 
 
 def _list_analyses() -> list[tuple[str, str, bool]]:
-    """List (name, summary, is usable); for an unusable analysis of another package the summary gives the reason."""
+    """List each analysis as (name, summary, is usable); the summary of an unusable analysis states the reason."""
     from etloom.core import registry
     from etloom.core.errors import EtloomError
 
@@ -246,5 +246,5 @@ def _list_analyses() -> list[tuple[str, str, bool]]:
 
 
 def _split_list_items(text: str) -> str:
-    """Separate the items of lists ("- ...") by empty lines, so that help wraps each item to the terminal's width."""
+    """Insert empty lines between list items ("- ...") of a help text, so that click wraps each item separately."""
     return re.sub(r"\n  (?=\S)", " ", re.sub(r"\n(?=- )", "\n\n", text))

@@ -115,7 +115,7 @@ def check(
 def _write_result(
     result: CheckResult, paths: Sequence[Path], format: MonitoringFormat | None, junit: Path | None
 ) -> None:
-    """Write the table or the metrics to stdout, and the JUnit file."""
+    """Write the result of `etloom check` to stdout, as a table or metrics, and to the JUnit file ``junit`` if set."""
     from etloom.reports.monitoring import measure_check
 
     table_format, metric_format = split_format(format)
@@ -131,7 +131,7 @@ def _write_result(
 
 
 def _print_verdicts(result: CheckResult, github: bool) -> None:
-    """Print the messages of each measure that did not simply pass; with ``github`` also as annotations for GitHub."""
+    """Print each measure's messages (none if it simply passed); with ``github`` also as GitHub annotations."""
     for verdict, lines in zip(result.table["verdict"], result.messages, strict=True):
         for line in lines:
             if github:

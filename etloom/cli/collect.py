@@ -43,7 +43,7 @@ class MebiBytes(click.ParamType[int]):
 
 @dataclass(frozen=True)
 class ActionOptions:
-    """Values of the flags --trigger, --build, --print-command, --overwrite and --report."""
+    """Values of the options of `etloom collect` other than recording options, such as --trigger and --report."""
 
     trigger: Path | None
     build: bool

@@ -27,7 +27,7 @@ CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """Options whose values a command receives as one dataclass.
+    """A group of options whose values a command receives as a single argument, a dataclass.
 
     Attributes:
         argument: name of the command function's argument.
@@ -94,7 +94,7 @@ class Argument(click.Argument):
 
 
 class VerbCommand(click.Command):
-    """A command whose help also lists its positional arguments, and may contain computed values."""
+    """A click command whose help also lists positional arguments, and may contain computed values."""
 
     help_values: Callable[[], Mapping[str, str]] | None = None
 
@@ -121,7 +121,7 @@ class VerbCommand(click.Command):
 
 
 class FiniteFloat(click.FloatRange):
-    """The click type of a number within bounds; nan and infinities are refused."""
+    """The click type of a finite number within bounds; it rejects nan and infinities."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

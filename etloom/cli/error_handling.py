@@ -146,7 +146,7 @@ def _report_usage_error(error: click.ClickException) -> int:
 
 
 def _explain_extra_paths(line: str) -> str:
-    """Replace an error about extra arguments that are paths, as from `run/*`, by a request for their folder."""
+    """Replace click's error about extra path arguments, as from `run/*`, by a request to name the folder instead."""
     extra = re.search(r"unexpected extra argument.* \((.+)\)", line)
     if extra is None or not all(os.path.exists(word) for word in extra[1].split()):  # noqa: PTH110
         return line
@@ -154,7 +154,7 @@ def _explain_extra_paths(line: str) -> str:
 
 
 def _find_flag(option: str) -> str:
-    """Return the flag of a parameter of the running command, or the name itself if there is none."""
+    """Return the flag of the running command's parameter named `option`, or `option` if there is no such parameter."""
     context = click.get_current_context(silent=True)
     parameters = context.command.params if context else ()
     return next((_spell(param) for param in parameters if param.name == option), option)

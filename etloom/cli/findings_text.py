@@ -18,7 +18,7 @@ _LOCATION = ("step", "stream", "operator", "module", "frame", "name", "event")
 
 
 def is_findings_table(frame: pl.DataFrame) -> bool:
-    """Return whether a table has all columns of findings, possibly with more columns."""
+    """Return whether a table has all columns of the findings analysis, possibly with further columns."""
     from etloom.analyses.findings import COLUMNS
 
     return set(COLUMNS) <= set(frame.columns)

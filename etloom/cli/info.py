@@ -180,7 +180,7 @@ def _describe_steps(job: Job, facts: dict[str, Any]) -> str:
 
 
 def _describe_rings(facts: dict[str, Any]) -> str:
-    """Describe the ring buffer that holds the fewest whole steps, since every rank still has these steps."""
+    """Describe the steps in the ring buffer of the rank whose buffer holds the fewest whole steps."""
     from etloom.core.text import format_ranges
     from etloom.reports.formatting import count_noun, format_duration
 
@@ -213,7 +213,7 @@ def _drop_empty_columns(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _describe_ranks(job: Job, world_size: int | None) -> str:
-    """Return how many ranks and which: 1 of 2 (rank 0); 64 of 64 (ranks 0-63)."""
+    """Return the number of ranks in the run and their numbers, such as `1 of 2 (rank 0)` or `64 of 64 (ranks 0-63)`."""
     from etloom.core.text import format_ranges
 
     is_stated = job.stored is not None or any(trace.rank is not None for trace in job.values())

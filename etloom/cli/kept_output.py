@@ -88,7 +88,7 @@ def reuse_output(
 
 
 def _compute_key(verb: str, path: Path, run: RunOptions, format: str, out: Path | None) -> str | None:
-    """Return the cache key of an output, a hash of all that it depends on; None if changes could be missed."""
+    """Return the cache key of a command's output, a hash of all its inputs; None if their changes could be missed."""
     if clean_url(path) is not None:
         return None
     try:
@@ -115,7 +115,7 @@ def _compute_key(verb: str, path: Path, run: RunOptions, format: str, out: Path 
 
 
 def _list_states(path: Path, out: Path | None) -> list[FileState]:
-    """Return path, size and times of each file that a run at this path may be read from, except the file ``out``.
+    """Return path, size and times of each file from which the run at ``path`` may be read, except the file ``out``.
 
     Raises:
         OSError: a file cannot be read, there are too many, or a link leads to a folder.
@@ -163,7 +163,7 @@ def _read_state(file: Path | str) -> FileState:
 
 
 def _find_time(place: str) -> int:
-    """Return the modification time (ns) of a folder of sys.path, which an installation changes; 0 if it is missing."""
+    """Return the modification time (ns) of a folder of sys.path, to detect installed packages; 0 if it is missing."""
     try:
         return os.stat(place).st_mtime_ns  # noqa: PTH116
     except OSError:
@@ -179,7 +179,7 @@ def _list_code() -> Iterator[str]:
 
 
 def _has_plugins() -> bool:
-    """Return whether other packages extend etloom; the cache would not notice a change of their code."""
+    """Return whether plugins of other packages are installed; the cache does not detect changes of their code."""
     from etloom.core.registry import list_entry_points
 
     return any(len(list_entry_points(group)) for group in _PLUGIN_GROUPS)

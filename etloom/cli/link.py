@@ -32,7 +32,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """Options of linking: which profile iteration to use if ids are missing, and the inter-thread threshold in us."""
+    """Linking options: profile iteration to use if ids are missing, and thread pause (us) that implies a dependency."""
 
     iterations: str
     inter_thread_threshold: float

@@ -34,7 +34,7 @@ MIN_TEXT_WIDTH = 24
 
 
 class Format(str, enum.Enum):
-    """The output formats of a table."""
+    """The formats in which commands can write a table."""
 
     table = "table"
     json = "json"
@@ -44,7 +44,7 @@ class Format(str, enum.Enum):
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Destination and format of a table."""
+    """Options of commands that print a table: the output file and the table format."""
 
     format: Format | None = None
     out: Path | None = None
@@ -131,7 +131,7 @@ def write_metrics(
 
 
 def split_format(format: MonitoringFormat | None) -> tuple[Format | None, MonitoringFormat | None]:
-    """Return (table format, None) or (None, metrics format), depending on the format; (None, None) without a format."""
+    """Split a format into (table format, None) or (None, metrics format); (None, None) if it is None."""
     if format in (MonitoringFormat.prometheus, MonitoringFormat.otlp):
         return None, format
     return None if format is None else Format(format.value), None
@@ -174,7 +174,7 @@ def _display_width(text: str) -> int:
 def _format_cells(
     frame: pl.DataFrame, raw: bool
 ) -> tuple[Sequence[ColumnFormat | RawFormat], list[list[str]]]:
-    """Return the format of each column, and the cell texts of each row."""
+    """Return the display format of each column of a table, and the texts of the cells in each row."""
     import polars as pl
 
     from etloom.reports.formatting import RawFormat, choose_column_format, convert_to_own_units
@@ -201,7 +201,7 @@ def _format_cells(
 
 
 def build_table(frame: pl.DataFrame, raw: bool = False) -> Table:
-    """Build a rich table: numbers right-aligned, times and sizes in one unit per column, null as a dash.
+    """Build a rich table from a data frame: numbers right-aligned, a common unit per column, null as a dash.
 
     On a terminal the headers of number columns are wrapped, and the table is always wide enough for all numbers.
     """
@@ -249,7 +249,7 @@ def _make_console(out: Path | None) -> Console:
 
 
 def choose_format(format: Format | None, out: Path | None) -> Format:
-    """Return ``format``, else the format of the ending of ``out``, else table; to be called before any work.
+    """Return ``format``, else the format of the file suffix of ``out``, else table; to be called before any work.
 
     Raises:
         EtloomError: ``out`` has an unknown ending (wrong usage), or cannot be written.
@@ -270,7 +270,7 @@ def choose_format(format: Format | None, out: Path | None) -> Format:
 
 
 def _flatten(frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert nested columns to JSON text, since CSV has no nesting."""
+    """Convert the nested columns of a table to JSON text, because CSV cannot represent lists and structs."""
     import polars as pl
 
     nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]

@@ -128,7 +128,7 @@ def predict(
 def _print_prediction(
     prediction: Prediction | RelaidPipeline | UntimedPrediction, top: int | None, format: Format | None
 ) -> None:
-    """Print the first of the prediction's reasons, the first ``top`` rows of its table, and the other reasons."""
+    """Print the prediction's first message, the first ``top`` rows of its table, and its remaining messages."""
     for line in prediction.reasons[:1]:
         print_message(line)
     table = prediction.table

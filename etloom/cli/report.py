@@ -70,7 +70,7 @@ def write_report(path: Path, out: Path | None = None, run: RunOptions | None = N
 
 
 def _format_summary(job: Job) -> str:
-    """Format the summary as text: its sentences, the ranks, the top operators of the first rank, data loss."""
+    """Format a run's summary as text: its sentences, and tables of hangs, ranks, the top operators and warnings."""
     import polars as pl
     from rich.table import Table
     from rich.text import Text

@@ -129,7 +129,7 @@ def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = Tr
 
 
 def report_loss(job: Job, path: Path | str) -> None:
-    """Print a line on stderr if data was lost or results may be wrong, with the problems and their ranks."""
+    """Print a line on stderr that lists lost or doubtful data of a run by rank; nothing if there is none."""
     from etloom.core.losses import describe_loss
 
     if loss := describe_loss(job.stats):

@@ -161,7 +161,7 @@ def stragglers(
     commands={"add": add, "list": list_, "refresh": refresh, "stragglers": stragglers},
 )
 def store() -> None:
-    """Keep runs in a store: each is read and linked once, and every verb opens STORE/run=NAME.
+    """Keep runs in a store: each run is read and linked only once, and every command opens it as STORE/run=NAME.
 
     Examples:
 

@@ -45,7 +45,7 @@ _WEBHOOK_TIMEOUT_S = 5
     ),
 )
 def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> None:
-    """Watch a job that runs under etloom collect --watch: step time, lateness by rank, changes, and causes of trouble.
+    """Watch a job that runs under etloom collect --watch: show step time, late ranks, and causes of stalls and crashes.
 
     When the job stalls or crashes, the cause is printed, the state of all ranks is kept in RUN/incidents, and the
     command ends. A slow rank and a change of the step time are reported once, and the job is watched further. A

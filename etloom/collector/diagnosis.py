@@ -95,7 +95,7 @@ def _explain_no_steps(options: RecordingOptions, statuses: Sequence[Facts]) -> s
 
 
 def describe_ring(ranks: Sequence[Facts]) -> str | None:
-    """Return text on the complete steps still in the ring buffers of these ranks; None if nothing was overwritten."""
+    """Return a text on the complete steps that the ranks' ring buffers still hold; None if nothing was overwritten."""
     overwritten = [facts for facts in ranks if (facts.get("ring") or {}).get("overwritten_operators")]
     if not overwritten:
         return None

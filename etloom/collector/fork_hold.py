@@ -49,7 +49,7 @@ def register(register_at_fork: Callable[..., Any] | None = None) -> None:
 
 
 def call_in_child(callback: Callable[[], None]) -> None:
-    """Register `callback`, which must not raise, to run in every forked child after the locks are released there."""
+    """Register `callback`, which must not raise, to run in forked children after the collector's locks are released."""
     _child_callbacks.append(callback)
 
 

@@ -39,7 +39,7 @@ def launch_id(options: RecordingOptions) -> str:
 
 
 def merge_job_facts(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the batch, rendezvous and launch ids of a run, None where ranks differ; None if no rank has job facts."""
+    """Merge the ranks' batch, rendezvous and launch ids; an id that differs is None. None if no rank recorded ids."""
     jobs = [rank["job"] for rank in ranks if isinstance(rank.get("job"), dict)]
     if not jobs:
         return None
@@ -51,7 +51,7 @@ def merge_job_facts(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def find_contradiction(ranks: list[dict[str, Any]]) -> str | None:
-    """Return the reason why the ranks of one recording window cannot belong to one job; None if they can."""
+    """Return the reason why the ranks of a recording window cannot belong to the same job; None if they can."""
     world_sizes = sorted({rank["world_size"] for rank in ranks})
     if len(world_sizes) > 1:
         return f"their world sizes differ, {world_sizes[0]} and {world_sizes[1]}"

@@ -22,7 +22,7 @@ _DEFAULT_LENGTH = 2
 
 
 def parse_steps(steps: str | None) -> tuple[int, int | None]:
-    """Parse a range of steps such as "3:5" to (first, last), where `last` is exclusive; None means to the end.
+    """Parse a range of steps such as "3:5" to (first, last), where `last` is exclusive, or None for the end of the job.
 
     Args:
         steps: "3:5" for steps 3 and 4, "3:" for all from 3 on, ":5" for the first five, "3" for step 3, None for all.
@@ -45,7 +45,7 @@ def parse_steps(steps: str | None) -> tuple[int, int | None]:
 def parse_window(
     steps: str | None, every: int | None, length: int | None, on_demand: int | None, ring: bool = False
 ) -> tuple[int, int | None]:
-    """Return the first recording window as steps (first, last), where `last` is exclusive; None means to the end.
+    """Return the first recording window that the options define, as steps (first, last); `last` is exclusive or None.
 
     It is `steps`, else, with `every` N and `length` L, the steps from N to N + L, else 3:5. With `ring`, which keeps
     the end of a long window, the default is 3: instead of 3:5.
@@ -90,7 +90,7 @@ def parse_ranks(ranks: str | None) -> tuple[int, ...] | None:
 
 
 def parse_sources(sources: str) -> dict[str, bool]:
-    """Parse a list of sources such as "kineto,et,shapes" into fields of RecordingOptions."""
+    """Parse a list of trace sources and details, such as "kineto,et,shapes", into fields of RecordingOptions."""
     names = [part.strip() for part in sources.split(",")]
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
@@ -110,7 +110,7 @@ def parse_sources(sources: str) -> dict[str, bool]:
 
 
 def parse_step_by(step_by: str | None) -> dict[str, Any]:
-    """Parse "optimizer", "profiler" or a duration ("500ms", "2s") into fields of RecordingOptions."""
+    """Parse what delimits steps, "optimizer", "profiler" or a duration ("2s"), into fields of RecordingOptions."""
     if step_by in (None, "optimizer"):
         return {}
     if step_by == "profiler":

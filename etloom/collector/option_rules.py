@@ -29,7 +29,7 @@ def check_keywords(function: str, keywords: Iterable[str], known: Collection[str
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raise InvalidOption if an option has a type that is not in `types`, which is the result of `get_type_hints`.
+    """Raise InvalidOption if an option's value does not have the type that `types` (from `get_type_hints`) declares.
 
     A bool is not accepted as an int.
     """
@@ -41,7 +41,7 @@ def check_types(values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
 
 
 def resolve_sources(options: CollectOptions) -> dict[str, Any]:
-    """Return the fields of RecordingOptions that select what is recorded.
+    """Return the fields of RecordingOptions that select the recorded traces and details, from the user's options.
 
     These are `sources`, else a Kineto trace and an execution trace with the details of `shapes`, `stack` and `memory`.
     A ring, and steps of the job's own profiler, exclude the Kineto trace.

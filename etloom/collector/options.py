@@ -127,7 +127,7 @@ class RecordingOptions:
 
     @property
     def warmup_steps(self) -> int:
-        """Number of steps before a window at which profilers are prepared: 1, or 2 s of steps for steps by time."""
+        """Number of steps by which profilers are prepared before a window: 1; for time-based steps, enough for 2 s."""
         return 1 if self.step_ns is None else -(-_PROFILER_WARMUP_NS // self.step_ns)
 
     def for_window(self, first: int, last: int | None) -> RecordingOptions:

@@ -29,14 +29,14 @@ _WRITTEN_AT_CLOSE = {
 
 
 def process_ending(status: Facts) -> Facts:
-    """Return how a process ended after its window was written, from its status: the keys how, in_window and error."""
+    """Return how a process ended after its window was written: a dict with the keys how, in_window and error."""
     error = status.get("raised")
     kind = "killed" if not status.get("ended") else "raised" if error else "exited"
     return {"how": kind, "in_window": False, "error": error}
 
 
 def describe_endings(ranks: Iterable[Facts]) -> str | None:
-    """Return a sentence on which ranks were killed or ended with an exception; None if none did or it is unknown."""
+    """Return a sentence that lists the ranks that were killed or ended with an exception; None if there are none."""
     groups: dict[tuple[bool, str], list[int]] = {}  # whether killed, and when or by which error -> ranks
     for facts in ranks:
         ending = facts.get("ended") or {}
@@ -86,7 +86,7 @@ def describe_recovered(ranks: Iterable[Facts]) -> str:
 
 
 def requested_steps(ranks: Iterable[Facts]) -> str | None:
-    """Return the requested steps, `3-399` or `3 on`; None if the ranks' requests differ or their records lack them."""
+    """Return the steps requested for recording, as `3-399` or `3 on`; None if they differ by rank or are unknown."""
     requests = {str(facts.get("steps_asked")) for facts in ranks}
     match = re.fullmatch(r"(\d{1,18}):(\d{0,18})", requests.pop(), re.ASCII) if len(requests) == 1 else None
     if match is None:
@@ -98,7 +98,7 @@ def requested_steps(ranks: Iterable[Facts]) -> str | None:
 
 
 def _describe_steps(ranks: Sequence[Facts], even_if_complete: bool) -> str | None:
-    """Return which requested steps all these ranks recorded, as text; None if complete, unless `even_if_complete`."""
+    """Describe which of the requested steps all ranks recorded; None for all of them, unless `even_if_complete`."""
     requested = requested_steps(ranks)
     if requested is None:
         return None

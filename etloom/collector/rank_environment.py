@@ -1,4 +1,4 @@
-"""Rank and world size of this process, from torch.distributed or from the environment that launchers set."""
+"""Determines this process's rank and world size from torch.distributed or the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAUNCHERS = (
 
 
 def rank_from_environment() -> int | None:
-    """Return the rank that the launcher of the job put into the environment, or None if there is none."""
+    """Return the rank from the environment variables that the job's launcher sets, or None if none is set."""
     return _rank_and_world_size()[0]
 
 
@@ -36,7 +36,7 @@ def is_distributed() -> bool:
 
 
 def read_int_variable(*names: str) -> int | None:
-    """Return the value of the first of these environment variables that is a non-negative integer, or None."""
+    """Return the value of the first of the environment variables `names` that holds a non-negative integer, or None."""
     values = (os.environ.get(name, "") for name in names)
     return next((int(value) for value in values if value.isdecimal() and value.isascii()), None)
 

@@ -1,4 +1,4 @@
-"""The files of a run: their names, publishing a rank's traces, run.json, pruning of old windows."""
+"""Manages the files in a run's folder: names, publishing of a rank's traces, run.json, deletion of old windows."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: Recor
 
 
 def prune_windows(out: Path, rank: int, keep: int) -> bool:
-    """Delete this rank's traces in all recording windows but the `keep` newest; return whether older windows existed.
+    """Delete a rank's traces in all recording windows except the `keep` newest; return whether older windows existed.
 
     Each rank removes its own traces, and the last one the folder. The order is that of publication, not of steps,
     which start again if the launcher restarts the job. A folder without traces that has not changed since the oldest
@@ -201,12 +201,12 @@ def read_rank_records(out: Path) -> list[dict[str, Any]]:
 
 
 def read_run(out: Path, name: str = "run.json") -> dict[str, Any]:
-    """Return the valid fields of run.json, or of another file `name`, in the folder `out`; empty without this file."""
+    """Return the valid fields of run.json (or of the file `name`) in the folder `out`; empty if the file is missing."""
     return validate_run_facts(read_json(out / name))
 
 
 def write_run(out: Path, facts: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:
-    """Write run.json and the workload card from all rank records, again if a record was added; return the records."""
+    """Write run.json and the workload card from all rank records; repeat if a rank adds its record meanwhile."""
     while True:
         ranks = read_rank_records(out)
         start_ns = min((rank["start_ns"] for rank in ranks), default=None)

@@ -1,4 +1,4 @@
-"""Text helpers for messages: counts, number ranges, errors.
+"""Formats counts, ranges of numbers, ranks and errors as text for messages.
 
 The collector runs in Pythons that have no etloom installed, so it cannot use etloom.core.text.
 """
@@ -9,7 +9,7 @@ _MAX_RANGES = 8
 
 
 def describe_error(error: Exception) -> str:
-    """Return class and message of an error, as one line."""
+    """Return the class name and message of an exception as one line of text."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 

@@ -39,7 +39,7 @@ def write_card(folder: Path, run: Facts, scratch: Path) -> None:
 
 
 def generated_cards(folder: Path) -> list[Path]:
-    """Return the workload card of a folder in a list; empty if the card lacks the first line that etloom writes."""
+    """Return the path of a folder's workload card as a list; empty if there is no card that etloom generated."""
     path = folder / f"{folder.name}.yaml"
     try:
         return [path] if path.read_text(errors="replace").startswith(_FIRST_LINE) else []
@@ -147,7 +147,7 @@ def _executor_section(ranks: list[Facts], first: Facts, parallelism: dict[str, i
 
 
 def infer_parallelism(ranks: list[Facts], world_size: int) -> dict[str, int]:
-    """Return the number of ranks of each kind of parallelism (dp_replicate, tp, pp, ...); 1 if it is not used.
+    """Return the number of ranks per kind of parallelism (dp_replicate, tp, pp, ...); 1 for a kind that is not used.
 
     The sizes come from the model's own objects; the remaining ranks replicate the data.
     """
@@ -162,7 +162,7 @@ def infer_parallelism(ranks: list[Facts], world_size: int) -> dict[str, int]:
 
 
 def _sum_over_stages(ranks: list[Facts], name: str, parallelism: dict[str, int]) -> int | None:
-    """Return a parameter count of the whole model: the maximum over ranks, or the sum over all pipeline stages."""
+    """Return a parameter count of the whole model: the maximum over ranks or, with pipeline stages, their sum."""
     counts = [rank["model"][name] for rank in ranks if (rank.get("model") or {}).get(name) is not None]
     if not counts or parallelism["pp"] == 1:
         return max(counts, default=None)

@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"[A-Za-z]{1,4}|\d{1,2}|\s+|.", re.ASCII)
 
 
 def estimate_tokens(text: str) -> int:
-    """Return an upper estimate of the number of tokens: one for 4 letters, 2 digits, a run of blanks or a sign."""
+    """Estimate a text's number of tokens from above: a token per 4 letters, 2 digits, run of blanks, or other sign."""
     return sum(1 if token.isascii() else len(token.encode()) for token in _TOKEN.findall(text))
 
 

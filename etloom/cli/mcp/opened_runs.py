@@ -53,7 +53,7 @@ class OpenedRuns:
         self._lock = threading.RLock()
 
     def resolve(self, run: str) -> Path:
-        """Return the path of a run from its name: absolute, or relative to a root; an empty name is the first root.
+        """Return the path of a run from an absolute path or a path relative to a root; an empty text is the first root.
 
         Raises:
             EtloomError: it does not exist, or it or a file in it is outside of the roots.
@@ -137,7 +137,7 @@ class OpenedRuns:
         return "roots: " + ", ".join(map(str, self.roots))
 
     def _join(self, root: Path, run: str) -> Path:
-        """Return the path of a run relative to a root; a leading name of the root itself is dropped."""
+        """Join a root folder and the relative path of a run, which may begin with the name of the root folder."""
         first, *rest = Path(run).parts
         return root.joinpath(*rest) if first == root.name and not (root / run).exists() else root / run
 

@@ -42,7 +42,7 @@ def prepare_run(runs: OpenedRuns, path: Path) -> None:
 
 
 def _list_work(runs: OpenedRuns, run: str) -> Iterator[Callable[[], object]]:
-    """Yield functions that compute shared results and answers, those of the most likely questions first."""
+    """Yield functions that compute shared results and answers in advance, for the most likely questions first."""
     from etloom.api.shared_results import list_shared_work
     from etloom.core import registry
 

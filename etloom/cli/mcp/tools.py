@@ -88,7 +88,7 @@ class RunTools:
         ]  # fmt: skip
 
     def _name_question(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return a text that is equal for all spellings of a question. Raises EtloomError for a refused path."""
+        """Return a cache key that is equal for all spellings of a tool call. Raises EtloomError for a refused path."""
         values = {name: value for name, value in arguments.items() if name != "self"}
         paths = {name: str(self.runs.resolve(values[name])) for name in _RUN_ARGUMENTS if name in values}
         return f"{tool} {sorted((values | paths).items())!r}"
@@ -115,7 +115,7 @@ class RunTools:
 
     @_answer
     def findings(self, run: str = "", top: int = 8) -> list[str]:
-        """List what costs time, by what the job would gain without it (ns). Pass the column number to explain."""
+        """List performance problems, largest job gain (ns) first. Pass the number of a row to the tool explain."""
         table = (
             self._list_findings(run).head(max(top, 1)).select(_FINDING_COLUMNS).with_row_index("number", 1)
         )
@@ -123,7 +123,7 @@ class RunTools:
 
     @_answer
     def explain(self, run: str = "", number: int = 1) -> list[str]:
-        """Show the evidence of one finding: its figures and gain, the enclosing events, and the neighbouring events."""
+        """Show the evidence of a finding: its cost and gain, the events that enclose it, and neighbouring events."""
         import polars as pl
 
         table = self._list_findings(run)

@@ -1,4 +1,4 @@
-"""Lets questions of agents run before the computation of likely answers in the background."""
+"""Gives agents' questions priority over the computation of likely answers in the background."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Turns:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Count a question as open in this context, unless the thread prepares answers in the background."""
+        """Count an agent's question as open while the block runs, unless this thread prepares answers."""
         if self._is_preparing():
             yield
             return
@@ -32,7 +32,7 @@ class Turns:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Mark the work of this thread in this context as background preparation, which waits for questions."""
+        """Mark this thread as a background preparer, which waits for agents' questions, while the block runs."""
         self._threads.is_preparing = True
         try:
             yield
@@ -40,7 +40,7 @@ class Turns:
             self._threads.is_preparing = False
 
     def give_way(self) -> None:
-        """In a thread that prepares answers, wait until no question is open; hold no lock that a question may need."""
+        """In a background thread, wait until no question is open; the caller must hold no lock that questions need."""
         if self._is_preparing():
             with self._changed:
                 self._changed.wait_for(lambda: not self._questions)

@@ -60,7 +60,7 @@ class Gap(str, enum.Enum):
 
 
 class Per(str, enum.Enum):
-    """Grouping of the summary's rows: by group, by all groups of the same size, or by call."""
+    """Row grouping of the replay summary: by process group, by all process groups of the same size, or by call."""
 
     group = "group"
     all = "all"
@@ -83,7 +83,7 @@ class SourceOptions:
     scale: float
 
     def run_path(self) -> Path:
-        """Return the path of the run, which is an argument or an option."""
+        """Return the path of the run to replay, from the positional argument or else the option."""
         path = self.path or self.trace_path
         if path is None or (self.path and self.trace_path):
             raise click.BadParameter("specify the run once: etloom replay comms PATH")
@@ -171,7 +171,7 @@ _TIMING_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Output files, grouping of rows and table format of the results."""
+    """Options of a communication replay's results: output files, grouping of table rows, and table format."""
 
     out: Path | None
     per: Per
@@ -324,7 +324,7 @@ def _print_replay(replay: CommsReplay, output: OutputOptions, load: float | None
 
 
 def _json_report(replay: CommsReplay, summary: pl.DataFrame) -> dict[str, Any]:
-    """Return the summary, the duration and waiting time of each repeat and rank, and the skipped calls."""
+    """Return the data for the JSON file: options, summary, times of each repeat and rank, and skipped calls."""
     return {
         "options": asdict(replay.options),
         "recorded_ranks": replay.plan.recorded_ranks,

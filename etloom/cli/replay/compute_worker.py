@@ -112,7 +112,7 @@ def _print_replay(replay: ComputeReplay, device: str, load: float | None) -> Non
 
 
 def _thread_notes(device: str, replay: ComputeReplay) -> tuple[str, str]:
-    """Return notes on the threads of a CPU replay: of each operator, and of the recording; empty on other devices."""
+    """Return two notes for a CPU replay: threads per operator, and threads of the recording; else two empty texts."""
     if device != "cpu":
         return "", ""
     recorded = "the recording does not state its number of threads; torchrun sets 1, --threads changes it"

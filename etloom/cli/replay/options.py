@@ -58,7 +58,7 @@ PROCESS_OPTIONS = OptionGroup(
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Output file and table format of the results."""
+    """Options of a replay command: the output file and the table format of its results."""
 
     out: Path | None
     format: Format | None

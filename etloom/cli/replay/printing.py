@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def end_process(reason: str) -> NoReturn:
-    """Print why another process has ended, and end this process, because torch would wait for the other.
+    """Print why another process ended, and end this process, because torch would wait forever for the ended process.
 
     An interrupt is reported by rank 0 only.
     """
@@ -51,7 +51,7 @@ def end_on_failure(process: Process) -> Iterator[None]:
 
 
 def print_summary(table: pl.DataFrame, format: Format | None) -> None:
-    """Print a summary of calls; in a text table the headers say which columns are over all ranks and repeats."""
+    """Print the table of replayed calls; as text, its headers mark the columns that cover all ranks and repeats."""
     from etloom.replayer.comms.results import TOTAL_HEADERS
 
     write_table(table.rename(TOTAL_HEADERS) if format in (None, Format.table) else table, format, None)
@@ -88,7 +88,7 @@ def contention_warning(
 
 
 def print_passes(passes: pl.DataFrame) -> None:
-    """Print the median duration of a repeat on the slowest rank, and the time that ranks waited for communication."""
+    """Print the median duration of a replay pass on the slowest rank, and the ranks' waiting time for communication."""
     by_rank = passes.group_by("rank", maintain_order=True).median()
     slowest = by_rank.sort("span_ns", descending=True).row(0, named=True)
     waits = sorted(by_rank["exposed_ns"].to_list())

@@ -78,7 +78,7 @@ class _NodeBuilder:
     def build(
         self, steps: Iterable[tuple[int, list[OperatorRecord]]], attributes: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the nodes of a trace in the order of their ends: groups, operators, steps, thread and process."""
+        """Yield the nodes of an execution trace in the order in which they end, the root (process) last."""
         root = self._build_node("[pytorch|profiler|execution_trace|process]", 0, _USER_SCOPE)
         thread = self._build_node("[pytorch|profiler|execution_trace|thread]", root["id"], _USER_SCOPE)
         if self._groups:

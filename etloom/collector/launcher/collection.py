@@ -47,7 +47,7 @@ class CollectResult:
 
 @dataclass(frozen=True)
 class JobCommand:
-    """A command prepared for recording: options, words of the command, added environment variables, and warnings."""
+    """A job's command prepared for recording: options, argument list, added environment variables, and warnings."""
 
     options: RecordingOptions
     words: tuple[str, ...]
@@ -190,7 +190,7 @@ def prepare_command(
 
 
 def _job_words(options: RecordingOptions) -> tuple[str, ...]:
-    """Return the command to run; with the source nsys, the program of each rank is started through `nsys profile`."""
+    """Return the job's command as a list of arguments; to record with nsys, each rank runs under `nsys profile`."""
     from etloom.core.errors import CollectError
 
     command = options.command or ()

@@ -43,7 +43,7 @@ class _Leftovers:
 
 
 def finalize_run(options: RecordingOptions, exit_status: int) -> RunOutcome:
-    """Write run.json of each window, report what is missing, and remove the unfinished files unless some are needed.
+    """Write run.json of each recording window, report missing traces, and remove unfinished files that nobody needs.
 
     Raises:
         OSError: The folder of the run cannot be read or written.

@@ -51,7 +51,7 @@ def wrap_command(command: Sequence[str], out: str) -> list[str] | None:
 
 
 def _wrap_script(words: list[str], begin: int, switch: str, out: str) -> list[str] | None:
-    """Make a launcher's command start nsys, which starts Python with the script; return None without a script."""
+    """Insert `nsys profile python` before the script in a launcher's command; return None if it contains no script."""
     for i in range(begin, len(words)):
         if words[i] in ("-m", "--module"):
             launcher, program = words[:i], ["-m", *words[i + 1 :]]
@@ -68,7 +68,7 @@ def _nsys_words(out: str, rank: str) -> list[str]:
 
 
 def explain_missing_reports(out: Path, ranks: Iterable[int]) -> str | None:
-    """Return a message on which of these ranks have no nsys report, and the likely cause; None if all have a report."""
+    """Return a message that lists the ranks without an nsys report, and the likely cause; None if there are none."""
     missing = [rank for rank in ranks if not (out / f"nsys_{rank}.nsys-rep").exists()]
     if not missing:
         return None

@@ -50,13 +50,13 @@ def attach(module: ModuleType) -> None:
 
 
 def _report_end_without_steps(recorder: Recorder) -> None:
-    """Write to the status file that the process has ended, if no step was counted in it."""
+    """Write to the status file that the process has ended, if the process counted no step."""
     if "began" not in recorder.status.facts:
         recorder.report_status(ended=True)
 
 
 class _StepCounter:
-    """Selects the optimizer whose steps count: the first that steps or, after it is freed, the next that steps."""
+    """Counts the steps of a single optimizer: the first that calls step(), or the next after that object is freed."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

@@ -14,7 +14,7 @@ def choose_observer(
     needs_gate: bool = False,
     on_build: Callable[[], None] | None = None,
 ) -> tuple[str, list[str]]:
-    """Return the observer to use, "native" (etloom's) or "stock" (torch's), and messages about its limitations.
+    """Return the name of the observer to use, "native" (etloom's) or "stock" (torch's), and warnings for the user.
 
     Args:
         options: The requested observer, and its limits.
@@ -47,7 +47,7 @@ def choose_observer(
 
 
 def build_if_native(requested: str, on_build: Callable[[], None] | None = None) -> tuple[str, list[str]]:
-    """Build the native observer if it is requested; return the observer to use, and messages if torch's replaces it."""
+    """Build the native observer if it is requested; return the observer's name, and a message if the build failed."""
     if requested == "stock":
         return requested, []
     from . import BuildError, build_library, find_failure, find_library

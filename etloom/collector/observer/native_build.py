@@ -41,7 +41,7 @@ def find_library() -> Path | None:
 
 
 def find_failure() -> str | None:
-    """Return why the library could not be built with this compiler in the last 10 minutes; None if no build failed."""
+    """Return the reason why the compiler failed to build the observer library in the last 10 minutes; else None."""
     return _read_failure(_failure_path(_library_path()))
 
 

@@ -40,7 +40,7 @@ class ProfilerGate:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Context manager in which to start the profiler; it registers the callbacks that track the job's threads."""
+        """Return a context manager in which to start torch's profiler; it tracks the job's threads by callbacks."""
         self._library.etloom_gate_add_outer()
         try:
             yield
@@ -49,7 +49,7 @@ class ProfilerGate:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Context manager in which to stop the profiler; it blocks all threads from the profiler's callbacks meanwhile.
+        """Return a context manager in which to stop torch's profiler while no thread can enter its callbacks.
 
         Raises:
             GateError: A thread did not leave a callback in 7 s; the profiler was not stopped.

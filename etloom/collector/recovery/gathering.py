@@ -47,7 +47,7 @@ class GatherResult:
 
 @dataclass
 class _WindowContents:
-    """The contents of a recording window: files by name, and by rank its record and the folder that it comes from."""
+    """The contents of a recording window: its files by name, and the record and the source folder of each rank."""
 
     files: dict[str, Path] = field(default_factory=dict)
     records: dict[int, Facts] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def _publish_window(
 def _distinct_folders(
     folders: Iterable[str | os.PathLike[str]], target: Path, warnings: list[str]
 ) -> dict[Path, list[Path]]:
-    """Return each distinct source folder with its list of folders that contain traces: itself or its windows."""
+    """Map each distinct source folder to the folders in it that contain traces: itself or its windows' folders."""
     from etloom.core.errors import CollectError
 
     windows: dict[Path, list[Path]] = {}
@@ -186,7 +186,7 @@ def _assign_files(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[
 
 
 def _add_part(window: _WindowContents, part: Path) -> set[int]:
-    """Add the files of a folder to a recording window; return the ranks that the window already contained."""
+    """Add the files of a folder to a recording window; return the ranks in the folder that the window already had."""
     duplicates = set()
     records = {facts["rank"]: facts for facts in read_rank_records(part)}
     by_rank: dict[int, list[Path]] = {}
@@ -234,7 +234,7 @@ def _check_same_recording(
 
 
 def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str], same_job: bool) -> None:
-    """Raise CollectError if the recording windows belong to several jobs, unless `same_job`; add warnings."""
+    """Raise CollectError if the recording windows belong to several jobs; with `same_job`, only add warnings."""
     from etloom.core.errors import CollectError
 
     windows = [list(window.records.values()) for window in contents.values()]
@@ -261,7 +261,7 @@ def _check_single_job(contents: dict[str, _WindowContents], warnings: list[str],
 
 
 def _find_contradictions(windows: list[list[Facts]]) -> list[str]:
-    """Return the reasons why the ranks of these windows cannot belong to one job; empty if there are none."""
+    """Return the reasons why the ranks of the recording windows cannot belong to a single job; empty if they can."""
     every_rank = [facts for ranks in windows for facts in ranks]
     # A job that was restarted may have windows of each of its lives.
     lives = [
@@ -274,7 +274,7 @@ def _find_contradictions(windows: list[list[Facts]]) -> list[str]:
 
 
 def _describe_gap(ranks: list[Facts], max_gap_ns: int = _MAX_GAP_NS) -> str | None:
-    """Return text on two ranks whose windows are more than `max_gap_ns` (ns) apart in time; None if there are none."""
+    """Return a text on two ranks whose recording windows are more than `max_gap_ns` (ns) apart, or None."""
     timed = [rank for rank in ranks if rank.get("start_ns") is not None and rank.get("end_ns") is not None]
     if not timed:
         return None
@@ -298,7 +298,7 @@ def _format_duration(ns: int) -> str:
 
 
 def _rank_files(folder: Path, warnings: list[str]) -> list[tuple[Path, int]]:
-    """Return the trace files in a folder as (path, rank); add a warning for each invalid file, which is left out."""
+    """Return the valid trace files in a folder as (path, rank), and add a warning for each invalid file."""
     files = []
     for path, rank in list_trace_files(folder):
         if rank is None:
@@ -313,7 +313,7 @@ def _rank_files(folder: Path, warnings: list[str]) -> list[tuple[Path, int]]:
 
 
 def _merge_run_facts(folders: list[Path], warnings: list[str]) -> Facts:
-    """Merge the run.json of several hosts: the first command, all hosts, and the highest exit status."""
+    """Merge the run.json files of several hosts: keep the first command, all host names and the highest exit status."""
     runs = [run for folder in folders if (run := read_run(folder))]
     commands = [run.get("command") for run in runs]
     if any(command != commands[0] for command in commands):

@@ -103,7 +103,7 @@ def recover_window(folder: Path, run: Path) -> Facts | None:
 def record_endings(
     folder: Path, launch: str, exit_status: int, statuses: Iterable[Facts], scratch: Path
 ) -> None:
-    """Add to the records (rank_<r>.json) of a launch how the processes ended, and the command's exit status.
+    """Add to the rank records (rank_<r>.json) how each process of a launch ended, and the command's exit status.
 
     Args:
         folder: The folder of a window.
@@ -229,7 +229,7 @@ def _check_not_recording(scratch: Path) -> None:
 
 
 def window_pid(folder: Path) -> int | None:
-    """Return the pid in the name of a recording window's folder, as seen in its container; None for other folders."""
+    """Return the process id in the name of a recording window's hidden folder; None for any other folder."""
     match = _WINDOW_NAME.fullmatch(folder.name)
     return int(match[1]) if match is not None and folder.is_dir() else None
 

@@ -59,7 +59,7 @@ def _finish_all() -> None:
 
 
 def _continue_in_child() -> None:
-    """In a forked child, unregister recorders that do not continue there, and make its exit safe after profiling."""
+    """In a forked child, unregister recorders that do not continue; if profiled, skip static destructors at exit."""
     for recorder in list(_recorders):
         if not recorder.continue_in_child():
             remove_recorder(recorder)

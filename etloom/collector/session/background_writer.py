@@ -29,7 +29,7 @@ class BackgroundWriter:
             self._thread = thread
 
     def wait(self, timeout_s: float = _TIMEOUT_S) -> bool:
-        """Wait until the traces are written; return False if that takes longer than `timeout_s`."""
+        """Wait until the background thread has written its traces; return False after `timeout_s` seconds."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.busy

@@ -35,7 +35,7 @@ def redirect_to_null(path: Path) -> None:
 
 
 def remove_callbacks_in_child(*, kineto: bool, stock_observer: bool) -> None:
-    """Call `remove_callbacks` in a forked child, which would otherwise record forever; suppress what torch prints.
+    """Call `remove_callbacks` in a forked child, so that it does not record forever; suppress torch's output.
 
     The sessions stay open: closing them waits for a thread that the child does not have.
     """

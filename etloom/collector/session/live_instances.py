@@ -9,7 +9,7 @@ from typing import Any
 
 
 def list_subclasses(base: type) -> list[type]:
-    """Return `base` and all its subclasses, some of them several times."""
+    """Return the class `base` and all classes derived from it; a class with several bases may be repeated."""
     return [base, *chain.from_iterable(map(list_subclasses, type.__subclasses__(base)))]
 
 

@@ -71,7 +71,7 @@ class LiveState:
         self._interval_s = INTERVAL_S
 
     def count_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Count a step of the first optimizer that steps; when it is freed, the next one replaces it."""
+        """Count a step of a single optimizer: the first that calls step(), or the next after that object is freed."""
         counted_optimizer = self._optimizer()
         if counted_optimizer is None:
             self._optimizer = weakref.ref(optimizer)
@@ -89,7 +89,7 @@ class LiveState:
             self._interval_s = choose_interval(time.thread_time() - begin)
 
     def finish(self) -> None:
-        """Write the last state, with the error that ends the process, if any."""
+        """Write the final state file, including the exception that ends the process, if any."""
         if os.getpid() != self._pid:  # a forked child of the job
             return
         self._ended.set()
@@ -125,7 +125,7 @@ class LiveState:
             write_atomically(self._folder / f"fr_trace_{rank}.json", text, self._folder)
 
     def _list_connections(self, dump: str) -> dict[str, list[str]]:
-        """Return this process's TCP connections if its collectives have not advanced since the last write."""
+        """Return this process's TCP connections if no collective has advanced since the last state file; else empty."""
         status = dump[dump.rfind('"pg_status"') :]
         has_progress, self._status = status != self._status, status
         if has_progress or '"retired": false' not in dump.replace('"retired":false', '"retired": false'):
@@ -139,7 +139,7 @@ def choose_interval(cpu_s: float) -> float:
 
 
 def list_connections() -> dict[str, list[str]]:
-    """Return this process's TCP connections (Linux): local addresses, and peers that do not acknowledge data."""
+    """Return the local addresses of this process's TCP connections (Linux), and of peers that acknowledge no data."""
     inodes = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

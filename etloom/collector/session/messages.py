@@ -24,7 +24,7 @@ class MessageLog:
         self._last_missed = ""
 
     def warn(self, message: str) -> None:
-        """Print one line on stderr. A closed or full stderr is not an error of the job."""
+        """Print a message as a line on stderr; ignore a closed or full stderr, which must not fail the job."""
         rank = rank_from_environment()
         prefix = "" if rank is None else f"rank {rank}: "
         line = " ".join(f"{prefix}{message}".split())
@@ -37,13 +37,13 @@ class MessageLog:
             self.messages.append("stderr could not be written")
 
     def warn_once(self, line: str) -> None:
-        """Print a line only once, although every window may report it."""
+        """Print a message only the first time, although every recording window may report it."""
         if line not in self._printed_once:
             self._printed_once.add(line)
             self.warn(line)
 
     def report_missed(self, line: str, *, sparingly: bool) -> None:
-        """Print, or only count, the message `line` about a recording window that is not recorded.
+        """Print the message `line` about a missed recording window; with `sparingly`, print few and count the others.
 
         With `sparingly` only the first, tenth, hundredth and so on are printed: a job of days may miss thousands.
         """

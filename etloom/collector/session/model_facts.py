@@ -1,4 +1,4 @@
-"""Facts about the job's model, data and parallelism, from the live Python objects of the process."""
+"""Collects facts about the job's model, data set and parallelism from the live Python objects of the process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _parallelism_from_meshes(meshes: list[Any]) -> dict[str, int]:
 
 
 def _dataset_name(loader: Any) -> str | None:
-    """Return a loader's data set: its name in Hugging Face's datasets, else its class if the job defines it."""
+    """Return the name of a data loader's data set: the Hugging Face name, else the name of the job's class."""
     from torch.utils.data import Subset
 
     dataset = _instance_attribute(loader, "dataset")
@@ -92,7 +92,7 @@ def _instance_attribute(instance: Any, name: str) -> Any:
 
 
 def _inspected_subclasses() -> dict[type, str]:
-    """Return the inspected classes of torch and their subclasses, each with the name of the inspected base class.
+    """Map each torch class in `_INSPECTED_CLASSES`, and each of its subclasses, to the name of the torch class.
 
     Enumerating subclasses is faster than isinstance: a process has a million objects.
     """
@@ -132,7 +132,7 @@ def _largest_model(modules: list[Any]) -> dict[str, Any]:
 
 
 def _common_attribute(module: Any, name: str) -> Any:
-    """Return the value of an attribute that all submodules with this attribute share, else None."""
+    """Return an attribute's value if it is equal in all submodules that have the attribute `name`, else None."""
     return _single_value({part.__dict__[name] for part in module.modules() if name in part.__dict__})
 
 
@@ -147,7 +147,7 @@ def _count_layers(module: Any) -> int | None:
 
 
 def _has_experts(module: Any) -> bool | None:
-    """Return True if a submodule's name contains "expert" or "MoE"; None otherwise, which proves nothing."""
+    """Return True if the name or class of a submodule contains "expert" or "MoE"; None (unknown) otherwise."""
     names = ((name.rpartition(".")[2], type(part).__name__) for name, part in module.named_modules())
     return True if any(_EXPERTS.search(f"{name} {cls}") for name, cls in names) else None
 
@@ -160,7 +160,7 @@ def _unwrapped_class(module: Any) -> str:
 
 
 def _parallelism_from_placements(modules: list[Any]) -> dict[str, int]:
-    """Return the number of ranks of FSDP2 or tensor parallelism, from parameters on a one-dimensional device mesh."""
+    """Infer the number of ranks of FSDP2 or tensor parallelism from a parameter on a one-dimensional device mesh."""
     is_fsdp = any("FSDPModule" in {cls.__name__ for cls in type(module).__mro__} for module in modules)
     for module in modules:
         for parameter in module._parameters.values():

@@ -114,7 +114,7 @@ class WindowRequests:
         return None if window is None else (int(window["first"]), int(window["last"]))
 
     def withdraw(self) -> bool:
-        """Remove the request file; return whether it was a request to this job."""
+        """Remove the file that requests a recording; return whether the request was meant for the running job."""
         identity = _file_identity(self._request)
         self._request.unlink(missing_ok=True)
         return identity is not None and identity != self._ignored

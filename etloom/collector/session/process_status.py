@@ -45,7 +45,7 @@ class ProcessStatus:
         self._random_id = os.urandom(6).hex()
 
     def count_name(self, name: str) -> None:
-        """Count a use of the record_function `name`; only the first 1000 distinct names count, to limit the memory."""
+        """Count a use of the record_function `name`; only the first 1000 distinct names are counted to limit memory."""
         if name in self.names or len(self.names) < _MAX_NAMES:
             self.names[name] += 1
 

@@ -70,7 +70,7 @@ class ProfilerGuard:
 
     @contextmanager
     def allow_profilers(self) -> Iterator[None]:
-        """Treat profilers that are prepared inside this context as the collector's, not the job's."""
+        """Return a context in which new profilers are treated as the collector's and not as the job's."""
         self._is_collectors = True
         try:
             yield

@@ -16,7 +16,7 @@ from ..options import RecordingOptions
 
 
 def open_observer(options: RecordingOptions, folder: Path, warnings: list[str]) -> tuple[Any, bool]:
-    """Open the execution trace observer with a file in `folder`; return it and whether it is the native observer.
+    """Open an execution trace observer with a file in `folder`; return (observer, whether it is the native observer).
 
     torch's observer is the fallback if the native one was not built.
     """
@@ -61,7 +61,7 @@ def _open_stock_observer(folder: Path) -> Any:
 
 
 def create_profiler(options: RecordingOptions, observer: Any, warnings: list[str]) -> Any:
-    """Create the torch profiler for recording options; it also starts and stops the execution trace observer."""
+    """Create a torch profiler for the recording options; `observer` records the execution trace with it."""
     return _profiler_class()(
         record_shapes=options.shapes,
         with_stack=options.stack,

@@ -82,13 +82,13 @@ class Recorder:
             self.messages.remark(line)
 
     def report_status(self, **facts: Any) -> bool:
-        """Update the status file for the launcher; return False if there is no launcher to read it."""
+        """Update the process's status file, which the launcher reads; return False if there is no launcher."""
         self.status.facts.update(facts)
         return self.options.supervised and self.status.write()
 
     @_never_raises
     def begin(self) -> None:
-        """Begin to count steps and to watch the job's profilers; called at the first sign of training."""
+        """Begin to count steps and to watch the job's profilers; called when training begins."""
         self.report_status(began=True, rank=current_rank()[0])
         self._guard = ProfilerGuard(self._yield_to_job, self.options)
         active_recorders.add_recorder(self)
@@ -124,7 +124,7 @@ class Recorder:
             self._advance()
 
     def _time_step(self) -> None:
-        """Record the end time of the current step if no profiler runs and no traces are being written."""
+        """Record the end time of the current step, unless a profiler runs or traces are being written."""
         if self.options.step_ns is not None or self._window is not None or self._writer.busy:
             return
         if self._guard is None or not self._guard.active_profiler():
@@ -237,7 +237,7 @@ class Recorder:
             window.begin_step(self.count)
 
     def _open_if_due(self) -> bool:
-        """Prepare the next recording window if it is due; return whether it was prepared."""
+        """Prepare the profilers of the next recording window if it is due; return whether they were prepared."""
         if not self._schedule.is_due(self.count):
             return False
         if self._is_excluded():
@@ -347,7 +347,7 @@ class Recorder:
                 self._handle_error(error)
 
     def _handle_error(self, error: Exception) -> None:
-        """On a disk error, discard only this window if there may be several; on other errors, end the recording."""
+        """On a disk error, discard only the current window if others may follow; on other errors, end the recording."""
         is_disk_error = isinstance(error, OSError) and self.options.has_several_windows
         if not is_disk_error or self._guard is None or self._ending:
             self._give_up(error)

@@ -43,11 +43,11 @@ class WindowSchedule:
 
     @property
     def is_unrequested_ring(self) -> bool:
-        """True while the ring buffer records, until somebody requests to save its content."""
+        """True while the ring buffer records and nobody has requested to save the recorded steps."""
         return self.uses_ring and self.last is None
 
     def take_late_request(self, rank: int) -> bool:
-        """Return whether a recording request is still unanswered when a job without a launcher ends; only on rank 0.
+        """Remove an unanswered recording request when a job without a launcher ends; return True if there was any.
 
         Rank 0 removes it, so that the next job in this folder does not take it.
         """
@@ -56,7 +56,7 @@ class WindowSchedule:
         return self._requests.withdraw()
 
     def is_due(self, count: int) -> bool:
-        """Return whether the profilers should be prepared, or be running, after `count` steps."""
+        """Return whether, after `count` steps, the profilers of the next window should be prepared or running."""
         return not self.is_waiting and count >= self.first - self._warmup_steps
 
     def is_over(self, count: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_raised_by_handler(error: BaseException) -> bool:
-    """Return whether an exception comes from a Python signal handler that is installed now."""
+    """Return whether a Python signal handler that is currently installed raised the exception."""
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 

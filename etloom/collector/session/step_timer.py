@@ -15,7 +15,7 @@ _MAX_STEPS = 8
 
 
 class _StepEnd(NamedTuple):
-    """The end of a step: number of ended steps, host time in ns, CUDA device and CUDA event (None without CUDA)."""
+    """A recorded step end: number of ended steps, host time in ns, CUDA device and CUDA event (None without CUDA)."""
 
     steps: int
     time_ns: int
@@ -79,7 +79,7 @@ def _record_event() -> tuple[int | None, Any]:
 
 
 def _time_on_device(pairs: list[tuple[_StepEnd, _StepEnd]]) -> list[tuple[int, int]]:
-    """Return (number of ended steps, duration of the last step in ns) for pairs of step ends on the same device."""
+    """Return (number of ended steps, step duration in ns) for each pair of successive step ends on the same GPU."""
     timed = [pair for pair in pairs if pair[0].event is not None and pair[0].device == pair[1].device]
     if not timed or _is_capturing():  # a query would end the capture
         return []

@@ -29,7 +29,7 @@ _END_BYTES = 5000
 
 
 def pack_execution_trace(path: Path, unfinished_step: int | None) -> None:
-    """Check that `et.json` is complete, repair its names, and compress it to `et.json.gz`.
+    """Check that `et.json` is complete, escape the node names in it, and compress it to `et.json.gz`.
 
     Raises:
         OSError: The file is truncated: torch does not report a full disk.
@@ -72,13 +72,13 @@ def _require_end(path: Path, key: bytes) -> None:
 
 
 def _read_blocks(source: IO[bytes]) -> Iterator[bytes]:
-    """Yield blocks of about 1 MiB that consist of complete lines."""
+    """Yield a file's contents in blocks of about 1 MiB, each of complete lines."""
     while block := source.read(_BLOCK_BYTES):
         yield block + source.readline()
 
 
 def _escape_names(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Escape names of nodes, which torch does not: a quote, a backslash or a newline would break the file."""
+    """Escape quotes, backslashes and newlines in node names, so that the JSON is valid; torch does not escape them."""
     pending = b""
     for block in blocks:
         if not pending and len(_NODE_START.findall(block)) == len(_VALID_NAME_LINE.findall(block)):
@@ -102,7 +102,7 @@ def _escape_names(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _rename_unfinished_step(blocks: Iterable[bytes], unfinished_step: int | None) -> Iterable[bytes]:
-    """Rename the step that was open when the window closed, so that it is not read as a complete step."""
+    """Rename the step annotation still open when the window closed, so that it does not count as complete."""
     if unfinished_step is None:
         return blocks
     old = f'"ProfilerStep#{unfinished_step}"'.encode()

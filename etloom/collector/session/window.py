@@ -73,7 +73,7 @@ class Window:
         self.timer = StepTimer()
 
     def can_start(self) -> bool:
-        """Return False if an operator of an earlier window has not ended: torch would write its end to freed memory."""
+        """Return False while an operator of an earlier window still runs: torch would write its end to freed memory."""
         return self._gate is None or self._gate.is_clear()
 
     def prepare(self) -> None:
@@ -89,7 +89,7 @@ class Window:
             self._nsys = NsysCapture(options.shapes)
 
     def start(self) -> None:
-        """Start the profilers."""
+        """Start the profilers of the recording window."""
         self._group_count = profilers.count_process_groups()
         self._marker_records += self._group_count > 0
         self._rank = current_rank()
@@ -142,7 +142,7 @@ class Window:
         self._step_scope.__enter__()
 
     def end_step(self) -> None:
-        """Mark the end of the open step, which is now complete."""
+        """Mark the end of the open step in the traces, and count the step as complete."""
         self._leave_step_scope()
         if self._open_step is not None:
             self.steps.append(self._open_step)
@@ -194,7 +194,7 @@ class Window:
                 self._write_killed_note(self._facts)
 
     def _observer_contents(self) -> dict[str, Any]:
-        """Return the number of operators in the observer's file and, for a ring buffer, what it has overwritten."""
+        """Return the number of operators in the observer's file and, for a ring buffer, of overwritten operators."""
         self._drop_overwritten_steps()
         counters = self._observer.counters()
         if counters["no_space"]:
@@ -215,7 +215,7 @@ class Window:
         return contents
 
     def _model_facts(self) -> dict[str, Any]:
-        """Return facts about the job's model; an error becomes a warning, so that the window is not lost."""
+        """Return facts about the job's model; on an error, add a warning, so that the recording window is not lost."""
         try:
             return model_facts.collect_model_facts()
         except Exception as error:
@@ -298,7 +298,7 @@ class Window:
                 self._remove_scratch()
 
     def release_in_child(self) -> None:
-        """Release the trace file and the profilers in a forked child without writing, since they belong to the parent.
+        """In a forked child, release the parent's trace file and profilers without writing to the file.
 
         The native observer does the same itself (pthread_atfork), also in children that Python does not know of.
         """
@@ -316,7 +316,7 @@ class Window:
                 sys.setprofile(None)
 
     def wait_for_device(self, timeout_s: float = 30.0) -> bool:
-        """Synchronize the device; return False if that takes longer than ``timeout_s``.
+        """Wait until the GPU has finished all work; return False if that takes longer than ``timeout_s`` seconds.
 
         A collective that waits for a lost rank never ends, and stopping the profiler would then hang too.
         """
@@ -338,7 +338,7 @@ class Window:
             scope.__exit__(None, None, None)
 
     def _record_new_groups(self) -> None:
-        """Record process groups that were created in the window: both observers record them only when they start."""
+        """Record process groups that were created during the window; torch's observer and profiler miss them."""
         try:
             if (
                 self._observer is not None and not self._is_native
