@@ -89,7 +89,8 @@ def _ranges(trace: Trace, condition: pl.Expr) -> pl.DataFrame:
 
 
 def _on_device(trace: Trace) -> pl.DataFrame:
-    """Return name, ts, dur (ns) and step of the GPU activity launched directly in each annotation, per stream."""
+    """Return the time span (name, ts, dur in ns, step) of the GPU activity launched directly in each annotation, per
+    stream."""
     events = trace.events
     work = select_launched_events(trace, "launch", "device", "stream", "ts", "end").drop_nulls("launch")
     is_annotation = (

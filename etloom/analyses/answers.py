@@ -80,7 +80,7 @@ def answer(run: Trace | Job, name: str, **options: Any) -> Answer:
 
 
 def _find_refusals(job: Job, analysis: ModuleType) -> dict[int, AnalysisError]:
-    """Return why some ranks are left out of an analysis of the job. Raises AnalysisError if no rank remains."""
+    """Return the error of each rank that the analysis cannot cover, by rank; raise AnalysisError if no rank remains."""
     check = getattr(analysis, "check_rank", None)
     if check is None:
         return {}

@@ -100,13 +100,14 @@ def explain_unmatched(group_size: int | None) -> str:
 
 
 def number_instances(participations: pl.DataFrame) -> pl.DataFrame:
-    """Number the collective instances of participations (`comparable`); each unmatched one is a separate instance."""
+    """Complete the column ``instance`` (collective instance number) of participations: each unmatched one gets a new
+    number."""
     unmatched = pl.int_range(pl.len()) + 1 + pl.col("instance").max().fill_null(0)
     return participations.with_columns(instance=pl.coalesce("instance", unmatched))
 
 
 def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per communication, by start, with COLUMNS and its instance number.
+    """Return one row per communication, sorted by start, with the columns `COLUMNS` and the instance number.
 
     Args:
         participations: The comparable participations (see `match_communications`).
@@ -158,7 +159,8 @@ def summarize_instances(participations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_bandwidth(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add factor (`get_bus_factor`), algo_gb_per_s and bus_gb_per_s to communications."""
+    """Add the columns factor (`get_bus_factor`), algo_gb_per_s and bus_gb_per_s (bandwidths, GB/s) to
+    communications."""
     factor = pl.struct("collective", "group_size").map_elements(
         lambda row: get_bus_factor(row["collective"], row["group_size"]), pl.Float64
     )
@@ -171,5 +173,6 @@ def _add_bandwidth(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pair_or_recorded() -> pl.Expr:
-    """Return the number of ranks that certainly took part in a communication: 2 of a message, else those recorded."""
+    """Return an expression for the smallest possible group size of a communication: 2 for a message, else the recorded
+    ranks."""
     return pl.when(pl.col("collective") == "message").then(2).when(pl.col("recorded") > 1).then("recorded")

@@ -84,7 +84,8 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 
 def _read_facts(trace: Trace) -> pl.DataFrame:
-    """Return kernel_backend and kernel_file of the operators that state them: in their args, else on their node."""
+    """Return kernel_backend and kernel_file of the operators that record them: in their args, else on their
+    execution-trace node."""
 
     def parse(args: Any) -> dict[str, str | None]:
         texts = {key: value for key in _FACTS if isinstance(value := args.get(key), str) and value}

@@ -134,14 +134,15 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
 
 
 def _sum_groups(path: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Sum count, time and unexplained time of the path's segments by group, such as kind or operator."""
+    """Sum count, time and unexplained time of the critical path's segments, grouped by kind, operator or another
+    column."""
     sums = pl.col("count", "time_ns", "unexplained_ns").sum(), pl.col("start_ns").min()
     return path.group_by(_GROUP_COLUMNS[by]).agg(*sums, pl.col("rank").min(), pl.col("last").max())
 
 
 def _window(graph: Graph, job: Job, rank: int | None, step: int | None) -> tuple[int | None, int | None]:
-    """Return the graph point at which the critical path ends, and the time (ns) at which it starts (None: the graph's
-    start)."""
+    """Return the graph point at which the critical path of the run, rank or step ends, and the time (ns) at which it
+    starts (None: the graph's start)."""
     if step is None:
         return critical_paths.find_last_point(graph, rank), None
     ends = []

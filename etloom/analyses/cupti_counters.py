@@ -101,7 +101,8 @@ def _values(args: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the launch call of each kernel with counters, both in time order; raise AnalysisError if ambiguous."""
+    """Return the launch call of each kernel with counters, matched by time order; raise AnalysisError if the match is
+    ambiguous."""
     events = trace.events
     calls = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & arrays.match_text(
         events["name"], _LAUNCHES_KERNEL
@@ -119,7 +120,7 @@ def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return the innermost and outermost operator of each range of counters, by time; AnalysisError if ambiguous."""
+    """Return the innermost and outermost operator around the launch of each measured kernel, in time order."""
     events, launches = trace.events, match_launches(trace, ranges)
     is_operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
     parent = rows_of_ids(events, events["parent"])

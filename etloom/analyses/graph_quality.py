@@ -117,7 +117,8 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def _start_columns(starts: quality.ExplainedStarts) -> dict[str, float | None]:
-    """Return the columns on the share of starts of GPU activities that the graph explains."""
+    """Return the columns on GPU activity starts: their number, and the percentage that the dependency graph
+    explains."""
     shares = {
         "explained_pct": starts.share,
         "chance_pct": starts.by_chance[0],
@@ -129,7 +130,7 @@ def _start_columns(starts: quality.ExplainedStarts) -> dict[str, float | None]:
 
 
 def _fit_columns(fit: quality.LatencyFit) -> dict[str, float | None]:
-    """Return the columns on makespan and unexplained delays."""
+    """Return the columns on the recorded makespan and on the delays that the dependency graph leaves unexplained."""
 
     def percent(part: int) -> float | None:
         return 100 * part / fit.makespan if fit.makespan else None
@@ -147,7 +148,8 @@ def _fit_columns(fit: quality.LatencyFit) -> dict[str, float | None]:
 
 
 def _first_reason(table: pl.DataFrame) -> str | None:
-    """Return the reason of the first rank that the graph does not explain."""
+    """Return the reason why the dependency graph does not explain the recording, for the first such rank; None if no
+    rank."""
     unexplained = table.filter(~pl.col("explainable"))
     if not unexplained.height:
         return None

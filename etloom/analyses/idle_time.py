@@ -117,7 +117,7 @@ def _percent(part: np.ndarray, total: np.ndarray) -> pl.Series:
 def _compute_stats(
     group: np.ndarray, gap: np.ndarray, groups: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, dict[str, pl.Series]]:
-    """Return count, sum and statistics (see COLUMNS) of the gaps of each group.
+    """Return count, sum and statistics (see COLUMNS) of the idle gaps of each group.
 
     Args:
         group: Group of each gap. Gaps are sorted by length.
@@ -145,7 +145,8 @@ def _compute_stats(
 
 
 def _find_gaps(work: pl.DataFrame, track: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return gap, busy time and end of the previous work for each activity (sorted by ts).
+    """Return, for each GPU activity, the gap before it, the busy time it adds, and the end of earlier work on its
+    stream (ns).
 
     Returns:
         The gap before it on its stream, the time it adds to the stream's busy time, and the end of all earlier

@@ -79,7 +79,7 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def measure_iterations(trace: Trace) -> pl.DataFrame:
-    """Return the iterations of a rank: `COLUMNS` without rank and skew, and device_start and device_end (ns)."""
+    """Return the iterations of a rank: `COLUMNS` without rank and skew, plus device_start and device_end (ns)."""
     require_linked(trace)
     steps = find_step_events(trace.events, trace.meta.get("step_name")).drop_nulls("step")
     steps = steps.sort("ts").unique("step", keep="first", maintain_order=True)
@@ -108,7 +108,7 @@ def measure_iterations(trace: Trace) -> pl.DataFrame:
 
 
 def _describe(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add engine, phase, requests and tokens to the steps."""
+    """Add the columns engine, phase, requests and tokens to the steps of an inference engine."""
     rows, iterations = find_iterations(trace.events)
     by_row = dict(zip(rows.tolist(), iterations, strict=True))
     parsed = [by_row.get(row) or Iteration("") for row in steps["row"]]
@@ -134,7 +134,7 @@ def _describe(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _infer_phases(trace: Trace, steps: pl.DataFrame) -> list[str | None]:
-    """Return the phase of each step by the functions that ran in it."""
+    """Return the phase of each step (prefill, decode or mixed), inferred from the Python functions that ran in it."""
     events = trace.events
     ran = {phase: np.zeros(steps.height, np.bool_) for phase in _PHASE_FUNCTIONS}
     python = arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
@@ -151,7 +151,8 @@ def _infer_phases(trace: Trace, steps: pl.DataFrame) -> list[str | None]:
 
 
 def _infer_tokens(trace: Trace, steps: pl.DataFrame) -> list[int | None]:
-    """Return the number of indices of the first embedding in each step, also of one that a device graph replays."""
+    """Return the number of tokens in each step: the indices of its first embedding, also if a device graph replays
+    that."""
     events = trace.events
     embeddings = events.select("id", "ts", "step").filter(
         pl.Series(arrays.is_in(events["name"], ("aten::embedding",)))
@@ -172,7 +173,8 @@ def _infer_tokens(trace: Trace, steps: pl.DataFrame) -> list[int | None]:
 
 
 def _count_indices(dims: list[list[int]]) -> int:
-    """Return the number of elements of the second argument. Raises ValueError or TypeError if there is none."""
+    """Return the number of indices of an embedding call (its second argument); raise ValueError or TypeError if it has
+    none."""
     if len(dims) < 2 or not isinstance(dims[1], list):
         raise ValueError("the embedding has no argument of indices")
     return math.prod(dims[1])

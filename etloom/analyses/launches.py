@@ -40,7 +40,8 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 
 def join_calls_and_work(trace: Trace, step: int | None) -> pl.DataFrame:
-    """Return COLUMNS and launch, the id of the call; raise AnalysisError if no launch was recorded."""
+    """Return GPU activities with their launch calls: COLUMNS, and launch (id of the call); raise AnalysisError if there
+    are none."""
     columns = (
         "launch",
         "step",

@@ -78,7 +78,8 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 def _make_row(
     device_events: pl.DataFrame, first: int, last: int, begin: int, number: int | None
 ) -> tuple[object, ...]:
-    """Return the table row of a step from the memory events first to last of a device; ``begin`` is its start."""
+    """Return a step's table row from the memory events ``first`` to ``last`` of a device; ``begin``: start of the step
+    (ns)."""
     in_step = device_events[first:last]
     peak, peak_at, until = in_step["total_allocated"].max(), None, first
     # Allocation at the start of the step: as of the previous event, else before the first event's change.
@@ -107,14 +108,15 @@ def _make_row(
 
 
 def _user_line(stack: list[str]) -> str | None:
-    """Return the innermost Python frame outside of torch, else the innermost Python frame, else the innermost frame."""
+    """Return a stack's innermost Python frame outside of torch, else its innermost Python frame, else its innermost
+    frame."""
     python = [frame for frame in stack if _PYTHON.search(frame)]
     user = [frame for frame in python if not _TORCH.search(frame)]
     return next(iter([*user, *python, *stack]), None)
 
 
 def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:
-    """Return the innermost operator around each allocation on its thread, null for none."""
+    """Return the name of the innermost operator that runs on the thread at each memory event, null for none."""
     events = trace.events
     thread = [pl.col(name).fill_null(-1) for name in ("pid", "tid")]
     is_operator_row = pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) & pl.col("dur").is_not_null()

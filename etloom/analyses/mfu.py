@@ -67,7 +67,7 @@ def analyze(
 
 
 def _summarize(calls: pl.DataFrame, dur: int, devices: int) -> tuple[Any, ...]:
-    """Return the columns from precision on, for the calls of one time window."""
+    """Return the values of the columns from precision on, for the operator calls in a time interval."""
     total = int(calls["time_ns"].sum())
     with_flops = calls.filter(pl.col("compute_ns").is_not_null())
     covered = 100 * int(with_flops["time_ns"].sum()) / total if total else None

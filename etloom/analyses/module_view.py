@@ -79,7 +79,8 @@ def analyze(
 def _list_calls(
     trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int64], step: int | None
 ) -> pl.DataFrame:
-    """Return path, module, instance, depth, dur, device_ns, self_device_ns, kernels of the module calls of a step.
+    """Return the calls of nn.Modules in a step: path, module, instance, depth, dur, device_ns, self_device_ns, kernels,
+    calls.
 
     A captured module has one row; ``calls`` is the number of its replays, 1 for others.
     """
@@ -149,7 +150,7 @@ def _sum_launched(
     rows: NDArray[np.int64],
     parent: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the device time and the number of activities launched, or captured, directly in each module call."""
+    """Return the device time (ns) and number of GPU activities launched, or captured, directly in each module call."""
     launches = launches.drop_nulls("launch")
     launch_rows = rows_of_ids(events, launches.select(pl.coalesce("captured", "launch")).to_series())
     around = nesting.find_nearest_ancestor(parent, is_module, launch_rows)

@@ -84,7 +84,8 @@ def analyze(trace: Trace) -> pl.DataFrame:
 
 
 def _list_calls(trace: Trace) -> pl.DataFrame:
-    """Return dur, facts of comms, and the details in args of each communication."""
+    """Return the communications that NCCL's profilers recorded: duration, facts from the table comms, details in
+    args."""
     fields = {**dict.fromkeys(_TEXTS, pl.String), **_NUMBERS}
 
     def parse(args: object) -> dict[str, object]:

@@ -72,7 +72,7 @@ def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.D
 def _split_windows(
     time: np.ndarray, head: np.ndarray, tail: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split the windows into pieces of constant queue length.
+    """Split time windows into intervals in which the launch queue length of a stream is constant.
 
     Args:
         time: Times of the changes of all streams.
@@ -104,7 +104,7 @@ def _split_windows(
 def _compute_weighted_stats(
     count: np.ndarray, length: np.ndarray, duration: np.ndarray, limit: int
 ) -> dict[str, np.ndarray]:
-    """Return the statistics (see COLUMNS) of windows, weighted by time.
+    """Return statistics (see COLUMNS) of the launch queue length in each time window, weighted by time.
 
     Args:
         count: Number of pieces per window, at least one.

@@ -104,7 +104,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 
 def _find_ancestor(parent: Rows, mask: np.ndarray, rows: Rows) -> Rows:
-    """Return the nearest ancestor of each row among the selected rows."""
+    """Return the row of the nearest event of ``mask`` that encloses each event in ``rows``, -1 for none."""
     return nesting.find_nearest_ancestor(parent, mask, parent[rows])
 
 
@@ -133,7 +133,8 @@ def find_recomputed(
 def _find_repeating(
     trace: Trace, parent: Rows, operator: np.ndarray, numbered: np.ndarray, rows: Rows, above: Rows
 ) -> Rows:
-    """Return the backward operators (above) around numbered operators (rows) that repeat forward work."""
+    """Return the backward operators (rows in ``above``) in which the operators ``rows`` repeat work of the forward
+    pass."""
     events = trace.events
     # Operators of a backward operator itself have no sequence number, unless recorded for differentiation.
     unrecorded = np.isin(above, _find_ancestor(parent, operator, np.flatnonzero(operator & ~numbered)))
@@ -155,7 +156,8 @@ def _find_repeating(
 
 
 def _pack_calls(parent: Rows, rows: Rows, callers: Rows, names: Rows) -> Rows:
-    """Return a packed (caller, name) key for each distinct name among the rows that a caller calls, at any depth."""
+    """Return a packed (caller, name) key for each distinct name of the operators ``rows`` that a caller calls, at any
+    depth."""
     keys = [np.zeros(0, np.int64)]
     above = parent[rows]
     while callers.size and (inside := above >= 0).any():

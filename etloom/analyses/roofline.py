@@ -98,7 +98,7 @@ def analyze(
 
 
 def _aggregate() -> list[pl.Expr]:
-    """Return the expressions of a table row, which aggregate the calls of a group (see `add_limits`)."""
+    """Return expressions that aggregate the operator calls of a group (see `add_limits`) into a row of the table."""
     per_call = pl.col("time_ns").sum() / pl.len()
     flops, bytes_per_call = pl.col("flops").mean(), pl.col("bytes").mean()
     limits = pl.col("compute_ns").sum(), pl.col("memory_ns").sum()
@@ -129,7 +129,7 @@ def _aggregate() -> list[pl.Expr]:
 
 
 def _by_kernel(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per kernel: its share of the call's flops, bytes and limits, by time."""
+    """Return one row per kernel with its share, by time, of the flops, bytes and limits of its operator call."""
     work = assign_kernels(trace).select(
         "row", "replay", pl.col("name").alias("kernel"), pl.col("dur").alias("kernel_ns")
     )

@@ -133,7 +133,8 @@ def _list_rings(job: Job) -> list[dict[str, Any]]:
 
 
 def _is_ring(header: dict[str, Any]) -> bool:
-    """Return whether this describes a ring buffer; headers of Kineto traces or saved tables may be anything."""
+    """Return whether the header entry describes a ring buffer; headers of Kineto traces or saved tables may be
+    anything."""
     steps = header.get("whole_steps")
     has_steps = isinstance(steps, list) and all(type(step) is int for step in steps)
     return has_steps and all(type(header.get(name)) is int for name in _RING)
@@ -164,7 +165,7 @@ def measure_recording(trace: Trace) -> tuple[int | None, int | None, int]:
 
 
 def count_categories(trace: Trace) -> pl.DataFrame:
-    """Return the number ``n`` of events of each category ``cat``, "(none)" for none."""
+    """Return the number of events (``n``) of each category (``cat``), which is "(none)" for events without category."""
     import polars as pl
 
     name = pl.col("cat").cast(pl.String).fill_null("(none)")
@@ -181,7 +182,7 @@ def _sum_categories(traces: Iterable[Trace]) -> dict[str, int]:
 
 
 def find_annotated_steps(trace: Trace) -> pl.DataFrame:
-    """Return number, start and duration in ns of annotated steps, also if the trace is not linked.
+    """Return step number, start and duration (ns) of the annotated steps, also if the trace is not linked.
 
     An execution trace alone has no times, so these are null.
     """
@@ -210,7 +211,7 @@ def find_annotated_steps(trace: Trace) -> pl.DataFrame:
 
 
 def list_devices(trace: Trace) -> list[str]:
-    """List the names of the devices with activity; the CPU without GPU activity; empty if unknown.
+    """List the names of the devices with activity; the CPU if there is no GPU activity; empty if unknown.
 
     For an execution trace alone these are the devices of its tensors. Flight Recorder dumps list calls, not devices.
     """
@@ -238,7 +239,7 @@ def list_devices(trace: Trace) -> list[str]:
 
 
 def _list_versions(traces: Iterable[Trace]) -> dict[str, list[str]]:
-    """Return format -> the schema versions that its files state."""
+    """Return, by trace format, the schema versions that the files of that format contain."""
     versions_by_format: dict[str, set[str]] = {}
     for trace in traces:
         for format in trace.meta.get("formats", ()):

@@ -79,7 +79,7 @@ def remarks(table: pl.DataFrame) -> Iterator[str]:
 def _sum_by_name(
     graph: Graph, slack: Int64Array, trace: Trace, rank: int, categories: Collection[str] | None
 ) -> pl.DataFrame:
-    """Return one row per category (None: all) and name. The slack of an event is that of its end."""
+    """Return a rank's events summed by category (None: all) and name; the slack of an event is that of its end."""
     events = trace.events
     ends = (graph.rank == rank) & (graph.role == PointRole.END) & (graph.event >= 0)
     category, name = TextColumn(events["cat"]), TextColumn(events["name"])

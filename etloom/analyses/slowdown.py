@@ -110,7 +110,7 @@ def _build_model(job: Job, by: str | None) -> WhatIfModel:
 def _compare_items(
     model: WhatIfModel, kind: str, ideal: np.ndarray, times: np.ndarray
 ) -> Iterator[tuple[str, str, float, float | None]]:
-    """Yield by, item, time_ns and explained_pct of each item of a kind."""
+    """Yield a table row (by, item, time_ns, explained_pct) for each item of a kind, such as each worker."""
     items: Mapping[str, np.ndarray] = model.list_items(kind)
     masks = list(items.values())
     only = model.simulate(masks).mean(axis=1)

@@ -87,7 +87,8 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return slow_link_ns of each rank: by how much its transfers took longer than transfers without the rank."""
+    """Return slow_link_ns of each rank: the total time by which its transfers exceed equal transfers without that
+    rank."""
     kind = ("collective", "bytes", "recorded")
     transfers = (
         summarize_instances(parts)
@@ -116,7 +117,7 @@ def _compare_links(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _find_step(job: Job, rank: int, at: int | None) -> int | None:
-    """Return the step of a rank at a time on the clock of that rank."""
+    """Return the step of a rank that contains the time ``at`` (ns, on the rank's clock); None if no step does."""
     if at is None:
         return None
     inside = find_steps(job[rank]).filter(pl.col("start") <= at, pl.col("end") > at)

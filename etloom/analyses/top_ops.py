@@ -60,7 +60,8 @@ def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | N
 
 
 def _sum_by_name(trace: Trace, step: int | None) -> pl.DataFrame:
-    """Return the sums of all operators, in no order. Raises AnalysisError if there are none."""
+    """Return counts and times of all operators, summed by name, in no order; raise AnalysisError if there are no
+    operators."""
     calls, replayed = measure_operators(trace), measure_replayed_operators(trace)
     if not calls.height and not replayed.height:
         raise explain_missing_times(trace) or AnalysisError(
@@ -90,7 +91,7 @@ def _sum_by_name(trace: Trace, step: int | None) -> pl.DataFrame:
 
 
 def _add_replayed(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Add the calls within replays of device graphs to the sums of each operator."""
+    """Add the number and device time of operator calls in device graph replays to the sums by operator name."""
     if calls.is_empty():
         return table.with_columns(pl.lit(0, pl.Int64).alias("replayed"))
     sums = calls.group_by("name").agg(

@@ -87,7 +87,7 @@ def analyze(
 
 
 def _list_timed_operators(trace: Trace) -> pl.DataFrame:
-    """Return the times of operators (`measure_operators`), and of those within replays of device graphs."""
+    """Return the times of operators (see `measure_operators`), also of captured operators in device graph replays."""
     calls, replayed = measure_operators(trace), measure_replayed_operators(trace)
     if not replayed.height:
         return calls.with_columns(replayed=pl.lit(False))
@@ -96,7 +96,7 @@ def _list_timed_operators(trace: Trace) -> pl.DataFrame:
 
 
 def _list_untimed_operators(trace: Trace) -> pl.DataFrame:
-    """Return node, name and null times (as `measure_operators`) of the operators of an execution trace."""
+    """Return node, name and null times (columns of `measure_operators`) of the operators of an execution trace."""
     name = pl.col("name").cast(pl.String)
     is_operator = pl.col("scope").is_in(_OPERATORS).fill_null(True) & ~name.str.contains(_NOT_OPERATOR)
     times = dict.fromkeys(("self_ns", "dur", "device_ns"), pl.lit(None, pl.Int64))
@@ -104,7 +104,8 @@ def _list_untimed_operators(trace: Trace) -> pl.DataFrame:
 
 
 def _filter_step_nodes(trace: Trace, calls: pl.DataFrame, step: int | None) -> pl.DataFrame:
-    """Return the nodes of a step: those after its annotation, because ids are assigned in time order."""
+    """Return the execution-trace nodes of a step: those after its annotation, because ids are assigned in time
+    order."""
     if step is None:
         return calls
     step_nodes = find_step_nodes(trace.nodes).select("step", node="id").sort("node")
@@ -121,7 +122,8 @@ def _filter_step_nodes(trace: Trace, calls: pl.DataFrame, step: int | None) -> p
 
 
 def _describe_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:
-    """Return shapes, types and values of the arguments of events: Kineto's, else the linked node's, else null."""
+    """Return shapes, types and values of events' arguments: from Kineto, else from the linked execution-trace node,
+    else null."""
     columns = ("shapes", "types", "values")
     arguments = trace.arguments.select("event", shapes="dims", types="types", values="concrete_inputs")
     recorded = take_rows(arguments.drop("event"), rows_of_ids(arguments.rename({"event": "id"}), ids))
@@ -139,7 +141,8 @@ def _describe_events(trace: Trace, ids: pl.Series) -> pl.DataFrame:
 
 
 def _describe_nodes(trace: Trace, nodes: pl.DataFrame) -> pl.DataFrame:
-    """Add shapes, types, values in Kineto's notation to nodes (node, id); each distinct call is converted once."""
+    """Add argument shapes, types and values in Kineto's notation to execution-trace nodes; converts each distinct call
+    once."""
     nodes = nodes.join(
         trace.nodes.select("inputs", "input_types", node="id"), on="node", maintain_order="left"
     )
@@ -168,7 +171,7 @@ def _describe_nodes(trace: Trace, nodes: pl.DataFrame) -> pl.DataFrame:
 def _format_arguments(
     inputs: str | None, input_types: str | None, tensors: list[tuple[int, int, int | None, str, str]]
 ) -> tuple[str | None, str | None, str | None]:
-    """Return shapes, types, values as JSON lists of the arguments.
+    """Return the shapes, types and values of an operator call's arguments as JSON lists.
 
     Args:
         inputs: Values, as JSON.
@@ -194,6 +197,6 @@ def _format_arguments(
 
 
 def _parse_list(text: str | None) -> list[Any]:
-    """Return the JSON list in a text; an empty list if it contains none."""
+    """Return the list that a JSON text contains; an empty list if the text is empty or contains another value."""
     parsed = json.loads(text) if text else []
     return parsed if isinstance(parsed, list) else []

@@ -87,12 +87,12 @@ def analyze(trace: Trace, *, top: int = 20, step: int | None = None) -> pl.DataF
 
 
 def _sum_or_null(name: str) -> pl.Expr:
-    """Return the sum of a column, null if a row lacks it, since a partial sum would be wrong."""
+    """Return an expression for the sum of a column, null if a row has no value, since a partial sum would be wrong."""
     return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name)
 
 
 def _read_operations(work: pl.DataFrame) -> pl.DataFrame:
-    """Return dur and the facts of the GPU activity that belongs to an XLA operation."""
+    """Return duration, operation and other details of the GPU activity that belongs to an XLA operation."""
     fields = {**dict.fromkeys(_TEXTS, pl.String), **dict.fromkeys(_NUMBERS, pl.Float64)}
 
     def parse(args: object) -> dict[str, object]:

@@ -49,7 +49,7 @@ class MatchedCollectives:
 
     @cached_property
     def comparable(self) -> pl.DataFrame:
-        """The participations, one per operator, with waiting times; ranks without comparable clocks count as unmatched.
+        """Participations (ranks' calls of communications) with waiting times; unmatched if clocks are not comparable.
 
         A participation is one rank's call of a communication.
 
@@ -95,7 +95,7 @@ def _compute_matches(job: Job) -> MatchedCollectives:
 
 
 def _merge_by_operator(parts: pl.DataFrame) -> pl.DataFrame:
-    """Merge the ranges of one operator into one participation, from the first start to the last end.
+    """Merge the ranges that an operator of a rank caused into one participation, from the first start to the last end.
 
     A backend on the host may execute one operator in several ranges (gloo's reduce_scatter: one all-reduce per tensor).
     """

@@ -194,7 +194,7 @@ def _offset_bounds(pair_rows: pl.DataFrame, slope: float) -> tuple[float, float]
 
 
 def _theil_sen_slope(at: np.ndarray, values: np.ndarray) -> float:
-    """Theil-Sen slope over distant pairs of points: the median of slopes, which is robust against outliers."""
+    """Return the Theil-Sen slope over distant pairs of points: the median of slopes, robust against outliers."""
     order = np.argsort(at)
     half = len(at) // 2
     near, far = order[: len(at) - half], order[half:]

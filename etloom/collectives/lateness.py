@@ -62,7 +62,7 @@ def largest_cause(*others: str) -> pl.Expr:
 
 
 def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return the table of `compute_delays`: the last rank of each instance, compared with the rank before it."""
+    """Return the table of `compute_delays`: each instance's last rank to arrive, compared with the rank before it."""
     start, awaited = pl.col("start"), pl.col("awaited")
     # If the clocks show that all ranks had left before it arrived, nobody waited that long.
     stood = (start + pl.col("wait")).filter(awaited.is_not_null()).max()
@@ -105,7 +105,7 @@ def _compare_last_ranks(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """Add left, compute and busy: each rank's work since it left the previous instance with the same members (ns).
+    """Add when a rank left its group's previous instance (``left``), and its work since (``compute``, ``busy``; ns).
 
     left is null if there is no previous instance, or no other rank recorded it. Unmatched participations are dropped.
     """
@@ -121,7 +121,7 @@ def _add_work_since_previous(parts: pl.DataFrame, job: Mapping[int, Trace]) -> p
 
 
 def _add_work(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
-    """Add compute and busy: how long (ns) each rank computed, and was active, from own_left to its arrival.
+    """Add the columns ``compute`` and ``busy``: time (ns) that each rank computed, or was active, before its arrival.
 
     The result is grouped by rank.
     """

@@ -57,7 +57,7 @@ def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _drop_shared_numbers(parts: pl.DataFrame) -> pl.DataFrame:
-    """Remove the sequence numbers of groups in which a host backend counts messages, too: they differ between ranks.
+    """Remove sequence numbers of groups whose host backend also counts sends and receives: they differ between ranks.
 
     Backends on the host (gloo) count the messages of a rank and the collectives of its group with one counter, so the
     same collective has another number on a rank that sent more messages, and a message another number at each end.
@@ -135,14 +135,14 @@ def add_group(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_group_size(parts: pl.DataFrame) -> pl.DataFrame:
-    """Fill in group_size if only another participation of the group states it."""
+    """Fill in missing values of ``group_size`` from other participations of the same process group."""
     largest = pl.col("group_size").max().over("group")
     size = pl.when(pl.col("group").is_not_null()).then(pl.coalesce("group_size", largest))
     return parts.with_columns(size.otherwise("group_size").alias("group_size"))
 
 
 def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
-    """Match numbered participations; returns the columns `part`, `instance` and `how`."""
+    """Match participations by sequence number; return the columns `part`, `instance` and `how`."""
     key = (*_KEY, "seq", "turn")
     numbered = parts.sort("start", "event").with_columns(
         pl.int_range(pl.len()).over("rank", *_KEY, "seq").alias("turn")
@@ -154,7 +154,7 @@ def _match_by_number(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _match_by_order(parts: pl.DataFrame) -> pl.DataFrame:
-    """Match participations without a number; returns the columns `part`, `instance` and `how`."""
+    """Match participations without a sequence number by time; return the columns `part`, `instance` and `how`."""
     matched_ids: list[int] = []
     numbers: list[int] = []
     rooted = pl.when(pl.col("collective").is_in(_ROOTED)).then("root")
@@ -180,7 +180,7 @@ def _match_by_order(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _match_overlapping(rows: pl.DataFrame) -> list[list[int]]:
-    """Match the next participations of all ranks that arrived before the first of them departed.
+    """Match in order of time: each instance has the ranks' next participations that started before any of them ended.
 
     So ranks of several groups with the same name match within their group.
     """

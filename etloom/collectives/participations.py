@@ -58,7 +58,7 @@ _FACT_COLUMNS: tuple[pl.Expr, ...] = (
 
 
 def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
-    """List the communications of one rank (COLUMNS), by start. The trace must be linked."""
+    """List the communications of one rank (COLUMNS), in order of start. The trace must be linked."""
     sources = (_from_device(trace), *_from_host(trace), *_from_library(trace))
     events = pl.concat(sources, how="diagonal_relaxed") if len(sources) > 1 else sources[0]
     # The attributes of the event itself take precedence over those of the issuing operator.
@@ -223,7 +223,7 @@ def _find_calls_by_record(
 
 
 def _complete_row(row: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Complete a row of COLUMNS for a rank: sizes in bytes, and source and destination of a message."""
+    """Complete a participation of a rank (COLUMNS): sizes in bytes, and source and destination of a send or receive."""
     collective, size = row["collective"], categories.itemsize(row["dtype"])
     into = None if size is None or row["in_nelems"] is None else row["in_nelems"] * size
     out = None if size is None or row["out_nelems"] is None else row["out_nelems"] * size
@@ -268,7 +268,7 @@ def _synchronizes(
 
 @lru_cache(maxsize=1024)
 def _parse_numbers(text: str | None) -> tuple[int, ...]:
-    """Parse a JSON list of integers; empty if the text is not one."""
+    """Parse a JSON list of integers; empty for any other text."""
     try:
         values = json.loads(text) if text else []
     except ValueError:

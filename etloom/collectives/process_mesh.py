@@ -17,7 +17,7 @@ _FASTEST_FIRST = ("tp", "cp", "dp", "pp")
 
 @dataclass(frozen=True)
 class ProcessMesh:
-    """The process mesh of a job: axes of parallelism and their sizes, from the fastest- to the slowest-varying one.
+    """The process mesh of a job: axes of parallelism and their sizes, from the fastest- to the slowest-varying axis.
 
     ``sizes``: axis -> ranks along it, in this order. ``source``: name | use | assumed.
     """

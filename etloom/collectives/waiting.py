@@ -1,4 +1,4 @@
-"""Waiting time of each rank in a collective instance: the only definition.
+"""Computes the waiting time of each rank in a collective instance, for all analyses.
 
 A rank waits for those whose data it receives. A rank that only sends may wait for its receivers: gloo holds a sender
 until the receiver is ready, NCCL releases a small message earlier. So a sender that departed before a receiver arrived
@@ -39,7 +39,7 @@ def add_waits(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _last_receiver_arrivals(table: pl.DataFrame) -> pl.Series:
-    """Return for each rank that only sends the last arrival of a receiver before it departed, ns; null for others."""
+    """Return for each send-only rank the last arrival (ns) of a receiver before that rank left; null for others."""
     senders = table.filter(~pl.col("receives")).select("part", "instance", "end")
     receivers = table.filter("receives").select("instance", arrival="start")
     last = senders.join(receivers, on="instance").filter(pl.col("arrival") <= pl.col("end"))

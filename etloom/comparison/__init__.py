@@ -142,7 +142,7 @@ class Difference:
 
     @cached_property
     def _bases(self) -> list[str]:
-        """The basis of the time categories in each run: "device" or "host", or "mixed" if its ranks differ."""
+        """The basis of each run's time categories: "device" or "host" events, or "mixed" if its ranks differ."""
         bases = [BASES.read(job)["basis"].to_list() for job in (self.before, self.after)]
         return [side[0] if len(side) == 1 else "mixed" for side in bases]
 

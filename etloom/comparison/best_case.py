@@ -65,7 +65,7 @@ _MIN_COVERAGE = 0.2
 
 @dataclass(frozen=True)
 class BestCaseStep:
-    """The best-case step time of a run, ns, with its standard error as a logarithm and the degrees of freedom.
+    """The best-case step time of a run, ns, the standard error of its logarithm, and the degrees of freedom.
 
     ``steps``: number of steps of the run.
     """
@@ -86,7 +86,7 @@ class BestCaseStep:
 
 @dataclass(frozen=True)
 class BestCaseShift:
-    """The change of the best-case step time between two sides, in percent, with its confidence interval.
+    """The change of the best-case step time from ``before`` to ``after``, in percent, with its confidence interval.
 
     ``before``, ``after``: step times in ns. ``steps_before``, ``steps_after``: number of steps.
 
@@ -153,7 +153,7 @@ def estimate_best_case_shift(before: Sequence[Job], after: Sequence[Job]) -> Bes
 
 
 def _measure_side(runs: Sequence[Job], length: int) -> list[BestCaseStep] | None:
-    """Return the best-case step of each run of a side; None if a rank has no estimate or it covers too little."""
+    """Return the best-case step time of each run of a side; None if a rank has none or it is implausibly short."""
     estimates = [_estimate_ranks(job, length) for job in runs]
     complete = [[rank for rank in ranks if rank is not None] for ranks in estimates]
     if complete != estimates:
@@ -164,12 +164,12 @@ def _measure_side(runs: Sequence[Job], length: int) -> list[BestCaseStep] | None
 
 
 def _interval(change: float, noise: float) -> tuple[float, float]:
-    """Return the interval (low, high) in percent of a change of a logarithm: ``change`` minus and plus ``noise``."""
+    """Convert a change of a logarithm, ``change`` minus and plus ``noise``, to an interval (low, high) in percent."""
     return 100 * (exp(change - noise) - 1), 100 * (exp(change + noise) - 1)
 
 
 def _variance_between_runs(sides: Sequence[Sequence[BestCaseStep]]) -> float:
-    """Return the variance of logarithms between runs of a side in excess of their errors.
+    """Return the variance of the logarithmic step time between runs of a side, in excess of their estimation errors.
 
     The prior RUN_TO_RUN weighs as much as _PRIOR_RUNS runs.
     """
@@ -206,7 +206,7 @@ class RankEstimate(_PartEstimate):
 
 
 def estimate_rank(trace: Trace, length: int | None) -> RankEstimate | None:
-    """Estimate the best-case step of a rank as the mean over parts of ``length`` steps; None: all steps at once."""
+    """Estimate a rank's best-case step time as the mean over parts of ``length`` steps (None: all steps at once)."""
     segments = split_steps(trace)
     if segments is None:
         return None
@@ -225,7 +225,7 @@ def estimate_rank(trace: Trace, length: int | None) -> RankEstimate | None:
 
 
 def _estimate_ranks(job: Job, length: int) -> list[RankEstimate | None]:
-    """Estimate the best-case step of each rank of a run, as the mean over parts of ``length`` steps."""
+    """Estimate the best-case step time of each rank of a run, as the mean over parts of ``length`` steps."""
     if length != STEPS.read(job)["least"].item():
         return [estimate_rank(trace, length) for trace in job.values()]
     rows = ESTIMATES.read(job).drop("on_device").iter_rows()
@@ -254,7 +254,7 @@ ESTIMATES = RunTable("compared-best-case", {**ESTIMATE_SCHEMA, "on_device": pl.B
 
 
 def _estimate_run(ranks: Sequence[RankEstimate], length: int) -> BestCaseStep:
-    """Return the best-case step of a run as the mean over its ranks.
+    """Return the best-case step time of a run as the mean over its ranks.
 
     ``length``: steps per part. Ranks share a machine, so more ranks do not reduce the error.
     """
@@ -271,7 +271,7 @@ def _estimate_run(ranks: Sequence[RankEstimate], length: int) -> BestCaseStep:
 
 
 def _estimate_part(segments: StepSegments, first: int, last: int) -> _PartEstimate:
-    """Estimate the best-case step from the steps numbered ``first`` to ``last`` - 1."""
+    """Estimate the best-case step time from the steps numbered ``first`` to ``last`` - 1."""
     in_part = (segments.step >= first) & (segments.step < last)
     blocks = min(_BLOCKS, last - first)
     block = (segments.step[in_part] - first) * blocks // (last - first)

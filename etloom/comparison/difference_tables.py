@@ -223,7 +223,7 @@ def _sum_per_step(
 def _mean_over_ranks(
     job: Job, measure: Callable[[Trace, bool | None], pl.DataFrame], stepped: bool, keys: list[str]
 ) -> pl.DataFrame:
-    """Return the mean over ranks of the tables of ``measure``, by key; keys missing on a rank count as 0."""
+    """Average over ranks the tables that ``measure`` returns, by key columns; keys missing on a rank count as 0."""
     by_rank: list[pl.DataFrame] = [measure_rank(trace, measure, stepped) for trace in job.values()]
     return pl.concat(by_rank).group_by(keys, maintain_order=True).agg(pl.exclude(keys).sum() / len(by_rank))
 
@@ -255,7 +255,7 @@ UNATTRIBUTED = RunTable(
 
 
 def sum_run(job: Job, by: str, stepped: bool) -> pl.DataFrame:
-    """Return the sums of a run by category, operator, kernel, ... (a key of `SUMS`), as means over ranks.
+    """Return times and counts of a run by category, operator, kernel, ... (a key of `SUMS`), as means over ranks.
 
     Args:
         job: linked ranks.
@@ -266,7 +266,7 @@ def sum_run(job: Job, by: str, stepped: bool) -> pl.DataFrame:
 
 
 def join_sides(before: pl.DataFrame, after: pl.DataFrame, clear: bool = True) -> pl.DataFrame:
-    """Join the sums of two runs: before, after, change, ``in`` (both, added, removed); largest change first.
+    """Join the sums of two runs by key: before, after, change, ``in`` (both, added, removed); largest change first.
 
     change_pct: relative to the sum before; null if that is below NEGLIGIBLE of the table's sum. share_pct: share of the
     total change, summing to 100; null if changes of both signs nearly cancel, and unless ``clear``.
@@ -312,7 +312,7 @@ def main_column(before: pl.DataFrame, after: pl.DataFrame) -> str:
 
 
 def common_operator_shares(operators: pl.DataFrame) -> tuple[float, float] | None:
-    """Return the shares of the time before and of the time after that are in operators of both runs.
+    """Return the share of each run's operator time (before, after) that is in operators of both runs.
 
     ``operators``: table of `join_sides`. None if most time of a side has no known operator.
     """

@@ -141,7 +141,7 @@ def _compare_or_raise(runs: Sequence[Job], baselines: Sequence[Job], measure: st
 
 
 def _judge(row: dict[str, Any], limit: float, runs: int = 1, least: float = 0.0) -> dict[str, Any]:
-    """Add the verdict (passed, failed, undecided), limit_pct, more_steps and more_runs to the comparison of a measure.
+    """Add verdict (passed, failed, undecided), limit_pct, and the missing steps and runs to a measure's comparison.
 
     least: half width of the interval with any number of steps.
     """

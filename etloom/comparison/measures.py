@@ -147,7 +147,7 @@ NEGLIGIBLE_BYTES = 1_000_000
 
 
 def compare_measures(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFrame:
-    """Compare all measures that either side recorded; one row each (`MEASURE_SCHEMA`)."""
+    """Compare all measures that the runs before or after recorded; one row each (`MEASURE_SCHEMA`)."""
     rows = [compare_measure(before, after, name) for name in MEASURES]
     available = [row for row in rows if row["values_before"] or row["values_after"]]
     return pl.DataFrame(

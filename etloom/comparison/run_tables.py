@@ -40,7 +40,7 @@ def is_stepped(trace: Trace, stepped: bool | None) -> bool:
 
 
 def measure_rank(trace: Trace, function: Callable[..., Any], stepped: bool) -> Any:
-    """Return ``function(trace, stepped)``, reusing the result that a store contains.
+    """Return ``function(trace, stepped)``, taken from the run's store if the result is stored there.
 
     A store contains ``function(trace, None)``, which divides by the number of steps of the rank if it has any.
     """

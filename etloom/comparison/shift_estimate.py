@@ -80,7 +80,7 @@ def estimate_shift(before: ArrayLike, after: ArrayLike) -> Shift | None:
 
 
 def _interval_rank(n: int, m: int, inflation: float) -> tuple[int, float]:
-    """Return the rank of the pairwise differences that bound the interval (1: the extremes), and its confidence."""
+    """Return which sorted pairwise difference bounds the interval (1: the extremes), and the interval's confidence."""
     if n * m <= _MAX_EXACT_PAIRS:
         rank = 1
         while rank < n * m // 2 and _exact_confidence(n, m, rank + 1) >= CONFIDENCE:
@@ -119,7 +119,7 @@ def _inflation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float
 
 
 def _autocorrelation(values: NDArray[np.float64]) -> float:
-    """Return the lag-1 autocorrelation of the ranks of values, from 0 to 0.95; 0 if it is not significant."""
+    """Return the lag-1 autocorrelation of the (statistical) ranks of values, up to 0.95; 0 if it is not significant."""
     if values.size < _MIN_FOR_AUTOCORRELATION:
         return 0.0
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (values.size - 1) / 2

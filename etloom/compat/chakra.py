@@ -89,7 +89,7 @@ class TraceLinker:
         return link(host, device, inter_thread_threshold_us=threshold)
 
     def enforce_inter_thread_order(self, device: Trace, threshold: float = 1000) -> pl.DataFrame:
-        """Return the dependencies between threads: event (an operator), after (the operator it waited for), kind.
+        """Return dependencies between threads: event (an operator), after (the operator it waited for), kind.
 
         Args:
             device: A device trace, or a linked Trace.

@@ -127,7 +127,7 @@ def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> lis
         return node(f"{layer.name}_{label}", on, type=_COMP, duration_micros=step[0])
 
     def communicate(layer: Layer, label: str, step: Step, on: set[int | None]) -> int | None:
-        """Add a communication node and return its id; without communication, return the largest id in ``on``."""
+        """Add a node for a layer's collective and return its id; without a collective, the largest id in ``on``."""
         if step[1] is None:
             return max((node_id for node_id in on if node_id is not None), default=None)
         node_id = node(f"{layer.name}_{label}_{step[1]}", on, type=_COLL)
@@ -171,7 +171,7 @@ class _Pass:
     def through(
         self, layers: list[Layer], bottom: int, last: int | None, synced: list[int | None]
     ) -> int | None:
-        """Add the nodes of a pass, and return the id of the node after which the next pass begins.
+        """Add the nodes of a forward and a backward pass, and return the id of the node that the next pass follows.
 
         synced: the collective of the weights of each layer.
 

@@ -22,7 +22,7 @@ _TRACKS = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communic
 
 
 def draw(log: Path, target: Path, npus: int, megahertz: float) -> None:
-    """Convert a simulator's log to a Chrome trace of the first ``npus`` NPUs, whose clock is in MHz.
+    """Convert a simulator's log to a Chrome trace of the first ``npus`` NPUs, whose clocks run at ``megahertz``.
 
     Raises ReadError, EtloomError.
     """

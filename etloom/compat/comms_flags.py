@@ -66,7 +66,7 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in a single line, because the process of every rank reports it."""
+    """A command-line parser that reports an error in a single line, because the process of every rank prints it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")

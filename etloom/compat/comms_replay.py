@@ -123,13 +123,13 @@ def _first_existing_path(text: str) -> Path:
 
 
 def _rank_pattern(run: Path) -> str | None:
-    """Return a regular expression for files named RANK.json, as the older tool expects them; None if there are none."""
+    """Return a regular expression for traces named RANK.json, as commsTraceReplay expects; None without such files."""
     ranks = r"(\d+)\.json"
     return ranks if any(re.fullmatch(ranks, file.name) for file in run.iterdir()) else None
 
 
 def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
-    """Return statistics (ms) of the time that ``size`` consecutive calls of a rank take.
+    """Return statistics (ms) of the time that ``size`` consecutive communication calls of a rank take together.
 
     The time lasts from the first call to the last completion.
     """
@@ -149,7 +149,7 @@ def summarize_batches(calls: pl.DataFrame, size: int) -> pl.DataFrame:
 
 
 def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]]:
-    """Return the rows of PARAM's result file of a rank, one per call and replay.
+    """Return the rows of a rank's result file in PARAM's format, a row per communication call and replay.
 
     Sizes are in elements. Latency lasts from the call to its end on this rank, global latency to its end on all ranks
     of the group."""

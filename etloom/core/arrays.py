@@ -55,7 +55,7 @@ def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Se
 
 
 def encode_texts(column: pl.Series) -> np.ndarray:
-    """Return an integer code, from 0, for the text of each row; equal texts have equal codes, null has its code."""
+    """Return an integer code from 0 for the text of each row; equal texts get equal codes, null a separate code."""
     codes = text_codes.read_codes(column.cast(pl.Categorical))
     numbers: np.ndarray = np.unique(codes, return_inverse=True)[1]
     return numbers
@@ -104,7 +104,7 @@ def rows_of_ids(
 
 
 def find_unique(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the position of the only key equal to each wanted number, and how many keys repeat another key.
+    """Return the position in ``keys`` of each number of ``wanted`` that occurs there once; count repeated keys.
 
     Args:
         keys: Positive integers.
@@ -148,7 +148,7 @@ def group_rows(values: np.ndarray) -> list[np.ndarray]:
 
 
 def select_values(values: np.ndarray, rows: np.ndarray, absent: int = -1) -> np.ndarray:
-    """Return the value at each row number, ``absent`` for a negative row number or if ``values`` is empty."""
+    """Return ``values[row]`` for each row number; ``absent`` if the number is negative or ``values`` is empty."""
     if not values.size:
         return np.full(rows.shape, absent, values.dtype)
     selected: np.ndarray = np.where(rows >= 0, values[rows], values.dtype.type(absent))
@@ -159,7 +159,7 @@ _Table = TypeVar("_Table", pl.Series, pl.DataFrame)
 
 
 def take_rows(table: _Table, rows: np.ndarray) -> _Table:
-    """Return the rows of a column or table with these numbers; -1 yields a row of nulls."""
+    """Return the rows of a column or table at the row numbers ``rows``; -1 yields a row of nulls."""
     if rows.min(initial=0) >= 0:
         return table[pl.Series(rows.astype(np.uint32))]
     return table[pl.Series(np.maximum(rows, 0).astype(np.uint32)).set(pl.Series(rows < 0), None)]

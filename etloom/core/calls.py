@@ -1,4 +1,4 @@
-"""Collectives and messages that one rank called, for comparison across ranks to identify the cause of a hang."""
+"""Communication calls (collectives, sends, receives) of a rank, compared across ranks to find the cause of a hang."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TORCH_FRAME = re.compile(r"[/\\]torch[/\\]")
 
 @dataclass(frozen=True)
 class DumpedCalls:
-    """The collectives and messages that one rank called, from its Flight Recorder dump.
+    """The communication calls (collectives, sends, receives) of a rank, from its Flight Recorder dump.
 
     Attributes:
         rows: the values of `CALL_COLUMNS` of each call, in the order of the dump.
@@ -53,7 +53,7 @@ def find_call_site(frames: list[str]) -> str | None:
 
 
 def get_state(name: str, state: Any, retired: Any) -> str | None:
-    """Return the state of a call (scheduled, started, completed); a retired call of gloo counts as completed.
+    """Return the state of a communication call (scheduled, started, completed); a retired gloo call is completed.
 
     gloo records no progress of its calls.
     """

@@ -155,7 +155,7 @@ def _is_communication_kernel(name: pl.Expr) -> pl.Expr:
 
 
 def recorded_extent() -> tuple[pl.Expr, pl.Expr]:
-    """Return expressions for the first start and last end (ns) of events, except the profiler's; null if none."""
+    """Return expressions for the first start and last end (ns) of events, without the profiler's; null if none."""
     work = is_profiler_internal().not_()
     end = pl.col("ts") + pl.col("dur").fill_null(0)
     return pl.col("ts").filter(work).min(), end.filter(work).max()
@@ -189,7 +189,7 @@ def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _number_kernel_type(name: pl.Expr, category: str, user_files: tuple[str, ...]) -> pl.Expr:
-    """Return an expression for a kernel's index in `KERNEL_TYPES`; the user's files of names can change it."""
+    """Return an expression for a kernel's index in `KERNEL_TYPES`; ``user_files`` serves as a key of caches."""
     return kernel_type(pl.lit(category), name).to_physical()
 
 
@@ -263,7 +263,7 @@ def parse_collectives(names: pl.Series) -> pl.Series:
 
 
 def parse_argument_names(op_schema: str) -> list[str]:
-    """Return the argument names in an operator schema: tensors, dst of ``c10d::send(Tensor[] tensors, int dst) ->
+    """Return the argument names in an operator schema: tensors and dst for ``c10d::send(Tensor[] tensors, int dst) ->
     Work``.
     """
     inside = op_schema.partition("(")[2].partition(") ->")[0]
@@ -271,7 +271,7 @@ def parse_argument_names(op_schema: str) -> list[str]:
 
 
 def get_tensor_directions(operator: str, argument: str) -> tuple[bool, bool]:
-    """Return (is sent, is received into) for a tensor argument of a c10d operator, inferred from the two names.
+    """Infer from the names of a c10d operator and a tensor argument whether it sends the tensor, and receives into it.
 
     Arguments called output_tensors, input_tensor, ... have one direction; others (tensors) are used in place.
     """

@@ -54,7 +54,7 @@ class EtloomError(Exception):
         super().__init__(" ".join(line.split()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling between processes: by default, __init__ would be called with only the complete message."""
+        """Support pickling between processes: by default, unpickling would pass only the message to __init__."""
         return _restore_error, (type(self), self.args, self.__dict__)
 
 
@@ -66,7 +66,7 @@ def _restore_error(kind: type[EtloomError], args: tuple[Any, ...], state: dict[s
 
 
 class EtloomWarning(UserWarning):
-    """A result is incomplete: for example some ranks could not answer an analysis."""
+    """Warns that a result is incomplete, for example because an analysis failed for some ranks."""
 
 
 def warn(message: str) -> None:

@@ -69,7 +69,10 @@ class Intervals:
         return union((self, other))
 
     def __and__(self, other: Intervals) -> Intervals:
-        """Return the intersection; its intervals begin where an interval of one set begins inside the other set."""
+        """Return the intersection of two sets.
+
+        Its intervals begin where an interval of one set begins inside the other set.
+        """
         if not self or not other:
             return EMPTY
         # Where both begin (or end) at one tick, it counts once: as self's.
@@ -105,13 +108,13 @@ class Intervals:
         )
 
     def covered(self, starts: ArrayLike, ends: ArrayLike) -> Ticks:
-        """Return the duration of the set inside each interval [start, end), ns; 0 if end <= start."""
+        """Return for each interval [start, end) how much of it the set covers, in ns; 0 if end <= start."""
         low, high = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
         inside: Ticks = np.maximum(self.before(high) - self.before(low), 0)
         return inside
 
     def before(self, ticks: Ticks) -> Ticks:
-        """Return the duration of the set before each time, ns."""
+        """Return for each time the total duration of the set's intervals before that time, in ns."""
         if not self:
             return np.zeros(ticks.shape, dtype=np.int64)
         # The intervals that begin by then, less what the last of them lasts beyond it.
@@ -130,7 +133,7 @@ class Intervals:
         return until
 
     def _at(self, ticks: Ticks, *, start: bool = False, end: bool = False) -> NDArray[np.bool_]:
-        """Return a mask of the times strictly inside an interval; ``start`` and ``end`` include its start or end."""
+        """Return a mask of the times inside an interval; ``start`` and ``end`` include times at its start or end."""
         last = np.searchsorted(self.starts, ticks, side="right" if start else "left") - 1
         finish = self.ends[last]
         return (last >= 0) & ((ticks <= finish) if end else (ticks < finish))
@@ -140,7 +143,7 @@ EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def union(sets: Iterable[Intervals]) -> Intervals:
-    """Return the union of the sets."""
+    """Return the union of several sets of intervals."""
     nonempty = [each for each in sets if each]
     if len(nonempty) < 2:
         return nonempty[0] if nonempty else EMPTY

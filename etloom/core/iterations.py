@@ -1,4 +1,4 @@
-"""Finds the iterations of inference engines: the events that span them, and the facts in their names.
+"""Finds the iterations of inference engines: events that span them, and the phase, batch and tokens in their names.
 
 The patterns are the section ``iterations`` of `etloom.core.names`, which users extend.
 """
@@ -84,7 +84,7 @@ def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.D
 
 
 def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Iteration]]:
-    """Return the row numbers of the iteration events of an inference engine, and the facts in their names.
+    """Return the row numbers of an engine's iteration events, and the phase, batch and tokens in their names.
 
     Of the rows of `etloom.core.names` the first one that matches an event is used. An iteration within another does not
     count.
@@ -152,7 +152,7 @@ def _drop_nested(events: pl.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _number(numbers: list[int | None]) -> list[int | None]:
-    """Return the step numbers if all are present and distinct, else 0, 1, 2, ... in order of the events."""
+    """Return the recorded step numbers if all are present and distinct, else number the steps 0, 1, 2, ... in order."""
     stated = [number for number in numbers if number is not None]
     return numbers if len(stated) == len(numbers) == len(set(stated)) else list(range(len(numbers)))
 
@@ -170,7 +170,7 @@ def _span(events: pl.DataFrame, rows: NDArray[np.int64], numbers: list[int | Non
 
 
 def parse_iteration(name: str, category: str = "annotation") -> Iteration | None:
-    """Return the facts that an event name states about an iteration; None if it is not the name of an iteration.
+    """Parse phase, batch and tokens of an engine iteration from an event name; None for any other name.
 
     Args:
         name: The name.
@@ -185,7 +185,7 @@ def parse_iteration(name: str, category: str = "annotation") -> Iteration | None
 
 
 def parse_with_row(i: int, name: str) -> Iteration | None:
-    """Parse an event name with row ``i`` of the table of iteration patterns; None if the pattern does not match."""
+    """Parse an event name with the iteration pattern number ``i``; None if the pattern does not match."""
     return _parse(list_names("iterations")[i], name)
 
 
@@ -218,7 +218,7 @@ def _add(numbers: dict[str, int], first: str, second: str) -> int | None:
 
 
 def _add_tokens(numbers: dict[str, int]) -> int | None:
-    """Return the sum of prefill and decode tokens; a decode request without a token count counts as one token."""
+    """Return the prefill plus decode tokens of an iteration; a decode request counts as one token by default."""
     if not numbers.get("prefill_requests", 1):
         numbers = {"prefill_tokens": 0, **numbers}
     if "decode_requests" in numbers:

@@ -1,4 +1,4 @@
-"""The names that etloom recognizes: engine iterations, captures, families of kernels, communication kernels.
+"""Name patterns that etloom recognizes: engine iterations, graph captures, kernel families, communication kernels.
 
 `etloom.core.names` compiles the rows, behind those of the user's files (``--names FILE.yaml``), which have the same
 sections. This is Python, not YAML, because every process that opens a run needs it and a YAML parser takes 30 ms.

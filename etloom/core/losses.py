@@ -8,7 +8,7 @@ from etloom.core.text import format_ranks
 
 
 def describe_loss(stats: pl.DataFrame) -> str | None:
-    """Return one line with the names, counts and ranks of stats about lost or doubtful data; None if there are none.
+    """Summarize `stats` rows about lost or doubtful data in one line: names, counts, ranks; None if there are none.
 
     Args:
         stats: The table ``stats`` of a Trace or of a Job.

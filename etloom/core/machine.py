@@ -1,4 +1,4 @@
-"""The machine: its free memory, tasks in threads, and properties that several threads may read."""
+"""Reports free memory, runs tasks in threads, and provides cached properties that several threads may read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def available_memory() -> int:
 def run_in_parallel(
     work: Callable[[_Key], _Result], keys: Sequence[_Key], threads: int
 ) -> dict[_Key, _Result]:
-    """Return {key: work(key)} in the order of the keys, computed in ``threads`` threads.
+    """Call ``work(key)`` for each key in up to ``threads`` threads; return {key: result} in the keys' order.
 
     The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
     make Ctrl-C wait for a read that hangs. A single key needs none.
@@ -62,7 +62,7 @@ def run_in_parallel(
 
 
 def run_paired(work: Callable[[_Key], _Result], keys: Sequence[_Key], rows: int) -> dict[_Key, _Result]:
-    """Return {key: work(key)}, two at a time if each looks at this many rows and polars has two threads or more.
+    """Call ``work(key)`` for each key, two at a time if a call processes many ``rows``; return {key: result}.
 
     Below `MIN_PARALLEL_ROWS` they run one after the other: two threads would mostly wait for the interpreter.
     """
@@ -72,14 +72,14 @@ def run_paired(work: Callable[[_Key], _Result], keys: Sequence[_Key], rows: int)
 
 
 def run_both(first: Callable[[], _First], second: Callable[[], _Second], rows: int) -> tuple[_First, _Second]:
-    """Return ``first()`` and ``second()``, at the same time if they look at many rows; see `run_paired`."""
+    """Call two functions, concurrently if each processes many ``rows``, and return both results; see `run_paired`."""
     tasks: tuple[Callable[[], Any], ...] = (first, second)
     results: dict[int, Any] = run_paired(lambda place: tasks[place](), (0, 1), rows)
     return results[0], results[1]
 
 
 class shared_property(Generic[_Result]):
-    """A cached property that several threads may read: the first one computes it, and the others wait for it.
+    """A cached property that several threads may read: the first reader computes it, the others wait for the value.
 
     The properties of an object must not need each other in a circle. The object holds the locks in its attribute
     ``locks``, a dict.
@@ -101,7 +101,7 @@ class shared_property(Generic[_Result]):
 
 
 def run_in_query_thread(function: Callable[[], _Result]) -> _Result:
-    """Return ``function()``, run in a thread of polars' pool.
+    """Call ``function()`` in a thread of polars' thread pool, and return its result.
 
     Queries of any other thread are handed to the pool and their results back, which takes as long as a query of a small
     table, and many times longer if other programs use the processors. The function must not wait for other threads that

@@ -1,4 +1,4 @@
-"""The entries of ``meta``: facts about a whole trace or run that no table holds."""
+"""Types of the entries of ``Trace.meta`` and ``Job.meta``: facts about a trace or run that no table holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of names: what etloom recognizes by name, as data (``known_names``) that users extend."""
+"""Tables of name patterns by which etloom recognizes events (``known_names``); users can extend them with files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _user_files: dict[Path, tuple[str, dict[str, list[Row]]]] = {}
 
 
 def add_names(*files: str | os.PathLike[str]) -> None:
-    """Add files of names, which apply to everything this process reads afterwards, before etloom's patterns.
+    """Add users' files of name patterns, which precede etloom's in all traces that this process reads afterwards.
 
     Raises:
         InvalidValue: A file cannot be read, or is not a table of names.
@@ -71,19 +71,18 @@ def add_names(*files: str | os.PathLike[str]) -> None:
 
 
 def list_user_files() -> tuple[str, ...]:
-    """Return one text per added file of names: its path, size and modification time."""
+    """Return a text for each added file of name patterns: its path, size and modification time."""
     return tuple(state for state, _ in _user_files.values())
 
 
 def list_user_paths() -> tuple[Path, ...]:
-    """Return the paths of the added files of names, to add them in a child process, too."""
+    """Return the paths of the added files of name patterns, so that a child process can add them, too."""
     return tuple(path.resolve() for path in _user_files)
 
 
 @cache
 def list_names(section: str) -> tuple[Row, ...]:
-    """Return the rules of a section of names as compiled rows: first of added files, then of entry points, then
-    etloom's."""
+    """Return the compiled name patterns of a section: first users', then installed packages', then etloom's."""
     tables = [*(rows for _, rows in _user_files.values()), *_load_entry_points()]
     rows = [row for table in tables for row in table.get(section, ())]
     return (*rows, *[{**row, "pattern": re.compile(row["pattern"])} for row in KNOWN_NAMES[section]])
@@ -91,13 +90,13 @@ def list_names(section: str) -> tuple[Row, ...]:
 
 @cache
 def _load_entry_points() -> list[dict[str, list[Row]]]:
-    """Return the rows of the tables that installed packages provide, by section."""
+    """Return the tables of name patterns that installed packages provide, each as rows by section."""
     points = list_entry_points(ENTRY_POINT)
     return [check_names(point.load(), f"entry point {point.name}") for point in points]
 
 
 def read_names(path: Path) -> dict[str, list[Row]]:
-    """Read a YAML file of names, check it, and return its rows by section.
+    """Read a YAML file of name patterns, check it, and return its rows by section.
 
     Raises:
         InvalidValue: It cannot be read, or a row is not as docs/serving.md describes.
@@ -134,7 +133,7 @@ def _parse(text: str, where: object) -> Any:
 
 
 def check_names(tables: Any, where: object) -> dict[str, list[Row]]:
-    """Check the sections of a file of names, and return them with compiled patterns.
+    """Check the sections of a file of name patterns, and return them with compiled regular expressions.
 
     Raises:
         InvalidValue: It is not a table of names.

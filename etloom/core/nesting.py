@@ -1,4 +1,4 @@
-"""Nesting of events on host threads: enclosing event, depth, exclusive time; and of times in windows.
+"""Computes how events nest on host threads: enclosing event, depth, exclusive time; and finds enclosing intervals.
 
 A track is one (pid, tid). Only timed host events are nested: operators, annotations, runtime and driver calls, Python
 functions. GPU activity, instants, ranges without an end and records that end on another thread are not.
@@ -165,7 +165,7 @@ def compute_exclusive_time(events: pl.DataFrame, *, operators_only: bool = False
 def find_nearest_ancestor(
     parent: np.ndarray, targets: np.ndarray, rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return for each row the nearest target row among the row itself and its ancestors, -1 for none.
+    """Return for each row the nearest row in ``targets`` among itself and its ancestors; -1 for none.
 
     Args:
         parent: The row of the parent of each row, -1 for none.

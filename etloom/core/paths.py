@@ -1,4 +1,4 @@
-"""Expansion of paths that users write, and the folder of etloom's cache."""
+"""Expands ``~`` in paths that users write, and locates the folder of etloom's cache."""
 
 from __future__ import annotations
 

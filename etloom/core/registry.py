@@ -1,4 +1,4 @@
-"""Plugins: each kind is a package, each plugin a module in it.
+"""Finds plugins (readers, analyses, exports, ...): each kind is a package, each plugin a module in it.
 
 ``analyses/comm_overlap.py`` is the analysis ``comm-overlap``; nothing is registered by hand. Other packages add
 plugins through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a module
@@ -206,7 +206,7 @@ def _format_exception(error: Exception) -> str:
 
 
 def _find_contract_violation(kind: str, module: ModuleType) -> str | None:
-    """Return how a module violates `CONTRACT`, as the end of a sentence; None if it does not."""
+    """Return how a plugin module violates its kind's `CONTRACT`, as the end of a sentence; None if it does not."""
     if missing := [part for part in CONTRACT[kind] if not hasattr(module, part)]:
         return f"lacks {', '.join(missing)}"
     for part, wanted in CONTRACT[kind].items():
@@ -314,7 +314,7 @@ def remove_option_help(text: str, options: Collection[str]) -> str:
 
 
 def _option_mark(options: Collection[str]) -> re.Pattern[str]:
-    """Return a regular expression for the name of an option and a colon at the beginning of a line or sentence."""
+    """Return a regular expression that matches an option name and a colon at the beginning of a line or sentence."""
     names = "|".join(options) or "(?!)"
     return re.compile(
         rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({names})`{{0,2}}:\s", re.MULTILINE
@@ -355,8 +355,7 @@ def list_entry_points(group: str) -> importlib.metadata.EntryPoints:
 
 @cache
 def _read_entry_points(path: tuple[str, ...]) -> Any:
-    """Return the entry points of all packages on a path; the argument makes the cache depend on the process's
-    path."""
+    """Return the entry points of all installed packages, cached by the module search path ``path``."""
     return importlib.metadata.entry_points()
 
 

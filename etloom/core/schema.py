@@ -58,7 +58,7 @@ SIZE_LIMIT = 1 << 50
 
 @dataclass(frozen=True)
 class Column:
-    """The declaration of a table column: type, meaning, unit, and valid values; readers replace others by null."""
+    """A table column's declaration: type, meaning, unit, and valid values; readers replace other values by null."""
 
     name: str
     dtype: Any  # a polars data type

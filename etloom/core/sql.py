@@ -129,7 +129,7 @@ def check_query(sql: str, schemas: Mapping[str, pl.Schema] | None = None) -> Non
 
 
 def _job_schemas() -> dict[str, pl.Schema]:
-    """Return the columns of the tables of a Job as a query sees them."""
+    """Return the columns of a Job's tables as SQL queries see them: ``rank`` first, categorical columns as text."""
     empty = (pl.LazyFrame(schema={"rank": pl.Int64, **table.schema}) for table in TABLES.values())
     return {
         name: frame.with_columns(_CATEGORICAL_AS_TEXT).collect_schema()

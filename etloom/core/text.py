@@ -19,7 +19,7 @@ _MAX_NS = 1 << 63
 
 
 def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
-    """Return whole numbers as ranges, such as "0-7, 9, 12-14"; more than ``most`` parts end in ", ..."."""
+    """Format whole numbers as ranges, such as "0-7, 9, 12-14"; ", ..." replaces all after ``most`` ranges."""
     parts = _split_ranges(sorted(set(numbers)), most)
     return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")
 
@@ -41,7 +41,7 @@ def unknown_rank_error(requested: int | Iterable[int], available: Iterable[int])
 
 
 def _split_ranges(numbers: list[int], most: int) -> list[str]:
-    """Return sorted numbers as texts of ranges, "0-7" or "9"; may stop after more than ``most`` ranges."""
+    """Convert sorted numbers to texts of ranges, "0-7" or "9"; may stop after more than ``most`` ranges."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

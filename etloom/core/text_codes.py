@@ -67,7 +67,7 @@ def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 class CodedColumn:
-    """A Categorical column with its codes, for many matches: each looks at the distinct texts, then at the rows.
+    """A Categorical column prepared for many matches: each tests the distinct texts and then marks the rows.
 
     Args:
         column: The column.
@@ -223,7 +223,7 @@ def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -
 
 
 def _count_codes(codes: Codes) -> int:
-    """Return the largest code plus 1; ABSENT does not count."""
+    """Return the largest text code plus 1, without regard to ABSENT (null)."""
     greatest = int(codes.max(initial=0))
     if greatest == ABSENT:
         greatest = int(codes[codes != ABSENT].max(initial=0))

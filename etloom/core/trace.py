@@ -80,7 +80,7 @@ class StoredRun(Protocol):
 
 
 class StoredRefusal(NamedTuple):
-    """A stored reason why a rank (None: the job as a whole) could not answer an analysis."""
+    """A stored reason why an analysis has no result for a rank (``rank`` None: for the job as a whole)."""
 
     rank: int | None
     problem: str
@@ -93,7 +93,7 @@ class StoredRefusal(NamedTuple):
 
 
 class StoredAnswer(NamedTuple):
-    """The stored result of an analysis: its table, and the ranks that could not answer.
+    """The stored result of an analysis: its table, and the reasons why ranks are missing from it.
 
     Attributes:
         table: the answer; for an analysis of ranks with ``rank`` first; empty without columns if none could answer.
@@ -437,7 +437,7 @@ class Job(TableAttributes, Mapping[int, Trace]):
         return Job(traces, self._meta, self._run_stats)
 
     def map_on_demand(self, verb: Callable[[Trace], Trace]) -> Job:
-        """Return a Job with ``verb(trace)`` in place of each trace, computed on access; ``stored`` is unchanged."""
+        """Return a Job that computes ``verb(trace)`` when a trace is first accessed; ``stored`` is unchanged."""
         traces = TracesOnDemand(self._traces, lambda rank: verb(self._traces[rank]))
         return Job(traces, self._meta, self._run_stats, self._stored)
 

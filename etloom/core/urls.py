@@ -40,7 +40,7 @@ class UrlPath(PosixPath):
 
 
 def clean_url(path: str | os.PathLike[str]) -> str | None:
-    """Return a URL without credentials and query, which this process remembers; None for a path that is not a URL.
+    """Return a URL without credentials and query, and remember these in this process; None for a local path.
 
     `Path` removes one of the two slashes of a URL; such a path is recognized, too.
     """
@@ -74,7 +74,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def connection_of(url: str) -> tuple[str, str]:
-    """Return the user information and query last specified for the host of a URL, empty texts if there were none."""
+    """Return the user information and query last specified for a URL's host; empty texts if there were none."""
     scheme, _, rest = url.partition("://")
     return _connections.get(f"{scheme}://{rest.partition('/')[0]}", ("", ""))
 

@@ -53,7 +53,7 @@ class OperatorSequence:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """A range of operators on a profiler thread that matches a thread of the execution trace, with the paired rows."""
+    """A range of operators on a profiler thread that matches an execution-trace thread, with the paired rows."""
 
     track: int
     node: np.ndarray
@@ -92,7 +92,7 @@ class Iteration:
 
 
 def find_iterations(nodes: pl.DataFrame, events: pl.DataFrame) -> list[Iteration]:
-    """Return the positions in the profile that match the execution trace, by time, including poor matches."""
+    """Return the positions in the profile that match the execution trace, in order of time; includes poor matches."""
     node_codes, event_codes = encode_names(nodes, events)
     sequences = sorted(_node_sequences(nodes, node_codes), key=lambda thread: (-len(thread), thread.key))
     tracks = _event_sequences(events, event_codes)
@@ -149,7 +149,7 @@ def drop_overlapping(iterations: list[Iteration]) -> list[Iteration]:
 
 
 def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int, int]:
-    """Return how many operator names of the longest thread match in order on a profiler thread, and its length.
+    """Count the operators of the longest execution-trace thread: those that match a profiler thread in order, and all.
 
     The longest thread of the execution trace is compared with every profiler thread at every offset; the maximum
     counts.
@@ -205,7 +205,7 @@ def _compute_depths(parent: np.ndarray) -> np.ndarray:
 
 
 def _find_windows(thread: OperatorSequence, track: OperatorSequence, starts: np.ndarray) -> list[Window]:
-    """Return the ranges of a profiler thread that contain most operators of an execution trace's thread.
+    """Return the windows (ranges) of a profiler thread that contain most operators of an execution-trace thread.
 
     They may overlap.
     """
@@ -242,7 +242,7 @@ def _keep_nearly_best(windows: list[Window]) -> list[Window]:
 
 
 def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
-    """Remove windows that are at nearly the same offset as a better one.
+    """Remove windows (matched ranges of operators) that are at nearly the same offset as a better match.
 
     Where operators are missing, two offsets lead to one position.
     """
@@ -256,7 +256,7 @@ def _keep_best_per_diagonal(windows: list[Window], near: int) -> list[Window]:
 
 
 def _find_offsets(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the offsets of sequence a in b at which locally the most names are equal, the best offsets first.
+    """Return the offsets of sequence ``a`` in ``b`` at which locally the most operator names are equal, best first.
 
     A repetitive sequence also matches when shifted by its period; the other threads decide which shift is correct.
     So all such offsets are returned, up to a number that keeps the time linear.
@@ -303,7 +303,7 @@ def _count_agreements(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _choose_window(windows: list[Window], anchor: Window, starts: np.ndarray) -> Window:
-    """Return the window of another thread that fits best to the anchor window of an iteration, of those nearby.
+    """Return the window (range of operators) of another thread that fits best to an iteration's nearby anchor window.
 
     Node ids give the order in which the operators of all threads began, so in the correct window each operator is
     preceded by as many operators of the anchor as in the execution trace. Of several such windows the nearest is

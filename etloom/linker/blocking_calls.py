@@ -86,7 +86,7 @@ def list_blocking_copies(trace: Trace) -> pl.Series:
 
 
 def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
-    """Pair the GPU activity of launches, if it has times, with the launch calls that submitted it."""
+    """Pair each GPU activity that has times with the launch call that submitted it."""
     events = trace.events
     launches = launches.drop_nulls("launch")
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
@@ -146,7 +146,7 @@ class _Submissions:
 
     @cached_property
     def before(self) -> np.ndarray:
-        """For each activity, the row of the last to end among those that start earlier on its stream; -1 for none."""
+        """For each activity, the row of the activity that ends last among earlier starts on its stream; -1 for none."""
         rows = np.flatnonzero(self.is_activity)
         rows = rows[arrays.sort_rows(self.starts[rows], self.ends[rows])]
         keys = self.events.select("pid", "device", pl.coalesce("stream", "tid").alias("stream"))[rows]
@@ -161,7 +161,9 @@ class _Submissions:
         return preceding
 
     def find_copies(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return two masks of copies: the call waits for the copy; the call waits for earlier work on its stream."""
+        """Return two masks: copies whose call waits for the copy, and copies whose call waits for earlier stream
+        work.
+        """
         certain, from_pageable = self.certain, self.from_pageable
         never = self.is_asynchronous & self.never_waits
         begun = self.start <= self.returned

@@ -67,7 +67,7 @@ def infer_group_axes(trace: Trace) -> pl.DataFrame:
 
 
 def _collect_uses(trace: Trace) -> dict[str, dict[str, Any]]:
-    """Return a dict from group name to name, description, ranks, size, bytes by collective, and p2p peers.
+    """Collect by process-group name: description, ranks, size, bytes per collective, and send and receive peers.
 
     Calls that state no group belong to the only declared group, if there is one.
     """
@@ -105,7 +105,7 @@ def _parse_ranks(text: str | None) -> tuple[int, ...]:
 
 
 def _infer_from_use(uses: list[dict[str, Any]], trace: Trace) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield (use, axis) for each process group whose collectives identify its axis of parallelism."""
+    """Yield (facts of a process group, axis) for each group whose collectives identify its axis of parallelism."""
     world = trace.meta.get("world_size")
     reducing = []
     for use in uses:

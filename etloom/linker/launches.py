@@ -150,7 +150,7 @@ def find_calls(
 def _find_only_calls(
     process: np.ndarray, ids: np.ndarray, calls: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """Return, for each device event, the row of the only call with its id in its process, -1 for none or several.
+    """Return, for each device event, the row of the only call of its process with the same id, -1 for none or several.
 
     Also returns the number of calls that repeat an id.
 
@@ -172,7 +172,7 @@ def _find_only_calls(
 def _group_by_process(
     calls: np.ndarray, rows: np.ndarray
 ) -> list[tuple[np.ndarray | slice, np.ndarray | slice]]:
-    """Return for each process the positions of its calls and of its device events."""
+    """Return, for each process, where its calls and its device events are in two arrays of process numbers."""
     if not calls.any() and not rows.any():
         return [(slice(None), slice(None))]
     return [(np.flatnonzero(calls == number), np.flatnonzero(rows == number)) for number in np.unique(calls)]
@@ -218,7 +218,7 @@ def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
 def classify_missing_launches(
     events: pl.DataFrame, process: np.ndarray, missing: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Group the GPU activity without a launch call by reason; return its rows for each reason.
+    """Group GPU activities without a launch call by the reason for the missing call; return {reason: rows}.
 
     A process numbers its calls upwards. So GPU activity with a lower number than all recorded calls of its process
     was launched_before_recording (the host runs ahead of the device), with a higher one launched_after_recording;
@@ -247,7 +247,7 @@ def classify_missing_launches(
 
 
 def _number_ranges(numbers: np.ndarray, group: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and highest number of the rows in each group; an unlimited range for empty groups."""
+    """Return the lowest and highest correlation of the rows in each group; an unlimited range for empty groups."""
     size = int(group.max(initial=0)) + 1
     lowest, highest = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
     if size == 1:
@@ -373,7 +373,7 @@ def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarr
 
 
 def join_comms(trace: Trace) -> Trace:
-    """Return the Trace with the communication records of both files combined: one per call and per device event.
+    """Return the Trace with the communication records of execution trace and profile merged: per call and device event.
 
     They are rows of `comms`.
     """

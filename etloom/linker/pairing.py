@@ -136,7 +136,7 @@ def _add_backend_ranges(trace: Trace, iteration: Iteration) -> tuple[np.ndarray,
 
 
 def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
-    """Return the iterations with the most equal names and, of these, the most equal shapes, by time."""
+    """Return the best matching iterations: with the most equal operator names, then the most equal shapes; by time."""
     most = max(iteration.matched for iteration in good)
     best = [iteration for iteration in good if iteration.matched == most]
     if len(best) > 1:
@@ -146,7 +146,7 @@ def _best_iterations(trace: Trace, good: list[Iteration]) -> list[Iteration]:
 
 
 def _iteration_number(good: list[Iteration], selected: Iteration) -> int:
-    """Return the number of the selected iteration among the good ones, or of the nearest of them."""
+    """Return the index of the iteration in ``good`` that starts nearest to the selected iteration."""
     begin = selected.windows[0].start
     return min(range(len(good)), key=lambda at: abs(good[at].windows[0].start - begin))
 

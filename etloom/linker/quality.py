@@ -232,7 +232,7 @@ def find_launching_nodes(trace: Trace) -> pl.Series:
 
 
 def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
-    """Return a mask of the launches that have a node or happen between the first and last linked operator.
+    """Return a mask of launches that have an execution-trace node or lie between the first and last linked operator.
 
     GPU activity without a known launch counts by its own start. If nothing is linked, all are in scope.
     """
@@ -252,7 +252,7 @@ def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
 
 
 def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
-    """Return the node (id) of each event, else that of the nearest linked event around it; null for none."""
+    """Return the execution-trace node (id) linked to each event or to its nearest linked ancestor; null for none."""
     linked = rows_of_ids(trace.events, trace.links["event"])
     node = np.zeros(trace.events.height + 1, np.uint32)  # the last for -1
     node[linked] = trace.links["node"].to_numpy()

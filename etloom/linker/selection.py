@@ -194,7 +194,7 @@ def _select_rank_part(
 
 
 def keep_events(trace: Trace, keep: MaskArray) -> Trace:
-    """Return a trace reduced to these events (a mask) and to the rows of other tables that describe them."""
+    """Return a trace reduced to the events in the mask ``keep`` and to the rows of other tables that describe them."""
     tables = {name: _filter_table(trace, name, keep) for name in trace.tables if name != "events"}
     return Trace({**tables, "events": _filter_events(trace.events, keep)}, trace.meta)
 
@@ -246,7 +246,7 @@ def _add_launch_calls(trace: Trace, keep: MaskArray) -> MaskArray:
 
 
 def _add_captured_events(trace: Trace, keep: MaskArray) -> MaskArray:
-    """Add the captured operators and calls of selected GPU activity to a mask of events."""
+    """Add to a mask of events the captured calls that selected GPU activity replays, and their operators."""
     events = trace.events
     device, call = (rows_of_ids(events, trace.launches[column]) for column in ("device_event", "captured"))
     climbing = np.unique(call[(device >= 0) & keep[device] & (call >= 0)])

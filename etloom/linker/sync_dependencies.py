@@ -230,7 +230,7 @@ def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame
 
 
 def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Infer dependencies of a stream on an event (StreamWaitEvent) if the tracer did not record the event.
+    """Infer which GPU activity a stream waited for (StreamWaitEvent) if the tracer did not record the event.
 
     The waiting activity is the next one that the thread launches. The event is the last one that the thread
     recorded, and stands for the last activity launched before that on another stream. Left out if the activity did

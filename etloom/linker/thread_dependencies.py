@@ -42,7 +42,7 @@ def add_thread_dependencies(trace: Trace, *, threshold_us: float = 1000) -> Trac
 
 
 def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the rows of backward operators, of their forward operators, and the number without a match.
+    """Pair backward with forward operators; return the rows of both, and the number of unmatched backward operators.
 
     A backward operator has the sequence number of its forward one and PyTorch's own number of its thread, which is
     matched to the thread that has most of its sequence numbers. Of several forward operators of one sequence number
@@ -82,7 +82,7 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
 
 
 def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of operators that begin after a pause of their thread, and those they depend on.
+    """Return the rows of operators that begin after a pause of their thread, and of the operators that they depend on.
 
     That is the operator of another thread of the process that ended last before; of several at once the outermost.
     The first operator of a thread counts as after a pause. An annotation runs nothing, so it may be open during a

@@ -1,4 +1,4 @@
-"""HTML sections on the difference between two runs: the parts of a step, the largest changes, the steps."""
+"""HTML sections that compare two runs: time categories of a step, the largest changes, and the step times."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ Change = tuple[str, Mapping[str, Any], int, str, float | None]
 
 
 def _largest_changes(by: str, table: pl.DataFrame, limit: int) -> list[Change]:
-    """Return up to ``limit`` large changes as tuples: grouping, row, change (ns), prefix of its column, share_pct."""
+    """Return up to ``limit`` of a table's largest changes: grouping, row, change (ns), column prefix, share_pct."""
     stem = "device_" if has_gpu_time(table) else ""
     gross = float(table[f"{stem}change_ns"].abs().sum())
     return [

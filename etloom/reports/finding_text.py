@@ -50,8 +50,7 @@ def format_cost(row: Mapping[str, Any], rank_count: int | None) -> str:
 
 
 def format_parts(row: Mapping[str, Any]) -> str:
-    """Return text on the cost by place, such as "by place, in total: Attention 7.2 ms (48 times); ..."; may be
-    empty."""
+    """Return text on a finding's cost by place, such as "by place, in total: Attention 7.2 ms ..."; may be empty."""
     parts = json.loads(row["parts"]) if row["parts"] else []
     names = shorten_labels([part["place"] or "elsewhere" for part in parts]) if parts else []
     texts = [

@@ -51,7 +51,7 @@ def find_views(findings: pl.DataFrame, job: Job) -> list[FindingView | None]:
 
 
 def list_named_ranks(views: list[FindingView | None]) -> list[int]:
-    """Return the distinct ranks of the views and their peers, in the order of the views."""
+    """Return the distinct ranks that timeline views show, and their peer ranks, in the order of the views."""
     ranks = [rank for view in views if view for rank in (view.rank, view.peer) if rank is not None]
     return list(dict.fromkeys(ranks))
 
@@ -65,7 +65,7 @@ def _find_view(row: Mapping[str, Any], collectives: pl.DataFrame) -> FindingView
 
 
 def _views_of_waits(view: FindingView, collectives: pl.DataFrame) -> Iterator[FindingView]:
-    """Yield the view with the other rank added, if at least half of its time is a wait between two ranks."""
+    """Yield the timeline view of a finding with the other rank added, if it shows a wait between two ranks."""
     if collectives.is_empty():
         return
     parts = collectives.filter(pl.col("rank") == view.rank)

@@ -144,7 +144,7 @@ def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Se
 
 
 def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> dict[str, object]:
-    """Return the data of the heat map for JSON, merged into at most MAX_ROWS * MAX_COLUMNS cells."""
+    """Return the heat map as data for JSON; ranks and steps are merged into at most MAX_ROWS * MAX_COLUMNS cells."""
     row_starts = _divide(len(fleet.ranks), MAX_ROWS)
     column_starts = _divide(len(fleet.steps), MAX_COLUMNS)
     rows, columns = len(row_starts) - 1, len(column_starts) - 1
@@ -178,6 +178,6 @@ def _encode(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[in
 
 
 def _divide(count: int, parts: int) -> list[int]:
-    """Divide ``count`` rows or columns into at most ``parts`` parts of equal size; return the bounds of the parts."""
+    """Divide ``count`` rows or columns into at most ``parts`` ranges of equal size; return the range bounds."""
     size = -(-count // parts)
     return [*range(0, count, size), count]

@@ -90,7 +90,7 @@ def choose_column_format(frame: pl.DataFrame, name: str) -> ColumnFormat:
 
 
 def convert_to_own_units(frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert before, after and change of each row to a readable unit: 1,009 ms instead of 1,008,570,000 ns.
+    """Convert the columns before, after and change, row by row, to a readable unit: 1,009 ms, not 1,008,570,000 ns.
 
     The column ``unit`` states the unit of a row."""
     values = [name for name in ("before", "after", "change") if name in frame.columns]
@@ -111,7 +111,7 @@ def _has_unit(frame: pl.DataFrame, name: str, suffix: str) -> bool:
 
 
 def _columns_sharing_unit(frame: pl.DataFrame, name: str) -> list[str]:
-    """Return the columns that must share a unit with this column: its before, after and change columns."""
+    """Return the columns that must share a unit with the column ``name``: those for before, after and change."""
     suffix = next((column for column in _COMPARED_SUFFIXES if name.endswith(column)), None)
     if suffix is None:
         return [name]

@@ -125,7 +125,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
 
 
 def _encode_view(view: FindingView | None, timelines: Timelines) -> str:
-    """Return the view of a finding as JSON, times in ns from the zero of the page; empty if its rank is not drawn."""
+    """Return a finding's timeline view as JSON, times in ns from the page's zero; empty if its rank is not drawn."""
     if view is None or view.rank not in timelines.zeros:
         return ""
     zero = timelines.zeros[view.rank]
@@ -294,7 +294,7 @@ def _render_breakdown(summary: RunSummary) -> str:
 
 
 def _render_table_section(summary: RunSummary, name: str, title: str, note: str) -> str:
-    """Render the table of an analysis as an HTML section; empty if it has no rows or no communication time."""
+    """Render an analysis table as an HTML section; empty without rows, or for comm-overlap without communication."""
     frame = summary.tables[name]
     if frame.is_empty() or (name == "comm-overlap" and not frame["communication_ns"].sum()):
         return ""

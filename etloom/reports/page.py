@@ -78,7 +78,7 @@ def fill_template(template: str, **parts: str) -> str:
 
 
 def content_security_policy(css: str, script: str) -> str:
-    """Return a content security policy that allows only this style and this script, identified by their hashes."""
+    """Return a content security policy that allows only the style ``css`` and the script ``script``, by hash."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -75,7 +75,7 @@ def _plot_breakdown(alt: Any, job: Job, options: Mapping[str, Any]) -> altair.Ch
 
 
 def _plot_roofline(alt: Any, job: Job, options: Mapping[str, Any]) -> altair.Chart:
-    """Draw throughput by arithmetic intensity, one point per operator, sized by time."""
+    """Draw a roofline chart: throughput over arithmetic intensity, a point per operator, sized by time."""
     table = answer(job, "roofline", **options).table.filter(
         (pl.col("intensity") > 0) & (pl.col("tflops_per_s") > 0)
     )
@@ -136,7 +136,7 @@ def _keep_peaks(curve: pl.DataFrame) -> pl.DataFrame:
 
 
 def _plot_arrival_skew(alt: Any, job: Job, options: Mapping[str, Any]) -> altair.Chart:
-    """Draw how long each rank waited in each collective, over the time of its arrival."""
+    """Draw a point per rank and collective: the time that the rank waited there, over the time of its arrival."""
     table = answer(job, "arrivals", **options).table.drop_nulls(["start_ns", "wait_ns"])
     points = table.sort("wait_ns", descending=True).head(MAX_POINTS).sort("start_ns")
     points = points.with_columns(

@@ -14,7 +14,7 @@ MAX_LISTED_RANKS = 32
 
 
 def summarize_rank_spread(frame: pl.DataFrame) -> pl.DataFrame:
-    """Summarize each numeric column of a table by rank: minimum, median and maximum, as text with units.
+    """Summarize the numeric columns of a table with a row per rank: minimum, median, maximum, as text with units.
 
     Returns figure (the column's header), minimum and its rank, median, maximum and its rank. Columns without values are
     omitted.

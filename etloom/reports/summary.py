@@ -154,7 +154,7 @@ def _compute_summary(job: Job) -> RunSummary:
 
 
 def _analyze_ranks(job: Job) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
-    """Return the tables of the analyses of single ranks, and by analysis the reason why ranks are missing."""
+    """Return the tables of the single-rank analyses, and by analysis the reason why its table lacks ranks."""
     tables, unanswered, answers = {}, {}, {}
     for name in RANK_ANALYSES:
         try:
@@ -418,7 +418,7 @@ def _summarize_recorded_times(operators: pl.DataFrame) -> SummaryLine:
 
 
 def _summarize_recorded_communication(job: Job) -> SummaryLine:
-    """Return the summary line on recorded communication: the number of collectives and messages, and their bytes."""
+    """Return the summary line on recorded communication: number of collectives, of sends and receives, and bytes."""
     comms = pl.concat(
         trace.comms.select(pl.col("collective").cast(pl.String), "bytes") for trace in job.values()
     )

@@ -366,7 +366,7 @@ def test_devices_are_known_by_their_names(device: str, name: str, bf16: float | 
 def test_an_unknown_device_is_reported_in_one_sentence(tmp_path: Path, device: str | None) -> None:
     job = matrix_product(100).kernel("gemm", 110, 200, 200).open(tmp_path, device)
     for analysis in ("roofline", "mfu"):
-        with pytest.raises(AnalysisError, match=r"peaks of .* are unknown; give --peak-tflops") as raised:
+        with pytest.raises(AnalysisError, match=r"peaks of .* are unknown; specify --peak-tflops") as raised:
             etloom.analyze(job, analysis)
         assert (device or "does not name") in str(raised.value)
         assert ("--bandwidth-gbs" in str(raised.value)) == (analysis == "roofline"), "only what it takes"

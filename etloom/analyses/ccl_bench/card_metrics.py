@@ -16,8 +16,8 @@ _DEVICE = ("workload", "hardware", "xpu_spec")
 
 
 def _card_value(run: RunData, path: tuple[str, ...], *names: str) -> Any:
-    """Return the value of the first of several names that the workload card has; raise MetricUnavailable if it has
-    none."""
+    """Return the workload card's value under the first of the alternative names ``names`` that it contains; raise
+    MetricUnavailable if it contains none."""
     part: Any = run.card
     for key in path:
         part = part.get(key) if isinstance(part, dict) else None
@@ -28,7 +28,7 @@ def _card_value(run: RunData, path: tuple[str, ...], *names: str) -> Any:
 
 
 def _card_number(run: RunData, path: tuple[str, ...], *names: str) -> float:
-    """Return a positive number from the card; raise MetricUnavailable if it is missing or invalid."""
+    """Return a positive number of the workload card; raise MetricUnavailable if it is missing or invalid."""
     value = _card_value(run, path, *names)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
         raise MetricUnavailable(

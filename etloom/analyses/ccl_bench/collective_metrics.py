@@ -63,8 +63,8 @@ def _volume(*collectives: str) -> Callable[[RunData], Answer]:
 
 
 def _issue_times(rank: RankData, participations: pl.DataFrame) -> pl.DataFrame:
-    """Return the bytes of each communication and the start of its host call (ns); the kernel may run after the step's
-    end."""
+    """Return the bytes of each communication and the time at which the host issued it (ns); its kernel may run after
+    the step's end."""
     calls = rank.trace.events.select(issuer="id", issued="ts")
     joined = participations.select("issuer", "bytes", start="own_start").join(calls, on="issuer", how="left")
     return joined.select("bytes", issued=pl.coalesce("issued", "start"))

@@ -85,7 +85,8 @@ class RankData:
         return self.inner or ([busy_span] if busy_span else [])
 
     def sum_step_work(self, work: pl.DataFrame) -> np.ndarray:
-        """Return the total duration (ns) of the activities that run in each interval of `windows`, without clipping."""
+        """Return the total duration (ns) of the activities ``work`` that run in each interval of `windows`; activities
+        that extend beyond the interval count in full."""
         bounds = np.array(self.windows(), np.int64).reshape(-1, 2)
 
         def before(times: str, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
@@ -98,7 +99,8 @@ class RankData:
         return ran
 
     def average_steps(self, question: Callable[[int, int], float | None]) -> float:
-        """Return the mean of a quantity over the intervals of `windows`; raise MetricUnavailable if it has no value."""
+        """Return the mean of the values that ``question`` returns for the intervals of `windows`; raise
+        MetricUnavailable if there are none."""
         values = [value for span in self.windows() if (value := question(*span)) is not None]
         if not values:
             raise MetricUnavailable("no such work ran in the selected steps")

@@ -1,4 +1,4 @@
-"""Input of CCL-Bench metrics on a run, and the combination of metrics of ranks into one of the run."""
+"""Input of CCL-Bench metrics on a run, and functions that combine metric values of ranks into a value of the run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class RunData:
 
     @cached_property
     def bandwidths(self) -> pl.DataFrame:
-        """Columns collective, group_size, bytes, bus (GB/s) and time (ns), one row per communication."""
+        """Sizes, bus bandwidths (``bus``, GB/s) and times (ns) of the run's communications; one row per
+        communication."""
         instances = together.summarize_instances(self.communications())
         time = pl.coalesce("transfer_ns", "duration_ns")
         # A rank recorded alone has no transfer time: use its whole duration.

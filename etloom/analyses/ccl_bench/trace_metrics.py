@@ -245,7 +245,8 @@ def _bound(bound: str) -> Callable[[RankData], float]:
 
 
 def compute_counted_mfu(rank: RankData) -> float:
-    """Return the MFU in percent, over the whole recording."""
+    """Return the model FLOPs utilization (percent) over the whole recording, with FLOPs computed from recorded
+    shapes."""
     if not rank.has_shapes:
         raise MetricUnavailable(NO_SHAPES)
     try:

@@ -87,7 +87,8 @@ RankFindings = list[tuple[int, Finding]]
 
 
 def check_rank(trace: Trace) -> AnalysisError | None:
-    """Return an error if the findings of a job must leave out the rank because it has no times, else None."""
+    """Return an error that explains why the rank has no times and is left out of a job's findings; None if it has
+    times."""
     return None if trace.has_result(find_in_rank) else explain_missing_times(trace)
 
 
@@ -143,7 +144,8 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
 def _compute_order(
     row: dict[str, Any], findings: RankFindings, late_row: dict[str, Any], ranks: Sequence[int]
 ) -> int | None:
-    """Return the gain (ns) by which findings are sorted; it is raised for the finding that explains why a rank is late.
+    """Return the gain (ns) by which a finding is sorted; raised above the gain of a late rank whose lateness the
+    finding explains.
 
     A late rank is a symptom. What costs mostly this rank, compared with the median of the others, and explains at least
     `MIN_EXPLAINED` of what the job loses by its lateness, is the cause, and comes first.
@@ -165,13 +167,14 @@ def _compute_order(
 def _describe_costliest(
     name: str, findings: RankFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
-    """Return the row of a cause from the rank with the highest cost, without the time that the job would gain."""
+    """Return the table row of a cause of lost time, for the rank with the highest cost, without the columns on the
+    job's gain."""
     rank, finding = max(findings, key=lambda pair: (pair[1].cost_ns, -pair[0]))
     return _describe(name, rank, finding, sizes[rank]) | {"ranks": len({rank for rank, _ in findings})}
 
 
 def _describe(name: str, rank: int, finding: Finding, size: dict[str, int]) -> dict[str, Any]:
-    """Return a rank's finding as a row of the result table, without the time that the job would gain."""
+    """Return a rank's finding as a row of the result table, without the columns on the job's gain."""
     columns = {field: getattr(finding, field) for field in COLUMNS if hasattr(finding, field)}
     return {
         **columns,
@@ -188,7 +191,8 @@ def _describe(name: str, rank: int, finding: Finding, size: dict[str, int]) -> d
 def _simulate_gain(
     gains: JobGains, findings: RankFindings, step_count: int, limit_ns: int | None
 ) -> dict[str, Any]:
-    """Return the columns on the time the job gains without a finding, simulated, and at most ``limit_ns``."""
+    """Simulate the job without the losses of findings; return the columns on its gain in time, which is limited to
+    ``limit_ns``."""
     gain_ns = gains.compute_gain(findings)
     if gain_ns is None or gains.duration_ns is None:
         return {}
@@ -204,7 +208,8 @@ def _simulate_gain(
 def _split_by_rank(
     name: str, gains: JobGains, findings: RankFindings, sizes: dict[int, dict[str, int]]
 ) -> dict[str, Any]:
-    """Return the row of the rank whose finding costs the job most; ``parts``: gain and cost of each rank."""
+    """Return the table row of the rank without whose finding the job gains most; its column ``parts`` lists gain and
+    cost by rank."""
     by_cost = sorted(findings, key=lambda pair: (-pair[1].cost_ns, pair[0]))
     alone = [(gains.compute_gain([pair]), *pair) for pair in by_cost[:MAX_PLACES]]
     alone.sort(key=lambda row: -(row[0] or 0))
@@ -217,7 +222,8 @@ def _split_by_rank(
 
 
 def _format_parts(parts: Sequence[Part]) -> str | None:
-    """Return the parts of a cost (per place or rank) as JSON text; job_gain_ns only if it is known."""
+    """Return the parts of a finding's cost (per place or rank) as JSON text; job_gain_ns is omitted where it is
+    unknown."""
     rows = [dataclasses.asdict(part) for part in parts]
     for row in rows:
         del row["more"]

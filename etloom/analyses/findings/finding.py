@@ -25,7 +25,7 @@ HOST, DEVICE, BOTH = "host", "device", "both"
 
 @dataclass(frozen=True)
 class Part:
-    """The share of a finding's cost at one place (an operator, a module, a kind of copy); null if unknown."""
+    """Cost and number of occurrences of a finding at one place (operator, module, kind of copy, or rank)."""
 
     place: str | None
     cost_ns: int
@@ -94,7 +94,7 @@ def sum_places(
     min_rows: int = 1,
     hidden: Intervals = EMPTY,
 ) -> Iterator[Finding]:
-    """Yield one Finding for all rows of lost time, with its cost by place (column ``by``); none if nothing is lost.
+    """Yield a single Finding that sums rows of lost time, with its cost by place (``by``); none if no time is lost.
 
     It is located at the most expensive row of the most expensive place.
 
@@ -153,7 +153,7 @@ def sum_places(
 
 
 def _rank_places(place: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, list[int], list[int]]:
-    """Return the costliest row of each place with cost and number of the place's rows, the costliest place first."""
+    """Return the costliest row, total cost (ns) and number of rows of each place, sorted by descending total cost."""
     by_place = np.lexsort((-costs, place))
     firsts = np.flatnonzero(np.diff(place[by_place], prepend=-1))
     rows, sums = by_place[firsts], np.add.reduceat(costs[by_place], firsts)
@@ -162,7 +162,8 @@ def _rank_places(place: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, list
 
 
 def _label_places(view: RankView, rows: pl.DataFrame, by: str) -> pl.Series:
-    """Return the place (operator, module, block) of each row as text, see `sum_places`."""
+    """Return the place of each row of lost time as text: its operator, module, block or kernel name, as ``by``
+    selects."""
     if by == "name":
         return rows["name"]
     if by != "block":
@@ -172,7 +173,8 @@ def _label_places(view: RankView, rows: pl.DataFrame, by: str) -> pl.Series:
 
 
 def _name_blocks(modules: pl.Series, operators: pl.Series) -> pl.Series:
-    """Return the block of each row: the class of the module (layers of one class count as one), else the operator."""
+    """Return the block of each row of lost time: its module's class (all layers of a class are one block), else its
+    operator."""
     if modules.null_count() == len(modules):
         return operators
     classes = map_text(modules, lambda name: name.str.replace(r"_\d+$", ""))
@@ -229,7 +231,7 @@ def _sum_parts(place: str, parts: Sequence[Part]) -> Part:
 
 
 def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) -> tuple[int, int]:
-    """Return the time lost by all rows, and the part of it inside annotated steps, ns.
+    """Return the total time lost in rows (ns), and the part of it inside annotated steps.
 
     Concurrent losses of several streams or threads are counted once.
 
@@ -242,7 +244,8 @@ def compute_cost(view: RankView, rows: pl.DataFrame, hidden: Intervals = EMPTY) 
 
 
 def _sum_cost(view: RankView, rows: pl.DataFrame, lost: Intervals) -> tuple[int, int]:
-    """Return the lost time of the rows and its part inside annotated steps (ns), at most the length of ``lost``."""
+    """Return the total lost time of rows and its part inside annotated steps (ns), each limited to the time in
+    ``lost``."""
     start, end, each = (rows[name].to_numpy() for name in ("start", "end", "cost_ns"))
     inside = view.step_intervals.covered(start, end) / np.maximum(end - start, 1) * each
     in_steps = min(round(float(inside.sum())), (lost & view.step_intervals).total)
@@ -260,7 +263,8 @@ def describe_place(row: dict[str, Any], name: str = "operator", before: str = " 
 
 
 def find_long_gaps(row: dict[str, Any]) -> list[int]:
-    """Return the lengths of the longest gaps, ns, if they make up most of the cost, else an empty list.
+    """Return the lengths (ns) of the longest idle gaps of a finding if they make up most of its cost, else an empty
+    list.
 
     ``row``: as in `sum_places`.
     """

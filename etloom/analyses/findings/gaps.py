@@ -153,7 +153,8 @@ def _attribute_gaps(
     late: NDArray[np.bool_],
     is_last: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the cause of each gap (its index in `CAUSES`), and the id of the responsible call, -1 for the launch.
+    """Return the cause of each idle gap (index in `CAUSES`) and the id of the responsible host call (-1: the late
+    launch).
 
     Args:
         stalls: The result of `list_stalls`.
@@ -188,7 +189,8 @@ def _attribute_gaps(
 
 
 def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
-    """Return the calls (ids) that wait for a copy from pageable memory: the copy, or another of its operator."""
+    """Return the ids of host calls that wait for a copy from pageable memory: the call that launches it, or another
+    wait in the same operator."""
     copies = view.activities.filter(view.match_activities(view.activities, PAGEABLE))["launch"].drop_nulls()
     if copies.is_empty():
         return np.zeros(0, np.int64)
@@ -203,7 +205,8 @@ def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
 def _split_after_launch(
     gaps: _Gaps, launch: NDArray[np.int64], returned: NDArray[np.int64], explained: NDArray[np.bool_]
 ) -> _Gaps:
-    """Split each gap where the late launch call that explains its beginning returns; the rest has the cause ``device``.
+    """Split each gap that lasts beyond the return of its late launch call; the rest is a separate gap with the cause
+    ``device``.
 
     Args:
         gaps: The gaps.
@@ -235,8 +238,8 @@ def _split_after_launch(
 def _measure_stalls(
     stalls: dict[str, Intervals], late: NDArray[np.bool_], until: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how long (ns) the host stalled after the late launch that ended the previous gap, and the
-    longest cause."""
+    """Return how long (ns) the host stalled between the previous late launch and that of each gap, and the longest
+    cause."""
     stall_ns, stall = np.zeros(len(until), np.int64), np.full(len(until), CAUSES.index("launch"))
     if late.any():
         ends = np.maximum.accumulate(until[late])
@@ -248,7 +251,7 @@ def _measure_stalls(
 
 
 def _extend_stalls(gaps: _Gaps) -> NDArray[np.bool_]:
-    """Attribute gaps that late launches end to the host stall before them, as far as the stall explains the lateness.
+    """Attribute gaps that late launches end to an earlier host stall, until these gaps add up to the time of the stall.
 
     Returns a mask of the gaps whose stall was over before they began.
     """
@@ -273,7 +276,7 @@ def _extend_stalls(gaps: _Gaps) -> NDArray[np.bool_]:
 
 
 def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the row of the first activity at or after each time, -1 for none."""
+    """Return the row of the first GPU activity that starts at or after each time, -1 for none."""
     following = np.searchsorted(view.activities["ts"].to_numpy(), times)
     return np.where(following == view.activities.height, -1, following)
 
@@ -281,16 +284,18 @@ def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> NDArray[n
 def _take_following(
     view: RankView, column: str, following: NDArray[np.int64], absent: int
 ) -> NDArray[np.int64]:
-    """Return a column of `activities` at the row numbers ``following``; ``absent`` for null and for row -1."""
+    """Return the values of a column of the table `activities` at the rows ``following``; ``absent`` for nulls and row
+    -1."""
     values = to_array(view.activities[column], absent).astype(np.int64)
     return select_values(values, following, absent)
 
 
 def _find_last_before(calls: pl.DataFrame, until: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the call (by end) that ended last before each time, -1 for none."""
+    """Return the row of the call that was the last to end before each time ``until`` (calls are sorted by end), -1 for
+    none."""
     return np.searchsorted(calls["end"].to_numpy(), until, side="right") - 1
 
 
 def _take(column: pl.Series, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return the values of a column at row numbers; the value for row -1 is arbitrary."""
+    """Return the values of a column at the row numbers ``rows``; the value for row -1 is arbitrary."""
     return column.to_numpy().astype(np.int64)[rows] if len(column) else np.zeros(len(rows), np.int64)

@@ -1,4 +1,4 @@
-"""The time that a job would save without losses of its ranks, simulated on its dependency graph.
+"""Simulate how much time a job would save without the time losses of its ranks, on the job's dependency graph.
 
 A loss is time that disappears from tracks of a rank: each edge of the graph becomes shorter by the part of it that lies
 in that time. What other ranks, streams or threads do at the same time then limits what the job gains: a rank that only
@@ -45,7 +45,7 @@ DEVICE_KINDS = (
 
 
 class JobGains:
-    """Simulates how much time a job would save without the losses of a finding.
+    """Simulates how much time a job would save without the time losses of findings.
 
     ``duration_ns``: the time that counts, from the start of the first annotated step (else of the recording) to the
     end of the last activity or step; null if the graph does not explain the recording, and then all gains are null.
@@ -101,7 +101,8 @@ class JobGains:
         return fit_overhead(self._graph, self._contraction, model, before, self._begin)
 
     def compute_gain(self, findings: Iterable[tuple[int, Finding]]) -> int | None:
-        """Return the time (ns) that the job saves without the losses of (rank, finding) pairs; None if unknown."""
+        """Return the time (ns) that the job would save without the losses of findings, as (rank, finding) pairs; None
+        if unknown."""
         graph = self._graph
         if graph is None:
             return None
@@ -133,8 +134,8 @@ class JobGains:
         return find_step_ends(self._job, self._end)
 
     def _compare_end(self, edges: Int32Array, gain: Int64Array) -> int:
-        """Return how much earlier the job ends (ns, at least 0) if the lag of each edge is reduced by the gain of that
-        edge."""
+        """Return how much earlier the job ends (ns, at least 0) if the lags of the graph edges ``edges`` are reduced by
+        ``gain`` (ns each)."""
         graph, contraction = self._graph, self._contraction
         assert graph is not None
         before = graph.lag_of(edges)
@@ -171,12 +172,13 @@ class JobGains:
 
     @cached_property
     def _counted_points(self) -> slice:
-        """The points of the contracted graph up to the end of the job, as a slice."""
+        """The graph points (starts and ends of events) of the contracted graph up to the end of the job, as a slice."""
         return slice(int(np.searchsorted(self._contraction.points, self._counts.stop)))
 
     @cached_property
     def _contraction(self) -> ContractedGraph:
-        """The contracted dependency graph; it retains all points that can be the last of the job or of a step."""
+        """The contracted dependency graph, with every graph point (start or end of an event) that can be the last of
+        the job or a step."""
         graph = self._graph
         assert graph is not None
         counts = np.full(len(graph), -1, np.int32)
@@ -185,7 +187,8 @@ class JobGains:
 
     @cached_property
     def _counts(self) -> slice:
-        """The points of the dependency graph up to the end of the job, as a slice (points are in time order)."""
+        """The graph points (starts and ends of events) up to the end of the job, as a slice of all points in time
+        order."""
         assert self._graph is not None
         return slice(int(np.searchsorted(self._graph.time, self._end, side="right")))
 
@@ -196,7 +199,7 @@ class JobGains:
 
     @cached_property
     def _edges(self) -> dict[int, dict[str, Int64Array]]:
-        """The edges of each rank that can be shortened, as indices by track type (host, device or both)."""
+        """The graph edges that can be shortened, as edge indices by rank and track type (host, device or both)."""
         graph = self._graph
         assert graph is not None
         has_lag = (graph.lag > 0) & (graph.time[graph.source] < graph.time[self._target])
@@ -209,7 +212,7 @@ class JobGains:
 
 
 def _sum_by_edge(parts: list[Int32Array], gains: list[Int64Array]) -> tuple[Int32Array, Int64Array]:
-    """Merge several ascending lists of edges; return the distinct edges and the sum of the gains of each."""
+    """Merge several ascending lists of graph edges; return the distinct edges and the total gain (ns) of each."""
     edges, gain = np.concatenate(parts), np.concatenate(gains)
     if max(part.size for part in parts) == edges.size:
         return edges, gain
@@ -220,8 +223,8 @@ def _sum_by_edge(parts: list[Int32Array], gains: list[Int64Array]) -> tuple[Int3
 
 
 def _merge_losses(findings: Iterable[tuple[int, Finding]]) -> Iterator[tuple[int, str, Intervals, float]]:
-    """Yield (rank, tracks, times, share of these times that is lost) for findings; times that are lost completely are
-    merged."""
+    """Yield rank, tracks, time intervals and the share of these intervals that is lost, for findings; fully lost
+    intervals of a rank and tracks are merged."""
     whole: dict[tuple[int, str], list[Intervals]] = {}
     components = ((rank, part) for rank, finding in findings for part in finding.components or (finding,))
     for rank, finding in components:

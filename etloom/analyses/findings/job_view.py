@@ -59,7 +59,7 @@ class JobView(Mapping[int, RankView]):
 
     @cached_property
     def participations(self) -> pl.DataFrame:
-        """The communications of all ranks that match across ranks with comparable clocks."""
+        """The ranks' participations in communications that were matched across ranks with comparable clocks."""
         comparable = match_collectives(self.job).comparable
         return comparable.filter(pl.col("instance").is_not_null())
 

@@ -1,4 +1,4 @@
-"""Late arrivals at communications: by how much behind the median rank, how much of it the rank caused itself, and why.
+"""Find late arrivals at communications: the delay behind the median rank, the part the rank itself caused, and why.
 
 A rank that waited for others since its last communication with the same ranks only passes their lateness on: that part
 is inherited, and is not counted as its own.
@@ -81,7 +81,8 @@ def _add_previous(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], job: Job) -> pl.DataFrame:
-    """Add the work before the arrival of the late rank, or of the median rank (suffix _usual), ns.
+    """Add the times (ns) that the late rank, or the median rank (suffix _usual), computed, worked and waited before its
+    arrival.
 
     Columns: begin (of the recording), compute, busy, waited.
 

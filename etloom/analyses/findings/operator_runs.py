@@ -1,4 +1,4 @@
-"""Runs of tiny operators on a host thread, as a loop over elements or parameters produces them."""
+"""Find long sequences of tiny operators on a host thread, as loops over elements or parameters produce them."""
 
 from __future__ import annotations
 

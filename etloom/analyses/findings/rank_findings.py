@@ -1,4 +1,4 @@
-"""The part of findings that needs the trace of one rank only: it is computed while the rank is in memory."""
+"""Compute the findings that need only a single rank's trace, while that trace is in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class _NeedsOtherRanks(Exception):
 
 
 def find_in_rank(trace: Trace) -> RankFindings:
-    """Return the findings of the patterns that need one rank only, and the tables that other patterns need of it.
+    """Return the findings of patterns that need a single rank only, and the tables of the rank that job-wide patterns
+    need.
 
     Raises:
         AnalysisError: the trace has neither GPU activity nor operators.
@@ -44,7 +45,8 @@ def _refuse() -> Intervals:
 
 
 def measure_rank(view: RankView) -> pl.DataFrame:
-    """Return one row: time from the first to the last event (ns), time in steps (ns), and number of steps.
+    """Return a row on the size of a rank: time from the first to the last event (ns), time in steps (ns), number of
+    steps.
 
     The time in steps and the number of steps are 0 if the steps do not cover the work.
     """

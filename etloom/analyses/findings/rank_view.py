@@ -109,7 +109,7 @@ class RankView:
         return result
 
     def map_patterns(self, function: Callable[[str], _Result], names: Sequence[str]) -> dict[str, _Result]:
-        """Return {name: function(name)}; two patterns run at a time if the rank is large."""
+        """Return {name: function(name)} for the patterns ``names``; two patterns run at a time if the rank is large."""
         return run_paired(function, names, self.trace.rows("events"))
 
     def find(self, pattern: str) -> Sequence[Finding]:
@@ -250,7 +250,7 @@ class RankView:
 
     @shared_property
     def activity_step_count(self) -> int:
-        """The number of steps that have activities."""
+        """The number of steps that have GPU activities."""
         return self.activities["step"].drop_nulls().n_unique()
 
     @shared_property
@@ -260,7 +260,7 @@ class RankView:
         return bool(ids.size and ids[0] == 0 and ids[-1] == ids.size - 1 and (ids[1:] > ids[:-1]).all())
 
     def find_rows(self, ids: pl.Series) -> np.ndarray:
-        """Return the row number of each event id, -1 for null and for events that are missing."""
+        """Return the row number in the events table of each event id, -1 for null and for missing events."""
         if not self._ids_are_rows:
             return arrays.rows_of_ids(self.trace.events, ids)
         rows = arrays.to_array(ids, -1).astype(np.int64)
@@ -286,7 +286,7 @@ class RankView:
 
     @shared_property
     def step_computation(self) -> pl.DataFrame:
-        """The kernels of `activities` that compute and belong to an annotated step, with all its columns."""
+        """The computation kernels that belong to an annotated step, with all columns of `activities`."""
         is_kernel = pl.col("cat").is_in(["kernel", "Kernel"])
         return self.activities.filter(
             is_kernel & (pl.col("kind") == "computation") & pl.col("step").is_not_null()
@@ -348,7 +348,8 @@ class RankView:
 
     @shared_property
     def data_loads(self) -> pl.DataFrame:
-        """Host events that wait for the data loader, columns as in `find_host_events`; of nested ones the outermost."""
+        """Host events that wait for the data loader (of nested events the outermost), columns as in
+        `find_host_events`."""
         return select_outermost(self.find_host_events(LOADS_DATA))
 
     @shared_property
@@ -362,7 +363,8 @@ class RankView:
         return find_gaps(self)
 
     def select_gaps(self, cause: str) -> pl.DataFrame:
-        """Return the rows of `gaps` with a cause, with their lengths also as the column ``cost_ns``."""
+        """Return the rows of `gaps` whose cause is ``cause``, with their lengths (ns) also as the column
+        ``cost_ns``."""
         rows = np.flatnonzero(self._gap_causes == CAUSES.index(cause))
         if not rows.size:
             return self._no_gaps.clone()
@@ -380,7 +382,7 @@ class RankView:
 
     @shared_property
     def saves(self) -> pl.DataFrame:
-        """Calls that save a checkpoint, columns as in `find_host_events`; of nested ones the outermost."""
+        """Calls that save a checkpoint (of nested calls the outermost), columns as in `find_host_events`."""
         return select_outermost(self.find_host_events(SAVES))
 
     @shared_property
@@ -401,7 +403,7 @@ class RankView:
 
     @shared_property
     def compiles(self) -> pl.DataFrame:
-        """Events of torch.compile compiling, columns as in `find_host_events`; of nested ones the outermost."""
+        """Events in which torch.compile compiles (of nested events the outermost), columns as in `find_host_events`."""
         return select_outermost(self.find_host_events(COMPILES))
 
     @shared_property
@@ -437,7 +439,7 @@ class RankView:
 
     @shared_property
     def long_calls(self) -> pl.DataFrame:
-        """Calls of the runtime or driver of `LONG_PAUSE_NS` or more that neither wait for the device nor allocate.
+        """Runtime or driver calls that take `LONG_PAUSE_NS` or more and neither wait for the device nor allocate.
 
         Columns as in `find_host_events`.
         """

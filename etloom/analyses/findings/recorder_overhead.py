@@ -1,4 +1,4 @@
-"""The overhead of the recorder on the host of a job, from the step time before the recording.
+"""Estimate how much the recorder slows the host of a job, from the step time before the recording.
 
 Every operator and call that is recorded takes longer, at its start and at its end, so each piece of time of the host
 between two such instants is longer by about the same amount. It is chosen such that the dependency graph of the
@@ -91,7 +91,7 @@ class StepModel:
 def fit_overhead(
     graph: Graph, contraction: ContractedGraph, model: StepModel, before: StepBefore, begin: int
 ) -> RecorderOverhead | None:
-    """Return the recorder overhead without which steps take as long as before the recording.
+    """Return the recorder overhead without which the recorded steps take as long as the steps before the recording.
 
     None if recording does not lengthen the steps noticeably, or if its overhead cannot explain their length.
 

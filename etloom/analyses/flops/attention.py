@@ -23,7 +23,7 @@ from etloom.analyses.flops.operator_call import (
 
 
 def count_pairs(queries: int, keys: int, mask: str) -> int:
-    """Return the number of (query, key) pairs that a mask keeps.
+    """Return the number of (query, key) pairs that an attention mask keeps.
 
     Args:
         queries: Number of queries.
@@ -87,7 +87,8 @@ def _causal(at: int, kind: str) -> Mask:
 
 
 def _custom(at: int) -> Mask:
-    """Return the attention mask that xformers states as a number (the values of its CustomMaskType)."""
+    """Return a function that reads the attention mask of an xformers call, a CustomMaskType number, from argument
+    ``at``."""
     return lambda call: ("none", "top_left", "bottom_right")[call.ints(at, 1)[0]]
 
 

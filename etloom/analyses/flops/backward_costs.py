@@ -64,7 +64,8 @@ def derive_backward_costs(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl
 
 
 def _match_forward(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFrame:
-    """Add the forward operator of each backward operator: unit (a number), backward_row, forward_row and type.
+    """Add the columns unit (row number), backward_row, forward_row and type, which match backward with forward
+    operators.
 
     Rows are -1 for none. Without backward operators the table is returned unchanged.
 
@@ -91,7 +92,8 @@ def _match_forward(trace: Trace, units: pl.DataFrame, parent: Rows) -> pl.DataFr
 
 
 def _join_forward_costs(units: pl.DataFrame) -> pl.DataFrame:
-    """Return the backward operators without flops, joined with the cost of the single forward product they belong to.
+    """Return the backward operators without FLOPs, joined with the cost of their forward operator if that is a single
+    product.
 
     Columns added: forward_flops, forward_dtype, equal_head_sizes, observed_products (in the backward operator, in units
     of the forward cost) and is_only_unit (of the backward operator).
@@ -152,7 +154,7 @@ def _derive_costs(units: pl.DataFrame) -> pl.DataFrame:
 
 
 def _have_equal_head_sizes(dims: str) -> bool:
-    """Return whether queries, keys and values, the first three arguments, have one head size."""
+    """Return whether queries, keys and values, the first three shapes in ``dims``, have the same head size."""
     shapes = json.loads(dims)[:3]
     return (
         len(shapes) == 3

@@ -19,7 +19,8 @@ _KEY = ("name", "dims", "types", "strides", "values")
 
 
 def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """Add shapes, types and cost (flops, bytes) to operator calls; null if not costed or unknown."""
+    """Add argument shapes, types and cost (flops, bytes) to operator calls; the cost is null if unknown or not
+    counted."""
     arguments = trace.arguments.select("dims", "types", "strides", id="event", values="concrete_inputs")
     calls = calls.hstack(take_rows(arguments.drop("id"), rows_of_ids(arguments, calls["id"])))
     distinct = calls.filter("costed").select(_KEY).unique()
@@ -79,7 +80,8 @@ def _kineto_cost(row: dict[str, Any]) -> Cost | None:
 
 
 def compute_node_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """Add name, dims, types and the columns of a cost to nodes (node, ...) of the execution trace."""
+    """Add the name, argument shapes and types, and cost (flops, bytes) of each execution-trace node to the rows
+    ``calls``."""
     nodes = trace.nodes.select("name", "inputs", node="id")
     calls = calls.join(nodes, on="node", maintain_order="left")
     tensors = trace.tensors.join(calls.select("node"), on="node", how="semi").sort(
@@ -118,7 +120,7 @@ def compute_node_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _format_list(tensors: list[dict[str, Any]], name: str) -> str:
-    """Return the shapes or types of tensors as one JSON list."""
+    """Return the column ``name`` (shape or dtype) of tensors as a JSON list."""
     if name == "shape":
         return f"[{', '.join(tensor[name] or 'null' for tensor in tensors)}]"
     return json.dumps([tensor[name] for tensor in tensors])

@@ -69,8 +69,8 @@ def _forward(call: Call) -> Cost:
 
 
 def _backward(call: Call) -> Cost:
-    """Return the cost of a convolution's backward: each gradient (input, weight) costs as much as forward; see
-    output_mask."""
+    """Return the cost of a convolution's backward pass: each computed gradient (input, weight) costs as much as
+    forward."""
     grad, x, weight = call.tensor(0), call.tensor(1), call.tensor(2)
     mask = call.value(10)
     if call.outputs:

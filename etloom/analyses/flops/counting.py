@@ -40,7 +40,7 @@ _LAYOUT = r"nchwToNhwc|nhwcToNchw"
 
 
 def count_calls(trace: Trace) -> pl.DataFrame:
-    """Return one row per operator call with a cost formula, other operator that launches, and kernel of unknown
+    """Return one row per operator call that has a cost formula or launches GPU activity, and per kernel of unknown
     operator.
 
     Returns:
@@ -101,7 +101,7 @@ def _check_costs(trace: Trace, units: pl.DataFrame) -> pl.DataFrame:
 
 
 def lookup_families(names: pl.Series) -> pl.Series:
-    """Return the family of each operator by its name, null if it has no formula."""
+    """Return the family (such as gemm) of each operator name, null if the operator has no cost formula."""
     distinct = names.unique().to_frame("text")
     families = [entry.family if name and (entry := find_entry(name)) else None for name in distinct["text"]]
     distinct = distinct.with_columns(pl.Series("family", families, dtype=FAMILY))
@@ -142,7 +142,7 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
 
 @lru_cache(maxsize=64)
 def _classify_names(names: tuple[tuple[str, str], ...], user_files: tuple[str, ...]) -> pl.DataFrame:
-    """Return what the names of GPU activities show: kernel family, TF32, bus transfer, and type of gradient.
+    """Return the properties that the names of GPU activities show: kernel family, TF32, bus transfer, type of gradient.
 
     Args:
         names: kind and name of each.
@@ -199,7 +199,7 @@ def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
 
 
 def _mask_recomputed(trace: Trace, parent: Rows) -> Mask:
-    """Return a mask of the rows inside an operator that activation checkpointing repeats."""
+    """Return a mask of the events inside an operator that activation checkpointing runs again."""
     events = trace.events
     operators = (
         arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["depth"].is_not_null().to_numpy()
@@ -221,7 +221,7 @@ def _above(parent: Rows, rows: Rows) -> Rows:
 
 
 def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per call, and per kernel without call.
+    """Sum kernels by operator call: return one row per call, and one per kernel whose call is unknown.
 
     Returns:
         row, replay, step, kernel_family (of the longest kernel), kernels, time_ns, tf32, bus, products (number of
@@ -269,7 +269,8 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _make_host_units(events: pl.DataFrame, parent: Rows, counted: Mask) -> pl.DataFrame:
-    """Return a row per counted operator for a trace without GPU, with its time on the host."""
+    """Return one row, with host time, per operator that is counted or inside no counted operator; for a trace without
+    GPU."""
     self_time = nesting.compute_exclusive_time(events, operators_only=True).to_numpy()
     operators = _mask_operators(events)
     inside = nesting.find_nearest_ancestor(parent, counted, np.arange(events.height)) >= 0

@@ -1,4 +1,4 @@
-"""Operators with a formula (operator -> family and formula), and kernel families by kernel name."""
+"""Cost formulas and families of operators, by operator name, and families of kernels, by kernel name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILIES = names.FAMILIES
 
 @dataclass(frozen=True)
 class Entry:
-    """The family and formula of an operator.
+    """The family (such as gemm) and the cost formula of an operator.
 
     Attributes:
         composite: The operator usually calls another one that has an entry. It is counted only where it calls none.
@@ -46,7 +46,7 @@ REGISTRY: dict[str, Entry] = {
 
 
 def find_entry(operator: str | None) -> Entry | None:
-    """Return the family and formula of an operator; None if it has no formula or no name."""
+    """Return the family and cost formula of an operator; None if the operator has no formula or no name."""
     if operator is None:
         return None
     if operator.startswith(memory_bound.FUSED):
@@ -60,7 +60,8 @@ _CASTS = r"\([A-Za-z_][\w: ]*\)(?:-|\b)"
 
 
 def infer_kernel_family(kind: pl.Expr, name: pl.Expr) -> pl.Expr:
-    """Return the family of a GPU activity from its type and name, for unknown operators.
+    """Return an expression for the family of a GPU activity, inferred from its kind and name where the operator is
+    unknown.
 
     The parameter list of a kernel's name is ignored, its template arguments are not.
     """

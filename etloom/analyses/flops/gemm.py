@@ -21,7 +21,8 @@ def count_gemm_flops(m: int, n: int, k: int, batch: int = 1) -> int:
 
 
 def _product(a: Tensor, b: Tensor, *more: Tensor | None, out: str | None = None) -> Cost:
-    """Return the cost of a (.., m, k) times b (.., k, n) with equal batches; more: other tensors that are read."""
+    """Return the cost of the product a (.., m, k) x b (.., k, n) with equal batches; the tensors ``more`` are read,
+    too."""
     (*batch, m, k), (*b_batch, b_k, n) = a.shape, b.shape
     if k != b_k or batch != b_batch:
         raise NotRecorded
@@ -81,7 +82,8 @@ def _scaled_mm(call: Call) -> Cost:
 
 
 def _grouped_mm(call: Call) -> Cost:
-    """Return the cost for rows of a (m, k) in groups with matrices b (groups, k, n): each row is multiplied once."""
+    """Return the cost of a grouped product: each row of a (m, k) is multiplied by its group's matrix in b (groups, k,
+    n)."""
     a, b = call.tensor(0, 2), call.tensor(1, 3)
     (m, k), (_, b_k, n) = a.shape, b.shape
     if k != b_k:
@@ -109,7 +111,8 @@ def _linear(call: Call) -> Cost:
 
 
 def _matmul(call: Call) -> Cost:
-    """Return the cost like numpy's matmul: a vector is a row or a column, leading dimensions are broadcast."""
+    """Return the cost of a product like numpy's matmul: a vector is a row or column, and leading dimensions are
+    broadcast."""
     a, b = call.tensor(0), call.tensor(1)
     if not a.shape or not b.shape:
         raise NotRecorded
@@ -127,7 +130,7 @@ def _matmul(call: Call) -> Cost:
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that these shapes broadcast to; raise NotRecorded if they do not broadcast."""
+    """Return the shape to which the shapes ``shapes`` broadcast; raise NotRecorded if they are incompatible."""
     width = max(map(len, shapes), default=0)
     padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
     result = []

@@ -1,4 +1,4 @@
-"""Minimum times of calls, from the peaks of the device."""
+"""Minimum times of operator calls, from the device's peak FLOP/s and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from etloom.timeline.activity import select_device_events
 
 
 def list_used_devices(trace: Trace) -> list[int]:
-    """Return the indices of the devices with activity; 0 if the trace does not contain the index."""
+    """Return the indices of the devices with GPU activity, ascending; activity without an index counts as device 0."""
     return select_device_events(trace)["device"].fill_null(0).unique().sort().to_list()
 
 
 def find_device_peaks(trace: Trace, **options: Any) -> Peaks:
-    """Return the peaks of the trace's device; see `find_peaks`."""
+    """Return the peak performance of the trace's device; see `find_peaks`."""
     return find_peaks(trace, list_used_devices(trace), **options)
 
 

@@ -46,7 +46,7 @@ _FILLS = ("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exp
 
 
 def _elementwise(arity: int, each: int, in_place: bool, result: str | None, call: Call) -> Cost:
-    """Return the cost of reading the tensors among the first ``arity`` arguments and writing the result.
+    """Return the cost of an elementwise operator that reads its first ``arity`` tensor arguments and writes the result.
 
     The result has the broadcast shape; a tensor after the inputs is the result (the variant with out=).
     """
@@ -64,7 +64,7 @@ _DTYPE_KINDS = ("bool", "int", "float", "complex")
 
 
 def promote_types(tensors: Iterable[Tensor]) -> str | None:
-    """Return the result type by torch's result_type; None if a type is unknown.
+    """Return the result type of tensors by the rules of torch.result_type; None if a type is unknown.
 
     It is of the highest kind and among these the widest; a zero-dimensional tensor only counts with a higher kind.
     """
@@ -99,7 +99,7 @@ def _rank_dtype_kind(dtype: str | None) -> int:
 
 
 def _reduction(each: int, call: Call) -> Cost:
-    """Return the cost; the result counts if its dimensions were recorded, so that bytes is a lower bound."""
+    """Return the cost of a reduction; its bytes are a lower bound unless the dimensions of the result were recorded."""
     x = call.tensor(0)
     result = call.output()
     return Cost(
@@ -126,26 +126,28 @@ def _scan(call: Call) -> Cost:
 
 
 def _softmax(call: Call) -> Cost:
-    """Return the cost: maximum, subtraction, exp, sum, division."""
+    """Return the cost of softmax, 5 FLOPs per element: maximum, subtraction, exp, sum, division."""
     x = call.tensor(0)
     out = call.output() or Tensor(x.shape, "float" if call.value(2) is True else x.dtype)
     return Cost(5 * x.numel, add_or_none(count_bytes(x), count_bytes(out)))
 
 
 def _softmax_backward(call: Call) -> Cost:
-    """Return the cost: product, sum, subtraction, product of the gradient and the output."""
+    """Return the cost of the gradient of softmax, 4 FLOPs per element: product, sum, subtraction, product."""
     grad, out = call.tensor(0), call.tensor(1)
     return Cost(4 * grad.numel, add_or_none(count_bytes(grad, out), count_bytes(out, as_result=True)))
 
 
 def _normalisation(call: Call) -> Cost:
-    """Return the cost per element: mean (1), variance (3), normalize (2), scale and shift (2)."""
+    """Return the cost of normalization, 8 FLOPs per element: mean (1), variance (3), normalize (2), scale and shift
+    (2)."""
     x = call.tensor(0)
     return Cost(8 * x.numel, add_or_none(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
 
 
 def _normalisation_backward(call: Call) -> Cost:
-    """Return the cost: two sums over the group and the gradient from them, about 11 per element."""
+    """Return the cost of the gradient of normalization, about 11 FLOPs per element, which includes two sums per
+    group."""
     first, second = call.tensor(0), call.tensor(1)
     if first.shape != second.shape:
         raise NotRecorded
@@ -156,13 +158,15 @@ def _normalisation_backward(call: Call) -> Cost:
 
 
 def _rms_norm(call: Call) -> Cost:
-    """Return the cost: square and sum (2), scale by the root (1), by the weight (1)."""
+    """Return the cost of RMS norm, 4 FLOPs per element: square and sum (2), scale by the root (1), by the weight
+    (1)."""
     x = call.tensor(0)
     return Cost(4 * x.numel, add_or_none(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
 
 
 def _output_first(each: int, call: Call) -> Cost:
-    """Return the cost of vLLM's custom operators: the first argument is the result, the others are read."""
+    """Return the cost of a vLLM custom operator, whose first argument is the result and whose other arguments are
+    read."""
     out = call.tensor(0)
     return Cost(each * out.numel, count_bytes(*call.every()))
 
@@ -176,7 +180,8 @@ def _added_norm(call: Call) -> Cost:
 
 
 def _look_up_rows(at_table: int, at_index: int, call: Call) -> Cost:
-    """Return the cost of looking up rows by index: the index, and each row read and written."""
+    """Return the cost of looking up table rows by index: the index is read, and each selected row is read and
+    written."""
     table, index = call.tensor(at_table), call.tensor(at_index)
     dim = call.value(1) if at_index == 2 else 0
     if not table.shape or type(dim) is not int:
@@ -193,7 +198,8 @@ def _gather(call: Call) -> Cost:
 
 
 def _embedding_backward(call: Call) -> Cost:
-    """Return the cost: the gradient of every row is written, each looked-up one is added."""
+    """Return the cost of an embedding's backward: the gradient of every table row is written, each looked-up row is
+    added."""
     grad, index = call.tensor(0), call.tensor(1)
     table = Tensor((call.ints(2, 1)[0], grad.shape[-1]), grad.dtype)
     return Cost(grad.numel, add_or_none(count_bytes(grad, index), count_bytes(table)))
@@ -226,7 +232,7 @@ def _foreach(each: int, call: Call) -> Cost:
 
 
 def _adam(call: Call) -> Cost:
-    """Return the cost: two moments (6), their correction (2), root, sum, division, product, decay, difference (6)."""
+    """Return the cost of a fused Adam step, 14 FLOPs per parameter: moments (6), their correction (2), update (6)."""
     lists = [tensors for tensors in call.tensors[:4] if isinstance(tensors, tuple)]
     if len(lists) != 4:
         raise NotRecorded
@@ -239,7 +245,8 @@ def _adam(call: Call) -> Cost:
 
 
 def _fused(call: Call) -> Cost:
-    """Return the cost of a fused Triton kernel: each tensor argument is read or written once."""
+    """Return the cost of a fused Triton kernel: its tensor arguments are each read or written once; its FLOPs are
+    unknown."""
     tensors = call.every()
     if not tensors:
         raise NotRecorded

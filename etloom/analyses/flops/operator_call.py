@@ -16,7 +16,7 @@ from etloom.core import categories
 
 
 class NotRecorded(ValueError):
-    """Raised when a formula needs data that was not recorded."""
+    """Raised when a cost formula needs data that was not recorded."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,15 @@ class Call:
     outputs: tuple[Tensor | None, ...] = ()
 
     def tensor(self, at: int, rank: int | None = None) -> Tensor:
-        """Return tensor argument ``at``, with ``rank`` dimensions; raise NotRecorded otherwise."""
+        """Return argument ``at`` if it is a tensor (with ``rank`` dimensions, unless None); raise NotRecorded
+        otherwise."""
         tensor = self.optional(at)
         if tensor is None or (rank is not None and len(tensor.shape) != rank):
             raise NotRecorded
         return tensor
 
     def optional(self, at: int) -> Tensor | None:
-        """Return tensor argument ``at``, or None if it is not a tensor."""
+        """Return argument ``at`` if it is a tensor, else None."""
         argument = self.tensors[at] if at < len(self.tensors) else None
         return argument if isinstance(argument, Tensor) else None
 
@@ -95,14 +96,14 @@ class Call:
         return self.values[at] if at < len(self.values) else None
 
     def flag(self, at: int) -> bool:
-        """Return boolean argument ``at``; raise NotRecorded otherwise."""
+        """Return argument ``at`` if it is a boolean; raise NotRecorded otherwise."""
         value = self.value(at)
         if not isinstance(value, bool):
             raise NotRecorded
         return value
 
     def ints(self, at: int, length: int) -> list[int]:
-        """Return argument ``at`` as integers; a single one is repeated ``length`` times.
+        """Return argument ``at`` as a list of integers; a single integer is repeated ``length`` times.
 
         Raises:
             NotRecorded: It is not an integer or a list of them.
@@ -191,7 +192,7 @@ def _to_int_tuple(items: Any) -> tuple[int, ...] | None:
 
 
 def _parse_concrete(text: Any) -> Any:
-    """Return the value of an entry of Concrete Inputs; None for an empty one."""
+    """Return the value of an entry of Kineto's Concrete Inputs; None if the entry is empty or not a literal."""
     if not isinstance(text, str) or not text:
         return None
     try:

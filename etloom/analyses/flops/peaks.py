@@ -28,7 +28,8 @@ _PRECISION = {spelling: name for name, spellings in _SPELLINGS.items() for spell
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peaks of one device: TFLOP/s by precision (see PRECISIONS), GB/s (10^9 bytes); ``every``: for all precisions."""
+    """Peak performance of a device: TFLOP/s by precision (``every``: for all precisions), memory bandwidth in 10^9
+    bytes/s."""
 
     name: str
     bandwidth_gbs: float | None
@@ -37,7 +38,8 @@ class Peaks:
     every: float | None = None
 
     def tflops(self, precision: str) -> float | None:
-        """Return the peak of a precision: one of PRECISIONS, or vector fp32 or fp64; None if the device has none."""
+        """Return the peak TFLOP/s of a precision: one of PRECISIONS, vector fp32 or vector fp64; None if the device has
+        none."""
         unit, _, scalar = precision.rpartition(" ")
         if unit == "vector":
             return self.vector_tflops.get(scalar, self.every)
@@ -45,7 +47,7 @@ class Peaks:
 
 
 def infer_precision(dtype: str | None, matrix: bool, tf32: bool) -> str | None:
-    """Return the precision of a computation, as in `Peaks.tflops`; None for types without peak (complex)."""
+    """Return the precision of a computation as `Peaks.tflops` expects it; None for types without a peak (complex)."""
     plain = re.sub(r"c10::|torch\.|_t$", "", (dtype or "").strip()).lower().replace(" ", "_")
     if not matrix:
         return "vector fp64" if plain in _SPELLINGS["fp64"].split() else "vector fp32"
@@ -62,7 +64,7 @@ def find_peaks(
     bandwidth_gbs: float | None = None,
     memory: bool = True,
 ) -> Peaks:
-    """Return the peaks of the trace's device, overridden by options.
+    """Return the peak performance of the trace's device; options override its values.
 
     Args:
         trace: The trace of a rank.
@@ -80,7 +82,7 @@ def find_peaks(
             raise InvalidValue(
                 f"expected a positive number, got {number}", remedy="specify a number above 0", option=option
             )
-    remedy = "give --peak-tflops" + " and --bandwidth-gbs" * memory
+    remedy = "specify --peak-tflops" + " and --bandwidth-gbs" * memory
     enough = peak_tflops is not None and (bandwidth_gbs is not None or not memory)
     specified = Peaks("given", bandwidth_gbs, {}, {}, peak_tflops)
     if not devices:
@@ -139,7 +141,8 @@ PeakTable = list[tuple[re.Pattern[str], Peaks]]
 
 
 def _matches(pattern: re.Pattern[str], device: str) -> bool:
-    """Return whether a device has the pattern in its name, and no longer number: an RTX A1000 is not an A100."""
+    """Return whether the pattern matches the device's name, but not a part of a longer number: an RTX A1000 is not an
+    A100."""
     match = pattern.search(device)
     return match is not None and not (
         match[0][-1:].isdigit() and device[match.end() : match.end() + 1].isdigit()

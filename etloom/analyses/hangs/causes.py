@@ -66,7 +66,7 @@ class _Scene:
     has_stalled: bool
 
     def select_ranks(self, test: Callable[[ProcessState], bool]) -> set[int]:
-        """Return the ranks for whose process ``test`` is true."""
+        """Return the ranks whose process state satisfies ``test``."""
         return {rank for rank, state in self.processes.items() if test(state)}
 
 
@@ -145,7 +145,8 @@ def _find_late_ranks(scene: _Scene) -> HangCause | None:
 
 
 def _describe_absence(scene: _Scene, ranks: set[int]) -> tuple[str, str]:
-    """Return the kind and the text for ranks that have not called what others wait for."""
+    """Return the kind and text of a hang's cause, for ranks that have not called the collective that other ranks wait
+    for."""
     states = [scene.processes[rank] for rank in sorted(ranks) if rank in scene.processes]
     broken = [state for state in states if state.is_broken]
     if broken:
@@ -163,13 +164,14 @@ def _describe_absence(scene: _Scene, ranks: set[int]) -> tuple[str, str]:
 
 
 def _select_unfinished(table: pl.DataFrame, ranks: set[int]) -> list[dict[str, Any]]:
-    """Return the rows of the calls that are not finished, on ranks of ``ranks`` only."""
+    """Return the rows of calls that only ranks of ``ranks`` have not finished."""
     rows = table.filter(pl.col("finding") == "not finished").iter_rows(named=True)
     return [row for row in rows if ranks.issuperset(row["ranks"])]
 
 
 def _is_behind_in_own_call(row: dict[str, Any], table: pl.DataFrame) -> bool:
-    """Return whether other ranks have gone past the call of ``row``, which the ranks of the row have not finished."""
+    """Return whether other ranks are already beyond the call of ``row``, which the ranks of that row have not
+    finished."""
     later = table.filter(
         (pl.col("group") == row["group"]) & (pl.col("seq") > row["seq"]) & (pl.col("finding") == "missing")
     )
@@ -219,14 +221,15 @@ def _find_host_stall(scene: _Scene) -> HangCause | None:
 
 
 def _name_host_place(state: ProcessState) -> str:
-    """Return the place in the code where the main thread of a process is; it waits for no collective."""
+    """Return the place of a process's main thread (such as data loading), or its Python frame if it has no known
+    place."""
     if state.place is None or state.place == "communication":  # such as a barrier of the store
         return state.frame or "unknown code"
     return state.place
 
 
 def _make_cause(scene: _Scene, kind: str, ranks: Iterable[int], text: str) -> HangCause:
-    """Return the cause with the ranks that wait, the call they wait in, and the evidence."""
+    """Return the cause of a hang, with the ranks that wait, the call in which they wait, and the evidence."""
     named = set(ranks)
     direct, indirect = find_waiting(build_waits(scene.table), named)
     parts = [text]
@@ -260,7 +263,8 @@ def _name_call(row: Mapping[str, Any]) -> str:
 
 
 def _list_evidence(scene: _Scene, ranks: set[int], missing: list[dict[str, Any]]) -> pl.DataFrame:
-    """Return the facts about each of the ranks, at most `_MAX_EVIDENCE` rows."""
+    """Return the evidence on each rank that causes the hang (process state, missing call), at most `_MAX_EVIDENCE`
+    rows."""
     rows: list[tuple[int, str]] = []
     for rank in sorted(ranks):
         state = scene.processes.get(rank)

@@ -88,7 +88,8 @@ def _is_unfinished() -> pl.Expr:
 
 
 def _select_suspicious(table: pl.DataFrame, member_count: int) -> pl.DataFrame:
-    """Return the calls with a sequence number that some members did not call, finish, or call with equal arguments."""
+    """Return the calls that, by sequence number, some members did not call, did not finish, or called with other
+    arguments."""
     is_alike = [(pl.col(name).n_unique() == 1).alias(name) for name in _COMPARED]
     numbers = table.group_by("seq").agg(
         *is_alike, callers=pl.col("rank").n_unique(), unfinished=_is_unfinished().any()

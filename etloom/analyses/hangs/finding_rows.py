@@ -1,4 +1,4 @@
-"""Rows of the table of hangs: unfinished calls and calls that differ."""
+"""Make rows of the table of hangs: for unfinished calls, and for calls that differ between ranks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from etloom.core.trace import Job, Trace
 
 @dataclass(frozen=True)
 class JobCalls:
-    """The collectives and messages that the ranks of a job called, from their Flight Recorder dumps.
+    """The collectives and point-to-point messages that the ranks of a job called, from their Flight Recorder dumps.
 
     Attributes:
         table: columns of `etloom.core.calls.CALL_COLUMNS` and rank; a row per numbered call.
@@ -34,7 +34,7 @@ class JobCalls:
     unnumbered: int = 0
 
     def require_dumps(self) -> JobCalls:
-        """Return these calls; raise AnalysisError if no rank has a Flight Recorder dump."""
+        """Return this object; raise AnalysisError if no rank has a Flight Recorder dump."""
         if not self.dumped:
             raise AnalysisError(
                 "the run contains no Flight Recorder dump",
@@ -44,7 +44,7 @@ class JobCalls:
         return self
 
     def require_numbers(self) -> JobCalls:
-        """Return these calls; raise AnalysisError if they have no sequence numbers by which to compare ranks."""
+        """Return this object; raise AnalysisError if no call has a sequence number by which to compare ranks."""
         if self.unnumbered and self.table.is_empty():
             raise AnalysisError(
                 f"none of the {self.unnumbered:,} recorded calls has a sequence number (collective_seq_id, p2p_seq_id)",
@@ -71,7 +71,7 @@ def combine_calls(dumps: Mapping[int, DumpedCalls]) -> JobCalls:
 
 
 def calls_of_job(job: Job) -> JobCalls:
-    """Return the calls of the ranks that were read from dumps."""
+    """Return the calls of those ranks of a job that were read from Flight Recorder dumps."""
     return combine_calls(
         {
             rank: _read_trace(trace)

@@ -1,4 +1,4 @@
-"""Unfinished point-to-point messages: each pair of ranks, compared in order."""
+"""Compare the unfinished point-to-point messages of each pair of ranks: sends with receives, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from etloom.analyses.hangs.job_calls import JobCalls
 
 
 def compare_messages(calls: JobCalls) -> list[dict[str, Any]]:
-    """Return one row per unfinished message between two ranks of the job."""
+    """Return rows of the table of hangs for the unfinished point-to-point messages between ranks of the job."""
     pairs: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     messages = calls.table.filter("is_p2p").sort("rank", "seq", maintain_order=True)
     for row in messages.iter_rows(named=True):
@@ -24,7 +24,8 @@ def compare_messages(calls: JobCalls) -> list[dict[str, Any]]:
 
 
 def _find_ends(row: dict[str, Any], members: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return source and destination of a message. A dump identifies them by their index in the group."""
+    """Return source and destination rank of a message, whose peer a dump records as an index in the group; None if
+    unknown."""
     rank, peer = row["rank"], row["peer"]
     if peer is None or row["collective"] not in ("send", "recv") or (members and not peer < len(members)):
         return None
@@ -35,7 +36,8 @@ def _find_ends(row: dict[str, Any], members: tuple[int, ...]) -> tuple[int, int]
 def _compare_pair(
     source: int, destination: int, rows: list[dict[str, Any]], dumped: frozenset[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the findings of unfinished messages from one rank to another."""
+    """Yield rows of the table of hangs for the unfinished point-to-point messages from ``source`` to
+    ``destination``."""
     sent, received = ([row for row in rows if row["collective"] == name] for name in ("send", "recv"))
     for first, second in zip(sent, received, strict=False):
         both = {source: first, destination: second}

@@ -95,7 +95,7 @@ class JobProgress:
         return Observation(steps, step_ns, lateness, change, cause, has_stalled, has_ended, stalled_s)
 
     def _is_current(self, calls: JobCalls, now_ns: int) -> bool:
-        """Return whether all ranks have written their states since the last progress.
+        """Return whether all ranks have written a dump since the last progress of the job.
 
         An earlier state may show calls that have ended since, and its rank may be the one that is stuck.
         """
@@ -105,7 +105,8 @@ class JobProgress:
         return min(written, default=now_ns) >= self._last_progress_ns
 
     def _has_crashed(self, is_broken: bool, now_ns: int) -> bool:
-        """Return whether a process crashed, some time ago: the others write their last states after it."""
+        """Return whether a process has been broken for ``settle_s`` seconds, in which the others write their last
+        states."""
         if not is_broken:
             self._crash_seen_ns = None
         elif self._crash_seen_ns is None:
@@ -126,7 +127,7 @@ class JobProgress:
 
 
 def measure_steps(processes: Mapping[int, Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Return the median time of the recent steps, ns, and its ratio to that of earlier steps.
+    """Return the median time of the recent steps (ns), and the ratio of that time to the median of earlier steps.
 
     The ratio is None if the step time did not change much, or if there are too few earlier steps.
 
@@ -147,7 +148,7 @@ def measure_steps(processes: Mapping[int, Mapping[str, Any]]) -> tuple[float | N
 
 
 def measure_mean_lateness(calls: JobCalls) -> dict[int, float]:
-    """Return rank -> mean time in ns by which it called collectives later than the first rank."""
+    """Return, by rank, the mean time (ns) by which the rank called collectives later than the first rank."""
     called = calls.table.filter(~pl.col("is_p2p")).with_columns(
         (pl.col("created_ns") - pl.col("created_ns").min().over("group", "seq")).alias("late_ns"),
         pl.col("rank").n_unique().over("group", "seq").alias("callers"),

@@ -14,7 +14,8 @@ Calls are nodes of their own, because half of 10,000 ranks may wait for the othe
 
 
 def build_waits(table: pl.DataFrame) -> Waits:
-    """Return which rank waits for which other ranks, from the missing calls in the table of hangs."""
+    """Return the graph of waits, from missing calls: ranks point to the calls they wait in (numbers < 0), calls to the
+    missing ranks."""
     waits: Waits = {}
     missing = table.filter(pl.col("finding") == "missing")
     for number, (ranks, others) in enumerate(missing.select("ranks", "others").iter_rows(), 1):
@@ -54,7 +55,7 @@ def find_waiting(waits: Waits, roots: set[int]) -> tuple[set[int], set[int]]:
 
 
 def _find_components(waits: Waits) -> list[set[int]]:
-    """Return the strongly connected components (Tarjan's algorithm, without recursion)."""
+    """Return the strongly connected components of the graph of waits (Tarjan's algorithm, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

@@ -1,4 +1,4 @@
-"""Helpers for analyses, also those of other packages: windows of steps, percentages, and the declared columns.
+"""Helpers for analyses, also those of other packages: time intervals of steps, percentages, and the declared columns.
 
 Example:
     An analysis module that counts GPU activities per step::
@@ -86,7 +86,7 @@ def percent_of_total(part: str) -> pl.Expr:
 
 
 def check_top(top: int) -> None:
-    """Raise AnalysisError if a number of rows is below 1."""
+    """Raise InvalidValue if the number of rows ``top`` is below 1."""
     if top < 1:
         raise InvalidValue(f"expected at least 1 row, got {top}", remedy="specify 1 or more", option="top")
 

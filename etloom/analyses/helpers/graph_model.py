@@ -1,4 +1,4 @@
-"""The what-if model of linked traces: the dependency graph with the lags of peers."""
+"""The what-if model of linked traces: a dependency graph whose edges take recorded lags or those of peer edges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAITS = (
 
 
 class GraphModel:
-    """A what-if model of a linked job: each graph edge takes its recorded time or the mean of its peers.
+    """A what-if model of a linked job: each graph edge takes its recorded time or the mean time of its peer edges.
 
     Peers are the same edges in other steps, and on other ranks that run the same program; transfers take the median of
     equal collectives.
@@ -45,7 +45,8 @@ class GraphModel:
         self.span_ns = self._measure_steps(self._graph.time)
 
     def _compute_ideal(self) -> Int64Array:
-        """Return the ideal lag of each edge (ns), computed from its peers, and set the common start times."""
+        """Return the ideal lag of each graph edge (ns), computed from its peer edges, and set the start times that
+        peers share."""
         peers = compute_peer_times(self._graph, self._job, self._recorded, self._transfers, across_steps=True)
         ideal = self._recorded.copy()
         ideal[peers.edges] = peers.lag
@@ -64,7 +65,8 @@ class GraphModel:
         return ideal
 
     def _name_collectives(self) -> np.ndarray:
-        """Return collective, size and number of ranks of each edge that transfers data, as text; else ""."""
+        """Return collective, size and number of ranks, as text, of each graph edge that transfers data; empty for other
+        edges."""
         names = np.full(len(self._graph.source), "", object)
         for rank, edges in edges_by_rank(self._graph, self._job):
             edges = edges[self._transfers[edges]]
@@ -86,7 +88,8 @@ class GraphModel:
         return names
 
     def _find_step_points(self) -> tuple[list[int], list[Int64Array]]:
-        """Return the steps that all ranks annotate, and the points of the annotations' ends."""
+        """Return the steps that all ranks annotate, and for each step the graph points (starts and ends) of its
+        events."""
         common = [set(find_steps(trace)["step"].to_list()) for trace in self._job.values()]
         steps = sorted(set.intersection(*common))
         points: dict[int, list[Int64Array]] = {step: [] for step in steps}
@@ -111,7 +114,8 @@ class GraphModel:
         return np.diff([time[self._first_points].min(), *ends]).astype(float)
 
     def _select_extreme(self, points: Int64Array, *, last: bool) -> Int64Array:
-        """Select the points that can be the last (or the first) in time with any lags of the edges.
+        """Select those of the graph points ``points`` that can be the last (or the first) in time, for any lags of the
+        edges.
 
         The others cannot: an edge with a lag of at least 0 leads from each of them to another of the points (or, for
         the first, to it from another one).
@@ -124,7 +128,7 @@ class GraphModel:
         return np.flatnonzero(is_member)
 
     def list_items(self, kind: str) -> dict[str, Mask]:
-        """Return item name -> mask of the graph edges that belong to it."""
+        """Return a mask of the graph edges that belong to each item (type, worker or stage), by item name."""
         ranks = self._graph.edge_ranks
         if kind == "worker":
             return {str(rank): ranks == rank for rank in self._job}
@@ -154,7 +158,7 @@ class GraphModel:
         return {name: mask for name, mask in types.items() if mask.any()}
 
     def simulate(self, keep: Sequence[Mask]) -> FloatArray:
-        """Return the simulated time of each step, ns, for each mask (masks x steps).
+        """Return the simulated time of each step (ns) for each mask of graph edges, as an array (masks x steps).
 
         Edges in the mask take their recorded time, the others the time of their peers.
         """

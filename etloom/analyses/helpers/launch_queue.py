@@ -20,7 +20,8 @@ _ABSENT = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class QueueChanges:
-    """Changes of the launch queue length of each stream, by stream and time; one row per stream and time."""
+    """Changes of the launch queue length of each stream, sorted by stream and time; at most a single change per
+    time."""
 
     head: Ints  # index of the first change of each stream
     time: Ints  # ns
@@ -29,7 +30,7 @@ class QueueChanges:
     _row: Ints  # a row of _work on the stream of each change
 
     def track_columns(self, rows: Ints | slice) -> dict[str, pl.Series]:
-        """Return the columns device and stream, with a row per change of a queue length."""
+        """Return the columns device and stream for the queue length changes at ``rows``."""
         activity_rows = self._row[rows]
         return {column.name: column[activity_rows] for column in self._work}
 

@@ -20,7 +20,7 @@ def match_communications(job: Job) -> MatchedCollectives:
 
 
 def match_comparable_ranks(job: Job) -> MatchedCollectives:
-    """Match the communications of a job whose ranks can be compared.
+    """Match the communications of a job across its ranks, if the clocks of the ranks can be compared.
 
     Raises:
         AnalysisError: Only one rank was recorded, or the ranks share no communication, so that their clocks cannot be
@@ -34,10 +34,7 @@ def match_comparable_ranks(job: Job) -> MatchedCollectives:
     if not matched.clocks["verdict"].is_in(["agrees", "unsure", "corrected"]).any():
         reason = "no communication could be matched across ranks, so their clocks cannot be compared"
         if "impossible" in matched.clocks["verdict"]:
-            reason = (
-                "the ranks are not from one run: for any clock offset, some left a collective before others "
-            )
-            "arrived"
+            reason = "the ranks are not of one run: for any clock offset, some left a collective before others arrived"
         elif matched.parts["instance"].count():
             reason = "messages in one direction only do not bound the clock offset of their ranks"
         raise AnalysisError(

@@ -24,7 +24,7 @@ MAX_KEPT_EVENTS = 1_000_000
 
 
 def add_self_time(trace: Trace, events: pl.DataFrame) -> pl.DataFrame:
-    """Add ``self_ns`` to host events of the trace: dur without directly nested host events of any category."""
+    """Add the column ``self_ns`` to host events: their duration without directly nested host events of any category."""
     self_time = compute_exclusive_time(trace.events)
     return events.with_columns(self_time[rows_of_ids(trace.events, events["id"])].alias("self_ns"))
 
@@ -101,7 +101,7 @@ def measure_replayed_operators(trace: Trace) -> pl.DataFrame:
 
 
 def sum_runtime_time(events: pl.DataFrame, exclusive: pl.Series, parent: Rows, operators: Rows) -> pl.Series:
-    """Return for each operator the time of the runtime calls directly inside it; all null without calls.
+    """Return the total time (ns) of the runtime calls directly inside each operator; all null if no call was recorded.
 
     A call nested in another (a runtime's into its driver) is counted once, because each call contributes its
     exclusive time (``own``).
@@ -120,7 +120,7 @@ def sum_runtime_time(events: pl.DataFrame, exclusive: pl.Series, parent: Rows, o
 
 
 def sum_device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
-    """Return the device time launched under each event: that of each launch, added to all enclosing events."""
+    """Return, for each event, the total duration (ns) of the GPU activities launched inside the event at any depth."""
     events, launches = trace.events, trace.launches
     above = rows_of_ids(events, launches["operator"])
     time = to_array(take_rows(events["dur"], rows_of_ids(events, launches["device_event"])), 0)
@@ -133,7 +133,7 @@ def sum_device_time(trace: Trace, parent: Rows) -> NDArray[np.int64]:
 
 
 def _is_enclosed_by_namesake(rows: Rows, parent: Rows, names: Rows) -> NDArray[np.bool_]:
-    """Return whether an enclosing event has the same name; climbs all call stacks at once, one level per iteration."""
+    """Return a mask of the events ``rows`` that an event of the same name encloses; climbs all call stacks at once."""
     enclosed = np.zeros(rows.size, dtype=np.bool_)
     climbing = np.arange(rows.size)
     above = parent[rows]

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline operation trace: what each operation of a step waits for, and times without its delays.
+"""The schedule of a pipeline operation trace: which operations each operation waits for, and simulated step times.
 
 An operation starts as soon as all that it waits for has ended; launch delays are left out. The rules reproduce the
 published results of "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025):
@@ -88,7 +88,8 @@ class StepPattern:
 
     @cached_property
     def _waves(self) -> list[tuple[NDArray[np.int64], ...]]:
-        """Groups of operations by depth; each depends only on groups of lower depth. Those without waits are left out.
+        """Groups of operations by depth: each waits only for groups of lower depth. Those that wait for nothing are
+        left out.
 
         Of each wave: its operations, the group of each, the operations that the groups wait for, one group after
         the other, and the place of the first one of each group.
@@ -128,7 +129,7 @@ def build_patterns(job: Job) -> list[StepPattern]:
 
 
 def _list_operations(job: Job) -> pl.DataFrame:
-    """Return all operations, in order of rank, track and start within each step."""
+    """Return all pipeline operations of a job, sorted by step, rank, track and start."""
     frames = []
     for rank, trace in job.items():
         events = trace.events.drop("step").filter(pl.col("cat").cast(pl.String) == PIPELINE_OPERATION)
@@ -176,7 +177,8 @@ def _build_pattern(frames: list[pl.DataFrame]) -> StepPattern:
 
 
 def _match_transfers(operations: pl.DataFrame) -> list[NDArray[np.int64]]:
-    """Return groups of rows that start together: ranks of a collective, both ends of a message, or a single row."""
+    """Return groups of operations that start together: all of a collective, both ends of a message, or a single
+    operation."""
     direction = pl.col("type").str.splitn("-", 2).struct.field("field_0")
     ends = (pl.min_horizontal("rank", "peer"), pl.max_horizontal("rank", "peer").alias("last"))
     key = (
@@ -192,7 +194,7 @@ def _match_transfers(operations: pl.DataFrame) -> list[NDArray[np.int64]]:
 
 
 def _list_waits(operations: pl.DataFrame) -> list[list[int]]:
-    """Return for each row the rows of the same rank that end before it starts."""
+    """Return, for each operation, the operations of the same rank (row numbers) that must end before it starts."""
     waits: list[list[int]] = [[] for _ in range(operations.height)]
     columns = operations.select("rank", "track", "type", "sequence", "start", "transfer").rows()
     by_rank: defaultdict[int, list[int]] = defaultdict(list)
@@ -208,7 +210,8 @@ def _list_waits(operations: pl.DataFrame) -> list[list[int]]:
 
 
 def _add_message_waits(row_at: Mapping[tuple[str, int], int], waits: list[list[int]]) -> None:
-    """Add the waits between messages and computation of a rank. row_at: (type, sequence) -> row."""
+    """Add the dependencies between a rank's messages and computation to ``waits``; ``row_at``: (type, sequence) ->
+    row."""
     for (type, sequence), row in row_at.items():
         direction, _, action = type.partition("-")
         if direction not in _DIRECTIONS:
@@ -225,7 +228,7 @@ def _add_message_waits(row_at: Mapping[tuple[str, int], int], waits: list[list[i
 def _add_collective_waits(
     operations: list[tuple[int, str, int, float, bool]], waits: list[list[int]]
 ) -> None:
-    """Add the waits between collectives and computation of a rank (row, type, sequence, start, transfer)."""
+    """Add the dependencies between a rank's collectives and computation to ``waits``, by row number."""
     forward: list[tuple[float, int]] = []
     backward: list[tuple[float, int]] = []
     collectives: list[tuple[float, int, str]] = []
@@ -253,7 +256,8 @@ def _add_collective_waits(
 def _order_groups(
     groups: list[NDArray[np.int64]], waits: list[list[int]], step: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (group, rows it waits for), in an order in which each group follows all that it waits for."""
+    """Yield each group of operations and the operations it waits for, ordered so that a group follows all it waits
+    for."""
     group_of = np.zeros(len(waits), np.int64)
     for number, members in enumerate(groups):
         group_of[members] = number

@@ -1,4 +1,4 @@
-"""Tables of a run that a store keeps next to its answers, so that questions that need them open none of the ranks."""
+"""Tables about a run that a store saves next to its answers, so that later queries need not open any rank."""
 
 from __future__ import annotations
 

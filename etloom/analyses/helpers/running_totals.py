@@ -1,4 +1,4 @@
-"""Sum of the weights of the items that run at the same time, per track, as a series of changes."""
+"""Sum the weights of the items (intervals) that run at the same time on a track, at each time when the sum changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunningTotals:
         self.item = order[self._last] % max(tracks.size, 1)
 
     def sum_weights(self, weights: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum of the weights of the running items, from each time until the next one of its track."""
+        """Return the sum of the weights of the items that run from each time until the next time of the same track."""
         # Everything that begins on a track also ends there, so each track starts at zero.
         change = np.concatenate((weights, -weights))
         sums: NDArray[Any] = np.cumsum(change[self._order])[self._last]

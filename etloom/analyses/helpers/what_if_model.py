@@ -1,4 +1,4 @@
-"""A job in which each operation takes its recorded time or that of its peers."""
+"""Models of a job in which each operation takes either its recorded time or an ideal time computed from its peers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from etloom.core.trace import Job
 class WhatIfModel(Protocol):
     """Operations (``size`` of them) with recorded and ideal durations, and the step times that follow from these.
 
-    ``steps``: the step numbers. ``span_ns``: their recorded times, in the same order.
-
-    ``steps``: numbers of the steps. ``span_ns``: their recorded times, in the same order.
+    ``steps``: the step numbers. ``span_ns``: the recorded time of each step (ns), in the same order.
     """
 
     size: int
@@ -25,10 +23,11 @@ class WhatIfModel(Protocol):
     span_ns: FloatArray
 
     def list_items(self, kind: str) -> Mapping[str, Mask]:
-        """Return item name -> mask of the item's operations. ``kind`` of items: type, worker, stage or data rank."""
+        """Return a mask of each item's operations, by item name; ``kind`` of items: type, worker, stage or data
+        rank."""
 
     def simulate(self, keep: Sequence[Mask]) -> FloatArray:
-        """Return the simulated time of each step, ns, for each mask (masks x steps).
+        """Return the simulated time of each step (ns) for each mask of operations, as an array (masks x steps).
 
         Operations in the mask take their recorded time, the others the time of their peers.
         """
@@ -48,8 +47,8 @@ class OperationModel:
         self.span_ns = np.concatenate([pattern.span_ns for pattern in self._patterns])[self._order]
 
     def _compute_ideal(self) -> FloatArray:
-        """Return the ideal duration of each operation, ns: the mean of its type; for transfers, the
-        median."""
+        """Return the ideal duration of each operation (ns): the mean of all operations of its type, or the median of
+        transfers."""
         ideal = np.zeros(self._operations.height)
         recorded = [
             (pattern.operations["type"].to_numpy(), pattern.recorded_ns) for pattern in self._patterns
@@ -61,7 +60,7 @@ class OperationModel:
         return ideal
 
     def list_items(self, kind: str) -> dict[str, Mask]:
-        """Return item name -> mask of the item's operations."""
+        """Return a mask of each item's operations, by item name; see `WhatIfModel.list_items`."""
         column = {"type": "type", "worker": "rank", "stage": "stage", "data rank": "data_rank"}[kind]
         values = self._operations[column]
         if kind == "type":  # both ends of a message are one transfer

@@ -67,7 +67,7 @@ class TraceAnalysis(CriticalPath):
             return []  # no rank marks one
 
     def get_temporal_breakdown(self, visualize: bool = True) -> pd.DataFrame:
-        """Return the idle, compute and other busy time of the device per rank, in us and in percent of the span."""
+        """Return idle, compute and other busy time of each rank's device, in us and in percent of its span."""
         rows = self._over_all_steps("temporal-breakdown")
         span = pl.col("span_ns")
         parts = {
@@ -171,12 +171,12 @@ class TraceAnalysis(CriticalPath):
         return api.analyze(self.job, name, **options)
 
     def _over_all_steps(self, name: str) -> pl.DataFrame:
-        """Return the rows of an analysis that cover all steps together."""
+        """Return the result of an analysis over all steps together, without the rows of single steps."""
         return self._ask(name).filter(pl.col("step").is_null())
 
 
 def _overlapping(kinds: str) -> str:
-    """Return HTA's name for concurrent kernel types, such as COMPUTATION overlapping COMMUNICATION."""
+    """Convert etloom's text of concurrent kernel types to HTA's, such as COMPUTATION overlapping COMMUNICATION."""
     order = ("computation", "communication", "memory", "other")
     return (
         " overlapping ".join(sorted(kinds.split(" + "), key=order.index))

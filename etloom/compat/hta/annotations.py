@@ -65,7 +65,7 @@ class Annotations(Sequences):
         *,
         shortern_names: bool | None = None,
     ) -> pd.DataFrame | None:
-        """Return the frame's rows of GPU activity with ``user_annotation``, the innermost annotation around the launch.
+        """Return a rank's frame of GPU activity with ``user_annotation``, the innermost annotation around the launch.
 
         It is a number, -1 for none; expand_names adds the texts s_name, s_cat and s_user_annotation.
 

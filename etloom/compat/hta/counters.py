@@ -58,7 +58,7 @@ class Counters(Device):
         return frames
 
     def get_queue_length_summary(self, ranks: Sequence[int] | None = None) -> pd.DataFrame | None:
-        """Return statistics of the queue length by rank and stream, over its changes (not weighted by time).
+        """Return statistics of the queue length by rank and stream, a sample per change, not weighted by time.
 
         They are count, mean, std, min, quartiles and max. None if no rank has GPU activity.
         """
@@ -73,7 +73,7 @@ class Counters(Device):
     def get_time_spent_blocked_on_full_queue(
         self, queue_length_dict: Mapping[int, pd.DataFrame], max_queue_length: int = BLOCKS
     ) -> pd.DataFrame:
-        """Return the time (us, and share of the rank's time) at ``max_queue_length`` or more, by rank and stream.
+        """Return the time (us, and share of the rank's) with ``max_queue_length`` or more queued activities, by stream.
 
         Columns: rank, stream, duration_at_max_queue_length, relative_duration_at_max_queue_length. Streams that do not
         reach that length are omitted.
@@ -211,7 +211,7 @@ def _bandwidth(trace: Trace) -> pl.DataFrame | None:
 
 
 def _samples(table: pl.DataFrame, name: pl.Expr, series: str, value: str) -> pl.DataFrame:
-    """Convert the column ``value`` of a table to rows of the table ``counters``, one counter name per row."""
+    """Convert samples (ts, pid, and the column ``value``) to rows of the table ``counters`` with the name ``name``."""
     return table.select(
         pl.lit(None, pl.UInt32).alias("id"),
         "ts",
@@ -231,7 +231,7 @@ def _sibling_path(source: Path, suffix: str) -> Path:
 
 
 def _numbers(text: str | None) -> dict[str, Any]:
-    """Return the counters of a measured kernel, {name: number}, from the JSON text of its arguments."""
+    """Return the hardware counters of a kernel, {name: number}, from the JSON text of its event arguments."""
     values = json.loads(text) if text else {}
     return {name: value for name, value in values.items() if type(value) in (int, float)}
 
@@ -250,6 +250,6 @@ def _operators_around(trace: Trace, launches: pl.DataFrame) -> Iterator[list[str
 
 
 def _describe_series(series: Mapping[int, pd.DataFrame], by: str, value: str) -> pd.DataFrame | None:
-    """Return pandas statistics of the column ``value`` per rank and group, with two levels of columns, as HTA does."""
+    """Return pandas statistics of the column ``value`` by rank and ``by``; two levels of columns, as in HTA."""
     parts = {rank: frame.groupby(by)[[value]].describe() for rank, frame in series.items()}
     return import_pandas().concat(parts, names=["rank"]) if parts else None

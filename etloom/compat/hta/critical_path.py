@@ -1,4 +1,4 @@
-"""HTA's critical path of the part of a rank inside an annotation, computed on etloom's dependency graph."""
+"""Computes HTA's critical path of the part of a rank inside an annotation, from etloom's dependency graph."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PATH_FILE, _EVENTS_FILE, _FACTS_FILE = "path.parquet", "events.parquet", "facts
 
 @dataclass(frozen=True)
 class CPGraph:
-    """The critical path through a part of a rank: ``job`` is that part, ``path`` has one row per edge of the path."""
+    """The critical path through a part of a rank: ``job`` holds that part, ``path`` has a row per edge of the path."""
 
     job: Job
     path: pl.DataFrame
@@ -156,7 +156,7 @@ class CPGraph:
             print(node)
 
     def summary(self) -> pd.Series:
-        """Return the share of the path's duration, in percent, by ``bound_by``."""
+        """Return the share of the critical path's duration, in percent, by limiting resource (``bound_by``)."""
         table = self.get_critical_path_breakdown().groupby("bound_by")["duration"].sum()
         return 100 * table / table.sum()
 
@@ -235,7 +235,7 @@ class CriticalPath(Annotations):
         instance_id: int | tuple[int, int] | None = None,
         data_load_events: Sequence[str] | None = None,
     ) -> tuple[CPGraph, bool] | None:
-        """Return (critical path, True) of the work that starts inside an annotation; None if it does not occur.
+        """Return the critical path of the work that starts in an annotation, as (CPGraph, True); None without match.
 
         The name of the annotation contains ``annotation``; ``instance_id`` selects its instances by number, or by first
         and last number (default: the first instance).
@@ -287,7 +287,7 @@ class CriticalPath(Annotations):
 
 
 def _edge_type(kind: str, category: str) -> pl.Expr:
-    """Return an expression for HTA's type of an edge, from the columns with its kind and its event's category.
+    """Return an expression for HTA's type of a critical-path edge, from its columns ``kind`` and ``category``.
 
     Time of the host outside operators and calls, be it in an annotation, is a dependency between operators.
     """

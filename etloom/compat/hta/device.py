@@ -69,7 +69,7 @@ class Device(RunAccess):
         show_idle_interval_stats: bool = False,
         consecutive_kernel_delay: int = 30,
     ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-        """Return the idle time of each stream by cause, in us and as share of its idle time; and gap statistics.
+        """Return each stream's idle time by cause, in us and as share of its idle time; and statistics of the gaps.
 
         Columns: rank, stream, idle_category, idle_time, idle_time_ratio. The statistics are None unless requested.
 
@@ -110,7 +110,7 @@ class Device(RunAccess):
 
 
 def _gaps(trace: Trace, delay: int) -> pl.DataFrame:
-    """Return the gaps between activities of a stream that the analysis idle-time sums up: stream, cause, gap (us)."""
+    """Return the idle gaps between GPU activities of each stream, as in idle-time: stream, cause, gap (us)."""
     work = select_launched_work(trace, *_STREAM, "ts", "dur", "launch_ts")
     before = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over(*_STREAM)
     causes = pl.Enum(_CAUSES)

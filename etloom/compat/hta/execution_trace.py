@@ -82,7 +82,7 @@ def _values(et: Trace, nodes: pl.DataFrame, column: str) -> list[Any]:
 
 
 def _unlinked(trace: Trace) -> Trace:
-    """Return the trace of a rank without its execution trace, so that it can be linked to another."""
+    """Return the trace of a rank without its execution trace, so that another execution trace can be linked."""
     rest = {name: trace.table(name).clear() for name in ("nodes", "tensors", "links")}
     comms = trace.comms.with_columns(node=pl.lit(None, pl.UInt32))
     return trace.replace({"linked": None}, **rest, comms=comms)

@@ -1,4 +1,4 @@
-"""The events of a Job as HTA's Trace: pandas frames with numbers for names, and the table of these names."""
+"""The events of a Job as HTA's Trace: pandas frames with numbers for names, and the table of numbers and names."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class HtaTrace:
         return sorted(int(step) for step in steps if step >= 0)
 
     def get_trace(self, rank: int) -> pd.DataFrame:
-        """Return the frame of a rank, not a copy of it. Raises AnalysisError for an unknown rank."""
+        """Return the pandas frame of a rank's events, not a copy of it. Raises AnalysisError for an unknown rank."""
         if rank not in self.traces:
             raise unknown_rank_error(rank, self.traces)
         return self.traces[rank]
@@ -266,7 +266,7 @@ def drop_last_step(trace: Trace) -> Trace:
 
 
 def _partners(trace: Trace) -> pl.DataFrame:
-    """Return id and partner: the frame index of a launch call's first GPU activity, and of a GPU activity's launch."""
+    """Return id and partner (frame index): a launch call's first GPU activity, or a GPU activity's launch call."""
     index = frame_indices(trace).rename({"id": "other", "index": "partner"})
     launched = trace.launches.drop_nulls(["launch", "device_event"]).unique("device_event", keep="first")
     pairs = pl.concat(
@@ -279,7 +279,7 @@ def _partners(trace: Trace) -> pl.DataFrame:
 
 
 def _or_absent(table: pl.DataFrame, name: str) -> pl.Expr:
-    """Return an expression for a column in which HTA's value for missing entries replaces null."""
+    """Return an expression for a column in which HTA's value for missing entries, such as -1, replaces null."""
     column = pl.col(name)
     if table.schema[name] == pl.Categorical:
         column = column.cast(pl.String)

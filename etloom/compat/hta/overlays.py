@@ -35,7 +35,7 @@ def overlay_path(source: Path, *words: str) -> str:
 
 
 def add_sequences(trace: Trace, calls: pl.DataFrame, numbers: Mapping[str, int] | None) -> Trace:
-    """Add the argument Patterns ({pattern: count}) to the events of a trace inside these calls or launched there.
+    """Add the argument Patterns ({kernel sequence: count}) to the events inside ``calls`` or launched there.
 
     calls: call (row of the events), pattern, count. numbers: number of every name; the other
     events get the number as name and lose their arguments, and the file's ``symbols`` lists them.
@@ -69,7 +69,7 @@ def add_sequences(trace: Trace, calls: pl.DataFrame, numbers: Mapping[str, int] 
 def add_critical_path(
     trace: Trace, path: pl.DataFrame, edges: pl.DataFrame, only_critical: bool, all_edges: bool
 ) -> Trace:
-    """Add the argument ``critical`` to the events of a trace that are on a path, and edges of its graph as arrows.
+    """Mark events on the critical path by the argument ``critical``; draw edges of the dependency graph as arrows.
 
     edges: As from `build_edge_arrows`, with HTA's type. Those of the path that are a dependency, a launch or a
     synchronization are drawn.
@@ -103,7 +103,7 @@ def _label_edges(edges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_argument(trace: Trace, arguments: pl.Series) -> Trace:
-    """Add members to the args of the events of a trace: one JSON object per event, null for none."""
+    """Merge a JSON object per event (null for none) into the column ``args`` of a trace's events."""
     other = pl.col("args").cast(pl.String).fill_null("{}").str.slice(1)
     between = pl.when(other == "}").then(pl.lit("")).otherwise(pl.lit(","))
     both = pl.concat_str(arguments.str.slice(0, arguments.str.len_chars() - 1), between, other)
@@ -112,7 +112,7 @@ def _add_argument(trace: Trace, arguments: pl.Series) -> Trace:
 
 
 def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each event the row of the call that encloses or launched it; -1 for none."""
+    """Return for each event the row of the innermost of the ``calls`` that encloses or launched it; -1 for none."""
     events = trace.events
     is_call = np.zeros(events.height, dtype=np.bool_)
     is_call[calls] = True
@@ -126,7 +126,7 @@ def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _flows(trace: Trace, ends: pl.DataFrame) -> pl.DataFrame:
-    """Convert the ends of arrows on events to rows of the table ``flows``."""
+    """Convert the ends of arrows, each at an event, to rows of the table ``flows`` with the event's track."""
     tracks = trace.events.select("id", "pid", "tid")
     placed = ends.with_columns(pl.col("id").cast(pl.UInt32)).join(tracks, on="id", maintain_order="left")
     return TABLES["flows"].conform(placed.drop("id"))

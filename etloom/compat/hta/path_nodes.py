@@ -1,4 +1,4 @@
-"""HTA's nodes and edges of a critical path, created from the pieces of etloom's path.
+"""Creates HTA's nodes and edges of a critical path from the edges of etloom's path.
 
 A node is the point in time between two pieces: the start or the end of an event. Edges are the pieces. HTA's graph has
 nodes for all events of the part; this one has those of the path only.
@@ -85,7 +85,7 @@ def list_path_nodes(pieces: pd.DataFrame, starts: list[float], frame: pd.DataFra
 def _find_event(
     before: int, after: int, time: float, spans: dict[int, tuple[float, float]], tolerance: float = 0.0015
 ) -> tuple[int, bool]:
-    """Return the event at a node and whether it starts there: that of the next edge, else that of the previous edge."""
+    """Return the event (frame index) at a path node and whether it starts there; the next edge's event is preferred."""
     if after >= 0 and abs(spans[after][0] - time) <= tolerance:
         return after, True
     if before >= 0 and abs(spans[before][1] - time) <= tolerance:

@@ -21,7 +21,7 @@ class RunAccess:
     t: HtaTrace
 
     def _select_ranks(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
-        """Return (rank, trace) for these ranks, or for the first rank if ``ranks`` is empty. Raises AnalysisError."""
+        """Return (rank, trace) for the ``ranks``, or for the first rank if there are none. Raises AnalysisError."""
         for rank in ranks or []:
             if rank not in self.job:
                 raise unknown_rank_error(rank, self.job)
@@ -42,7 +42,7 @@ def add_frame_index(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
-    """Return statistics of ``dur`` (ns) per group: by, sum (us), max (us), min (us), stddev (us), mean (us)."""
+    """Return statistics of ``dur`` (ns) by ``by``: sum (us), max (us), min (us), stddev (in us), mean (us)."""
     dur = pl.col("dur") / 1e3
     return table.group_by(*by, maintain_order=True).agg(
         dur.sum().alias("sum (us)"),
@@ -56,7 +56,7 @@ def summarize_durations(table: pl.DataFrame, *by: str) -> pl.DataFrame:
 def group_small_names(
     times: pl.DataFrame, ratio: float, max_names: int, always_shown: Sequence[str] = ()
 ) -> pl.DataFrame:
-    """Return name and dur; if there are more than ``max_names`` names, those with little time become "others".
+    """Return name and dur of each row; beyond ``max_names`` names, those with little time become "others".
 
     Small are those beyond ``max_names`` and those beyond ``ratio`` of the time, unless they contain one of the texts
     of ``always_shown``.

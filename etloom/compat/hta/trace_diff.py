@@ -52,7 +52,7 @@ class LabeledTrace:
     def extract_ops(
         self, rank: Numbers = None, iteration: Numbers = None, device_type: DeviceType = DeviceType.ALL
     ) -> pd.DataFrame:
-        """Return the events of these ranks and steps; by default those of the first rank and the first step.
+        """Return the events of the ranks ``rank`` and steps ``iteration``; by default the first rank and step.
 
         Of several ranks they have the columns ``rank`` and ``idx`` (the index in the frame of the rank) first.
         Raises InvalidValue for a rank or step that the trace lacks.
@@ -69,7 +69,7 @@ class LabeledTrace:
         return events[events["stream"] != -1] if device_type is DeviceType.GPU else events
 
     def get_ops_summary(self, ops: pd.DataFrame) -> pd.DataFrame:
-        """Return the events summed by name: cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
+        """Sum events by category and name: cat, name, short_name, counts, total_duration (us), cat_id, name_id."""
         summed = ops.groupby(["cat", "name"])["dur"].agg(["count", "sum"]).reset_index()
         texts = self.t.symbol_table.sym_table
         names = [texts[int(number)] for number in summed["name"]]
@@ -142,7 +142,7 @@ class TraceDiff:
         test_iteration: Numbers = None,
         device_type: DeviceType = DeviceType.ALL,
     ) -> dict[str, list[str]]:
-        """Return the names by change of their count: added, deleted, increased, decreased, unchanged."""
+        """Return names by change of their count: added, deleted, increased, decreased, unchanged."""
         both = cls.compare_traces(
             *(control, test, control_rank, test_rank, control_iteration, test_iteration, device_type)
         )

@@ -27,7 +27,7 @@ __all__ = ["add_captures", "attribute_graphs", "split_captured_events"]
 
 
 def add_captures(trace: Trace, earlier: CapturedEvents | None, captures: Sequence[Trace]) -> Trace:
-    """Return the placed Trace with captured graphs, of the trace itself and of other traces, added to its events.
+    """Return the Trace with the graphs captured in it and in other traces added; `place_events` must have run.
 
     Args:
         trace: The placed Trace.
@@ -41,7 +41,7 @@ def add_captures(trace: Trace, earlier: CapturedEvents | None, captures: Sequenc
 
 
 def attribute_graphs(trace: Trace) -> Trace:
-    """Return the Trace with the operators of kernels from graph replays set in its table `launches`."""
+    """Return the Trace with the operator of each graph-replayed kernel set in the table `launches`."""
     replays = list_replays(trace)
     if replays is None:
         return trace

@@ -41,7 +41,7 @@ replays of further sequences are not attributed. A replay of 400 kernels has 35,
 
 @dataclass
 class _Outcome:
-    """Counts of the GPU activities that could not be attributed, and an example, by reason."""
+    """Counts of the GPU activities that could not be attributed to an operator, and an example, by reason."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class _Matcher:
         self.tokens: dict[str, int | None] = {}
 
     def match(self, codes: Codes, launch: int, outcome: _Outcome) -> tuple[Capture, Codes] | None:
-        """Return the capture of a replay and, for each kernel, its position among the captured calls.
+        """Return the captured graph that a replay executes and, for each kernel, its position among the captured calls.
 
         None if there is no capture; the reason is counted in ``outcome``.
         """
@@ -189,7 +189,7 @@ class _Matcher:
                 )
 
     def _compare(self, codes: Codes) -> tuple[list[int], Codes | None, str]:
-        """Return the captures with this kernel sequence and the position of each kernel in them, or why none matches.
+        """Return the captures that fit a replay's kernels and each kernel's position in them, or why none fits.
 
         Neither position nor problem if that is known only after an alignment with the capture.
         """
@@ -220,7 +220,7 @@ class _Matcher:
         return best, None, ""
 
     def _fits_unnamed(self, capture: Capture, codes: Codes) -> bool:
-        """Return whether a capture without all kernel names can be the capture of this kernel sequence.
+        """Return whether a capture without all kernel names can be the source of a replay's kernel sequence.
 
         It fits if it has as many calls, of the same kinds, with the known kernel names, and if calls with equal
         operator and shapes launch the same kernel.
@@ -252,7 +252,7 @@ class _Matcher:
         return list(zip(names, shapes, numbers, strict=True))
 
     def _choose(self, candidates: Sequence[int], launch: int) -> int | None:
-        """Return which of several captures with the same kernels a launch replays; None if that is undecidable.
+        """Return which of several captured graphs with equal kernels a launch replays; None if that is undecidable.
 
         A graph pads its batch, so its size is the smallest one that holds the tokens of the iteration.
         """

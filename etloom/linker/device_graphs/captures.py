@@ -41,7 +41,7 @@ class CapturedEvents:
 
 
 def extract_captures(trace: Trace) -> CapturedEvents | None:
-    """Return the host events that a placed trace captured into graphs; None if it contains no capture.
+    """Return the host events that a trace captured into device graphs; None without a capture. Needs `place_events`.
 
     Calls on any thread during a capture belong to it, since autograd captures the backward on a thread of its own,
     except those that launched GPU activity.
@@ -67,7 +67,7 @@ def extract_captures(trace: Trace) -> CapturedEvents | None:
 def build_captured_events(
     trace: Trace, parent: Rows, graphs: list[tuple[str, Rows]], kernel_names: pl.Series | None
 ) -> CapturedEvents:
-    """Create the rows of captured events for the calls of graphs and all events that enclose them.
+    """Create `events` rows for the calls captured into graphs and for all events that enclose these calls.
 
     Args:
         trace: A placed trace.
@@ -107,7 +107,7 @@ def build_captured_events(
 
 
 def add_captured_events(trace: Trace, parts: list[CapturedEvents]) -> Trace:
-    """Return the Trace with captured events appended; they get the start time of its last event, and no duration."""
+    """Append captured events to a trace's events; they start with its last event and have no duration."""
     events, arguments = trace.events, trace.arguments
     last = events["ts"].max()
     for part in parts:
@@ -124,7 +124,7 @@ def add_captured_events(trace: Trace, parts: list[CapturedEvents]) -> Trace:
 
 
 def split_captured_events(trace: Trace) -> tuple[Trace, CapturedEvents | None]:
-    """Separate a trace that was linked before into the trace without captured events and these events."""
+    """Split a trace that was linked before into the trace without captured events, and the captured events."""
     events = trace.events
     is_captured = is_in(events["cat"], categories.CAPTURED)
     if not is_captured.any():
@@ -186,7 +186,7 @@ def _name_capture(events: pl.DataFrame, parent: Rows, begin: int) -> str:
 def _name_kernels(
     events: pl.DataFrame, parent: Rows, calls: Rows, kernel_names: pl.Series | None
 ) -> pl.Series:
-    """Return the kernel name of each launch call, for all events; null for other events or if unknown.
+    """Return for each event the name of the kernel that it launched; null if it launched none or the name is unknown.
 
     ROCm states it with the call. CUDA does not; of Triton's kernels it is the name of the operator.
     """

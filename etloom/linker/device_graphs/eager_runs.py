@@ -25,7 +25,7 @@ MIN_EQUAL_GRIDS = 0.95
 
 
 def find_eager_runs(trace: Trace, replays: Replays, captures: list[Capture]) -> CapturedEvents | None:
-    """Create captured events from eager runs, for replayed graphs whose capture was not recorded.
+    """Create captured events from launches without a graph, for replayed graphs whose capture was not recorded.
 
     None if there are none.
     """
@@ -66,7 +66,7 @@ def find_eager_runs(trace: Trace, replays: Replays, captures: list[Capture]) -> 
 
 
 def _find_windows(codes: Rows, sequence: Rows) -> list[int]:
-    """Return the positions at which a kernel sequence occurs; empty above `MAX_WINDOWS`: it is not a step then."""
+    """Return the positions at which a kernel sequence occurs; empty if there are more than `MAX_WINDOWS`."""
     count = codes.size - sequence.size + 1
     if count <= 0:
         return []
@@ -76,7 +76,7 @@ def _find_windows(codes: Rows, sequence: Rows) -> list[int]:
 
 
 def _describe(trace: Trace, operators: Rows) -> str:
-    """Return the operators and their input shapes as text, to compare two runs."""
+    """Return operators and their input shapes as text, by which two eager runs can be compared."""
     arguments = trace.arguments.select("dims", id="event")
     shapes = take_rows(arguments["dims"], rows_of_ids(arguments, take_rows(trace.events["id"], operators)))
     names = take_rows(trace.events["name"], operators)

@@ -125,7 +125,7 @@ def encode_names(events: pl.DataFrame) -> Codes:
 
 
 def _node_order(trace: Trace, device: Rows) -> NDArray[np.int64]:
-    """Return the sort key of device events within a replay: the graph node id, or the start if ids are missing."""
+    """Return the sort key of GPU activities within a replay: the graph node id, or the start if ids are missing."""
     starts = to_array(trace.events["ts"], 0)[device]
     nodes = trace.kernels.select("graph_node_id", id="event").drop_nulls()
     if not nodes.height:

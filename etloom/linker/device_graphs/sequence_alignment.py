@@ -69,7 +69,7 @@ def _choose_band(size: int, capture_size: int) -> int:
 
 
 def _align_batch(replays: NDArray[np.int64], capture: Codes, band: int) -> list[Codes | None]:
-    """Align replays of one length with a capture; return positions per replay, None if too few kernels match.
+    """Align replays of equal length with a capture; return each kernel's call by replay, None if too few kernels match.
 
     The axes of the arrays are kernel, replay, and diagonal of the band.
     """
@@ -104,7 +104,7 @@ def _align_batch(replays: NDArray[np.int64], capture: Codes, band: int) -> list[
 
 
 def _prefix_matches(firsts: NDArray[np.int64], second: Codes, band: int) -> NDArray[np.int32]:
-    """Return at [i, b, k] the longest common subsequence length of firsts[b, :i] and second[:i + k - band]."""
+    """Return the longest common subsequence length of firsts[b, :i] and second[:i + k - band] at [i, b, k]."""
     width = 2 * band + 1
     diagonal = np.arange(width) - band
     count, size = firsts.shape
@@ -134,7 +134,7 @@ def count_common(first: Codes, second: Codes) -> int:
 
 
 def _near_difference(position: Codes, size: int) -> NDArray[np.bool_]:
-    """Return a mask of the kernels at most `NEIGHBORHOOD` kernels away from a difference between the sequences."""
+    """Return a mask of the kernels at most `NEIGHBORHOOD` kernels away from a difference between replay and capture."""
     follows = np.concatenate([[-1], position, [size]])
     breaks = np.diff(follows) != 1
     different = (position < 0) | breaks[:-1] | breaks[1:]

@@ -1,4 +1,4 @@
-"""A single step runs kernels that steps of its kind do not: evaluation, logging of images, a choice of algorithms.
+"""Find kernels that a single step runs in addition to those of similar steps: evaluation, image logging, autotuning.
 
 Steps are compared with those that call optimizers as often. Kernels that more than one step adds belong to another kind
 of step (gradient accumulation, a validation every so many steps), and a step that repeats most of the usual kernels is
@@ -65,7 +65,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _as_host(finding: Finding, launching: Intervals) -> Finding:
-    """Return a copy of a finding on the host tracks: the time in which the additional kernels are launched."""
+    """Return a copy of a finding for the host tracks, whose lost time is that of launching the additional kernels."""
     return replace(finding, tracks=HOST, lost=launching, cost_ns=launching.total, parts=(), components=())
 
 
@@ -120,7 +120,7 @@ def _compare_step(rows: pl.DataFrame, usual: pl.DataFrame, usual_ns: int) -> pl.
 
 
 def _trim_common(rows: pl.DataFrame, usual: pl.Series) -> pl.DataFrame:
-    """Return a step's rows without the rows at its begin and end whose names are those of the usual step."""
+    """Return a step's kernels without those at its begin and end whose names are the same as in the usual step."""
     names, other = rows["name"].cast(pl.String).to_numpy(), usual.cast(pl.String).to_numpy()
     length = min(len(names), len(other))
     differs = np.flatnonzero(names[:length] != other[:length])

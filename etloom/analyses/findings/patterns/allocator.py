@@ -1,4 +1,4 @@
-"""Device memory is allocated from the driver, or released, in steady state."""
+"""Find calls that allocate device memory from the driver, or release it, in steady state (after warm-up)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _leave_out_warm_up(calls: pl.DataFrame, since: int, step_count: int) -> pl.DataFrame:
-    """Return the calls after the first step, and those of the first step unless they take much longer than
+    """Return the allocation calls after the first step, and those of the first step unless they take much longer than
     usual."""
     later = calls.filter(pl.col("ts") >= since)
     first = calls.filter((pl.col("ts") < since) & pl.col("step").is_not_null())

@@ -1,4 +1,4 @@
-"""Nothing runs while the host saves a checkpoint."""
+"""Find time in which nothing else runs because the host saves a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing runs while the host waits for the next batch."""
+"""Find time in which nothing else runs because the host waits for the data loader."""
 
 from __future__ import annotations
 

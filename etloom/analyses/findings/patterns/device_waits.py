@@ -1,4 +1,4 @@
-"""The device is idle although work was launched in time."""
+"""Find time in which the device is idle although the next work was launched in time or its launch was not recorded."""
 
 from __future__ import annotations
 

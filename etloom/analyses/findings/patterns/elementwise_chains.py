@@ -1,4 +1,4 @@
-"""Chains of elementwise kernels, each of which reads and writes the output of the previous one."""
+"""Find chains of consecutive elementwise kernels, each of which reads and writes memory again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _find_chains(view: RankView) -> pl.DataFrame:
-    """Return the chains as input for `sum_places`: consecutive elementwise kernels of one step and stream."""
+    """Return the chains (consecutive elementwise kernels of a step and stream) as rows for `sum_places`."""
     kernels = view.kernels
     is_elementwise = (
         view.match_activities(kernels, ELEMENTWISE)

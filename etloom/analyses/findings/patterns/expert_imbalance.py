@@ -1,4 +1,4 @@
-"""Mixture of experts: the experts of one rank compute longer than those of the others in the same step."""
+"""Find ranks whose experts (mixture of experts) compute longer than those of the other ranks in the same step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_EXCESS = 0.1
 
 
 def find(views: JobView) -> Iterator[tuple[int, Finding]]:
-    """Yield a finding for the rank whose experts take longest, by the steps in which they do."""
+    """Yield a finding for each rank whose experts take longest in some steps, summed over these steps."""
     if len(views) < 2:
         return
     sums = []
@@ -51,7 +51,7 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
 
 
 def sum_experts(view: RankView) -> pl.DataFrame:
-    """Return the time of the experts' kernels in each step, from the start of the first to the end of the last."""
+    """Return the total duration (ns), first start and last end of the experts' kernels in each step."""
     kernels = view.kernels.drop_nulls("step")
     is_expert = view.match_activities(kernels, _EXPERTS) & ~view.match_activities(kernels, _NO_EXPERTS)
     return (

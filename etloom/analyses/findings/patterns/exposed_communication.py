@@ -1,4 +1,4 @@
-"""Communication that does not overlap computation."""
+"""Find communication that does not overlap computation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def list_communication(view: RankView) -> pl.DataFrame:
-    """Return ts, end, step, name and event (the host event to look at) of each communication; stream on a device."""
+    """Return the communications of a rank: ts, end, step, name, event (the host event to look at); stream on a
+    device."""
     is_communication = pl.col("kind") == "communication"
     if view.activity.basis == "device":
         work = view.activities.filter(is_communication)

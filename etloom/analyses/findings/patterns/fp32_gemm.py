@@ -1,4 +1,4 @@
-"""Matrix products in fp32 on a device that is much faster with narrower types."""
+"""Find matrix products in fp32 on a device that is much faster with narrower types."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def _find_products(
 
 
 def _estimate_saving(view: RankView, narrow: str) -> float:
-    """Return the share of the time of fp32 products that a narrower type saves, at `ATTAINED` of its peak.
+    """Return the share of the fp32 matrix products' time that a narrower type saves if it attains `ATTAINED` of its
+    peak.
 
     Half for devices whose peaks are unknown: the ratio of the peaks is 2 to 16.
     """

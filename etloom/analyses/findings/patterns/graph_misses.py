@@ -1,4 +1,4 @@
-"""Inference: decode iterations that run eagerly although others replay a device graph."""
+"""Find decode iterations of an inference engine that run eagerly although others replay a device graph."""
 
 from __future__ import annotations
 

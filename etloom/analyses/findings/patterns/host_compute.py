@@ -1,4 +1,4 @@
-"""The device is idle while operators compute on the host, such as an optimizer on the CPU."""
+"""Find time in which the device is idle while operators compute on the host, such as an optimizer on the CPU."""
 
 from __future__ import annotations
 

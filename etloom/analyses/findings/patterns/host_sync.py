@@ -1,4 +1,4 @@
-"""The host waits for the device, which then has nothing queued."""
+"""Find time in which the device is idle because the host waited for it and had nothing else queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some devices of a rank are idle while others are busy."""
+"""Find devices of a rank that are idle while its other devices are busy."""
 
 from __future__ import annotations
 

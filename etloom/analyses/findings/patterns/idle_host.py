@@ -1,4 +1,4 @@
-"""The host runs no operator for a long time: Python code, garbage collection, files or waiting.
+"""Find long times in which the host runs no operator, but Python code, garbage collection, file access or waits.
 
 With a GPU, while it is idle in an annotated step; without, in each step at the same place.
 """
@@ -51,7 +51,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _find_idle_device(view: RankView) -> Iterator[Finding]:
-    """Yield a finding on the gaps of the device in which the host runs neither operators nor runtime calls."""
+    """Yield a finding on the device's idle time while the host runs neither operators nor runtime calls."""
     yield from sum_places(
         view,
         view.select_gaps("pause"),
@@ -68,7 +68,8 @@ def _find_idle_device(view: RankView) -> Iterator[Finding]:
 
 
 def _list_pauses(view: RankView) -> pl.DataFrame:
-    """Return the long pauses that no other pattern reports, each with the operator before it (event, name)."""
+    """Return the long pauses between operators that no other pattern reports, with the operator before each (event,
+    name)."""
     other = (view.busy, view.data_loading, view.saving, view.delaying_ranks, view.waiting_for_ranks)
     assert view.window is not None
     idle = union(other).gaps(*view.window)

@@ -1,4 +1,4 @@
-"""Loops that read single values of tensors (`.item()`), for example one per parameter."""
+"""Find loops that read single values of tensors (`.item()`), for example one per parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device is idle because the host launches too slowly."""
+"""Find time in which the device is idle because the host launches too slowly."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def list_late_launches(view: RankView) -> pl.DataFrame:
 
 
 def _measure_warm_up(view: RankView) -> tuple[int | None, int]:
-    """Return the first annotated step, and by how much longer the host works in it than in any other, ns.
+    """Return the first annotated step, and the time (ns) by which the host works longer in it than in any other step.
 
     0 if that is less than `MIN_WARM_UP` of the time or the step launches more; waits for the device are not work.
     """
@@ -174,6 +174,6 @@ def _find_hidden(view: RankView) -> pl.DataFrame:
 
 
 def _list_waits(view: RankView) -> Intervals:
-    """Return the times at which the device, or a cause that another pattern reports, blocks the host."""
+    """Return the times at which the host is blocked by the device, or by a cause that another pattern reports."""
     waits = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
     return union([waits, *view.compute_once(list_stalls).values()])

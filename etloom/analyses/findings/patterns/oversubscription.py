@@ -1,4 +1,4 @@
-"""More threads are running than the host has processors."""
+"""Find operators that are interrupted because more threads are running than the host has processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inference: a prefill runs between decode iterations, and the requests that decode wait for it."""
+"""Find prefills of an inference engine that run between decode iterations and delay the requests that decode."""
 
 from __future__ import annotations
 

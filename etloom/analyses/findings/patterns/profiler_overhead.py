@@ -1,4 +1,4 @@
-"""The profiler itself keeps the GPU idle; such time does not exist without it."""
+"""Find time in which the profiler itself keeps the GPU idle, which does not occur without the profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile compiles in steady state, or graph breaks split the step."""
+"""Find compilations by torch.compile in steady state, and graph breaks that split a compiled step."""
 
 from __future__ import annotations
 

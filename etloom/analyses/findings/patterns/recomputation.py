@@ -1,4 +1,4 @@
-"""Forward operators run again in backward: activation checkpointing."""
+"""Find forward operators that run again in the backward pass (activation checkpointing)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _list_work(view: RankView, repeated: np.ndarray) -> pl.DataFrame:
-    """Return the kernels of recomputed operators, or without a GPU the operators, as input for `sum_places`."""
+    """Return the kernels of recomputed operators (without a GPU: the operators themselves) as rows for `sum_places`."""
     events = view.trace.events
     if view.activity.basis != "device":
         rows = events[repeated].filter(pl.col("dur").is_not_null())

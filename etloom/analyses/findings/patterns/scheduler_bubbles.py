@@ -1,4 +1,4 @@
-"""Inference: the GPU waits between iterations because the scheduler has not started the next one."""
+"""Find idle GPU time between inference iterations, while the scheduler has not started the next iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device is idle during a long call of the runtime or driver: it loads kernels, or waits for a lock."""
+"""Find idle device time during a long runtime or driver call, which loads kernels or waits for a lock."""
 
 from __future__ import annotations
 

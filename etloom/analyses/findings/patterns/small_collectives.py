@@ -1,4 +1,4 @@
-"""Many consecutive small collectives, each of which pays the latency of a whole collective."""
+"""Find sequences of many small collectives, each of which pays the latency of a whole collective."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def _format_bytes(size: Any) -> str:
 
 
 def _with_steps(view: RankView, participations: pl.DataFrame) -> pl.DataFrame:
-    """Add the step of each participation: that of its launch, else the one in which it starts."""
+    """Add the column ``step`` to participations: the step of the GPU activity's launch, else that of the recorded
+    event."""
     events = view.trace.events
     event_steps = take_rows(events["step"], rows_of_ids(events, participations["event"]))
     launch_steps = take_rows(view.activities["step"], rows_of_ids(view.activities, participations["event"]))
@@ -99,7 +100,8 @@ def _with_steps(view: RankView, participations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_separated(view: RankView, participations: pl.DataFrame) -> pl.Series:
-    """Return for each communication whether enough non-overlapping other work ran since the previous ones ended."""
+    """Return a mask of the communications before which enough other work ran, without overlap, since the previous ones
+    ended."""
     times = view.activity.times
     communication = times["communication"]
     other = union(intervals for kind, intervals in times.items() if kind != "communication")

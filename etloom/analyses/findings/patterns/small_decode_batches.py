@@ -1,4 +1,4 @@
-"""Inference: decode iterations of few requests, in which reading the weights takes most of the time."""
+"""Find decode iterations of an inference engine with few requests, which spend most time reading the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank arrives late at a communication, and others wait for it."""
+"""Find ranks that arrive late at communications, so that other ranks wait for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _TEXTS = {
 
 
 def find(views: JobView) -> Iterator[tuple[int, Finding]]:
-    """Yield a finding per rank that is late without inheriting it from another rank."""
+    """Yield a finding for each rank that is late at communications without having inherited its lateness from another
+    rank."""
     if len(views) < 2:
         return
     late = views.late_arrivals.filter(pl.col("own_late_ns") > pl.col("error"))
@@ -61,15 +62,16 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
 
 
 def _describe_axis(rows: pl.DataFrame, job_size: int) -> str:
-    """Return text that names the parallelism axis of the groups with most of the delay; empty if unknown."""
+    """Return text that names the parallelism axis of the process groups with most of the rank's delay; empty if
+    unknown."""
     groups = rows.group_by(pl.col("axis").cast(pl.String), "group_size").agg(pl.col("own_late_ns").sum())
     axis, size, _ = groups.sort("own_late_ns", "axis", "group_size", descending=(True, False, False)).row(0)
     return f" in its {axis} group" if axis and size is not None and size < job_size else ""
 
 
 def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, counts: tuple[int, int]) -> Finding:
-    """Return the finding on a late rank. counts: the number of ranks that delay others, and the number of ranks of the
-    job."""
+    """Return the finding on a late rank; ``counts``: the number of ranks that delay others, and the number of all
+    ranks."""
     rank, (rank_count, job_size) = view.trace.rank, counts
     confidence, effect, advice = _TEXTS[is_message]
     reasons = _REASONS

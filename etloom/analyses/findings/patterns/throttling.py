@@ -1,4 +1,4 @@
-"""The same kernels take longer in some steps than in others: the clock of the device changes."""
+"""Find steps in which the same kernels take longer than in the fastest step because the device's clock changes."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _compare_steps(view: RankView, kernels: pl.DataFrame) -> pl.DataFrame:
-    """Return ``ratio`` and ``low`` per step and part: median and lower quartile of kernel durations relative to the
-    fastest step's.
+    """Return ``ratio`` and ``low`` per step and part of a step: median and lower quartile of kernel durations relative
+    to the fastest step's.
 
     Compared are kernels of one name and launch geometry, by their turn in the step; empty if they are too few.
     """

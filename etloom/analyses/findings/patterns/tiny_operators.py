@@ -1,4 +1,4 @@
-"""Loops of operators that compute so little that the host's overhead dominates."""
+"""Find loops of operators that compute so little that the host's overhead dominates."""
 
 from __future__ import annotations
 

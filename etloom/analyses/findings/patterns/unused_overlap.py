@@ -1,4 +1,4 @@
-"""Communication that could overlap computation but runs on its stream."""
+"""Find communication that could overlap computation but runs on a stream that also runs computation."""
 
 from __future__ import annotations
 

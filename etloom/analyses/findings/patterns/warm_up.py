@@ -1,4 +1,4 @@
-"""The host launches more slowly in the first step than in the others: first calls load libraries and tune kernels."""
+"""Find time by which the device waits longer for the host in the first step than in later steps (warm-up)."""
 
 from __future__ import annotations
 

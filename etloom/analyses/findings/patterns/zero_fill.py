@@ -1,4 +1,4 @@
-"""Memory is repeatedly filled with zeros."""
+"""Find repeated fills of memory with zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data is copied: changes of layout or type, and memcpys that nothing hides or that block the host."""
+"""Patterns that find copies: changes of layout or type, and memcpys that nothing hides or that block the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that only change the layout or type of a tensor."""
+"""Find copies that only change the layout or type of a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies to the device from pageable memory, or many small ones."""
+"""Find copies to the device from pageable memory, and many small copies to the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memcpys that overlap neither computation nor communication, except those of host_copies and of checkpoints."""
+"""Find memcpys that overlap neither computation nor communication and belong to neither host_copies nor checkpoints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _advise(name: str) -> str:
-    """Return the advice for a copy with this name."""
+    """Return the advice on a memcpy, whose direction is inferred from its name."""
     if INSIDE_DEVICE.search(name):
         return ON_DEVICE_ADVICE
     return FROM_DEVICE_ADVICE if TO_HOST.search(name) else TO_DEVICE_ADVICE
