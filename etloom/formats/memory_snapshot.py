@@ -49,7 +49,7 @@ _PROBLEMS = {
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a memory snapshot; pickles are searched, not unpickled."""
+    """Return whether a file is a memory snapshot, judging from its first bytes ``head``; pickles are not unpickled."""
     if head[:1] == b"\x80":
         return b"segments" in head[:256] and (b"total_size" in head or b"device_traces" in head)
     return _KEYS.match(head) is not None and (b'"total_size"' in head or b'"device_traces"' in head)
@@ -144,7 +144,7 @@ def _to_int(value: Any) -> int | None:
 
 
 def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
-    """Return device -> (bytes in use, bytes freed but pending, bytes reserved) at the time of the snapshot.
+    """Return, by device, the bytes in use, freed but pending, and reserved at the time of the snapshot.
 
     Bytes in use and pending count sizes as requested, before the allocator rounds them up.
     """

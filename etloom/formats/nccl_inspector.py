@@ -36,7 +36,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """Read the collectives and messages of one process as events and rows of comms.
+    """Read the collectives and point-to-point calls of one process as events and rows of comms.
 
     Raises:
         ReadError: The file has no communication.
@@ -156,7 +156,7 @@ def _choose_start(times: dict[str, Any], prefix: str) -> int | None:
 def _scale_message(
     recorded: int | None, bandwidth: float | None, duration_us: float, size: int | None
 ) -> int | None:
-    """Return the message size (bytes) that matches the bandwidth: the recorded size, or that times the rank count."""
+    """Return a call's message size (bytes): as recorded, or times the number of ranks if this fits the bandwidth."""
     if recorded is None or bandwidth is None or not size or not recorded:
         return recorded
     ratio = bandwidth * duration_us * 1e3 / recorded

@@ -36,7 +36,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """Read the events of one process; its collectives and messages are also rows of comms.
+    """Read the events of one process; its collectives and point-to-point calls are also rows of comms.
 
     Raises:
         ReadError: The file has no event of the plugin.
@@ -66,7 +66,7 @@ def read(path: Path) -> Trace:
 
 
 def find_rank(path: Path) -> int | None:
-    """Return the rank that the first communication states; None if there is none in the first 64 KiB."""
+    """Return the rank that the first communication event records; None if the first 64 KiB contain no such event."""
     try:
         with open_decompressed(path) as stream:
             head = stream.read(_HEAD_BYTES)
@@ -113,7 +113,7 @@ def _pair_events(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 
 def _add_kernels(calls: pl.DataFrame, channels: pl.DataFrame) -> pl.DataFrame:
-    """Add kernel_start and kernel_end (ns) and kernel_channels (a count) from the channel events of each call.
+    """Add kernel_start and kernel_end (ns) and kernel_channels (a count) from each call's kernel channel events.
 
     The channel events of a call lie between its begin and its end in the file.
     """

@@ -38,7 +38,7 @@ _DTYPES = {
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a JSON list of PARAM's communication calls."""
+    """Return whether a file is a JSON list of PARAM's communication calls, judging from its first bytes ``head``."""
     return _ENTRY.match(head) is not None
 
 

@@ -170,7 +170,7 @@ class _ProcessGroups:
         self._last_stage = max(stage for stage, _ in self._places.values())
 
     def describe(self, rank: int, kind: str) -> tuple[str, list[int]]:
-        """Return the name and the member ranks of the process group of this kind that contains the rank."""
+        """Return name and member ranks of the process group of a kind (such as data parallel) that contains a rank."""
         stage, replica = self._places[rank]
         if kind == "data parallel":
             return f"{kind}, stage {stage}", [r for r, place in self._places.items() if place[0] == stage]
@@ -181,7 +181,7 @@ class _ProcessGroups:
         return (kind, list(self._places)) if kind == "world" else (f"{kind}, rank {rank}", [rank])
 
     def find_peer(self, rank: int, message: str) -> int | None:
-        """Return the rank with which a rank exchanges this message type; None if it is not in the trace."""
+        """Return a rank's peer for a message type (such as forward-send); None if the peer is not in the trace."""
         stage, replica = self._places[rank]
         goes_up = message in ("forward-send", "backward-recv")
         # The last stage sends forward only if stages have several chunks: to the next chunk, on the first stage.

@@ -63,7 +63,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(path: Path, *, limit: int = 4 << 30) -> Trace:
-    """Read one rank's Trace: nodes, tensors, comms, groups, dependencies, and events for nodes with a start time.
+    """Read a .et file as the Trace of one rank: nodes, tensors, comms, groups, dependencies, events of timed nodes.
 
     Of a truncated file, the nodes before the cut are read, and the loss is a row of stats.
 
@@ -113,7 +113,7 @@ class _TraceBuilder:
         self._parts: list[int] = []
 
     def add(self, node: Any) -> None:
-        """Add the rows of a Node message to all tables."""
+        """Convert a Node message to rows of all tables (nodes, tensors, comms, ...) and collect these rows."""
         attrs = pb.decode_attributes(node.attr)
         standard = {key: attrs.pop(key) for key in NODE_ATTRIBUTES if key in attrs}
         comm = {key: attrs.pop(key) for key in _COMM_ATTRIBUTES if key in attrs}
@@ -183,7 +183,7 @@ class _TraceBuilder:
         self.nodes.add_event(row, {"ts": start, "dur": duration, **_describe_track(node, standard, attrs)})
 
     def build_tables(self, stats: list[Stat]) -> dict[str, pl.DataFrame]:
-        """Build all tables; add rows to stats for values that cannot be read."""
+        """Build all tables from the collected rows; report values that cannot be read as rows of stats."""
         tables, node_stats = self.nodes.build_tables()
         for name, severity, examples in (
             ("read.unreadable_values", "info", self._unreadable),
@@ -198,7 +198,7 @@ class _TraceBuilder:
         return tables
 
     def _link_parts(self, tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-        """Return the links table, extended by links from later parts of a split operator to its first part's event."""
+        """Add links (node, event) from the later parts of a split operator to the event of its first part."""
         links = tables["links"]
         is_part = pl.col("file_order").is_in(self._parts)
         parts = tables["nodes"].filter(is_part).select(pl.col("id").alias("part"), node="parent")
@@ -260,6 +260,6 @@ def _to_signed(value: int) -> int:
 
 
 def recorded_duration_ns() -> pl.Expr:
-    """Return an expression on the nodes table: the duration (ns) that a Chakra node states, or null."""
+    """Return a polars expression on the nodes table: the duration (ns) that a Chakra node records, or null."""
     text = pl.col("attrs").cast(pl.String).str.json_path_match("$.duration_micros")
     return 1000 * text.cast(pl.Int64, strict=False)

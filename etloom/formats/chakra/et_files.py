@@ -123,7 +123,7 @@ def rank_path(path: Path, rank: int) -> Path:
 
 
 def combine_rank_files(paths: Sequence[Path]) -> dict[int, Path]:
-    """Return rank -> .et file, sorted by rank, for a job that consists of several files or folders.
+    """Map each rank of a job to its .et file, sorted by rank; ``paths`` lists the files and folders of the job.
 
     Raises:
         ReadError: see `find_rank_files`; or two files are of one rank.
@@ -141,7 +141,7 @@ def combine_rank_files(paths: Sequence[Path]) -> dict[int, Path]:
 
 
 def find_rank_files(path: Path) -> dict[int, Path]:
-    """Return rank -> .et file: the files NAME.RANK.et of a folder, or the file itself (rank 0 by default).
+    """Map each rank to its .et file: the files NAME.RANK.et of a folder, or a single file (by default rank 0).
 
     Raises:
         ReadError: The folder contains no such file, or files with several NAMEs.

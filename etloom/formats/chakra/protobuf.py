@@ -105,7 +105,7 @@ def _build_message_classes() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the protobuf class of this name, such as GlobalMetadata, Node or AttributeProto."""
+    """Return the protobuf message class named ``name``, such as GlobalMetadata, Node or AttributeProto."""
     if not name[0].isupper() or name not in _build_message_classes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _build_message_classes()[name]
@@ -201,7 +201,7 @@ def parse_node(message: bytes | memoryview) -> Any:
 
 
 def decode_attributes(attributes: Any) -> dict[str, Any]:
-    """Return name -> value of AttributeProtos, with bytes as base64 text and doc strings as ``NAME.doc_string``."""
+    """Return the values of AttributeProtos by name, bytes as base64 text, and doc strings as ``NAME.doc_string``."""
     values: dict[str, Any] = {}
     for attribute in attributes:
         field = attribute.WhichOneof("value")

@@ -87,7 +87,7 @@ def _encode_metadata(attributes: Mapping[str, str | int | None]) -> bytes:
 
 
 def _encode_nodes(nodes: NodeTable, start: int, end: int) -> Any:
-    """Encode the rows from ``start`` to ``end`` (exclusive) as Node messages, with fields by ascending number."""
+    """Encode the nodes in rows ``start`` to ``end`` (exclusive) as Node messages, with fields by ascending number."""
     table = nodes.table[start:end]
     first = nodes.first[start : end + 1]
     ctrl = table["ctrl"]
@@ -113,5 +113,5 @@ def _encode_nodes(nodes: NodeTable, start: int, end: int) -> Any:
 
 
 def _count_offsets(values: pl.Series) -> NDArray[np.int64]:
-    """Return the number of non-null values before each row, followed by their total number."""
+    """Return, for each row, the number of non-null values in the rows before it; the last entry is the total."""
     return pl.Series([0]).append(values.is_not_null().cast(pl.Int64)).cum_sum().to_numpy()

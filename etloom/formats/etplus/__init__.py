@@ -1,4 +1,4 @@
-"""ET+: an execution trace with the times of its operators and the GPU work that they launched.
+"""Reads ET+ files: execution traces that also contain the times of operators and the GPU work that they launched.
 
 Supported: files of chakra_trace_link and of etloom, with schema and header; host nodes with ``ts``, ``inclusive_dur``
 and ``exclusive_dur`` (microseconds on the profiler's clock), ``inter_thread_dep`` and ``sync_dep``; device nodes with
@@ -52,7 +52,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(path: Path, *, limit: int = 2 << 30) -> Trace:
-    """Read the Trace of one rank: nodes, tensors, comms, events, links, launches, dependencies.
+    """Read an ET+ file as the Trace of one rank: nodes, tensors, comms, events, links, launches, dependencies.
 
     limit: maximum size in bytes after decompression.
 
@@ -98,7 +98,7 @@ class _ExactNumber(float):
 def _parse_file(
     data: bytes, truncation: str | None, path: Path
 ) -> tuple[dict[str, Any], list[Any], list[Stat]]:
-    """Parse the file to header, nodes and stats; if it is not complete JSON, read it node by node and count the loss.
+    """Parse the file to header, nodes and stats; if its JSON is incomplete, read it node by node and count lost nodes.
 
     Raises:
         ReadError: There is no list of nodes, or the JSON is nested too deeply.
@@ -156,7 +156,7 @@ def _is_device_node(node: dict[str, Any]) -> bool:
 
 
 def _add_node(builder: NodeTableBuilder, node: dict[str, Any], pid: Any) -> None:
-    """Add the rows of a node to all tables; ``pid`` is the process id of host events."""
+    """Convert a node of the file to rows of all tables and add them; ``pid`` is the process id of host events."""
     attr_list = node.get("attrs")
     attrs = {
         attr["name"]: attr.get("value")

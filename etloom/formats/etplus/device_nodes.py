@@ -63,7 +63,7 @@ def format_device_nodes(trace: Trace, nodes: NodeTexts, device: pl.DataFrame) ->
 
 
 def _format_attributes(rows: pl.DataFrame, columns: list[str]) -> pl.Expr:
-    """Return an expression: the non-null attributes of a GPU activity as JSON objects, each after a comma."""
+    """Return a polars expression that formats a GPU activity's non-null attributes as JSON objects after commas."""
     parts = []
     for name in ("device", "correlation", *columns):
         dtype = rows.schema[name]

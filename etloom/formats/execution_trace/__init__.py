@@ -33,7 +33,7 @@ _ROOT = r"^\[pytorch\|profiler\|execution_(?:trace|graph)\|(?:thread|process)\]$
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is an execution trace."""
+    """Return whether a file is an execution trace, judging from its first bytes ``head``."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] != b"{" or b'"traceEvents"' in text:
         return False
@@ -90,7 +90,7 @@ def to_trace(parsed: ParsedFile, path: Path) -> Trace:
 
 
 def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Add the column ``parent``: the row of the node that encloses it, otherwise of the recorded parent."""
+    """Add each node's ``parent``: the row of the operator that encloses the node, or else of the recorded parent."""
     name = nodes["name"]
     root = arrays.match_text(nodes["name"], _ROOT)
     # An asynchronous range ends on another thread: it encloses nothing, and its end does not show what encloses it.

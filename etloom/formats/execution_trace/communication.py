@@ -59,7 +59,7 @@ def build_comms(
     stats: list[Stat],
     groups_by_node: Mapping[int, str] | None = None,
 ) -> pl.DataFrame:
-    """Build the comms table of an execution trace.
+    """Build the comms table of an execution trace: the collectives and point-to-point calls among its nodes.
 
     Args:
         nodes: The nodes table.
@@ -134,7 +134,7 @@ def _describe_call(name: str, op_schema: str | None, inputs: str | None) -> dict
 
 
 def describe_record(inputs: Any) -> dict[str, Any]:
-    """Return the columns of comms that a record_param_comms node states by the position of its inputs.
+    """Parse the inputs of a record_param_comms node, by their positions, to the columns of a comms row.
 
     inputs: the member of the node: ``values``, ``shapes`` and ``types``. Empty if it is not a record.
     """
@@ -186,7 +186,7 @@ def _parse_positional_record(values: list[Any]) -> dict[str, Any]:
 
 
 def _split_group(group: Any) -> tuple[Any, Any]:
-    """Return the name and the description of a process group as recorded; None for an absent value."""
+    """Split a recorded process group (a name, or a list [name, description]) into name and description, or None."""
     if not isinstance(group, list):
         return group, None
     return (group[0] if group else None), (group[1] if len(group) > 1 else None)
@@ -246,7 +246,7 @@ def _parse_by_schema(values: list[Any], schema: str) -> dict[str, Any]:
 
 
 def _apply_named_attributes(row: dict[str, Any], named: dict[str, Any]) -> None:
-    """Replace the values of a comms row that the record also states as named attributes."""
+    """Overwrite values of a comms row with those that the node states as named attributes (``named``)."""
     for key in ("collective", "pg_name", "pg_desc", "dtype", "in_nelems", "out_nelems"):
         if named[key] is not None:
             row[key] = named[key]
@@ -260,7 +260,7 @@ def _apply_named_attributes(row: dict[str, Any], named: dict[str, Any]) -> None:
 
 
 def _measure_sizes(tensors: pl.DataFrame, calls: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Return node -> in_nelems and out_nelems (elements of input and output tensors) and dtype of the first tensor.
+    """Return, by node, in_nelems and out_nelems (elements of input and output tensors) and the first tensor's dtype.
 
     A c10d operator also receives the tensors that it writes, so the names of its arguments decide. A message has one
     size, which counts as in and out, as in NCCL's records.

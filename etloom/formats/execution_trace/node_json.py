@@ -69,7 +69,7 @@ class NodeTexts:
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
 
     def format_nodes(self, nodes: pl.DataFrame, *last: str) -> Iterator[np.ndarray]:
-        """Yield rows of the nodes table as the bytes of JSON objects, in the layout of schemas 1.0.2 to 1.1.1.
+        """Yield the bytes of the nodes' JSON objects, in the layout of execution trace schemas 1.0.2 to 1.1.1.
 
         Args:
             nodes: Rows of nodes, with ``above``, the id in the file of the parent.
@@ -106,7 +106,7 @@ class NodeTexts:
             yield _native.row_texts(parts, rows.stop - begin)[1]
 
     def format_arguments(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-        """Return two columns of JSON objects (values, shapes, types, strides): the nodes' inputs and their outputs."""
+        """Return all nodes' inputs and all nodes' outputs as columns of JSON (values, shapes, types, strides)."""
         sides = []
         for io, side in enumerate(_SIDES):
             types = _repeated_part(nodes[f"{side}_types"], "[]")
@@ -115,7 +115,7 @@ class NodeTexts:
         return sides[0], sides[1]
 
     def argument_texts(self, nodes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return two frames, inputs and outputs, with columns values, shapes, types and strides as JSON lists.
+        """Return a frame of inputs and a frame of outputs: per node, values, shapes, types and strides as JSON lists.
 
         The repeating text around the tensors is parsed once per distinct text.
         """
@@ -129,18 +129,18 @@ class NodeTexts:
         return sides[0], sides[1]
 
     def _format_side(self, nodes: pl.DataFrame, io: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return JSON texts of values, shapes and strides of inputs (io 0) or outputs (io 1), as offsets and bytes."""
+        """Format values, shapes and strides of nodes' inputs (io 0) or outputs (io 1) as JSON: offsets and bytes."""
         templates = self._number_templates(nodes[f"{_SIDES[io]}s"])
         return self._arguments.format(nodes["id"].to_numpy(), templates, io)
 
     def _number_templates(self, values: pl.Series) -> np.ndarray:
-        """Return the template number of each argument list (JSON with null for tensors); null counts as ``[]``."""
+        """Return the number of each argument list's template: its JSON with null for tensors; null counts as ``[]``."""
         texts, positions = _number_texts(values)
         templates = [self._number_template(text) for text in (*texts, "[]")]
         return np.take(np.array(templates, np.uint32), positions)
 
     def _number_template(self, text: str) -> int:
-        """Return the template number of an argument list (JSON with null for tensors); register it if it is new."""
+        """Return the number of an argument list's template (its JSON with null for tensors); add a new template."""
         number = self._templates.get(text)
         if number is None:
             number = self._templates[text] = len(self._templates)
@@ -150,7 +150,7 @@ class NodeTexts:
         return number
 
     def _format_more_attributes(self, nodes: pl.DataFrame) -> list[Part]:
-        """Return JSON text, per node, of communication attributes and those without a column, each after a comma."""
+        """Format, per node, communication attributes and attributes without a column as JSON, each after a comma."""
         if self._comms.is_empty() and nodes["attrs"].null_count() == nodes.height:
             return []
         comms = self._comms.join(nodes.select(node="id"), on="node", how="semi")
@@ -173,7 +173,7 @@ class NodeTexts:
 
 
 def _number_part(column: pl.Series, none: int | str) -> Part:
-    """Convert a column of integers to a `Part` of the text, with ``none`` in place of null."""
+    """Convert a column of integers to a `Part` (a piece of each row's text), with ``none`` in place of null."""
     numbers = column.cast(pl.Int64)
     if isinstance(none, int):
         numbers = numbers.fill_null(none)
@@ -183,19 +183,19 @@ def _number_part(column: pl.Series, none: int | str) -> Part:
 
 
 def _quoted_part(column: pl.Series, none: str) -> Part:
-    """Convert a column of repeated texts to a `Part` of JSON strings, with ``none`` in place of null."""
+    """Convert a column of texts to a `Part` (a piece of each row's text) of JSON strings; null becomes ``none``."""
     return _repeated_part(column, none, lambda text: json.dumps(text, ensure_ascii=False))
 
 
 def _repeated_part(column: pl.Series, none: str, convert: Callable[[str], str] = str) -> Part:
-    """Convert a column of repeated texts to a `Part`, converting each distinct text once, with ``none`` for null."""
+    """Convert repeated texts to a `Part` (piece of each row's text), each distinct text once; null becomes ``none``."""
     texts, positions = _number_texts(column)
     _, offsets, data = _text_part(pl.Series([*map(convert, texts), none]))
     return positions.astype(np.int32), offsets, data
 
 
 def _number_texts(column: pl.Series) -> tuple[list[str], np.ndarray]:
-    """Return the distinct texts and, for each row, the index of its text; a null row has the number of texts."""
+    """Return a column's distinct texts and, per row, the index of its text; null gets the number of distinct texts."""
     categories = column.cast(pl.Categorical)
     rows, positions = text_codes.find_distinct(text_codes.read_codes(categories))
     positions[positions < 0] = len(rows)
@@ -203,20 +203,20 @@ def _number_texts(column: pl.Series) -> tuple[list[str], np.ndarray]:
 
 
 def _text_part(column: pl.Series) -> tuple[None, np.ndarray, np.ndarray]:
-    """Convert a column of texts without nulls to a `Part` that holds one text per row."""
+    """Convert a column of texts without nulls to a `Part` (a piece of each row's text) that stores a text per row."""
     _, offsets, data = column.to_arrow().buffers()
     return None, np.frombuffer(offsets, np.int64)[: len(column) + 1], np.frombuffer(data, np.uint8)
 
 
 def _argument_parts(columns: list[tuple[np.ndarray, np.ndarray]], types: Part) -> list[Part]:
-    """Return the parts of a JSON object of values, shapes, types, strides; ``columns`` has all but types."""
+    """Return the pieces of each row's JSON object of values, shapes, types and strides; ``columns`` lacks types."""
     values, shapes, strides = ((None, *column) for column in columns)
     parts: list[Part] = ['{"values": ', values, ', "shapes": ', shapes, ', "types": ', types]
     return [*parts, ', "strides": ', strides, "}"]
 
 
 def _slice_parts(parts: Sequence[Part], rows: slice) -> list[Part]:
-    """Restrict the parts of a text to a range of rows."""
+    """Restrict each `Part` (a piece of every row's text) to a range of rows."""
     sliced: list[Part] = []
     for part in parts:
         if isinstance(part, str):

@@ -33,7 +33,7 @@ __all__ = ["read", "read_calls", "sniff"]
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a Flight Recorder dump; pickles are not loaded."""
+    """Return whether a file is a Flight Recorder dump, judging from its first bytes ``head``; no pickle is loaded."""
     if head[:1] == b"\x80":
         return b"entries" in head and (b"profiling_name" in head or b"pg_config" in head)
     if head.lstrip()[:1] != b"{":

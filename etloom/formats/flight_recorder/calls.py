@@ -1,4 +1,4 @@
-"""Reads the calls of a dump as tuples for comparison across ranks, without tables: thousands of dumps take seconds."""
+"""Reads the calls in Flight Recorder dumps as tuples, without tables, to compare thousands of ranks in seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from etloom.formats.flight_recorder.process_facts import read_process_facts
 
 
 def read_calls(path: Path, *, limit: int = 256 << 20) -> DumpedCalls:
-    """Read the collective calls and messages in one rank's dump, its process groups and process facts.
+    """Read the collective and point-to-point calls, the process groups and the process facts in one rank's dump.
 
     Args:
         path: the dump.
@@ -67,7 +67,7 @@ def read_calls(path: Path, *, limit: int = 256 << 20) -> DumpedCalls:
 def _build_call(
     entry: dict[str, Any], groups: dict[str, dict[str, Any]], members: dict[str, tuple[int, ...]]
 ) -> Call | None:
-    """Convert an entry to a tuple of `CALL_COLUMNS` and add its group to ``members``; None without name or time."""
+    """Convert a dump's entry to a `CALL_COLUMNS` tuple and add its group to ``members``; None without name or time."""
     name, created = entry.get("profiling_name"), to_int(entry.get("time_created_ns"))
     if not isinstance(name, str) or not created:
         return None

@@ -1,4 +1,4 @@
-"""Contents of a Flight Recorder dump: its members, its groups and the columns of its entries."""
+"""Parses the contents of a Flight Recorder dump: its members, its process groups and its entries (recorded calls)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ARGUMENT_KEYS = (
 
 
 def load_dump(path: Path, limit: int, stats: list[Stat]) -> dict[str, Any]:
-    """Load a dump, JSON or pickle, as a dictionary of its members; append damage to ``stats``.
+    """Load a dump, JSON or pickle, as a dictionary of its members; report damage as rows appended to ``stats``.
 
     Args:
         path: the file.
@@ -73,7 +73,10 @@ def list_entries(dump: dict[str, Any], path: Path) -> list[Any]:
 
 
 def find_group(name: Any, description: Any, groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the groups row of an entry's process group, or {}; gloo lists its default group without a name."""
+    """Return the row of the groups table for an entry's process group; {} if the dump does not list the group.
+
+    Gloo lists its default group without a name.
+    """
     group = groups.get(name) if isinstance(name, str) else None
     if group is None and description == "default_pg":
         group = groups.get("")
@@ -149,7 +152,7 @@ def _format_ranks(ranks: tuple[int, ...]) -> str:
 
 
 def read_status(status: Any) -> dict[str, dict[str, int | None]]:
-    """Return group -> numbers of its last enqueued, started and completed collective; None if there is none yet."""
+    """Return, by process group, the numbers of the last enqueued, started and completed collective; None before any."""
     return {
         str(group): {str(key): _parse_digits(str(value)) for key, value in state.items()}
         for group, state in (status.items() if isinstance(status, dict) else ())
@@ -158,7 +161,7 @@ def read_status(status: Any) -> dict[str, dict[str, int | None]]:
 
 
 def build_row(entry: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Convert an entry to a row with the columns of events and comms; None for an entry without name or time."""
+    """Convert a dump's entry (a call) to a row with columns of events and comms; None if it has no name or no time."""
     name, created = entry.get("profiling_name"), to_int(entry.get("time_created_ns"))
     if not isinstance(name, str) or not created:
         return None
@@ -224,7 +227,7 @@ def split_group(group: Any) -> tuple[Any, Any]:
 
 
 def count_elements(sizes: Any) -> int | None:
-    """Return the total number of elements of tensors of these shapes; None without tensors or for an invalid size."""
+    """Return the total number of elements of tensors, from their shapes; None without tensors or for invalid shapes."""
     if not isinstance(sizes, (list, tuple)) or not sizes:
         return None
     total = 0

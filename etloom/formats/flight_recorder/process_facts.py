@@ -1,4 +1,4 @@
-"""Facts about the process of a rank, which `etloom collect --watch` adds to its dump."""
+"""Reads the facts about a rank's process that `etloom collect --watch` adds to the rank's Flight Recorder dump."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_INTERVAL_S = 1e6
 
 
 def read_process_facts(process: Any) -> tuple[dict[str, Any], int]:
-    """Return the process facts whose values have the expected type, and the number of facts with another type.
+    """Return the process facts in a dump that have the expected type, and the number of facts of another type.
 
     Args:
         process: the member ``process`` of a dump.

@@ -1,4 +1,4 @@
-"""Local copies of runs in object stores: which objects are needed, where their copies are, which copies are current.
+"""Maintains local copies of runs in object stores: selects the objects to copy, updates and removes the copies.
 
 A folder of a URL is copied to ``CACHE/remote/DIGEST/NAME``, and every verb reads it there like any other folder. Each
 time it is opened it is listed again, and objects that changed (size, time, ETag) are copied again. Of a stored run only
@@ -39,7 +39,7 @@ _MAX_NAME = 255
 
 @dataclass
 class _Mirror:
-    """The local copy of a folder in an object store: its connection, its key there, and the local folder."""
+    """The local copy of a folder in an object store: the store's connection, the folder's key, and the local folder."""
 
     store: ObjectStore
     key: str
@@ -58,7 +58,7 @@ class _Mirror:
 
 @dataclass
 class _Selection:
-    """The objects of a folder to copy, its subfolders, and the names of files that cannot be traces and are skipped."""
+    """The objects to copy from a remote folder, its subfolders, and names of skipped files, which cannot be traces."""
 
     files: list[RemoteFile] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ _guard = threading.Lock()
 
 
 def fetch(url: str, *, complete: bool = False) -> Path:
-    """Copy a remote file or folder to the local cache and return its path; tables of stored runs follow on access.
+    """Copy a remote file or folder to the local cache and return its path; tables of stored runs are copied on access.
 
     Args:
         url: a clean URL.
@@ -105,7 +105,7 @@ def fetch(url: str, *, complete: bool = False) -> Path:
 
 
 def ensure_local(*paths: Path) -> None:
-    """Download files of opened remote runs, listed by their local paths, that are not copied yet. Raises ReadError."""
+    """Download files of opened remote runs that have no local copy yet, by their local paths. Raises ReadError."""
     if not _mirrors:
         return
     missing: dict[Path, list[str]] = {}
@@ -152,7 +152,7 @@ def _open_mirror(store: ObjectStore, base: str, key: str) -> _Mirror:
 
 
 def _select_siblings(store: ObjectStore, file: RemoteFile) -> _Selection:
-    """Select a file, those next to it with the same name up to the first dot, and the folder ``capture_traces``."""
+    """Select a file, the files next to it whose names are equal up to the first dot, and folder ``capture_traces``."""
     folder, name = file.key.rpartition("/")[::2]
     stem = name.partition(".")[0] + "."
     if name == "meta.json":
@@ -222,7 +222,7 @@ def check_bucket(store: ObjectStore, url: str, key: str) -> None:
 
 
 def _targets(mirror: _Mirror, files: Iterable[RemoteFile]) -> list[tuple[RemoteFile, Path]]:
-    """Return pairs of object and local path, meta.json, run.json and store.json last; invalid paths are left out."""
+    """Pair objects with their local paths, with meta.json, run.json and store.json last; leave out invalid paths."""
     targets = [(file, path) for file in files if (path := mirror.path_of(file)) is not None]
     return sorted(targets, key=lambda item: item[1].name in _MANIFESTS)
 
@@ -317,7 +317,7 @@ def staged(url: str, overwrite: bool = False) -> Iterator[Path]:
 
 
 def fetch_store(url: str) -> Path:
-    """Return the local copy of a remote store to which runs will be added; the store need not exist yet.
+    """Copy a remote store, to add runs to it, and return the path of the copy; the store need not exist yet.
 
     Runs that were added here but not uploaded are kept, so that an addition that was interrupted goes on.
     """
@@ -347,7 +347,7 @@ def upload_runs(root: Path, url: str, runs: Sequence[Path]) -> None:
 
 
 def _find_listed(store: ObjectStore, key: str, local: Path | None = None) -> RemoteFile | None:
-    """Return an object as its folder's listing states it; None if absent, or if ``local`` is not its current copy."""
+    """Find an object in the listing of its folder; None if absent, or if ``local`` is not a current copy of it."""
     files, _ = transfers.retry(lambda: store.list_folder(key.rpartition("/")[0]))
     file = next((file for file in files if file.key == key), None)
     return file if file is None or local is None or transfers.is_current(local, file) else None
@@ -387,6 +387,6 @@ def upload_folder(folder: Path, url: str, only: Sequence[Path] | None = None) ->
 
 
 def _is_part(manifest: Path, folder: Path) -> bool:
-    """Return whether a meta.json belongs to a rank of a run: a folder above it has a meta.json, too."""
+    """Return whether a meta.json is that of a single rank of a run: a folder above it has a meta.json, too."""
     parents = list(manifest.parent.relative_to(folder).parents)
     return any((folder / parent / "meta.json").is_file() for parent in parents if manifest.parent != folder)

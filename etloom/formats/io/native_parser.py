@@ -1,4 +1,4 @@
-"""Runs a native parser: one thread reads the file, another builds columns; problems become rows of stats."""
+"""Runs a compiled trace parser: one thread reads the file, another builds columns; problems become rows of stats."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> Par
 
 
 def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
-    """Return tables, header members and stats of a parser that has read its input; raises as `parse_file`."""
+    """Return tables, header members and stats of a parser that has read its input. Raises as `parse_file` does."""
     summary = parser.summary()
     if summary["bytes"] == 0:
         raise ReadError("the file is empty", where=path)

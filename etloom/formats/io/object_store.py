@@ -37,7 +37,7 @@ class RemoteFile:
 
 
 class TransientError(ReadError):
-    """A connection was cut or refused; the request may succeed when it is repeated."""
+    """Raised when a connection is cut or refused, so that the request may succeed when it is repeated."""
 
 
 class ObjectStore(Protocol):
@@ -349,7 +349,7 @@ def _refusal(error: Exception, url: str) -> ReadError | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the error code and text in a message of the AWS SDK; else the message. At most 200 characters."""
+    """Shorten an error's message to 200 characters; of an error of the AWS SDK, return only the error code and text."""
     text = " ".join(str(error).split()) or type(error).__name__
     cause = re.search(r"AWS Error (\w+)(?: during \w+ operation)?:?\s*(.*)", text)
     return (f"{cause[1]}: {cause[2]}" if cause else text)[:200]

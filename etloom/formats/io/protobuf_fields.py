@@ -24,7 +24,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of many protobuf messages as columns, one entry per field; those of one message are in file order.
+    """Fields of many protobuf messages as columns, one entry per field; the fields of a message are in file order.
 
     Attributes:
         message: Index of the message.
@@ -41,7 +41,7 @@ class Fields:
     start: NDArray[np.int64]
 
     def select(self, number: int, wire: int) -> Fields:
-        """Return the fields with this field number and wire type."""
+        """Return the fields that have the field number ``number`` and the wire type ``wire``."""
         return self[(self.number == number) & (self.wire == wire)]
 
     def __getitem__(self, mask: NDArray[np.bool_]) -> Fields:
@@ -49,7 +49,7 @@ class Fields:
         return Fields(*(column[mask] for column in columns))  # type: ignore[arg-type]
 
     def get_integers(self, number: int, count: int, default: int = 0) -> NDArray[np.int64]:
-        """Return the last signed integer with this field number in each of ``count`` messages, or ``default``."""
+        """Return, for each of ``count`` messages, the last signed integer in the field ``number``, or ``default``."""
         fields = self.select(number, VARINT)
         values = np.full(count, default, np.int64)
         values[fields.message] = fields.value.view(np.int64)
@@ -121,7 +121,7 @@ class MessageData:
     def _scan_one_field_each(
         self, rows: NDArray[np.int64], at: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[Fields, NDArray[np.int64]]:
-        """Read one field per message, at offset ``at[i]``; return the fields and the offsets after them, or -1."""
+        """Read the field at offset ``at[i]`` of each message; return the fields and the offsets after them, or -1."""
         key, at = self._read_varints(at)
         number, wire = (key >> np.uint64(3)).astype(np.int64), (key & np.uint64(7)).astype(np.int64)
         at = np.minimum(at, len(self.data))

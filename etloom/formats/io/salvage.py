@@ -134,7 +134,7 @@ class _RowSource:
         return True
 
     def rows(self, pattern: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-        """Yield the text up to each possible end of a row, and whether a comma follows it; at the end, the rest."""
+        """Yield the text up to each possible end of a row and whether a comma follows; finally the remaining text."""
         while True:
             start = 0
             for match in pattern.finditer(self.buffer):
@@ -185,7 +185,7 @@ def _read_head(source: _RowSource, result: SalvagedFile) -> tuple[str, bytes]:
 
 
 class _RowWriter:
-    """Receives the pieces of a damaged file in order and writes those that are, or can be repaired to, valid rows."""
+    """Receives the text of a damaged file in pieces and writes those that are, or can be repaired to, valid rows."""
 
     def __init__(self, file: BinaryIO, result: SalvagedFile, kind: str) -> None:
         self._file, self._result, self._kind = file, result, kind
@@ -219,7 +219,7 @@ class _RowWriter:
                 self._result.add_problem("a comma between rows is missing")
 
     def _write_row(self, piece: bytes) -> bool:
-        """Write the row at the beginning of a piece, repaired if necessary; return False if the piece is not a row."""
+        """Write the row at the start of a piece of text, repaired if necessary; return False if it is not a row."""
         try:
             text = piece.decode()
         except UnicodeDecodeError:
@@ -272,7 +272,7 @@ class _RowWriter:
         self._pending = []
 
     def end(self) -> bool:
-        """Write the repaired text after the last row; return False if the file ends before it."""
+        """Write the repaired text that follows the last row; return False if the file is cut off before that text."""
         if self._tail is None and not self._closing:
             if (
                 not self._result.kept

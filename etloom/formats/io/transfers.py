@@ -64,7 +64,7 @@ def run_parallel(action: Callable[[_Item], _Result], items: Iterable[_Item]) -> 
 
 
 def is_current(local: Path, file: RemoteFile) -> bool:
-    """Return whether a local file has the size of an object, and its stamp as modification time."""
+    """Return whether a local file is a current copy of an object: same size, and its stamp as modification time."""
     try:
         state = local.stat()
     except OSError:
@@ -153,7 +153,7 @@ def _partial_name(target: Path) -> Path:
 
 
 def _check_space(files: Sequence[tuple[RemoteFile, Path]]) -> None:
-    """Raise LimitError if the files do not fit on the disk."""
+    """Raise LimitError if the files to download do not fit on the local disk."""
     folder, size = files[0][1].parent, sum(file.size for file, _ in files)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -49,7 +49,7 @@ _MAX_OTHER_METADATA = 1000
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a Chrome trace."""
+    """Return whether a file is a Chrome trace, judging from its first bytes ``head``."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] == b"[":
         is_list = re.match(rb"\[\s*(?:\{|\]|$)", text) is not None and (
@@ -65,7 +65,7 @@ def sniff(head: bytes) -> bool:
 
 
 def is_nccl_profile(text: bytes) -> bool:
-    """Return whether the events are from NCCL's profiler plugin, which `etloom.formats.nccl_profiler` reads."""
+    """Return whether a trace's events are from NCCL's profiler plugin, which `etloom.formats.nccl_profiler` reads."""
     return b'"CommHash"' in text or b'"cat": "GROUP", "ph": "b"' in text[:512]
 
 
@@ -218,7 +218,7 @@ def _to_int(value: Any) -> int | None:
 def _build_threads(
     metadata: pl.DataFrame, text_ids: pl.DataFrame
 ) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
-    """Merge metadata events into one row per process and per thread; also return the other metadata events."""
+    """Merge metadata events (name, labels, sort index) to a row per process and per thread; also return the others."""
     rows: dict[tuple[int, int | None], dict[str, Any]] = {}
     others: list[dict[str, Any]] = []
     for kind, pid, tid, text in metadata.select(

@@ -1,4 +1,4 @@
-"""Categories of the events of Ascend's trace_view.json, inferred from the names of its processes.
+"""Infers categories, devices and streams of the events in Ascend's trace_view.json from process names and arguments.
 
 msprof and torch_npu write one Chrome trace: host operators with Kineto's categories, and without a category the
 processes "CANN" (calls that launch), "Ascend Hardware" (tasks on streams), "Communication" or "HCCL" (collectives, and
@@ -52,7 +52,7 @@ def unquote_times(path: Path) -> Iterator[Path]:
 
 
 def categorize(trace: Trace) -> Trace:
-    """Return the trace with category, device, stream and correlation set for NPU activities, and with comms.
+    """Return the trace with category, device, stream and correlation of NPU activities set, and with a comms table.
 
     A task that computes or copies, and a whole collective, is work of the device; waits, parts of collectives and sums
     are not, so that no time counts twice.
@@ -100,7 +100,7 @@ def categorize(trace: Trace) -> Trace:
 
 
 def _choose_category(connection: pl.Expr) -> pl.Expr:
-    """Return an expression: an event's category by process, task type and name, or null to leave it unchanged."""
+    """Return a polars expression for an event's category, by process, task type and name; null leaves it unchanged."""
     args, name = pl.col("args").cast(pl.String), pl.col("name").cast(pl.String)
     task = args.str.extract(r'"Task Type": ?"([^"]*)"').str.to_uppercase()
     on_hardware, in_hccl = (pl.col("process").is_in(list(names)) for names in ((HARDWARE,), _COMMUNICATION))

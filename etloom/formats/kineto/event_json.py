@@ -47,7 +47,7 @@ _TRIPLES = ("grid", "block")
 
 
 def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = "") -> pl.Series:
-    """Return per row the non-null values as JSON members, each after a comma: ``,"name":value``."""
+    """Format the non-null values of each row as JSON members, each after a comma: ``,"name":value``."""
     parts = []
     for column, name in names.items():
         if column in _TRIPLES:
@@ -62,7 +62,7 @@ def format_arguments(frame: pl.DataFrame, names: dict[str, str], table: str = ""
 
 
 def format_objects(frame: pl.DataFrame, base: int = 0) -> pl.Series:
-    """Return the rows as JSON objects; absent columns and nulls are left out.
+    """Format each row (an event) as a JSON object of a Chrome trace; absent columns and nulls are left out.
 
     Args:
         frame: Columns ph, name and cat as text; pid_text and tid_text as JSON; ts and dur in ns, written as

@@ -87,7 +87,7 @@ def convert_large_file(
 def _write_parts(
     path: Path, parts: Path, part_rows: int, progress: Progress | None
 ) -> tuple[ParsedFile, list[int]]:
-    """Parse the file into Parquet parts; return the tables without parts, and the first event number of each part."""
+    """Parse the file to Parquet parts; return the tables that are not split, and the first event number per part."""
     parser = _native.kineto_parser()
     stats: list[Stat] = []
     metadata: list[pl.DataFrame] = []
@@ -122,7 +122,7 @@ def _write_parts(
 def _merge_events(
     parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int, stats: list[Stat]
 ) -> np.ndarray:
-    """Write events.parquet from all parts in time order; return the new event id of each row of the parts."""
+    """Merge the events of all parts into events.parquet in time order; return the new id of each event of the parts."""
     new_ids = np.zeros(len(times), np.uint32)
     count = 0
     writer: pq.ParquetWriter | None = None

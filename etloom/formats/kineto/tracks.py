@@ -59,7 +59,7 @@ def _assign_first_fit(starts: list[int], ends: list[int]) -> list[int]:
 
 
 def build_track_table(trace: Trace, placed: pl.DataFrame, rank: int | None, first_pid: int) -> pl.DataFrame:
-    """Build the table of a rank's tracks: `TRACK_KEY`, the ids to write as JSON (``pid_text``, ``tid_text``), ``name``.
+    """Build a table with one row per track of a rank: `TRACK_KEY`, JSON ids (``pid_text``, ``tid_text``) and ``name``.
 
     Args:
         trace: The trace of the rank.

@@ -46,7 +46,7 @@ _BEGINS_NUMBER = re.compile(r'[\s"]*[-+.]?\d')
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is Parquet, a table with a time column, or vLLM's JSON.
+    """Return whether a file is Parquet, a table with a time column, or vLLM's JSON, by its first bytes ``head``.
 
     Parquet with the columns of a pipeline operation trace is left to the reader of these.
     """
@@ -157,7 +157,7 @@ def _parse_vllm_latency(data: bytes) -> pl.DataFrame | None:
 
 
 def _build_counters(table: pl.DataFrame, times: pl.Series) -> tuple[pl.DataFrame, int]:
-    """Return one counters row per number in the table, in time order, and the number of cells that are not numbers."""
+    """Convert each number in the table to a row of counters, in time order; also count cells that are not numbers."""
     names = {normalize_name(column): column for column in table.columns}
     long = next(((names[name], names[value]) for name, value in _LONG if {name, value} <= names.keys()), None)
     if long:
@@ -221,7 +221,7 @@ def _add_unit(table: pl.DataFrame, column: str) -> str:
 
 
 def _build_series_key(table: pl.DataFrame, keys: list[str]) -> pl.Series:
-    """Return, per row, the joined values of the key columns, which identify its series; null without key columns."""
+    """Join the values of each row's key columns to the name of its time series; null without key columns."""
     if not keys:
         return pl.Series("series", [None] * table.height, dtype=pl.String)
     parts = [pl.col(key).cast(pl.String).fill_null("") for key in keys]

@@ -1,4 +1,4 @@
-"""Nsight Systems: the SQLite and parquetdir exports of a .nsys-rep, and the report itself through nsys.
+"""Reads Nsight Systems' SQLite and parquetdir exports of a .nsys-rep, and the .nsys-rep itself through nsys.
 
 Supported: kernels, whole-graph launches, memcpy, memset, synchronization, runtime and driver calls, overhead,
 NVTX ranges and marks (PyTorch's op_id and seq, NCCL's payloads), device allocations, GPU metrics, names of
@@ -56,7 +56,7 @@ _READ_TABLES = {
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is an Nsight report or a SQLite database."""
+    """Return whether a file is an Nsight report or a SQLite database, judging from its first bytes ``head``."""
     return head.startswith((_REPORT, _SQLITE))
 
 
@@ -66,7 +66,7 @@ def sniff_folder(path: Path) -> bool:
 
 
 def read(path: Path, *, all_processes: bool = False, export_timeout: float = 1800) -> Trace | Job:
-    """Read a Trace if one process used the GPU, or a Job with a Trace per process if several did.
+    """Read a report as a Trace if one process used the GPU, or as a Job with a Trace per process if several did.
 
     all_processes: also read processes without GPU activities as ranks, if another process has some.
     export_timeout: seconds that ``nsys export`` may take for a raw report.
@@ -174,7 +174,7 @@ def _read(source: ExportFile, path: Path, all_processes: bool) -> Trace | Job:
 
 
 def _join_tables(parts: list[EventTables], base: int) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
-    """Concatenate events and side tables of all activities; ``position``, an event's row number, is the key."""
+    """Concatenate the events of all activities, and related rows of other tables, keyed by event row (``position``)."""
     offset = 0
     events: list[pl.DataFrame] = []
     sides: dict[str, list[pl.DataFrame]] = {}

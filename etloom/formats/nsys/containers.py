@@ -25,7 +25,7 @@ _ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote inv
 
 
 def int_columns(names: str) -> dict[str, Any]:
-    """Return column name -> int64 for a text of space-separated column names."""
+    """Return a dict with type int64 for each column named in a space-separated text."""
     return dict.fromkeys(names.split(), I64)
 
 
@@ -45,7 +45,7 @@ class ExportFile(Protocol):
         ...
 
     def read_strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Read the texts with these ids from the table StringIds: columns id and value."""
+        """Look up string ids in the table StringIds; return a frame with the columns id and value (text)."""
         ...
 
 
@@ -119,7 +119,7 @@ class SqliteExport:
         )
 
     def _select_non_empty(self, table: str, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns that hold any value; counting in SQLite is faster than reading empty columns."""
+        """Return the requested columns that have a non-null value; counting is faster than reading empty columns."""
         if len(columns) < 2:
             return columns
         counts = ", ".join(f"count({_quote(name)})" for name in columns)

@@ -31,7 +31,7 @@ SYNC_KINDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Con
 
 
 def read_labels(source: ExportFile, table: str, fallback: dict[int, str]) -> dict[int, str]:
-    """Return number -> label of an enumeration in the file, because its numbers may change between Nsight versions."""
+    """Read the labels of an enumeration from the file, by number; the numbers may change between Nsight versions."""
     rows = source.read_table(table, {"id": I64, "name": TEXT}).drop_nulls().rows()
     short = {name.upper().replace(" ", "_"): name for name in fallback.values()}
     labels = {
@@ -50,7 +50,7 @@ def map_codes(column: str, names: dict[int, str], default: str = "Unknown") -> p
 
 
 def null_if_none(column: str) -> pl.Expr:
-    """Return an expression: the CUPTI ids of a column, with null for the id that means no stream or event."""
+    """Return a polars expression for a column of CUPTI ids, with null for the id that means no stream or event."""
     return pl.when(pl.col(column) != NONE32).then(pl.col(column))
 
 
@@ -238,7 +238,7 @@ def read_syncs(source: ExportFile) -> EventTables:
 
 
 def _find_context_devices(source: ExportFile) -> pl.DataFrame:
-    """Return globalPid, contextId and ``used``, the only device on which the context has GPU activities."""
+    """Return the CUDA contexts with GPU activities on a single device: globalPid, contextId, ``used`` (the device)."""
     columns = int_columns("globalPid contextId deviceId")
     tables = (source.read_table(CUPTI + table, columns).unique() for table in ("KERNEL", "MEMCPY", "MEMSET"))
     used = pl.concat(tables).drop_nulls(["contextId", "deviceId"]).unique()
@@ -313,7 +313,7 @@ def read_memory(source: ExportFile) -> pl.DataFrame:
 
 
 def read_gpu_metrics(source: ExportFile) -> pl.DataFrame:
-    """Read GPU_METRICS as rows of the counters table, with ``gpu``, the index of the GPU in the machine."""
+    """Read the table GPU_METRICS as rows of counters, plus a column ``gpu``, the index of the GPU in the machine."""
     key = {"typeId": I64, "metricId": I64}
     frame = source.read_table("GPU_METRICS", {"timestamp": I64, "value": pl.Float64} | key)
     names = source.read_table("TARGET_INFO_GPU_METRICS", key | {"metricName": TEXT}).unique(

@@ -32,7 +32,7 @@ EVENT_COLUMNS = {
 
 @dataclass
 class EventTables:
-    """Events of one kind of activity; ``sides`` holds their rows of other tables, by event row number ``row``."""
+    """Events of one kind of activity; ``sides`` has related rows of other tables, keyed by the event's row ``row``."""
 
     events: pl.DataFrame
     sides: dict[str, pl.DataFrame] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class EventTables:
 
 
 def extract_process(column: str) -> pl.Expr:
-    """Return an expression: the globalPid of a column of globalTids or globalPids, with the thread id bits cleared."""
+    """Return a polars expression that converts globalTids to globalPids by clearing the bits of the thread id."""
     return pl.col(column) & ~0xFFFFFF
 
 

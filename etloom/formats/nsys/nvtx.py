@@ -86,7 +86,7 @@ def read_ranges(source: ExportFile) -> EventTables:
 
 
 def _read_events(source: ExportFile) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return all NVTX records with their text, and the ranges and marks with domain and parsed PyTorch text."""
+    """Return all NVTX records with text, and the ranges and marks with domain and fields parsed from PyTorch's text."""
     columns = dict.fromkeys(
         ["start", "end", "eventType", "category", "globalTid", "textId", "domainId", *_PAYLOAD_VALUES], I64
     )
@@ -154,7 +154,7 @@ _REDUCTIONS: dict[Any, str] = dict(enumerate(("sum", "prod", "max", "min", "avg"
 
 
 def read_schemas(source: ExportFile) -> dict[tuple[int, int], list[tuple[str, str, int]]]:
-    """Read NVTX payload schemas: (domain id, schema id) -> fields as (name, struct format, byte offset)."""
+    """Return the fields (name, struct format, byte offset) of NVTX payload schemas, by (domain id, schema id)."""
     columns = int_columns("domainId schemaId idx type offset") | {"name": TEXT}
     rows = source.read_table("NVTX_PAYLOAD_SCHEMA_ENTRIES", columns).unique(["domainId", "schemaId", "idx"])
     schemas: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
@@ -166,7 +166,7 @@ def read_schemas(source: ExportFile) -> dict[tuple[int, int], list[tuple[str, st
 
 
 def decode_payload(data: bytes, schemas: dict[tuple[int, int], list[tuple[str, str, int]]]) -> dict[str, Any]:
-    """Decode an NVTX payload to field name -> value. Raises ValueError if the bytes do not match a known schema."""
+    """Decode an NVTX payload to values by field name. Raises ValueError if the bytes do not match a known schema."""
     if len(data) < _HEADER.size:
         raise ValueError("the payload is shorter than its header")
     domain, _, schema, _, size, _ = _HEADER.unpack_from(data)

@@ -69,7 +69,7 @@ def _read_rank_from_environment(source: ExportFile) -> int | None:
 
 
 def read_meta(source: ExportFile) -> dict[str, Any]:
-    """Read the meta of the run: clock, base_ns (ns since the epoch), device_properties (Kineto's keys), header."""
+    """Read the metadata of a run: clock, base_ns (ns since the epoch), device_properties (Kineto's keys), header."""
     start = source.read_table("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": I64})[
         "utcEpochNs"
     ].drop_nulls()

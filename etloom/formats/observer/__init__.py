@@ -60,7 +60,7 @@ _COUNTERS = (
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether these first bytes of a file are those of an observer file."""
+    """Return whether a file is from etloom's observer, judging from its first bytes ``head``."""
     return head.startswith(MAGIC)
 
 
@@ -122,7 +122,7 @@ def _summarize_recording(
 
 
 def _build_operators(records: Records) -> pl.DataFrame:
-    """Build one row per operator, sorted by record function id, with times in ns since the epoch and the node row."""
+    """Build one row per operator, sorted by record function id: times in ns since the epoch, and the node's row."""
     columns, stats = records.operators, records.stats
     operators = pl.DataFrame({**columns, **_decode_names(records)})
     has_end = operators["has_end"] == 1

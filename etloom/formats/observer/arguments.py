@@ -149,7 +149,7 @@ def _describe_tensor(tensor: Tensor, io: int) -> dict[str, Any]:
 def _record_group_calls(
     form: Form, words: Words, first_words: Words, operators: Rows, calls: dict[int, dict[str, Any]]
 ) -> None:
-    """Add process group, sequence number and reduce operation of the operators with this form to ``calls``."""
+    """Add the process group, sequence number and reduce operation of the operators ``operators`` to ``calls``."""
     call: dict[str, Any] = {} if form.reduce_op is None else {"reduce_op": form.reduce_op}
     for text, word in form.groups[:1]:
         try:
@@ -209,7 +209,7 @@ def build_comms_table(
 
 
 def _note_attributes(notes: dict[int, dict[str, Any]]) -> pl.DataFrame:
-    """Build one row per note about a collective, with the columns node and `_NOTE_FIELDS`."""
+    """Build one row per observer note about a collective, with the columns node and `_NOTE_FIELDS`."""
     rows = []
     for node, note in notes.items():
         if "collective" in note:

@@ -15,7 +15,7 @@ _OVERWRITTEN_COUNTER = 14  # index in the header's counters
 
 
 def read_operator_notes(records: Records, operators: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Return the notes on operators by row of nodes: facts about a communication or a compiled kernel."""
+    """Return the JSON notes on operators, by row of nodes: facts about a communication call or a compiled kernel."""
     if not records.notes or not operators.height:
         return {}
     handles, first_row = operators["handle"].to_numpy(), operators["row"][0]

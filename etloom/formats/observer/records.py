@@ -158,7 +158,7 @@ def _read_records(header: np.void, words: Words, stats: list[Stat]) -> Records:
 
 
 def read_json(definitions: Definitions, stream: int, number: int) -> dict[str, Any] | None:
-    """Return the JSON object in a text definition (stream, number); None if it is missing or not an object."""
+    """Parse the JSON object in the text that a stream defines under a number; None if missing or not an object."""
     try:
         content = load_json(definitions.get((TEXT, stream), {}).get(number, b"null"))
     except ValueError:

@@ -85,7 +85,7 @@ def _build_roots(threads: pl.Series, operator_count: int) -> pl.DataFrame:
 
 
 def _replace_missing(column: str, missing: int) -> pl.Expr:
-    """Return an expression for a column with null in place of ``missing``, the value that the file writes for none."""
+    """Return a polars expression for a column with null in place of ``missing``, the file's code for no value."""
     return pl.when(pl.col(column) != missing).then(column).alias(column)
 
 
@@ -154,7 +154,7 @@ def build_tensors(tensors: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFram
 def _number_incarnations(
     address: Array, time: Array, begin: Array, is_created: Array, version: Array | None
 ) -> tuple[NDArray[np.bool_], Array]:
-    """Number the objects at all addresses from 1; return a mask of rows with a new object, and the number in each row.
+    """Number the objects that successively occupy memory addresses; return a mask of new objects, and all numbers.
 
     An object is new when its address occurs first; when an operator created it (``is_created``) and the address was
     last used before the operator began; and when an input has an older version than before.

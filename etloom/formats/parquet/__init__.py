@@ -1,4 +1,4 @@
-"""Folders of Parquet files with a Trace or a Job (layout 1), as `etloom.formats.parquet.writer` writes them.
+"""Reads a Trace or a Job from a folder of Parquet files (layout 1) that `etloom.formats.parquet.writer` wrote.
 
 The folder is untrusted input: only the tables of the schema are opened, by their own names, in the folder itself and in
 its ``rank=N`` folders.
@@ -27,7 +27,7 @@ LAYOUT_VERSION = 1
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether these first bytes of a file are those of a meta.json that etloom wrote."""
+    """Return whether a file is a meta.json that etloom wrote, judging from its first bytes ``head``."""
     return re.match(rb'\s*\{\s*"etloom"\s*:', head) is not None
 
 

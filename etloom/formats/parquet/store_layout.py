@@ -1,4 +1,4 @@
-"""The layout of a store of runs, and its versions.
+"""Defines the folder layout of a store of runs and its versions: store.json, and a folder per run.
 
     STORE/store.json                              {"etloom": version, "store": 1}
     STORE/run=NAME/meta.json                      a saved Job, with its source, its answers and the checksums
@@ -91,7 +91,7 @@ def open_store(store: Path, *, create: bool = False) -> None:
 
 
 def check_version(content: dict[str, Any], file: Path) -> None:
-    """Raise ReadError if a manifest has no layout version, or one that this version of etloom cannot read."""
+    """Raise ReadError if a manifest has no layout version, or a version that this etloom cannot read."""
     version = content.get("store")
     if type(version) is not int or version < 1:
         raise ReadError(

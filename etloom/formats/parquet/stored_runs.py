@@ -165,7 +165,7 @@ class _StoredRun:
         return trace.with_stats(invalid) if invalid else trace
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """Return a table of all ranks as one lazy query, ``rank`` first; stats without rows about the whole run."""
+        """Return a table of all ranks as a lazy query, with ``rank`` first; stats lacks rows about the whole run."""
         if name == "stats":
             return self._stats.lazy().filter(pl.col("rank").is_not_null())
         schema = {"rank": pl.Int64, **TABLES[name].schema}
@@ -194,7 +194,7 @@ class _StoredRun:
         )
 
     def answer(self, name: str, options: Mapping[str, Any]) -> StoredAnswer | None:
-        """Return the stored result of an analysis with these options; None if this version of etloom stored none."""
+        """Return the stored result of an analysis with ``options``; None if this etloom version stored no result."""
         if self._has_old_answers:
             self._has_old_answers = False  # reported once
             warn(
@@ -236,7 +236,7 @@ def _parse_refusals(rows: Any) -> Iterable[StoredRefusal]:
 
 
 def build_rank_table(job: Job) -> pl.DataFrame:
-    """Build the table ranks.parquet of a run: one row per rank with host, events, meta and rows of its tables."""
+    """Build a run's ranks.parquet: one row per rank with host, number of events, meta, and row count of each table."""
     rows = [
         (
             rank,

@@ -1,4 +1,4 @@
-"""The Parquet file of one table: reading, scanning, counting, with errors that name the file."""
+"""Reads, scans and counts the rows of a table's Parquet file, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_values(name: str, file: Path, table: pl.DataFrame) -> None:
 
 
 def read_table(name: str, file: Path, *, head: bool = False) -> pl.DataFrame:
-    """Read a table from its Parquet file, or with ``head`` a table of its columns without rows. Raises ReadError."""
+    """Read a table from its Parquet file; with ``head``, only its columns, without rows. Raises ReadError."""
     with _converting_errors(name, file):
         rows = 0 if head else None
         table = TABLES[name].conform(pl.read_parquet(file, n_rows=rows, glob=False, hive_partitioning=False))

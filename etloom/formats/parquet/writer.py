@@ -1,4 +1,4 @@
-"""Writes a folder of Parquet files, one per table, and meta.json; etloom reads it back equal, other tools can read it.
+"""Writes a Trace or a Job as a folder with a Parquet file per table and a meta.json, which other tools can read.
 
     run.parquet/meta.json          {"etloom": version, "layout": 1, "kind": "trace", "tables": {name: rows},
                                     "crc32": {file: checksum}, "meta": {}}

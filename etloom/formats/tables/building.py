@@ -61,7 +61,7 @@ def build_rows(
 
 
 def build_frame(table: str, rows: list[dict[str, Any]], stats: list[Stat]) -> pl.DataFrame:
-    """Build a declared table from rows (dicts), with 64-bit numbers and plain text; invalid values become null."""
+    """Build a table of the schema from rows (dicts), with 64-bit numbers and plain text; invalid values become null."""
     wide = {pl.Categorical: pl.String, pl.Boolean: pl.Boolean, pl.Float64: pl.Float64, pl.UInt64: pl.UInt64}
     present = set().union(*rows)
     columns: list[pl.Series] = []

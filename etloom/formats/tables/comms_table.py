@@ -63,7 +63,7 @@ def convert_event_comms(comms: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
 
 @cache
 def _convert_no_comms(schema: tuple[tuple[str, pl.DataType], ...]) -> pl.DataFrame:
-    """Return the empty comms table for raw columns of this schema; cached, for traces without communication."""
+    """Return the empty comms table of a trace without communication, from its raw columns' schema; cached."""
     return _convert_event_comms(pl.DataFrame(schema=dict(schema)), [])
 
 

@@ -1,4 +1,4 @@
-"""Builds nodes, tensors, comms, dependencies, events and links tables from nodes added in turn (Chakra and ET+)."""
+"""Builds tables of nodes, tensors, comms, dependencies, events and links from nodes added in turn (Chakra and ET+)."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _count_problems(repeated: pl.DataFrame, dangling: pl.DataFrame, orphans: pl.
 def _replace_places(
     table: str, rows: list[dict[str, Any]], node_by_place: pl.DataFrame, stats: list[Stat]
 ) -> pl.DataFrame:
-    """Build a table from rows, with the node's id instead of its position in the file, sorted by node."""
+    """Build a table, sorted by node, from rows that refer to nodes by position in the file instead of by id."""
     places = pl.DataFrame({"place": pl.Series([row["place"] for row in rows], dtype=pl.UInt32)})
     node = places.join(node_by_place, on="place", how="left", maintain_order="left")["node"]
     return build_frame(table, rows, stats).with_columns(node).sort("node", maintain_order=True)

@@ -109,7 +109,7 @@ def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFram
 
 
 def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Series | None:
-    """Return the parents, with null in rows whose chain of parents never ends; None if there are no such rows.
+    """Return the column ``parent`` with null in rows whose chain of parents never ends; None if all chains end.
 
     A saved trace states parents of its own; code that climbs to the root would not end.
     """
@@ -129,7 +129,7 @@ def _break_cycles(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.Serie
 
 
 def _fill_process(name: str, events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Set the missing process id of host events to that of the other host events, if all of those have the same.
+    """Fill the missing process ids of host events if all other host events have the same process id.
 
     Events of a thread nest, and lie in steps, among the events of their process only.
     """
@@ -247,7 +247,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _is_list_of(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    """Return whether a value is a list in which each element, or each element of a list in it, passes ``is_item``."""
+    """Return whether a value is a list whose elements pass ``is_item`` or are lists of values that pass it."""
     return isinstance(value, list) and all(
         is_item(item) or (isinstance(item, list) and all(map(is_item, item))) for item in value
     )

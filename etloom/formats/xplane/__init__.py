@@ -1,4 +1,4 @@
-"""XPlane profiles (.xplane.pb): what jax.profiler, XLA and TensorFlow write for GPUs, TPUs and CPUs.
+"""Reads XPlane profiles (.xplane.pb), which jax.profiler, XLA and TensorFlow write for GPUs, TPUs and CPUs.
 
 Read: kernels and copies on streams, XLA operations on TPU cores, host threads with runtime calls, Python frames, and
 step annotations. Values of an event or of its operation (hlo_op, hlo_module, flops, bytes_accessed, source, ...) are
@@ -114,7 +114,7 @@ def _describe_file(space: Space, messages: MessageData, truncation: str | None) 
 
 
 def _read_meta(space: Space, events: pl.DataFrame, path: Path) -> dict[str, Any]:
-    """Return the meta of the file, with ``offset_ns``, which converts its times to ns since the epoch."""
+    """Return the file's metadata, with ``offset_ns``, which is added to times to get ns since the epoch."""
     environment = next((plane.stats for plane in space.planes if plane.name == "Task Environment"), {})
     start = environment.get("profile_start_time")
     first = events["ts"].min()
@@ -157,7 +157,7 @@ def _describe_device(plane: Plane) -> dict[str, Any] | None:
 
 
 def _choose_steps(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-    """Return the events, and a mask of the host's step annotations, which every rank receives.
+    """Return the events, and a mask that selects the host's step annotations, which every rank receives.
 
     If the host has none, the step events of a device become its step annotations.
     """

@@ -181,7 +181,7 @@ class _PlaneTables:
         )
 
     def _add_values(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Add columns for `_COLUMN_KEYS` and ``step_num``, and ``args``, the JSON of values not in `_COLUMN_KEYS`."""
+        """Add events' values as columns (`_COLUMN_KEYS`, ``step_num``), and those not in `_COLUMN_KEYS` as JSON."""
         values = self.plane.values
         keyed = values.filter(pl.col("key").is_in([*_COLUMN_KEYS, "step_num"]))
         integers = {
@@ -306,7 +306,7 @@ class _PlaneTables:
 def _separate_replaced(
     values: pl.DataFrame, shared: pl.DataFrame, events: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return values per event and values per metadata (event name), such that no event has a key in both.
+    """Separate values of single events from values shared by all events of a name; no event has a key in both.
 
     A value of an event replaces the value with this key of its metadata, which becomes a value of the other events of
     the metadata.
@@ -336,7 +336,7 @@ def _join_members(values: pl.DataFrame, owner: str, alias: str) -> pl.DataFrame:
 
 
 def _number_tracks(ids: list[int], first: int) -> list[int]:
-    """Return a track number per line: ``first`` + line id, or the next free number for hashes and repeated ids."""
+    """Return a track number per line: ``first`` + line id, or a free number for repeated, negative and large ids."""
     tracks = [first + line if 0 <= line < _MAX_TRACK else None for line in ids]
     used = {track for track in tracks if track is not None}
     following = itertools.count(max(used, default=first) + 1)

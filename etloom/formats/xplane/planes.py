@@ -137,7 +137,7 @@ class _PlaneDecoder:
         return self.messages.scan(spans.start, spans.ends)
 
     def _read_map(self, number: int) -> tuple[list[int], Fields]:
-        """Return the keys of a protobuf map and the fields of its values; ``message`` is the index of a field's key."""
+        """Return a protobuf map's keys and the fields of its values; a field's ``message`` is the index of its key."""
         entries = self.fields.select(number, LENGTH)
         fields = self._scan(entries)
         keys = fields.get_integers(_MAP_KEY, entries.start.size)
@@ -221,7 +221,7 @@ class _PlaneDecoder:
         return {key: json.loads(text) for key, text in values.select("key", "text").iter_rows()}
 
     def _read_values(self, spans: Fields, owner: str) -> pl.DataFrame:
-        """Return a row per value: the index of its message (column ``owner``, Int64), key, integer, text (JSON).
+        """Decode values to rows: index of the message (in the column named ``owner``), key, integer, text (JSON).
 
         Bytes (whole programs) and values without a name are left out.
         """
