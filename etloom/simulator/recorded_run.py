@@ -68,7 +68,10 @@ class RecordedRun:
         return EdgeSelector(self.graph.graph, self._job)
 
     def group_target(self, target: str) -> GroupedEdges | None:
-        """Return the edges of a target of changes, grouped by chain of the contracted graph; None if they are few."""
+        """Group the graph edges that a change of ``target`` affects by the chain of edges that each was merged into.
+
+        Returns None if there are fewer than `MIN_GROUPED_EDGES`, too few for grouping to save time.
+        """
         if target not in self._groups:
             edges = self.edges.select_target(target)
             is_large = len(edges) >= MIN_GROUPED_EDGES

@@ -153,7 +153,8 @@ class _PlaneDecoder:
         return {keys[row]: text for row, text in zip(names.message.tolist(), texts, strict=True)}
 
     def _read_event_metadata(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return event names (metadata, name, full_name), and values per event name (metadata, key, text)."""
+        """Return two tables from the plane's event metadata: names (metadata id, name, full_name), and values (id, key,
+        text)."""
         keys, fields = self._read_map(_PLANE_EVENTS)
         columns: dict[int, list[str | None]] = {}
         for number in (_NAME_TEXT, _NAME_DISPLAY):

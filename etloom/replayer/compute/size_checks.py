@@ -84,7 +84,7 @@ def _check_group_norm(args: Arguments) -> None:
 
 
 def _check_contiguous_indices(args: Arguments) -> None:
-    """Check that the argument ``indices`` is contiguous; otherwise the kernel would read a copy already freed."""
+    """Check that ``indices`` is contiguous; otherwise the kernel would read a temporary copy that is freed already."""
     _require(args["indices"].is_contiguous(), "indices")
 
 
