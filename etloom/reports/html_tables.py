@@ -112,7 +112,7 @@ def _render_cell(
 
 
 def _render_change_bar(share: float) -> str:
-    """Render a bar for a change, a share (-1 to 1) of the largest change: to the right if worse, to the left if better."""
+    """Render a bar for a change, as a share (-1 to 1) of the largest one: right if worse, left if better."""
     side, size = "worse" if share > 0 else "better", 40 * abs(share)
     x = 40.0 if share > 0 else 40 - size
     return (

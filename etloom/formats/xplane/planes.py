@@ -153,8 +153,7 @@ class _PlaneDecoder:
         return {keys[row]: text for row, text in zip(names.message.tolist(), texts, strict=True)}
 
     def _read_event_metadata(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return two tables from the plane's event metadata: names (metadata id, name, full_name), and values (id, key,
-        text)."""
+        """Return two tables of the event metadata: names (metadata, name, full_name), values (metadata, key, text)."""
         keys, fields = self._read_map(_PLANE_EVENTS)
         columns: dict[int, list[str | None]] = {}
         for number in (_NAME_TEXT, _NAME_DISPLAY):
