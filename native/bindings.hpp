@@ -4,6 +4,7 @@
 
 void bind_align(nanobind::module_& module);
 void bind_argument_texts(nanobind::module_& module);
+void bind_arrow_columns(nanobind::module_& module);
 void bind_codes(nanobind::module_& module);
 void bind_contraction(nanobind::module_& module);
 void bind_graph(nanobind::module_& module);

@@ -5,6 +5,7 @@ NB_MODULE(_native, module) {
     module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
     bind_align(module);
     bind_argument_texts(module);
+    bind_arrow_columns(module);
     bind_codes(module);
     bind_contraction(module);
     bind_graph(module);

@@ -58,7 +58,7 @@ def add_annotation(trace: Trace) -> pl.DataFrame:
     """Return GPU activities (launch, step, name, kind, dur) with the innermost ``annotation`` around their launch."""
     work = select_launched_work(trace, "launch", "step", "name", "kind", "dur")
     events = trace.events
-    is_annotation = arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & ~arrays.match_text(
+    is_annotation = categories.mask_events(events, categories.ANNOTATION_CATEGORIES) & ~arrays.match_text(
         events["name"],
         lambda name: is_step(name) | categories.is_backend_range(name),
     )

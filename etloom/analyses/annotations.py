@@ -93,8 +93,8 @@ def _on_device(trace: Trace) -> pl.DataFrame:
     stream."""
     events = trace.events
     work = select_launched_events(trace, "launch", "device", "stream", "ts", "end").drop_nulls("launch")
-    is_annotation = (
-        arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & events["dur"].is_not_null().to_numpy()
+    is_annotation = categories.mask_events(events, categories.ANNOTATION_CATEGORIES) & arrays.is_present(
+        events["dur"]
     )
     parent = arrays.rows_of_ids(events, events["parent"])
     at = nesting.find_nearest_ancestor(parent, is_annotation, arrays.rows_of_ids(events, work["launch"]))

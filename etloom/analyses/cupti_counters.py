@@ -104,7 +104,7 @@ def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     """Return the launch call of each kernel with counters, matched by time order; raise AnalysisError if the match is
     ambiguous."""
     events = trace.events
-    calls = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & arrays.match_text(
+    calls = categories.mask_events(events, categories.RUNTIME_CATEGORIES) & arrays.match_text(
         events["name"], _LAUNCHES_KERNEL
     )
     launches = events.filter(pl.Series(calls)).sort("ts", "id")
@@ -122,7 +122,7 @@ def match_launches(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
 def _operators(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     """Return the innermost and outermost operator around the launch of each measured kernel, in time order."""
     events, launches = trace.events, match_launches(trace, ranges)
-    is_operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    is_operator = categories.mask_events(events, categories.OPERATOR_CATEGORIES)
     parent = rows_of_ids(events, events["parent"])
     inner = nesting.find_nearest_ancestor(parent, is_operator, rows_of_ids(events, launches["id"]))
     # The outermost operator has no enclosing operator.

@@ -46,7 +46,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     work = events.select("dur", "step", device_event="id")
     replays = launches.filter(pl.Series(is_replay)).join(work, on="device_event", maintain_order="left")
     parent = rows_of_ids(events, events["parent"])
-    graphs = arrays.is_in(events["cat"], (categories.CAPTURED_GRAPH,))
+    graphs = categories.mask_events(events, (categories.CAPTURED_GRAPH,))
     graph = nesting.find_nearest_ancestor(parent, graphs, rows_of_ids(events, replays["captured"]))
     replays = filter_step(trace, replays.with_columns(pl.Series("row", graph)), step)
     table = (

@@ -137,7 +137,7 @@ def _infer_phases(trace: Trace, steps: pl.DataFrame) -> list[str | None]:
     """Return the phase of each step (prefill, decode or mixed), inferred from the Python functions that ran in it."""
     events = trace.events
     ran = {phase: np.zeros(steps.height, np.bool_) for phase in _PHASE_FUNCTIONS}
-    python = arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
+    python = categories.mask_events(events, categories.PYTHON_CATEGORIES)
     for phase, pattern in _PHASE_FUNCTIONS.items():
         is_function = arrays.match_text(events["name"], pattern, python)
         rows = np.flatnonzero(is_function)

@@ -75,7 +75,7 @@ def find_occurrences(trace: Trace, operator: str, min_length: int) -> pl.DataFra
         if operator
         else categories.OPERATOR_CATEGORIES
     )
-    calls = arrays.is_in(events["cat"], call_categories) & events["depth"].is_not_null().to_numpy()
+    calls = categories.mask_events(events, call_categories) & arrays.is_present(events["depth"])
     calls &= ~match_steps(events["name"])
     if operator:
         calls &= arrays.match_text(events["name"], lambda name: name.str.contains(operator, literal=True))

@@ -48,7 +48,7 @@ def analyze(
     require_linked(trace)
     events = trace.events
     is_module = arrays.match_text(events["name"], _MODULE)
-    is_module &= events["depth"].is_not_null().to_numpy() | arrays.is_in(events["cat"], (_CAPTURED_FUNCTION,))
+    is_module &= arrays.is_present(events["depth"]) | categories.mask_events(events, (_CAPTURED_FUNCTION,))
     rows = np.flatnonzero(is_module)
     if not rows.size:
         raise AnalysisError(
@@ -98,7 +98,7 @@ def _list_calls(
     self_device, self_kernels = _sum_launched(events, launches, is_module, rows, parent)
     device, kernels = self_device.copy(), self_kernels.copy()
     # Captured events have no depth, and come after the events around them.
-    by_depth = np.argsort(events["depth"][rows].fill_null(0).to_numpy(), kind="stable").tolist()
+    by_depth = np.argsort(arrays.to_array(events["depth"][rows], 0), kind="stable").tolist()
     for i in by_depth:
         if outer[i] >= 0:
             paths[i], depths[i] = f"{paths[outer[i]]}/{modules[i]}", depths[outer[i]] + 1
@@ -131,7 +131,7 @@ def _count_replays(
     events: pl.DataFrame, launches: pl.DataFrame, parent: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the number of replays of the device graph that each captured event belongs to; 0 for other events."""
-    graphs = arrays.is_in(events["cat"], (categories.CAPTURED_GRAPH,))
+    graphs = categories.mask_events(events, (categories.CAPTURED_GRAPH,))
     counts = np.zeros(events.height + 1, np.int64)  # the last for -1
     replayed = launches.select("launch", "captured").drop_nulls()
     graph = nesting.find_nearest_ancestor(parent, graphs, rows_of_ids(events, replayed["captured"]))
@@ -157,6 +157,6 @@ def _sum_launched(
     inside = around >= 0
     calls = np.searchsorted(rows, around[inside])
     device, kernels = np.zeros(rows.size, np.int64), np.zeros(rows.size, np.int64)
-    np.add.at(device, calls, launches["dur"].fill_null(0).to_numpy()[inside])
+    np.add.at(device, calls, arrays.to_array(launches["dur"], 0)[inside])
     np.add.at(kernels, calls, 1)
     return device, kernels

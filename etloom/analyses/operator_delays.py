@@ -20,8 +20,8 @@ import polars as pl
 
 from etloom.analyses.helpers import conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.core.arrays import is_in, rows_of_ids, take_rows
-from etloom.core.categories import CAPTURED
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.categories import CAPTURED, mask_events
 from etloom.core.trace import Trace
 
 SCOPE = "rank"
@@ -43,7 +43,7 @@ def analyze(trace: Trace, *, operator: str | None = None, step: int | None = Non
     work = work.drop_nulls(["operator", "launch_ts"]).sort("launch_ts", "ts", "id")
     calls = filter_step(trace, work, step)
     around = take_rows(trace.events.select("name", "cat", "ts"), rows_of_ids(trace.events, calls["operator"]))
-    is_captured = pl.Series(is_in(around["cat"], CAPTURED))
+    is_captured = pl.Series(mask_events(around, CAPTURED))
     calls = calls.with_columns(
         operator_name=around["name"], operator_ts=around["ts"], is_captured=is_captured
     )

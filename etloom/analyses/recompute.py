@@ -53,10 +53,10 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
     check_step(trace, step)
     events = trace.events
-    operator = (
-        arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["depth"].is_not_null().to_numpy()
+    operator = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & arrays.is_present(
+        events["depth"]
     )
-    backward = operator & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    backward = operator & (arrays.to_array(events["fwd_tid"], 0) > 0)
     if not backward.any():
         raise AnalysisError(
             "the trace contains no backward operators with a link to their forward operators",
@@ -76,7 +76,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     )
     outermost = np.flatnonzero(backward & in_step)
     outermost = outermost[_find_ancestor(parent, backward, outermost) < 0]
-    durations = events["dur"].fill_null(0).to_numpy()
+    durations = arrays.to_array(events["dur"], 0)
     names = events["name"].cast(pl.String)
     repeated = pl.DataFrame(
         {
@@ -117,7 +117,7 @@ def find_recomputed(
         Their rows, the rows of their enclosing backward operators, and whether a checkpoint is the evidence.
     """
     events = trace.events
-    numbered = operator & (events["seq_id"] >= 0).fill_null(False).to_numpy()
+    numbered = operator & (arrays.to_array(events["seq_id"], -1) >= 0)
     rows = np.flatnonzero(numbered & ~backward)
     above = _find_ancestor(parent, numbered, rows)
     rows, above = rows[above >= 0], above[above >= 0]

@@ -18,7 +18,7 @@ import polars as pl
 
 from etloom.analyses.helpers import check_step, require_linked
 from etloom.core import categories
-from etloom.core.arrays import group_rows, is_in
+from etloom.core.arrays import group_rows
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
@@ -55,7 +55,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     check_step(trace, step)
     if step is not None:
         steps_table = steps_table.filter(pl.col("step") == step)
-    operators = pl.Series(is_in(trace.events["cat"], categories.OPERATOR_CATEGORIES))
+    operators = pl.Series(categories.mask_events(trace.events, categories.OPERATOR_CATEGORIES))
     operator_steps = trace.events["step"].filter(operators).drop_nulls().to_numpy()
     numbers, counts = np.unique(operator_steps, return_counts=True)
     operators_by_step = dict(zip(numbers.tolist(), counts.tolist(), strict=True))

@@ -19,7 +19,6 @@ import polars as pl
 
 from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_total
 from etloom.core import categories
-from etloom.core.arrays import is_in
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
@@ -55,7 +54,7 @@ _NUMBERS = {"flops": ("flops", "model_flops"), "bytes": ("bytes_accessed", "raw_
 
 def analyze(trace: Trace, *, top: int = 20, step: int | None = None) -> pl.DataFrame:
     check_top(top)
-    work = trace.events.filter(pl.Series(is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)))
+    work = trace.events.filter(pl.Series(categories.mask_events(trace.events, categories.DEVICE_CATEGORIES)))
     operations = _read_operations(filter_step(trace, work, step))
     if not operations.height:
         raise AnalysisError(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from etloom.core.arrays import group_rows, take_rows, to_array
+from etloom.core.arrays import group_rows, is_present, take_rows, to_array
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
 
@@ -128,7 +128,7 @@ def _add_work(parts: pl.DataFrame, job: Mapping[int, Trace]) -> pl.DataFrame:
     groups = group_rows(parts["rank"].to_numpy())
     parts = take_rows(parts, np.concatenate(groups))
     ranks, untils = parts["rank"].to_numpy(), parts["own_start"].to_numpy()
-    sinces = np.where(parts["left"].is_null().to_numpy(), untils, to_array(parts["own_left"], 0))
+    sinces = np.where(~is_present(parts["left"]), untils, to_array(parts["own_left"], 0))
     compute, busy = np.zeros(parts.height, np.int64), np.zeros(parts.height, np.int64)
     end = 0
     for size in map(len, groups):

@@ -136,7 +136,7 @@ def _from_device(trace: Trace) -> pl.DataFrame:
 
 def _from_library(trace: Trace) -> list[pl.DataFrame]:
     """Return the communications with a start time that NCCL's profiler recorded, as a list of at most one table."""
-    is_call = arrays.is_in(trace.events["cat"], (categories.NCCL_COLLECTIVE,))
+    is_call = categories.mask_events(trace.events, (categories.NCCL_COLLECTIVE,))
     if not is_call.any():
         return []
     calls = (
@@ -160,13 +160,13 @@ def _from_host(trace: Trace) -> list[pl.DataFrame]:
     A table, or none if there are none.
     """
     events = trace.events
-    host = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
-    ranged = host & events["depth"].is_null().to_numpy() & events["dur"].is_not_null().to_numpy()
+    host = categories.mask_events(events, categories.HOST_CATEGORIES)
+    ranged = host & ~arrays.is_present(events["depth"]) & arrays.is_present(events["dur"])
     ranged &= arrays.match_text(events["name"], categories.BACKEND_RANGE)
     if not ranged.any():
         return []
-    calls = (
-        arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["depth"].is_not_null().to_numpy()
+    calls = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & arrays.is_present(
+        events["depth"]
     )
     described = trace.comms.filter(pl.col("collective") != "wait")["event"].drop_nulls()
     if len(described):
@@ -177,7 +177,7 @@ def _from_host(trace: Trace) -> list[pl.DataFrame]:
         calls &= ~arrays.match_text(events["name"], WAIT_PATTERN)
     watched = arrays.match_text(events["name"], "monitored_barrier")
     ids, starts = events["id"].to_numpy().astype(np.int64), events["ts"].to_numpy()
-    pids = events["pid"].fill_null(0).to_numpy()
+    pids = arrays.to_array(events["pid"], 0)
     issuers = np.full(len(ids), -1, np.int64)
     for pid in np.unique(pids[ranged]):
         call_rows, range_rows = np.flatnonzero(calls & (pids == pid)), np.flatnonzero(ranged & (pids == pid))
@@ -210,7 +210,7 @@ def _find_calls_by_record(
     A range gets its record-function id, the next one, when the call submits it; it may begin on a worker after later
     calls. A call that splits its work makes several, so the last call with a lower id counts if it began before.
     """
-    records = events["rf_id"].fill_null(-1).to_numpy().astype(np.int64)
+    records = arrays.to_array(events["rf_id"], -1).astype(np.int64)
     starts = events["ts"].to_numpy()
     calls = call_rows[records[call_rows] >= 0]
     calls = calls[np.argsort(records[calls], kind="stable")]

@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import is_in, match_text
+from etloom.core.arrays import match_text
 from etloom.core.iterations import find_step_events
 from etloom.core.steps import STEP_PATTERN
 from etloom.core.trace import Trace
@@ -44,7 +44,7 @@ def split_steps(trace: Trace) -> StepSegments | None:
         return None  # the annotations are not on a call stack
     pid, tid = annotations.select("pid", "tid").row(0)
     events = events.filter(pl.col("pid").eq_missing(pid) & pl.col("tid").eq_missing(tid))
-    waits = is_in(events["cat"], categories.RUNTIME_CATEGORIES) | match_text(
+    waits = categories.mask_events(events, categories.RUNTIME_CATEGORIES) | match_text(
         events["name"], categories.COMMUNICATION_CALL
     )
     name = pl.col("name").cast(pl.String).str.replace(STEP_PATTERN, "").cast(pl.Categorical).to_physical()

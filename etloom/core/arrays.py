@@ -8,9 +8,11 @@ from typing import TypeVar
 import numpy as np
 import polars as pl
 
+from etloom import _native
 from etloom.core import text_codes
 
-_NULL_ID = np.iinfo(np.uint32).max  # -1 as int32
+_INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
+"""Types of which all values fit into int64."""
 
 
 def is_in(column: pl.Series, values: Collection[str]) -> np.ndarray:
@@ -65,7 +67,18 @@ def to_array(column: pl.Series, null: int) -> np.ndarray:
     """Return an integer column as an array, in which the argument ``null`` replaces null."""
     if not column.null_count():
         return column.to_numpy()
-    return column.cast(pl.Int64).fill_null(null).to_numpy()
+    if column.dtype not in _INTEGERS:
+        return column.cast(pl.Int64).fill_null(null).to_numpy()
+    return _native.filled(column, null)
+
+
+def is_present(column: pl.Series) -> np.ndarray:
+    """Return a mask of the rows of a column that are not null."""
+    if not column.null_count():
+        return np.ones(len(column), np.bool_)
+    if column.dtype == pl.Categorical:  # whose export encodes it again
+        return column.is_not_null().to_numpy()
+    return _native.present(column)
 
 
 def rows_of_ids(
@@ -80,13 +93,13 @@ def rows_of_ids(
     """
     rows: np.ndarray
     if table["id"].null_count():  # of a table that no reader checked
-        present = np.flatnonzero(table["id"].is_not_null().to_numpy())
+        present = np.flatnonzero(is_present(table["id"]))
         rows = rows_of_ids(table.select("id").drop_nulls(), ids, dtype)
         return np.where(rows < 0, -1, present[rows]).astype(dtype) if present.size else rows
     table_ids = table["id"].to_numpy()
     size = int(table_ids.max()) + 1 if table_ids.size else 0
     if dtype is np.int32 and ids.dtype == pl.UInt32:
-        rows = (ids.fill_null(_NULL_ID) if ids.null_count() else ids).to_numpy().view(np.int32)
+        rows = _native.filled_int32(ids, -1) if ids.null_count() else ids.to_numpy().view(np.int32)
     else:
         rows = to_array(ids, -1).astype(dtype)
     if size > 64 * table_ids.size + 4096:  # sparse ids: a lookup table would be as large as the greatest id

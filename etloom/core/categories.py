@@ -11,13 +11,15 @@ TensorRT-LLM and MTIA. A kernel is classified by its own identifier, never by it
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Collection
 from functools import cache
 
 import numpy as np
 import polars as pl
 
 from etloom.core import names, text_codes
-from etloom.core.arrays import take_rows
+from etloom.core.arrays import is_in, take_rows
 
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 """Categories of operators on the host."""
@@ -108,6 +110,33 @@ _NOT_COPY = r"(?:_?(?:[abd-zA-Z0-9]\w*|c(?:[a-np-z0-9]\w*|o(?:[a-oq-z0-9]\w*)?)?
 _CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w*{_COLLECTIVE}{_NOT_COPY}"
 COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
 """Matches the names of `is_communication`."""
+
+
+_MASKS: dict[
+    int, tuple[weakref.ref[pl.DataFrame], text_codes.CodedColumn, dict[frozenset[str], np.ndarray]]
+] = {}
+"""Masks by the id of the table, whose rows never change: its reference, the categories, and the masks made so far."""
+
+
+def mask_events(events: pl.DataFrame, categories: Collection[str]) -> np.ndarray:
+    """Return a read-only mask of the events whose category is one of ``categories``.
+
+    A mask is computed once per table, because linker and analyses need the same few masks many times.
+    """
+    column = events["cat"]
+    if column.dtype != pl.Categorical:
+        return is_in(column, categories)
+    key = id(events)
+    entry = _MASKS.get(key)
+    if entry is None or entry[0]() is not events:
+        reference = weakref.ref(events, lambda _: _MASKS.pop(key, None))
+        entry = _MASKS[key] = (reference, text_codes.CodedColumn(column), {})
+    masks, values = entry[2], frozenset(categories)
+    if (mask := masks.get(values)) is None:
+        mask = entry[1].match_values(tuple(values))
+        mask.flags.writeable = False
+        masks[values] = mask
+    return mask
 
 
 def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:

@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import is_in
+from etloom.core.arrays import is_in, is_present
 from etloom.core.errors import InvalidValue
 from etloom.core.names import Row, list_names, read_number
 from etloom.core.steps import match_steps, parse_step
@@ -75,7 +75,7 @@ def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.D
         rows = _drop_nested(events, _match_rows(events, _compile(step_name)))
         numbers = [_first_number(re.search(step_name, name)) for name in events["name"][rows].cast(pl.String)]
         return _span(events, rows, _number(numbers))
-    annotations = is_in(events["cat"], categories.ANNOTATION_CATEGORIES) & _has_duration(events)
+    annotations = categories.mask_events(events, categories.ANNOTATION_CATEGORIES) & _has_duration(events)
     rows = np.flatnonzero(match_steps(events["name"], annotations))
     if rows.size:
         return _span(events, rows, events[rows].select(parse_step()).to_series().to_list())
@@ -93,8 +93,8 @@ def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Itera
     timed = _has_duration(events)
     distinct: dict[str, pl.Series] = {}
     masks = {
-        "annotation": timed & is_in(events["cat"], categories.ANNOTATION_CATEGORIES),
-        "python": timed & is_in(events["cat"], categories.PYTHON_CATEGORIES),
+        "annotation": timed & categories.mask_events(events, categories.ANNOTATION_CATEGORIES),
+        "python": timed & categories.mask_events(events, categories.PYTHON_CATEGORIES),
     }
     masks["module"] = masks["python"]
     for category, mask in masks.items():
@@ -116,7 +116,7 @@ def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Itera
 
 
 def _has_duration(events: pl.DataFrame) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = events["dur"].is_not_null().to_numpy()
+    mask: NDArray[np.bool_] = is_present(events["dur"])
     return mask
 
 
@@ -134,7 +134,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 def _match_rows(events: pl.DataFrame, pattern: re.Pattern[str]) -> NDArray[np.int64]:
     """Return the row numbers of the host events with a duration whose name matches the pattern."""
-    host = is_in(events["cat"], categories.HOST_CATEGORIES) & _has_duration(events)
+    host = categories.mask_events(events, categories.HOST_CATEGORIES) & _has_duration(events)
     names = events["name"].filter(pl.Series(host)).unique().drop_nulls().cast(pl.String)
     return np.flatnonzero(host & is_in(events["name"], [name for name in names if pattern.search(name)]))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import categories
 from etloom.core.errors import EtloomError
 from etloom.core.text import format_ranks, unknown_rank_error
 from etloom.core.trace import Job, Trace
@@ -72,7 +72,7 @@ def find_peers(job: Job) -> dict[int, int]:
 def _count_names(trace: Trace) -> dict[str, int]:
     """Return name -> number of events for the operators, runtime calls and GPU activities of a rank."""
     cats = categories.OPERATOR_CATEGORIES | categories.RUNTIME_CATEGORIES | categories.DEVICE_CATEGORIES
-    events = trace.events.filter(pl.Series(arrays.is_in(trace.events["cat"], cats)))
+    events = trace.events.filter(pl.Series(categories.mask_events(trace.events, cats)))
     return dict(events.group_by(pl.col("name").cast(pl.String)).len().drop_nulls().iter_rows())
 
 

@@ -44,7 +44,7 @@ def mask_events(trace: Trace, kind: str) -> Mask:
     """
     events = trace.events
     if kind == "python":
-        return arrays.is_in(events["cat"], categories.PYTHON_CATEGORIES)
+        return categories.mask_events(events, categories.PYTHON_CATEGORIES)
     kernel_types = categories.add_kernel_type(events.select("cat", "name"))["kind"]
     is_selected: Mask = (kernel_types == kind).fill_null(False).to_numpy()
     if kind == "communication":

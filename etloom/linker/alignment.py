@@ -24,7 +24,7 @@ import polars as pl
 
 from etloom._native import edit_path
 from etloom.core import nesting
-from etloom.core.arrays import rows_of_ids
+from etloom.core.arrays import rows_of_ids, to_array
 from etloom.linker.backend_ranges import find_backend_ranges
 from etloom.linker.id_join import encode_names, is_linkable
 
@@ -165,7 +165,7 @@ def measure_resemblance(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[int,
 def _node_sequences(nodes: pl.DataFrame, codes: np.ndarray) -> list[OperatorSequence]:
     able = is_linkable(nodes) & ~find_backend_ranges(nodes)
     depths = _compute_depths(rows_of_ids(nodes, nodes["parent"]))
-    tids = nodes["tid"].fill_null(-1).to_numpy()
+    tids = to_array(nodes["tid"], -1)
     return [
         OperatorSequence(int(tid), codes[rows], depths[rows], rows)
         for tid in np.unique(tids[able])

@@ -33,10 +33,10 @@ def pair_backend_ranges(
     """
     range_nodes = np.flatnonzero(find_backend_ranges(nodes))
     offered = np.flatnonzero(
-        find_backend_ranges(events) & arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES)
+        find_backend_ranges(events) & categories.mask_events(events, nesting.RECORD_FUNCTION_CATEGORIES)
     )
-    tids, starts = nodes["tid"].fill_null(-1).to_numpy(), events["ts"].to_numpy()
-    ends = starts + events["dur"].fill_null(0).to_numpy()
+    tids, starts = arrays.to_array(nodes["tid"], -1), events["ts"].to_numpy()
+    ends = starts + arrays.to_array(events["dur"], 0)
     pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     for tid in np.unique(tids[range_nodes]):
         pair_rows = np.flatnonzero(tids[node] == tid)

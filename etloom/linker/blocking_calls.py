@@ -120,7 +120,7 @@ class _Submissions:
         self.from_pageable, self.to_pageable, self.never_waits = _match(
             name[work], _FROM_PAGEABLE, _TO_PAGEABLE, _NEVER_WAITS
         )
-        self.is_copy = arrays.is_in(events["cat"], categories.MEMCPY_CATEGORIES)[work]
+        self.is_copy = categories.mask_events(events, categories.MEMCPY_CATEGORIES)[work]
 
     @cached_property
     def ready(self) -> np.ndarray:
@@ -135,7 +135,7 @@ class _Submissions:
     @cached_property
     def is_activity(self) -> np.ndarray:
         """Mask of the events that are GPU activity."""
-        return arrays.is_in(self.events["cat"], categories.DEVICE_CATEGORIES)
+        return categories.mask_events(self.events, categories.DEVICE_CATEGORIES)
 
     @cached_property
     def activities(self) -> np.ndarray:
@@ -186,7 +186,7 @@ class _Submissions:
         copies = np.flatnonzero(blocking & self.is_synchronous)
         if not copies.size:
             return other
-        device = self.events["device"].fill_null(-1).to_numpy()
+        device = arrays.to_array(self.events["device"], -1)
         for number in np.unique(device[self.work[copies]]):
             rows = self.activities[device[self.activities] == number]
             here = copies[device[self.work[copies]] == number]

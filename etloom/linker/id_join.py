@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, nesting
+from etloom.core import arrays, categories, nesting
 
 MIN_AGREEMENT = 0.9
 """Least share of the pairs whose names agree. By chance, up to 0.25 do (docs/decisions/0011)."""
@@ -64,13 +64,13 @@ def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray,
 
     def codes(frame: pl.DataFrame) -> np.ndarray:
         joined = frame.select("name").join(code_by_name, on="name", how="left", maintain_order="left")
-        return joined["code"].fill_null(-1).to_numpy()
+        return arrays.to_array(joined["code"], -1)
 
     return codes(nodes), codes(events)
 
 
 def _join_on(id_name: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> IdJoin:
-    recorded = np.flatnonzero(arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES))
+    recorded = np.flatnonzero(categories.mask_events(events, nesting.RECORD_FUNCTION_CATEGORIES))
     sides = [
         pl.DataFrame({"id": frame[column], row: rows}).filter(pl.col("id") > 0)
         for frame, column, row, rows in (

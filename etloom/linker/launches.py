@@ -35,7 +35,7 @@ _SEARCH_ORDER: tuple[Literal["forward", "backward"], ...] = ("forward", "backwar
 def join_launches(trace: Trace) -> Trace:
     """Return the Trace with the table `launches`, and with the steps of GPU activity and synchronization events."""
     events = trace.events
-    work = np.flatnonzero(arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES))
+    work = np.flatnonzero(categories.mask_events(events, categories.DEVICE_CATEGORIES))
     if not work.size:
         return trace.replace(launches=trace.table("launches").clear(), events=_add_device_steps(events, None))
     process = encode_processes(events, work)
@@ -96,7 +96,7 @@ def _count_shared_correlations(
         process=pl.Series(process)
     )
     keys = ["process", "correlation"]
-    is_call = pl.Series(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
+    is_call = pl.Series(categories.mask_events(events, categories.RUNTIME_CATEGORIES))
     calls = ids.filter(is_call & (pl.col("correlation") > 0)).group_by(keys).agg(pl.col("pid").n_unique())
     shared = ids[work].join(calls.filter(pl.col("pid") > 1), on=keys, how="semi").height
     example = "each may be linked to a call of the other process"
@@ -129,7 +129,7 @@ def find_calls(
     """
     process = encode_processes(events, rows) if process is None else process
     numbers, external = (arrays.to_array(events[name], 0) for name in ("correlation", "external_id"))
-    hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.HOST_CATEGORIES) & (numbers > 0))
+    hosts = np.flatnonzero(categories.mask_events(events, categories.HOST_CATEGORIES) & (numbers > 0))
     call, repeated = _find_only_calls(process, numbers, hosts, rows)
     if repeated:
         ids = {"process": process, "correlation": numbers, "external_id": external}
@@ -140,7 +140,7 @@ def find_calls(
             call[pairs["at"].to_numpy()] = pairs["row"].to_numpy()
     unnumbered = np.flatnonzero((call < 0) & (external[rows] > 0))
     if unnumbered.size:
-        calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (external > 0))
+        calls = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES) & (external > 0))
         other, _ = _find_only_calls(process, external, calls, rows[unnumbered])
         accepted = (other >= 0) & ((numbers[rows[unnumbered]] <= 0) | (numbers[other] <= 0))
         call[unnumbered[accepted]] = other[accepted]
@@ -204,7 +204,7 @@ def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     """
     ids = events.select("correlation", pid=pl.col("pid").fill_null(0))
     calls = ids.filter(
-        pl.Series(arrays.is_in(events["cat"], categories.HOST_CATEGORIES)) & (pl.col("correlation") > 0)
+        pl.Series(categories.mask_events(events, categories.HOST_CATEGORIES)) & (pl.col("correlation") > 0)
     )
     launching, device = calls["pid"].unique(), ids[work]
     if len(launching) >= 2 and device["pid"].is_in(launching.implode()).all():
@@ -231,9 +231,9 @@ def classify_missing_launches(
         missing: Rows of GPU activity without a launch call.
     """
     correlation = arrays.to_array(events["correlation"], 0)
-    calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (correlation > 0))
+    calls = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES) & (correlation > 0))
     if not calls.size:
-        unnumbered = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES).any()
+        unnumbered = categories.mask_events(events, categories.RUNTIME_CATEGORIES).any()
         return {"without_correlation" if unnumbered else "no_calls_recorded": missing}
     lowest, highest = _number_ranges(correlation, process, calls)
     numbers, missing_process = correlation[missing], process[missing]
@@ -266,8 +266,8 @@ def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.nda
     Launch calls are those whose name launches activity elsewhere in the trace.
     """
     used = call[call >= 0]
-    unused = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
-    unused &= arrays.to_array(events["correlation"], 0) > 0
+    is_call = categories.mask_events(events, categories.RUNTIME_CATEGORIES)
+    unused = is_call & (arrays.to_array(events["correlation"], 0) > 0)
     unused[used] = False
     idle = np.flatnonzero(unused)
     launching = events["name"][used].unique().drop_nulls()
@@ -282,7 +282,7 @@ def find_enclosing_operator(events: pl.DataFrame, rows: np.ndarray) -> np.ndarra
     """
     parent = rows_of_ids(events, events["parent"])
     outer = arrays.select_values(parent, rows)
-    operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    operators = categories.mask_events(events, categories.OPERATOR_CATEGORIES)
     return nesting.find_nearest_ancestor(parent, operators, outer)
 
 
@@ -297,7 +297,7 @@ def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarr
     ids = arrays.to_array(events["external_id"], 0)
     activity_ids = np.where((call >= 0) & (ids[call] > 0), ids[call], ids[work])
     operators = pl.DataFrame(
-        {"row": np.flatnonzero(arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & (ids > 0))}
+        {"row": np.flatnonzero(categories.mask_events(events, categories.OPERATOR_CATEGORIES) & (ids > 0))}
     )
     operators = operators.with_columns(pl.Series("id", ids[operators["row"].to_numpy()])).unique(
         "id", keep="none"
@@ -309,7 +309,7 @@ def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarr
         return rows
 
     none = np.full(len(work), -1, np.int64)
-    calls = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES) & (ids > 0))
+    calls = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES) & (ids > 0))
     around = find_enclosing_operator(events, calls)
     stated = look_up(ids[calls])
     known, agreed = (around >= 0) & (stated >= 0), stated == around
@@ -326,13 +326,13 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
 
     ``launched``: rows of GPU activity, and the row of the launch call or operator of each (-1 for none).
     """
-    step = events["step"].fill_null(0).to_numpy().copy()
-    has_step = events["step"].is_not_null().to_numpy().copy()
+    step = arrays.to_array(events["step"], 0).copy()
+    has_step = arrays.is_present(events["step"]).copy()
     caused = [] if launched is None else [launched]
-    syncs = np.flatnonzero(arrays.is_in(events["cat"], ("cuda_sync",)))
+    syncs = np.flatnonzero(categories.mask_events(events, ("cuda_sync",)))
     if syncs.size:
         caused.append((syncs, find_calls(events, syncs)[0]))
-    ranges = np.flatnonzero(arrays.is_in(events["cat"], ("gpu_user_annotation",)))
+    ranges = np.flatnonzero(categories.mask_events(events, ("gpu_user_annotation",)))
     if ranges.size:
         caused.append((ranges, _find_host_annotations(events, ranges)))
     for rows, cause in caused:
@@ -346,7 +346,7 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
 def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.ndarray) -> None:
     """Assign steps, in place, to events of devices (TPU) that record step annotations but no launches."""
     annotations = np.flatnonzero(
-        arrays.is_in(events["cat"], (*categories.ANNOTATION_CATEGORIES, "gpu_user_annotation"))
+        categories.mask_events(events, (*categories.ANNOTATION_CATEGORIES, "gpu_user_annotation"))
     )
     number = pl.col("name").cast(pl.String).str.extract(NUMBERED_STEP_PATTERN).cast(pl.Int64, strict=False)
     steps = (
@@ -364,12 +364,12 @@ def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.n
 
 def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarray:
     """Return the row of the host annotation of each device annotation, by External id and name; -1 for none."""
-    hosts = np.flatnonzero(arrays.is_in(events["cat"], categories.ANNOTATION_CATEGORIES))
+    hosts = np.flatnonzero(categories.mask_events(events, categories.ANNOTATION_CATEGORIES))
     keys = ["external_id", "name"]
     host = events.select(keys)[hosts].with_columns(pl.Series("cause", hosts))
     host = host.unique(keys, keep="first", maintain_order=True)
     joined = events.select(keys)[ranges].join(host, on=keys, how="left", maintain_order="left")
-    return joined["cause"].fill_null(-1).to_numpy()
+    return arrays.to_array(joined["cause"], -1)
 
 
 def join_comms(trace: Trace) -> Trace:
@@ -424,7 +424,7 @@ def _merge_by_event(rows: pl.DataFrame) -> pl.DataFrame:
 
 def find_device_communication(trace: Trace) -> pl.DataFrame:
     """Return the device events that are communication by name: id, and ``known`` (has a row in `comms`)."""
-    work = trace.events.filter(arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)).select(
+    work = trace.events.filter(categories.mask_events(trace.events, categories.DEVICE_CATEGORIES)).select(
         "id", "cat", "name"
     )
     return (

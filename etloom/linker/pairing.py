@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, nesting
+from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import InvalidValue, LinkError
 from etloom.core.schema import Stat
@@ -49,7 +49,7 @@ def pair_operators(trace: Trace, *, iterations: str = "best") -> Trace:
         return linked.with_stats(_count_unlinked(nodes, rows_of_ids(nodes, stated["node"])))
     if not nodes.height or not events.height:
         return trace
-    if not arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES).any():
+    if not categories.mask_events(events, nesting.RECORD_FUNCTION_CATEGORIES).any():
         return trace.with_stats(
             [
                 Stat(

@@ -73,7 +73,7 @@ def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
 
 def _count_devices(events: pl.DataFrame) -> list[Stat]:
     """Return stats if a rank used several devices: its device results are then sums over all of them."""
-    did = arrays.is_in(events["cat"], categories.DEVICE_CATEGORIES) & events["dur"].is_not_null().to_numpy()
+    did = categories.mask_events(events, categories.DEVICE_CATEGORIES) & arrays.is_present(events["dur"])
     devices = events["device"].filter(pl.Series(did)).drop_nulls().unique().sort().to_list()
     if len(devices) < 2:
         return []
@@ -103,7 +103,7 @@ def _find_event_steps(events: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
     """
     number = np.zeros(events.height, np.int64)
     has_step = np.zeros(events.height, bool)
-    hosts = arrays.is_in(events["cat"], categories.HOST_CATEGORIES)
+    hosts = categories.mask_events(events, categories.HOST_CATEGORIES)
     starts = events["ts"].to_numpy()
     processes = steps["pid"].unique()
     for pid in processes:

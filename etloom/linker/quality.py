@@ -80,7 +80,7 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
     calls = launches.drop_nulls("launch").unique("launch")
     communication = find_device_communication(trace) if launches.height else None
     staged = events["step"].filter(
-        pl.Series(arrays.is_in(events["cat"], categories.HOST_CATEGORIES | categories.DEVICE_CATEGORIES))
+        pl.Series(categories.mask_events(events, categories.HOST_CATEGORIES | categories.DEVICE_CATEGORIES))
     )
     steps = staged.n_unique() - (staged.null_count() > 0)
     rows: list[tuple[Any, ...]] = [

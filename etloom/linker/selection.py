@@ -29,7 +29,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories as kinds
-from etloom.core.arrays import is_in, rows_of_ids
+from etloom.core.arrays import is_in, rows_of_ids, to_array
 from etloom.core.errors import AnalysisError
 from etloom.core.iterations import find_step_events
 from etloom.core.nesting import find_nearest_ancestor
@@ -201,7 +201,7 @@ def keep_events(trace: Trace, keep: MaskArray) -> Trace:
 
 def drop_captured_events(trace: Trace) -> Trace:
     """Return a trace without the captured events of device graphs, which other tools' formats cannot represent."""
-    captured = is_in(trace.events["cat"], kinds.CAPTURED)
+    captured = kinds.mask_events(trace.events, kinds.CAPTURED)
     return keep_events(trace, ~captured) if captured.any() else trace
 
 
@@ -230,7 +230,7 @@ def _match_names(trace: Trace, globs: Collection[str]) -> MaskArray:
 
 def _match_categories(trace: Trace, categories: Collection[str]) -> MaskArray:
     events = trace.events
-    keep = is_in(events["cat"], categories)
+    keep = kinds.mask_events(events, categories)
     return _add_launch_calls(
         trace, keep | is_in(kinds.add_kernel_type(events)["kind"], set(categories) & set(kinds.KERNEL_TYPES))
     )
@@ -273,7 +273,7 @@ def _filter_events(events: pl.DataFrame, keep: MaskArray) -> pl.DataFrame:
         return events
     parent = rows_of_ids(events, events["parent"])
     around = np.where(parent < 0, -1, find_nearest_ancestor(parent, keep, np.maximum(parent, 0)))
-    depth = events["depth"].fill_null(-1).to_numpy().astype(np.int64)
+    depth = to_array(events["depth"], -1).astype(np.int64)
     level = np.where(depth < 0, -1, 0)
     by_depth = np.argsort(depth, kind="stable")
     for rows in np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1):

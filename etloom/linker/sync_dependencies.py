@@ -78,7 +78,7 @@ def list_waiting_calls(trace: Trace) -> pl.Series:
 
 def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
     """Return the calls that synchronize: call (id), kind, pid, tid, at (start, ns), until (end, ns)."""
-    runtime = np.flatnonzero(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES))
+    runtime = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES))
     names = events["name"][runtime]
     kinds = np.full(runtime.size, -1)
     for number, pattern in reversed(
@@ -107,7 +107,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
     Also returns the number of cuda_sync events that wait for an event recorded outside of the trace.
     """
     events = trace.events
-    rows = np.flatnonzero(arrays.is_in(events["cat"], ("cuda_sync",)))
+    rows = np.flatnonzero(categories.mask_events(events, ("cuda_sync",)))
     if not rows.size:
         return [], events.select(pl.col("id").alias("call")).clear(), 0
     call, _ = find_calls(events, rows)
@@ -127,7 +127,7 @@ def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFra
         work,
     )
     calls = events.select("correlation", "ts").filter(
-        pl.Series(arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)), pl.col("correlation") > 0
+        pl.Series(categories.mask_events(events, categories.RUNTIME_CATEGORIES)), pl.col("correlation") > 0
     )
     event_syncs = (
         syncs.filter(pl.col("kind").is_in(["Event Sync", "Stream Wait Event"]))
@@ -237,7 +237,7 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
     not wait for it.
     """
     events = trace.events
-    runtime = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
+    runtime = categories.mask_events(events, categories.RUNTIME_CATEGORIES)
     record_calls = np.flatnonzero(arrays.match_text(events["name"], _RECORD_PATTERN, runtime))
     records = events.select("pid", "tid", noted="ts")[record_calls].with_columns(*_THREAD)
     launch = rows_of_ids(events, work["launch"])

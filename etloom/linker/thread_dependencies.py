@@ -48,9 +48,9 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
     matched to the thread that has most of its sequence numbers. Of several forward operators of one sequence number
     (a composite and its parts) the last to begin before is taken.
     """
-    operators = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
-    numbered = operators & (events["seq_id"] >= 0).fill_null(False).to_numpy()
-    backward = numbered & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    operators = categories.mask_events(events, categories.OPERATOR_CATEGORIES)
+    numbered = operators & (arrays.to_array(events["seq_id"], -1) >= 0)
+    backward = numbered & (arrays.to_array(events["fwd_tid"], 0) > 0)
     if not backward.any():
         none = np.zeros(0, np.int64)
         return none, none, 0
@@ -88,13 +88,12 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
     The first operator of a thread counts as after a pause. An annotation runs nothing, so it may be open during a
     pause; it may also end one.
     """
-    standing = (
-        arrays.is_in(events["cat"], nesting.RECORD_FUNCTION_CATEGORIES)
-        & events["depth"].is_not_null().to_numpy()
+    standing = categories.mask_events(events, nesting.RECORD_FUNCTION_CATEGORIES) & arrays.is_present(
+        events["depth"]
     )
     rows = np.flatnonzero(standing)
     starts = events["ts"].to_numpy()[rows]
-    runs = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)[rows]
+    runs = categories.mask_events(events, categories.OPERATOR_CATEGORIES)[rows]
     ends = starts + np.where(runs, arrays.to_array(events["dur"], 0)[rows], 0)
     threads = events.select("pid", "tid")[rows]
     tracks = nesting.track_codes(threads)

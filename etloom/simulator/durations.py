@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories
+from etloom.core import categories
 from etloom.core.trace import Trace
 from etloom.graphs.graph import Int64Array, PointRole
 from etloom.simulator.extremes import Extremes
@@ -131,7 +131,7 @@ def find_step_starts(scenario: Scenario) -> pl.DataFrame:
 
 def _list_step_annotations(trace: Trace) -> pl.DataFrame:
     """Return a table of the outermost annotation of each step of a trace: event (id), step (number)."""
-    is_annotation = arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
+    is_annotation = categories.mask_events(trace.events, categories.ANNOTATION_CATEGORIES)
     marks = trace.events.filter(pl.Series(is_annotation) & pl.col("step").is_not_null())
     first = marks.sort("ts", "id").unique("step", keep="first", maintain_order=True)
     return first.select(event=pl.col("id").cast(pl.Int32), step="step")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from etloom.core.arrays import to_array
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.graphs.graph import Graph, Int64Array, PointRole
@@ -118,7 +119,7 @@ def _retime_table(table: pl.DataFrame, maps: _TimeMaps) -> pl.DataFrame:
     times = (
         maps.map_column(table, "ts")
         if has_track
-        else maps.map_rank_times(table["ts"].fill_null(0).to_numpy().astype(np.int64))
+        else maps.map_rank_times(to_array(table["ts"], 0).astype(np.int64))
     )
     return table.with_columns(ts=pl.when(pl.col("ts").is_not_null()).then(pl.Series(times)))
 

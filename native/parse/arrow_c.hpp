@@ -1,4 +1,4 @@
-// The two structures of the Arrow C data interface, as its specification gives them.
+// The structures of the Arrow C data and stream interfaces, as their specifications give them.
 #pragma once
 #include <cstdint>
 
@@ -26,5 +26,13 @@ struct ArrowArray {
     ArrowArray** children;
     ArrowArray* dictionary;
     void (*release)(ArrowArray*);
+    void* private_data;
+};
+
+struct ArrowArrayStream {
+    int (*get_schema)(ArrowArrayStream*, ArrowSchema* out);
+    int (*get_next)(ArrowArrayStream*, ArrowArray* out);
+    const char* (*get_last_error)(ArrowArrayStream*);
+    void (*release)(ArrowArrayStream*);
     void* private_data;
 };

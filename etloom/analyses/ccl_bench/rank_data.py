@@ -129,7 +129,7 @@ def _find_steps(trace: Trace) -> tuple[str | None, list[Span]]:
         ("execute_context", kinds.ANNOTATION_CATEGORIES, _ENGINE),
         ("run_batch", kinds.PYTHON_CATEGORIES, _BATCH),
     ):
-        is_pass = arrays.is_in(events["cat"], categories) & arrays.match_text(
+        is_pass = kinds.mask_events(events, categories) & arrays.match_text(
             events["name"],
             lambda text, pattern=pattern: text.str.contains(pattern),  # type: ignore[misc]
         )

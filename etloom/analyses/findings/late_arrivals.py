@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from etloom.core.arrays import group_rows, take_rows, to_array
+from etloom.core.arrays import group_rows, is_present, take_rows, to_array
 from etloom.core.intervals import EMPTY, Intervals
 from etloom.core.trace import Job
 from etloom.timeline.activity import compute_activity, find_first_time
@@ -92,7 +92,7 @@ def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], 
     pairs = take_rows(pairs, np.concatenate(groups))
     ranks, untils = pairs[f"rank{suffix}"].to_numpy(), pairs[f"own_start{suffix}"].to_numpy()
     to_own = untils - pairs[f"start{suffix}"].to_numpy()
-    is_known, sinces = pairs["since"].is_not_null().to_numpy(), to_array(pairs["since"], 0) + to_own
+    is_known, sinces = is_present(pairs["since"]), to_array(pairs["since"], 0) + to_own
     columns = {name: np.zeros(pairs.height, np.int64) for name in ("begin", "compute", "busy", "waited")}
     end = 0
     for size in map(len, groups):

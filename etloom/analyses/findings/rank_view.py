@@ -282,7 +282,7 @@ class RankView:
     @shared_property
     def is_kernel(self) -> pl.Series:
         """Mask of the kernels among `activities`."""
-        return pl.Series(arrays.is_in(self.activities["cat"], ("kernel", "Kernel")))
+        return pl.Series(categories.mask_events(self.activities, ("kernel", "Kernel")))
 
     @shared_property
     def step_computation(self) -> pl.DataFrame:
@@ -331,7 +331,7 @@ class RankView:
 
     @shared_property
     def _is_timed(self) -> np.ndarray:
-        return self.trace.events["dur"].is_not_null().to_numpy()
+        return arrays.is_present(self.trace.events["dur"])
 
     @shared_property
     def sync_calls(self) -> pl.DataFrame:

@@ -133,7 +133,7 @@ def assign_kernels(trace: Trace, parent: Rows | None = None, counted: Mask | Non
         counted = _select_counted(trace.events["name"], _mask_operators(trace.events), parent)
     around = rows_of_ids(trace.events, work["operator"])
     owner = nesting.find_nearest_ancestor(parent, counted, around)
-    captured = arrays.is_in(trace.events["cat"], (categories.CAPTURED_OPERATOR,))
+    captured = categories.mask_events(trace.events, (categories.CAPTURED_OPERATOR,))
     replay = np.where((around >= 0) & captured[around], arrays.to_array(work["launch"], -1), -1)
     return work.drop("operator", "launch").with_columns(
         pl.Series("row", np.where(owner >= 0, owner, around)), pl.Series("replay", replay)
@@ -169,10 +169,10 @@ def _classify_names(names: tuple[tuple[str, str], ...], user_files: tuple[str, .
 
 def _mask_operators(events: pl.DataFrame) -> Mask:
     """Return a mask of the events that are operators with a duration, or captured in a device graph."""
-    mask: Mask = (
-        arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["dur"].is_not_null().to_numpy()
+    mask: Mask = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & arrays.is_present(
+        events["dur"]
     )
-    mask |= arrays.is_in(events["cat"], (categories.CAPTURED_OPERATOR,))
+    mask |= categories.mask_events(events, (categories.CAPTURED_OPERATOR,))
     return mask
 
 
@@ -201,10 +201,10 @@ def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
 def _mask_recomputed(trace: Trace, parent: Rows) -> Mask:
     """Return a mask of the events inside an operator that activation checkpointing runs again."""
     events = trace.events
-    operators = (
-        arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES) & events["depth"].is_not_null().to_numpy()
+    operators = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & arrays.is_present(
+        events["depth"]
     )
-    backward = operators & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    backward = operators & (arrays.to_array(events["fwd_tid"], 0) > 0)
     again = np.zeros(events.height, dtype=np.bool_)
     if not backward.any():
         return again
@@ -285,7 +285,7 @@ def _make_host_units(events: pl.DataFrame, parent: Rows, counted: Mask) -> pl.Da
             "kernels": np.zeros(rows.size, np.int64),
             "products": np.zeros(rows.size, np.int64),
             "gradients": np.zeros(rows.size, np.int64),
-            "time_ns": np.where(counted, events["dur"].fill_null(0).to_numpy(), self_time)[rows],
+            "time_ns": np.where(counted, arrays.to_array(events["dur"], 0), self_time)[rows],
         },
         schema_overrides={"kernel_family": pl.String},
     ).with_columns(

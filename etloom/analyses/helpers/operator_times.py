@@ -7,7 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import is_in, rows_of_ids, take_rows, to_array
+from etloom.core.arrays import rows_of_ids, take_rows, to_array
 from etloom.core.nesting import compute_exclusive_time, find_nearest_ancestor
 from etloom.core.trace import Trace
 
@@ -75,7 +75,7 @@ def measure_replayed_operators(trace: Trace) -> pl.DataFrame:
         return pl.DataFrame(schema=_REPLAYED_SCHEMA)
     pairs = trace.launches.filter(captured.is_not_null())
     parent = rows_of_ids(events, events["parent"])
-    operators = is_in(events["cat"], (categories.CAPTURED_OPERATOR,))
+    operators = categories.mask_events(events, (categories.CAPTURED_OPERATOR,))
     launch = rows_of_ids(events, pairs["launch"])
     above = rows_of_ids(events, pairs["operator"])
     time = to_array(take_rows(events["dur"], rows_of_ids(events, pairs["device_event"])), 0)
@@ -107,7 +107,7 @@ def sum_runtime_time(events: pl.DataFrame, exclusive: pl.Series, parent: Rows, o
     exclusive time (``own``).
     """
     calls = np.flatnonzero(
-        is_in(events["cat"], categories.RUNTIME_CATEGORIES) & exclusive.is_not_null().to_numpy()
+        categories.mask_events(events, categories.RUNTIME_CATEGORIES) & exclusive.is_not_null().to_numpy()
     )
     if not calls.size:
         return pl.Series([None], dtype=pl.Int64).new_from_index(0, operators.size)

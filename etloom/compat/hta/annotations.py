@@ -78,7 +78,7 @@ class Annotations(Sequences):
         work = add_frame_index(trace, select_launched_work(trace, "id", "launch"))
         annotation_rows = nesting.find_nearest_ancestor(
             rows_of_ids(trace.events, trace.events["parent"]),
-            arrays.is_in(trace.events["cat"], kinds.ANNOTATION_CATEGORIES),
+            kinds.mask_events(trace.events, kinds.ANNOTATION_CATEGORIES),
             rows_of_ids(trace.events, work["launch"]),
         )
         innermost = arrays.take_rows(trace.events["name"], annotation_rows).cast(pl.String)

@@ -25,7 +25,7 @@ from etloom.compat.hta.kernel_names import shorten_kernel_name
 from etloom.compat.hta.path_nodes import CPEdge, CPNode, PathNodes, list_path_nodes
 from etloom.compat.hta.run_access import add_frame_index
 from etloom.core import categories
-from etloom.core.arrays import is_in, rows_of_ids
+from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError, ReadError
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.paths import expand_home
@@ -307,7 +307,7 @@ def _instances(trace: Trace, annotation: str) -> pl.DataFrame:
 def _begun(trace: Trace, start: int, end: int) -> NDArray[np.bool_]:
     """Return a mask of the host events that start between two times (ns), and of the GPU activity they launched."""
     events, launches = trace.events, trace.launches
-    device = is_in(events["cat"], categories.DEVICE_CATEGORIES)
+    device = categories.mask_events(events, categories.DEVICE_CATEGORIES)
     keep: NDArray[np.bool_] = ~device & events["ts"].is_between(start, end).fill_null(False).to_numpy()
     call, work = (rows_of_ids(events, launches[column]) for column in ("launch", "device_event"))
     keep[work[(call >= 0) & (work >= 0) & keep[call]]] = True

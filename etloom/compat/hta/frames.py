@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from etloom.compat.hta.kernel_names import shorten_kernel_name
-from etloom.core import arrays, categories
+from etloom.core import categories
 from etloom.core.errors import EtloomError
 from etloom.core.steps import parse_step
 from etloom.core.text import unknown_rank_error
@@ -238,7 +238,7 @@ def timed_events(trace: Trace) -> pl.DataFrame:
 
 def frame_indices(trace: Trace) -> pl.DataFrame:
     """Return id and index of each event: its position in the file, as in HTA, or its id if positions are not unique."""
-    is_captured = arrays.is_in(trace.events["cat"], categories.CAPTURED)
+    is_captured = categories.mask_events(trace.events, categories.CAPTURED)
     events = trace.events.filter(~pl.Series(is_captured)).select("id", index="position")
     has_positions = not events["index"].null_count() and not events["index"].is_duplicated().any()
     return events if has_positions else events.select("id", index="id")
@@ -250,13 +250,13 @@ def drop_last_step(trace: Trace) -> Trace:
     HTA drops them by default. A trace with fewer than two steps is returned unchanged.
     """
     starts = trace.events.filter(
-        arrays.is_in(trace.events["cat"], categories.ANNOTATION_CATEGORIES)
+        categories.mask_events(trace.events, categories.ANNOTATION_CATEGORIES)
     ).with_columns(number=parse_step())
     starts = starts.drop_nulls("number").sort("number")
     if starts["number"].n_unique() < 2:
         return trace
     last = starts["ts"][-1]
-    device = arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)
+    device = categories.mask_events(trace.events, categories.DEVICE_CATEGORIES)
     dropped = trace.events.filter(~pl.Series(device) & (pl.col("ts") >= last))["id"]
     launched = trace.launches.filter(pl.col("launch").is_in(dropped.implode()))["device_event"]
     dropped_ids = pl.concat((dropped, launched)).unique()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from etloom.compat.hta.frames import UNTIMED_CATEGORY, US
 from etloom.core import categories, nesting
-from etloom.core.arrays import is_in, rows_of_ids
+from etloom.core.arrays import rows_of_ids
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
 from etloom.linker.selection import keep_events
@@ -88,7 +88,7 @@ def add_critical_path(
     if not only_critical:
         return overlay
     is_context = (
-        is_in(events["cat"], categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES)
+        categories.mask_events(events, categories.ANNOTATION_CATEGORIES | categories.PYTHON_CATEGORIES)
         | (events["ph"] != "X").to_numpy()
     )
     return keep_events(overlay, on_path.to_numpy() | is_context)

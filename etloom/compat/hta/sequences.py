@@ -15,7 +15,6 @@ from etloom.compat.hta import charts, overlays
 from etloom.compat.hta.counters import Counters
 from etloom.compat.hta.frames import US, frame_to_pandas
 from etloom.core import categories
-from etloom.core.arrays import is_in
 from etloom.core.errors import AnalysisError
 from etloom.core.paths import expand_home
 from etloom.core.trace import Trace
@@ -123,7 +122,7 @@ class Sequences(Counters):
 def _kernels_only(trace: Trace) -> Trace:
     """Return the trace without the launches of memcpys and memsets."""
     events = trace.events
-    kernels = events.filter(is_in(events["cat"], _KERNEL_CATEGORIES))["id"]
+    kernels = events.filter(categories.mask_events(events, _KERNEL_CATEGORIES))["id"]
     return trace.replace(
         None, launches=trace.launches.filter(pl.col("device_event").is_in(kernels.implode()))
     )

@@ -75,7 +75,7 @@ def _build_activities(trace: Trace, *, delays: bool) -> Activities:
     is_operator = arrays.is_in(
         events["cat"], categories.OPERATOR_CATEGORIES | categories.ANNOTATION_CATEGORIES
     )
-    is_call = arrays.is_in(events["cat"], categories.RUNTIME_CATEGORIES)
+    is_call = categories.mask_events(events, categories.RUNTIME_CATEGORIES)
     owner = rows_of_ids(events, _nullable_ids(graph.owner))
     operator = nesting.find_nearest_ancestor(parent, is_operator, owner)
     is_outside_call = (operator < 0) & (owner >= 0) & np.append(is_call, False)[owner]

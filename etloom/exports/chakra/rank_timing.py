@@ -64,7 +64,7 @@ def find_start_ns(trace: Trace) -> int:
         | categories.DEVICE_CATEGORIES
     )
     events = trace.events.select("cat", "ts", "dur")
-    is_timed = arrays.is_in(events["cat"], timed) & events["dur"].is_not_null().to_numpy()
+    is_timed = categories.mask_events(events, timed) & arrays.is_present(events["dur"])
     start = events["ts"].filter(pl.Series(is_timed)).min()
     return int(start) if isinstance(start, int) else 0
 

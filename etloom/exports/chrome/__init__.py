@@ -21,8 +21,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core import arrays
-from etloom.core.categories import HOST_CATEGORIES
+from etloom.core.categories import HOST_CATEGORIES, mask_events
 from etloom.core.errors import EtloomError, UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.atomic_file import open_atomic
@@ -218,7 +217,7 @@ class _RankFormatter:
 
     def _list_device_processes(self) -> dict[int, str]:
         """Return {process id: "GPU n"} for processes that have GPU activity and no host events."""
-        is_host = pl.Series(arrays.is_in(self.trace.events["cat"], HOST_CATEGORIES))
+        is_host = pl.Series(mask_events(self.trace.events, HOST_CATEGORIES))
         events = self.trace.events.select("pid", "device", is_host=is_host).drop_nulls("pid")
         by_process = events.group_by("pid").agg(pl.col("device").min(), pl.col("is_host").any())
         devices = by_process.filter(~pl.col("is_host")).drop_nulls("device")

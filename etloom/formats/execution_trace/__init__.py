@@ -98,13 +98,13 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     nesting = np.flatnonzero(~asynchronous)
     order = nodes["file_order"].cast(pl.Int64).to_numpy().copy()
     order[root] = np.iinfo(np.int64).max // 2  # roots are written first or last, and enclose all
-    threads = nodes["tid"].fill_null(-1).to_numpy()[nesting]
+    threads = arrays.to_array(nodes["tid"], -1)[nesting]
     parents, _, _ = _native.nest(threads, np.zeros(len(nesting), np.int64), order[nesting])
     by_nesting = np.full(nodes.height, -1, np.int64)
     by_nesting[nesting] = np.where(parents >= 0, nesting[parents], -1)
 
     et_ids = nodes["et_id"].to_numpy()  # sorted
-    recorded_ids = nodes["recorded_parent"].fill_null(-1).to_numpy()
+    recorded_ids = arrays.to_array(nodes["recorded_parent"], -1)
     recorded = _find_rows(recorded_ids, et_ids)
     parent = np.where(by_nesting >= 0, by_nesting, recorded)
     parent[parent == np.arange(nodes.height)] = -1
@@ -112,7 +112,7 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     if len(repaired):
         example = f"{name[int(repaired[0])]} (node {nodes['et_id'][int(repaired[0])]})"
         stats.append(Stat("read.repaired_parent", "info", len(repaired), example))
-    orphans = np.flatnonzero((parent < 0) & ~root & nodes["recorded_parent"].is_not_null().to_numpy())
+    orphans = np.flatnonzero((parent < 0) & ~root & arrays.is_present(nodes["recorded_parent"]))
     if len(orphans):
         example = f"{name[int(orphans[0])]}: its parent is not in the file"
         stats.append(Stat("read.missing_parent", "info", len(orphans), example))

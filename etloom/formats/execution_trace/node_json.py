@@ -238,7 +238,7 @@ def select_host_nodes(trace: Trace) -> Trace:
     Raises:
         EtloomError: If there are no free ids.
     """
-    device = trace.events.filter(arrays.is_in(trace.events["cat"], categories.DEVICE_CATEGORIES)).select(
+    device = trace.events.filter(categories.mask_events(trace.events, categories.DEVICE_CATEGORIES)).select(
         event="id"
     )
     links = trace.links.join(device, on="event", how="anti")

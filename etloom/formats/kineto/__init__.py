@@ -20,7 +20,7 @@ import polars as pl
 
 from etloom import _native
 from etloom.core import arrays
-from etloom.core.categories import OPERATOR_CATEGORIES
+from etloom.core.categories import OPERATOR_CATEGORIES, mask_events
 from etloom.core.errors import ReadError
 from etloom.core.schema import TIME_LIMIT, Stat
 from etloom.core.steps import match_steps
@@ -256,7 +256,7 @@ def _build_threads(
 
 def _annotate_steps(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     """Set the category user_annotation for step annotations, which torch 1.8 and 1.9 record as operators."""
-    steps = match_steps(events["name"], arrays.is_in(events["cat"], OPERATOR_CATEGORIES))
+    steps = match_steps(events["name"], mask_events(events, OPERATOR_CATEGORIES))
     if not steps.any():
         return events
     stats.append(Stat("read.step_operators", "info", int(steps.sum()), events["name"].filter(steps)[0]))

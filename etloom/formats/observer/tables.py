@@ -9,6 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import _native
+from etloom.core.arrays import to_array
 from etloom.formats.observer.arguments import OperatorArguments
 from etloom.formats.observer.records import Records
 from etloom.formats.tables.building import sort_events
@@ -31,7 +32,7 @@ def build_nodes(operators: pl.DataFrame) -> pl.DataFrame:
     roots = np.searchsorted(threads.to_numpy(), operators["rf_tid"].to_numpy()) + 1
     parent = operators["parent"].to_numpy()
     parent = np.where(parent >= 0, parent + 1 + len(threads), roots)
-    end = operators["end"].fill_null(NEVER).to_numpy()
+    end = to_array(operators["end"], NEVER)
     # Of operators that end at the same time the inner one, which began later, comes first.
     order = np.empty(len(end), np.int64)
     order[len(end) - 1 - np.argsort(end[::-1], kind="stable")] = np.arange(len(end))
@@ -131,7 +132,7 @@ def build_tensors(tensors: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFram
     row = tensors["operator"].to_numpy()
     begin = operators["start"].to_numpy()[row]
     is_output = tensors["io"].to_numpy() == 1
-    time = np.where(is_output, operators["end"].fill_null(NEVER).to_numpy()[row], begin)
+    time = np.where(is_output, to_array(operators["end"], NEVER)[row], begin)
     version = np.where(is_output, NEVER, tensors["version"].to_numpy())
     is_new, tensor_ids = _number_incarnations(tensors["address"].to_numpy(), time, begin, is_output, version)
     # A view is a new tensor of a storage that its operator has read, so its storage is not new.

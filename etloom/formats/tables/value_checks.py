@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.core.arrays import is_in, rows_of_ids
-from etloom.core.categories import HOST_CATEGORIES, NCCL_COLLECTIVE
+from etloom.core.arrays import rows_of_ids
+from etloom.core.categories import HOST_CATEGORIES, NCCL_COLLECTIVE, mask_events
 from etloom.core.schema import FLOAT_LIMIT, INTEGER_LIMIT, SIZE_LIMIT, TABLES, Column, Form, Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.json_text import replace_surrogates
@@ -101,7 +101,7 @@ def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFram
     """Remove events without a start, except NCCL collectives: NCCL's Inspector may record only the duration."""
     if not events["ts"].null_count():
         return events
-    untimed = events["ts"].is_null() & ~pl.Series(is_in(events["cat"], {NCCL_COLLECTIVE}))
+    untimed = events["ts"].is_null() & ~pl.Series(mask_events(events, {NCCL_COLLECTIVE}))
     if not (count := int(untimed.sum())):
         return events
     stats.append(Stat("read.incomplete_rows", "data_loss", count, "rows of events without ts"))
@@ -135,7 +135,7 @@ def _fill_process(name: str, events: pl.DataFrame, stats: list[Stat]) -> pl.Data
     """
     if name != "events" or not 0 < events["pid"].null_count() < events.height:
         return events
-    is_host = pl.Series(is_in(events["cat"], HOST_CATEGORIES))
+    is_host = pl.Series(mask_events(events, HOST_CATEGORIES))
     processes = events["pid"].filter(is_host).drop_nulls().unique()
     absent = is_host & events["pid"].is_null()
     if len(processes) != 1 or not (count := int(absent.sum())):

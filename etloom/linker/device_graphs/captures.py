@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import is_in, match_text, rows_of_ids, to_array
+from etloom.core.arrays import match_text, rows_of_ids, to_array
 from etloom.core.categories import CAPTURED_CATEGORIES, CAPTURED_GRAPH
 from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.trace import Trace
@@ -47,7 +47,7 @@ def extract_captures(trace: Trace) -> CapturedEvents | None:
     except those that launched GPU activity.
     """
     events = trace.events
-    runtime = is_in(events["cat"], categories.RUNTIME_CATEGORIES)
+    runtime = categories.mask_events(events, categories.RUNTIME_CATEGORIES)
     windows = _find_windows(events, runtime)
     if not windows:
         return None
@@ -126,7 +126,7 @@ def add_captured_events(trace: Trace, parts: list[CapturedEvents]) -> Trace:
 def split_captured_events(trace: Trace) -> tuple[Trace, CapturedEvents | None]:
     """Split a trace that was linked before into the trace without captured events, and the captured events."""
     events = trace.events
-    is_captured = is_in(events["cat"], categories.CAPTURED)
+    is_captured = categories.mask_events(events, categories.CAPTURED)
     if not is_captured.any():
         return trace, None
     mask = pl.Series(is_captured)
@@ -165,7 +165,7 @@ def _is_node_call(name: pl.Expr) -> pl.Expr:
 
 def _has_activity(events: pl.DataFrame, calls: Rows) -> NDArray[np.bool_]:
     """Return a mask of the calls that launched GPU activity, by correlation."""
-    work = is_in(events["cat"], categories.DEVICE_CATEGORIES)
+    work = categories.mask_events(events, categories.DEVICE_CATEGORIES)
     used = events.filter(pl.Series(work))["correlation"].drop_nulls().unique()
     used = used.filter(used > 0)
     mask: NDArray[np.bool_] = events["correlation"][calls].is_in(used.implode()).fill_null(False).to_numpy()
@@ -193,7 +193,7 @@ def _name_kernels(
     if kernel_names is not None:
         return kernel_names
     names: list[str | None] = [None] * events.height
-    operators = is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    operators = categories.mask_events(events, categories.OPERATOR_CATEGORIES)
     around = find_nearest_ancestor(parent, operators, calls)
     is_triton = match_text(events["name"], _TRITON)
     parsed: dict[str, str | None] = {}

@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories, names
-from etloom.core.arrays import is_in, match_text, rows_of_ids, to_array
+from etloom.core.arrays import match_text, rows_of_ids, to_array
 from etloom.core.categories import CAPTURED_CALL, CAPTURED_GRAPH, CAPTURED_OPERATOR
 from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.trace import Trace
@@ -82,14 +82,14 @@ def list_replays(trace: Trace) -> Replays | None:
 def list_captures(trace: Trace) -> list[Capture]:
     """Return the captured graphs of a trace, from its events of the category `captured_graph`."""
     events = trace.events
-    graphs = np.flatnonzero(is_in(events["cat"], (CAPTURED_GRAPH,)))
+    graphs = np.flatnonzero(categories.mask_events(events, (CAPTURED_GRAPH,)))
     if not graphs.size:
         return []
     parent = rows_of_ids(events, events["parent"])
-    calls = np.flatnonzero(is_in(events["cat"], (CAPTURED_CALL,)))
+    calls = np.flatnonzero(categories.mask_events(events, (CAPTURED_CALL,)))
     calls = calls[~np.isin(calls, parent)]  # a driver call inside a runtime call is the node
-    graph = find_nearest_ancestor(parent, is_in(events["cat"], (CAPTURED_GRAPH,)), calls)
-    operators = find_nearest_ancestor(parent, is_in(events["cat"], (CAPTURED_OPERATOR,)), calls)
+    graph = find_nearest_ancestor(parent, categories.mask_events(events, (CAPTURED_GRAPH,)), calls)
+    operators = find_nearest_ancestor(parent, categories.mask_events(events, (CAPTURED_OPERATOR,)), calls)
     codes = encode_names(events)
     captures = []
     for row in graphs.tolist():
@@ -115,7 +115,7 @@ def encode_names(events: pl.DataFrame) -> Codes:
     Equal for names that stand for the same graph node: all memcpys, all memsets.
     """
     codes = to_array(events["name"].to_physical(), UNKNOWN).astype(np.int64)
-    calls = is_in(events["cat"], (CAPTURED_CALL,))
+    calls = categories.mask_events(events, (CAPTURED_CALL,))
     unnamed = calls & match_text(events["name"], API_CALL)
     codes[unnamed] = UNKNOWN
     for kind, pattern in _MEMORY_NAMES.items():

@@ -67,7 +67,7 @@ def read_operation_trace(trace: Trace, rank: int, ranks: list[int]) -> dict[int,
     """Return the steps of a rank by step number, read from a pipeline operation trace."""
     fields = pl.Struct({"step": pl.Int64, "sequence": pl.Int64})
     events = trace.events.drop("step").filter(
-        arrays.is_in(trace.events["cat"], {categories.PIPELINE_OPERATION})
+        categories.mask_events(trace.events, {categories.PIPELINE_OPERATION})
     )
     table = events.with_columns(pl.col("args").cast(pl.String).str.json_decode(fields)).unnest("args")
     members = trace.comms.filter(pl.col("ranks").is_not_null()).select(
@@ -164,14 +164,14 @@ def _list_work(trace: Trace, messages: pl.DataFrame) -> pl.DataFrame:
     used = set(messages["event"].drop_nulls()) | set(messages["issuer"].drop_nulls())
     communicates = categories.is_communication() | pl.col("id").is_in(list(used))
     events = events.with_columns(direction=pl.Series(np.where(in_backward, BACKWARD, FORWARD)))
-    kernels = events.filter(arrays.is_in(events["cat"], {"kernel"})).filter(~communicates)
+    kernels = events.filter(categories.mask_events(events, {"kernel"})).filter(~communicates)
     if kernels.height:
         launches = trace.launches.select("launch", id="device_event").join(
             events.select("direction", launch="id"), on="launch"
         )
         work = kernels.drop("direction").join(launches, on="id", maintain_order="left")
     else:
-        operators = events.filter(arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)).filter(
+        operators = events.filter(categories.mask_events(events, categories.OPERATOR_CATEGORIES)).filter(
             ~communicates
         )
         work = operators.filter(~pl.col("parent").is_in(operators["id"].to_list()))

@@ -8,7 +8,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, compute_cost
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core import arrays, categories
+from etloom.core import categories
 from etloom.core.intervals import Intervals
 
 MIN_CALLS = 6
@@ -25,7 +25,7 @@ SCOPE = "rank"
 
 def find(view: RankView) -> Iterator[Finding]:
     # With calls of the runtime it is a GPU job whose kernels were not recorded: its operators wait for the device.
-    launches = arrays.is_in(view.trace.events["cat"], categories.RUNTIME_CATEGORIES).any()
+    launches = categories.mask_events(view.trace.events, categories.RUNTIME_CATEGORIES).any()
     if view.activity.basis == "device" or launches:
         return
     calls = view.find_host_events("", categories.OPERATOR_CATEGORIES).filter(~categories.is_communication())

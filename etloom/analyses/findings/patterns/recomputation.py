@@ -18,9 +18,9 @@ SCOPE = "rank"
 
 def find(view: RankView) -> Iterator[Finding]:
     events = view.trace.events
-    operator = arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
-    operator &= events["depth"].is_not_null().to_numpy()
-    backward = operator & (events["fwd_tid"] > 0).fill_null(False).to_numpy()
+    operator = categories.mask_events(events, categories.OPERATOR_CATEGORIES)
+    operator = operator & arrays.is_present(events["depth"])
+    backward = operator & (arrays.to_array(events["fwd_tid"], 0) > 0)
     if not backward.any():
         return
     repeated, _, _ = find_recomputed(view.trace, view.parents.astype(np.int64), operator, backward)

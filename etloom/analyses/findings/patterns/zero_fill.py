@@ -32,7 +32,7 @@ def find(view: RankView) -> Iterator[Finding]:
         # A fill may write ones, and a memset may come from a library: check the operator, if any were recorded.
         rows = view.find_rows(fills["launch"])
         is_zero_fill = np.where(rows >= 0, _find_zero_fills(view)[1][rows], -1) >= 0
-        no_operators = not arrays.is_in(view.trace.events["cat"], categories.OPERATOR_CATEGORIES).any()
+        no_operators = not categories.mask_events(view.trace.events, categories.OPERATOR_CATEGORIES).any()
         fills = fills.filter(pl.Series(is_zero_fill | no_operators)).select(
             "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
         )
@@ -77,7 +77,7 @@ def _find_zero_fills(view: RankView) -> tuple[np.ndarray, np.ndarray]:
     fills_zero = events["id"].is_in(zero["event"].implode()).to_numpy()
     zeroes = view.match_events(ZEROS)
     zeroes |= view.match_events(FILLS) & fills_zero
-    zeroes &= arrays.is_in(events["cat"], categories.OPERATOR_CATEGORIES)
+    zeroes &= categories.mask_events(events, categories.OPERATOR_CATEGORIES)
     parent = view.parents
     nearest = nesting.find_nearest_ancestor(parent, zeroes)
     inner = np.flatnonzero(zeroes & (parent >= 0))

@@ -1,0 +1,147 @@
+// Columns of integers that an Arrow library exports, as numpy arrays: null replaced by a number, or a mask of the rows
+// that are not null.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "arrays.hpp"
+#include "bindings.hpp"
+#include "parse/arrow_c.hpp"
+
+namespace {
+
+// The eight bits of each byte, from the lowest.
+constexpr auto BITS = [] {
+    std::array<std::array<uint8_t, 8>, 256> bits{};
+    for (size_t byte = 0; byte < 256; ++byte) {
+        for (size_t bit = 0; bit < 8; ++bit) bits[byte][bit] = byte >> bit & 1;
+    }
+    return bits;
+}();
+
+// The chunks of an exported column, one after the other.
+class Chunks {
+  public:
+    explicit Chunks(const nb::object& column) : capsule_(column.attr("__arrow_c_stream__")()) {
+        stream_ = static_cast<ArrowArrayStream*>(PyCapsule_GetPointer(capsule_.ptr(), "arrow_array_stream"));
+        if (stream_ == nullptr) throw nb::python_error();
+        if (stream_->get_schema(stream_, &schema_) != 0) throw nb::value_error("the type of the column cannot be exported");
+    }
+    Chunks(const Chunks&) = delete;
+    ~Chunks() {
+        release(chunk_);
+        release(schema_);
+    }
+    std::string format() const { return schema_.format; }
+    // Goes to the next chunk; false after the last one.
+    bool next() {
+        release(chunk_);
+        chunk_ = ArrowArray{};
+        if (stream_->get_next(stream_, &chunk_) != 0) throw nb::value_error("the values of the column cannot be exported");
+        if (chunk_.release == nullptr) return false;
+        if (chunk_.n_buffers < 1 || chunk_.length < 0 || chunk_.offset < 0) throw nb::value_error("not a column of values");
+        return true;
+    }
+    size_t rows() const { return static_cast<size_t>(chunk_.length); }
+    template <typename T>
+    const T* values() const {
+        if (chunk_.n_buffers != 2) throw nb::value_error("not a column of integers");
+        return static_cast<const T*>(chunk_.buffers[1]) + chunk_.offset;
+    }
+    // True if no row is null, so that there may be no bitmap.
+    bool is_complete() const { return chunk_.null_count == 0 || chunk_.buffers[0] == nullptr; }
+    // Writes for each row whether it is not null, as 1 or 0.
+    void write_validity(uint8_t* out) const {
+        const size_t count = rows();
+        if (is_complete()) {
+            std::fill(out, out + count, uint8_t{1});
+            return;
+        }
+        const auto* const bitmap = static_cast<const uint8_t*>(chunk_.buffers[0]);
+        const auto offset = static_cast<size_t>(chunk_.offset);
+        const auto one = [&](size_t row) { out[row] = bitmap[(row + offset) / 8] >> ((row + offset) % 8) & 1; };
+        size_t row = 0;
+        for (; row < count && (row + offset) % 8 != 0; ++row) one(row);
+        for (; row + 8 <= count; row += 8) std::memcpy(out + row, BITS[bitmap[(row + offset) / 8]].data(), 8);
+        for (; row < count; ++row) one(row);
+    }
+
+  private:
+    template <typename Exported>
+    static void release(Exported& exported) {
+        if (exported.release != nullptr) exported.release(&exported);
+    }
+
+    nb::object capsule_;
+    ArrowArrayStream* stream_ = nullptr;
+    ArrowSchema schema_{};
+    ArrowArray chunk_{};
+};
+
+template <typename Value, typename Result>
+void append_filled(const Chunks& chunk, Result null, Paged<uint8_t>& validity, Paged<Result>& result) {
+    const Value* const values = chunk.values<Value>();
+    const size_t before = result.size(), rows = chunk.rows();
+    result.resize(before + rows);
+    validity.resize(rows);
+    chunk.write_validity(validity.data());
+    const uint8_t* const valid = validity.data();
+    Result* const out = result.data() + before;
+    for (size_t row = 0; row < rows; ++row) {
+        const auto mask = -static_cast<Result>(valid[row]);  // no branch: nulls may be anywhere
+        out[row] = (static_cast<Result>(values[row]) & mask) | (null & ~mask);
+    }
+}
+
+// The integers of a column, those that do not fit reduced to the lower bits, with a number for null.
+template <typename Result>
+nb::ndarray<nb::numpy, Result, nb::ndim<1>> filled(const nb::object& column, Result null) {
+    Chunks chunks(column);
+    const std::string format = chunks.format();
+    if (format.size() != 1) throw nb::type_error("not a column of integers");
+    Paged<Result> result;
+    Paged<uint8_t> validity;
+    while (chunks.next()) {
+        nb::gil_scoped_release release;
+        switch (format[0]) {
+            case 'c': append_filled<int8_t>(chunks, null, validity, result); break;
+            case 'C': append_filled<uint8_t>(chunks, null, validity, result); break;
+            case 's': append_filled<int16_t>(chunks, null, validity, result); break;
+            case 'S': append_filled<uint16_t>(chunks, null, validity, result); break;
+            case 'i': append_filled<int32_t>(chunks, null, validity, result); break;
+            case 'I': append_filled<uint32_t>(chunks, null, validity, result); break;
+            case 'l': append_filled<int64_t>(chunks, null, validity, result); break;
+            case 'L': append_filled<uint64_t>(chunks, null, validity, result); break;
+            default: throw nb::type_error("not a column of integers");
+        }
+    }
+    return to_numpy(std::move(result));
+}
+
+// Which rows of a column are not null.
+nb::ndarray<nb::numpy, bool, nb::ndim<1>> present(const nb::object& column) {
+    Chunks chunks(column);
+    static_assert(sizeof(bool) == sizeof(uint8_t));
+    Paged<uint8_t> result;  // a vector of bool would hold bits
+    while (chunks.next()) {
+        nb::gil_scoped_release release;
+        const size_t before = result.size();
+        result.resize(before + chunks.rows());
+        chunks.write_validity(result.data() + before);
+    }
+    auto* owner = new Paged<uint8_t>(std::move(result));
+    nb::capsule free_it(owner, [](void* p) noexcept { delete static_cast<Paged<uint8_t>*>(p); });
+    return nb::ndarray<nb::numpy, bool, nb::ndim<1>>(owner->data(), {owner->size()}, free_it);
+}
+
+}  // namespace
+
+void bind_arrow_columns(nb::module_& module) {
+    module.def("filled", &filled<int64_t>, nb::arg("column"), nb::arg("null"),
+               "A column of integers with a number for null.");
+    module.def("filled_int32", &filled<int32_t>, nb::arg("column"), nb::arg("null"),
+               "A column of integers as int32, of which the lower bits are taken, with a number for null.");
+    module.def("present", &present, nb::arg("column"), "Which rows of a column are not null.");
+}
