@@ -137,6 +137,33 @@ def find_unique(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
     return position_by_key[np.clip(wanted, 0, size)], repeated.size
 
 
+def find_in_group(
+    groups: np.ndarray, times: np.ndarray, wanted: np.ndarray, at: np.ndarray, *, after: bool = False
+) -> np.ndarray:
+    """Return the index of the last row of a group that is not after a time, for each wanted group and time.
+
+    Args:
+        groups: The group of each row, a number from 0.
+        times: The time of each row, ascending; of equal times the later row is the later one.
+        wanted: The groups to search.
+        at: The time for each of them.
+        after: Return the first row that is not before the time instead.
+
+    Returns:
+        int64, -1 if the group has no such row.
+    """
+    n = groups.size
+    if not n:
+        return np.full(wanted.size, -1)
+    # A row's key is its group, then its place in time; so that of a time is the number of rows before it.
+    by_group = np.argsort(groups, kind="stable")
+    keys = groups[by_group] * np.int64(n + 1) + by_group
+    places = np.searchsorted(times, at, side="left" if after else "right")
+    found = np.searchsorted(keys, wanted * np.int64(n + 1) + places) - (0 if after else 1)
+    rows = by_group[np.clip(found, 0, n - 1)]
+    return np.where((found >= 0) & (found < n) & (groups[rows] == wanted), rows, -1)
+
+
 def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:
     """Return row numbers sorted by ``keys``; equal keys are sorted by the tie breakers, then by row number.
 

@@ -112,10 +112,8 @@ COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
 """Matches the names of `is_communication`."""
 
 
-_MASKS: dict[
-    int, tuple[weakref.ref[pl.DataFrame], text_codes.CodedColumn, dict[frozenset[str], np.ndarray]]
-] = {}
-"""Masks by the id of the table, whose rows never change: its reference, the categories, and the masks made so far."""
+_MASKS: dict[int, tuple[weakref.ref[pl.DataFrame], text_codes.Codes, dict[frozenset[str], np.ndarray]]] = {}
+"""By the id of a table: a reference to it, the codes of its categories, and the masks made so far."""
 
 
 def mask_events(events: pl.DataFrame, categories: Collection[str]) -> np.ndarray:
@@ -130,10 +128,10 @@ def mask_events(events: pl.DataFrame, categories: Collection[str]) -> np.ndarray
     entry = _MASKS.get(key)
     if entry is None or entry[0]() is not events:
         reference = weakref.ref(events, lambda _: _MASKS.pop(key, None))
-        entry = _MASKS[key] = (reference, text_codes.CodedColumn(column), {})
+        entry = _MASKS[key] = (reference, text_codes.read_codes(column), {})
     masks, values = entry[2], frozenset(categories)
     if (mask := masks.get(values)) is None:
-        mask = entry[1].match_values(tuple(values))
+        mask = text_codes.match_codes(entry[1], tuple(values))
         mask.flags.writeable = False
         masks[values] = mask
     return mask

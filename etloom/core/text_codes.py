@@ -105,8 +105,12 @@ def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
         for value in values:
             mask |= (column == value).to_numpy()
         return mask
+    return match_codes(read_codes(column), values)
+
+
+def match_codes(codes: Codes, values: Sequence[str]) -> Mask:
+    """Return a mask of the rows whose text, of which ``codes`` are the codes, is one of ``values``."""
     table = _tabulate_values(tuple(values)) if len(values) < 64 else _encode_values(values)
-    codes = read_codes(column)
     if table.dtype != np.bool_:
         return np.isin(codes, table)
     return looked_up(table.view(np.uint8), codes, clip=True).view(np.bool_)

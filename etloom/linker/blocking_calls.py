@@ -44,20 +44,19 @@ _MIN_LONG_ACTIVITIES = 5
 """Fewer long activities do not show how launches behave."""
 
 
-def find_blocking_calls(trace: Trace, explained_calls: pl.DataFrame) -> pl.DataFrame:
+def find_blocking_calls(
+    trace: Trace, is_explained: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, str]]:
     """Infer dependencies of calls that block until the GPU activity they submit, or its stream, is done.
 
     Args:
         trace: The Trace, with `launches`.
-        explained_calls: Calls (``call``) whose waits are recorded.
+        is_explained: Mask of the events that are calls whose waits are recorded.
 
     Returns:
-        event, on, kind, sync, how, as in the table `sync_dependencies`.
+        event, on and sync, as row numbers, and kind, as in the table `sync_dependencies`.
     """
-    events = trace.events
-    submissions = _collect_submissions(
-        trace, trace.launches.join(explained_calls, left_on="launch", right_on="call", how="anti")
-    )
+    submissions = _collect_submissions(trace, is_explained)
     waits_for_copy, waits_for_stream = submissions.find_copies()
     blocking_launches = submissions.find_blocking_launches() & ~waits_for_copy
     waits_for_stream &= ~waits_for_copy & ~blocking_launches
@@ -69,29 +68,24 @@ def find_blocking_calls(trace: Trace, explained_calls: pl.DataFrame) -> pl.DataF
         (submissions.call, submissions.work, blocking_launches, "Blocking Launch"),
         (submissions.work, other_stream, ordered, "Blocking Copy"),
     ]
-    ids = events["id"]
-    return pl.concat(
-        pl.DataFrame(
-            {"event": ids[event[mask]], "on": ids[on[mask]], "sync": ids[submissions.call[mask]]}
-        ).select("event", "on", pl.lit(kind).alias("kind"), "sync", pl.lit("inferred").alias("how"))
-        for event, on, mask, kind in parts
-    )
+    return [(event[mask], on[mask], submissions.call[mask], kind) for event, on, mask, kind in parts]
 
 
 def list_blocking_copies(trace: Trace) -> pl.Series:
     """Return the ids of the memcpy calls that certainly block until the copy ends, whatever the recorded times."""
-    submissions = _collect_submissions(trace, trace.launches)
+    submissions = _collect_submissions(trace)
     ids: pl.Series = trace.events["id"][submissions.call[submissions.certain]]
     return ids
 
 
-def _collect_submissions(trace: Trace, launches: pl.DataFrame) -> _Submissions:
-    """Pair each GPU activity that has times with the launch call that submitted it."""
-    events = trace.events
-    launches = launches.drop_nulls("launch")
+def _collect_submissions(trace: Trace, is_explained: np.ndarray | None = None) -> _Submissions:
+    """Pair each GPU activity that has times with the launch call that submitted it, unless that is explained."""
+    events, launches = trace.events, trace.launches
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
     timed = (work >= 0) & (call >= 0)
-    timed[timed] &= (events["ts"].is_not_null() & events["dur"].is_not_null()).to_numpy()[work[timed]]
+    timed &= (arrays.is_present(events["ts"]) & arrays.is_present(events["dur"]))[work]
+    if is_explained is not None:
+        timed &= ~is_explained[call]
     return _Submissions(events, work[timed], call[timed])
 
 

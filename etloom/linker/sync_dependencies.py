@@ -7,21 +7,24 @@ Waiting for a stream means waiting for the last activity launched on it before: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from etloom.core import arrays, categories, nesting
-from etloom.core.arrays import rows_of_ids, take_rows
+from etloom._native import number_pairs
+from etloom.core import arrays, categories
+from etloom.core.arrays import find_in_group, to_array
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.linker.blocking_calls import find_blocking_calls, list_blocking_copies
+from etloom.linker.launched_work import LaunchedWork, Numbers, order_by_launch
 from etloom.linker.launches import find_calls
-from etloom.linker.placement import get_ids
 
-_THREAD = (pl.col("pid").fill_null(-1), pl.col("tid").fill_null(-1))
-"""The thread of an event as keys of a join, which would lose nulls."""
 _RUNTIMES = "cuda|hip|cu|musa|mu|mtia|xpu"
-
 _CALL_PATTERNS = {
     "Context Sync": rf"^(?:{_RUNTIMES})DeviceSynchronize|^(?:cu|hip|mu)CtxSynchronize",
     "Stream Sync": rf"^(?:{_RUNTIMES})StreamSynchronize",
@@ -29,30 +32,39 @@ _CALL_PATTERNS = {
     "Stream Wait Event": rf"^(?:{_RUNTIMES})StreamWaitEvent",
 }
 _RECORD_PATTERN = rf"^(?:{_RUNTIMES})EventRecord"
+_CONTEXT, _STREAM, _EVENT, _BETWEEN = range(len(_CALL_PATTERNS))
+_KINDS = (*_CALL_PATTERNS, "Blocking Copy", "Blocking Launch")
+_HOW = ("inferred", "recorded")
+_NONE = np.iinfo(np.int64).min
 
-_COLUMNS = ("event", "on", "kind", "sync", "how")
+
+class Waits(NamedTuple):
+    """Dependencies of one kind, as rows of the table ``events``; see the columns of `sync_dependencies`."""
+
+    event: Numbers
+    on: Numbers
+    sync: Numbers
+    kind: str
+    how: str = "inferred"
 
 
 def add_sync_dependencies(trace: Trace) -> Trace:
     """Return the Trace with the table `sync_dependencies`: which call or stream waited for which GPU activity."""
-    events = trace.events
     work = order_by_launch(trace)
-    if not work.height:
+    if not work.rows.size:
         return trace.replace(sync_dependencies=trace.table("sync_dependencies").clear())
     recorded, explained_calls, vague = _from_sync_events(trace, work)
-    calls = _find_sync_calls(events).join(explained_calls, on="call", how="anti")
-    context, stream, event, between = (calls.filter(pl.col("kind") == kind) for kind in _CALL_PATTERNS)
-    parts = [*recorded, find_blocking_calls(trace, explained_calls)]
-    if context.height:
-        parts.append(_wait_for_all_streams(context, work))
-    if stream.height or event.height:
-        parts.append(_wait_for_completed(pl.concat([stream, event]), work))
-    if between.height:
-        parts.append(_wait_between_streams(trace, between, work))
-    waits = pl.concat([frame.select(_COLUMNS) for frame in parts], how="vertical_relaxed")
-    waits = TABLES["sync_dependencies"].conform(waits.unique().sort("event", "on", "kind", "sync", "how"))
-    unknown = calls.join(waits, left_on="call", right_on="sync", how="anti").height
-    return trace.replace(sync_dependencies=waits).with_stats(
+    calls = _find_sync_calls(trace.events)
+    calls = calls.select(~explained_calls[calls.rows])
+    waits = [*recorded, *(Waits(*part) for part in find_blocking_calls(trace, explained_calls))]
+    for kind, infer in _INFER.items():
+        if (of_kind := calls.select(calls.kinds == kind)).rows.size:
+            waits.append(Waits(*infer(trace, of_kind, work), _KINDS[kind]))
+    is_explained = np.zeros(trace.events.height, np.bool_)
+    for part in waits:
+        is_explained[part.sync] = True
+    unknown = int(np.count_nonzero(~is_explained[calls.rows]))
+    return trace.replace(sync_dependencies=_build_table(trace.events, waits)).with_stats(
         [
             Stat(
                 "link.syncs_without_record",
@@ -70,14 +82,59 @@ def add_sync_dependencies(trace: Trace) -> Trace:
     )
 
 
+def _build_table(events: pl.DataFrame, waits: Sequence[Waits]) -> pl.DataFrame:
+    """Return the rows of `sync_dependencies`, sorted and without repetitions."""
+    ids, kinds = events["id"].to_numpy(), sorted(_KINDS)
+    sizes = [part.on.size for part in waits]
+    columns = [
+        *(ids[np.concatenate([getattr(part, name) for part in waits])] for name in ("event", "on")),
+        np.repeat([kinds.index(part.kind) for part in waits], sizes),
+        ids[np.concatenate([part.sync for part in waits])],
+        np.repeat([_HOW.index(part.how) for part in waits], sizes),
+    ]
+    order = np.lexsort(columns[::-1])
+    columns = [column[order] for column in columns]
+    changes = [column[1:] != column[:-1] for column in columns]
+    rows = np.flatnonzero(np.append(True, np.logical_or.reduce(changes))[: order.size])
+    event, on, kind, sync, how = (column[rows] for column in columns)
+    return TABLES["sync_dependencies"].conform(
+        pl.DataFrame(
+            {
+                "event": event,
+                "on": on,
+                "kind": pl.Series(kinds, dtype=pl.Categorical)[pl.Series(kind, dtype=pl.UInt32)],
+                "sync": sync,
+                "how": pl.Series(_HOW, dtype=pl.Categorical)[pl.Series(how, dtype=pl.UInt32)],
+            }
+        )
+    )
+
+
 def list_waiting_calls(trace: Trace) -> pl.Series:
     """Return the ids of all calls of a kind that blocks for GPU activity, even if it is unknown for which."""
-    calls = _find_sync_calls(trace.events).filter(pl.col("kind") != "Stream Wait Event")["call"]
-    return pl.concat([calls, list_blocking_copies(trace)]).unique()
+    calls = _find_sync_calls(trace.events)
+    ids = trace.events["id"][pl.Series(calls.rows[calls.kinds != _BETWEEN], dtype=pl.UInt32)]
+    return pl.concat([ids, list_blocking_copies(trace)]).unique()
 
 
-def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls that synchronize: call (id), kind, pid, tid, at (start, ns), until (end, ns)."""
+@dataclass(frozen=True)
+class _Calls:
+    """Calls that synchronize, by start: row, index in `_KINDS`, thread, start and end (ns)."""
+
+    rows: Numbers
+    kinds: Numbers
+    pids: Numbers
+    tids: Numbers
+    starts: Numbers
+    ends: Numbers
+
+    def select(self, selected: NDArray[np.bool_] | NDArray[np.intp]) -> _Calls:
+        columns = (self.rows, self.kinds, self.pids, self.tids, self.starts, self.ends)
+        return _Calls(*(column[selected] for column in columns))
+
+
+def _find_sync_calls(events: pl.DataFrame) -> _Calls:
+    """Return the calls that synchronize, in order of their start."""
     runtime = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES))
     names = events["name"][runtime]
     kinds = np.full(runtime.size, -1)
@@ -86,150 +143,154 @@ def _find_sync_calls(events: pl.DataFrame) -> pl.DataFrame:
     ):  # the first that matches counts
         kinds[arrays.match_text(names, pattern)] = number
     is_sync = kinds >= 0
-    calls: pl.DataFrame = events.select("id", *_THREAD, "ts", "dur")[runtime[is_sync]]
-    return calls.select(
-        pl.col("id").alias("call"),
-        pl.Series("kind", list(_CALL_PATTERNS), pl.String)[kinds[is_sync]],
-        "pid",
-        "tid",
-        pl.col("ts").alias("at"),
-        (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
-    ).sort("at")
+    rows = runtime[is_sync]
+    pids, tids, starts, durations = (
+        to_array(events[name], null)[rows] for name, null in (("pid", -1), ("tid", -1), ("ts", 0), ("dur", 0))
+    )
+    calls = _Calls(rows, kinds[is_sync], pids, tids, starts, starts + durations)
+    return calls.select(np.argsort(starts, kind="stable"))
 
 
-def _match_name(events: pl.DataFrame, pattern: str) -> np.ndarray:
-    return arrays.match_text(events["name"], pattern)
+@dataclass(frozen=True)
+class _SyncEvents:
+    """Recorded cuda_sync events, one per row of the table `syncs`."""
+
+    rows: Numbers
+    calls: Numbers
+    """Row of the host call that waited, -1 if it is not recorded."""
+    kinds: pl.Series
+    devices: Numbers
+    waiting: Numbers
+    """The stream of the event itself."""
+    streams: Numbers
+    """The stream waited for, `_NONE` if it is not stated."""
+    starts: Numbers
+    """Start and end (ns) of the host call, else of the event."""
+    ends: Numbers
+    recorded: Numbers
+    """When the CUDA event waited for was recorded, ns; `_NONE` if that call is not in the trace."""
+
+    def find(self, kind: str) -> Numbers:
+        """Return the indices of the events of a kind."""
+        return np.flatnonzero(arrays.is_in(self.kinds, (kind,)))
 
 
-def _from_sync_events(trace: Trace, work: pl.DataFrame) -> tuple[list[pl.DataFrame], pl.DataFrame, int]:
-    """Return the dependencies that recorded cuda_sync events state, and the calls that they explain.
+def _read_sync_events(trace: Trace) -> _SyncEvents | None:
+    """Return the recorded cuda_sync events except queries, which never block; None without any."""
+    events, table = trace.events, trace.syncs
+    is_sync = categories.mask_events(events, ("cuda_sync",))
+    if not is_sync.any():
+        return None
+    rows = arrays.rows_of_ids(events, table["event"])
+    table, rows = table.filter(pl.Series(is_sync[rows] & (rows >= 0))), rows[is_sync[rows] & (rows >= 0)]
+    calls, _ = find_calls(events, rows)
+    is_wait = (calls < 0) | ~arrays.match_text(events["name"], "EventQuery")[calls]
+    table, rows, calls = table.filter(pl.Series(is_wait)), rows[is_wait], calls[is_wait]
+    starts, durations = to_array(events["ts"], 0), to_array(events["dur"], 0)
+    timed = np.where(calls >= 0, calls, rows)
+    own = events.select("device", "pid", "stream", "tid")[pl.Series(rows, dtype=pl.UInt32)]
+    device, pid, stream = own["device"], to_array(own["pid"], 0), own["stream"]
+    # Kineto records the device as pid; without either it is device 0, as of activities.
+    pid = np.where((pid >= 0) & (pid <= np.iinfo(np.int32).max), pid, 0)
+    numbers = to_array(events["correlation"], 0)
+    makers = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES) & (numbers > 0))
+    maker, _ = arrays.find_unique(numbers[makers], to_array(table["record_correlation"], 0))
+    return _SyncEvents(
+        rows,
+        calls,
+        table["kind"],
+        np.where(arrays.is_present(device), to_array(device, 0), pid).astype(np.int64),
+        np.where(arrays.is_present(stream), to_array(stream, 0), to_array(own["tid"], _NONE)),
+        to_array(table["wait_stream"], _NONE),
+        starts[timed],
+        starts[timed] + durations[timed],
+        np.append(starts[makers], _NONE)[maker],
+    )
+
+
+def _from_sync_events(trace: Trace, work: LaunchedWork) -> tuple[list[Waits], NDArray[np.bool_], int]:
+    """Return the dependencies that recorded cuda_sync events state, and a mask of the calls that they explain.
 
     Also returns the number of cuda_sync events that wait for an event recorded outside of the trace.
     """
-    events = trace.events
-    rows = np.flatnonzero(categories.mask_events(events, ("cuda_sync",)))
-    if not rows.size:
-        return [], events.select(pl.col("id").alias("call")).clear(), 0
-    call, _ = find_calls(events, rows)
-    asks = _match_name(events, "EventQuery")  # and never blocks
-    rows, call = rows[(call < 0) | ~asks[call]], call[(call < 0) | ~asks[call]]
-    syncs = _describe_syncs(trace, rows, call)
-    explained_calls = syncs.select("call").drop_nulls().unique()
-    context = _wait_for_all_streams(
-        syncs.filter(pl.col("kind") == "Context Sync"), work, on=["device"], sync="sync", source="recorded"
-    )
-    stream = find_last_before(
-        syncs.filter(pl.col("kind") == "Stream Sync").with_columns(
-            pl.coalesce(pl.when(pl.col("wait_stream") >= 0).then(pl.col("wait_stream")), "waiting").alias(
-                "stream"
-            )
+    is_explained = np.zeros(trace.events.height, np.bool_)
+    if (syncs := _read_sync_events(trace)) is None:
+        return [], is_explained, 0
+    is_explained[syncs.calls[syncs.calls >= 0]] = True
+    blocked = np.where(syncs.calls >= 0, syncs.calls, syncs.rows)
+
+    def find_last(at: Numbers, streams: Numbers, times: Numbers) -> Numbers:
+        return work.find_last_before(syncs.devices[at], streams, times, syncs.ends[at])
+
+    def select(event: Numbers, at: Numbers, last: Numbers, kind: str) -> Waits:
+        ok = last >= 0
+        return Waits(event[at[ok]], work.rows[last[ok]], syncs.rows[at[ok]], kind, "recorded")
+
+    devices, streams = work.list_streams()
+    context, of_stream = _pair_equal(syncs.devices, syncs.find("Context Sync"), devices)
+    stream = syncs.find("Stream Sync")
+    stated = syncs.streams[stream]
+    waits = [
+        select(
+            blocked, context, find_last(context, streams[of_stream], syncs.starts[context]), "Context Sync"
         ),
-        work,
-    )
-    calls = events.select("correlation", "ts").filter(
-        pl.Series(categories.mask_events(events, categories.RUNTIME_CATEGORIES)), pl.col("correlation") > 0
-    )
-    event_syncs = (
-        syncs.filter(pl.col("kind").is_in(["Event Sync", "Stream Wait Event"]))
-        .join(
-            calls.unique("correlation", keep="none").select(
-                pl.col("correlation").alias("record_correlation"), pl.col("ts").alias("noted")
-            ),
-            on="record_correlation",
-            how="left",
-        )
-        .with_columns(pl.col("wait_stream").alias("stream"))
-    )
-    vague = event_syncs.filter(pl.col("noted").is_null() | pl.col("stream").is_null()).height
-    waited = find_last_before(
-        event_syncs.drop_nulls(["noted", "stream"]).drop("at").rename({"noted": "at"}), work
-    )
-    host = waited.filter(pl.col("kind") == "Event Sync")
-    device = find_first_after(
-        waited.filter(pl.col("kind") == "Stream Wait Event")
-        .drop("event", "stream", "at")
-        .join(syncs.select("sync", "at"), on="sync")
-        .rename({"waiting": "stream"}),
-        work,
-    )
-    frames = [
-        context,
-        *(frame.with_columns(pl.lit("recorded").alias("how")) for frame in (stream, host, device)),
+        select(
+            blocked,
+            stream,
+            find_last(stream, np.where(stated >= 0, stated, syncs.waiting[stream]), syncs.starts[stream]),
+            "Stream Sync",
+        ),
     ]
-    return frames, explained_calls, vague
+    is_vague = (syncs.recorded == _NONE) | (syncs.streams == _NONE)
+    host, device = syncs.find("Event Sync"), syncs.find("Stream Wait Event")
+    vague = int(np.count_nonzero(is_vague[host]) + np.count_nonzero(is_vague[device]))
+    host, device = host[~is_vague[host]], device[~is_vague[device]]
+    last = find_last(host, syncs.streams[host], syncs.recorded[host])
+    waits.append(select(blocked, host, last, "Event Sync"))
+    last = find_last(device, syncs.streams[device], syncs.recorded[device])
+    first = work.find_first_after(syncs.devices[device], syncs.waiting[device], syncs.starts[device])
+    held = np.full(syncs.rows.size, -1)
+    held[device] = np.append(work.rows, -1)[first]
+    waits.append(select(held, device, np.where(first >= 0, last, -1), "Stream Wait Event"))
+    return waits, is_explained, vague
 
 
-def _describe_syncs(trace: Trace, rows: np.ndarray, call: np.ndarray) -> pl.DataFrame:
-    """Return a table of cuda_sync events (at row numbers ``rows``): host call, streams and times (ns) of each."""
-    events = trace.events
-    record = trace.syncs.select("event", "kind", "wait_stream", "record_correlation")
-    return (
-        events[rows]
-        .select(
-            pl.col("id").alias("sync"),
-            # Kineto records the device as pid; without either it is device 0, as of activities.
-            pl.col("device")
-            .fill_null(pl.when(pl.col("pid") >= 0).then(pl.col("pid").cast(pl.Int32, strict=False)))
-            .fill_null(0),
-            pl.col("stream").fill_null(pl.col("tid")).alias("waiting"),
-            pl.col("ts").alias("seen"),
-            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("over"),
-            get_ids(events, call).alias("call"),
-        )
-        .join(record.with_columns(pl.col("kind").cast(pl.String)), left_on="sync", right_on="event")
-        .join(
-            events.select(
-                pl.col("id").alias("call"),
-                pl.col("ts").alias("at"),
-                (pl.col("ts") + pl.col("dur").fill_null(0)).alias("until"),
-            ),
-            on="call",
-            how="left",
-        )
-        .with_columns(
-            pl.col("at").fill_null(pl.col("seen")),
-            pl.col("until").fill_null(pl.col("over")),
-            pl.col("call").fill_null(pl.col("sync")).alias("event"),
-        )
-    )
+def _pair_equal(values: Numbers, at: Numbers, ascending: Numbers) -> tuple[Numbers, Numbers]:
+    """Return all pairs of an index in ``at`` and an index in ``ascending`` that have equal values."""
+    low, high = (np.searchsorted(ascending, values[at], side=side) for side in ("left", "right"))
+    counts = high - low
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(at, counts), np.repeat(low, counts) + within
 
 
 def _wait_for_all_streams(
-    syncs: pl.DataFrame,
-    work: pl.DataFrame,
-    *,
-    on: list[str] | None = None,
-    sync: str = "call",
-    source: str = "inferred",
-) -> pl.DataFrame:
-    """Return dependencies of device-wide synchronizations on the last activity launched before on each stream.
-
-    ``on``: ["device"] for the streams of the synchronized device only.
-    """
-    streams = work.select("device", "stream").unique()
-    sync_calls = syncs.drop("device", strict=False) if on is None else syncs
-    every = sync_calls.join(streams, on=on, how="inner") if on else sync_calls.join(streams, how="cross")
-    every = every if "event" in every.columns else every.with_columns(pl.col("call").alias("event"))
-    return find_last_before(every, work).with_columns(pl.col(sync).alias("sync"), pl.lit(source).alias("how"))
+    trace: Trace, calls: _Calls, work: LaunchedWork
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Infer that a device-wide synchronization waits for the last activity launched before on each stream."""
+    devices, streams = work.list_streams()
+    at = np.repeat(np.arange(calls.rows.size), streams.size)
+    devices, streams = (np.tile(column, calls.rows.size) for column in (devices, streams))
+    last = work.find_last_before(devices, streams, calls.starts[at], calls.ends[at])
+    ok = last >= 0
+    return calls.rows[at[ok]], work.rows[last[ok]], calls.rows[at[ok]]
 
 
-def _wait_for_completed(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Return dependencies of stream and event synchronizations on the last activity to end within the call.
+def _wait_for_completed(trace: Trace, calls: _Calls, work: LaunchedWork) -> tuple[Numbers, Numbers, Numbers]:
+    """Infer that a stream or event synchronization waits for the last activity to end within the call.
 
     Only activity that was launched before the call counts.
     """
-    ends = work.sort("end", "ts").select("end", "launched", "known", "on")
-    return (
-        calls.sort("until")
-        .join_asof(ends, left_on="until", right_on="end", check_sortedness=False)
-        .filter((pl.col("end") >= pl.col("at")) & ((pl.col("launched") <= pl.col("at")) | ~pl.col("known")))
-        .with_columns(
-            pl.col("call").alias("event"), pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
-        )
-    )
+    by_end = arrays.sort_rows(work.ends, work.starts)
+    last = np.searchsorted(work.ends[by_end], calls.ends, side="right") - 1
+    last, ok = by_end[last], last >= 0
+    ok &= work.ends[last] >= calls.starts
+    ok &= (work.launched[last] <= calls.starts) | ~work.has_launch[last]
+    return calls.rows[ok], work.rows[last[ok]], calls.rows[ok]
 
 
-def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+def _wait_between_streams(
+    trace: Trace, calls: _Calls, work: LaunchedWork
+) -> tuple[Numbers, Numbers, Numbers]:
     """Infer which GPU activity a stream waited for (StreamWaitEvent) if the tracer did not record the event.
 
     The waiting activity is the next one that the thread launches. The event is the last one that the thread
@@ -238,116 +299,31 @@ def _wait_between_streams(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame)
     """
     events = trace.events
     runtime = categories.mask_events(events, categories.RUNTIME_CATEGORIES)
-    record_calls = np.flatnonzero(arrays.match_text(events["name"], _RECORD_PATTERN, runtime))
-    records = events.select("pid", "tid", noted="ts")[record_calls].with_columns(*_THREAD)
-    launch = rows_of_ids(events, work["launch"])
-    launched = work.select(pl.col("on").alias("event"), "device", "stream", "ts", then="launched")
-    threads = events.select("pid", "tid")[launch[launch >= 0]].with_columns(*_THREAD)
-    launched = launched.filter(pl.Series(launch >= 0)).hstack(threads)
-    thread = ["pid", "tid"]
-    waits = (
-        calls.join_asof(
-            records.sort("noted"), left_on="at", right_on="noted", by=thread, check_sortedness=False
-        )
-        .join_asof(
-            launched, left_on="at", right_on="then", by=thread, strategy="forward", check_sortedness=False
-        )
-        .drop_nulls(["noted", "event"])
-    )
-    streams = nesting.track_codes(
-        pl.concat([frame.select("device", "stream") for frame in (work, waits)]), ("device", "stream")
-    )
-    work_streams, wait_streams = streams[: work.height], streams[work.height :]
-    at = work["launched"].search_sorted(waits["noted"], side="right").to_numpy().astype(np.int64) - 1
-    edges = np.flatnonzero(np.diff(work_streams, prepend=-1))
-    run_start = edges[np.searchsorted(edges, at, side="right") - 1]
-    at = np.where((at >= 0) & (work_streams[at] == wait_streams), run_start - 1, at)
-    last_work = work[np.maximum(at, 0)].select("on", "end")
-    return (
-        waits.with_columns(
-            last_work["on"], last_work["end"], pl.col("call").alias("sync"), pl.lit("inferred").alias("how")
-        )
-        .filter(pl.Series(at >= 0))
-        .filter(pl.col("end") <= pl.col("ts"))
-    )
+    records = np.flatnonzero(arrays.match_text(events["name"], _RECORD_PATTERN, runtime))
+    called = np.flatnonzero(work.calls >= 0)
+    pids, tids, times = (to_array(events[name], null) for name, null in (("pid", -1), ("tid", -1), ("ts", 0)))
+    records = records[np.argsort(times[records], kind="stable")]
+    rows = np.concatenate([calls.rows, records, work.calls[called]])
+    sizes = np.cumsum([calls.rows.size, records.size])
+    caller, recorder, launcher = np.split(number_pairs(pids[rows], tids[rows]), sizes)
+    record = find_in_group(recorder, times[records], caller, calls.starts)
+    next_work = find_in_group(launcher, work.launched[called], caller, calls.starts, after=True)
+    ok = (record >= 0) & (next_work >= 0)
+    rows, noted, waiting = calls.rows[ok], times[records[record[ok]]], called[next_work[ok]]
+
+    streams = number_pairs(work.devices, work.streams)
+    last = np.searchsorted(work.launched, noted, side="right") - 1
+    # The last activity of another stream: that before the run of activities of one stream.
+    edges = np.flatnonzero(np.diff(streams, prepend=-1))
+    run_start = edges[np.searchsorted(edges, last, side="right") - 1]
+    last = np.where((last >= 0) & (streams[last] == streams[waiting]), run_start - 1, last)
+    ok = (last >= 0) & (work.ends[last] <= work.starts[waiting])
+    return work.rows[waiting[ok]], work.rows[last[ok]], rows[ok]
 
 
-def order_by_launch(trace: Trace) -> pl.DataFrame:
-    """Return GPU activity by launch time: on (id), launch, device, stream, ts, end, launched (all ns), known.
-
-    ``known`` is true if the launch is recorded.
-
-    Activity whose launch is not recorded, mostly before the trace began, uses its own start as launch.
-    """
-    events = trace.events
-    launches = trace.launches.select("launch", pl.col("device_event").alias("on"))
-    row = rows_of_ids(events, launches["on"])
-    launches, row = launches.filter(pl.Series(row >= 0)), row[row >= 0]
-    work = events.select("device", "stream", "tid", "ts", "dur")[row]
-    call = rows_of_ids(events, launches["launch"])
-    return (
-        launches.hstack(work)
-        .select(
-            "on",
-            "launch",
-            pl.col("device").fill_null(0),
-            pl.coalesce("stream", "tid", pl.lit(0)).alias("stream"),
-            "ts",
-            (pl.col("ts") + pl.col("dur").fill_null(0)).alias("end"),
-            take_rows(events["ts"], call).alias("launched").fill_null(work["ts"]),
-            pl.col("launch").is_not_null().alias("known"),
-        )
-        .sort("launched", "ts", "end")
-    )
-
-
-def find_last_before(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Add to each synchronization the id of the last activity launched before on its stream (``on``).
-
-    ``syncs``: at, until, device, stream. Rows without such activity are dropped.
-
-    Activity without a recorded launch counts if it ended before the call did.
-    """
-    stream = ["device", "stream"]
-    launched_in_trace, hidden = (
-        work.filter(has_launch) for has_launch in (pl.col("known"), ~pl.col("known"))
-    )
-    matches = syncs.sort("at").join_asof(
-        launched_in_trace.select(*stream, "launched", "on", pl.col("ts").alias("began")),
-        left_on="at",
-        right_on="launched",
-        by=stream,
-        check_sortedness=False,
-    )
-    if hidden.height:
-        matches = matches.sort("until").join_asof(
-            hidden.sort("end").select(
-                *stream, "end", pl.col("on").alias("other"), pl.col("ts").alias("other_began")
-            ),
-            left_on="until",
-            right_on="end",
-            by=stream,
-            check_sortedness=False,
-        )
-        later = pl.col("began").is_null() | (pl.col("other_began") > pl.col("began"))
-        matches = matches.with_columns(pl.when(later).then("other").otherwise("on").alias("on"))
-    return matches.drop_nulls("on")
-
-
-def find_first_after(syncs: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Add to each synchronization the id of the first activity launched after it on its stream (``event``).
-
-    ``syncs``: at, device, stream. Rows without such activity are dropped.
-    """
-    return (
-        syncs.sort("at")
-        .join_asof(
-            work.select("device", "stream", "launched", pl.col("on").alias("event")),
-            left_on="at",
-            right_on="launched",
-            by=["device", "stream"],
-            strategy="forward",
-            check_sortedness=False,
-        )
-        .drop_nulls("event")
-    )
+_INFER = {
+    _CONTEXT: _wait_for_all_streams,
+    _STREAM: _wait_for_completed,
+    _EVENT: _wait_for_completed,
+    _BETWEEN: _wait_between_streams,
+}
