@@ -46,6 +46,14 @@ def match_text(
     return text_codes.match_distinct(column, text_codes.read_codes(column), condition)
 
 
+def list_distinct(column: pl.Series) -> pl.Series:
+    """Return each text of a text column once, without null."""
+    if column.dtype != pl.Categorical:
+        return column.drop_nulls().unique().cast(pl.String)
+    rows, _ = text_codes.find_distinct(text_codes.read_codes(column))
+    return column[pl.Series(rows, dtype=pl.UInt32)].cast(pl.String)
+
+
 def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Series:
     """Apply an expression to a text column, once per distinct text; the result is Categorical."""
     if column.dtype != pl.Categorical:
@@ -137,16 +145,29 @@ def find_unique(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
     return position_by_key[np.clip(wanted, 0, size)], repeated.size
 
 
+def pair_equal(values: np.ndarray, ascending: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of all pairs of equal elements of two arrays, of which the second is sorted."""
+    low, high = (np.searchsorted(ascending, values, side=side) for side in ("left", "right"))
+    counts = high - low
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.arange(values.size), counts), np.repeat(low, counts) + within
+
+
 def find_in_group(
-    groups: np.ndarray, times: np.ndarray, wanted: np.ndarray, at: np.ndarray, *, after: bool = False
+    groups: np.ndarray,
+    times: np.ndarray,
+    query_groups: np.ndarray,
+    query_times: np.ndarray,
+    *,
+    after: bool = False,
 ) -> np.ndarray:
-    """Return the index of the last row of a group that is not after a time, for each wanted group and time.
+    """Return the index of the last row of a group that is not after a time, for each query of a group and a time.
 
     Args:
         groups: The group of each row, a number from 0.
         times: The time of each row, ascending; of equal times the later row is the later one.
-        wanted: The groups to search.
-        at: The time for each of them.
+        query_groups: The group of each query.
+        query_times: The time of each query.
         after: Return the first row that is not before the time instead.
 
     Returns:
@@ -154,14 +175,14 @@ def find_in_group(
     """
     n = groups.size
     if not n:
-        return np.full(wanted.size, -1)
+        return np.full(query_groups.size, -1)
     # A row's key is its group, then its place in time; so that of a time is the number of rows before it.
     by_group = np.argsort(groups, kind="stable")
     keys = groups[by_group] * np.int64(n + 1) + by_group
-    places = np.searchsorted(times, at, side="left" if after else "right")
-    found = np.searchsorted(keys, wanted * np.int64(n + 1) + places) - (0 if after else 1)
-    rows = by_group[np.clip(found, 0, n - 1)]
-    return np.where((found >= 0) & (found < n) & (groups[rows] == wanted), rows, -1)
+    places = np.searchsorted(times, query_times, side="left" if after else "right")
+    index = np.searchsorted(keys, query_groups * np.int64(n + 1) + places) - (0 if after else 1)
+    rows = by_group[np.clip(index, 0, n - 1)]
+    return np.where((index >= 0) & (index < n) & (groups[rows] == query_groups), rows, -1)
 
 
 def sort_rows(keys: np.ndarray, *tie_breakers: np.ndarray) -> np.ndarray:

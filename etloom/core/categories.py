@@ -11,7 +11,6 @@ TensorRT-LLM and MTIA. A kernel is classified by its own identifier, never by it
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Collection
 from functools import cache
 
@@ -19,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from etloom.core import names, text_codes
-from etloom.core.arrays import is_in, take_rows
+from etloom.core.arrays import is_in, match_text, take_rows
 
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 """Categories of operators on the host."""
@@ -112,29 +111,25 @@ COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
 """Matches the names of `is_communication`."""
 
 
-_MASKS: dict[int, tuple[weakref.ref[pl.DataFrame], text_codes.Codes, dict[frozenset[str], np.ndarray]]] = {}
-"""By the id of a table: a reference to it, the codes of its categories, and the masks made so far."""
-
-
 def mask_events(events: pl.DataFrame, categories: Collection[str]) -> np.ndarray:
-    """Return a read-only mask of the events whose category is one of ``categories``.
+    """Return a mask of the events whose category is one of ``categories``, read-only if the column is Categorical."""
+    if events.schema["cat"] == pl.Categorical:
+        return text_codes.mask_values(events, "cat", categories)
+    return is_in(events["cat"], categories)
 
-    A mask is computed once per table, because linker and analyses need the same few masks many times.
+
+def match_names(events: pl.DataFrame, pattern: str, within: np.ndarray | None = None) -> np.ndarray:
+    """Return a mask of the events whose name contains a match of a regular expression, as `arrays.match_text` does.
+
+    Args:
+        events: The events; a name that is null does not match.
+        pattern: The regular expression.
+        within: Mask of the events to look at; the others do not match.
     """
-    column = events["cat"]
-    if column.dtype != pl.Categorical:
-        return is_in(column, categories)
-    key = id(events)
-    entry = _MASKS.get(key)
-    if entry is None or entry[0]() is not events:
-        reference = weakref.ref(events, lambda _: _MASKS.pop(key, None))
-        entry = _MASKS[key] = (reference, text_codes.read_codes(column), {})
-    masks, values = entry[2], frozenset(categories)
-    if (mask := masks.get(values)) is None:
-        mask = text_codes.match_codes(entry[1], tuple(values))
-        mask.flags.writeable = False
-        masks[values] = mask
-    return mask
+    names = events["name"]
+    if names.dtype != pl.Categorical:
+        return match_text(names, pattern, within)
+    return text_codes.match_pattern(names, pattern, within, text_codes.get_codes(events, "name"))
 
 
 def kernel_type(cat: pl.Expr | None = None, name: pl.Expr | None = None) -> pl.Expr:

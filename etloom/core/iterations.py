@@ -17,7 +17,7 @@ from etloom.core import categories
 from etloom.core.arrays import is_in, is_present
 from etloom.core.errors import InvalidValue
 from etloom.core.names import Row, list_names, read_number
-from etloom.core.steps import match_steps, parse_step
+from etloom.core.steps import STEP_PATTERN, parse_step
 
 PHASES = ("prefill", "decode", "mixed", "denoise")
 _PHASE_WORDS = {
@@ -76,7 +76,7 @@ def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.D
         numbers = [_first_number(re.search(step_name, name)) for name in events["name"][rows].cast(pl.String)]
         return _span(events, rows, _number(numbers))
     annotations = categories.mask_events(events, categories.ANNOTATION_CATEGORIES) & _has_duration(events)
-    rows = np.flatnonzero(match_steps(events["name"], annotations))
+    rows = np.flatnonzero(categories.match_names(events, STEP_PATTERN, annotations))
     if rows.size:
         return _span(events, rows, events[rows].select(parse_step()).to_series().to_list())
     rows, iterations = find_iterations(events)
@@ -163,10 +163,10 @@ def _first_number(match: re.Match[str] | None) -> int | None:
 
 
 def _span(events: pl.DataFrame, rows: NDArray[np.int64], numbers: list[int | None]) -> pl.DataFrame:
-    spans = events[rows].select("ts", "pid", end=pl.col("ts") + pl.col("dur"))
-    return spans.with_columns(pl.Series("row", rows), pl.Series("step", numbers, dtype=pl.Int64)).select(
-        pl.col(name).cast(dtype) for name, dtype in STEP_COLUMNS.items()
-    )
+    at = pl.Series(rows, dtype=pl.UInt32)
+    starts, durations, pids = (events[name][at] for name in ("ts", "dur", "pid"))
+    columns = {"row": rows, "step": numbers, "ts": starts, "end": starts + durations, "pid": pids}
+    return pl.DataFrame(columns, STEP_COLUMNS)
 
 
 def parse_iteration(name: str, category: str = "annotation") -> Iteration | None:

@@ -14,8 +14,9 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from etloom._native import nearest, number_pairs, stack_tracks
-from etloom.core import categories
-from etloom.core.arrays import is_in, match_text, to_array
+from etloom.core import categories, text_codes
+from etloom.core.arrays import is_in, is_present, to_array
+from etloom.core.categories import mask_events, match_names
 
 TOLERANCE_NS = 1000
 """A child may end this much after its parent: files with whole microseconds truncate start and duration separately."""
@@ -99,16 +100,17 @@ def nest_events(
         nested_categories: Categories of the events to nest.
         python_ids: Python id of each event (``frames.python_id``), which counts Python functions as they are entered.
     """
-    cats, names = events["cat"], events["name"]
-    hosts = is_in(cats, nested_categories)
-    timed = (events["ts"].is_not_null() & events["dur"].is_not_null()).to_numpy()
-    ranges = match_text(names, categories.BACKEND_RANGE, is_in(cats, categories.ANNOTATION_CATEGORIES))
-    asynchronous = match_text(names, lambda name: name.str.starts_with("gloo:"), ranges)
+    hosts = mask_events(events, nested_categories)
+    timed = is_present(events["ts"]) & is_present(events["dur"])
+    ranges = match_names(
+        events, categories.BACKEND_RANGE, mask_events(events, categories.ANNOTATION_CATEGORIES)
+    )
+    asynchronous = match_names(events, "^gloo:", ranges)
     rows = np.flatnonzero(hosts & timed & ~asynchronous)
     kind = np.zeros(events.height, np.uint8)
-    kind[is_in(cats, categories.OPERATOR_CATEGORIES) | ranges] = _OPERATOR
-    kind[is_in(cats, categories.PYTHON_CATEGORIES)] = _PYTHON
-    kind[is_in(cats, categories.RUNTIME_CATEGORIES)] = _CALL
+    kind[mask_events(events, categories.OPERATOR_CATEGORIES) | ranges] = _OPERATOR
+    kind[mask_events(events, categories.PYTHON_CATEGORIES)] = _PYTHON
+    kind[mask_events(events, categories.RUNTIME_CATEGORIES)] = _CALL
 
     starts, durations = to_array(events["ts"], 0), to_array(events["dur"], 0)
     tracks = track_codes(events)
@@ -119,7 +121,7 @@ def nest_events(
         start,
         end,
         kind[rows],
-        to_array(names.to_physical(), -1)[rows].astype(np.int64),
+        text_codes.get_codes(events, "name")[rows].astype(np.int64),
         TOLERANCE_NS,
     )
     n = events.height
@@ -196,26 +198,25 @@ def _order_by_entry(
         return rows
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     places = rows[tied]
-    sort = _ENTRY_ORDER[kind[places]]
-    numbers = ["external_id", "rf_id", "correlation"]
-    ties = events.select(*numbers, "ts", "dur", "position")[places].with_columns(
-        pl.Series("row", places), pl.Series("track", tracks[places]), pl.Series("sort", sort)
-    )
-    if python_ids is not None:
-        numbers.append("python_id")
-        ties = ties.with_columns(python_ids[places].alias("python_id"))
-    is_call = pl.col("sort") == _ENTRY_ORDER[_CALL]
-    ties = ties.with_columns(
-        *(
-            pl.when((name == "correlation") == is_call, pl.col(name) != 0).then(name).alias(name)
-            for name in numbers
-        )
-    ).with_columns(numbered=pl.any_horizontal(pl.col(numbers).is_not_null()))
-    ties = ties.sort("ts", "track", "sort", *numbers, -pl.col("dur"), "position", nulls_last=True)
-    longest = pl.col("dur").cum_max(reverse=True).over("ts", "track", "sort", "numbered")
-    ties = ties.with_columns(longest=longest, order=pl.int_range(pl.len()))
+    sort, is_call = _ENTRY_ORDER[kind[places]], kind[places] == _CALL
+    columns = [events[name] for name in ("external_id", "rf_id", "correlation")]
+    columns = columns if python_ids is None else [*columns, python_ids]
+    numbers = [to_array(column[pl.Series(places, dtype=pl.UInt32)], 0).astype(np.int64) for column in columns]
+    for place, number in enumerate(numbers):  # null and 0 come last, as the numbers of another kind
+        number[(number == 0) | (is_call != (place == 2))] = _INT64_MAX
+    numbered = np.logical_or.reduce([number != _INT64_MAX for number in numbers])
+    starts, durations = starts[tied], to_array(events["dur"], 0)[places]
+    position = to_array(events["position"], _INT64_MAX)[places]
+    order = np.lexsort((position, -durations, *numbers[::-1], sort, tracks[places], starts))
+    starts, durations, sort = starts[order], durations[order], sort[order]
+    groups = (starts, tracks[places][order], sort, numbered[order])
+    # The longest among an event and those after it in its group: a maximum from the end, of ranks that rise by group.
+    lengths, rank = np.unique(durations, return_inverse=True)
+    group = np.cumsum(np.append(False, np.logical_or.reduce([part[1:] != part[:-1] for part in groups])))
+    offset = (group[-1] - group) * lengths.size
+    longest = lengths[np.maximum.accumulate((rank + offset)[::-1])[::-1] - offset]
     rows = rows.copy()
-    rows[tied] = ties.sort("ts", "track", -pl.col("longest"), "sort", "order")["row"].to_numpy()
+    rows[tied] = places[order[np.lexsort((sort, -longest, groups[1], starts))]]
     return rows
 
 

@@ -94,6 +94,11 @@ class Table:
     def _empty(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.schema)
 
+    @cached_property
+    def _null(self) -> pl.DataFrame:
+        """One row of nulls."""
+        return self._empty.clear(1)
+
     def empty(self) -> pl.DataFrame:
         return self._empty.clone()
 
@@ -109,10 +114,21 @@ class Table:
         unknown = set(frame.columns) - set(self.schema)
         if unknown:
             raise ValueError(f"table {self.name} has no column {sorted(unknown)}")
-        return frame.select(
-            (pl.col(name).cast(dtype) if name in frame.columns else pl.lit(None, dtype=dtype)).alias(name)
-            for name, dtype in self.schema.items()
+        if frame.is_empty():
+            return self.empty()
+        columns = {column.name: column for column in frame.get_columns()}
+        return pl.DataFrame(
+            [
+                self._null[name].new_from_index(0, frame.height)
+                if (column := columns.get(name)) is None
+                else _cast(column, dtype)
+                for name, dtype in self.schema.items()
+            ]
         )
+
+
+def _cast(column: pl.Series, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
+    return column if column.dtype == dtype else column.cast(dtype)
 
 
 def _declare(name: str, meaning: str, *columns: Column) -> Table:

@@ -7,7 +7,8 @@ whose names are the same, share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -37,6 +38,59 @@ def read_codes(column: pl.Series) -> Codes:
     query = _CODES_WITHOUT_NULL if column.null_count() else _CODES
     codes: Codes = column.to_frame("text").select_seq(query).to_series().to_numpy()
     return codes
+
+
+class _TableCodes:
+    """What is derived from the text columns of a table, whose rows do not change, by column."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, Codes] = {}
+        self.masks: dict[tuple[str, frozenset[str]], Mask] = {}
+
+
+_TABLES: dict[int, tuple[weakref.ref[pl.DataFrame], _TableCodes]] = {}
+"""The table and its codes, by its id."""
+
+
+def _find_table(table: pl.DataFrame) -> _TableCodes:
+    entry = _TABLES.get(id(table))
+    if entry is not None and entry[0]() is table:
+        return entry[1]
+    return _add_table(table, _TableCodes())
+
+
+def _add_table(table: pl.DataFrame, codes: _TableCodes) -> _TableCodes:
+    key = id(table)
+    _TABLES[key] = weakref.ref(table, lambda _: _TABLES.pop(key, None)), codes
+    return codes
+
+
+def clone_table(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a clone of a table, which shares the codes and masks of the table."""
+    clone = table.clone()
+    _add_table(clone, _find_table(table))
+    return clone
+
+
+def get_codes(table: pl.DataFrame, column: str) -> Codes:
+    """Return `read_codes` of a Categorical column, read-only; they are read once per table."""
+    by_column = _find_table(table).codes
+    if (codes := by_column.get(column)) is None:
+        codes = by_column[column] = read_codes(table[column])
+        codes.flags.writeable = False
+    return codes
+
+
+def mask_values(table: pl.DataFrame, column: str, values: Collection[str]) -> Mask:
+    """Return a read-only mask of the rows whose text in a Categorical column is one of ``values``.
+
+    A mask is computed once per table, because the same few masks are needed many times.
+    """
+    masks, key = _find_table(table).masks, (column, frozenset(values))
+    if (mask := masks.get(key)) is None:
+        mask = masks[key] = match_codes(get_codes(table, column), tuple(key[1]))
+        mask.flags.writeable = False
+    return mask
 
 
 def _list_distinct(codes: Codes) -> NDArray[np.int64]:
@@ -81,11 +135,11 @@ class CodedColumn:
 
     def match_pattern(self, pattern: str) -> Mask:
         """Return a mask of the rows that contain a match of a regular expression; null does not match."""
-        return self._mark(match_pattern(self._texts, pattern))
+        return self._mark(_tabulate(_contains, pattern).look_up(self._texts, self._distinct).view(np.bool_))
 
     def match_values(self, values: Sequence[str]) -> Mask:
         """Return a mask of the rows whose text is one of ``values``."""
-        return self._mark(match_values(self._texts, values))
+        return self._mark(match_codes(self._distinct, values))
 
     def _mark(self, matches: Mask) -> Mask:
         codes = self._distinct[matches]
@@ -208,15 +262,18 @@ def _contains(text: pl.Expr, pattern: str) -> pl.Expr:
     return text.str.contains(pattern)
 
 
-def match_pattern(column: pl.Series, pattern: str, within: Mask | None = None) -> Mask:
+def match_pattern(
+    column: pl.Series, pattern: str, within: Mask | None = None, codes: Codes | None = None
+) -> Mask:
     """Return a mask of the rows of a Categorical column that contain a match of a regular expression.
 
     Args:
         column: The column; null does not match.
         pattern: The regular expression.
         within: Mask of the rows to look at; the others do not match.
+        codes: The codes of the column, if they are known.
     """
-    codes, table = read_codes(column), _tabulate(_contains, pattern)
+    codes, table = read_codes(column) if codes is None else codes, _tabulate(_contains, pattern)
     if within is None:
         return table.look_up(column, codes).view(np.bool_)
     matches = np.zeros(codes.size, np.bool_)

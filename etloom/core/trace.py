@@ -28,6 +28,7 @@ from etloom.core.schema import SEVERITIES, TABLES, Stat
 from etloom.core.sql import run_query
 from etloom.core.table_attributes import TableAttributes
 from etloom.core.text import count_noun, format_ranks
+from etloom.core.text_codes import clone_table
 
 _Result = TypeVar("_Result")
 Results: TypeAlias = MutableMapping[tuple[Any, ...], Any]
@@ -216,7 +217,7 @@ class Trace(TableAttributes):
         if (loader := self._loaders.get(name)) is not None:
             return loader.read()
         if (frame := self._tables.get(name)) is not None:
-            return frame.clone()
+            return clone_table(frame)
         _check_name(name)
         return TABLES[name].empty()
 

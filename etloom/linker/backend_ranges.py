@@ -18,7 +18,7 @@ def find_backend_ranges(table: pl.DataFrame) -> np.ndarray:
 
     ``table``: nodes or events.
     """
-    return arrays.match_text(table["name"], categories.BACKEND_RANGE)
+    return categories.match_names(table, categories.BACKEND_RANGE)
 
 
 def pair_backend_ranges(

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from etloom.core import arrays, categories, nesting
+from etloom.core import arrays, categories, nesting, text_codes
 from etloom.core.arrays import rows_of_ids
 from etloom.core.trace import Trace
 
@@ -91,7 +91,8 @@ def _collect_submissions(trace: Trace, is_explained: np.ndarray | None = None) -
 
 def _match(texts: pl.Series, *patterns: str) -> list[np.ndarray]:
     """Return one mask per regular expression: the texts that contain a match."""
-    return [arrays.match_text(texts, pattern) for pattern in patterns]
+    codes = text_codes.read_codes(texts)
+    return [text_codes.match_pattern(texts, pattern, codes=codes) for pattern in patterns]
 
 
 class _Submissions:

@@ -53,20 +53,22 @@ class LaunchedWork:
             times: The time for each stream, ns.
             until: The end of the wait, ns: an activity without a recorded launch counts if it ends before.
         """
-        wanted, groups = self._number_streams(devices, streams)
-        known, hidden = np.flatnonzero(self.has_launch), np.flatnonzero(~self.has_launch)
-        last = select_values(known, find_in_group(groups[known], self.launched[known], wanted, times))
+        numbers, groups = self._number_streams(devices, streams)
+        launched, hidden = np.flatnonzero(self.has_launch), np.flatnonzero(~self.has_launch)
+        last = select_values(
+            launched, find_in_group(groups[launched], self.launched[launched], numbers, times)
+        )
         if hidden.size:
             hidden = hidden[np.argsort(self.ends[hidden], kind="stable")]
-            other = select_values(hidden, find_in_group(groups[hidden], self.ends[hidden], wanted, until))
+            other = select_values(hidden, find_in_group(groups[hidden], self.ends[hidden], numbers, until))
             is_later = (other >= 0) & ((last < 0) | (self.starts[other] > self.starts[last]))
             last = np.where(is_later, other, last)
         return last
 
     def find_first_after(self, devices: Numbers, streams: Numbers, times: Numbers) -> Numbers:
         """Return the index of the first activity launched on each stream at or after a time (ns), -1 for none."""
-        wanted, groups = self._number_streams(devices, streams)
-        return find_in_group(groups, self.launched, wanted, times, after=True)
+        numbers, groups = self._number_streams(devices, streams)
+        return find_in_group(groups, self.launched, numbers, times, after=True)
 
     def _number_streams(
         self, devices: Numbers, streams: Numbers

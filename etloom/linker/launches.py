@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from etloom._native import number_pairs
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.nesting import find_innermost
@@ -202,16 +203,15 @@ def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     events whose correlation a call has are of the process of such a call. Other recorders (MTIA, HPU) give device
     events a pid that merely some host events share.
     """
-    ids = events.select("correlation", pid=pl.col("pid").fill_null(0))
-    calls = ids.filter(
-        pl.Series(categories.mask_events(events, categories.HOST_CATEGORIES)) & (pl.col("correlation") > 0)
-    )
-    launching, device = calls["pid"].unique(), ids[work]
-    if len(launching) >= 2 and device["pid"].is_in(launching.implode()).all():
-        same_number = device.join(calls, on="correlation", how="semi")
-        same_process = same_number.join(calls, on=["correlation", "pid"], how="semi")
-        if 2 * same_process.height >= same_number.height:
-            return ids["pid"].rank("dense").cast(pl.Int64).to_numpy()
+    pids, numbers = (arrays.to_array(events[name], 0) for name in ("pid", "correlation"))
+    calls = np.flatnonzero(categories.mask_events(events, categories.HOST_CATEGORIES) & (numbers > 0))
+    launching = np.unique(pids[calls])
+    if launching.size >= 2 and np.isin(pids[work], launching).all():
+        same_number = work[np.isin(numbers[work], numbers[calls])]
+        pairs = number_pairs(pids[(rows := np.append(same_number, calls))], numbers[rows])
+        same_process = np.isin(pairs[: same_number.size], pairs[same_number.size :])
+        if 2 * np.count_nonzero(same_process) >= same_number.size:
+            return np.unique(pids, return_inverse=True)[1]
     return np.zeros(events.height, np.int64)
 
 
@@ -345,9 +345,10 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
 
 def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.ndarray) -> None:
     """Assign steps, in place, to events of devices (TPU) that record step annotations but no launches."""
-    annotations = np.flatnonzero(
-        categories.mask_events(events, (*categories.ANNOTATION_CATEGORIES, "gpu_user_annotation"))
-    )
+    is_annotation = categories.mask_events(events, (*categories.ANNOTATION_CATEGORIES, "gpu_user_annotation"))
+    annotations = np.flatnonzero(categories.match_names(events, NUMBERED_STEP_PATTERN, is_annotation))
+    if not annotations.size:
+        return
     number = pl.col("name").cast(pl.String).str.extract(NUMBERED_STEP_PATTERN).cast(pl.Int64, strict=False)
     steps = (
         events.select("device", "name", "ts", "dur")[annotations]

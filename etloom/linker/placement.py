@@ -59,6 +59,8 @@ def _get_python_ids(trace: Trace) -> pl.Series | None:
 
 def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
     """Return an error for stats if several processes annotate the same step number: results by step merge them."""
+    if steps["pid"].n_unique() < 2:
+        return []
     marks = steps.group_by("step").agg(pl.col("pid").n_unique()).drop_nulls()
     shared = marks.filter(pl.col("pid") > 1).sort("step")
     if not shared.height:

@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom._native import number_pairs
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, text_codes
 from etloom.core.arrays import find_in_group, to_array
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
@@ -34,7 +34,7 @@ _CALL_PATTERNS = {
 _RECORD_PATTERN = rf"^(?:{_RUNTIMES})EventRecord"
 _CONTEXT, _STREAM, _EVENT, _BETWEEN = range(len(_CALL_PATTERNS))
 _KINDS = (*_CALL_PATTERNS, "Blocking Copy", "Blocking Launch")
-_HOW = ("inferred", "recorded")
+_SOURCES = ("inferred", "recorded")
 _NONE = np.iinfo(np.int64).min
 
 
@@ -45,21 +45,20 @@ class Waits(NamedTuple):
     on: Numbers
     sync: Numbers
     kind: str
-    how: str = "inferred"
+    source: str = "inferred"
 
 
 def add_sync_dependencies(trace: Trace) -> Trace:
     """Return the Trace with the table `sync_dependencies`: which call or stream waited for which GPU activity."""
-    work = order_by_launch(trace)
-    if not work.rows.size:
+    if not trace.rows("launches") or not (work := order_by_launch(trace)).rows.size:
         return trace.replace(sync_dependencies=trace.table("sync_dependencies").clear())
     recorded, explained_calls, vague = _from_sync_events(trace, work)
     calls = _find_sync_calls(trace.events)
     calls = calls.select(~explained_calls[calls.rows])
     waits = [*recorded, *(Waits(*part) for part in find_blocking_calls(trace, explained_calls))]
     for kind, infer in _INFER.items():
-        if (of_kind := calls.select(calls.kinds == kind)).rows.size:
-            waits.append(Waits(*infer(trace, of_kind, work), _KINDS[kind]))
+        if (selected_calls := calls.select(calls.kinds == kind)).rows.size:
+            waits.append(Waits(*infer(trace, selected_calls, work), _KINDS[kind]))
     is_explained = np.zeros(trace.events.height, np.bool_)
     for part in waits:
         is_explained[part.sync] = True
@@ -90,13 +89,13 @@ def _build_table(events: pl.DataFrame, waits: Sequence[Waits]) -> pl.DataFrame:
         *(ids[np.concatenate([getattr(part, name) for part in waits])] for name in ("event", "on")),
         np.repeat([kinds.index(part.kind) for part in waits], sizes),
         ids[np.concatenate([part.sync for part in waits])],
-        np.repeat([_HOW.index(part.how) for part in waits], sizes),
+        np.repeat([_SOURCES.index(part.source) for part in waits], sizes),
     ]
     order = np.lexsort(columns[::-1])
     columns = [column[order] for column in columns]
     changes = [column[1:] != column[:-1] for column in columns]
     rows = np.flatnonzero(np.append(True, np.logical_or.reduce(changes))[: order.size])
-    event, on, kind, sync, how = (column[rows] for column in columns)
+    event, on, kind, sync, source = (column[rows] for column in columns)
     return TABLES["sync_dependencies"].conform(
         pl.DataFrame(
             {
@@ -104,7 +103,7 @@ def _build_table(events: pl.DataFrame, waits: Sequence[Waits]) -> pl.DataFrame:
                 "on": on,
                 "kind": pl.Series(kinds, dtype=pl.Categorical)[pl.Series(kind, dtype=pl.UInt32)],
                 "sync": sync,
-                "how": pl.Series(_HOW, dtype=pl.Categorical)[pl.Series(how, dtype=pl.UInt32)],
+                "how": pl.Series(_SOURCES, dtype=pl.Categorical)[pl.Series(source, dtype=pl.UInt32)],
             }
         )
     )
@@ -137,11 +136,12 @@ def _find_sync_calls(events: pl.DataFrame) -> _Calls:
     """Return the calls that synchronize, in order of their start."""
     runtime = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES))
     names = events["name"][runtime]
+    codes = text_codes.get_codes(events, "name")[runtime]
     kinds = np.full(runtime.size, -1)
     for number, pattern in reversed(
         list(enumerate(_CALL_PATTERNS.values()))
     ):  # the first that matches counts
-        kinds[arrays.match_text(names, pattern)] = number
+        kinds[text_codes.match_pattern(names, pattern, codes=codes)] = number
     is_sync = kinds >= 0
     rows = runtime[is_sync]
     pids, tids, starts, durations = (
@@ -184,12 +184,12 @@ def _read_sync_events(trace: Trace) -> _SyncEvents | None:
     rows = arrays.rows_of_ids(events, table["event"])
     table, rows = table.filter(pl.Series(is_sync[rows] & (rows >= 0))), rows[is_sync[rows] & (rows >= 0)]
     calls, _ = find_calls(events, rows)
-    is_wait = (calls < 0) | ~arrays.match_text(events["name"], "EventQuery")[calls]
+    is_wait = (calls < 0) | ~categories.match_names(events, "EventQuery")[calls]
     table, rows, calls = table.filter(pl.Series(is_wait)), rows[is_wait], calls[is_wait]
     starts, durations = to_array(events["ts"], 0), to_array(events["dur"], 0)
     timed = np.where(calls >= 0, calls, rows)
-    own = events.select("device", "pid", "stream", "tid")[pl.Series(rows, dtype=pl.UInt32)]
-    device, pid, stream = own["device"], to_array(own["pid"], 0), own["stream"]
+    tracks = events.select("device", "pid", "stream", "tid")[pl.Series(rows, dtype=pl.UInt32)]
+    device, pid, stream = tracks["device"], to_array(tracks["pid"], 0), tracks["stream"]
     # Kineto records the device as pid; without either it is device 0, as of activities.
     pid = np.where((pid >= 0) & (pid <= np.iinfo(np.int32).max), pid, 0)
     numbers = to_array(events["correlation"], 0)
@@ -200,7 +200,7 @@ def _read_sync_events(trace: Trace) -> _SyncEvents | None:
         calls,
         table["kind"],
         np.where(arrays.is_present(device), to_array(device, 0), pid).astype(np.int64),
-        np.where(arrays.is_present(stream), to_array(stream, 0), to_array(own["tid"], _NONE)),
+        np.where(arrays.is_present(stream), to_array(stream, 0), to_array(tracks["tid"], _NONE)),
         to_array(table["wait_stream"], _NONE),
         starts[timed],
         starts[timed] + durations[timed],
@@ -227,12 +227,17 @@ def _from_sync_events(trace: Trace, work: LaunchedWork) -> tuple[list[Waits], ND
         return Waits(event[at[ok]], work.rows[last[ok]], syncs.rows[at[ok]], kind, "recorded")
 
     devices, streams = work.list_streams()
-    context, of_stream = _pair_equal(syncs.devices, syncs.find("Context Sync"), devices)
+    context = syncs.find("Context Sync")
+    indices, stream_indices = arrays.pair_equal(syncs.devices[context], devices)
+    context = context[indices]
     stream = syncs.find("Stream Sync")
     stated = syncs.streams[stream]
     waits = [
         select(
-            blocked, context, find_last(context, streams[of_stream], syncs.starts[context]), "Context Sync"
+            blocked,
+            context,
+            find_last(context, streams[stream_indices], syncs.starts[context]),
+            "Context Sync",
         ),
         select(
             blocked,
@@ -249,18 +254,10 @@ def _from_sync_events(trace: Trace, work: LaunchedWork) -> tuple[list[Waits], ND
     waits.append(select(blocked, host, last, "Event Sync"))
     last = find_last(device, syncs.streams[device], syncs.recorded[device])
     first = work.find_first_after(syncs.devices[device], syncs.waiting[device], syncs.starts[device])
-    held = np.full(syncs.rows.size, -1)
-    held[device] = np.append(work.rows, -1)[first]
-    waits.append(select(held, device, np.where(first >= 0, last, -1), "Stream Wait Event"))
+    delayed = np.full(syncs.rows.size, -1)
+    delayed[device] = np.append(work.rows, -1)[first]
+    waits.append(select(delayed, device, np.where(first >= 0, last, -1), "Stream Wait Event"))
     return waits, is_explained, vague
-
-
-def _pair_equal(values: Numbers, at: Numbers, ascending: Numbers) -> tuple[Numbers, Numbers]:
-    """Return all pairs of an index in ``at`` and an index in ``ascending`` that have equal values."""
-    low, high = (np.searchsorted(ascending, values[at], side=side) for side in ("left", "right"))
-    counts = high - low
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(at, counts), np.repeat(low, counts) + within
 
 
 def _wait_for_all_streams(
@@ -299,7 +296,7 @@ def _wait_between_streams(
     """
     events = trace.events
     runtime = categories.mask_events(events, categories.RUNTIME_CATEGORIES)
-    records = np.flatnonzero(arrays.match_text(events["name"], _RECORD_PATTERN, runtime))
+    records = np.flatnonzero(categories.match_names(events, _RECORD_PATTERN, runtime))
     called = np.flatnonzero(work.calls >= 0)
     pids, tids, times = (to_array(events[name], null) for name, null in (("pid", -1), ("tid", -1), ("ts", 0)))
     records = records[np.argsort(times[records], kind="stable")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from etloom._native import number_pairs
 from etloom.core import arrays, categories, nesting
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
@@ -54,31 +55,41 @@ def match_forward_operators(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarra
     if not backward.any():
         none = np.zeros(0, np.int64)
         return none, none, 0
-    rows = np.flatnonzero(numbered)
-    table = events.select("seq_id", "fwd_tid", "ts", "depth", "pid", "tid")[rows]
-    table = table.with_columns(track=pl.Series(nesting.track_codes(table)))
-    is_backward = pl.Series(backward[rows])
-    ours = table.with_columns(backward=pl.Series(rows)).filter(is_backward)
-    theirs = table.drop("fwd_tid").with_columns(forward=pl.Series(rows)).filter(~is_backward)
-    threads = (
-        ours.select("fwd_tid", "seq_id")
-        .unique()
-        .join(theirs.select("seq_id", "track").unique(), on="seq_id")
-        .group_by("fwd_tid", "track")
-        .len()
-        .sort("len", "track", descending=[True, False])
-        .unique("fwd_tid", keep="first", maintain_order=True)
-        .drop("len")
-    )
-    joined = (
-        ours.drop("track", "depth")
-        .join(threads, on="fwd_tid", how="left")
-        .sort("ts")
-        .join_asof(theirs.sort("ts", "depth"), on="ts", by=["track", "seq_id"], check_sortedness=False)
-        .drop_nulls("forward")
-        .sort("backward")
-    )
-    return joined["backward"].to_numpy(), joined["forward"].to_numpy(), int(backward.sum()) - joined.height
+    ours, theirs = np.flatnonzero(backward), np.flatnonzero(numbered & ~backward)
+    times, depths = arrays.to_array(events["ts"], 0), arrays.to_array(events["depth"], -1)
+    numbers, threads = arrays.to_array(events["seq_id"], -1), arrays.to_array(events["fwd_tid"], 0)
+    theirs = theirs[arrays.sort_rows(times[theirs], depths[theirs])]
+    tracks = nesting.track_codes(events.select("pid", "tid"))
+    track = _find_forward_tracks(threads[ours], numbers[ours], tracks[theirs], numbers[theirs])
+    both = number_pairs(np.append(tracks[theirs], track), np.append(numbers[theirs], numbers[ours]))
+    last = arrays.find_in_group(both[: theirs.size], times[theirs], both[theirs.size :], times[ours])
+    matched = last >= 0
+    return ours[matched], theirs[last[matched]], int(np.count_nonzero(~matched))
+
+
+def _find_forward_tracks(
+    threads: np.ndarray, numbers: np.ndarray, tracks: np.ndarray, track_numbers: np.ndarray
+) -> np.ndarray:
+    """Return the track that has most sequence numbers of each backward operator's forward thread, -1 for none.
+
+    Args:
+        threads: PyTorch's number of the forward thread of each backward operator.
+        numbers: The sequence number of each backward operator.
+        tracks: The track of each forward operator.
+        track_numbers: The sequence number of each forward operator.
+    """
+    needed = np.unique(number_pairs(numbers, threads), return_index=True)[1]
+    offered = np.unique(number_pairs(track_numbers, tracks), return_index=True)[1]
+    backward, forward = arrays.pair_equal(numbers[needed], track_numbers[offered])
+    thread, track = threads[needed[backward]], tracks[offered[forward]]
+    _, firsts, counts = np.unique(number_pairs(thread, track), return_index=True, return_counts=True)
+    thread, track = thread[firsts], track[firsts]
+    best = np.lexsort((track, -counts, thread))
+    distinct, first = np.unique(thread[best], return_index=True)
+    place = np.minimum(np.searchsorted(distinct, threads), max(distinct.size - 1, 0))
+    if not distinct.size:
+        return np.full(threads.size, -1)
+    return np.where(distinct[place] == threads, track[best][first][place], -1)
 
 
 def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +56,52 @@ def test_values_of_absent_rows_are_absent(values, data):
     selected = arrays.select_values(np.array(values, np.int32), np.array(rows, np.int64), -7)
     assert selected.tolist() == [values[row] if row >= 0 else -7 for row in rows]
     assert selected.dtype == np.int32
+
+
+INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
+CHUNKS = st.lists(st.lists(st.one_of(st.none(), st.integers(0, 127)), max_size=20), min_size=1, max_size=3)
+
+
+@given(CHUNKS, st.sampled_from(INTEGERS), st.integers(0, 17))
+def test_null_is_replaced_in_columns_of_several_chunks(chunks, dtype, start):
+    column = pl.concat([pl.Series("n", values, dtype=dtype) for values in chunks], rechunk=False)[start:]
+    values = [value for chunk in chunks for value in chunk][start:]
+    assert arrays.to_array(column, -7).tolist() == [-7 if value is None else value for value in values]
+    assert arrays.is_present(column).tolist() == [value is not None for value in values]
+    as_text = column.cast(pl.String)
+    assert arrays.is_present(as_text).tolist() == [value is not None for value in values]
+    assert arrays.is_present(as_text.cast(pl.Categorical)).tolist() == [value is not None for value in values]
+
+
+def test_the_extremes_of_a_type_remain():
+    for dtype, extremes in ((pl.Int64, (-(2**63), 2**63 - 1)), (pl.UInt32, (0, 2**32 - 1))):
+        column = pl.Series([*extremes, None], dtype=dtype)
+        assert arrays.to_array(column, -1).tolist() == [*extremes, -1]
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9)), max_size=12)
+
+
+@given(ROWS, ROWS)
+def test_the_last_row_of_a_group_before_a_time(rows, queries):
+    rows = sorted(rows, key=lambda row: row[1])
+    groups, times = np.array(rows, np.int64).reshape(-1, 2).T
+    query_groups, query_times = np.array(queries, np.int64).reshape(-1, 2).T
+    last = [
+        max((i for i, (group, time) in enumerate(rows) if group == wanted and time <= at), default=-1)
+        for wanted, at in queries
+    ]
+    first = [
+        min((i for i, (group, time) in enumerate(rows) if group == wanted and time >= at), default=-1)
+        for wanted, at in queries
+    ]
+    assert arrays.find_in_group(groups, times, query_groups, query_times).tolist() == last
+    assert arrays.find_in_group(groups, times, query_groups, query_times, after=True).tolist() == first
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
+def test_all_pairs_of_equal_elements(values, ascending):
+    ascending.sort()
+    left, right = arrays.pair_equal(np.array(values, np.int64), np.array(ascending, np.int64))
+    expected = [(i, j) for i, a in enumerate(values) for j, b in enumerate(ascending) if a == b]
+    assert list(zip(left.tolist(), right.tolist(), strict=True)) == expected

@@ -197,8 +197,8 @@ def test_operators_that_one_side_lacks_cost_only_themselves(seed: int) -> None:
     links = facts(link(host, Trace({"events": kept})))["links"]
     assert isinstance(links, set)
     able = {pair for pair in pairs if pair[1] not in lost}
-    # Where a lost operator stood beside one of its name, which of the two was lost cannot be known.
-    assert len(links & able) >= len(able) - 4 * len(lost)
+    # Which operator of a run of one name was lost cannot be known, so a lost one may shift the pairs of its run.
+    assert len(links & able) >= len(able) - 4 * len(lost) - 4
     assert len(links) >= 0.9 * len(able)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from etloom.core.arrays import rows_of_ids
+from etloom.core.arrays import list_distinct, rows_of_ids
 from etloom.core.categories import HOST_CATEGORIES, NCCL_COLLECTIVE, mask_events
 from etloom.core.schema import FLOAT_LIMIT, INTEGER_LIMIT, SIZE_LIMIT, TABLES, Column, Form, Stat
 from etloom.core.trace import Trace
@@ -185,14 +185,15 @@ def _check_range(label: str, series: pl.Series, column: Column, stats: list[Stat
 
 
 def _has_nan(series: pl.Series) -> bool:
-    return series.dtype.is_float() and bool(series.is_nan().any())
+    # A sum is not a number if one of its parts is not; other parts may have that sum, too.
+    return series.dtype.is_float() and math.isnan(series.sum()) and bool(series.is_nan().any())
 
 
 def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) -> pl.Series:
     """Replace texts of a JSON column that do not have the declared form by null, and lone surrogates by U+FFFD."""
     if series.null_count() == len(series):
         return series
-    unusual = _find_unusual_texts(series.unique().drop_nulls().cast(pl.String), _USUAL[form])
+    unusual = _find_unusual_texts(list_distinct(series), _USUAL[form])
     repaired = {text: fixed for text in unusual if (fixed := _repair_text(text)) != text}
     if (is_valid := _FORMS.get(form)) is not None:
         invalid = [text for text in unusual if not is_valid(_parse(text))]

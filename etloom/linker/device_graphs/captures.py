@@ -147,7 +147,7 @@ def split_captured_events(trace: Trace) -> tuple[Trace, CapturedEvents | None]:
 
 def _find_windows(events: pl.DataFrame, runtime: NDArray[np.bool_]) -> list[tuple[int, int, int]]:
     """Return (row of the begin call, begin time, end time) of each graph capture, times in ns."""
-    marks = np.flatnonzero(runtime & match_text(events["name"], f"{_BEGIN}|{_END}"))
+    marks = np.flatnonzero(runtime & categories.match_names(events, f"{_BEGIN}|{_END}"))
     windows = []
     open_by_thread: dict[tuple[int, int], tuple[int, int]] = {}
     columns = events[marks].select("name", "pid", "tid", "ts")

@@ -67,7 +67,7 @@ def list_replays(trace: Trace) -> Replays | None:
     """Return the graph replays of a trace with the table `launches`; None if there are none."""
     events, launches = trace.events, trace.launches
     call = rows_of_ids(events, launches["launch"])
-    is_graph = match_text(events["name"], categories.GRAPH_LAUNCH)
+    is_graph = categories.match_names(events, categories.GRAPH_LAUNCH)
     pairs = np.flatnonzero((call >= 0) & is_graph[call])
     if not pairs.size:
         return None
