@@ -8,6 +8,7 @@ void bind_arrow_columns(nanobind::module_& module);
 void bind_codes(nanobind::module_& module);
 void bind_contraction(nanobind::module_& module);
 void bind_graph(nanobind::module_& module);
+void bind_intervals(nanobind::module_& module);
 void bind_order(nanobind::module_& module);
 void bind_quality(nanobind::module_& module);
 void bind_row_texts(nanobind::module_& module);

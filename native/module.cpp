@@ -9,6 +9,7 @@ NB_MODULE(_native, module) {
     bind_codes(module);
     bind_contraction(module);
     bind_graph(module);
+    bind_intervals(module);
     bind_nesting(module);
     bind_observer(module);
     bind_order(module);

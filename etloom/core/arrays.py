@@ -51,7 +51,7 @@ def list_distinct(column: pl.Series) -> pl.Series:
     if column.dtype != pl.Categorical:
         return column.drop_nulls().unique().cast(pl.String)
     rows, _ = text_codes.find_distinct(text_codes.read_codes(column))
-    return column[pl.Series(rows, dtype=pl.UInt32)].cast(pl.String)
+    return column[pl.Series(rows.astype(np.uint32))].cast(pl.String)
 
 
 def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Series:

@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-Ticks = NDArray[np.int64]
+from etloom import _native
 
-_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-_LONG_AGO = _FIRST // 2
-"""Earlier than any time, but not by more than 64 bits hold."""
+Ticks = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +32,8 @@ class Intervals:
     @classmethod
     def of(cls, starts: ArrayLike, ends: ArrayLike) -> Intervals:
         """Return the union of intervals, which may overlap and be in any order; those with end <= start are ignored."""
-        begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
-        empty = end <= begin
-        if empty.any():
-            begin, end = begin[~empty], end[~empty]
-        if not begin.size:
-            return EMPTY
-        if (begin[1:] < begin[:-1]).any():
-            order = np.argsort(begin, kind="stable")
-            begin, end = begin[order], end[order]
-        reach = np.maximum.accumulate(end)
-        fresh = np.flatnonzero(begin[1:] > reach[:-1]) + 1
-        return cls(begin[np.concatenate(([0], fresh))], reach[np.concatenate((fresh - 1, [-1]))])
+        merged = _native.merge_intervals(_to_ticks(starts), _to_ticks(ends))
+        return cls(*merged) if merged[0].size else EMPTY
 
     @property
     def total(self) -> int:
@@ -69,22 +58,15 @@ class Intervals:
         return union((self, other))
 
     def __and__(self, other: Intervals) -> Intervals:
-        """Return the intersection of two sets.
-
-        Its intervals begin where an interval of one set begins inside the other set.
-        """
+        """Return the intersection of two sets."""
         if not self or not other:
             return EMPTY
-        # Where both begin (or end) at one tick, it counts once: as self's.
-        starts = _merge_sorted(
-            self.starts[other._at(self.starts, start=True)],
-            other.starts[self._at(other.starts)],
-        )
-        ends = _merge_sorted(self.ends[other._at(self.ends, end=True)], other.ends[self._at(other.ends)])
-        return Intervals(starts, ends)
+        return Intervals(*_native.intersect_intervals(self.starts, self.ends, other.starts, other.ends))
 
     def __sub__(self, other: Intervals) -> Intervals:
-        return self & other.gaps(_FIRST, _LAST) if other else self
+        if not self or not other:
+            return self
+        return Intervals(*_native.subtract_intervals(self.starts, self.ends, other.starts, other.ends))
 
     def gaps(self, start: int | None = None, end: int | None = None) -> Intervals:
         """Return the times in [start, end) that are not in the set; default: from the start of the set to its end."""
@@ -109,34 +91,11 @@ class Intervals:
 
     def covered(self, starts: ArrayLike, ends: ArrayLike) -> Ticks:
         """Return for each interval [start, end) how much of it the set covers, in ns; 0 if end <= start."""
-        low, high = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
-        inside: Ticks = np.maximum(self.before(high) - self.before(low), 0)
-        return inside
+        return _native.covered(self.starts, self.ends, _to_ticks(starts), _to_ticks(ends))
 
     def before(self, ticks: Ticks) -> Ticks:
         """Return for each time the total duration of the set's intervals before that time, in ns."""
-        if not self:
-            return np.zeros(ticks.shape, dtype=np.int64)
-        # The intervals that begin by then, less what the last of them lasts beyond it.
-        until = np.concatenate(([0], np.cumsum(self.ends - self.starts)))
-        ends = np.concatenate(([_LONG_AGO], self.ends))
-        if len(ticks) > len(self) and (ticks[1:] >= ticks[:-1]).all():
-            # Sorted ticks: those between two starts are a slice.
-            count = np.diff(np.searchsorted(ticks, self.starts), prepend=0, append=len(ticks))
-            until, ends = np.repeat(until, count), np.repeat(ends, count)
-        else:
-            begun = np.searchsorted(self.starts, ticks, side="right")
-            until, ends = until[begun], ends[begun]
-        # In place: memory that is touched for the first time takes longer than the arithmetic.
-        ends -= ticks
-        until -= np.maximum(ends, 0, out=ends)
-        return until
-
-    def _at(self, ticks: Ticks, *, start: bool = False, end: bool = False) -> NDArray[np.bool_]:
-        """Return a mask of the times inside an interval; ``start`` and ``end`` include times at its start or end."""
-        last = np.searchsorted(self.starts, ticks, side="right" if start else "left") - 1
-        finish = self.ends[last]
-        return (last >= 0) & ((ticks <= finish) if end else (ticks < finish))
+        return _native.covered_before(self.starts, self.ends, ticks)
 
 
 EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -152,6 +111,8 @@ def union(sets: Iterable[Intervals]) -> Intervals:
     )
 
 
-def _merge_sorted(a: Ticks, b: Ticks) -> Ticks:
-    """Merge two ascending arrays into one; numpy's stable sort takes linear time for two sorted parts."""
-    return np.sort(np.concatenate((a, b)), kind="stable")
+def _to_ticks(times: ArrayLike) -> Ticks:
+    if isinstance(times, pl.Series) and times.dtype == pl.Int64 and not times.null_count():
+        ticks: Ticks = times.to_numpy()  # faster than numpy asks for it
+        return ticks
+    return np.asarray(times, dtype=np.int64)

@@ -163,7 +163,7 @@ def _first_number(match: re.Match[str] | None) -> int | None:
 
 
 def _span(events: pl.DataFrame, rows: NDArray[np.int64], numbers: list[int | None]) -> pl.DataFrame:
-    at = pl.Series(rows, dtype=pl.UInt32)
+    at = pl.Series(rows.astype(np.uint32))
     starts, durations, pids = (events[name][at] for name in ("ts", "dur", "pid"))
     columns = {"row": rows, "step": numbers, "ts": starts, "end": starts + durations, "pid": pids}
     return pl.DataFrame(columns, STEP_COLUMNS)

@@ -201,7 +201,9 @@ def _order_by_entry(
     sort, is_call = _ENTRY_ORDER[kind[places]], kind[places] == _CALL
     columns = [events[name] for name in ("external_id", "rf_id", "correlation")]
     columns = columns if python_ids is None else [*columns, python_ids]
-    numbers = [to_array(column[pl.Series(places, dtype=pl.UInt32)], 0).astype(np.int64) for column in columns]
+    numbers = [
+        to_array(column[pl.Series(places.astype(np.uint32))], 0).astype(np.int64) for column in columns
+    ]
     for place, number in enumerate(numbers):  # null and 0 come last, as the numbers of another kind
         number[(number == 0) | (is_call != (place == 2))] = _INT64_MAX
     numbered = np.logical_or.reduce([number != _INT64_MAX for number in numbers])

@@ -101,9 +101,9 @@ def _build_table(events: pl.DataFrame, waits: Sequence[Waits]) -> pl.DataFrame:
             {
                 "event": event,
                 "on": on,
-                "kind": pl.Series(kinds, dtype=pl.Categorical)[pl.Series(kind, dtype=pl.UInt32)],
+                "kind": pl.Series(kinds, dtype=pl.Categorical)[pl.Series(kind.astype(np.uint32))],
                 "sync": sync,
-                "how": pl.Series(_SOURCES, dtype=pl.Categorical)[pl.Series(source, dtype=pl.UInt32)],
+                "how": pl.Series(_SOURCES, dtype=pl.Categorical)[pl.Series(source.astype(np.uint32))],
             }
         )
     )
@@ -112,7 +112,7 @@ def _build_table(events: pl.DataFrame, waits: Sequence[Waits]) -> pl.DataFrame:
 def list_waiting_calls(trace: Trace) -> pl.Series:
     """Return the ids of all calls of a kind that blocks for GPU activity, even if it is unknown for which."""
     calls = _find_sync_calls(trace.events)
-    ids = trace.events["id"][pl.Series(calls.rows[calls.kinds != _BETWEEN], dtype=pl.UInt32)]
+    ids = trace.events["id"][pl.Series(calls.rows[calls.kinds != _BETWEEN].astype(np.uint32))]
     return pl.concat([ids, list_blocking_copies(trace)]).unique()
 
 
@@ -188,7 +188,7 @@ def _read_sync_events(trace: Trace) -> _SyncEvents | None:
     table, rows, calls = table.filter(pl.Series(is_wait)), rows[is_wait], calls[is_wait]
     starts, durations = to_array(events["ts"], 0), to_array(events["dur"], 0)
     timed = np.where(calls >= 0, calls, rows)
-    tracks = events.select("device", "pid", "stream", "tid")[pl.Series(rows, dtype=pl.UInt32)]
+    tracks = events.select("device", "pid", "stream", "tid")[pl.Series(rows.astype(np.uint32))]
     device, pid, stream = tracks["device"], to_array(tracks["pid"], 0), tracks["stream"]
     # Kineto records the device as pid; without either it is device 0, as of activities.
     pid = np.where((pid >= 0) & (pid <= np.iinfo(np.int32).max), pid, 0)

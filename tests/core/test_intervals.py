@@ -129,3 +129,20 @@ def test_operations_on_millions_of_intervals() -> None:
     b = Intervals.of(starts + 300, starts + 900)
     both, without = a & b, a - b
     assert both.total + without.total == a.total
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.booleans())
+def test_times_between_many_intervals(seed: int, count: int, in_order: bool) -> None:
+    draw = np.random.default_rng(seed)
+    bounds = np.cumsum(draw.integers(1, 9, 2 * count))
+    intervals = Intervals(bounds[::2], bounds[1::2])
+    times = draw.integers(-5, 9 * count + 9, 80)
+    times = np.sort(times) if in_order else times
+    expected = [
+        sum(max(min(end, time) - start, 0) for start, end in zip(bounds[::2], bounds[1::2], strict=True))
+        for time in times.tolist()
+    ]
+    assert intervals.before(times).tolist() == expected
+    lengths = draw.integers(-9, 60, 80)
+    later = intervals.before(times + lengths) - expected
+    assert intervals.covered(times, times + lengths).tolist() == np.maximum(later, 0).tolist()
