@@ -51,7 +51,10 @@ class Chunks {
         return static_cast<const T*>(chunk_.buffers[1]) + chunk_.offset;
     }
     // True if no row is null, so that there may be no bitmap.
-    bool is_complete() const { return chunk_.null_count == 0 || chunk_.buffers[0] == nullptr; }
+    bool is_complete() const {
+        if (chunk_.buffers[0] == nullptr && chunk_.null_count > 0) throw nb::value_error("a column of another type");
+        return chunk_.null_count == 0 || chunk_.buffers[0] == nullptr;
+    }
     // Writes for each row whether it is not null, as 1 or 0.
     void write_validity(uint8_t* out) const {
         const size_t count = rows();

@@ -59,6 +59,24 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> codes_of(In<bool> marked, In<uint32
     return to_numpy(std::move(held));
 }
 
+// Numbers the pairs by sorting the rows, which many distinct pairs need.
+void number_sorted(const In<int64_t>& first, const In<int64_t>& second, Paged<int32_t>& number) {
+    struct Row {
+        int64_t first, second;
+        uint32_t row;
+    };
+    std::vector<Row> rows(number.size());
+    for (uint32_t row = 0; row < rows.size(); ++row) rows[row] = {first(row), second(row), row};
+    std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+        return a.first != b.first ? a.first < b.first : a.second < b.second;
+    });
+    int32_t last = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        if (i > 0 && (rows[i].first != rows[i - 1].first || rows[i].second != rows[i - 1].second)) ++last;
+        number[rows[i].row] = last;
+    }
+}
+
 // A number from 0 for each pair of values, in the order of pairs; the same number for the same pair.
 nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> number_pairs(In<int64_t> first, In<int64_t> second) {
     using Pair = std::pair<int64_t, int64_t>;
@@ -72,7 +90,8 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> number_pairs(In<int64_t> first, In<
         constexpr size_t SLOTS = 64;
         std::pair<Pair, int32_t> recent[SLOTS];
         std::fill(std::begin(recent), std::end(recent), std::pair(Pair(0, 0), -1));
-        for (size_t row = 0; row < n; ++row) {
+        constexpr size_t MANY = 4096;
+        for (size_t row = 0; row < n && known.size() <= MANY; ++row) {
             const Pair pair(first(row), second(row));
             const uint64_t mixed = static_cast<uint64_t>(pair.first) * 31 + static_cast<uint64_t>(pair.second);
             auto& slot = recent[(mixed ^ (mixed >> 6)) % SLOTS];
@@ -80,10 +99,14 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> number_pairs(In<int64_t> first, In<
                 slot = {pair, known.try_emplace(pair, static_cast<int32_t>(known.size())).first->second};
             number[row] = slot.second;
         }
-        std::vector<int32_t> place(known.size());
-        int32_t next = 0;
-        for (const auto& [pair, appeared] : known) place[appeared] = next++;
-        for (int32_t& one : number) one = place[one];
+        if (known.size() > MANY) {
+            number_sorted(first, second, number);
+        } else {
+            std::vector<int32_t> place(known.size());
+            int32_t next = 0;
+            for (const auto& [pair, appeared] : known) place[appeared] = next++;
+            for (int32_t& code : number) code = place[code];
+        }
     }
     return to_numpy(std::move(number));
 }

@@ -84,7 +84,9 @@ def is_present(column: pl.Series) -> np.ndarray:
     """Return a mask of the rows of a column that are not null."""
     if not column.null_count():
         return np.ones(len(column), np.bool_)
-    if column.dtype == pl.Categorical:  # whose export encodes it again
+    if column.null_count() == len(column):
+        return np.zeros(len(column), np.bool_)
+    if column.dtype == pl.Categorical:  # polars encodes the texts again when it exports them
         return column.is_not_null().to_numpy()
     return _native.present(column)
 
@@ -178,9 +180,10 @@ def find_in_group(
         return np.full(query_groups.size, -1)
     # A row's key is its group, then its place in time; so that of a time is the number of rows before it.
     by_group = np.argsort(groups, kind="stable")
-    keys = groups[by_group] * np.int64(n + 1) + by_group
+    groups, query_groups = groups.astype(np.int64), query_groups.astype(np.int64)
+    keys = groups[by_group] * (n + 1) + by_group
     places = np.searchsorted(times, query_times, side="left" if after else "right")
-    index = np.searchsorted(keys, query_groups * np.int64(n + 1) + places) - (0 if after else 1)
+    index = np.searchsorted(keys, query_groups * (n + 1) + places) - (0 if after else 1)
     rows = by_group[np.clip(index, 0, n - 1)]
     return np.where((index >= 0) & (index < n) & (groups[rows] == query_groups), rows, -1)
 

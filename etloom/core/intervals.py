@@ -113,6 +113,6 @@ def union(sets: Iterable[Intervals]) -> Intervals:
 
 def _to_ticks(times: ArrayLike) -> Ticks:
     if isinstance(times, pl.Series) and times.dtype == pl.Int64 and not times.null_count():
-        ticks: Ticks = times.to_numpy()  # faster than numpy asks for it
+        ticks: Ticks = times.to_numpy()  # faster than np.asarray
         return ticks
     return np.asarray(times, dtype=np.int64)

@@ -94,11 +94,6 @@ class Table:
     def _empty(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.schema)
 
-    @cached_property
-    def _null(self) -> pl.DataFrame:
-        """One row of nulls."""
-        return self._empty.clear(1)
-
     def empty(self) -> pl.DataFrame:
         return self._empty.clone()
 
@@ -116,14 +111,14 @@ class Table:
             raise ValueError(f"table {self.name} has no column {sorted(unknown)}")
         if frame.is_empty():
             return self.empty()
-        columns = {column.name: column for column in frame.get_columns()}
-        return pl.DataFrame(
-            [
-                self._null[name].new_from_index(0, frame.height)
-                if (column := columns.get(name)) is None
-                else _cast(column, dtype)
-                for name, dtype in self.schema.items()
-            ]
+        frame = pl.DataFrame([_cast(column, self.schema[column.name]) for column in frame.get_columns()])
+        absent = set(self.schema) - set(frame.columns)
+        if not absent:
+            return frame[list(self.schema)]
+        return frame.select(
+            # A literal takes no memory per row.
+            pl.lit(None, dtype=dtype).alias(name) if name in absent else name
+            for name, dtype in self.schema.items()
         )
 
 

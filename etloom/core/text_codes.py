@@ -53,27 +53,18 @@ _TABLES: dict[int, tuple[weakref.ref[pl.DataFrame], _TableCodes]] = {}
 
 
 def _find_table(table: pl.DataFrame) -> _TableCodes:
-    entry = _TABLES.get(id(table))
-    if entry is not None and entry[0]() is table:
-        return entry[1]
-    return _add_table(table, _TableCodes())
-
-
-def _add_table(table: pl.DataFrame, codes: _TableCodes) -> _TableCodes:
     key = id(table)
-    _TABLES[key] = weakref.ref(table, lambda _: _TABLES.pop(key, None)), codes
-    return codes
-
-
-def clone_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a clone of a table, which shares the codes and masks of the table."""
-    clone = table.clone()
-    _add_table(clone, _find_table(table))
-    return clone
+    entry = _TABLES.get(key)
+    if entry is None or entry[0]() is not table:
+        entry = _TABLES[key] = weakref.ref(table, lambda _: _TABLES.pop(key, None)), _TableCodes()
+    return entry[1]
 
 
 def get_codes(table: pl.DataFrame, column: str) -> Codes:
-    """Return `read_codes` of a Categorical column, read-only; they are read once per table."""
+    """Return the codes of a Categorical column (see `read_codes`), read-only.
+
+    They are read once per table, which must not be changed in place afterwards.
+    """
     by_column = _find_table(table).codes
     if (codes := by_column.get(column)) is None:
         codes = by_column[column] = read_codes(table[column])
@@ -84,7 +75,7 @@ def get_codes(table: pl.DataFrame, column: str) -> Codes:
 def mask_values(table: pl.DataFrame, column: str, values: Collection[str]) -> Mask:
     """Return a read-only mask of the rows whose text in a Categorical column is one of ``values``.
 
-    A mask is computed once per table, because the same few masks are needed many times.
+    A mask is computed once per table, which must not be changed in place afterwards.
     """
     masks, key = _find_table(table).masks, (column, frozenset(values))
     if (mask := masks.get(key)) is None:

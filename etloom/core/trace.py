@@ -28,7 +28,6 @@ from etloom.core.schema import SEVERITIES, TABLES, Stat
 from etloom.core.sql import run_query
 from etloom.core.table_attributes import TableAttributes
 from etloom.core.text import count_noun, format_ranks
-from etloom.core.text_codes import clone_table
 
 _Result = TypeVar("_Result")
 Results: TypeAlias = MutableMapping[tuple[Any, ...], Any]
@@ -217,7 +216,7 @@ class Trace(TableAttributes):
         if (loader := self._loaders.get(name)) is not None:
             return loader.read()
         if (frame := self._tables.get(name)) is not None:
-            return clone_table(frame)
+            return frame.clone()
         _check_name(name)
         return TABLES[name].empty()
 

@@ -83,9 +83,10 @@ def _collect_submissions(trace: Trace, is_explained: np.ndarray | None = None) -
     events, launches = trace.events, trace.launches
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
     timed = (work >= 0) & (call >= 0)
-    timed &= (arrays.is_present(events["ts"]) & arrays.is_present(events["dur"]))[work]
+    is_timed = arrays.is_present(events["ts"]) & arrays.is_present(events["dur"])
+    timed[timed] &= is_timed[work[timed]]
     if is_explained is not None:
-        timed &= ~is_explained[call]
+        timed[timed] &= ~is_explained[call[timed]]
     return _Submissions(events, work[timed], call[timed])
 
 

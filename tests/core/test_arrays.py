@@ -99,6 +99,17 @@ def test_the_last_row_of_a_group_before_a_time(rows, queries):
     assert arrays.find_in_group(groups, times, query_groups, query_times, after=True).tolist() == first
 
 
+def test_many_groups_of_many_rows():
+    groups = np.arange(60_000, dtype=np.int32)  # the square of their number exceeds 32 bits
+    times = np.arange(60_000)
+    assert (arrays.find_in_group(groups, times, groups[::-1], times[::-1]) == times[::-1]).all()
+
+
+def test_a_column_of_nulls_only_has_no_value():
+    for dtype in (pl.Null, pl.Int64, pl.Categorical):
+        assert arrays.is_present(pl.Series([None, None], dtype=dtype)).tolist() == [False, False]
+
+
 @given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
 def test_all_pairs_of_equal_elements(values, ascending):
     ascending.sort()

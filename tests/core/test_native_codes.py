@@ -56,3 +56,10 @@ def test_columns_of_other_lengths_are_refused():
         _native.number_pairs(np.zeros(2, np.int64), np.zeros(3, np.int64))
     with pytest.raises(ValueError, match="differ in length"):
         _native.codes_of(np.zeros(2, bool), np.zeros(3, np.uint32), 1)
+
+
+def test_many_distinct_pairs_are_numbered_as_few() -> None:
+    draw = np.random.default_rng(3)
+    first, second = draw.integers(-9_000, 9_000, 20_000), draw.integers(-1, 2, 20_000)
+    expected = np.unique(np.stack([first, second], 1), axis=0, return_inverse=True)[1].ravel()
+    assert (_native.number_pairs(first, second) == expected).all()
