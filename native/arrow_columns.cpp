@@ -145,6 +145,6 @@ void bind_arrow_columns(nb::module_& module) {
     module.def("filled", &filled<int64_t>, nb::arg("column"), nb::arg("null"),
                "A column of integers with a number for null.");
     module.def("filled_int32", &filled<int32_t>, nb::arg("column"), nb::arg("null"),
-               "A column of integers as int32, of which the lower bits are taken, with a number for null.");
+               "A column of integers as int32 (the lower 32 bits of larger ones), with a number for null.");
     module.def("present", &present, nb::arg("column"), "Which rows of a column are not null.");
 }

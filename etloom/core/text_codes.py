@@ -41,7 +41,7 @@ def read_codes(column: pl.Series) -> Codes:
 
 
 class _TableCodes:
-    """What is derived from the text columns of a table, whose rows do not change, by column."""
+    """Codes and masks of the text columns of a table."""
 
     def __init__(self) -> None:
         self.codes: dict[str, Codes] = {}
@@ -49,7 +49,7 @@ class _TableCodes:
 
 
 _TABLES: dict[int, tuple[weakref.ref[pl.DataFrame], _TableCodes]] = {}
-"""The table and its codes, by its id."""
+"""A weak reference to each table and its codes, by the id of the table."""
 
 
 def _find_table(table: pl.DataFrame) -> _TableCodes:
