@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from etloom.api.arguments import OwnPath, StrPath, name_uploaded, verb
 from etloom.core.errors import warn
 from etloom.core.urls import clean_url
-from etloom.formats.io import mirror
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,6 +55,7 @@ def store_add(
     """
     from etloom.core.errors import InvalidValue
     from etloom.exports.store import AddOptions, add_run
+    from etloom.formats.io import mirror
     from etloom.loading.engines import is_remote
 
     if name is not None and len(runs) > 1:
@@ -120,6 +120,7 @@ def store_refresh(store: OwnPath, *, jobs: int | None = None) -> list[AddedRun]:
         []
     """
     from etloom.exports.store import AddOptions, refresh_runs
+    from etloom.formats.io import mirror
 
     url = clean_url(store)
     if url is None:
@@ -174,11 +175,15 @@ def store_stragglers(
 
 def _fetch_run(run: OwnPath) -> Path:
     """Return the local path of a run; a run at a URL is downloaded with all its tables."""
+    from etloom.formats.io import mirror
+
     return Path(run) if (url := clean_url(run)) is None else mirror.fetch(url, complete=True)
 
 
 def _publish(runs: list[AddedRun], store: Path, url: str) -> list[AddedRun]:
     """Upload runs from the local copy of a store to ``url``, and return them with URLs instead of local paths."""
+    from etloom.formats.io import mirror
+
     mirror.upload_runs(store, url, [run.path for run in runs])
     renamed: list[AddedRun] = name_uploaded(runs, store, url)
     return renamed

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,8 +71,9 @@ def reuse_output(
         format: the format of the output.
         out: the file that the verb writes, whose state does not matter; None for stdout.
     """
-    parts = (verb, path, run, format, out)
-    key = _compute_key(*parts) if run.cache and run.engine == "local" else None
+    code = _list_code_states() if run.cache and run.engine == "local" else None
+    parts = (verb, path, run, format, out, code)
+    key = _compute_key(*parts)
     if key is None:
         compute()
         return
@@ -87,14 +88,17 @@ def reuse_output(
         _store(cache_folder() / key, replace(output, messages=tuple(messages)))
 
 
-def _compute_key(verb: str, path: Path, run: RunOptions, format: str, out: Path | None) -> str | None:
-    """Return the cache key of a command's output, a hash of all its inputs; None if their changes could be missed."""
-    if clean_url(path) is not None:
+def _compute_key(
+    verb: str, path: Path, run: RunOptions, format: str, out: Path | None, code: list[Any] | None
+) -> str | None:
+    """Return the cache key of a command's output, a hash of all its inputs; None if their changes could be missed.
+
+    ``code``: see `_list_code_states`.
+    """
+    if clean_url(path) is not None or code is None:
         return None
     try:
         states = [*_list_states(path, out), *(_read_state(file) for file in run.names)]
-        places = [(place, _find_time(place)) for place in sys.path[1:]]
-        code = [_read_state(file) for file in _list_code()]
     except OSError:
         return None
     newest = max((max(state[2:]) for state in states), default=0)
@@ -110,7 +114,7 @@ def _compute_key(verb: str, path: Path, run: RunOptions, format: str, out: Path 
         if name in _TERMINAL or (name.startswith("ETLOOM_") and not name.startswith("ETLOOM_CACHE"))
     ]
     facts = [verb, str(path), os.getcwd(), format, options, terminal, variables]  # noqa: PTH109
-    text = json.dumps([facts, states, places, code, sys.version])
+    text = json.dumps([facts, states, code, sys.version])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -170,12 +174,16 @@ def _find_time(place: str) -> int:
         return 0
 
 
-def _list_code() -> Iterator[str]:
-    """Yield the paths of all files of the package etloom, in order."""
-    for folder, folders, files in os.walk(_PACKAGE):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for file in sorted(files):
-            yield f"{folder}/{file}"
+def _list_code_states() -> list[Any] | None:
+    """Return the states of the folders of sys.path and of all files of etloom; None if a file cannot be read."""
+    states: list[Any] = [(place, _find_time(place)) for place in sys.path[1:]]
+    try:
+        for folder, folders, files in os.walk(_PACKAGE):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            states += [_read_state(f"{folder}/{file}") for file in sorted(files)]
+    except OSError:
+        return None
+    return states
 
 
 def _has_plugins() -> bool:

@@ -244,7 +244,11 @@ def _make_console(out: Path | None) -> Console:
 
     terminal = out is None and sys.stdout.isatty()
     return Console(
-        force_terminal=terminal, width=None if terminal else 10_000, soft_wrap=False, highlight=False
+        force_terminal=terminal,
+        width=None if terminal else 10_000,
+        soft_wrap=False,
+        highlight=False,
+        emoji=False,
     )
 
 

@@ -230,7 +230,7 @@ def is_backend_range(name: pl.Expr | None = None) -> pl.Expr:
     return name.str.contains(BACKEND_RANGE)
 
 
-_COMMUNICATION = re.compile(rf"{BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$")
+_COMMUNICATION = rf"{BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$"
 _COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -262,7 +262,7 @@ def parse_collective(name: str) -> str | None:
             (``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``) or a recorded name (``_allgather_base``). Other names
             (``aten::gather``) give None. NCCL runs sends, receives and all-to-alls in one kernel: send_recv.
     """
-    if not _COMMUNICATION.search(name):
+    if not re.search(_COMMUNICATION, name):
         return None
     plain = re.sub(rf"^void\s+|{ANONYMOUS_NAMESPACE}", "", name)
     identifier = re.split(r"[(<\s]", plain, maxsplit=1)[0].rpartition(":")[2]

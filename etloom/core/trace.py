@@ -23,9 +23,7 @@ import polars as pl
 
 from etloom.core.errors import AnalysisError, DataLoss, UnknownName
 from etloom.core.meta import JobMeta, TraceMeta
-from etloom.core.notebook import render_job, render_trace
 from etloom.core.schema import SEVERITIES, TABLES, Stat
-from etloom.core.sql import run_query
 from etloom.core.table_attributes import TableAttributes
 from etloom.core.text import count_noun, format_ranks
 
@@ -174,6 +172,8 @@ class Trace(TableAttributes):
         return f"<Trace rank {self.rank}: {sizes or 'empty'}>"
 
     def _repr_html_(self) -> str:
+        from etloom.core.notebook import render_trace
+
         return render_trace(self)
 
     @property
@@ -305,6 +305,8 @@ class Trace(TableAttributes):
             UnknownName: A table or column does not exist.
             EtloomError: polars refuses the query, or it would read a file (see `etloom.core.sql`).
         """
+        from etloom.core.sql import run_query
+
         return run_query(self.scan, sql, self.engine)
 
     def check_lossless(self) -> None:
@@ -388,6 +390,8 @@ class Job(TableAttributes, Mapping[int, Trace]):
         return f"<Job: {format_ranks(self)}>"
 
     def _repr_html_(self) -> str:
+        from etloom.core.notebook import render_job
+
         return render_job(self)
 
     @property
@@ -474,6 +478,8 @@ class Job(TableAttributes, Mapping[int, Trace]):
             UnknownName: A table or column does not exist.
             EtloomError: polars refuses the query, or it would read a file (see `etloom.core.sql`).
         """
+        from etloom.core.sql import run_query
+
         streaming = max_rows is not None or self._stored is not None
         streaming = streaming or any(trace.engine == "streaming" for trace in self._traces.values())
         return run_query(self._scan, sql, "streaming" if streaming else "in-memory", max_rows)

@@ -113,6 +113,8 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     if not head:
         return None
     names = _order_for_sniffing(likely)
+    if head.lstrip().startswith(b"<"):  # HTML or XML, such as a report next to the traces
+        names = [name for name in names if registry.find_package("readers", name) is not None]
     return next((name for name in names if registry.get("readers", name).sniff(head)), None)
 
 

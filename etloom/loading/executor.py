@@ -117,7 +117,7 @@ class _Execution:
 
     def load_ranks(self) -> Job:
         """Load all ranks of the plan in parallel and return them as a Job."""
-        if self.options.use_cache:
+        if self.options.use_cache and self.plan.uses_cache:
             compute_code_digest()  # once: threads that start together would all compute it
         loaded = run_in_parallel(self._load, list(self.plan.ranks), self.plan.parallel)
         if any(isinstance(content, Job) for content in loaded.values()):
@@ -154,7 +154,7 @@ class _Execution:
         rank_folder = None if options.keep is None or rank is None else options.keep / f"rank={rank}"
         if rank_folder is not None and parquet.sniff_folder(rank_folder):
             return self._open_kept(rank_folder).with_stored_results(options.results.get(rank or 0, {}))
-        key = make_entry_key(rank, plan, options)
+        key = make_entry_key(rank, plan, options) if self.plan.uses_cache else None
         is_evictable = plan.storage is Storage.EVICTABLE
         if key is not None:
             cached = cache.open_entry(key) if is_evictable else cache.load_entry(key)

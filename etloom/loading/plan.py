@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import Any
 from etloom import formats
 from etloom.core.machine import available_memory
 from etloom.formats.parquet.store_layout import is_store, is_stored_run
+from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.file_reading import Progress, estimate_text_bytes, is_large
 
 _TABLE_BYTES_PER_TEXT_BYTE = 0.6
 """Memory of the tables of a linked rank per byte of its text (measured: 0.4 to 0.6)."""
 _TABLE_BYTES_PER_PARQUET_BYTE = 10
 """Memory of the tables of a rank per byte of etloom's Parquet (measured: 9)."""
+MIN_TEXT_BYTES_TO_CACHE = 8_000_000
+"""JSON files of a run that have less text are not cached: they are read about as quickly as the cache is."""
 _LOADING_BYTES_PER_TEXT_BYTE = 1.5
 """Upper bound of the memory for reading and linking a rank per byte of its text (measured: 0.5 to 1.1)."""
 
@@ -51,7 +54,7 @@ class LoadOptions:
     linking: Mapping[str, Any] = field(default_factory=dict)
     keep: Path | None = None
     results: Mapping[int, Mapping[tuple[Any, ...], Any]] = field(default_factory=dict)
-    engine: str = "local"
+    engine: str = LOCAL_ENGINE
     owner: object = None
 
 
@@ -93,12 +96,14 @@ class LoadPlan:
         options: the caller's options.
         max_table_bytes: bytes of memory for evictable tables.
         parallel: number of ranks read at a time.
+        uses_cache: False if the files are read about as quickly as their cache entries would be.
     """
 
     ranks: Mapping[int | None, RankPlan]
     options: LoadOptions
     max_table_bytes: int
     parallel: int = 1
+    uses_cache: bool = True
 
 
 def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -> LoadPlan:
@@ -117,7 +122,11 @@ def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -
         source, storage = Source.LARGE_KINETO, Storage.DISK
     elif not options.linking and (is_stored(path) or _is_large_parquet_run(path, max_table_bytes)):
         source, storage = Source.PARQUET, Storage.EVICTABLE
-    return LoadPlan({None: RankPlan((path,), source, storage, tuple(captures))}, options, max_table_bytes)
+    plan = RankPlan((path,), source, storage, tuple(captures))
+    text_bytes = estimate_text_bytes(path) if path.is_file() else 0
+    return LoadPlan(
+        {None: plan}, options, max_table_bytes, uses_cache=not _reads_quickly([plan], text_bytes, options)
+    )
 
 
 def plan_ranks(
@@ -148,7 +157,22 @@ def plan_ranks(
         else:
             ranks[rank] = RankPlan(tuple(paths), Source.FILES, storage, tuple(captures.get(rank, ())))
     parallel = max_parallel_ranks(text_bytes, options.jobs or os.cpu_count() or 1)
-    return LoadPlan(ranks, options, max_table_bytes, parallel)
+    uses_cache = not _reads_quickly(ranks.values(), sum(text_bytes), options)
+    return LoadPlan(ranks, options, max_table_bytes, parallel, uses_cache)
+
+
+def _reads_quickly(plans: Iterable[RankPlan], text_bytes: int, options: LoadOptions) -> bool:
+    """Return whether files, of ``text_bytes`` in all, are read into memory about as quickly as from the cache."""
+    return (
+        text_bytes < MIN_TEXT_BYTES_TO_CACHE
+        and options.engine == LOCAL_ENGINE  # others return tables through the cache
+        and all(
+            plan.source is Source.FILES
+            and plan.storage is Storage.MEMORY
+            and all(".json" in path.suffixes for path in plan.files)
+            for plan in plans
+        )
+    )
 
 
 def max_parallel_ranks(text_bytes: Sequence[int], jobs: int) -> int:

@@ -27,7 +27,6 @@ class Dictionary {
         return added;
     }
 
-    bool has(std::string_view text) const { return slots_[slot_of(text, hash_of(text))].code != kEmpty.code; }
     const std::vector<std::string_view>& texts() const { return texts_; }
 
   private:

@@ -18,11 +18,11 @@ class KinetoParser : public Parser {
     bool row(Cursor& at, uint64_t position) override {
         kineto::Event* event = reader_.read(at);
         if (event != nullptr) events_.add(*event, position);
-        return event != nullptr && !events_.is_stuck();
+        return event != nullptr;
     }
     const Table& main_table() override { return tables_["events"]; }
     std::unique_ptr<Parser> make_second() const override { return std::make_unique<KinetoParser>(); }
-    void learn_names(const Parser& leader) override { events_.learn_names(static_cast<const KinetoParser&>(leader).events_); }
+    void learn_texts(Parser& second) override { events_.learn_texts(static_cast<KinetoParser&>(second).events_); }
     void order(Worker* worker) override { events_.order(worker); }
 
   private:

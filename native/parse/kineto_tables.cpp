@@ -9,9 +9,6 @@ namespace etloom::kineto {
 
 namespace {
 
-// A process, thread or arrow that the file names by a text gets a number below all real ones.
-constexpr int64_t kTextNumber = -(int64_t{1} << 40);
-
 // No time or length of a trace is larger (146 years), and two of them can be added.
 constexpr int64_t kLatest = 4'000'000'000'000'000'000, kLongest = int64_t{1} << 55;
 
@@ -31,6 +28,20 @@ std::optional<int64_t> time_of(std::string_view token) {
 
 }  // namespace
 
+void Identifiers::append(const Column& other, const Shifts& shifts) {
+    const size_t before = size();
+    Numbers::append(other, shifts);
+    const auto& texts = static_cast<const Identifiers&>(other).texts_.texts();
+    for (size_t code = numbers_of_other_.size(); code < texts.size(); ++code) {
+        numbers_of_other_.push_back(kFirst - static_cast<int64_t>(texts_.code(texts[code])));
+    }
+    const int64_t last = kFirst - static_cast<int64_t>(texts.size());
+    for (size_t row = before; row < size(); ++row) {
+        int64_t& value = values()[row];
+        if (value <= kFirst && value > last) value = numbers_of_other_[static_cast<size_t>(kFirst - value)];
+    }
+}
+
 EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), troubles_(troubles) {
     Table& events = tables["events"];
     ph_ = events.add<Texts>("ph", Finish::kUnescape);
@@ -38,15 +49,15 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
     name_ = events.add<Texts>("name", Finish::kUnescape);
     ts_ = events.add<Numbers<int64_t>>("ts");
     dur_ = events.add<Numbers<int64_t>>("dur");
-    pid_ = events.add<Numbers<int64_t>>("pid");
-    tid_ = events.add<Numbers<int64_t>>("tid");
+    pid_ = events.add<Identifiers>("pid", lanes_);
+    tid_ = events.add<Identifiers>("tid", lanes_);
     args_ = events.add<Texts>("args", Finish::kCanonical);
     position_ = events.add<RowNumbers>("position", &Shifts::position);
 
     Table& memory = tables["memory"];
     memory_ts_ = memory.add<Numbers<int64_t>>("ts");
-    memory_pid_ = memory.add<Numbers<int64_t>>("pid");
-    memory_tid_ = memory.add<Numbers<int64_t>>("tid");
+    memory_pid_ = memory.add<Identifiers>("pid", lanes_);
+    memory_tid_ = memory.add<Identifiers>("tid", lanes_);
     memory_args_ = memory.add<Texts>("args", Finish::kCanonical);
     for (size_t group = 0; group < kGroupCount; ++group) {
         if (is_side(static_cast<Group>(group))) event_[group] = tables[kGroupTables[group]].add<RowNumbers>("event", &Shifts::row);
@@ -77,7 +88,7 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
 
     Table& counters = tables["counters"];
     counter_ts_ = counters.add<Numbers<int64_t>>("ts");
-    counter_pid_ = counters.add<Numbers<int64_t>>("pid");
+    counter_pid_ = counters.add<Identifiers>("pid", lanes_);
     counter_name_ = counters.add<Texts>("name", Finish::kUnescape);
     counter_series_ = counters.add<Texts>("series", Finish::kUnescape);
     counter_value_ = counters.add<Numbers<double>>("value");
@@ -87,16 +98,16 @@ EventTables::EventTables(Tables& tables, Troubles& troubles) : tables_(tables), 
     flow_cat_ = flows.add<Texts>("cat", Finish::kUnescape);
     flow_name_ = flows.add<Texts>("name", Finish::kUnescape);
     flow_ts_ = flows.add<Numbers<int64_t>>("ts");
-    flow_pid_ = flows.add<Numbers<int64_t>>("pid");
-    flow_tid_ = flows.add<Numbers<int64_t>>("tid");
-    flow_id_ = flows.add<Numbers<int64_t>>("flow");
+    flow_pid_ = flows.add<Identifiers>("pid", lanes_);
+    flow_tid_ = flows.add<Identifiers>("tid", lanes_);
+    flow_id_ = flows.add<Identifiers>("flow", flow_ids_);
     flow_args_ = flows.add<Texts>("args", Finish::kCanonical);
 
     // Metadata events (ph M): what a process or thread is called. The reader folds them into `threads`.
     Table& metadata = tables["metadata"];
     meta_kind_ = metadata.add<Texts>("kind", Finish::kUnescape);
-    meta_pid_ = metadata.add<Numbers<int64_t>>("pid");
-    meta_tid_ = metadata.add<Numbers<int64_t>>("tid");
+    meta_pid_ = metadata.add<Identifiers>("pid", lanes_);
+    meta_tid_ = metadata.add<Identifiers>("tid", lanes_);
     meta_args_ = metadata.add<Texts>("args", Finish::kCanonical);
 
     lane_names_ = tables["tracks"].add<Texts>("name", Finish::kUnescape);
@@ -179,7 +190,7 @@ void EventTables::push_flow_id(std::string_view token) {
     }
     const auto number = whole(token);
     if (!number) troubles_["text_flow_id"].add(token);
-    flow_id_->push(number ? *number : text_number(flow_ids_, token));
+    number ? flow_id_->push(*number) : push_text(flow_id_, token);
 }
 
 void EventTables::add_memory(Event& event, int64_t ts) {
@@ -225,11 +236,11 @@ void EventTables::add_metadata(const Event& event) {
     meta_args_->push_text(event.args);
 }
 
-void EventTables::push_lane(Numbers<int64_t>* column, std::string_view token) {
+void EventTables::push_lane(Identifiers* column, std::string_view token) {
     if (token.empty() || token == "null") return column->null();
     if (const auto number = whole(token)) return column->push(*number);
     if (!is_text(token)) troubles_["unexpected_type"].add("pid or tid: " + std::string(token.substr(0, 200)));
-    column->push(text_number(lanes_, token));
+    push_text(column, token);
 }
 
 void EventTables::push_duration(const Event& event) {
@@ -280,23 +291,18 @@ void EventTables::push_fields(const Event& event, uint64_t mask, size_t row) {
     }
 }
 
-int64_t EventTables::text_number(Dictionary& texts, std::string_view token) {
-    std::string_view text = is_text(token) ? inside(token) : token;
-    std::string plain;
-    if (is_text(token) && text.find('\\') != std::string_view::npos) text = plain = unescape(text);
-    if (follows_ && !texts.has(text)) {
-        is_stuck_ = true;
-        return 0;
-    }
-    return kTextNumber - static_cast<int64_t>(texts.code(text));
+void EventTables::push_text(Identifiers* column, std::string_view token) {
+    const std::string_view text = is_text(token) ? inside(token) : token;
+    const bool is_plain = !is_text(token) || text.find('\\') == std::string_view::npos;
+    column->push_text(is_plain ? text : std::string_view(unescape(text)));
 }
 
-void EventTables::learn_names(const EventTables& leader) {
-    follows_ = true;
-    is_stuck_ = false;
-    for (const auto& [mine, others] : {std::pair(&lanes_, &leader.lanes_), std::pair(&flow_ids_, &leader.flow_ids_)}) {
-        for (size_t i = mine->texts().size(); i < others->texts().size(); ++i) mine->code(others->texts()[i]);
-    }
+void EventTables::learn_texts(EventTables& second) {
+    const auto learn = [](Dictionary& texts, const Dictionary& others, size_t& taken) {
+        for (; taken < others.texts().size(); ++taken) texts.code(others.texts()[taken]);
+    };
+    learn(lanes_, second.lanes_, second.taken_lanes_);
+    learn(flow_ids_, second.flow_ids_, second.taken_flow_ids_);
 }
 
 EventTables::Role EventTables::role_of(uint32_t code) {

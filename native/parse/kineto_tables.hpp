@@ -9,6 +9,21 @@
 
 namespace etloom::kineto {
 
+// Identifiers of processes, threads and arrows. One that the file states as a text gets a number below all real ones.
+class Identifiers : public Numbers<int64_t> {
+  public:
+    explicit Identifiers(Dictionary& texts) : texts_(texts) {}
+    void push_text(std::string_view text) { push(kFirst - static_cast<int64_t>(texts_.code(text))); }
+    // Always of the same other column: the numbers of its texts are remembered.
+    void append(const Column& other, const Shifts& shifts) override;
+
+  private:
+    static constexpr int64_t kFirst = -(int64_t{1} << 40);
+
+    Dictionary& texts_;
+    std::vector<int64_t> numbers_of_other_;  // by its code
+};
+
 class EventTables {
   public:
     EventTables(Tables& tables, Troubles& troubles);
@@ -16,10 +31,8 @@ class EventTables {
     void add(Event& event, uint64_t position);
     // Events by start, the longest first, then as in the file; and what hangs on them.
     void order(Worker* worker);
-    // Gives the texts that name processes, threads and arrows the numbers that they have in `leader`, from which the
-    // tables are taken over. An event with another text is not read.
-    void learn_names(const EventTables& leader);
-    bool is_stuck() const { return is_stuck_; }
+    // Gives numbers to the texts that name processes, threads and arrows in `second`, whose rows are taken over next.
+    void learn_texts(EventTables& second);
 
   private:
     enum class Role : uint8_t { kOther, kHost };
@@ -36,30 +49,31 @@ class EventTables {
     void push_fields(const Event& event, uint64_t mask, size_t row);
     void push_duration(const Event& event);
     void push_rest(Texts* column, Event& event);
-    void push_lane(Numbers<int64_t>* column, std::string_view token);
+    void push_lane(Identifiers* column, std::string_view token);
     void push_flow_id(std::string_view token);
     Role role_of(uint32_t cat);
-    int64_t text_number(Dictionary& texts, std::string_view token);
+    static void push_text(Identifiers* column, std::string_view token);
 
     Tables& tables_;
     Troubles& troubles_;
     std::vector<Role> roles_;  // by code of cat
     Dictionary lanes_, flow_ids_;
-    bool follows_ = false, is_stuck_ = false;
+    size_t taken_lanes_ = 0, taken_flow_ids_ = 0;  // texts that another parser has learned
     Texts *ph_, *cat_, *name_, *args_, *memory_args_, *lane_names_;
-    Numbers<int64_t> *ts_, *dur_, *pid_, *tid_;
+    Numbers<int64_t> *ts_, *dur_;
+    Identifiers *pid_, *tid_;
     RowNumbers* position_;
     RowNumbers* event_[kGroupCount] = {};  // of the tables that hang on events
     Column* columns_[kFieldCount] = {};
     Numbers<int32_t>* triples_[2][3] = {};
-    Numbers<int64_t> *memory_ts_, *memory_pid_, *memory_tid_;
-    Numbers<int64_t> *counter_ts_, *counter_pid_;
+    Numbers<int64_t> *memory_ts_, *counter_ts_, *flow_ts_;
+    Identifiers *memory_pid_, *memory_tid_, *counter_pid_;
     Texts *counter_name_, *counter_series_;
     Numbers<double>* counter_value_;
     Texts *flow_ph_, *flow_cat_, *flow_name_, *flow_args_;
-    Numbers<int64_t> *flow_ts_, *flow_pid_, *flow_tid_, *flow_id_;
+    Identifiers *flow_pid_, *flow_tid_, *flow_id_;
     Texts *meta_kind_, *meta_args_;
-    Numbers<int64_t> *meta_pid_, *meta_tid_;
+    Identifiers *meta_pid_, *meta_tid_;
 };
 
 }  // namespace etloom::kineto

@@ -31,20 +31,24 @@ bool Parser::is_for_two(size_t bytes) const {
 
 bool Parser::rows_of_both(std::string_view first, std::string_view second, uint64_t& position) {
     if (second_ == nullptr) second_ = make_second();
-    second_->learn_names(*this);
     bool good_first = false, good_second = false;
     uint64_t rows_of_second = 0;
     worker_.run_both([&] { good_second = second_->rows(second, rows_of_second); },
                      [&] { good_first = rows(first, position); });
-    if (good_first && good_second) take_rows_of(*second_, position);
+    if (!good_first || !good_second) {
+        second_ = nullptr;  // what it has read may be no rows
+        return false;
+    }
+    take_rows_of(*second_, position);
     position += rows_of_second;
     for (auto& [name, table] : second_->tables_) table.truncate(0);
     second_->troubles_.clear();
-    return good_first && good_second;
+    return true;
 }
 
 // Its rows are those behind the `position` ones that are here.
 void Parser::take_rows_of(Parser& second, uint64_t position) {
+    learn_texts(second);
     const Shifts shifts{static_cast<uint32_t>(main_table().rows()), static_cast<uint32_t>(position)};
     for (auto& [name, table] : tables_) table.append(second.tables_.at(name), shifts);
     for (auto& [name, trouble] : second.troubles_) troubles_[name].add(trouble.example, trouble.count);

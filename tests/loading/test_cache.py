@@ -19,7 +19,7 @@ from polars.testing import assert_frame_equal
 import etloom
 from etloom.core.errors import ReadError
 from etloom.core.trace import Job, Trace
-from etloom.loading import cache, executor
+from etloom.loading import cache, executor, plan
 from support import small_traces
 
 
@@ -193,6 +193,7 @@ def test_ranks_of_a_large_run_are_cached_though_each_is_quick_to_read(
     """Each rank takes a tenth of a second: two of them are read again, eight are not."""
     clock = itertools.count()
     monkeypatch.setattr(executor, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10))
+    monkeypatch.setattr(plan, "MIN_TEXT_BYTES_TO_CACHE", 0)
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
     few, many = (small_traces.write_run(tmp_path / f"x{count}", tuple(range(count))) for count in (2, 8))
     before = {path: etloom.open(path, jobs=1) for path in (few, many)}

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -193,12 +194,9 @@ def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) ->
     """Replace texts of a JSON column that do not have the declared form by null, and lone surrogates by U+FFFD."""
     if series.null_count() == len(series):
         return series
-    unusual = _find_unusual_texts(list_distinct(series), _USUAL[form])
+    unusual = _find_unusual_texts(list_distinct(series), form)
     repaired = {text: fixed for text in unusual if (fixed := _repair_text(text)) != text}
-    if (is_valid := _FORMS.get(form)) is not None:
-        invalid = [text for text in unusual if not is_valid(_parse(text))]
-    else:
-        invalid = [text for text in unusual if re.fullmatch(_USUAL[form], text) is None]
+    invalid = [text for text in unusual if not _has_form(text, form)]
     if not invalid and not repaired:
         return series
     as_text = series.cast(pl.String)
@@ -212,12 +210,20 @@ def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) ->
     return as_text.replace({**repaired, **dict.fromkeys(invalid)}).cast(series.dtype)
 
 
-def _find_unusual_texts(texts: pl.Series, usual: str) -> list[str]:
-    """Return the texts that need a full check: they do not match a pattern, or may have a lone surrogate."""
-    if len(texts) > _MANY:  # polars is faster for many texts, and has a fixed cost
-        texts = texts.filter(~texts.str.contains(f"^(?:{usual})$") | texts.str.contains(_SURROGATE_ESCAPE))
-    is_usual, has_surrogate = re.compile(usual).fullmatch, re.compile(_SURROGATE_ESCAPE).search
-    return [text for text in texts.to_list() if not is_usual(text) or has_surrogate(text)]
+def _find_unusual_texts(texts: pl.Series, form: Form) -> list[str]:
+    """Return the texts that may not have the form, or may have a lone surrogate."""
+    if len(texts) > _MANY:  # polars is faster for many texts, but compiling the patterns takes long
+        usual = f"^(?:{_USUAL[form]})$"
+        return texts.filter(~texts.str.contains(usual) | texts.str.contains(_SURROGATE_ESCAPE)).to_list()
+    return [text for text in texts.to_list() if not _has_form(text, form) or "\\u" in text]
+
+
+@lru_cache(maxsize=1 << 14)
+def _has_form(text: str, form: Form) -> bool:
+    """Return whether a text has the declared form. The ranks of a program have the same texts."""
+    if (is_valid := _FORMS.get(form)) is not None:
+        return is_valid(_parse(text))
+    return re.fullmatch(_USUAL[form], text) is not None
 
 
 def _repair_text(text: str) -> str:
