@@ -1,13 +1,18 @@
 // Columns of integers that an Arrow library exports, as numpy arrays: null replaced by a number, or a mask of the rows
-// that are not null.
+// that are not null. And row numbers as a column.
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <vector>
+
+#include <nanobind/stl/unique_ptr.h>
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "outgoing.hpp"
 #include "parse/arrow_c.hpp"
 
 namespace {
@@ -139,6 +144,56 @@ nb::ndarray<nb::numpy, bool, nb::ndim<1>> present(const nb::object& column) {
     return nb::ndarray<nb::numpy, bool, nb::ndim<1>>(owner->data(), {owner->size()}, free_it);
 }
 
+// Values and, if there are nulls, the bitmap of the others, until the Arrow library releases them.
+struct Kept {
+    std::vector<uint8_t> values, valid;
+    const void* buffers[2] = {nullptr, nullptr};
+};
+
+std::unique_ptr<Outgoing> to_column(const char* format, size_t rows, size_t nulls, std::unique_ptr<Kept> kept) {
+    kept->buffers[0] = nulls == 0 ? nullptr : kept->valid.data();
+    kept->buffers[1] = kept->values.data();
+    auto column = std::make_unique<Outgoing>();
+    column->schema.format = format;
+    column->schema.name = "";
+    column->schema.flags = ARROW_FLAG_NULLABLE;
+    column->schema.release = [](ArrowSchema* schema) { schema->release = nullptr; };
+    column->array.length = static_cast<int64_t>(rows);
+    column->array.null_count = static_cast<int64_t>(nulls);
+    column->array.n_buffers = 2;
+    column->array.buffers = kept->buffers;
+    column->array.release = [](ArrowArray* array) {
+        delete static_cast<Kept*>(array->private_data);
+        array->release = nullptr;
+    };
+    column->array.private_data = kept.release();
+    return column;
+}
+
+// Row numbers as a column with null for negative ones.
+template <typename Row>
+std::unique_ptr<Outgoing> row_indexes(In<Row> rows) {
+    auto kept = std::make_unique<Kept>();
+    const size_t count = rows.size();
+    const Row* const from = rows.data();
+    kept->values.resize(count * sizeof(uint32_t));
+    kept->valid.resize((count + 7) / 8);
+    size_t nulls = 0;
+    for (size_t byte = 0; byte < kept->valid.size(); ++byte) {
+        unsigned bits = 0;
+        for (size_t bit = 0; bit < std::min<size_t>(8, count - 8 * byte); ++bit) {
+            const Row row = from[8 * byte + bit];
+            const bool present = row >= 0;
+            const auto index = present ? static_cast<uint32_t>(row) : uint32_t{0};
+            std::memcpy(kept->values.data() + (8 * byte + bit) * sizeof index, &index, sizeof index);
+            bits |= unsigned{present} << bit;
+            nulls += !present;
+        }
+        kept->valid[byte] = static_cast<uint8_t>(bits);
+    }
+    return to_column("I", count, nulls, std::move(kept));
+}
+
 }  // namespace
 
 void bind_arrow_columns(nb::module_& module) {
@@ -147,4 +202,6 @@ void bind_arrow_columns(nb::module_& module) {
     module.def("filled_int32", &filled<int32_t>, nb::arg("column"), nb::arg("null"),
                "A column of integers as int32 (the lower 32 bits of larger ones), with a number for null.");
     module.def("present", &present, nb::arg("column"), "Which rows of a column are not null.");
+    module.def("row_indexes", &row_indexes<int64_t>, nb::arg("rows"), "Row numbers as a column, null for negative ones.");
+    module.def("row_indexes", &row_indexes<int32_t>, nb::arg("rows"));
 }

@@ -3,7 +3,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bindings.hpp"
-#include "parse/arrow_c.hpp"
+#include "outgoing.hpp"
 #include "parse/parsers.hpp"
 
 namespace nb = nanobind;
@@ -11,37 +11,6 @@ namespace nb = nanobind;
 namespace {
 
 using etloom::Parser;
-
-// A column on its way out. It can be taken once.
-struct Outgoing {
-    ArrowSchema schema{};
-    ArrowArray array{};
-    Outgoing() = default;
-    Outgoing(const Outgoing&) = delete;
-    ~Outgoing() {
-        if (schema.release != nullptr) schema.release(&schema);
-        if (array.release != nullptr) array.release(&array);
-    }
-};
-
-template <typename T>
-void release_capsule(PyObject* capsule, const char* name) {
-    auto* held = static_cast<T*>(PyCapsule_GetPointer(capsule, name));
-    if (held == nullptr) return;
-    if (held->release != nullptr) held->release(held);
-    delete held;
-}
-
-nb::tuple capsules(Outgoing& column, const nb::object&) {
-    if (column.array.release == nullptr) throw nb::value_error("the column was taken before");
-    auto* schema = new ArrowSchema(column.schema);
-    auto* array = new ArrowArray(column.array);
-    column.schema.release = nullptr;
-    column.array.release = nullptr;
-    return nb::make_tuple(
-        nb::steal(PyCapsule_New(schema, "arrow_schema", [](PyObject* c) { release_capsule<ArrowSchema>(c, "arrow_schema"); })),
-        nb::steal(PyCapsule_New(array, "arrow_array", [](PyObject* c) { release_capsule<ArrowArray>(c, "arrow_array"); })));
-}
 
 // The bytes of an object, for as long as this lives.
 class Borrowed {

@@ -199,4 +199,4 @@ def answer_by_rank(job: Job, analyses: Mapping[str, Callable[[Trace], pl.DataFra
 
 def _add_rank(table: pl.DataFrame, rank: int) -> pl.DataFrame:
     """Return the table of a rank with ``rank`` as first column."""
-    return pl.DataFrame([pl.Series("rank", [rank], pl.Int64).new_from_index(0, table.height), *table])
+    return table.clone().insert_column(0, pl.Series("rank", [rank], pl.Int64).new_from_index(0, table.height))

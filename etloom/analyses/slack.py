@@ -83,8 +83,9 @@ def _sum_by_name(
     events = trace.events
     ends = (graph.rank == rank) & (graph.role == PointRole.END) & (graph.event >= 0)
     category, name = TextColumn(events["cat"]), TextColumn(events["name"])
-    selected = category.match_codes(lambda text: categories is None or text in categories)
-    selected[category.null_code] = categories is None
+    selected = np.full(category.null_code + 1, categories is None)
+    if categories is not None:
+        selected[category.codes[category.is_in(categories)]] = True
     row, count, critical, least, low, high, most, total, critical_total = _native.sums_of_pairs(
         *(ends, rows_of_ids(events, pl.Series(graph.event)), slack, category.codes, name.codes),
         *(arrays.to_array(events["dur"], 0), selected),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -219,11 +219,23 @@ def select_values(values: np.ndarray, rows: np.ndarray, absent: int = -1) -> np.
     return selected
 
 
+def make_frame(columns: Mapping[str, np.ndarray | pl.Series]) -> pl.DataFrame:
+    """Return a table of columns of equal length by name; see `join_columns`."""
+    return join_columns(
+        pl.Series(name, values) if isinstance(values, np.ndarray) else values.alias(name)
+        for name, values in columns.items()
+    )
+
+
+def join_columns(columns: Iterable[pl.Series]) -> pl.DataFrame:
+    """Return a table of columns of equal length; polars' constructor takes ten times as long for a small one."""
+    first, *others = columns
+    return first.to_frame().hstack(others)
+
+
 _Table = TypeVar("_Table", pl.Series, pl.DataFrame)
 
 
 def take_rows(table: _Table, rows: np.ndarray) -> _Table:
     """Return the rows of a column or table at the row numbers ``rows``; -1 yields a row of nulls."""
-    if rows.min(initial=0) >= 0:
-        return table[pl.Series(rows.astype(np.uint32))]
-    return table[pl.Series(np.maximum(rows, 0).astype(np.uint32)).set(pl.Series(rows < 0), None)]
+    return table[pl.Series("", _native.row_indexes(rows))]

@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import is_in, is_present
+from etloom.core.arrays import is_in, is_present, make_frame
 from etloom.core.errors import InvalidValue
 from etloom.core.names import Row, list_names, read_number
 from etloom.core.steps import STEP_PATTERN, parse_step
@@ -53,7 +53,6 @@ class Iteration:
     prefill_tokens: int | None = None
 
 
-STEP_COLUMNS = {"row": pl.Int64, "step": pl.Int64, "ts": pl.Int64, "end": pl.Int64, "pid": pl.Int64}
 _TRAINS = r"^Optimizer\.step|^autograd::engine"
 """Annotations and operators of a program that trains, whose modules do not denoise."""
 
@@ -165,8 +164,8 @@ def _first_number(match: re.Match[str] | None) -> int | None:
 def _span(events: pl.DataFrame, rows: NDArray[np.int64], numbers: list[int | None]) -> pl.DataFrame:
     at = pl.Series(rows.astype(np.uint32))
     starts, durations, pids = (events[name][at] for name in ("ts", "dur", "pid"))
-    columns = {"row": rows, "step": numbers, "ts": starts, "end": starts + durations, "pid": pids}
-    return pl.DataFrame(columns, STEP_COLUMNS)
+    step = pl.Series(numbers, dtype=pl.Int64)
+    return make_frame({"row": rows, "step": step, "ts": starts, "end": starts + durations, "pid": pids})
 
 
 def parse_iteration(name: str, category: str = "annotation") -> Iteration | None:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
 
 from etloom.core.errors import InvalidValue

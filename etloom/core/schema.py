@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
 
 SEVERITIES = ("info", "data_loss", "error")
@@ -111,7 +112,8 @@ class Table:
             raise ValueError(f"table {self.name} has no column {sorted(unknown)}")
         if frame.is_empty():
             return self.empty()
-        frame = pl.DataFrame([_cast(column, self.schema[column.name]) for column in frame.get_columns()])
+        first, *others = (_cast(column, self.schema[column.name]) for column in frame.get_columns())
+        frame = first.to_frame().hstack(others)
         absent = set(self.schema) - set(frame.columns)
         if not absent:
             return frame[list(self.schema)]

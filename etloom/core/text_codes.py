@@ -86,7 +86,7 @@ def mask_values(table: pl.DataFrame, column: str, values: Collection[str]) -> Ma
 
 def _list_distinct(codes: Codes) -> NDArray[np.int64]:
     """Return one row number per distinct code except ABSENT."""
-    size = _count_codes(codes)
+    size = count_codes(codes)
     if size > 16 * codes.size + 65_536:  # a table would be much larger than the column
         rows: NDArray[np.int64] = np.unique(codes, return_index=True)[1]
         return np.compress(codes[rows] != ABSENT, rows)
@@ -98,7 +98,7 @@ def _list_distinct(codes: Codes) -> NDArray[np.int64]:
 
 def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return one row number per distinct code, and for each row the index of its code among these; -1 for ABSENT."""
-    size = _count_codes(codes)
+    size = count_codes(codes)
     if size > 16 * codes.size + 65_536:  # a table would be much larger than the column
         texts, rows, positions = np.unique(codes, return_index=True, return_inverse=True)
         return rows[texts != ABSENT], np.where(codes == ABSENT, -1, positions)
@@ -210,7 +210,7 @@ class _TextTable:
         self._by_code = np.zeros(1, np.uint8)  # the last entry is for ABSENT
 
     def look_up(self, column: pl.Series, codes: Codes) -> Numbers:
-        size = _count_codes(codes)
+        size = count_codes(codes)
         if size > _MAX_KEPT:
             return _compute_distinct(column, codes, self._expression)
         by_code = self._by_code  # read once: another thread may replace it
@@ -274,7 +274,7 @@ def match_pattern(
     return matches
 
 
-def _count_codes(codes: Codes) -> int:
+def count_codes(codes: Codes) -> int:
     """Return the largest text code plus 1, without regard to ABSENT (null)."""
     greatest = int(codes.max(initial=0))
     if greatest == ABSENT:

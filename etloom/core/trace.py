@@ -19,6 +19,7 @@ from collections.abc import (
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
+import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
 
 from etloom.core.errors import AnalysisError, DataLoss, UnknownName
@@ -535,7 +536,10 @@ def _build_stats(rows: pl.DataFrame | Sequence[Stat]) -> pl.DataFrame:
     if isinstance(rows, pl.DataFrame):
         return TABLES["stats"].conform(rows).clone()
     assert all(severity in SEVERITIES for _, severity, _, _ in rows)
-    return pl.DataFrame([row for row in rows if row[2]], schema=TABLES["stats"].schema, orient="row")
+    counted = [row for row in rows if row[2]]
+    if not counted:
+        return TABLES["stats"].empty()
+    return pl.DataFrame(counted, schema=TABLES["stats"].schema, orient="row")
 
 
 def _check_lossless(stats: pl.DataFrame, where: str) -> None:

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
 
 from etloom.core import registry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import _native
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, text_codes
 from etloom.core.machine import shared_property
 from etloom.graphs.graph import Int32Array, Int64Array
 
@@ -26,13 +25,11 @@ class TextColumn:
 
     def __init__(self, column: pl.Series) -> None:
         self._column = column
-        codes = column.to_physical().cast(pl.UInt32)
-        self.null_code = int(codes.max() or 0) + 1  # type: ignore[arg-type]
-        self.codes = codes.fill_null(self.null_code).to_numpy()
-        row = codes.arg_unique()
-        row = row.filter(codes[row].is_not_null())
-        self._used = self.codes[row.to_numpy()]
-        self._texts: list[str] = column[row].cast(pl.String).to_list()
+        self._codes = text_codes.read_codes(column)
+        greatest = int(self._codes.max(initial=0))
+        has_null = greatest == text_codes.ABSENT
+        self.null_code = text_codes.count_codes(self._codes) if has_null else greatest + 1
+        self.codes = np.minimum(self._codes, np.uint32(self.null_code)) if has_null else self._codes
 
     def take(self, rows: NDArray[np.integer[Any]]) -> pl.Series:
         """Return the texts of the rows ``rows`` (numbers)."""
@@ -40,29 +37,16 @@ class TextColumn:
 
     def match_expr(self, predicate: Callable[[pl.Expr], pl.Expr]) -> Mask:
         """Return a mask of the rows for which a polars predicate is true; false for null."""
-        texts = pl.DataFrame({"text": self._texts}, schema={"text": pl.String})
-        return self._by_row(texts.select(predicate(pl.col("text")).fill_null(False)).to_series().to_list())
+        condition = predicate(pl.col("text").cast(pl.String)).fill_null(False)
+        return text_codes.match_distinct(self._column, self._codes, condition)
 
     def match_regex(self, expression: str) -> Mask:
         """Return a mask of the rows that contain a match of a regular expression."""
-        search = re.compile(expression).search
-        return self._by_row([search(text) is not None for text in self._texts])
+        return text_codes.match_pattern(self._column, expression, codes=self._codes)
 
     def is_in(self, values: Collection[str]) -> Mask:
         """Return a mask of the rows whose text is one of ``values``."""
-        return self._by_row([text in values for text in self._texts])
-
-    def match_codes(self, predicate: Callable[[str], bool]) -> Mask:
-        """Return a mask with an element per code (not row): whether the code's text satisfies a predicate."""
-        return self._by_code([predicate(text) for text in self._texts])
-
-    def _by_code(self, by_text: list[bool]) -> Mask:
-        by_code = np.zeros(self.null_code + 1, bool)
-        by_code[self._used] = by_text
-        return by_code
-
-    def _by_row(self, by_text: list[bool]) -> Mask:
-        return look_up_mask(self._by_code(by_text), self.codes)
+        return text_codes.match_codes(self._codes, tuple(values))
 
     def same_as(self, rows: NDArray[Any]) -> Mask:
         """Return a mask of the rows that have the same text as any of ``rows``; null equals null."""
@@ -93,7 +77,7 @@ class EventArrays:
         self.start: Int64Array = arrays.to_array(table["ts"], 0)
         self.end: Int64Array = np.maximum(arrays.to_array(table["dur"], 0), 0)
         self.end += self.start
-        self.timed: Mask = (table["ts"].is_not_null() & table["dur"].is_not_null()).to_numpy()
+        self.timed: Mask = arrays.is_present(table["ts"]) & arrays.is_present(table["dur"])
         self.depth = table["depth"].fill_null(-1).to_numpy()
         self.pid: Int64Array = arrays.to_array(table["pid"], 0)
 

@@ -21,50 +21,38 @@ COLORS = (
 """(name of the color in report.css, label in the legend), in the order of the codes of `list_color_codes`."""
 
 _CODE = {name: code for code, (name, _) in enumerate(COLORS)}
+_COLOR_OF_TYPE = {"computation": "compute", "communication": "communication", "memory": "memory"}
 
 
 def list_color_codes(events: pl.DataFrame) -> pl.Series:
     """Return the color of each event as an index into `COLORS`, chosen by its category and name."""
-    cat = pl.col("cat").cast(pl.String)
-
-    def category_in(*categories: frozenset[str]) -> pl.Expr:
-        return cat.is_in(sorted(frozenset().union(*categories)))
-
-    def code(name: str) -> pl.Expr:
-        return pl.lit(_CODE[name], dtype=pl.UInt8)
-
-    device = (
-        pl.col("kind")
-        .cast(pl.String)
-        .replace_strict(
-            {
-                "computation": _CODE["compute"],
-                "communication": _CODE["communication"],
-                "memory": _CODE["memory"],
-            },
-            default=_CODE["other"],
-            return_dtype=pl.UInt8,
-        )
-    )
-    annotations = categories.ANNOTATION_CATEGORIES | {"gpu_user_annotation"}
-    color = (
-        pl.when(pl.col("kind").is_not_null())
-        .then(device)
-        .when(category_in(categories.OPERATOR_CATEGORIES, annotations) & categories.is_communication())
-        .then(code("communication"))
-        .when(category_in(categories.OPERATOR_CATEGORIES))
-        .then(code("operator"))
-        .when(category_in(categories.RUNTIME_CATEGORIES))
-        .then(code("runtime"))
-        .when(category_in(annotations))
-        .then(code("annotation"))
-        .when(category_in(categories.PYTHON_CATEGORIES))
-        .then(code("python"))
-        .otherwise(code("other"))
-    )
     cats, texts = (encode_texts(events[column]) for column in ("cat", "name"))
     _, rows, positions = np.unique(
         cats * (int(texts.max(initial=0)) + 1) + texts, return_index=True, return_inverse=True
     )
-    codes = categories.add_kernel_type(take_rows(events.select("cat", "name"), rows)).select(color)
-    return take_rows(codes.to_series(), positions).alias("color")
+    distinct = categories.add_kernel_type(take_rows(events[["cat", "name"]], rows))
+    communicates = categories.match_names(distinct, categories.COMMUNICATION_CALL)
+    codes = [
+        _CODE[_choose_color(category or "", kind, bool(is_call))]
+        for category, kind, is_call in zip(
+            distinct["cat"].cast(pl.String), distinct["kind"].cast(pl.String), communicates, strict=True
+        )
+    ]
+    return pl.Series("color", np.array(codes, np.uint8)[positions])
+
+
+def _choose_color(category: str, kind: str | None, communicates: bool) -> str:
+    """Return the color of events with a category, a kernel type (None on the host), and a name that communicates."""
+    if kind is not None:
+        return _COLOR_OF_TYPE.get(kind, "other")
+    is_operator = category in categories.OPERATOR_CATEGORIES
+    is_annotation = category in categories.ANNOTATION_CATEGORIES or category == "gpu_user_annotation"
+    if communicates and (is_operator or is_annotation):
+        return "communication"
+    if is_operator:
+        return "operator"
+    if category in categories.RUNTIME_CATEGORIES:
+        return "runtime"
+    if is_annotation:
+        return "annotation"
+    return "python" if category in categories.PYTHON_CATEGORIES else "other"

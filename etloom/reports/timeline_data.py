@@ -12,7 +12,6 @@ are stored one after the other, each by start; starts are differences within the
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from isal import igzip_lib
 
 from etloom.core.arrays import rows_of_ids, take_rows, to_array
+from etloom.core.text_codes import find_distinct, read_codes
 from etloom.core.trace import Trace
 from etloom.reports.colors import list_color_codes
 from etloom.reports.timeline_path import place_pieces
@@ -37,6 +38,8 @@ from etloom.timeline.activity import find_steps
 
 MAX_TEXT = 2000
 NULL_WORD = 0xFFFFFFFF
+_COMPRESSION = 1
+"""Eight times as fast as level 4 of zlib, and a sixth larger."""
 _NULL = np.iinfo(np.int64).min
 
 
@@ -118,33 +121,30 @@ def pack_timeline(
 
 def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:
     """Return the distinct texts, and for each text column 1 + the index of each event's text (0: no text)."""
-    columns = plotted.select("id", pl.col("name").cast(pl.String))
+    columns = {"name": plotted["name"].cast(pl.Categorical)}
     for name, table, text in (
-        ("shapes", trace.arguments, pl.col("dims").cast(pl.String)),
+        ("shapes", trace.arguments, pl.col("dims")),
         ("geometry", trace.kernels, _format_geometry()),
         ("communication", trace.comms, _format_communication()),
     ):
-        if not table.height:
-            columns = columns.with_columns(pl.lit(None, pl.String).alias(name))
-            continue
-        event_texts = table.select("event", text.alias(name))
-        first_text = event_texts.filter(pl.col(name) != "").unique("event", keep="first")
-        columns = columns.join(first_text, left_on="id", right_on="event", how="left", maintain_order="left")
-    columns = columns.drop("id").with_columns(
-        pl.when(pl.all().str.len_chars() > MAX_TEXT)
-        .then(pl.all().str.slice(0, MAX_TEXT) + "…")
-        .otherwise(pl.all())
-        .name.keep()
-    )
-    texts = pl.concat([columns[name].alias("text") for name in columns.columns])
-    strings = texts.drop_nulls().unique(maintain_order=True)
-    index = pl.DataFrame(
-        {"text": strings, "index": pl.int_range(1, strings.len() + 1, dtype=pl.UInt32, eager=True)}
-    )
-    places = texts.to_frame().join(index, on="text", how="left", maintain_order="left")["index"].fill_null(0)
-    height = columns.height
-    indices = {name: places.slice(i * height, height) for i, name in enumerate(columns.columns)}
-    return strings.to_list(), indices
+        event_texts = table.select(id="event", text=text.cast(pl.Categorical))
+        if table.height:
+            event_texts = event_texts.filter(event_texts["text"] != "")
+        columns[name] = take_rows(event_texts["text"], rows_of_ids(event_texts, plotted["id"]))
+    texts = pl.concat([column.alias("text") for column in columns.values()])
+    rows, positions = find_distinct(read_codes(texts))
+    firsts = np.full(rows.size + 1, texts.len())  # the last one is for null
+    np.minimum.at(firsts, positions, np.arange(texts.len()))
+    order = np.argsort(firsts[:-1])
+    strings = [_shorten(text) for text in take_rows(texts, rows[order]).cast(pl.String)]
+    index = np.zeros(rows.size + 1, np.uint32)
+    index[order] = np.arange(1, rows.size + 1)
+    parts = np.split(index[positions], len(columns))
+    return strings, {name: pl.Series(part) for name, part in zip(columns, parts, strict=True)}
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 def _format_geometry() -> pl.Expr:
@@ -231,4 +231,5 @@ def _frame_file(header: dict[str, Any], columns: Sequence[_Column]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
     body = b"".join(column.data + b"\0" * (-len(column.data) % 4) for column in columns)
-    return gzip.compress(len(text).to_bytes(4, "little") + text + body, compresslevel=4, mtime=0)
+    content = len(text).to_bytes(4, "little") + text + body
+    return bytes(igzip_lib.compress(content, level=_COMPRESSION, flag=igzip_lib.COMP_GZIP))

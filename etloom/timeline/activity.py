@@ -19,7 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import rows_of_ids, take_rows, to_array
+from etloom.core.arrays import join_columns, rows_of_ids, take_rows, to_array
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import EMPTY, Intervals, union
 from etloom.core.iterations import find_step_events
@@ -70,7 +70,7 @@ def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
     """Return ``columns`` of the device events that have a duration; default: all, and the kernel type ``kind``."""
     rows = trace.compute_once(_find_device_rows)
     if columns:
-        return pl.DataFrame([trace.compute_once(_device_column, name) for name in columns])
+        return join_columns(trace.compute_once(_device_column, name) for name in columns)
     return trace.events[rows].with_columns(trace.compute_once(_device_column, "kind"))
 
 
@@ -82,7 +82,7 @@ def select_launched_events(trace: Trace, *columns: str) -> pl.DataFrame:
         columns: Columns of events; kind, end; and those of its launch call, null if the call is outside of the trace:
             launch (id), api, launch_ts, launch_end, operator (id).
     """
-    return pl.DataFrame([trace.compute_once(_launched_column, name) for name in columns])
+    return join_columns(trace.compute_once(_launched_column, name) for name in columns)
 
 
 def select_launched_array(trace: Trace, column: str, absent: int) -> RowArray:

@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import select_values, take_rows, to_array
+from etloom.core.arrays import join_columns, make_frame, select_values, take_rows, to_array
 from etloom.core.intervals import Intervals, union
 from etloom.core.schema import TIME_LIMIT
 
@@ -96,7 +96,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     returned = _take_following(view, "launch_end", following, TIME_LIMIT)
     gaps = _split_after_launch(gaps, launch, returned, late & ~is_last)
     is_late_effect = _extend_stalls(gaps)
-    columns = {
+    columns: dict[str, np.ndarray | pl.Series] = {
         "start": gaps.start,
         "end": gaps.end,
         "gap_ns": gaps.end - gaps.start,
@@ -105,8 +105,8 @@ def find_gaps(view: RankView) -> pl.DataFrame:
         "event": pl.Series(gaps.event).set(pl.Series(gaps.event == -1), None),
     }
     work = take_rows(view.activities[["step", "stream", "name"]], gaps.following)
-    table = pl.DataFrame(columns).hstack(work)
-    return table.select(pl.col(name).cast(dtype) for name, dtype in _GAP_SCHEMA.items())
+    table = make_frame(columns).hstack(work)
+    return join_columns(table[name].cast(dtype) for name, dtype in _GAP_SCHEMA.items())
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,7 @@ class RankView:
         ends = starts + self._durations[rows]
         by_end = np.argsort(ends, kind="stable")
         columns = {"id": events["id"].to_numpy()[rows], "ts": starts, "end": ends}
-        return pl.DataFrame({name: values[by_end] for name, values in columns.items()})
+        return arrays.make_frame({name: values[by_end] for name, values in columns.items()})
 
     @shared_property
     def data_loads(self) -> pl.DataFrame:
@@ -506,7 +506,7 @@ class RankView:
             labels[place] = take_rows(names, self._fill_outermost(rows, at) if place == "operator" else at)
         if "module" in labels and self._locations["module"].size:
             labels["module"] = arrays.map_text(labels["module"], lambda name: name.str.extract(_MODULE))
-        return pl.DataFrame(labels)
+        return arrays.make_frame(labels)
 
     @shared_property
     def _locations(self) -> dict[str, np.ndarray]:

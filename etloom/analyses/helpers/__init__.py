@@ -21,6 +21,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.arrays import join_columns
 from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
@@ -47,8 +48,11 @@ def step_windows(trace: Trace, busy: Intervals, step: int | None) -> pl.DataFram
         check_step(trace, step)
         return steps.filter(pl.col("step") == step)
     start, end = busy.span or (0, 0)
-    total_row = pl.DataFrame({"step": [None], "start": [start], "end": [end]}, schema=steps.schema)
-    return pl.concat((steps, total_row))
+    total_row = join_columns(
+        pl.Series(name, [value], steps.schema[name])
+        for name, value in (("step", None), ("start", start), ("end", end))
+    )
+    return steps.vstack(total_row)
 
 
 def check_step(trace: Trace, step: int | None) -> None:
@@ -110,7 +114,7 @@ def conform_columns(table: pl.DataFrame | Mapping[str, Any], columns: Mapping[st
     """
     # Column by column, because most have the right type already and a lazy query costs a thread wakeup.
     values = ((pl.Series(name, table[name]), dtype) for name, dtype in columns.items())
-    return pl.DataFrame([column if column.dtype == dtype else column.cast(dtype) for column, dtype in values])
+    return join_columns(column if column.dtype == dtype else column.cast(dtype) for column, dtype in values)
 
 
 def require_linked(trace: Trace) -> None:

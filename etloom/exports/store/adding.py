@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
 
 from etloom.analyses.run_info import describe_run

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.arrays import make_frame
 from etloom.core.errors import LimitError, ReadError
 from etloom.core.machine import available_memory
 from etloom.core.schema import Stat
@@ -124,7 +125,7 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
 def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
     """Move the parser's columns into data frames, returned by table name."""
     return {
-        name: pl.DataFrame({column: pl.Series(column, values) for column, values in columns.items()})
+        name: make_frame({column: pl.Series(values) for column, values in columns.items()})
         for name, columns in parser.take().items()
     }
 
