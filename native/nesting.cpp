@@ -258,6 +258,38 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> nearest(In<T> parent, In<bool> wanted) {
     return to_numpy(std::move(found));
 }
 
+// The lines on which the events of a timeline are drawn: each takes the first line of its track, from a given one on,
+// whose last event has ended; of `limit` lines the last one takes all others, which are counted.
+nb::tuple draw_lines(Ints track, Ints start, Ints end, Ints first, int64_t limit) {
+    const size_t n = track.shape(0);
+    if (start.shape(0) != n || end.shape(0) != n || first.shape(0) != n) throw nb::value_error("columns of different lengths");
+    if (limit < 1) throw nb::value_error("no lines");
+    std::vector<int64_t> lines(n);
+    size_t crowded = 0;
+    bool valid = true;
+    {
+        nb::gil_scoped_release release;
+        std::unordered_map<int64_t, std::vector<int64_t>> ends_by_track;
+        for (size_t i = 0; i < n; ++i) {
+            std::vector<int64_t>& ends = ends_by_track[track(i)];
+            valid &= first(i) >= 0 && first(i) < limit;
+            auto line = static_cast<size_t>(std::clamp<int64_t>(first(i), 0, limit - 1));
+            while (line < ends.size() && ends[line] > start(i)) ++line;
+            if (line < static_cast<size_t>(limit)) {
+                if (line >= ends.size()) ends.resize(line + 1, 0);
+                ends[line] = end(i);
+            } else {
+                line = static_cast<size_t>(limit) - 1;
+                ++crowded;
+                ends[line] = std::max(ends[line], end(i));
+            }
+            lines[i] = static_cast<int64_t>(line);
+        }
+    }
+    if (!valid) throw nb::value_error("there is no such line");
+    return nb::make_tuple(to_numpy(std::move(lines)), crowded);
+}
+
 }  // namespace
 
 void bind_nesting(nb::module_& module) {
@@ -267,6 +299,10 @@ void bind_nesting(nb::module_& module) {
     module.def("nest", &nest, nb::arg("lane"), nb::arg("start"), nb::arg("end"), nb::arg("tolerance") = 0,
                "Parent row (-1 for none), depth, and the rows that outlast the event around them, of events sorted by "
                "(start, -end). All int64; rows of one lane nest, lanes are independent.");
+    module.def("draw_lines", &draw_lines, nb::arg("track"), nb::arg("start"), nb::arg("end"), nb::arg("first"),
+               nb::arg("limit"),
+               "The line (from 0) of each event of a timeline on its track, and the number of events that share the last "
+               "line. Events are sorted by start; first is the first line that an event may take. All int64.");
     module.def("stack_tracks", &stack_tracks, nb::arg("track"), nb::arg("start"), nb::arg("end"), nb::arg("kind"),
                nb::arg("name"), nb::arg("tolerance"),
                "Nest the events of host threads, in the order in which they were entered. Returns parent row (-1 for "

@@ -45,7 +45,7 @@ COLUMNS = {
     "device_ns": pl.Int64,
     "device_pct": pl.Float64,
 }
-_CHECKPOINT_BACKWARD = r"^\w*Checkpoint\w*Backward$"
+_CHECKPOINT_BACKWARD = rf"^{categories.WORD}*Checkpoint{categories.WORD}*Backward$"
 _CHECKPOINT_FRAME = r"torch/utils/checkpoint\.py\("
 
 

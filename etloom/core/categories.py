@@ -67,16 +67,18 @@ KERNEL_TYPES = ("computation", "communication", "memory", "other")
 KERNEL_TYPE_DTYPE = pl.Enum(KERNEL_TYPES)
 
 _COLLECTIVE = r"(?i:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+WORD = "[0-9A-Za-z_]"
+"""For patterns that polars evaluates: it takes ten times as long to compile \\w, the letters of all scripts."""
 ANONYMOUS_NAMESPACE = r"(?:\(anonymous namespace\)|<unnamed>)::"
 """A scope without a name, as CUPTI and Nsight Systems spell it."""
 # Up to a kernel's own identifier: "void at::native::(anonymous namespace)::".
-_SCOPE = rf"^(?:void\s+)?(?:{ANONYMOUS_NAMESPACE}|[A-Za-z_]\w*::)*"
+_SCOPE = rf"^(?:void\s+)?(?:{ANONYMOUS_NAMESPACE}|[A-Za-z_]{WORD}*::)*"
 _COMMUNICATION_KERNEL = "|".join(
     (
         # NCCL (ncclKernel_, ncclDevKernel_, ncclSymDevKernel_), RCCL, HCCL, MSCCL, oneCCL, NVSHMEM
         rf"{_SCOPE}(?:nccl|rccl|hccl|hcom|msccl|oneccl|nvshmem|rocshmem)",
         # Custom ones: vLLM, SGLang, aiter, TensorRT-LLM, FlashInfer, PyTorch's symmetric memory
-        rf"{_SCOPE}\w*{_COLLECTIVE}",
+        rf"{_SCOPE}{WORD}*{_COLLECTIVE}",
         rf"{_SCOPE}cross_device_reduce",
         # Libraries that do nothing else: DeepEP (dpsk::ep in DeepSeek's own traces), MORI, MSCCL++, oneCCL, UCCL
         r"^(?:void\s+)?(?:deep_ep|dpsk::ep|mori|mscclpp|ccl|uccl)::",
@@ -90,7 +92,7 @@ _COMMUNICATION_KERNEL = "|".join(
 # Inductor names a fused kernel after all it came from (triton_poi_fused_all_gather_into_tensor_3), and a
 # matrix product that also communicates does the model's arithmetic. DeepEP counts tokens per rank before it sends.
 _COMPUTATION_KERNEL = (
-    rf"^triton_\w*fused|{_SCOPE}\w*(?i:gemm|matmul)|^(?:void\s+)?(?:deep_ep|dpsk::ep)::layout::"
+    rf"^triton_{WORD}*fused|{_SCOPE}{WORD}*(?i:gemm|matmul)|^(?:void\s+)?(?:deep_ep|dpsk::ep)::layout::"
 )
 # CUDA, HIP and nvprof; roctracer; ROCclr's blit kernels, which come as plain kernels; XLA on TPU.
 _MEMORY = (
@@ -105,8 +107,13 @@ _MTIA_OTHER = r"^(?:runFunction|job_exe|packet|pe_exe|cpum_exe_subgraph)"
 BACKEND_RANGE = r"^(?:gloo|nccl|rccl|ucc|mpi|hccl|xccl|ccl|cncl|eccl):"
 """Matches the names of `is_backend_range`."""
 # fsdp::all_gather_copy_in fills a local buffer. Spelled out, since polars' expressions cannot look ahead: not "cop...".
-_NOT_COPY = r"(?:_?(?:[abd-zA-Z0-9]\w*|c(?:[a-np-z0-9]\w*|o(?:[a-oq-z0-9]\w*)?)?)|_)?(?:\W|$)"
-_CALL = rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^\w+::\w*{_COLLECTIVE}{_NOT_COPY}"
+_NOT_COPY = (
+    rf"(?:_?(?:[abd-zA-Z0-9]{WORD}*|c(?:[a-np-z0-9]{WORD}*|o(?:[a-oq-z0-9]{WORD}*)?)?)|_)?"
+    r"(?:[^0-9A-Za-z_]|$)"
+)
+_CALL = (
+    rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^{WORD}+::{WORD}*{_COLLECTIVE}{_NOT_COPY}"
+)
 COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
 """Matches the names of `is_communication`."""
 

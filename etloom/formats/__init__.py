@@ -31,6 +31,7 @@ UNKNOWN_FORMAT = "not a trace in a known format"
 
 _HEAD_BYTES = 1 << 16
 _PARQUET_MAGIC = b"PAR1"
+_HTML = (b"<!doctype html", b"<html")
 _COMMON_FORMATS = ("kineto", "execution-trace")
 FOLDER_FORMATS = ("parquet", "nsys")
 """The readers here that have a `sniff_folder`: to look for it in the others would import all of them."""
@@ -114,7 +115,7 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     if not head:
         return None
     names = _order_for_sniffing(likely)
-    if head.lstrip().startswith(b"<"):  # HTML or XML, such as a report next to the traces
+    if head[:64].lstrip().lower().startswith(_HTML):  # such as a report next to the traces
         names = [name for name in names if registry.find_package("readers", name) is not None]
     return next((name for name in names if registry.get("readers", name).sniff(head)), None)
 

@@ -67,13 +67,13 @@ class RawFormat:
 
 def choose_column_format(frame: pl.DataFrame, name: str) -> ColumnFormat:
     """Choose the header, unit and grouping of a table column from its name and the values of the table."""
-    numeric = frame.schema[name].is_numeric()
+    numeric = frame[name].dtype.is_numeric()
     for suffix, units in (("_ns", TIME_UNITS), ("_bytes", SIZE_UNITS)):
-        if _has_unit(frame, name, suffix):
+        if _has_unit(frame[name], suffix):
             tops = {
-                column: _largest_magnitude(frame, column)
-                for column in frame.columns
-                if _has_unit(frame, column, suffix)
+                column.name: _largest_magnitude(frame, column)
+                for column in frame
+                if _has_unit(column, suffix)
             }
             # A larger unit only from 10 on, so that most values have a digit before the point.
             unit, factor = choose_unit(max(tops.values()) / 10, units)
@@ -106,8 +106,8 @@ def convert_to_own_units(frame: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=frame.schema)
 
 
-def _has_unit(frame: pl.DataFrame, name: str, suffix: str) -> bool:
-    return frame.schema[name].is_numeric() and (name.endswith(suffix) or name == suffix[1:])
+def _has_unit(column: pl.Series, suffix: str) -> bool:
+    return (column.name.endswith(suffix) or column.name == suffix[1:]) and column.dtype.is_numeric()
 
 
 def _columns_sharing_unit(frame: pl.DataFrame, name: str) -> list[str]:
@@ -119,9 +119,8 @@ def _columns_sharing_unit(frame: pl.DataFrame, name: str) -> list[str]:
     return [f"{stem}{column}" for column in _COMPARED_SUFFIXES if f"{stem}{column}" in frame.columns]
 
 
-def _largest_magnitude(frame: pl.DataFrame, name: str) -> float:
+def _largest_magnitude(frame: pl.DataFrame, column: pl.Series) -> float:
     """Return the largest absolute value of a column as displayed (epoch times are relative to the first)."""
-    column = frame[name]
     zero = _epoch_origin(frame) if _is_epoch_time(column) else 0
     ends: tuple[Any, ...] = (column.min(), column.max())
     return max((float(abs(end - zero)) for end in ends if end is not None), default=0.0)

@@ -83,32 +83,31 @@ def _class_attribute(column: ColumnFormat, *more: str) -> str:
 
 def _render_cells(column: ColumnFormat, values: pl.Series, absent: str, top: float) -> list[str]:
     """Render the cells of a column as HTML; equal values are rendered only once."""
-    short = _shortened_texts(values) if values.name in BREAKABLE_COLUMNS else {}
+    is_long, states_severity = values.name in BREAKABLE_COLUMNS, values.name == "severity"
+    short = _shortened_texts(values) if is_long else {}
+    empty = f"<td{_class_attribute(column, 'null')} data-empty>{escape(absent)}</td>"
+    classes = ["long"] if is_long else []
+    usual = _class_attribute(column, *classes)
 
     def render(value: Any) -> str:
-        return _render_cell(column, values.name, value, absent, short, top)
+        text = column.text(value)
+        if text == "" and value != "":
+            return empty
+        attributes = usual
+        if states_severity and value in ("data_loss", "error"):
+            attributes = _class_attribute(column, *classes, f"severity-{value}")
+        if column.number and not isinstance(value, bool):
+            attributes += f' data-value="{value}"'
+        if text in short:
+            attributes += f' title="{escape(text)}"'
+            text = short[text]
+        content = f"<div>{escape(text)}</div>" if is_long else escape(text)
+        if top:
+            content = _render_change_bar(value / top) + content
+        return f"<td{attributes}>{content}</td>"
 
     # A list cannot be looked up.
     return list(map(render if values.dtype.is_nested() else cache(render), values.to_list()))
-
-
-def _render_cell(
-    column: ColumnFormat, name: str, value: Any, absent: str, short: Mapping[str, str], top: float
-) -> str:
-    text = column.text(value)
-    if text == "" and value != "":
-        return f"<td{_class_attribute(column, 'null')} data-empty>{escape(absent)}</td>"
-    attribute = f' data-value="{value}"' if column.number and not isinstance(value, bool) else ""
-    classes = ["long"] if name in BREAKABLE_COLUMNS else []
-    if name == "severity" and value in ("data_loss", "error"):
-        classes.append(f"severity-{value}")
-    if text in short:
-        attribute += f' title="{escape(text)}"'
-    text = short.get(text, text)
-    content = f"<div>{escape(text)}</div>" if name in BREAKABLE_COLUMNS else escape(text)
-    if top:
-        content = _render_change_bar(value / top) + content
-    return f"<td{_class_attribute(column, *classes)}{attribute}>{content}</td>"
 
 
 def _render_change_bar(share: float) -> str:

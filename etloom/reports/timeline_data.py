@@ -88,7 +88,10 @@ def pack_timeline(
     on_path = pl.col("id").cast(pl.Int64).is_in(pieces["event"].drop_nulls().implode())
     plotted = keep_longest(on_tracks.with_columns(on_path.alias("_critical")), max_events)
     rows, crowded = assign_rows(plotted)
-    plotted = plotted.with_columns(pl.Series("_row", rows, pl.UInt32)).sort("_track", "_row", "ts", "id")
+    order = np.lexsort(
+        [plotted["id"].to_numpy(), plotted["ts"].to_numpy(), rows, plotted["_track"].to_numpy()]
+    )
+    plotted = take_rows(plotted.hstack([pl.Series("_row", rows.astype(np.uint32))]), order)
     tracks = tracks.join(plotted.group_by("_track").agg(pl.len().alias("_drawn")), on="_track", how="left")
     strings, texts = _encode_texts(trace, plotted)
     steps, step = _encode_steps(trace, plotted, origin)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from etloom._native import draw_lines
 from etloom.core import categories
+from etloom.core.arrays import to_array
 from etloom.core.trace import Trace
 
 BUCKETS = 2000
@@ -126,35 +130,20 @@ def keep_longest(events: pl.DataFrame, max_events: int) -> pl.DataFrame:
     )
 
 
-def assign_rows(events: pl.DataFrame) -> tuple[list[int], int]:
+def assign_rows(events: pl.DataFrame) -> tuple[NDArray[np.int64], int]:
     """Assign each event to a row of its track; return the rows, and the number of events that share the last row.
 
     Events are ordered by start, the longest first; each takes the first row, from its depth on, whose last event has
     ended.
     """
-    ends_by_track: dict[int, list[int]] = {track: [] for track in events["_track"].unique()}
-    rows, sharing_last_row = [], 0
-    columns = events.select(
-        *("_track", "ts"),
-        end=pl.col("ts") + pl.col("dur").fill_null(0).clip(1),
-        row=pl.col("depth").fill_null(0).clip(0, MAX_ROWS - 1),
+    starts = events["ts"].to_numpy()
+    return draw_lines(
+        events["_track"].to_numpy().astype(np.int64),
+        starts,
+        starts + np.maximum(to_array(events["dur"], 0), 1),
+        np.clip(to_array(events["depth"], 0).astype(np.int64), 0, MAX_ROWS - 1),
+        MAX_ROWS,
     )
-    for track, ts, end, row in zip(*(column.to_list() for column in columns), strict=True):
-        ends = ends_by_track[track]
-        count = len(ends)
-        while row < count and ends[row] > ts:
-            row += 1
-        if row < count:
-            ends[row] = end
-        elif row < MAX_ROWS:
-            ends += [0] * (row - count)
-            ends.append(end)
-        else:
-            row = MAX_ROWS - 1
-            sharing_last_row += 1
-            ends[row] = max(ends[row], end)
-        rows.append(row)
-    return rows, sharing_last_row
 
 
 def track_headers(tracks: pl.DataFrame, plotted: pl.DataFrame) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ COMPILES = (
     r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
     r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)"
 )
-_ALLOCATING_OPERATORS = r"^aten::(?:empty\w*|new_empty\w*|resize_\w*|set_)$"
+_ALLOCATING_OPERATORS = rf"^aten::(?:(?:empty|new_empty|resize_){categories.WORD}*|set_)$"
 """Matches operators that only allocate: if one takes long, it initializes the device or waits for the allocator."""
 _BLOCKS = r"(?i)synchronize|memcpy|wait|query"
 """Matches calls of the runtime that may wait for the device."""
@@ -53,7 +53,8 @@ _PROFILER = (
     r"(?:__enter__|__exit__|start|stop|step|prepare_trace|start_trace|stop_trace)$"
 )
 PLUMBING = (
-    r"^aten::(?:copy_|_to_copy|to|contiguous|clone|_reshape_copy|fill_|zero_|zeros|zeros_like|new_zeros|empty\w*"
+    r"^aten::(?:copy_|_to_copy|to|contiguous|clone|_reshape_copy|fill_|zero_|zeros|zeros_like|new_zeros"
+    rf"|empty{categories.WORD}*"
     r"|as_strided|_local_scalar_dense)$"
 )
 """Operators that are building blocks of others: naming one of them does not help to locate a problem."""
