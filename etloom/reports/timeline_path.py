@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.core.arrays import rows_of_ids, to_array
+from etloom.core.arrays import make_frame, rows_of_ids, take_rows, to_array
 
 
 def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
@@ -20,18 +20,15 @@ def select_pieces(path: pl.DataFrame, rank: int) -> pl.DataFrame:
     Args:
         path: The critical path by edge, as `etloom.analyses.critical_path` returns it.
     """
-    edges = path.filter((pl.col("rank") == rank) & (pl.col("time_ns") > 0)).select(
-        "event", start="start_ns", end=pl.col("start_ns") + pl.col("time_ns")
-    )
-    continues = pl.col("event").eq_missing(pl.col("event").shift(1)) & (
-        pl.col("start") == pl.col("end").shift(1)
-    )
-    piece = (~continues.fill_null(False)).cum_sum().alias("piece")
-    return (
-        edges.with_columns(piece)
-        .group_by("piece", maintain_order=True)
-        .agg(pl.col("event", "start").first(), pl.col("end").last())
-        .drop("piece")
+    edges = np.flatnonzero((path["rank"].to_numpy() == rank) & (path["time_ns"].to_numpy() > 0))
+    event = to_array(path["event"], -1)[edges]
+    start = path["start_ns"].to_numpy()[edges]
+    end = start + path["time_ns"].to_numpy()[edges]
+    begins = np.append(True, (event[1:] != event[:-1]) | (start[1:] != end[:-1]))[: edges.size]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], edges.size)[: first.size] - 1
+    return make_frame(
+        {"event": take_rows(path["event"], edges[first]), "start": start[first], "end": end[last]}
     )
 
 
@@ -56,7 +53,7 @@ def place_pieces(pieces: pl.DataFrame, plotted: pl.DataFrame) -> pl.DataFrame:
     ends = np.concatenate((finish, begin, end))
     parts = np.flatnonzero(ends > starts)
     parts = parts[np.lexsort((starts[parts], places[parts]))]
-    return pl.DataFrame(
+    return make_frame(
         {
             "place": places[parts].astype(np.uint32),
             "start": starts[parts],
