@@ -19,6 +19,8 @@ _LOCATION = ("step", "stream", "operator", "module", "frame", "name", "event")
 
 def is_findings_table(frame: pl.DataFrame) -> bool:
     """Return whether a table has all columns of the findings analysis, possibly with further columns."""
+    if not {"pattern", "advice"} <= set(frame.columns):
+        return False  # most tables: no need to import the analysis
     from etloom.analyses.findings import COLUMNS
 
     return set(COLUMNS) <= set(frame.columns)
