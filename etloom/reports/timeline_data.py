@@ -87,11 +87,7 @@ def pack_timeline(
         pieces = pl.DataFrame(schema={"event": pl.Int64, "start": pl.Int64, "end": pl.Int64})
     on_path = pl.col("id").cast(pl.Int64).is_in(pieces["event"].drop_nulls().implode())
     plotted = keep_longest(on_tracks.with_columns(on_path.alias("_critical")), max_events)
-    rows, crowded = assign_rows(plotted)
-    order = np.lexsort(
-        [plotted["id"].to_numpy(), plotted["ts"].to_numpy(), rows, plotted["_track"].to_numpy()]
-    )
-    plotted = take_rows(plotted.hstack([pl.Series("_row", rows.astype(np.uint32))]), order)
+    plotted, crowded = _place_on_rows(plotted)
     tracks = tracks.join(plotted.group_by("_track").agg(pl.len().alias("_drawn")), on="_track", how="left")
     strings, texts = _encode_texts(trace, plotted)
     steps, step = _encode_steps(trace, plotted, origin)
@@ -120,6 +116,15 @@ def pack_timeline(
     }
     used = frozenset(colors.unique().to_list())
     return PackedTimeline(rank, _frame_file(header, columns), events.height, plotted.height, used, crowded)
+
+
+def _place_on_rows(plotted: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Add the row of each event in its track as ``_row``, sort by track, row and start; also count events that share
+    the last row."""
+    rows, crowded = assign_rows(plotted)
+    keys = [plotted["id"].to_numpy(), plotted["ts"].to_numpy(), rows, plotted["_track"].to_numpy()]
+    placed = plotted.hstack([pl.Series("_row", rows.astype(np.uint32))])
+    return take_rows(placed, np.lexsort(keys)), crowded
 
 
 def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[str, pl.Series]]:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,3 +117,20 @@ def test_all_pairs_of_equal_elements(values, ascending):
     left, right = arrays.pair_equal(np.array(values, np.int64), np.array(ascending, np.int64))
     expected = [(i, j) for i, a in enumerate(values) for j, b in enumerate(ascending) if a == b]
     assert list(zip(left.tolist(), right.tolist(), strict=True)) == expected
+
+
+@given(st.lists(st.integers(-3, 9)), st.sampled_from([np.int64, np.int32]))
+def test_rows_are_taken_by_number_and_negative_ones_are_null(rows: list[int], dtype: type) -> None:
+    texts = pl.Series("text", [f"t{i}" for i in range(10)], dtype=pl.Categorical)
+    table = pl.DataFrame({"text": texts, "number": range(10)})
+    taken = arrays.take_rows(table, np.array(rows, dtype))
+    assert taken.schema == table.schema
+    assert taken["number"].to_list() == [None if row < 0 else row for row in rows]
+    assert arrays.take_rows(texts, np.array(rows, dtype)).equals(taken["text"], null_equal=True)
+
+
+def test_a_table_is_made_of_arrays_and_columns() -> None:
+    made = arrays.make_frame({"a": np.arange(3), "b": pl.Series("other", ["x", None, "y"])})
+    assert made.equals(pl.DataFrame({"a": [0, 1, 2], "b": ["x", None, "y"]}))
+    with pytest.raises(pl.exceptions.ShapeError):
+        arrays.make_frame({"a": np.arange(3), "b": np.arange(2)})

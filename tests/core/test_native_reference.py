@@ -276,3 +276,23 @@ def test_a_row_without_an_end_fed_byte_by_byte_does_not_take_quadratic_time() ->
     assert tables["events"]["name"].drop_nulls().len() == 1
     native_parsers.assert_accounted("kineto", tables, summary)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("names", ["first", "second", "both"])
+def test_texts_that_only_one_thread_meets_get_the_numbers_of_the_file_order(names: str) -> None:
+    """Processes, threads and arrows that are named by texts, most of them at the end of a file, as Kineto writes it."""
+
+    def event(i: int, half: str) -> dict[str, Any]:
+        is_text = names in (half, "both")
+        pid, tid = (f"process {i % 7} {half}", f"{i % 5}") if is_text else (1, 2)
+        if i % 4 == 0:
+            flow = f"arrow {i % 3}" if is_text else i
+            return {"ph": "s", "name": "launch", "cat": "ac2g", "id": flow, "pid": pid, "tid": tid, "ts": i}
+        return {"ph": "X", "name": f"op{i % 9}", "cat": "cpu_op", "pid": pid, "tid": tid, "ts": i, "dur": 1}
+
+    rows = [event(i, "first" if i < 40 else "second") for i in range(100)]
+    content = json.dumps({"traceEvents": rows}).encode()
+    pieces = [content[at : at + 4000] for at in range(0, len(content), 4000)]
+    for chunks in ([content], pieces):
+        tables, _ = native_parsers.parse("kineto", chunks)
+        assert sum(tables[name].height for name in ("events", "flows")) == 100

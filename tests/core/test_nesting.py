@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etloom._native import stack_tracks
+from etloom._native import draw_lines, stack_tracks
 from etloom.core import arrays, nesting
 from etloom.core.schema import TABLES
 
@@ -436,3 +436,31 @@ def test_functions_that_all_cross_each_other_do_not_take_quadratic_time() -> Non
     tracks = np.zeros(count, np.int64)
     parent, *_ = stack_tracks(tracks, start, start + count * 10_000, kinds, np.arange(count), 1000)
     assert len(parent) == count
+
+
+def lines_one_by_one(rows: list[tuple[int, int, int, int]], limit: int) -> tuple[list[int], int]:
+    ends: dict[int, list[int]] = {}
+    lines, crowded = [], 0
+    for track, start, end, first in rows:
+        taken = ends.setdefault(track, [])
+        line = next((i for i in range(first, limit) if i >= len(taken) or taken[i] <= start), None)
+        if line is None:
+            line = limit - 1
+            crowded += 1
+            taken[line] = max(taken[line], end)
+        else:
+            taken.extend([0] * (line + 1 - len(taken)))
+            taken[line] = end
+        lines.append(line)
+    return lines, crowded
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 12), st.integers(0, 3))))
+def test_events_of_a_timeline_take_the_first_free_line(events: list[tuple[int, int, int, int]]) -> None:
+    rows = sorted(
+        ((track, start, start + length, first) for track, start, length, first in events),
+        key=lambda row: (row[1], -row[2]),
+    )
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    lines, crowded = draw_lines(*map(np.ascontiguousarray, columns), 4)
+    assert (lines.tolist(), crowded) == lines_one_by_one(rows, 4)

@@ -112,3 +112,24 @@ def test_an_empty_archive_is_one_line(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(b""))
     with pytest.raises(ReadError, match="nothing could be decompressed"):
         etloom.read(file)
+
+
+@pytest.mark.parametrize(
+    "text", [b"<!DOCTYPE html><html></html>", b"\n <HTML>", b"<?xml version='1.0'?>", b"<"]
+)
+def test_pages_are_no_traces(tmp_path: Path, text: bytes) -> None:
+    page = tmp_path / "report.html"
+    page.write_bytes(text)
+    assert detect_format(page) is None
+
+
+def test_a_page_is_offered_to_readers_of_other_packages_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(registry, "get", lambda kind, name: asked.append(name))
+    monkeypatch.setattr(registry, "find_package", lambda kind, name: None)
+    page = tmp_path / "report.html"
+    page.write_bytes(b"<!doctype html><html>")
+    assert detect_format(page) is None
+    assert not asked

@@ -228,3 +228,15 @@ def test_only_the_user_reads_the_cache_unless_its_place_is_chosen(
     folder = cache.cache_folder()
     assert cache.load_entry("0" * 32) is not None
     assert (folder.stat().st_mode & 0o077 == 0) == (variable == "XDG_CACHE_HOME")
+
+
+def test_a_small_run_is_read_again_instead_of_cached(
+    tmp_path: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "MIN_SECONDS_TO_CACHE", -1)
+    run = small_traces.write_run(tmp_path / "run")
+    etloom.open(run)
+    assert not list(own_folder.glob("*/meta.json"))
+    monkeypatch.setattr(plan, "MIN_TEXT_BYTES_TO_CACHE", 1)
+    etloom.open(run)
+    assert list(own_folder.glob("*/meta.json"))

@@ -257,3 +257,14 @@ etloom.export(job, {str(tmp_path / "a.json")!r})
 etloom.export(job, {str(tmp_path / "a.parquet")!r})
 """
     assert "torch" not in loaded_after(code)
+
+
+@pytest.mark.parametrize(
+    "module", ["api", "cli.run_arguments", "core.names", "exports.store.worker", "loading"]
+)
+def test_numpy_is_imported_before_polars(module: str) -> None:
+    """Otherwise polars reaches numpy through a proxy, and converting an array takes twice as long."""
+    code = f"import etloom.{module}, sys; print(*sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    order = process.stdout.split()
+    assert "polars" not in order or order.index("numpy") < order.index("polars")
