@@ -22,7 +22,6 @@ class KinetoParser : public Parser {
     }
     const Table& main_table() override { return tables_["events"]; }
     std::unique_ptr<Parser> make_second() const override { return std::make_unique<KinetoParser>(); }
-    void learn_texts(Parser& second) override { events_.learn_texts(static_cast<KinetoParser&>(second).events_); }
     void order(Worker* worker) override { events_.order(worker); }
 
   private:

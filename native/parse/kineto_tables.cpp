@@ -297,14 +297,6 @@ void EventTables::push_text(Identifiers* column, std::string_view token) {
     column->push_text(is_plain ? text : std::string_view(unescape(text)));
 }
 
-void EventTables::learn_texts(EventTables& second) {
-    const auto learn = [](Dictionary& texts, const Dictionary& others, size_t& taken) {
-        for (; taken < others.texts().size(); ++taken) texts.code(others.texts()[taken]);
-    };
-    learn(lanes_, second.lanes_, second.taken_lanes_);
-    learn(flow_ids_, second.flow_ids_, second.taken_flow_ids_);
-}
-
 EventTables::Role EventTables::role_of(uint32_t code) {
     if (code == kNoCat) return Role::kOther;
     while (roles_.size() <= code) {

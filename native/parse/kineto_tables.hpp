@@ -14,7 +14,8 @@ class Identifiers : public Numbers<int64_t> {
   public:
     explicit Identifiers(Dictionary& texts) : texts_(texts) {}
     void push_text(std::string_view text) { push(kFirst - static_cast<int64_t>(texts_.code(text))); }
-    // Always of the same other column: the numbers of its texts are remembered.
+    // Always of the same other column: the numbers of its texts are remembered. Texts that are new here get numbers in the
+    // order in which the other parser met them, which is that of the file.
     void append(const Column& other, const Shifts& shifts) override;
 
   private:
@@ -31,8 +32,6 @@ class EventTables {
     void add(Event& event, uint64_t position);
     // Events by start, the longest first, then as in the file; and what hangs on them.
     void order(Worker* worker);
-    // Gives numbers to the texts that name processes, threads and arrows in `second`, whose rows are taken over next.
-    void learn_texts(EventTables& second);
 
   private:
     enum class Role : uint8_t { kOther, kHost };
@@ -58,7 +57,6 @@ class EventTables {
     Troubles& troubles_;
     std::vector<Role> roles_;  // by code of cat
     Dictionary lanes_, flow_ids_;
-    size_t taken_lanes_ = 0, taken_flow_ids_ = 0;  // texts that another parser has learned
     Texts *ph_, *cat_, *name_, *args_, *memory_args_, *lane_names_;
     Numbers<int64_t> *ts_, *dur_;
     Identifiers *pid_, *tid_;

@@ -48,7 +48,6 @@ bool Parser::rows_of_both(std::string_view first, std::string_view second, uint6
 
 // Its rows are those behind the `position` ones that are here.
 void Parser::take_rows_of(Parser& second, uint64_t position) {
-    learn_texts(second);
     const Shifts shifts{static_cast<uint32_t>(main_table().rows()), static_cast<uint32_t>(position)};
     for (auto& [name, table] : tables_) table.append(second.tables_.at(name), shifts);
     for (auto& [name, trouble] : second.troubles_) troubles_[name].add(trouble.example, trouble.count);

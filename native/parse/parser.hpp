@@ -37,9 +37,6 @@ class Parser : public RowStream {
     virtual const Table& main_table() = 0;
     // A parser of the same format, whose rows this one takes over.
     virtual std::unique_ptr<Parser> make_second() const = 0;
-    // Called before the rows of a second parser are taken over: the texts that it has met instead of numbers get numbers
-    // here, in the order of the file.
-    virtual void learn_texts(Parser&) {}
 
     Tables tables_;
     Troubles troubles_;
