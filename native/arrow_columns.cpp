@@ -1,5 +1,5 @@
 // Columns of integers that an Arrow library exports, as numpy arrays: null replaced by a number, or a mask of the rows
-// that are not null. And row numbers as a column.
+// that are not null. Also converts row numbers to a column.
 #include <algorithm>
 #include <array>
 #include <cstdint>

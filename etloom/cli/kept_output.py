@@ -71,7 +71,8 @@ def reuse_output(
         format: the format of the output.
         out: the file that the verb writes, whose state does not matter; None for stdout.
     """
-    code = _list_code_states() if run.cache and run.engine == "local" else None
+    is_reusable = run.cache and run.engine == "local" and clean_url(path) is None
+    code = _list_code_states() if is_reusable else None
     parts = (verb, path, run, format, out, code)
     key = _compute_key(*parts)
     if key is None:
@@ -95,7 +96,7 @@ def _compute_key(
 
     ``code``: see `_list_code_states`.
     """
-    if clean_url(path) is not None or code is None:
+    if code is None:
         return None
     try:
         states = [*_list_states(path, out), *(_read_state(file) for file in run.names)]

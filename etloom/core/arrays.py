@@ -220,7 +220,7 @@ def select_values(values: np.ndarray, rows: np.ndarray, absent: int = -1) -> np.
 
 
 def make_frame(columns: Mapping[str, np.ndarray | pl.Series]) -> pl.DataFrame:
-    """Return a table of columns of equal length by name; see `join_columns`."""
+    """Return a table of one or more columns of equal length by name; see `join_columns`."""
     return join_columns(
         pl.Series(name, values) if isinstance(values, np.ndarray) else values.alias(name)
         for name, values in columns.items()
@@ -228,7 +228,10 @@ def make_frame(columns: Mapping[str, np.ndarray | pl.Series]) -> pl.DataFrame:
 
 
 def join_columns(columns: Iterable[pl.Series]) -> pl.DataFrame:
-    """Return a table of columns of equal length; polars' constructor takes ten times as long for a small one."""
+    """Return a table of one or more columns of equal length.
+
+    Polars' constructor takes ten times as long for few rows.
+    """
     first, *others = columns
     return first.to_frame().hstack(others)
 

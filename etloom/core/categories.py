@@ -67,8 +67,10 @@ KERNEL_TYPES = ("computation", "communication", "memory", "other")
 KERNEL_TYPE_DTYPE = pl.Enum(KERNEL_TYPES)
 
 _COLLECTIVE = r"(?i:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
-WORD = "[0-9A-Za-z_]"
-"""For patterns that polars evaluates: it takes ten times as long to compile \\w, the letters of all scripts."""
+_WORD_CHARACTERS = "0-9A-Za-z_\x80-\U0010ffff"
+WORD = f"[{_WORD_CHARACTERS}]"
+"""For patterns that polars evaluates: it takes ten times as long to compile \\w, which knows the letters of all
+scripts. Here any character beyond ASCII is a letter."""
 ANONYMOUS_NAMESPACE = r"(?:\(anonymous namespace\)|<unnamed>)::"
 """A scope without a name, as CUPTI and Nsight Systems spell it."""
 # Up to a kernel's own identifier: "void at::native::(anonymous namespace)::".
@@ -109,7 +111,7 @@ BACKEND_RANGE = r"^(?:gloo|nccl|rccl|ucc|mpi|hccl|xccl|ccl|cncl|eccl):"
 # fsdp::all_gather_copy_in fills a local buffer. Spelled out, since polars' expressions cannot look ahead: not "cop...".
 _NOT_COPY = (
     rf"(?:_?(?:[abd-zA-Z0-9]{WORD}*|c(?:[a-np-z0-9]{WORD}*|o(?:[a-oq-z0-9]{WORD}*)?)?)|_)?"
-    r"(?:[^0-9A-Za-z_]|$)"
+    rf"(?:[^{_WORD_CHARACTERS}]|$)"
 )
 _CALL = (
     rf"^_?c10d(?:_functional(?:_autograd)?)?::|^record_param_comms$|^{WORD}+::{WORD}*{_COLLECTIVE}{_NOT_COPY}"

@@ -133,14 +133,18 @@ class CodedColumn:
         return self._mark(match_codes(self._distinct, values))
 
     def _mark(self, matches: Mask) -> Mask:
-        codes = self._distinct[matches]
-        if codes.size <= 1:
-            return self._codes == codes[0] if codes.size else np.zeros(self._codes.size, np.bool_)
-        if codes.max() >= _MAX_KEPT:
-            return np.isin(self._codes, codes)
-        table = np.zeros(int(codes.max()) + 2, np.uint8)  # the last entry is for greater codes
-        table[codes] = 1
-        return looked_up(table, self._codes, clip=True).view(np.bool_)
+        return _mask_codes(self._codes, self._distinct[matches])
+
+
+def _mask_codes(codes: Codes, wanted: Codes) -> Mask:
+    """Return a mask of the rows whose code is one of ``wanted``."""
+    if wanted.size <= 1:
+        return codes == wanted[0] if wanted.size else np.zeros(codes.size, np.bool_)
+    if wanted.max() >= _MAX_KEPT:
+        return np.isin(codes, wanted)
+    table = np.zeros(int(wanted.max()) + 2, np.uint8)  # the last entry is for greater codes
+    table[wanted] = 1
+    return looked_up(table, codes, clip=True).view(np.bool_)
 
 
 def match_values(column: pl.Series, values: Sequence[str]) -> Mask:
@@ -184,7 +188,8 @@ def match_distinct(column: pl.Series, codes: Codes, condition: pl.Expr) -> Mask:
         codes: Its codes.
         condition: An expression of the Categorical column ``text``.
     """
-    return _compute_distinct(column, codes, condition).view(np.bool_)
+    rows = _list_distinct(codes)
+    return _mask_codes(codes, codes[rows][_compute_rows(column, rows, condition).view(np.bool_)])
 
 
 def _compute_distinct(column: pl.Series, codes: Codes, expression: pl.Expr) -> Numbers:

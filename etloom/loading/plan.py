@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etloom import formats
+from etloom.core.errors import EtloomError
 from etloom.core.machine import available_memory
 from etloom.formats.parquet.store_layout import is_store, is_stored_run
 from etloom.loading.engines import LOCAL_ENGINE
@@ -21,7 +22,7 @@ _TABLE_BYTES_PER_TEXT_BYTE = 0.6
 _TABLE_BYTES_PER_PARQUET_BYTE = 10
 """Memory of the tables of a rank per byte of etloom's Parquet (measured: 9)."""
 MIN_TEXT_BYTES_TO_CACHE = 8_000_000
-"""JSON files of a run that have less text are not cached: they are read about as quickly as the cache is."""
+"""Kineto and execution traces with less text in all are not cached: they are read about as quickly as the cache is."""
 _LOADING_BYTES_PER_TEXT_BYTE = 1.5
 """Upper bound of the memory for reading and linking a rank per byte of its text (measured: 0.5 to 1.1)."""
 
@@ -123,7 +124,7 @@ def plan_file(path: Path, options: LoadOptions, captures: Sequence[Path] = ()) -
     elif not options.linking and (is_stored(path) or _is_large_parquet_run(path, max_table_bytes)):
         source, storage = Source.PARQUET, Storage.EVICTABLE
     plan = RankPlan((path,), source, storage, tuple(captures))
-    text_bytes = estimate_text_bytes(path) if path.is_file() else 0
+    text_bytes = sum(estimate_text_bytes(file) for file in (path, *captures) if file.is_file())
     return LoadPlan(
         {None: plan}, options, max_table_bytes, uses_cache=not _reads_quickly([plan], text_bytes, options)
     )
@@ -157,22 +158,30 @@ def plan_ranks(
         else:
             ranks[rank] = RankPlan(tuple(paths), Source.FILES, storage, tuple(captures.get(rank, ())))
     parallel = max_parallel_ranks(text_bytes, options.jobs or os.cpu_count() or 1)
-    uses_cache = not _reads_quickly(ranks.values(), sum(text_bytes), options)
+    capture_bytes = sum(
+        estimate_text_bytes(path) for paths in captures.values() for path in paths if path.is_file()
+    )
+    uses_cache = not _reads_quickly(ranks.values(), sum(text_bytes) + capture_bytes, options)
     return LoadPlan(ranks, options, max_table_bytes, parallel, uses_cache)
 
 
 def _reads_quickly(plans: Iterable[RankPlan], text_bytes: int, options: LoadOptions) -> bool:
     """Return whether files, of ``text_bytes`` in all, are read into memory about as quickly as from the cache."""
-    return (
-        text_bytes < MIN_TEXT_BYTES_TO_CACHE
-        and options.engine == LOCAL_ENGINE  # others return tables through the cache
-        and all(
-            plan.source is Source.FILES
-            and plan.storage is Storage.MEMORY
-            and all(".json" in path.suffixes for path in plan.files)
-            for plan in plans
-        )
+    if text_bytes >= MIN_TEXT_BYTES_TO_CACHE or options.engine != LOCAL_ENGINE:
+        return False  # other engines return tables through the cache
+    return all(
+        plan.source is Source.FILES
+        and plan.storage is Storage.MEMORY
+        and all(map(_is_parsed_natively, (*plan.files, *plan.captures)))
+        for plan in plans
     )
+
+
+def _is_parsed_natively(path: Path) -> bool:
+    try:
+        return path.is_file() and formats.detect_format(path, "kineto") in ("kineto", "execution-trace")
+    except EtloomError:
+        return False
 
 
 def max_parallel_ranks(text_bytes: Sequence[int], jobs: int) -> int:

@@ -144,11 +144,12 @@ def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[
     firsts = np.full(rows.size + 1, texts.len())  # the last one is for null
     np.minimum.at(firsts, positions, np.arange(texts.len()))
     order = np.argsort(firsts[:-1])
-    strings = [_shorten(text) for text in take_rows(texts, rows[order]).cast(pl.String)]
+    shown = [_shorten(text) for text in take_rows(texts, rows[order]).cast(pl.String)]
+    places = {text: place for place, text in enumerate(dict.fromkeys(shown), 1)}
     index = np.zeros(rows.size + 1, np.uint32)
-    index[order] = np.arange(1, rows.size + 1)
+    index[order] = [places[text] for text in shown]
     parts = np.split(index[positions], len(columns))
-    return strings, {name: pl.Series(part) for name, part in zip(columns, parts, strict=True)}
+    return list(places), {name: pl.Series(part) for name, part in zip(columns, parts, strict=True)}
 
 
 def _shorten(text: str) -> str:

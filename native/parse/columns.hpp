@@ -48,8 +48,10 @@ class Column {
     virtual void pad(size_t rows) = 0;
     virtual void truncate(size_t rows) = 0;
     virtual void take(const Buffer<uint32_t>& order, Scratch& scratch) = 0;
-    // Adds the rows of a column of the same type, which stays as it is.
+    // Adds the rows of a column of the same type, which stays as it is. Always of the same column until `forget_other`:
+    // what its codes mean is remembered.
     virtual void append(const Column& other, const Shifts& shifts) = 0;
+    virtual void forget_other() {}
     // Counts what is wrong with the values; called before they leave.
     virtual void settle(Troubles&) {}
     // Moves the column into Arrow structures; the column is empty afterwards.
@@ -230,8 +232,8 @@ class Texts : public Numbers<uint32_t> {
     uint32_t code(std::string_view text) { return dictionary_.code(text); }
     std::string_view text(uint32_t code) const { return dictionary_.texts()[code]; }
 
-    // Always of the same other column: its codes are remembered.
     void append(const Column& other, const Shifts& shifts) override;
+    void forget_other() override { codes_of_other_.clear(); }
     // What is no JSON becomes null. Texts are looked at once a distinct one, faults counted once a row.
     void settle(Troubles& troubles) override;
     void leave(ArrowSchema* schema, ArrowArray* array) override;
@@ -275,6 +277,9 @@ class Table {
             columns_[i].column->pad(before);
             columns_[i].column->append(*other.columns_[i].column, shifts);
         }
+    }
+    void forget_other() {
+        for (auto& named : columns_) named.column->forget_other();
     }
     // Puts the rows in order; every second column is left to `worker`, if there is one.
     void take(const Buffer<uint32_t>& order, Worker* worker = nullptr) {

@@ -31,14 +31,14 @@ std::optional<int64_t> time_of(std::string_view token) {
 void Identifiers::append(const Column& other, const Shifts& shifts) {
     const size_t before = size();
     Numbers::append(other, shifts);
-    const auto& texts = static_cast<const Identifiers&>(other).texts_.texts();
+    const auto& identifiers = static_cast<const Identifiers&>(other);
+    const auto& texts = identifiers.texts_.texts();
     for (size_t code = numbers_of_other_.size(); code < texts.size(); ++code) {
         numbers_of_other_.push_back(kFirst - static_cast<int64_t>(texts_.code(texts[code])));
     }
-    const int64_t last = kFirst - static_cast<int64_t>(texts.size());
-    for (size_t row = before; row < size(); ++row) {
-        int64_t& value = values()[row];
-        if (value <= kFirst && value > last) value = numbers_of_other_[static_cast<size_t>(kFirst - value)];
+    for (const uint32_t row : identifiers.rows_of_texts_) {
+        int64_t& value = values()[before + row];
+        value = numbers_of_other_[static_cast<size_t>(kFirst - value)];
     }
 }
 

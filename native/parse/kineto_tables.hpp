@@ -13,15 +13,23 @@ namespace etloom::kineto {
 class Identifiers : public Numbers<int64_t> {
   public:
     explicit Identifiers(Dictionary& texts) : texts_(texts) {}
-    void push_text(std::string_view text) { push(kFirst - static_cast<int64_t>(texts_.code(text))); }
-    // Always of the same other column: the numbers of its texts are remembered. Texts that are new here get numbers in the
-    // order in which the other parser met them, which is that of the file.
+    void push_text(std::string_view text) {
+        rows_of_texts_.push_back(static_cast<uint32_t>(size()));
+        push(kFirst - static_cast<int64_t>(texts_.code(text)));
+    }
+    void truncate(size_t rows) override {
+        while (!rows_of_texts_.empty() && rows_of_texts_.back() >= rows) rows_of_texts_.pop_back();
+        Numbers::truncate(rows);
+    }
+    // Texts that are new here get numbers in the order in which the other parser met them, which is that of the file.
     void append(const Column& other, const Shifts& shifts) override;
+    void forget_other() override { numbers_of_other_.clear(); }
 
   private:
     static constexpr int64_t kFirst = -(int64_t{1} << 40);
 
     Dictionary& texts_;
+    std::vector<uint32_t> rows_of_texts_;  // not of those that were appended
     std::vector<int64_t> numbers_of_other_;  // by its code
 };
 

@@ -36,7 +36,9 @@ bool Parser::rows_of_both(std::string_view first, std::string_view second, uint6
     worker_.run_both([&] { good_second = second_->rows(second, rows_of_second); },
                      [&] { good_first = rows(first, position); });
     if (!good_first || !good_second) {
-        second_ = nullptr;  // what it has read may be no rows
+        // Texts that it met may be of no row, if the cut was inside one: they must not get numbers.
+        second_ = nullptr;
+        for (auto& [name, table] : tables_) table.forget_other();
         return false;
     }
     take_rows_of(*second_, position);

@@ -296,3 +296,54 @@ def test_texts_that_only_one_thread_meets_get_the_numbers_of_the_file_order(name
     for chunks in ([content], pieces):
         tables, _ = native_parsers.parse("kineto", chunks)
         assert sum(tables[name].height for name in ("events", "flows")) == 100
+
+
+@pytest.mark.parametrize("fault", ["damaged row", "cut inside a row"])
+def test_halves_that_do_not_parse_leave_the_texts_of_later_ones_as_they_are(fault: str) -> None:
+    """Two threads parse some blocks; one block is parsed again as a whole; two threads parse the rest."""
+
+    def event(i: int) -> dict[str, Any]:
+        lane = f"thread {i % 6} of {i // 200}"
+        return {
+            "ph": "X",
+            "name": f"op{i % 11} {i // 100}",
+            "cat": "cpu_op",
+            "pid": 1,
+            "tid": lane,
+            "ts": i,
+            "dur": 1,
+        }
+
+    rows = [json.dumps(event(i)) for i in range(800)]
+    if fault == "damaged row":
+        rows[400] = rows[400].replace('"dur": 1', '"dur": 1 1')
+    else:
+        inner = [{"ph": "X", "name": f"no row {i}", "tid": f"no thread {i}"} for i in range(200)]
+        rows[400] = json.dumps(event(400) | {"args": {"list": inner}})
+    content = ('{"traceEvents": [' + ", ".join(rows) + "]}").encode()
+    for size in (3000, 9000, 20_000):
+        pieces = [content[at : at + size] for at in range(0, len(content), size)]
+        tables, _ = native_parsers.parse("kineto", pieces)
+        assert tables["events"].height == (799 if fault == "damaged row" else 800)
+
+
+def test_halves_of_execution_traces_that_do_not_parse_leave_later_texts_as_they_are() -> None:
+    source = json.loads((CORPUS / "execution_trace.json").read_bytes())
+    nodes = []
+    for i in range(900):
+        node = dict(source["nodes"][i % len(source["nodes"])], id=i + 1, name=f"op{i % 13} {i // 30}")
+        nodes.append(json.dumps(node))
+    nodes[330] = nodes[330].replace('"id": 331', '"id": 331 1')
+    header = json.dumps({key: value for key, value in source.items() if key != "nodes"})[:-1]
+    content = (header + ', "nodes": [' + ", ".join(nodes) + "]}").encode()
+    for size in (20_000, 60_000):
+        pieces = [content[at : at + size] for at in range(0, len(content), size)]
+        native_parsers.parse("execution_trace", pieces)
+
+
+def test_a_number_in_the_range_of_texts_is_itself() -> None:
+    rows = [
+        {"ph": "X", "name": "op", "cat": "cpu_op", "pid": pid, "tid": 1, "ts": i, "dur": 1}
+        for i, pid in enumerate([1, "a", "b", 1, "c", -(1 << 40), -(1 << 40) - 1, "d", "e", 7] * 10)
+    ]
+    native_parsers.parse("kineto", json.dumps({"traceEvents": rows}).encode())

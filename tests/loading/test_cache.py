@@ -240,3 +240,14 @@ def test_a_small_run_is_read_again_instead_of_cached(
     monkeypatch.setattr(plan, "MIN_TEXT_BYTES_TO_CACHE", 1)
     etloom.open(run)
     assert list(own_folder.glob("*/meta.json"))
+
+
+def test_small_files_that_python_reads_are_cached(
+    tmp_path: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch, own: Path
+) -> None:
+    monkeypatch.setattr(executor, "MIN_SECONDS_TO_CACHE", -1)
+    dump = next(iter(sorted((own / "flight_recorder").glob("nccl*"))))
+    file = tmp_path / "dump_0.json"
+    file.write_bytes(dump.read_bytes())
+    etloom.open(file)
+    assert list(own_folder.glob("*/meta.json"))

@@ -27,6 +27,8 @@ from etloom.formats.tables.meta_checks import check_meta
 _MAX_RANK = 1 << 31
 _MAX_EXAMPLE = 60  # characters
 _MANY = 200
+_MAX_CACHED = 1000
+"""Characters of a text above which it is checked each time, so that long texts do not stay in memory."""
 
 
 def check_values(trace: Trace) -> Trace:
@@ -218,9 +220,13 @@ def _find_unusual_texts(texts: pl.Series, form: Form) -> list[str]:
     return [text for text in texts.to_list() if not _has_form(text, form) or "\\u" in text]
 
 
-@lru_cache(maxsize=1 << 14)
 def _has_form(text: str, form: Form) -> bool:
-    """Return whether a text has the declared form. The ranks of a program have the same texts."""
+    """Return whether a text has the declared form."""
+    return (_has_form_cached if len(text) <= _MAX_CACHED else _has_form_cached.__wrapped__)(text, form)
+
+
+@lru_cache(maxsize=1 << 14)  # the ranks of a program have the same texts
+def _has_form_cached(text: str, form: Form) -> bool:
     if (is_valid := _FORMS.get(form)) is not None:
         return is_valid(_parse(text))
     return re.fullmatch(_USUAL[form], text) is not None
