@@ -136,14 +136,14 @@ class CodedColumn:
         return _mask_codes(self._codes, self._distinct[matches])
 
 
-def _mask_codes(codes: Codes, wanted: Codes) -> Mask:
-    """Return a mask of the rows whose code is one of ``wanted``."""
-    if wanted.size <= 1:
-        return codes == wanted[0] if wanted.size else np.zeros(codes.size, np.bool_)
-    if wanted.max() >= _MAX_KEPT:
-        return np.isin(codes, wanted)
-    table = np.zeros(int(wanted.max()) + 2, np.uint8)  # the last entry is for greater codes
-    table[wanted] = 1
+def _mask_codes(codes: Codes, selected: Codes) -> Mask:
+    """Return a mask of the rows whose code is one of ``selected``."""
+    if selected.size <= 1:
+        return codes == selected[0] if selected.size else np.zeros(codes.size, np.bool_)
+    if selected.max() >= _MAX_KEPT:
+        return np.isin(codes, selected)
+    table = np.zeros(int(selected.max()) + 2, np.uint8)  # the last entry is for greater codes
+    table[selected] = 1
     return looked_up(table, codes, clip=True).view(np.bool_)
 
 

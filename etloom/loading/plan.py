@@ -23,6 +23,7 @@ _TABLE_BYTES_PER_PARQUET_BYTE = 10
 """Memory of the tables of a rank per byte of etloom's Parquet (measured: 9)."""
 MIN_TEXT_BYTES_TO_CACHE = 8_000_000
 """Kineto and execution traces with less text in all are not cached: they are read about as quickly as the cache is."""
+_PARSED_NATIVELY = ("kineto", "execution-trace")
 _LOADING_BYTES_PER_TEXT_BYTE = 1.5
 """Upper bound of the memory for reading and linking a rank per byte of its text (measured: 0.5 to 1.1)."""
 
@@ -169,19 +170,16 @@ def _reads_quickly(plans: Iterable[RankPlan], text_bytes: int, options: LoadOpti
     """Return whether files, of ``text_bytes`` in all, are read into memory about as quickly as from the cache."""
     if text_bytes >= MIN_TEXT_BYTES_TO_CACHE or options.engine != LOCAL_ENGINE:
         return False  # other engines return tables through the cache
-    return all(
-        plan.source is Source.FILES
-        and plan.storage is Storage.MEMORY
-        and all(map(_is_parsed_natively, (*plan.files, *plan.captures)))
-        for plan in plans
-    )
-
-
-def _is_parsed_natively(path: Path) -> bool:
-    try:
-        return path.is_file() and formats.detect_format(path, "kineto") in ("kineto", "execution-trace")
-    except EtloomError:
-        return False
+    for plan in plans:
+        if plan.source is not Source.FILES or plan.storage is not Storage.MEMORY:
+            return False
+        for path in (*plan.files, *plan.captures):
+            try:
+                if not path.is_file() or formats.detect_format(path, "kineto") not in _PARSED_NATIVELY:
+                    return False
+            except EtloomError:
+                return False
+    return True
 
 
 def max_parallel_ranks(text_bytes: Sequence[int], jobs: int) -> int:

@@ -144,10 +144,10 @@ def _encode_texts(trace: Trace, plotted: pl.DataFrame) -> tuple[list[str], dict[
     firsts = np.full(rows.size + 1, texts.len())  # the last one is for null
     np.minimum.at(firsts, positions, np.arange(texts.len()))
     order = np.argsort(firsts[:-1])
-    shown = [_shorten(text) for text in take_rows(texts, rows[order]).cast(pl.String)]
-    places = {text: place for place, text in enumerate(dict.fromkeys(shown), 1)}
+    shortened = [_shorten(text) for text in take_rows(texts, rows[order]).cast(pl.String)]
+    places = {text: place for place, text in enumerate(dict.fromkeys(shortened), 1)}
     index = np.zeros(rows.size + 1, np.uint32)
-    index[order] = [places[text] for text in shown]
+    index[order] = [places[text] for text in shortened]
     parts = np.split(index[positions], len(columns))
     return list(places), {name: pl.Series(part) for name, part in zip(columns, parts, strict=True)}
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,7 @@ def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) ->
         return series
     unusual = _find_unusual_texts(list_distinct(series), form)
     repaired = {text: fixed for text in unusual if (fixed := _repair_text(text)) != text}
-    invalid = [text for text in unusual if not _has_form(text, form)]
+    invalid = [text for text in unusual if not _has_form.__wrapped__(text, form)]
     if not invalid and not repaired:
         return series
     as_text = series.cast(pl.String)
@@ -217,16 +217,17 @@ def _find_unusual_texts(texts: pl.Series, form: Form) -> list[str]:
     if len(texts) > _MANY:  # polars is faster for many texts, but compiling the patterns takes long
         usual = f"^(?:{_USUAL[form]})$"
         return texts.filter(~texts.str.contains(usual) | texts.str.contains(_SURROGATE_ESCAPE)).to_list()
-    return [text for text in texts.to_list() if not _has_form(text, form) or "\\u" in text]
-
-
-def _has_form(text: str, form: Form) -> bool:
-    """Return whether a text has the declared form."""
-    return (_has_form_cached if len(text) <= _MAX_CACHED else _has_form_cached.__wrapped__)(text, form)
+    unusual = []
+    for text in texts.to_list():
+        check = _has_form if len(text) <= _MAX_CACHED else _has_form.__wrapped__
+        if "\\u" in text or not check(text, form):
+            unusual.append(text)
+    return unusual
 
 
 @lru_cache(maxsize=1 << 14)  # the ranks of a program have the same texts
-def _has_form_cached(text: str, form: Form) -> bool:
+def _has_form(text: str, form: Form) -> bool:
+    """Return whether a text has the declared form."""
     if (is_valid := _FORMS.get(form)) is not None:
         return is_valid(_parse(text))
     return re.fullmatch(_USUAL[form], text) is not None
@@ -252,7 +253,9 @@ def _parse(text: str) -> Any:
 
 
 def _is_integers(value: Any, low: int = -INTEGER_LIMIT, high: int = INTEGER_LIMIT) -> bool:
-    return isinstance(value, list) and all(type(item) is int and low <= item <= high for item in value)
+    return isinstance(value, list) and not [
+        item for item in value if type(item) is not int or not low <= item <= high
+    ]
 
 
 def _is_shape(value: Any) -> bool:
@@ -268,10 +271,10 @@ def _is_list_of(value: Any, is_item: Callable[[Any], bool]) -> bool:
 
 _FORMS: dict[Form, Callable[[Any], bool]] = {
     "shape": _is_shape,
-    "shapes": lambda value: _is_list_of(value, _is_shape),
+    "shapes": partial(_is_list_of, is_item=_is_shape),
     "integers": _is_integers,
-    "strides": lambda value: _is_list_of(value, _is_integers),
-    "ranks": lambda value: _is_integers(value, 0, _MAX_RANK),
+    "strides": partial(_is_list_of, is_item=_is_integers),
+    "ranks": partial(_is_integers, low=0, high=_MAX_RANK),
     "values": lambda value: isinstance(value, list),
 }
 
