@@ -239,7 +239,10 @@ def is_backend_range(name: pl.Expr | None = None) -> pl.Expr:
     return name.str.contains(BACKEND_RANGE)
 
 
-_COMMUNICATION = rf"{BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$"
+# For Python, which takes long to compile a range of nearly all characters, and not for \w.
+_COMMUNICATION = rf"{BACKEND_RANGE}|{_CALL}|{_COMMUNICATION_KERNEL}|^[a-z_]+$".replace(
+    _WORD_CHARACTERS, r"\w"
+)
 _COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
