@@ -25,6 +25,8 @@ from typing import Any, Literal, NamedTuple
 import numpy  # noqa: F401 - before polars, which otherwise converts arrays half as fast
 import polars as pl
 
+from etloom.core.arrays import join_columns
+
 SEVERITIES = ("info", "data_loss", "error")
 """Severities of a row of stats: nothing is lost (repaired, defaulted) | input was skipped | results may be wrong."""
 
@@ -112,8 +114,7 @@ class Table:
             raise ValueError(f"table {self.name} has no column {sorted(unknown)}")
         if frame.is_empty():
             return self.empty()
-        first, *others = (_cast(column, self.schema[column.name]) for column in frame.get_columns())
-        frame = first.to_frame().hstack(others)
+        frame = join_columns(_cast(column, self.schema[column.name]) for column in frame.get_columns())
         absent = set(self.schema) - set(frame.columns)
         if not absent:
             return frame[list(self.schema)]

@@ -130,7 +130,7 @@ def test_rows_are_taken_by_number_and_negative_ones_are_null(rows: list[int], dt
 
 
 def test_a_table_is_made_of_arrays_and_columns() -> None:
-    made = arrays.make_frame({"a": np.arange(3), "b": pl.Series("other", ["x", None, "y"])})
-    assert made.equals(pl.DataFrame({"a": [0, 1, 2], "b": ["x", None, "y"]}))
+    frame = arrays.make_frame({"a": np.arange(3), "b": pl.Series("other", ["x", None, "y"])})
+    assert frame.equals(pl.DataFrame({"a": [0, 1, 2], "b": ["x", None, "y"]}))
     with pytest.raises(pl.exceptions.ShapeError):
         arrays.make_frame({"a": np.arange(3), "b": np.arange(2)})

@@ -126,10 +126,10 @@ def test_pages_are_no_traces(tmp_path: Path, text: bytes) -> None:
 def test_a_page_is_offered_to_readers_of_other_packages_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(registry, "get", lambda kind, name: asked.append(name))
+    imported = []
+    monkeypatch.setattr(registry, "get", lambda kind, name: imported.append(name))
     monkeypatch.setattr(registry, "find_package", lambda kind, name: None)
     page = tmp_path / "report.html"
     page.write_bytes(b"<!doctype html><html>")
     assert detect_format(page) is None
-    assert not asked
+    assert not imported

@@ -198,7 +198,7 @@ def _check_form(label: str, series: pl.Series, form: Form, stats: list[Stat]) ->
         return series
     unusual = _find_unusual_texts(list_distinct(series), form)
     repaired = {text: fixed for text in unusual if (fixed := _repair_text(text)) != text}
-    invalid = [text for text in unusual if not _has_form.__wrapped__(text, form)]
+    invalid = [text for text in unusual if not _has_form(text, form)]
     if not invalid and not repaired:
         return series
     as_text = series.cast(pl.String)
@@ -219,18 +219,20 @@ def _find_unusual_texts(texts: pl.Series, form: Form) -> list[str]:
         return texts.filter(~texts.str.contains(usual) | texts.str.contains(_SURROGATE_ESCAPE)).to_list()
     unusual = []
     for text in texts.to_list():
-        check = _has_form if len(text) <= _MAX_CACHED else _has_form.__wrapped__
+        check = _has_form_cached if len(text) <= _MAX_CACHED else _has_form
         if "\\u" in text or not check(text, form):
             unusual.append(text)
     return unusual
 
 
-@lru_cache(maxsize=1 << 14)  # the ranks of a program have the same texts
 def _has_form(text: str, form: Form) -> bool:
     """Return whether a text has the declared form."""
     if (is_valid := _FORMS.get(form)) is not None:
         return is_valid(_parse(text))
     return re.fullmatch(_USUAL[form], text) is not None
+
+
+_has_form_cached = lru_cache(maxsize=1 << 14)(_has_form)  # the ranks of a program have the same texts
 
 
 def _repair_text(text: str) -> str:
