@@ -56,6 +56,7 @@ void fill_array(ArrowArray* array, size_t rows, int64_t nulls, int64_t buffers, 
 void Column::leave_with(ArrowSchema* schema, ArrowArray* array, const char* format, size_t rows,
                         std::shared_ptr<void> values, const void* data, Dictionary* texts) {
     auto* kept = new Kept;
+    if (nulls_ != 0) mark_values(rows);
     kept->values = std::move(values);
     kept->valid = std::move(valid_);
     kept->buffers[0] = nulls_ == 0 ? nullptr : kept->valid.data();
@@ -63,6 +64,7 @@ void Column::leave_with(ArrowSchema* schema, ArrowArray* array, const char* form
     fill_schema(schema, format);
     fill_array(array, rows, nulls_, 2, kept);
     valid_ = {};
+    marked_ = 0;
     nulls_ = 0;
     if (texts == nullptr) return;
 
@@ -94,7 +96,7 @@ void Texts::append(const Column& other, const Shifts&) {
         if (code == kUnknown) code = dictionary_.code(known[texts.values_[i]]);
         values_[before + i] = code;
     }
-    append_bitmap(before, other, rows);
+    append_bitmap(before, other);
 }
 
 void Texts::settle(Troubles& troubles) {
@@ -111,7 +113,7 @@ void Texts::settle(Troubles& troubles) {
         const Fault fault = faults_[values_[row]];
         if (fault == Fault::kNone) continue;
         troubles[kNames[static_cast<size_t>(fault)]].add(texts[values_[row]]);
-        if (fault == Fault::kNoJson) unmark(row, values_.size());
+        if (fault == Fault::kNoJson) unmark(row);
     }
 }
 

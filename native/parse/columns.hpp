@@ -58,55 +58,55 @@ class Column {
     virtual void leave(ArrowSchema* schema, ArrowArray* array) = 0;
 
   protected:
-    // Bit i of the bitmap is set where row i has a value. There is no bitmap before the first null.
-    void mark_valid(size_t row) {
-        if (valid_.empty()) return;
-        if ((row & 7) == 0) valid_.push_back(0);
-        valid_.back() |= static_cast<uint8_t>(1U << (row & 7));
-    }
+    // Bit i of the bitmap is set where row i has a value. It ends with the last null: all rows behind have values.
     void mark_nulls(size_t from, size_t to) {
-        if (valid_.empty()) begin_bitmap(from);
+        mark_values(from);
         valid_.resize((to + 7) / 8);
+        marked_ = to;
         nulls_ += static_cast<int64_t>(to - from);
     }
-    void begin_bitmap(size_t rows) {
-        valid_.assign((rows + 7) / 8, 0xFF);
-        if (rows & 7) valid_.back() = static_cast<uint8_t>((1U << (rows & 7)) - 1);
+    // The bits of the rows up to `rows`, which have values from where the bitmap ends.
+    void mark_values(size_t rows) {
+        if (rows <= marked_) return;
+        valid_.resize((rows + 7) / 8);
+        size_t row = marked_;
+        for (; row < rows && (row & 7) != 0; ++row) valid_[row >> 3] |= static_cast<uint8_t>(1U << (row & 7));
+        if (rows - row >= 8) std::memset(valid_.data() + row / 8, 0xFF, (rows - row) / 8);
+        for (row = std::max(row, rows & ~size_t{7}); row < rows; ++row) valid_[row >> 3] |= static_cast<uint8_t>(1U << (row & 7));
+        marked_ = rows;
     }
-    bool is_valid(size_t row) const { return valid_.empty() || ((valid_[row >> 3] >> (row & 7)) & 1); }
-    // Row `row`, which had a value, has none any more; there are `rows` in all.
-    void unmark(size_t row, size_t rows) {
-        if (valid_.empty()) begin_bitmap(rows);
+    bool is_valid(size_t row) const { return row >= marked_ || ((valid_[row >> 3] >> (row & 7)) & 1); }
+    // Row `row`, which had a value, has none any more.
+    void unmark(size_t row) {
+        mark_values(row + 1);
         valid_[row >> 3] &= static_cast<uint8_t>(~(1U << (row & 7)));
         ++nulls_;
     }
     // The bits of another column's rows behind those of `before`.
-    void append_bitmap(size_t before, const Column& other, size_t rows) {
-        if (valid_.empty() && other.valid_.empty()) return;
-        if (valid_.empty()) begin_bitmap(before);
-        valid_.resize((before + rows + 7) / 8);
+    void append_bitmap(size_t before, const Column& other) {
+        if (other.marked_ == 0) return;
+        mark_values(before);
+        marked_ = before + other.marked_;
+        valid_.resize((marked_ + 7) / 8);
         const unsigned shift = before & 7;
-        for (size_t i = 0; i < (rows + 7) / 8; ++i) {
-            const unsigned present = rows - 8 * i >= 8 ? 0xFF : (1U << (rows & 7)) - 1;
-            const unsigned bits = other.valid_.empty() ? present : other.valid_[i];
+        for (size_t i = 0; i < (other.marked_ + 7) / 8; ++i) {
+            const unsigned bits = other.valid_[i];
             uint8_t* at = &valid_[before / 8 + i];
             at[0] |= static_cast<uint8_t>(bits << shift);
             if (bits >> (8 - shift) != 0) at[1] |= static_cast<uint8_t>(bits >> (8 - shift));
         }
         nulls_ += other.nulls_;
     }
-    void truncate_bitmap(size_t from, size_t to) {
-        if (to == 0) {
-            valid_.clear();
-            nulls_ = 0;
-        }
-        if (valid_.empty()) return;
-        for (size_t row = to; row < from; ++row) nulls_ -= is_valid(row) ? 0 : 1;
+    void truncate_bitmap(size_t to) {
+        if (to >= marked_) return;
+        for (size_t row = to; row < marked_; ++row) nulls_ -= is_valid(row) ? 0 : 1;
+        marked_ = to;
         valid_.resize((to + 7) / 8);
         if (to & 7) valid_.back() &= static_cast<uint8_t>((1U << (to & 7)) - 1);
     }
-    void take_bitmap(const Buffer<uint32_t>& order) {
+    void take_bitmap(const Buffer<uint32_t>& order, size_t rows) {
         if (nulls_ == 0) return;
+        mark_values(rows);
         std::vector<uint8_t> taken((order.size() + 7) / 8);
         const uint8_t* valid = valid_.data();
         for (size_t i = 0; i < taken.size(); ++i) {
@@ -118,11 +118,13 @@ class Column {
             taken[i] = static_cast<uint8_t>(byte);
         }
         valid_ = std::move(taken);
+        marked_ = order.size();
     }
     void leave_with(ArrowSchema* schema, ArrowArray* array, const char* format, size_t rows,
                     std::shared_ptr<void> values, const void* data, Dictionary* texts);
 
     std::vector<uint8_t> valid_;
+    size_t marked_ = 0;  // rows that have a bit
     int64_t nulls_ = 0;
 };
 
@@ -139,10 +141,7 @@ template <> struct Format<double> { static constexpr const char* value = "g"; };
 template <typename T>
 class Numbers : public Column {
   public:
-    void push(T value) {
-        mark_valid(values_.size());
-        values_.push_back(value);
-    }
+    void push(T value) { values_.push_back(value); }
     // The value of row `row`.
     void push_at(size_t row, T value) {
         pad(row);
@@ -160,15 +159,15 @@ class Numbers : public Column {
     size_t size() const override { return values_.size(); }
     void truncate(size_t rows) override {
         if (values_.size() <= rows) return;
-        truncate_bitmap(values_.size(), rows);
+        truncate_bitmap(rows);
         values_.resize(rows);
     }
     void take(const Buffer<uint32_t>& order, Scratch& scratch) override {
+        take_bitmap(order, values_.size());
         auto& taken = scratch.of<T>();
         taken.resize_unset(order.size());
         for (size_t i = 0; i < order.size(); ++i) taken[i] = values_[order[i]];
         values_.swap(taken);
-        take_bitmap(order);
     }
     void append(const Column& other, const Shifts&) override { append_shifted(static_cast<const Numbers&>(other), T{}); }
     void leave(ArrowSchema* schema, ArrowArray* array) override { leave_as(schema, array, Format<T>::value, nullptr); }
@@ -187,7 +186,7 @@ class Numbers : public Column {
         const size_t before = values_.size(), rows = other.values_.size();
         values_.resize_unset(before + rows);
         for (size_t i = 0; i < rows; ++i) values_[before + i] = other.values_[i] + shift;
-        append_bitmap(before, other, rows);
+        append_bitmap(before, other);
     }
 
     Buffer<T> values_;
@@ -214,13 +213,16 @@ class Texts : public Numbers<uint32_t> {
     explicit Texts(Finish finish) : finish_(finish) {}
 
     uint32_t push_text(std::string_view text) {
-        // Texts come in runs of the same more often than not.
-        if (!same(text, last_) || last_.data() == nullptr) {
-            code_ = dictionary_.code(text);
-            last_ = dictionary_.texts()[code_];
+        // Texts come in the same order again and again: the one that followed the last time is tried first.
+        const auto& texts = dictionary_.texts();
+        uint32_t code = code_ < next_.size() ? next_[code_] : 0;
+        if (code >= texts.size() || !same(text, texts[code])) {
+            code = dictionary_.code(text);
+            next_.resize(std::max(next_.size(), texts.size()));
+            next_[code_] = code;
         }
-        push(code_);
-        return code_;
+        push(code_ = code);
+        return code;
     }
     void push_text_at(size_t row, std::string_view text) {
         pad(row);
@@ -243,8 +245,8 @@ class Texts : public Numbers<uint32_t> {
     Dictionary dictionary_;
     std::vector<Fault> faults_;  // by code, as far as they were looked at
     bool faultless_ = true;
-    std::string_view last_;
-    uint32_t code_ = 0;
+    uint32_t code_ = 0;           // of the last text
+    std::vector<uint32_t> next_;  // by code: that of the text which followed
     std::vector<uint32_t> codes_of_other_;  // by its code
 };
 

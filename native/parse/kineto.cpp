@@ -20,6 +20,12 @@ class KinetoParser : public Parser {
         if (event != nullptr) events_.add(*event, position);
         return event != nullptr;
     }
+    bool known_row(const char*& at, const char* to, uint64_t position) override {
+        kineto::Event* event = reader_.read_known(at, to);
+        if (event != nullptr) events_.add(*event, position);
+        return event != nullptr;
+    }
+    void learn(const char* from, const char* to) override { reader_.learn(from, to); }
     const Table& main_table() override { return tables_["events"]; }
     std::unique_ptr<Parser> make_second() const override { return std::make_unique<KinetoParser>(); }
     void order(Worker* worker) override { events_.order(worker); }

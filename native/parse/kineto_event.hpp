@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kineto_fields.hpp"
+#include "kineto_layout.hpp"
 #include "tokens.hpp"
 #include "troubles.hpp"
 
@@ -22,11 +23,20 @@ struct Value {
     int32_t triple[3];
 };
 
+// The text of a value that is a number more often than not.
+struct Scalar {
+    enum class Form : uint8_t { kText, kWhole, kThousandths };
+    std::string_view token;
+    int64_t number = 0;  // as the form says
+    Form form = Form::kText;
+    bool empty() const { return token.empty(); }
+};
+
 // The texts are those of the file.
 struct Event {
     char ph = 0;  // 0: absent, 1: more than one letter
     std::string_view ph_text, cat, name;
-    std::string_view ts, dur, pid, tid, id;
+    Scalar ts, dur, pid, tid, id;
     uint64_t present = 0;  // bit i: kFields[i] was there and had a value
     Value values[kFieldCount];
     std::string_view args;                                              // of a metadata event (M), whole
@@ -45,18 +55,30 @@ class EventReader {
     explicit EventReader(Troubles& troubles) : troubles_(troubles) {}
     // The event that `at` is at, which it steps over; nullptr: it is damaged.
     Event* read(Cursor& at);
+    // The same of the event that begins at `at`, which is moved behind it; nullptr also if it is not printed as events
+    // before it, or has anything to be counted as a trouble.
+    Event* read_known(const char*& at, const char* to);
+    void learn(const char* from, const char* to) { layout_.learn(from, to); }
 
   private:
     bool member(std::string_view key, Cursor& at);
     bool arguments(Cursor& at);
+    bool set_known(Layout::Step& step, const char*& at, const char* to);
+    bool set_known_argument(Layout::Step& step, const char*& at, const char* to);
+    bool keep_known(const Layout::Step& step, std::string_view token, std::string_view mark);
+    static bool set_known_text(std::string_view& into, const char*& at, const char* to);
+    static bool set_known_time(Scalar& into, const char*& at, const char* to);
+    static bool set_known_number(Scalar& into, Layout::Step& step, const char*& at, const char* to);
     bool argument(std::string_view key, std::string_view token);
-    bool convert(const Field& field, std::string_view token, Value& value, bool& none);
+    static bool convert(const Field& field, std::string_view token, Value& value, bool& none);
     void odd(std::string_view key, std::string_view token);
     void text(std::string_view key, std::string_view token, std::string_view& into);
 
     Troubles& troubles_;
     Event event_;
     FieldIndex index_;
+    Layout layout_;
+    uint64_t known_ = 0, tried_ = 0;  // events that were read by the layout, and that it was tried for
     std::vector<Cursor> late_;  // args that came before the phase, which says what they mean
 };
 

@@ -109,6 +109,10 @@ constexpr size_t field_at(std::string_view key) {
     }
     return kFieldCount;
 }
+// The field of a key; kFieldCount: no column holds it.
+constexpr size_t field_of(std::string_view key) {
+    return key == "external id" ? field_at("External id") : field_at(key);  // Kineto of 2021 wrote it small
+}
 inline constexpr size_t kGrid = field_at("grid"), kBlock = field_at("block"), kCollective = field_at("Collective name"),
                  kSyncKind = field_at("cuda_sync_kind"), kPythonId = field_at("Python id"),
                  kGroupRanks = field_at("Process Group Ranks"), kExternalId = field_at("External id");

@@ -21,8 +21,11 @@ constexpr auto kMasks = [] {
 }();
 constexpr uint64_t mask_of(Group group) { return kMasks[static_cast<size_t>(group)]; }
 
-std::optional<int64_t> time_of(std::string_view token) {
-    const auto time = thousandths(token);
+std::optional<int64_t> thousandths_of(const Scalar& scalar) {
+    return scalar.form == Scalar::Form::kThousandths ? scalar.number : thousandths(scalar.token);
+}
+std::optional<int64_t> time_of(const Scalar& scalar) {
+    const auto time = thousandths_of(scalar);
     return time && *time <= kLatest && *time >= -kLatest ? time : std::nullopt;
 }
 
@@ -132,8 +135,8 @@ void EventTables::add(Event& event, uint64_t position) {
 
 void EventTables::lost(Event& event) {
     event.give_back(event.present, troubles_);
-    if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
-    if (!event.dur.empty()) event.keep("dur", event.dur, ".", troubles_);
+    if (!event.id.empty()) event.keep("id", event.id.token, ".", troubles_);
+    if (!event.dur.empty()) event.keep("dur", event.dur.token, ".", troubles_);
     if (!event.rest.empty()) troubles_["unstored_args"].add(std::string(event.name) + ": " + event.rest);
 }
 
@@ -156,7 +159,7 @@ void EventTables::add_event(Event& event, int64_t ts, uint64_t position) {
     push_lane(pid_, event.pid);
     push_lane(tid_, event.tid);
     push_fields(event, mask_of(Group::kEvent), row);
-    if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
+    if (!event.id.empty()) event.keep("id", event.id.token, ".", troubles_);
     push_rest(args_, event);
     position_->push(static_cast<uint32_t>(position));
 }
@@ -178,12 +181,14 @@ void EventTables::add_flow(Event& event, int64_t ts) {
     push_lane(flow_tid_, event.tid);
     push_flow_id(event.id);
     event.give_back(event.present, troubles_);
-    if (!event.dur.empty()) event.keep("dur", event.dur, ".", troubles_);
+    if (!event.dur.empty()) event.keep("dur", event.dur.token, ".", troubles_);
     push_rest(flow_args_, event);
 }
 
 // Ends of an arrow share an id; one that is no number becomes one that does not occur, as tracks do.
-void EventTables::push_flow_id(std::string_view token) {
+void EventTables::push_flow_id(const Scalar& id) {
+    if (id.form == Scalar::Form::kWhole) return flow_id_->push(id.number);
+    const std::string_view token = id.token;
     if (token.empty() || token == "null") {
         troubles_["no_flow_id"].add("");
         return flow_id_->null();
@@ -200,8 +205,8 @@ void EventTables::add_memory(Event& event, int64_t ts) {
     push_lane(memory_tid_, event.tid);
     push_fields(event, mask_of(Group::kMemory), row);
     event.give_back(event.present & ~mask_of(Group::kMemory), troubles_);
-    if (!event.id.empty()) event.keep("id", event.id, ".", troubles_);
-    if (!event.dur.empty()) event.keep("dur", event.dur, ".", troubles_);
+    if (!event.id.empty()) event.keep("id", event.id.token, ".", troubles_);
+    if (!event.dur.empty()) event.keep("dur", event.dur.token, ".", troubles_);
     push_rest(memory_args_, event);
 }
 
@@ -236,7 +241,9 @@ void EventTables::add_metadata(const Event& event) {
     meta_args_->push_text(event.args);
 }
 
-void EventTables::push_lane(Identifiers* column, std::string_view token) {
+void EventTables::push_lane(Identifiers* column, const Scalar& lane) {
+    if (lane.form == Scalar::Form::kWhole) return column->push(lane.number);
+    const std::string_view token = lane.token;
     if (token.empty() || token == "null") return column->null();
     if (const auto number = whole(token)) return column->push(*number);
     if (!is_text(token)) troubles_["unexpected_type"].add("pid or tid: " + std::string(token.substr(0, 200)));
@@ -244,14 +251,15 @@ void EventTables::push_lane(Identifiers* column, std::string_view token) {
 }
 
 void EventTables::push_duration(const Event& event) {
-    if (event.dur.empty() || event.dur == "null") {
+    if (event.dur.form == Scalar::Form::kThousandths && event.dur.number < kLongest) return dur_->push(event.dur.number);
+    if (event.dur.empty() || event.dur.token == "null") {
         if (event.ph == 'X') troubles_["no_duration"].add(event.name);
         return dur_->null();
     }
-    const auto length = thousandths(event.dur);
+    const auto length = thousandths_of(event.dur);
     if (!length || *length < 0 || *length >= kLongest) {
         const char* trouble = length && *length < 0 ? "negative_duration" : "invalid_duration";
-        troubles_[trouble].add(std::string(event.name) + ": " + std::string(event.dur));
+        troubles_[trouble].add(std::string(event.name) + ": " + std::string(event.dur.token));
         return dur_->null();
     }
     dur_->push(*length);

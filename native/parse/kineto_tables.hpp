@@ -56,8 +56,8 @@ class EventTables {
     void push_fields(const Event& event, uint64_t mask, size_t row);
     void push_duration(const Event& event);
     void push_rest(Texts* column, Event& event);
-    void push_lane(Identifiers* column, std::string_view token);
-    void push_flow_id(std::string_view token);
+    void push_lane(Identifiers* column, const Scalar& lane);
+    void push_flow_id(const Scalar& id);
     Role role_of(uint32_t cat);
     static void push_text(Identifiers* column, std::string_view token);
 

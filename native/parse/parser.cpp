@@ -1,6 +1,8 @@
 // See parser.hpp.
 #include "parser.hpp"
 
+#include "json_text.hpp"
+
 namespace etloom {
 
 void Parser::sort() {
@@ -13,15 +15,26 @@ void Parser::sort() {
     order(is_for_two(rows) ? &worker_ : nullptr);
 }
 
+// Tokens are found when the first row needs them, of all that is left.
 bool Parser::rows(std::string_view json, uint64_t& position) {
-    Cursor at;
-    if (!tokens_.find(json, at)) return false;
-    for (;;) {
-        if (!row(at, position)) return false;
-        ++position;
-        if (at.peek() != ',') return at.peek() == ']' && at.left() == 1;
-        at.step();
+    const char *at = json.data(), *const to = at + json.size();
+    Cursor tokens;
+    for (;; ++at, ++position) {
+        if (!only_by_tokens_ && known_row(at, to, position)) {
+            ++known_rows_;
+        } else {
+            if (tokens.at_end() && !tokens_.find({at, static_cast<size_t>(to - at)}, tokens)) return false;
+            tokens.skip_to(at);
+            if (!row(tokens, position)) return false;
+            learn(at, to);
+            at = tokens.here();
+        }
+        at = skip_space(at, to);
+        if (at == to) return false;
+        if (*at != ',') break;
     }
+    ++position;
+    return *at == ']' && at + 1 == to;
 }
 
 bool Parser::is_for_two(size_t bytes) const {
@@ -31,6 +44,7 @@ bool Parser::is_for_two(size_t bytes) const {
 
 bool Parser::rows_of_both(std::string_view first, std::string_view second, uint64_t& position) {
     if (second_ == nullptr) second_ = make_second();
+    second_->only_by_tokens_ = only_by_tokens_;
     bool good_first = false, good_second = false;
     uint64_t rows_of_second = 0;
     worker_.run_both([&] { good_second = second_->rows(second, rows_of_second); },
@@ -43,6 +57,7 @@ bool Parser::rows_of_both(std::string_view first, std::string_view second, uint6
     }
     take_rows_of(*second_, position);
     position += rows_of_second;
+    known_rows_ += std::exchange(second_->known_rows_, 0);
     for (auto& [name, table] : second_->tables_) table.truncate(0);
     second_->troubles_.clear();
     return true;

@@ -23,6 +23,10 @@ class Parser : public RowStream {
 
     // Pieces of at least `bytes` are parsed by two threads. 0: large ones are, where a processor has nothing to do.
     void split_from(size_t bytes) { split_from_ = bytes; }
+    // Reads each row by its tokens, as a reference for rows that are read by what rows before them look like.
+    void only_by_tokens() { only_by_tokens_ = true; }
+    // How many rows were read without tokens.
+    uint64_t known_rows() const { return known_rows_; }
     Tables& tables() { return tables_; }
     const Troubles& troubles() const { return troubles_; }
     // Orders the tables and counts what is wrong with their texts. Once, before the columns leave.
@@ -33,6 +37,11 @@ class Parser : public RowStream {
     virtual void order(Worker* worker) = 0;
     // The row that `at` is at, which it steps over. False: it is damaged.
     virtual bool row(Cursor& at, uint64_t position) = 0;
+    // The row that a place is at, or behind white space there, if it is like rows before; the place is moved behind it
+    // then. The second place is the end of the array.
+    virtual bool known_row(const char*&, const char*, uint64_t) { return false; }
+    // The row between, which `row` read, is one to know from now on.
+    virtual void learn(const char*, const char*) {}
     // The table that the rows of other tables refer to.
     virtual const Table& main_table() = 0;
     // A parser of the same format, whose rows this one takes over.
@@ -53,6 +62,8 @@ class Parser : public RowStream {
     Troubles saved_troubles_;
     std::vector<size_t> marks_;
     size_t split_from_ = 0;
+    bool only_by_tokens_ = false;
+    uint64_t known_rows_ = 0;
     std::unique_ptr<Parser> second_;
     Worker worker_;
 };

@@ -84,6 +84,28 @@ struct Digits {
     }
 }
 
+// Digits, perhaps a point and at most three places, times 1000; at most 15 digits before the point, so that they fit. `p`
+// is moved behind them. A byte that is no digit is before `end`.
+[[gnu::always_inline]] inline bool few_places(const char*& p, const char* end, int64_t& value) {
+    const Digits before = digits(p, end);
+    if (before.count == 0 || before.count > 15) return false;
+    Digits behind;
+    if (p < end && *p == '.') behind = digits(++p, end);
+    if (behind.count > 3) return false;
+    value = static_cast<int64_t>(before.value * 1000 + behind.value * kPowersOfTen[3 - behind.count]);
+    return true;
+}
+
+// At most 18 digits, as `few_places`; perhaps a minus before them.
+[[gnu::always_inline]] inline bool few_digits(const char*& p, const char* end, int64_t& value) {
+    const bool negative = p < end && *p == '-';
+    if (negative) ++p;
+    const Digits found = digits(p, end);
+    if (found.count == 0 || found.count > 18) return false;
+    value = negative ? -static_cast<int64_t>(found.value) : static_cast<int64_t>(found.value);
+    return true;
+}
+
 std::optional<int64_t> any_decimal(std::string_view token, int scale);
 std::optional<int64_t> any_whole(std::string_view token);
 
@@ -104,21 +126,29 @@ std::optional<int64_t> any_whole(std::string_view token);
     return true;
 }
 
+// Digits, a point and three places, as Kineto writes times, times 1000; `p` is moved behind them. False for any other text
+// and for more than 13 digits before the point.
+[[gnu::always_inline]] inline bool kineto_time(const char*& p, const char* end, int64_t& value) {
+    constexpr uint64_t kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
+    const auto digits_at = [](const char* at) {
+        const uint64_t word = eight_bytes(at) ^ kZeros, others = (word | (word + kSixes)) & kHigh;
+        return others == 0 ? 8 : __builtin_ctzll(others) / 8;
+    };
+    ptrdiff_t before = digits_at(p);
+    if (before == 8) before += digits_at(p + 8);
+    if (end - p < before + 5 || static_cast<uint8_t>(p[before + 4] - '0') < 10) return false;
+    if (!three_places({p, static_cast<size_t>(before + 4)}, value)) return false;
+    p += before + 4;
+    return true;
+}
+
 // The value times 1000 as a whole number, halves away from zero; nothing for what is no number or does not fit. Exact
 // where a double is not: 1700000000000000.123 us has 19 digits in ns.
 inline std::optional<int64_t> thousandths(std::string_view token) {
     if (token.empty()) return {};
     if (int64_t value; three_places(token, value)) return value;
-    // Digits, perhaps a point and at most three places.
     const char *p = token.data(), *const end = p + token.size();
-    const Digits before = digits(p, end);
-    if (before.count > 0 && before.count <= 15) {  // with three places more they fit
-        Digits behind;
-        if (p < end && *p == '.') behind = digits(++p, end);
-        if (p == end && behind.count <= 3) {
-            return static_cast<int64_t>(before.value * 1000 + behind.value * kPowersOfTen[3 - behind.count]);
-        }
-    }
+    if (int64_t value; few_places(p, end, value) && p == end) return value;
     return any_decimal(token, 3);
 }
 
@@ -126,12 +156,7 @@ inline std::optional<int64_t> thousandths(std::string_view token) {
 inline std::optional<int64_t> whole(std::string_view token) {
     if (token.empty()) return {};
     const char *p = token.data(), *const end = p + token.size();
-    const bool negative = p < end && *p == '-';
-    if (negative) ++p;
-    const Digits found = digits(p, end);
-    if (p == end && found.count > 0 && found.count <= 18) {
-        return negative ? -static_cast<int64_t>(found.value) : static_cast<int64_t>(found.value);
-    }
+    if (int64_t value; few_digits(p, end, value) && p == end) return value;
     return any_whole(token);
 }
 

@@ -3,6 +3,7 @@
 // The first stage also checks the text as text: UTF-8, strings closed, no control character in them. The structure is
 // checked by whoever steps along, as far as it is looked at: what is stepped over need only have its brackets closed.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -24,6 +25,13 @@ class Cursor {
     char peek() const { return text_[*at_]; }
     void step(ptrdiff_t tokens = 1) { at_ += tokens; }
     ptrdiff_t left() const { return end_ - at_; }
+    // To the first token at `place` or behind it, which is near more often than not.
+    void skip_to(const char* place) {
+        const auto wanted = static_cast<uint32_t>(place - text_);
+        ptrdiff_t stride = 1;
+        for (; left() > stride && at_[stride] < wanted; stride *= 2) at_ += stride;
+        at_ = std::lower_bound(at_, at_ + std::min(left(), stride + 1), wanted);
+    }
     ptrdiff_t since(const Cursor& before) const { return at_ - before.at_; }
 
     // Steps over one value; its text, empty where there is none.

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
+from etloom import _native
 from support import native_parsers, reference_parsers
 from support.examples import FULL_EXAMPLES, examples
 from support.paths import DATA, ROOT
@@ -37,7 +38,7 @@ def real_files() -> list[Path]:
 
 
 REAL = real_files()
-VALID = {"kineto.json": "kineto", "execution_trace.json": "execution_trace", "flat.json": "execution_trace"}
+VALID = {"kineto.json": "kineto", "kineto_printed.json": "kineto", "execution_trace.json": "execution_trace", "flat.json": "execution_trace"}
 
 
 def kind_of(document: bytes) -> str:
@@ -155,6 +156,108 @@ def test_generated_kineto(events: list[Any], shuffle: random.Random, draw: Any) 
     size = draw.draw(st.integers(1, len(text)))
     native_parsers.assert_equal("kineto", text, native_parsers.in_chunks(text, size))
     native_parsers.assert_accounted("kineto", *native_parsers.parse("kineto", text))
+
+
+PLAIN_VALUES = (
+    st.integers(0, 10**8) | st.integers(0, 2**40),
+    st.integers(-1, 9),
+    st.decimals(0, 10**9, places=3).map(float) | st.floats(0, 1e9),
+    st.sampled_from(["a", "aten::mm", "[1, 2]", "x" * 40, "\\", '"', "é", "\x7f"]),
+    st.lists(st.integers(0, 2000), min_size=3, max_size=3),
+    st.lists(st.lists(st.integers(0, 9), max_size=3) | st.sampled_from(["]", "[", '"']), max_size=3),
+)
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(EVENTS.filter(lambda event: event["ph"] != "M"), min_size=1, max_size=4),
+    st.integers(10, 60),
+    st.randoms(use_true_random=False),
+    st.data(),
+)
+@pytest.mark.slow
+def test_generated_events_of_few_layouts(models: list[Any], count: int, choice: Any, draw: Any) -> None:
+    """Most events have the members of a model in the same order; values have mostly one type; some have any."""
+
+    def vary(value: Any, key: str, odd: list[Any]) -> Any:
+        if key == "ph":
+            return choice.choice("XXXXXsfC")
+        if choice.random() < 0.02:
+            return choice.choice(odd)
+        return value if key in ("cat", "other") else choice.choice(values[key])
+
+    args = [model["args"] for model in models if isinstance(model.get("args"), dict)]
+    values = {
+        key: draw.draw(st.lists(choice.choice(PLAIN_VALUES), min_size=1, max_size=6))
+        for key in sorted({key for members in args for key in members})
+    }
+    texts, numbers = PLAIN_VALUES[3], st.one_of(PLAIN_VALUES[:3])
+    for key in ("name", "ts", "dur", "pid", "tid", "id", "s", "args"):
+        values[key] = draw.draw(st.lists(texts if key in ("name", "s") else numbers, min_size=1, max_size=6))
+    odd_values = [None, True, -1, 2**32 - 1, 1e30, "12", "", [], {}, {"a": [1]}]
+    events = []
+    for _ in range(count):
+        model = choice.choice(models)
+        event = {key: vary(value, key, [value]) for key, value in model.items() if choice.random() < 0.98}
+        if isinstance(model.get("args"), dict):
+            event["args"] = {key: vary(value, key, odd_values) for key, value in model["args"].items()}
+        events.append(event)
+    text = json.dumps({"traceEvents": events}, **draw.draw(st.sampled_from(WRITERS))).encode()
+    size = draw.draw(st.integers(50, len(text)))
+    native_parsers.assert_equal("kineto", text, native_parsers.in_chunks(text, size))
+    native_parsers.assert_accounted("kineto", *native_parsers.parse("kineto", text))
+
+
+ODD_VALUES = (
+    b"null true false nan -inf 1e5 1.5e-3 -5 -0 0 01 1. .5 + - 1.25 1.2345 3000000000 4294967295 12345678.25 1-2 1e"
+    b" 9223372036854775807 9223372036854775808 123456789012345678901234567890 1234567890123456.5 12x tru"
+    b' "" "12" "a" "\\"" "\\\\" "\\u00e9" "\xc3\xa9" "\xff" "a\nb" "\\\n" "M" "C" "XX" "]" "},{" "x'
+    b' [] [1,2,3] [1,2] [[1],[2]] ["]","[\\""] [1,[2} [nan] ["\xff"] {} {"a":{"b":1}} {"a":"}"} {"ph":"X"} [1 2] 1 2'
+).split(b" ")
+TOP_KEYS = ("ph", "cat", "name", "ts", "dur", "pid", "tid", "id", "bp", "other", "args")
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text, strict=True)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", [*TOP_KEYS, *sorted(reference_parsers.FIELD_OF), "Ev Idx", "more"])
+def test_an_odd_value_among_events_of_a_layout(key: str) -> None:
+    """Whatever stands where the events before have a plain value: the layout gives what the tokens give."""
+    plain_values = [b"7"] if key in reference_parsers.FIELD_OF else [b"7", b'"a\\"b"', b"1.250"]
+    for plain in plain_values:
+        valid = [value for odd in ODD_VALUES if _is_json(odd) for value in (odd, plain)]
+        for values in (valid, *([odd, plain] for odd in ODD_VALUES if not _is_json(odd))):
+            rows = [_event_with(key.encode(), value, at) for at, value in enumerate([plain, plain, *values])]
+            tables, summary = native_parsers.parse("kineto", b'{"traceEvents": [' + b",\n".join(rows) + b"]}")
+            native_parsers.assert_accounted("kineto", tables, summary)
+
+
+def _event_with(key: bytes, value: bytes, at: int) -> bytes:
+    members = {b"ph": b'"X"', b"cat": b'"kernel"', b"name": b'"k"', b"pid": b"1", b"tid": b"2", b"ts": b"%d.500" % at}
+    args = {b"correlation": b"%d" % at}
+    is_top = key.decode() in TOP_KEYS
+    (members if is_top else args)[key] = value
+    printed = b", ".join(b'"%s": %s' % member for member in args.items())
+    return (
+        b"{"
+        + b", ".join(b'"%s": %s' % member for member in members.items())
+        + (b"" if key == b"args" else b', "args": {%s}' % printed)
+        + b"}"
+    )
+
+
+def test_most_events_are_read_without_tokens(data: Path) -> None:
+    for name in ("critical_path/alexnet.json.gz", "critical_path/simple_add.json.gz"):
+        document = gzip.decompress((data / name).read_bytes())
+        parser = _native.kineto_parser()
+        parser.feed(document)
+        parser.finish()
+        assert parser.known_rows > 0.9 * parser.rows, name
 
 
 TENSOR = st.tuples(*[st.integers(0, 2**40)] * 5, st.sampled_from(["cpu", "cuda:0", ""])).map(list)

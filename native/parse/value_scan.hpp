@@ -1,0 +1,103 @@
+// Where a JSON value ends, from its bytes, several at a time. Values that take more than that are left to the tokens.
+#pragma once
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "lanes.hpp"
+#include "scalars.hpp"
+
+namespace etloom {
+
+enum class Sort : uint8_t { kNone, kText, kNumber, kWord, kNested };
+
+inline constexpr auto kSorts = [] {
+    std::array<Sort, 256> sorts{};
+    for (int c = 'a'; c <= 'z'; ++c) sorts[static_cast<size_t>(c)] = Sort::kWord;
+    for (int c = 'A'; c <= 'Z'; ++c) sorts[static_cast<size_t>(c)] = Sort::kWord;
+    for (const char c : {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '-', '+', '.'}) sorts[static_cast<size_t>(c)] = Sort::kNumber;
+    sorts['"'] = Sort::kText;
+    sorts['['] = sorts['{'] = Sort::kNested;
+    return sorts;
+}();
+inline Sort sort_of(char c) { return kSorts[static_cast<uint8_t>(c)]; }
+
+// Behind the closing quote of the text whose opening one is at `p`. nullptr: it is not closed before `to`, or has bytes
+// that JSON forbids or that may be damaged UTF-8.
+inline const char* scan_text(const char* p, const char* to) {
+    for (++p; p < to;) {
+        const Lanes lanes(p);
+        const Lanes::Mask marks = lanes.equal('"') | lanes.equal('\\') | lanes.below_or_high(' ');
+        if (marks == 0) {
+            p += Lanes::kCount;
+            continue;
+        }
+        p += Lanes::first(marks);
+        if (p >= to) return nullptr;
+        if (*p == '"') return p + 1;
+        if (*p != '\\' || to - p < 2 || static_cast<int8_t>(p[1]) < ' ') return nullptr;
+        p += 2;
+    }
+    return nullptr;
+}
+
+// Behind the bracket that closes the one at `p`; brackets are counted, not matched, as by `Cursor::value`.
+inline const char* scan_nested(const char* p, const char* to) {
+    ptrdiff_t depth = 0;
+    while (p < to) {
+        const Lanes lanes(p);
+        const Lanes::Mask quotes = lanes.equal('"') | lanes.high();
+        const Lanes::Mask opening = lanes.equal('[') | lanes.equal('{'), closing = lanes.equal(']') | lanes.equal('}');
+        const Lanes::Mask before = quotes == 0 ? ~Lanes::Mask{0} : Lanes::up_to(Lanes::first(quotes));
+        if (std::popcount(closing & before) < depth) {
+            depth += std::popcount(opening & before) - std::popcount(closing & before);
+        } else {
+            for (Lanes::Mask left = (opening | closing) & before; left != 0; left &= left - 1) {
+                depth += (opening & left & -left) != 0 ? 1 : -1;
+                if (depth == 0) {
+                    p += Lanes::first(left) + 1;
+                    return p <= to ? p : nullptr;
+                }
+            }
+        }
+        if (quotes == 0) {
+            p += Lanes::kCount;
+            continue;
+        }
+        p += Lanes::first(quotes);
+        if (p >= to || *p != '"') return nullptr;
+        p = scan_text(p, to);
+        if (p == nullptr) return nullptr;
+    }
+    return nullptr;
+}
+
+// Behind the digits at `p`.
+inline const char* scan_digits(const char* p) {
+    constexpr uint64_t kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
+    for (;;) {
+        const uint64_t word = eight_bytes(p) ^ kZeros;
+        const uint64_t others = (word | (word + kSixes)) & kHigh;
+        if (others != 0) return p + std::countr_zero(others) / 8;
+        p += 8;
+    }
+}
+
+// Behind the value at `p`. nullptr: it does not end before `to`, or only the tokens tell where.
+inline const char* scan_value(const char* p, const char* to) {
+    switch (sort_of(*p)) {
+        case Sort::kText: return scan_text(p, to);
+        case Sort::kNested: return scan_nested(p, to);
+        case Sort::kNumber:
+            p = scan_digits(*p == '-' ? p + 1 : p);
+            if (*p == '.') p = scan_digits(p + 1);
+            [[fallthrough]];
+        case Sort::kWord:
+            while (p < to && (sort_of(*p) == Sort::kWord || sort_of(*p) == Sort::kNumber)) ++p;
+            return p < to ? p : nullptr;
+        case Sort::kNone: break;
+    }
+    return nullptr;
+}
+
+}  // namespace etloom
