@@ -4,13 +4,10 @@
 #include <optional>
 
 #include "json_text.hpp"
-#include "value_scan.hpp"
 
 namespace etloom::kineto {
 
 namespace {
-
-bool is_letter(char c) { return static_cast<uint8_t>((c | 0x20) - 'a') < 26; }
 
 bool is_flag(std::string_view token) { return token == "true" || token == "false"; }
 
@@ -27,14 +24,6 @@ bool read_triple(std::string_view token, int32_t (&triple)[3]) {
         at = to + 1;
     }
     return true;
-}
-
-bool is_whole(Kind kind) { return kind == Kind::kWhole || kind == Kind::kPositive || kind == Kind::kNatural; }
-
-// Whether the column takes a whole number. none: it says that there is none.
-bool fits(const Field& field, int64_t number, bool& none) {
-    if (field.kind != Kind::kWhole) none = number == -1 || number == (field.kind == Kind::kPositive ? 0 : UINT32_MAX);
-    return none || !field.narrow || (number >= INT32_MIN && number <= INT32_MAX);
 }
 
 template <typename T>
@@ -86,133 +75,6 @@ Event* EventReader::read(Cursor& at) {
     for (Cursor args : late_) {
         if (!arguments(args)) return nullptr;
     }
-    return &event_;
-}
-
-[[gnu::always_inline]] inline bool EventReader::set_known_text(std::string_view& into, const char*& at, const char* to) {
-    const char* end = *at == '"' ? scan_text(at, to) : nullptr;
-    if (end == nullptr) return false;
-    into = {at + 1, static_cast<size_t>(end - at - 2)};
-    at = end;
-    return true;
-}
-
-[[gnu::always_inline]] inline bool EventReader::set_known_time(Scalar& into, const char*& at, const char* to) {
-    const char* const from = at;
-    into.form = Scalar::Form::kThousandths;
-    if (!kineto_time(at, to, into.number) && !few_places(at, to, into.number)) {
-        into.form = Scalar::Form::kText;
-        at = scan_value(from, to);
-    }
-    into.token = {from, static_cast<size_t>(at - from)};
-    return at != nullptr;
-}
-
-[[gnu::always_inline]] inline bool EventReader::set_known_number(Scalar& into, Layout::Step& step, const char*& at, const char* to) {
-    const char* const from = at;
-    into.form = Scalar::Form::kWhole;
-    if (step.recent.stands_at(at)) {
-        at += step.recent.size();
-        into.number = step.recent.number();
-    } else if (few_digits(at, to, into.number)) {
-        step.recent.keep(from, static_cast<size_t>(at - from), into.number);
-    } else {
-        into.form = Scalar::Form::kText;
-        at = scan_value(from, to);
-    }
-    into.token = {from, static_cast<size_t>(at - from)};
-    return at != nullptr;
-}
-
-// A member that no column holds; false if it is to be counted as a trouble.
-bool EventReader::keep_known(const Layout::Step& step, std::string_view token, std::string_view mark) {
-    const Sort sort = sort_of(token.front());
-    if (sort != Sort::kText && sort != Sort::kNested && !is_scalar(token)) return false;
-    event_.keep(step.key, token, mark, troubles_);
-    return true;
-}
-
-[[gnu::always_inline]] inline bool EventReader::set_known_argument(Layout::Step& step, const char*& at, const char* to) {
-    Event& e = event_;
-    if (e.ph == 0) return false;  // it says what args mean
-    const char* const from = at;
-    const auto scan = [&] {
-        at = scan_value(from, to);
-        return std::string_view(from, at == nullptr ? 0 : static_cast<size_t>(at - from));
-    };
-    if (e.ph == 'C' || step.field == kFieldCount) {
-        const std::string_view token = scan();
-        if (token.empty()) return false;
-        if (e.ph != 'C') return keep_known(step, token, "");
-        e.samples.emplace_back(step.key, token);
-        return true;
-    }
-    const Field& field = kFields[step.field];
-    Value& value = e.values[step.field];
-    bool none = false;
-    if (is_whole(field.kind) && (step.recent.stands_at(at) || few_digits(at, to, value.whole))) {
-        if (at == from) {
-            at += step.recent.size();
-            value.whole = step.recent.number();
-        } else {
-            step.recent.keep(from, static_cast<size_t>(at - from), value.whole);
-        }
-        value.token = {from, static_cast<size_t>(at - from)};
-        if (!fits(field, value.whole, none)) return false;
-    } else {
-        value.token = scan();
-        if (value.token.empty()) return false;
-        none = field.kind == Kind::kIgnored || value.token == "null";
-        if (!none && !convert(field, value.token, value, none)) return false;
-    }
-    const uint64_t bit = uint64_t{1} << step.field;
-    e.present = none ? e.present & ~bit : e.present | bit;
-    return true;
-}
-
-// False where the value, which is moved over, is not what it mostly is.
-[[gnu::always_inline]] inline bool EventReader::set_known(Layout::Step& step, const char*& at, const char* to) {
-    Event& e = event_;
-    switch (step.target) {
-        case Target::kPhase:
-            if (at[0] != '"' || at[2] != '"' || !is_letter(at[1]) || at + 3 >= to) return false;
-            e.ph = at[1];
-            e.ph_text = {at + 1, 1};
-            at += 3;
-            return e.ph != 'M';  // whose args are read as a whole
-        case Target::kCat: return set_known_text(e.cat, at, to);
-        case Target::kName: return set_known_text(e.name, at, to);
-        case Target::kTs: return set_known_time(e.ts, at, to);
-        case Target::kDur: return set_known_time(e.dur, at, to);
-        case Target::kPid: return set_known_number(e.pid, step, at, to);
-        case Target::kTid: return set_known_number(e.tid, step, at, to);
-        case Target::kId: return set_known_number(e.id, step, at, to);
-        case Target::kArgument: return set_known_argument(step, at, to);
-        case Target::kArgs:
-        case Target::kDropped:
-        case Target::kOther: break;
-    }
-    const char* const from = at;
-    at = scan_value(from, to);
-    return at != nullptr && (step.target == Target::kDropped || keep_known(step, {from, static_cast<size_t>(at - from)}, "."));
-}
-
-Event* EventReader::read_known(const char*& at, const char* to) {
-    // Files whose events are not alike are not tried for in vain.
-    constexpr uint64_t kTries = 256;
-    if (tried_ > kTries + 2 * known_) return nullptr;
-    ++tried_;
-    event_.clear();
-    const char* p = at;
-    for (Layout::Step* step = layout_.start();;) {
-        step = layout_.follow(step, p, to);
-        if (step == nullptr) return nullptr;
-        p += step->size;
-        if (step->ends) break;
-        if (p >= to || !set_known(*step, p, to)) return nullptr;
-    }
-    ++known_;
-    at = p;
     return &event_;
 }
 

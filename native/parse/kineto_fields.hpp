@@ -97,6 +97,14 @@ inline constexpr Field kFields[] = {
 inline constexpr size_t kFieldCount = std::size(kFields);
 static_assert(kFieldCount <= 64, "a bit a field");
 
+inline bool is_whole(Kind kind) { return kind == Kind::kWhole || kind == Kind::kPositive || kind == Kind::kNatural; }
+
+// Whether the column takes a whole number. none: it says that there is none.
+inline bool fits(const Field& field, int64_t number, bool& none) {
+    if (field.kind != Kind::kWhole) none = number == -1 || number == (field.kind == Kind::kPositive ? 0 : UINT32_MAX);
+    return none || !field.narrow || (number >= INT32_MIN && number <= INT32_MAX);
+}
+
 constexpr uint64_t group_mask(Group group) {
     uint64_t mask = 0;
     for (size_t i = 0; i < kFieldCount; ++i) mask |= kFields[i].group == group ? uint64_t{1} << i : 0;

@@ -12,18 +12,32 @@ namespace {
 
 constexpr size_t kMaxSteps = 512, kMaxNext = 32;
 
+// A key of up to four letters as a number, to switch on.
+constexpr uint32_t short_key(std::string_view key) {
+    uint32_t word = 0;
+    for (size_t i = 0; i < key.size(); ++i) word |= static_cast<uint32_t>(static_cast<uint8_t>(key[i])) << (8 * i);
+    return word;
+}
+
 }  // namespace
 
+// A key that stands in the file, so that bytes behind it can be read.
 Target target_of(std::string_view key) {
-    constexpr std::pair<std::string_view, Target> kTargets[] = {
-        {"ph", Target::kPhase}, {"cat", Target::kCat}, {"name", Target::kName}, {"ts", Target::kTs}, {"dur", Target::kDur},
-        {"pid", Target::kPid}, {"tid", Target::kTid}, {"id", Target::kId}, {"args", Target::kArgs},
-        {"bp", Target::kDropped}, {"s", Target::kDropped},
-    };
-    for (const auto& [name, target] : kTargets) {
-        if (name == key) return target;
+    if (key.size() > 4) return Target::kOther;
+    switch (static_cast<uint32_t>(eight_bytes(key.data()) & ((uint64_t{1} << (8 * key.size())) - 1))) {
+        case short_key("ph"): return Target::kPhase;
+        case short_key("cat"): return Target::kCat;
+        case short_key("name"): return Target::kName;
+        case short_key("ts"): return Target::kTs;
+        case short_key("dur"): return Target::kDur;
+        case short_key("pid"): return Target::kPid;
+        case short_key("tid"): return Target::kTid;
+        case short_key("id"): return Target::kId;
+        case short_key("args"): return Target::kArgs;
+        case short_key("bp"):
+        case short_key("s"): return Target::kDropped;
+        default: return Target::kOther;
     }
-    return Target::kOther;
 }
 
 void Layout::Step::set_text(std::string_view to) {

@@ -47,19 +47,19 @@ class Layout {
 
     // A text, and the member whose value follows it.
     struct Step {
-        char text[kMaxText + 8] = {};  // eight bytes behind it are read though they are not looked at
-        size_t size = 0;               // of the text
+        char text[kMaxText + 8] = {};      // eight bytes behind it are read though they are not looked at
+        size_t size = 0;                   // of the text
         uint64_t head = 0, head_mask = 0;  // its first eight bytes
         uint64_t tail = 0, tail_mask = 0;  // its last eight bytes, if it has more
         size_t tail_at = 0;
-        Step* likely = nullptr;        // the one that followed the last time
-        bool ends = false;             // the event: no value follows
-        Target target = Target::kOther;
-        uint8_t field = kFieldCount;   // of an argument; kFieldCount: no column holds it
-        bool from_args = false;        // whether the value before stands in args
-        std::vector<Step*> next;       // all that followed, the frequent ones first
+        bool ends = false;                 // the event: no value follows
+        bool from_args = false;            // whether the value before stands in args
         std::string key;
-        Recent recent;                 // value
+        Target target = Target::kOther;
+        uint8_t field = kFieldCount;       // of an argument; kFieldCount: no column holds it
+        Recent recent;                     // value
+        std::vector<Step*> next;           // all that followed, the frequent ones first
+        Step* likely = nullptr;            // the one that followed the last time
 
         void set_text(std::string_view to);
         bool in_args() const { return target == Target::kArgument; }

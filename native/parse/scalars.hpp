@@ -156,6 +156,11 @@ inline std::optional<int64_t> thousandths(std::string_view token) {
 inline std::optional<int64_t> whole(std::string_view token) {
     if (token.empty()) return {};
     const char *p = token.data(), *const end = p + token.size();
+    if (token.size() <= 8) {  // digits only, more often than not
+        constexpr uint64_t kHigh = 0x8080808080808080, kOverNine = 0x7676767676767676;
+        const uint64_t lanes = (eight_bytes(p) ^ kZeros) << (64 - 8 * token.size());
+        if ((((lanes + kOverNine) | lanes) & kHigh) == 0) return static_cast<int64_t>(eight_digits(lanes));
+    }
     if (int64_t value; few_digits(p, end, value) && p == end) return value;
     return any_whole(token);
 }
