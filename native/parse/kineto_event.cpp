@@ -34,15 +34,6 @@ bool put(const std::optional<T>& number, T& into) {
 
 }  // namespace
 
-void Event::clear() {
-    ph = 0;
-    ph_text = cat = name = args = {};
-    ts = dur = pid = tid = id = {};
-    present = 0;
-    samples.clear();
-    rest.clear();
-}
-
 // What is no JSON (NaN, inf) is kept as text, so that one value does not cost the others.
 void Event::keep(std::string_view key, std::string_view token, std::string_view mark, Troubles& troubles) {
     rest.append("\"").append(mark).append(key).append("\":");

@@ -30,6 +30,10 @@ struct Scalar {
     int64_t number = 0;  // as the form says
     Form form = Form::kText;
     bool empty() const { return token.empty(); }
+    void clear() {
+        token = {};
+        form = Form::kText;
+    }
 };
 
 // The texts are those of the file.
@@ -47,7 +51,14 @@ struct Event {
     void keep(std::string_view key, std::string_view token, std::string_view mark, Troubles& troubles);
     // Takes values back out of their fields.
     void give_back(uint64_t mask, Troubles& troubles);
-    void clear();
+    void clear() {
+        ph = 0;
+        ph_text = cat = name = args = {};
+        for (Scalar* scalar : {&ts, &dur, &pid, &tid, &id}) scalar->clear();
+        present = 0;
+        samples.clear();
+        rest.clear();
+    }
 };
 
 class EventReader {
