@@ -69,7 +69,10 @@ class EventReader {
     // The same of the event that begins at `at`, which is moved behind it; nullptr also if it is not printed as events
     // before it, or has anything to be counted as a trouble.
     Event* read_known(const char*& at, const char* to);
-    void learn(const char* from, const char* to) { layout_.learn(from, to); }
+    // The event between, which `read` read, is one to know from now on.
+    void learn(const char* from, const char* to) {
+        if (tries_known()) layout_.learn(from, to);
+    }
 
   private:
     bool member(std::string_view key, Cursor& at);
@@ -82,6 +85,8 @@ class EventReader {
     static bool set_known_number(Scalar& into, Layout::Step& step, const char*& at, const char* to);
     bool argument(std::string_view key, std::string_view token);
     static bool convert(const Field& field, std::string_view token, Value& value, bool& none);
+    // Files whose events are not alike are not tried for in vain.
+    bool tries_known() const { return tried_ <= 256 + 2 * known_; }
     void odd(std::string_view key, std::string_view token);
     void text(std::string_view key, std::string_view token, std::string_view& into);
 

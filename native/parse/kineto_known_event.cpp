@@ -124,9 +124,7 @@ bool EventReader::keep_known(const Layout::Step& step, std::string_view token, s
 }
 
 Event* EventReader::read_known(const char*& at, const char* to) {
-    // Files whose events are not alike are not tried for in vain.
-    constexpr uint64_t kTries = 256;
-    if (tried_ > kTries + 2 * known_) return nullptr;
+    if (!tries_known()) return nullptr;
     ++tried_;
     event_.clear();
     const char* p = at;

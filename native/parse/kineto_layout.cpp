@@ -10,7 +10,7 @@ namespace etloom::kineto {
 
 namespace {
 
-constexpr size_t kMaxSteps = 512, kMaxNext = 32;
+constexpr size_t kMaxSteps = 512, kMaxNext = 32, kMaxLearned = 1 << 13;
 
 // A key of up to four letters as a number, to switch on.
 constexpr uint32_t short_key(std::string_view key) {
@@ -63,7 +63,8 @@ Layout::Step* Layout::follow_rarer(Step& step, const char* at, const char* to) {
 }
 
 void Layout::learn(const char* from, const char* to) {
-    if (steps_.size() == kMaxSteps) return;
+    if (steps_.size() == kMaxSteps || learned_ == kMaxLearned) return;
+    ++learned_;
     Step* step = &start_;
     const char *text = from, *p = skip_space(from, to) + 1;
     for (bool in_args = false; step != nullptr;) {

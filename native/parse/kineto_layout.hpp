@@ -92,6 +92,7 @@ class Layout {
 
     Step start_;
     std::deque<Step> steps_;
+    size_t learned_ = 0;  // events
 };
 
 }  // namespace etloom::kineto

@@ -38,7 +38,12 @@ def real_files() -> list[Path]:
 
 
 REAL = real_files()
-VALID = {"kineto.json": "kineto", "kineto_printed.json": "kineto", "execution_trace.json": "execution_trace", "flat.json": "execution_trace"}
+VALID = {
+    "kineto.json": "kineto",
+    "kineto_printed.json": "kineto",
+    "execution_trace.json": "execution_trace",
+    "flat.json": "execution_trace",
+}
 
 
 def kind_of(document: bytes) -> str:
@@ -238,7 +243,14 @@ def test_an_odd_value_among_events_of_a_layout(key: str) -> None:
 
 
 def _event_with(key: bytes, value: bytes, at: int) -> bytes:
-    members = {b"ph": b'"X"', b"cat": b'"kernel"', b"name": b'"k"', b"pid": b"1", b"tid": b"2", b"ts": b"%d.500" % at}
+    members = {
+        b"ph": b'"X"',
+        b"cat": b'"kernel"',
+        b"name": b'"k"',
+        b"pid": b"1",
+        b"tid": b"2",
+        b"ts": b"%d.500" % at,
+    }
     args = {b"correlation": b"%d" % at}
     is_top = key.decode() in TOP_KEYS
     (members if is_top else args)[key] = value
