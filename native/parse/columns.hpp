@@ -58,7 +58,7 @@ class Column {
     virtual void leave(ArrowSchema* schema, ArrowArray* array) = 0;
 
   protected:
-    // Bit i of the bitmap is set where row i has a value. It ends with the last null: all rows behind have values.
+    // Bit i of the bitmap is set where row i has a value. Rows from `marked_` on have values and no bits yet.
     void mark_nulls(size_t from, size_t to) {
         mark_values(from);
         valid_.resize((to + 7) / 8);

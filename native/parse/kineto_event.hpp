@@ -85,7 +85,7 @@ class EventReader {
     static bool set_known_number(Scalar& into, Layout::Step& step, const char*& at, const char* to);
     bool argument(std::string_view key, std::string_view token);
     static bool convert(const Field& field, std::string_view token, Value& value, bool& none);
-    // Files whose events are not alike are not tried for in vain.
+    // False once fewer than a third of the events are known ones.
     bool tries_known() const { return tried_ <= 256 + 2 * known_; }
     void odd(std::string_view key, std::string_view token);
     void text(std::string_view key, std::string_view token, std::string_view& into);

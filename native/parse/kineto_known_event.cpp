@@ -1,7 +1,7 @@
 // Events that are printed as events before them, without tokens; see kineto_event.hpp and kineto_layout.hpp.
 //
-// A value that would be counted as a trouble, or that is read in another way than most, leaves the event to its tokens: so
-// that nothing is counted twice, and this is short.
+// Values that would be counted as troubles, and those that few events have, are left to the tokens: a trouble is counted
+// once, whichever way the event is read in the end.
 #include "kineto_event.hpp"
 #include "value_scan.hpp"
 
@@ -52,15 +52,14 @@ bool is_letter(char c) { return static_cast<uint8_t>((c | 0x20) - 'a') < 26; }
 
 // A member that no column holds; false if it is to be counted as a trouble.
 bool EventReader::keep_known(const Layout::Step& step, std::string_view token, std::string_view mark) {
-    const Sort sort = sort_of(token.front());
-    if (sort != Sort::kText && sort != Sort::kNested && !is_scalar(token)) return false;
+    const ValueType type = type_of(token.front());
+    if (type != ValueType::kText && type != ValueType::kNested && !is_scalar(token)) return false;
     event_.keep(step.key, token, mark, troubles_);
     return true;
 }
 
 [[gnu::always_inline]] inline bool EventReader::set_known_argument(Layout::Step& step, const char*& at, const char* to) {
     Event& e = event_;
-    if (e.ph == 0) return false;  // it says what args mean
     const char* const from = at;
     const auto scan = [&] {
         at = scan_value(from, to);
@@ -131,6 +130,7 @@ Event* EventReader::read_known(const char*& at, const char* to) {
     for (Layout::Step* step = layout_.start();;) {
         step = layout_.follow(step, p, to);
         if (step == nullptr) return nullptr;
+        if (step->opens_args && event_.ph == 0) return nullptr;  // it says what args mean
         p += step->size;
         if (step->ends) break;
         if (p >= to || !set_known(*step, p, to)) return nullptr;

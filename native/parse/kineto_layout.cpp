@@ -10,7 +10,7 @@ namespace etloom::kineto {
 
 namespace {
 
-constexpr size_t kMaxSteps = 512, kMaxNext = 32, kMaxLearned = 1 << 13;
+constexpr size_t kMaxSteps = 512, kMaxNext = 32, kMaxLearned = 1 << 11;
 
 // A key of up to four letters as a number, to switch on.
 constexpr uint32_t short_key(std::string_view key) {
@@ -62,43 +62,50 @@ Layout::Step* Layout::follow_rarer(Step& step, const char* at, const char* to) {
     return nullptr;
 }
 
+// Only texts of the grammar are kept: the tokens check args of metadata for their brackets alone.
 void Layout::learn(const char* from, const char* to) {
     if (steps_.size() == kMaxSteps || learned_ == kMaxLearned) return;
     ++learned_;
     Step* step = &start_;
     const char *text = from, *p = skip_space(from, to) + 1;
-    for (bool in_args = false; step != nullptr;) {
+    bool in_args = false, opens_args = false, is_first = true;
+    while (step != nullptr) {
         p = skip_space(p, to);
-        if (p < to && *p == ',') p = skip_space(p + 1, to);
-        if (p == to) return;
+        if (p >= to) return;
         if (*p == '}') {
             ++p;
             if (!in_args) {
-                add(*step, {text, static_cast<size_t>(p - text)}, true, Target::kOther, {});
+                if (p == to) add(*step, {text, static_cast<size_t>(p - text)}, true, opens_args, Target::kOther, {});
                 return;
             }
-            in_args = false;
+            in_args = is_first = false;
             continue;
         }
-        const char* key_end = *p == '"' ? string_end(p, to) : nullptr;
+        if (!is_first && *p++ != ',') return;
+        p = skip_space(p, to);
+        const char* key_end = p < to && *p == '"' ? string_end(p, to) : nullptr;
         if (key_end == nullptr) return;
         const std::string_view key(p + 1, static_cast<size_t>(key_end - p - 2));
-        p = skip_space(skip_space(key_end, to) + 1, to);
+        p = skip_space(key_end, to);
+        if (p >= to || *p != ':') return;
+        p = skip_space(p + 1, to);
         if (p >= to) return;
         const Target target = in_args ? Target::kArgument : target_of(key);
         if (target == Target::kArgs) {
             if (*p++ != '{') return;
-            in_args = true;
+            in_args = is_first = opens_args = true;
             continue;
         }
-        step = add(*step, {text, static_cast<size_t>(p - text)}, false, target, key);
+        step = add(*step, {text, static_cast<size_t>(p - text)}, false, opens_args, target, key);
         p = text = scan_value(p, to);
         if (p == nullptr) return;
+        is_first = opens_args = false;
     }
 }
 
 // The step with this text behind `step`, which is added unless it is there; nullptr: there are too many.
-Layout::Step* Layout::add(Step& step, std::string_view text, bool ends, Target target, std::string_view key) {
+Layout::Step* Layout::add(Step& step, std::string_view text, bool ends, bool opens_args, Target target,
+                          std::string_view key) {
     for (Step* next : step.next) {
         if (next->is(text)) return next;
     }
@@ -113,6 +120,7 @@ Layout::Step* Layout::add(Step& step, std::string_view text, bool ends, Target t
     } else if (steps_.size() < kMaxSteps) {
         added = &steps_.emplace_back();
         added->ends = ends;
+        added->opens_args = opens_args;
         added->target = target;
         if (target == Target::kArgument) added->field = static_cast<uint8_t>(field_of(key));
         added->from_args = step.in_args();

@@ -14,7 +14,7 @@
 
 namespace etloom::kineto {
 
-// What becomes of the value of a member.
+// The part of an event that the value of a member is.
 enum class Target : uint8_t { kPhase, kCat, kName, kTs, kDur, kPid, kTid, kId, kDropped, kArgs, kOther, kArgument };
 
 Target target_of(std::string_view key);
@@ -22,7 +22,7 @@ Target target_of(std::string_view key);
 // The last value of a member, if it was a number of up to seven digits: most members say the same again and again.
 class Recent {
   public:
-    // Whether it stands at `at`.
+    // Whether the text at `at` is that number again.
     bool stands_at(const char* at) const { return ((eight_bytes(at) ^ word_) & mask_) == 0; }
     int64_t number() const { return number_; }
     size_t size() const { return size_; }
@@ -54,6 +54,7 @@ class Layout {
         size_t tail_at = 0;
         bool ends = false;                 // the event: no value follows
         bool from_args = false;            // whether the value before stands in args
+        bool opens_args = false;           // whether args begin in the text
         std::string key;
         Target target = Target::kOther;
         uint8_t field = kFieldCount;       // of an argument; kFieldCount: no column holds it
@@ -72,7 +73,7 @@ class Layout {
         if (step->likely != nullptr && stands_at(*step->likely, at, to)) return step->likely;
         return follow_rarer(*step, at, to);
     }
-    // Keeps the texts of the event at `from`, which is known to be sound.
+    // Keeps the texts of the event at `from`, whose tokens were sound and end before `to`.
     void learn(const char* from, const char* to);
 
   private:
@@ -88,7 +89,7 @@ class Layout {
         return true;
     }
     static Step* follow_rarer(Step& step, const char* at, const char* to);
-    Step* add(Step& step, std::string_view text, bool ends, Target target, std::string_view key);
+    Step* add(Step& step, std::string_view text, bool ends, bool opens_args, Target target, std::string_view key);
 
     Step start_;
     std::deque<Step> steps_;

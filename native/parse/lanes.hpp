@@ -25,7 +25,7 @@ class Lanes {
     }
     Mask high() const { return bytes_ & kHigh; }
     static ptrdiff_t first(Mask mask) { return std::countr_zero(mask) / 8; }
-    // All lanes before the first `count`.
+    // The first `count` lanes.
     static Mask up_to(ptrdiff_t count) { return (Mask{1} << (8 * count)) - 1; }
 
   private:

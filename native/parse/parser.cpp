@@ -26,8 +26,10 @@ bool Parser::rows(std::string_view json, uint64_t& position) {
             if (tokens.at_end() && !tokens_.find({at, static_cast<size_t>(to - at)}, tokens)) return false;
             tokens.skip_to(at);
             if (!row(tokens, position)) return false;
-            learn(at, to);
-            at = tokens.here();
+            const char* end = tokens.here();
+            while (is_space(end[-1])) --end;
+            if (!only_by_tokens_) learn(at, end);
+            at = end;
         }
         at = skip_space(at, to);
         if (at == to) return false;
@@ -74,12 +76,14 @@ void Parser::checkpoint() {
     marks_.clear();
     for (auto& [name, table] : tables_) marks_.push_back(table.rows());
     saved_troubles_ = troubles_;
+    saved_known_rows_ = known_rows_;
 }
 
 void Parser::rewind() {
     auto mark = marks_.begin();
     for (auto& [name, table] : tables_) table.truncate(*mark++);
     troubles_ = saved_troubles_;
+    known_rows_ = saved_known_rows_;
 }
 
 }  // namespace etloom

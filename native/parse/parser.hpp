@@ -63,7 +63,7 @@ class Parser : public RowStream {
     std::vector<size_t> marks_;
     size_t split_from_ = 0;
     bool only_by_tokens_ = false;
-    uint64_t known_rows_ = 0;
+    uint64_t known_rows_ = 0, saved_known_rows_ = 0;
     std::unique_ptr<Parser> second_;
     Worker worker_;
 };

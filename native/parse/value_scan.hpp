@@ -1,4 +1,4 @@
-// Where a JSON value ends, from its bytes, several at a time. Values that take more than that are left to the tokens.
+// The end of a JSON value, found by its bytes, several at a time; nullptr where only the tokens tell it.
 #pragma once
 #include <array>
 #include <bit>
@@ -9,18 +9,18 @@
 
 namespace etloom {
 
-enum class Sort : uint8_t { kNone, kText, kNumber, kWord, kNested };
+enum class ValueType : uint8_t { kNone, kText, kNumber, kWord, kNested };
 
-inline constexpr auto kSorts = [] {
-    std::array<Sort, 256> sorts{};
-    for (int c = 'a'; c <= 'z'; ++c) sorts[static_cast<size_t>(c)] = Sort::kWord;
-    for (int c = 'A'; c <= 'Z'; ++c) sorts[static_cast<size_t>(c)] = Sort::kWord;
-    for (const char c : {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '-', '+', '.'}) sorts[static_cast<size_t>(c)] = Sort::kNumber;
-    sorts['"'] = Sort::kText;
-    sorts['['] = sorts['{'] = Sort::kNested;
-    return sorts;
+inline constexpr auto kValueTypes = [] {
+    std::array<ValueType, 256> types{};
+    for (int c = 'a'; c <= 'z'; ++c) types[static_cast<size_t>(c)] = ValueType::kWord;
+    for (int c = 'A'; c <= 'Z'; ++c) types[static_cast<size_t>(c)] = ValueType::kWord;
+    for (const char c : {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '-', '+', '.'}) types[static_cast<size_t>(c)] = ValueType::kNumber;
+    types['"'] = ValueType::kText;
+    types['['] = types['{'] = ValueType::kNested;
+    return types;
 }();
-inline Sort sort_of(char c) { return kSorts[static_cast<uint8_t>(c)]; }
+inline ValueType type_of(char c) { return kValueTypes[static_cast<uint8_t>(c)]; }
 
 // Behind the closing quote of the text whose opening one is at `p`. nullptr: it is not closed before `to`, or has bytes
 // that JSON forbids or that may be damaged UTF-8.
@@ -46,7 +46,8 @@ inline const char* scan_nested(const char* p, const char* to) {
     ptrdiff_t depth = 0;
     while (p < to) {
         const Lanes lanes(p);
-        const Lanes::Mask quotes = lanes.equal('"') | lanes.high();
+        // A backslash outside of a text keeps a quote behind it from opening one, for the tokens: it is left to them.
+        const Lanes::Mask quotes = lanes.equal('"') | lanes.equal('\\') | lanes.high();
         const Lanes::Mask opening = lanes.equal('[') | lanes.equal('{'), closing = lanes.equal(']') | lanes.equal('}');
         const Lanes::Mask before = quotes == 0 ? ~Lanes::Mask{0} : Lanes::up_to(Lanes::first(quotes));
         if (std::popcount(closing & before) < depth) {
@@ -85,17 +86,17 @@ inline const char* scan_digits(const char* p) {
 
 // Behind the value at `p`. nullptr: it does not end before `to`, or only the tokens tell where.
 inline const char* scan_value(const char* p, const char* to) {
-    switch (sort_of(*p)) {
-        case Sort::kText: return scan_text(p, to);
-        case Sort::kNested: return scan_nested(p, to);
-        case Sort::kNumber:
+    switch (type_of(*p)) {
+        case ValueType::kText: return scan_text(p, to);
+        case ValueType::kNested: return scan_nested(p, to);
+        case ValueType::kNumber:
             p = scan_digits(*p == '-' ? p + 1 : p);
             if (*p == '.') p = scan_digits(p + 1);
             [[fallthrough]];
-        case Sort::kWord:
-            while (p < to && (sort_of(*p) == Sort::kWord || sort_of(*p) == Sort::kNumber)) ++p;
+        case ValueType::kWord:
+            while (p < to && (type_of(*p) == ValueType::kWord || type_of(*p) == ValueType::kNumber)) ++p;
             return p < to ? p : nullptr;
-        case Sort::kNone: break;
+        case ValueType::kNone: break;
     }
     return nullptr;
 }

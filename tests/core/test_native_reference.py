@@ -242,6 +242,49 @@ def test_an_odd_value_among_events_of_a_layout(key: str) -> None:
             native_parsers.assert_accounted("kineto", tables, summary)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [
+            b'{"ph":"M","name":"x","ts":1.000,"args":{%s}}' % args,
+            b'{"ph":"X","name":"x","ts":1.000,"args":{%s}}' % args,
+        ]
+        for args in (b'"a" 55', b'"a":5 "b":6', b'"a":5,', b',"a":5', b'"a"::5', b'"a":5,,"b":6')
+    ]
+    + [
+        [
+            b'{"ph":"X","ts":1,"Input Dims":%s,"args":{"Input Dims":%s}}' % (dims, dims)
+            for dims in (b"[1]", b'[\\"]"]', b"[3]")
+        ],
+        [b'{"args":{},"ph":"X","ts":1.000,"args":{"zz":1},"other":2}'] * 3,
+        [b'{"args":{},"ph":"C","ts":1.000,"args":{"zz":1},"ph":"X"}'] * 3,
+        [b'{"ph":"X","ts":1,"args":{"a":1},"args":{}}', b'{"ph":"C","ts":1,"args":{},"args":{"a":1}}'] * 3,
+        [
+            b'{"ph":"X","name":"n","ts":1.000,"x":[1\\"],"y":"]","k":"}"}',
+            b'{"ph":"X","name":"n","ts":1.000,"dur":1.000}',
+        ],
+    ],
+)
+def test_damaged_events_are_no_layout(rows: list[bytes]) -> None:
+    """What tokens refuse in one event, and pass over in another, such as the args of metadata."""
+    document = b'{"traceEvents": [' + b",\n".join(rows * 3) + b"]}"
+    native_parsers.assert_accounted("kineto", *native_parsers.parse("kineto", document))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [b'{"ph":"X","ts":1.000,"dur":1.000,"args":{"Input Dims":[\\"]}}'],
+        [b'{"ph":"X","a":[\\"]}', b'{"ph":"X","b":1}'],
+        [b'{"ph":"M","name":"n","args":{"a" "["}}'],
+    ],
+)
+def test_texts_without_an_end_do_not_take_quadratic_time(rows: list[bytes]) -> None:
+    start = time.process_time()
+    native_parsers.parse("kineto", b'{"traceEvents": [' + b",".join(rows * 8000) + b"]}")
+    assert time.process_time() - start < 5
+
+
 def _event_with(key: bytes, value: bytes, at: int) -> bytes:
     members = {
         b"ph": b'"X"',
