@@ -89,7 +89,7 @@ void bind_parsers(nb::module_& module) {
         .def("split_from", &Parser::split_from, nb::arg("bytes"),
              "Have two threads parse pieces of at least that many bytes; 0: large ones, where a processor is idle.")
         .def("only_by_tokens", &Parser::only_by_tokens,
-             "Read each row by its tokens, as a reference for the faster way of rows that look like those before.")
+             "Read all rows by their tokens, as a reference for rows of a known layout.")
         .def_prop_ro("known_rows", &Parser::known_rows, "Rows that were read without tokens.")
         .def_prop_ro("rows", &Parser::rows_seen, "Rows seen so far.")
         .def("summary", &summary, "Rows seen, header members, and what went wrong.")

@@ -23,11 +23,18 @@ class Dictionary {
         const auto added = static_cast<uint32_t>(texts_.size());
         texts_.emplace_back(keep(text));
         slots_[slot] = {static_cast<uint32_t>(hash >> 32), added};
-        if (texts_.size() * 2 > slots_.size()) grow();
+        if (texts_.size() * 2 > slots_.size()) fill_slots(slots_.size() * 2);
         return added;
     }
 
     const std::vector<std::string_view>& texts() const { return texts_; }
+
+    // Removes all texts but the first `count`.
+    void truncate(size_t count) {
+        if (texts_.size() <= count) return;
+        texts_.resize(count);
+        fill_slots(slots_.size());
+    }
 
   private:
     struct Slot {
@@ -85,8 +92,8 @@ class Dictionary {
         return {at, text.size()};
     }
 
-    void grow() {
-        slots_.assign(slots_.size() * 2, kEmpty);
+    void fill_slots(size_t slots) {
+        slots_.assign(slots, kEmpty);
         for (uint32_t i = 0; i < texts_.size(); ++i) {
             const uint64_t hash = hash_of(texts_[i]);
             size_t slot = hash & (slots_.size() - 1);

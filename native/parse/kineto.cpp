@@ -16,21 +16,24 @@ class KinetoParser : public Parser {
 
   protected:
     bool row(Cursor& at, uint64_t position) override {
-        kineto::Event* event = reader_.read(at);
-        if (event != nullptr) events_.add(*event, position);
-        return event != nullptr;
+        return add(reader_.read(at), position);
     }
     bool known_row(const char*& at, const char* to, uint64_t position) override {
-        kineto::Event* event = reader_.read_known(at, to);
-        if (event != nullptr) events_.add(*event, position);
-        return event != nullptr;
+        return add(reader_.read_known(at, to), position);
     }
-    void learn(const char* from, const char* to) override { reader_.learn(from, to); }
+    void learn(std::string_view row, const Cursor& at) override { reader_.learn(row, at); }
+    void mark_texts() override { events_.mark_identifiers(); }
+    void truncate_texts() override { events_.truncate_identifiers(); }
     const Table& main_table() override { return tables_["events"]; }
     std::unique_ptr<Parser> make_second() const override { return std::make_unique<KinetoParser>(); }
     void order(Worker* worker) override { events_.order(worker); }
 
   private:
+    bool add(kineto::Event* event, uint64_t position) {
+        if (event != nullptr) events_.add(*event, position);
+        return event != nullptr;
+    }
+
     kineto::EventReader reader_{troubles_};
     kineto::EventTables events_{tables_, troubles_};
 };

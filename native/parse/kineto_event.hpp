@@ -23,7 +23,7 @@ struct Value {
     int32_t triple[3];
 };
 
-// The text of a value that is a number more often than not.
+// A value that is mostly a number, and that number if it is known already.
 struct Scalar {
     enum class Form : uint8_t { kText, kWhole, kThousandths };
     std::string_view token;
@@ -66,26 +66,25 @@ class EventReader {
     explicit EventReader(Troubles& troubles) : troubles_(troubles) {}
     // The event that `at` is at, which it steps over; nullptr: it is damaged.
     Event* read(Cursor& at);
-    // The same of the event that begins at `at`, which is moved behind it; nullptr also if it is not printed as events
-    // before it, or has anything to be counted as a trouble.
+    // Reads the event at `at`, which is moved behind it, without tokens; nullptr: its tokens have to be read.
     Event* read_known(const char*& at, const char* to);
-    // The event between, which `read` read, is one to know from now on.
-    void learn(const char* from, const char* to) {
-        if (tries_known()) layout_.learn(from, to);
+    // Adds the layout of an event that `read` has read.
+    void learn(std::string_view event, const Cursor& at) {
+        if (tries_known()) layout_.learn(event, at);
     }
 
   private:
     bool member(std::string_view key, Cursor& at);
     bool arguments(Cursor& at);
-    bool set_known(Layout::Step& step, const char*& at, const char* to);
-    bool set_known_argument(Layout::Step& step, const char*& at, const char* to);
-    bool keep_known(const Layout::Step& step, std::string_view token, std::string_view mark);
-    static bool set_known_text(std::string_view& into, const char*& at, const char* to);
-    static bool set_known_time(Scalar& into, const char*& at, const char* to);
-    static bool set_known_number(Scalar& into, Layout::Step& step, const char*& at, const char* to);
+    bool read_known_member(Layout::Separator& separator, const char*& at, const char* to);
+    bool read_known_argument(Layout::Separator& separator, const char*& at, const char* to);
+    bool keep_known(const Layout::Separator& separator, std::string_view token, std::string_view mark);
+    static bool read_known_text(std::string_view& into, const char*& at, const char* to);
+    static bool read_known_time(Scalar& into, const char*& at, const char* to);
+    static bool read_known_number(Scalar& into, Layout::Separator& separator, const char*& at, const char* to);
     bool argument(std::string_view key, std::string_view token);
     static bool convert(const Field& field, std::string_view token, Value& value, bool& none);
-    // False once fewer than a third of the events are known ones.
+    // False once fewer than a third of the events have a known layout.
     bool tries_known() const { return tried_ <= 256 + 2 * known_; }
     void odd(std::string_view key, std::string_view token);
     void text(std::string_view key, std::string_view token, std::string_view& into);
@@ -94,7 +93,7 @@ class EventReader {
     Event event_;
     FieldIndex index_;
     Layout layout_;
-    uint64_t known_ = 0, tried_ = 0;  // events that were read by the layout, and that it was tried for
+    uint64_t known_ = 0, tried_ = 0;  // events read without tokens, and attempts to do so
     std::vector<Cursor> late_;  // args that came before the phase, which says what they mean
 };
 

@@ -117,10 +117,9 @@ constexpr size_t field_at(std::string_view key) {
     }
     return kFieldCount;
 }
+inline constexpr std::string_view kOldExternalId = "external id";  // Kineto of 2021
 // The field of a key; kFieldCount: no column holds it.
-constexpr size_t field_of(std::string_view key) {
-    return key == "external id" ? field_at("External id") : field_at(key);  // Kineto of 2021 wrote it small
-}
+constexpr size_t field_of(std::string_view key) { return field_at(key == kOldExternalId ? "External id" : key); }
 inline constexpr size_t kGrid = field_at("grid"), kBlock = field_at("block"), kCollective = field_at("Collective name"),
                  kSyncKind = field_at("cuda_sync_kind"), kPythonId = field_at("Python id"),
                  kGroupRanks = field_at("Process Group Ranks"), kExternalId = field_at("External id");
@@ -145,7 +144,7 @@ class FieldIndex {
         for (size_t slot = hash(key); slots_[slot] != kNone; slot = (slot + 1) % slots_.size()) {
             if (same(kFields[slots_[slot]].key, key)) return last_ = next_[last_] = slots_[slot];
         }
-        if (key == "external id") return kExternalId;  // Kineto of 2021
+        if (key == kOldExternalId) return kExternalId;
         return kFieldCount;
     }
 

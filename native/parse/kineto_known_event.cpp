@@ -1,7 +1,7 @@
-// Events that are printed as events before them, without tokens; see kineto_event.hpp and kineto_layout.hpp.
+// Reading events of a known layout, without tokens; see kineto_event.hpp and kineto_layout.hpp.
 //
-// Values that would be counted as troubles, and those that few events have, are left to the tokens: a trouble is counted
-// once, whichever way the event is read in the end.
+// Values that are counted as troubles, and those that few events have, are left to the tokens, so that no trouble is counted
+// twice. `at` is the value to read, and is moved behind it; false: the tokens have to read the event.
 #include "kineto_event.hpp"
 #include "value_scan.hpp"
 
@@ -13,7 +13,7 @@ bool is_letter(char c) { return static_cast<uint8_t>((c | 0x20) - 'a') < 26; }
 
 }  // namespace
 
-[[gnu::always_inline]] inline bool EventReader::set_known_text(std::string_view& into, const char*& at, const char* to) {
+[[gnu::always_inline]] inline bool EventReader::read_known_text(std::string_view& into, const char*& at, const char* to) {
     const char* end = *at == '"' ? scan_text(at, to) : nullptr;
     if (end == nullptr) return false;
     into = {at + 1, static_cast<size_t>(end - at - 2)};
@@ -21,10 +21,10 @@ bool is_letter(char c) { return static_cast<uint8_t>((c | 0x20) - 'a') < 26; }
     return true;
 }
 
-[[gnu::always_inline]] inline bool EventReader::set_known_time(Scalar& into, const char*& at, const char* to) {
+[[gnu::always_inline]] inline bool EventReader::read_known_time(Scalar& into, const char*& at, const char* to) {
     const char* const from = at;
     into.form = Scalar::Form::kThousandths;
-    if (!kineto_time(at, to, into.number) && !few_places(at, to, into.number)) {
+    if (!parse_kineto_time(at, to, into.number) && !parse_short_decimal(at, to, into.number)) {
         into.form = Scalar::Form::kText;
         at = scan_value(from, to);
         if (at == nullptr) return false;
@@ -33,14 +33,14 @@ bool is_letter(char c) { return static_cast<uint8_t>((c | 0x20) - 'a') < 26; }
     return true;
 }
 
-[[gnu::always_inline]] inline bool EventReader::set_known_number(Scalar& into, Layout::Step& step, const char*& at, const char* to) {
+[[gnu::always_inline]] inline bool EventReader::read_known_number(Scalar& into, Layout::Separator& separator, const char*& at, const char* to) {
     const char* const from = at;
     into.form = Scalar::Form::kWhole;
-    if (step.recent.stands_at(at)) {
-        at += step.recent.size();
-        into.number = step.recent.number();
-    } else if (few_digits(at, to, into.number)) {
-        step.recent.keep(from, static_cast<size_t>(at - from), into.number);
+    if (separator.recent.matches(at)) {
+        at += separator.recent.size();
+        into.number = separator.recent.value();
+    } else if (parse_short_integer(at, to, into.number)) {
+        separator.recent.set(from, static_cast<size_t>(at - from), into.number);
     } else {
         into.form = Scalar::Form::kText;
         at = scan_value(from, to);
@@ -50,37 +50,37 @@ bool is_letter(char c) { return static_cast<uint8_t>((c | 0x20) - 'a') < 26; }
     return true;
 }
 
-// A member that no column holds; false if it is to be counted as a trouble.
-bool EventReader::keep_known(const Layout::Step& step, std::string_view token, std::string_view mark) {
+// Keeps a member that no column holds.
+bool EventReader::keep_known(const Layout::Separator& separator, std::string_view token, std::string_view mark) {
     const ValueType type = type_of(token.front());
     if (type != ValueType::kText && type != ValueType::kNested && !is_scalar(token)) return false;
-    event_.keep(step.key, token, mark, troubles_);
+    event_.keep(separator.key, token, mark, troubles_);
     return true;
 }
 
-[[gnu::always_inline]] inline bool EventReader::set_known_argument(Layout::Step& step, const char*& at, const char* to) {
+[[gnu::always_inline]] inline bool EventReader::read_known_argument(Layout::Separator& separator, const char*& at, const char* to) {
     Event& e = event_;
     const char* const from = at;
     const auto scan = [&] {
         at = scan_value(from, to);
         return at == nullptr ? std::string_view() : std::string_view(from, static_cast<size_t>(at - from));
     };
-    if (e.ph == 'C' || step.field == kFieldCount) {
+    if (e.ph == 'C' || separator.field == kFieldCount) {
         const std::string_view token = scan();
         if (token.empty()) return false;
-        if (e.ph != 'C') return keep_known(step, token, "");
-        e.samples.emplace_back(step.key, token);
+        if (e.ph != 'C') return keep_known(separator, token, "");
+        e.samples.emplace_back(separator.key, token);
         return true;
     }
-    const Field& field = kFields[step.field];
-    Value& value = e.values[step.field];
+    const Field& field = kFields[separator.field];
+    Value& value = e.values[separator.field];
     bool none = false;
-    if (is_whole(field.kind) && (step.recent.stands_at(at) || few_digits(at, to, value.whole))) {
+    if (is_whole(field.kind) && (separator.recent.matches(at) || parse_short_integer(at, to, value.whole))) {
         if (at == from) {
-            at += step.recent.size();
-            value.whole = step.recent.number();
+            at += separator.recent.size();
+            value.whole = separator.recent.value();
         } else {
-            step.recent.keep(from, static_cast<size_t>(at - from), value.whole);
+            separator.recent.set(from, static_cast<size_t>(at - from), value.whole);
         }
         value.token = {from, static_cast<size_t>(at - from)};
         if (!fits(field, value.whole, none)) return false;
@@ -90,36 +90,35 @@ bool EventReader::keep_known(const Layout::Step& step, std::string_view token, s
         none = field.kind == Kind::kIgnored || value.token == "null";
         if (!none && !convert(field, value.token, value, none)) return false;
     }
-    const uint64_t bit = uint64_t{1} << step.field;
+    const uint64_t bit = uint64_t{1} << separator.field;
     e.present = none ? e.present & ~bit : e.present | bit;
     return true;
 }
 
-// False where the value, which is moved over, is not what it mostly is.
-[[gnu::always_inline]] inline bool EventReader::set_known(Layout::Step& step, const char*& at, const char* to) {
+[[gnu::always_inline]] inline bool EventReader::read_known_member(Layout::Separator& separator, const char*& at, const char* to) {
     Event& e = event_;
-    switch (step.target) {
+    switch (separator.target) {
         case Target::kPhase:
             if (at[0] != '"' || at[2] != '"' || !is_letter(at[1]) || at + 3 >= to) return false;
             e.ph = at[1];
             e.ph_text = {at + 1, 1};
             at += 3;
-            return e.ph != 'M';  // whose args are read as a whole
-        case Target::kCat: return set_known_text(e.cat, at, to);
-        case Target::kName: return set_known_text(e.name, at, to);
-        case Target::kTs: return set_known_time(e.ts, at, to);
-        case Target::kDur: return set_known_time(e.dur, at, to);
-        case Target::kPid: return set_known_number(e.pid, step, at, to);
-        case Target::kTid: return set_known_number(e.tid, step, at, to);
-        case Target::kId: return set_known_number(e.id, step, at, to);
-        case Target::kArgument: return set_known_argument(step, at, to);
+            return e.ph != 'M';  // args of metadata are one value
+        case Target::kCat: return read_known_text(e.cat, at, to);
+        case Target::kName: return read_known_text(e.name, at, to);
+        case Target::kTs: return read_known_time(e.ts, at, to);
+        case Target::kDur: return read_known_time(e.dur, at, to);
+        case Target::kPid: return read_known_number(e.pid, separator, at, to);
+        case Target::kTid: return read_known_number(e.tid, separator, at, to);
+        case Target::kId: return read_known_number(e.id, separator, at, to);
+        case Target::kArgument: return read_known_argument(separator, at, to);
         case Target::kArgs:
         case Target::kDropped:
         case Target::kOther: break;
     }
     const char* const from = at;
     at = scan_value(from, to);
-    return at != nullptr && (step.target == Target::kDropped || keep_known(step, {from, static_cast<size_t>(at - from)}, "."));
+    return at != nullptr && (separator.target == Target::kDropped || keep_known(separator, {from, static_cast<size_t>(at - from)}, "."));
 }
 
 Event* EventReader::read_known(const char*& at, const char* to) {
@@ -127,13 +126,13 @@ Event* EventReader::read_known(const char*& at, const char* to) {
     ++tried_;
     event_.clear();
     const char* p = at;
-    for (Layout::Step* step = layout_.start();;) {
-        step = layout_.follow(step, p, to);
-        if (step == nullptr) return nullptr;
-        if (step->opens_args && event_.ph == 0) return nullptr;  // it says what args mean
-        p += step->size;
-        if (step->ends) break;
-        if (p >= to || !set_known(*step, p, to)) return nullptr;
+    for (Layout::Separator* separator = layout_.start();;) {
+        separator = layout_.find_next(separator, p, to);
+        if (separator == nullptr) return nullptr;
+        if (separator->opens_args && event_.ph == 0) return nullptr;  // args depend on it
+        p += separator->size;
+        if (separator->ends_event) break;
+        if (p >= to || !read_known_member(*separator, p, to)) return nullptr;
     }
     ++known_;
     at = p;

@@ -3,14 +3,11 @@
 
 #include <algorithm>
 
-#include "json_text.hpp"
-#include "value_scan.hpp"
-
 namespace etloom::kineto {
 
 namespace {
 
-constexpr size_t kMaxSteps = 512, kMaxNext = 32, kMaxLearned = 1 << 11;
+constexpr size_t kMaxSeparators = 512, kMaxNext = 32, kMaxLearned = 1 << 11;
 
 // A key of up to four letters as a number, to switch on.
 constexpr uint32_t short_key(std::string_view key) {
@@ -21,7 +18,6 @@ constexpr uint32_t short_key(std::string_view key) {
 
 }  // namespace
 
-// A key that stands in the file, so that bytes behind it can be read.
 Target target_of(std::string_view key) {
     if (key.size() > 4) return Target::kOther;
     switch (static_cast<uint32_t>(eight_bytes(key.data()) & ((uint64_t{1} << (8 * key.size())) - 1))) {
@@ -40,7 +36,7 @@ Target target_of(std::string_view key) {
     }
 }
 
-void Layout::Step::set_text(std::string_view to) {
+void Layout::Separator::set_text(std::string_view to) {
     std::copy(to.begin(), to.end(), text);
     size = to.size();
     head = eight_bytes(text);
@@ -51,86 +47,69 @@ void Layout::Step::set_text(std::string_view to) {
     tail_mask = ~uint64_t{0};
 }
 
-Layout::Step* Layout::follow_rarer(Step& step, const char* at, const char* to) {
-    auto& next = step.next;
+Layout::Separator* Layout::find_other(Separator& last, const char* at, const char* to) {
+    auto& next = last.next;
     for (size_t i = 0; i < next.size(); ++i) {
-        if (!stands_at(*next[i], at, to)) continue;
-        step.likely = next[i];
+        if (!next[i]->matches(at, to)) continue;
+        last.likely = next[i];
         if (i > 0) std::swap(next[i], next[i - 1]);
-        return step.likely;
+        return last.likely;
     }
     return nullptr;
 }
 
-// Only texts of the grammar are kept: the tokens check args of metadata for their brackets alone.
-void Layout::learn(const char* from, const char* to) {
-    if (steps_.size() == kMaxSteps || learned_ == kMaxLearned) return;
+// Walks the members as the reader does, so that only text which the tokens accept between two values is added.
+void Layout::learn(std::string_view event, Cursor at) {
+    if (separators_.size() == kMaxSeparators || learned_ == kMaxLearned) return;
     ++learned_;
-    Step* step = &start_;
-    const char *text = from, *p = skip_space(from, to) + 1;
-    bool in_args = false, opens_args = false, is_first = true;
-    while (step != nullptr) {
-        p = skip_space(p, to);
-        if (p >= to) return;
-        if (*p == '}') {
-            ++p;
-            if (!in_args) {
-                if (p == to) add(*step, {text, static_cast<size_t>(p - text)}, true, opens_args, Target::kOther, {});
-                return;
-            }
-            in_args = is_first = false;
-            continue;
-        }
-        if (!is_first && *p++ != ',') return;
-        p = skip_space(p, to);
-        const char* key_end = p < to && *p == '"' ? string_end(p, to) : nullptr;
-        if (key_end == nullptr) return;
-        const std::string_view key(p + 1, static_cast<size_t>(key_end - p - 2));
-        p = skip_space(key_end, to);
-        if (p >= to || *p != ':') return;
-        p = skip_space(p + 1, to);
-        if (p >= to) return;
-        const Target target = in_args ? Target::kArgument : target_of(key);
-        if (target == Target::kArgs) {
-            if (*p++ != '{') return;
-            in_args = is_first = opens_args = true;
-            continue;
-        }
-        step = add(*step, {text, static_cast<size_t>(p - text)}, false, opens_args, target, key);
-        p = text = scan_value(p, to);
-        if (p == nullptr) return;
-        is_first = opens_args = false;
-    }
+    Separator* last = &start_;
+    const char* from = event.data();
+    bool opens_args = false;
+    const auto add_member = [&](Target target, std::string_view key) {
+        const std::string_view value = at.value();
+        if (value.empty()) return false;
+        last = add(*last, {from, static_cast<size_t>(value.data() - from)}, {key, target, opens_args, false});
+        from = value.data() + value.size();
+        opens_args = false;
+        return last != nullptr;
+    };
+    const bool is_complete = at.members([&](std::string_view key) {
+        const Target target = target_of(key);
+        if (target != Target::kArgs) return add_member(target, key);
+        opens_args = true;
+        return at.members([&](std::string_view name) { return add_member(Target::kArgument, name); });
+    });
+    const char* end = event.data() + event.size();
+    if (is_complete) add(*last, {from, static_cast<size_t>(end - from)}, {{}, Target::kOther, opens_args, true});
 }
 
-// The step with this text behind `step`, which is added unless it is there; nullptr: there are too many.
-Layout::Step* Layout::add(Step& step, std::string_view text, bool ends, bool opens_args, Target target,
-                          std::string_view key) {
-    for (Step* next : step.next) {
+// Returns the separator with this text behind the value of `last`, adding it if it is new; nullptr: there are too many.
+Layout::Separator* Layout::add(Separator& last, std::string_view text, const Meaning& meaning) {
+    for (Separator* next : last.next) {
         if (next->is(text)) return next;
     }
     if (text.size() > kMaxText) return nullptr;
-    // The same text behind another value that stands as deep leads to the same.
-    const auto same_step = std::find_if(steps_.begin(), steps_.end(), [&](const Step& other) {
-        return other.from_args == step.in_args() && other.is(text);
+    // The same text behind another value on the same level has the same meaning.
+    const auto known = std::find_if(separators_.begin(), separators_.end(), [&](const Separator& other) {
+        return other.from_args == last.in_args() && other.is(text);
     });
-    Step* added = nullptr;
-    if (same_step != steps_.end()) {
-        added = &*same_step;
-    } else if (steps_.size() < kMaxSteps) {
-        added = &steps_.emplace_back();
-        added->ends = ends;
-        added->opens_args = opens_args;
-        added->target = target;
-        if (target == Target::kArgument) added->field = static_cast<uint8_t>(field_of(key));
-        added->from_args = step.in_args();
+    Separator* added = nullptr;
+    if (known != separators_.end()) {
+        added = &*known;
+    } else if (separators_.size() < kMaxSeparators) {
+        added = &separators_.emplace_back();
         added->set_text(text);
-        added->key = key;
+        added->key = meaning.key;
+        added->target = meaning.target;
+        if (meaning.target == Target::kArgument) added->field = static_cast<uint8_t>(field_of(meaning.key));
+        added->opens_args = meaning.opens_args;
+        added->ends_event = meaning.ends_event;
+        added->from_args = last.in_args();
     } else {
         return nullptr;
     }
-    if (step.next.size() == kMaxNext) step.next.pop_back();
-    step.next.push_back(added);
+    if (last.next.size() == kMaxNext) last.next.pop_back();
+    last.next.push_back(added);
     return added;
 }
 

@@ -1,8 +1,8 @@
-// The texts between the values of events, learned while events are read by tokens.
+// The layout of a file's events: the text between their values, learned from events that are read by tokens.
 //
-// A recorder prints its events from a few formats, so that one of some dozens of texts stands between two values: white
-// space, brackets, commas, and the key of the next value. The texts that follow a value are kept with it. An event that
-// consists of such texts and of values is read by comparing, without tokens; any other one is left to the tokens.
+// A recorder prints its events in a few formats, so the text between two values (white space, brackets, commas and the key
+// of the next value: a separator) is one of some dozens. Each separator lists those that followed its value. An event that
+// consists of known separators and of values is read by comparing; all other events are read by their tokens.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -11,33 +11,34 @@
 #include <vector>
 
 #include "kineto_fields.hpp"
+#include "tokens.hpp"
 
 namespace etloom::kineto {
 
-// The part of an event that the value of a member is.
+// The part of an event that a member holds.
 enum class Target : uint8_t { kPhase, kCat, kName, kTs, kDur, kPid, kTid, kId, kDropped, kArgs, kOther, kArgument };
 
+// Returns the target of a member next to args. The key is part of a buffer with `kPadding`.
 Target target_of(std::string_view key);
 
-// The last value of a member, if it was a number of up to seven digits: most members say the same again and again.
-class Recent {
+// The last number of a member, if it had at most seven digits: most members repeat the same number.
+class RecentNumber {
   public:
-    // Whether the text at `at` is that number again.
-    bool stands_at(const char* at) const { return ((eight_bytes(at) ^ word_) & mask_) == 0; }
-    int64_t number() const { return number_; }
+    bool matches(const char* at) const { return ((eight_bytes(at) ^ word_) & mask_) == 0; }
+    int64_t value() const { return value_; }
     size_t size() const { return size_; }
-    // A number of `size` bytes at `at`, with a byte behind it that belongs to no number.
-    void keep(const char* at, size_t size, int64_t number) {
+    // Keeps the number of `size` bytes at `at`, and the byte behind it, which ends it.
+    void set(const char* at, size_t size, int64_t value) {
         if (size > 7) return;
         mask_ = ~uint64_t{0} >> (8 * (7 - size));
         word_ = eight_bytes(at) & mask_;
-        number_ = number;
+        value_ = value;
         size_ = size;
     }
 
   private:
-    uint64_t word_ = ~uint64_t{0}, mask_ = ~uint64_t{0};  // of bytes that no UTF-8 has
-    int64_t number_ = 0;
+    uint64_t word_ = ~uint64_t{0}, mask_ = ~uint64_t{0};  // bytes that do not occur in UTF-8
+    int64_t value_ = 0;
     size_t size_ = 0;
 };
 
@@ -45,54 +46,58 @@ class Layout {
   public:
     static constexpr size_t kMaxText = 120;
 
-    // A text, and the member whose value follows it.
-    struct Step {
-        char text[kMaxText + 8] = {};      // eight bytes behind it are read though they are not looked at
+    struct Separator {
+        char text[kMaxText + 8] = {};      // with padding for `eight_bytes`
         size_t size = 0;                   // of the text
         uint64_t head = 0, head_mask = 0;  // its first eight bytes
         uint64_t tail = 0, tail_mask = 0;  // its last eight bytes, if it has more
         size_t tail_at = 0;
-        bool ends = false;                 // the event: no value follows
-        bool from_args = false;            // whether the value before stands in args
-        bool opens_args = false;           // whether args begin in the text
+        bool from_args = false;            // the value before is part of args
+        bool opens_args = false;           // args begin in the text
+        bool ends_event = false;           // no value follows
         std::string key;
         Target target = Target::kOther;
         uint8_t field = kFieldCount;       // of an argument; kFieldCount: no column holds it
-        Recent recent;                     // value
-        std::vector<Step*> next;           // all that followed, the frequent ones first
-        Step* likely = nullptr;            // the one that followed the last time
+        RecentNumber recent;               // value
+        std::vector<Separator*> next;      // all that followed, the frequent ones first
+        Separator* likely = nullptr;       // the last one that followed
 
         void set_text(std::string_view to);
         bool in_args() const { return target == Target::kArgument; }
         bool is(std::string_view other) const { return std::string_view(text, size) == other; }
+        // Compares the text with that at `at`, which ends before `to`. Few texts have more than a head and a tail.
+        [[gnu::always_inline]] bool matches(const char* at, const char* to) const {
+            if (size > static_cast<size_t>(to - at)) return false;
+            const uint64_t other_head = (eight_bytes(at) ^ head) & head_mask;
+            const uint64_t other_tail = (eight_bytes(at + tail_at) ^ tail) & tail_mask;
+            if ((other_head | other_tail) != 0) return false;
+            for (size_t i = 8; i < tail_at; i += 8) {
+                if (eight_bytes(at + i) != eight_bytes(text + i)) return false;
+            }
+            return true;
+        }
     };
 
-    Step* start() { return &start_; }
-    // The step behind the value of `step`, whose text stands at `at`, before `to`; nullptr: none that is known.
-    Step* follow(Step* step, const char* at, const char* to) {
-        if (step->likely != nullptr && stands_at(*step->likely, at, to)) return step->likely;
-        return follow_rarer(*step, at, to);
+    Separator* start() { return &start_; }
+    // Returns the separator at `at`, behind the value of `last`; nullptr: none of those that followed it.
+    Separator* find_next(Separator* last, const char* at, const char* to) {
+        if (last->likely != nullptr && last->likely->matches(at, to)) return last->likely;
+        return find_other(*last, at, to);
     }
-    // Keeps the texts of the event at `from`, whose tokens were sound and end before `to`.
-    void learn(const char* from, const char* to);
+    // Adds the separators of an event: `event` may begin with white space, and `at` is its first token.
+    void learn(std::string_view event, Cursor at);
 
   private:
-    // Its first and its last eight bytes are compared first: few texts have more. There is padding behind `to`.
-    [[gnu::always_inline]] static bool stands_at(const Step& step, const char* at, const char* to) {
-        if (step.size > static_cast<size_t>(to - at)) return false;
-        const uint64_t head = (eight_bytes(at) ^ step.head) & step.head_mask;
-        const uint64_t tail = (eight_bytes(at + step.tail_at) ^ step.tail) & step.tail_mask;
-        if ((head | tail) != 0) return false;
-        for (size_t i = 8; i < step.tail_at; i += 8) {
-            if (eight_bytes(at + i) != eight_bytes(step.text + i)) return false;
-        }
-        return true;
-    }
-    static Step* follow_rarer(Step& step, const char* at, const char* to);
-    Step* add(Step& step, std::string_view text, bool ends, bool opens_args, Target target, std::string_view key);
+    struct Meaning {
+        std::string_view key;
+        Target target;
+        bool opens_args, ends_event;
+    };
+    static Separator* find_other(Separator& last, const char* at, const char* to);
+    Separator* add(Separator& last, std::string_view text, const Meaning& meaning);
 
-    Step start_;
-    std::deque<Step> steps_;
+    Separator start_;
+    std::deque<Separator> separators_;
     size_t learned_ = 0;  // events
 };
 

@@ -38,6 +38,15 @@ class EventTables {
     EventTables(Tables& tables, Troubles& troubles);
     // The rows of one event, which may be changed on the way; or the trouble it is in.
     void add(Event& event, uint64_t position);
+    // Texts that identify processes, threads or arrows: keeps their number, and removes those that were added since.
+    void mark_identifiers() {
+        marked_lanes_ = lanes_.texts().size();
+        marked_flow_ids_ = flow_ids_.texts().size();
+    }
+    void truncate_identifiers() {
+        lanes_.truncate(marked_lanes_);
+        flow_ids_.truncate(marked_flow_ids_);
+    }
     // Events by start, the longest first, then as in the file; and what hangs on them.
     void order(Worker* worker);
 
@@ -65,6 +74,7 @@ class EventTables {
     Troubles& troubles_;
     std::vector<Role> roles_;  // by code of cat
     Dictionary lanes_, flow_ids_;
+    size_t marked_lanes_ = 0, marked_flow_ids_ = 0;
     Texts *ph_, *cat_, *name_, *args_, *memory_args_, *lane_names_;
     Numbers<int64_t> *ts_, *dur_;
     Identifiers *pid_, *tid_;

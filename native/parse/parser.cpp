@@ -15,7 +15,7 @@ void Parser::sort() {
     order(is_for_two(rows) ? &worker_ : nullptr);
 }
 
-// Tokens are found when the first row needs them, of all that is left.
+// The first row that needs tokens has those of all remaining rows found.
 bool Parser::rows(std::string_view json, uint64_t& position) {
     const char *at = json.data(), *const to = at + json.size();
     Cursor tokens;
@@ -25,10 +25,11 @@ bool Parser::rows(std::string_view json, uint64_t& position) {
         } else {
             if (tokens.at_end() && !tokens_.find({at, static_cast<size_t>(to - at)}, tokens)) return false;
             tokens.skip_to(at);
+            const Cursor first = tokens;
             if (!row(tokens, position)) return false;
             const char* end = tokens.here();
             while (is_space(end[-1])) --end;
-            if (!only_by_tokens_) learn(at, end);
+            if (!only_by_tokens_) learn({at, static_cast<size_t>(end - at)}, first);
             at = end;
         }
         at = skip_space(at, to);
@@ -77,6 +78,7 @@ void Parser::checkpoint() {
     for (auto& [name, table] : tables_) marks_.push_back(table.rows());
     saved_troubles_ = troubles_;
     saved_known_rows_ = known_rows_;
+    mark_texts();
 }
 
 void Parser::rewind() {
@@ -84,6 +86,7 @@ void Parser::rewind() {
     for (auto& [name, table] : tables_) table.truncate(*mark++);
     troubles_ = saved_troubles_;
     known_rows_ = saved_known_rows_;
+    truncate_texts();
 }
 
 }  // namespace etloom

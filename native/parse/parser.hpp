@@ -23,7 +23,7 @@ class Parser : public RowStream {
 
     // Pieces of at least `bytes` are parsed by two threads. 0: large ones are, where a processor has nothing to do.
     void split_from(size_t bytes) { split_from_ = bytes; }
-    // Reads each row by its tokens, as a reference for rows that are read by what rows before them look like.
+    // Reads all rows by their tokens, as a reference for `known_row`.
     void only_by_tokens() { only_by_tokens_ = true; }
     // How many rows were read without tokens.
     uint64_t known_rows() const { return known_rows_; }
@@ -37,11 +37,14 @@ class Parser : public RowStream {
     virtual void order(Worker* worker) = 0;
     // The row that `at` is at, which it steps over. False: it is damaged.
     virtual bool row(Cursor& at, uint64_t position) = 0;
-    // The row that a place is at, or behind white space there, if it is like rows before; the place is moved behind it
-    // then. The second place is the end of the array.
-    virtual bool known_row(const char*&, const char*, uint64_t) { return false; }
-    // The row between, which `row` read, is one to know from now on.
-    virtual void learn(const char*, const char*) {}
+    // Reads the row at `at`, which is moved behind it, without tokens, if it is printed as rows before it. False: `row` has
+    // to read it. `to`: the end of the array.
+    virtual bool known_row(const char*& /*at*/, const char* /*to*/, uint64_t /*position*/) { return false; }
+    // Adds a row that `row` has read, with its first token, to those that `known_row` knows.
+    virtual void learn(std::string_view /*row*/, const Cursor& /*at*/) {}
+    // Texts outside of columns: keeps their number, and removes those that were added since.
+    virtual void mark_texts() {}
+    virtual void truncate_texts() {}
     // The table that the rows of other tables refer to.
     virtual const Table& main_table() = 0;
     // A parser of the same format, whose rows this one takes over.

@@ -62,6 +62,13 @@ constexpr uint64_t kZeros = 0x3030303030303030;
     return ((lanes & 0x000000FF000000FF) * 0x000F424000000064 + ((lanes >> 16) & 0x000000FF000000FF) * 0x0000271000000001) >> 32;
 }
 
+// The number of digits at the beginning of eight bytes, which were combined with `kZeros` by exclusive or.
+[[gnu::always_inline]] inline ptrdiff_t count_digits(uint64_t word) {
+    constexpr uint64_t kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
+    const uint64_t others = (word | (word + kSixes)) & kHigh;
+    return others == 0 ? 8 : __builtin_ctzll(others) / 8;
+}
+
 // A run of decimal digits. More than 19 do not fit the value.
 struct Digits {
     uint64_t value = 0;
@@ -70,12 +77,10 @@ struct Digits {
 
 // The digits at `p`, which is moved behind them: eight at a time, as the lanes of one word.
 [[gnu::always_inline]] inline Digits digits(const char*& p, const char* end) {
-    constexpr uint64_t kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
     Digits found;
     for (;;) {
         const uint64_t word = eight_bytes(p) ^ kZeros;
-        const uint64_t others = (word | (word + kSixes)) & kHigh;
-        const ptrdiff_t count = std::min<ptrdiff_t>(others == 0 ? 8 : __builtin_ctzll(others) / 8, end - p);
+        const ptrdiff_t count = std::min<ptrdiff_t>(count_digits(word), end - p);
         if (count == 0) return found;
         found.value = found.value * kPowersOfTen[count] + eight_digits(word << (8 * (8 - count)));
         found.count += count;
@@ -84,9 +89,9 @@ struct Digits {
     }
 }
 
-// Digits, perhaps a point and at most three places, times 1000; at most 15 digits before the point, so that they fit. `p`
-// is moved behind them. A byte that is no digit is before `end`.
-[[gnu::always_inline]] inline bool few_places(const char*& p, const char* end, int64_t& value) {
+// Parses at most 15 digits, and perhaps a point and at most three places, as a number times 1000, which fits. `p` is moved
+// behind them.
+[[gnu::always_inline]] inline bool parse_short_decimal(const char*& p, const char* end, int64_t& value) {
     const Digits before = digits(p, end);
     if (before.count == 0 || before.count > 15) return false;
     Digits behind;
@@ -96,8 +101,8 @@ struct Digits {
     return true;
 }
 
-// At most 18 digits, as `few_places`; perhaps a minus before them.
-[[gnu::always_inline]] inline bool few_digits(const char*& p, const char* end, int64_t& value) {
+// Parses at most 18 digits, perhaps behind a minus. `p` is moved behind them.
+[[gnu::always_inline]] inline bool parse_short_integer(const char*& p, const char* end, int64_t& value) {
     const bool negative = p < end && *p == '-';
     if (negative) ++p;
     const Digits found = digits(p, end);
@@ -126,16 +131,11 @@ std::optional<int64_t> any_whole(std::string_view token);
     return true;
 }
 
-// Digits, a point and three places, as Kineto writes times, times 1000; `p` is moved behind them. False for any other text
-// and for more than 13 digits before the point.
-[[gnu::always_inline]] inline bool kineto_time(const char*& p, const char* end, int64_t& value) {
-    constexpr uint64_t kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
-    const auto digits_at = [](const char* at) {
-        const uint64_t word = eight_bytes(at) ^ kZeros, others = (word | (word + kSixes)) & kHigh;
-        return others == 0 ? 8 : __builtin_ctzll(others) / 8;
-    };
-    ptrdiff_t before = digits_at(p);
-    if (before == 8) before += digits_at(p + 8);
+// Parses digits, a point and three places, as Kineto prints times, as a number times 1000; `p` is moved behind it. False for
+// any other text, and for more than 13 digits before the point.
+[[gnu::always_inline]] inline bool parse_kineto_time(const char*& p, const char* end, int64_t& value) {
+    ptrdiff_t before = count_digits(eight_bytes(p) ^ kZeros);
+    if (before == 8) before += count_digits(eight_bytes(p + 8) ^ kZeros);
     if (end - p < before + 5 || static_cast<uint8_t>(p[before + 4] - '0') < 10) return false;
     if (!three_places({p, static_cast<size_t>(before + 4)}, value)) return false;
     p += before + 4;
@@ -148,7 +148,7 @@ inline std::optional<int64_t> thousandths(std::string_view token) {
     if (token.empty()) return {};
     if (int64_t value; three_places(token, value)) return value;
     const char *p = token.data(), *const end = p + token.size();
-    if (int64_t value; few_places(p, end, value) && p == end) return value;
+    if (int64_t value; parse_short_decimal(p, end, value) && p == end) return value;
     return any_decimal(token, 3);
 }
 
@@ -161,7 +161,7 @@ inline std::optional<int64_t> whole(std::string_view token) {
         const uint64_t lanes = (eight_bytes(p) ^ kZeros) << (64 - 8 * token.size());
         if ((((lanes + kOverNine) | lanes) & kHigh) == 0) return static_cast<int64_t>(eight_digits(lanes));
     }
-    if (int64_t value; few_digits(p, end, value) && p == end) return value;
+    if (int64_t value; parse_short_integer(p, end, value) && p == end) return value;
     return any_whole(token);
 }
 

@@ -1,4 +1,4 @@
-// The end of a JSON value, found by its bytes, several at a time; nullptr where only the tokens tell it.
+// The end of a JSON value, from eight bytes at a time, without tokens.
 #pragma once
 #include <array>
 #include <bit>
@@ -22,8 +22,8 @@ inline constexpr auto kValueTypes = [] {
 }();
 inline ValueType type_of(char c) { return kValueTypes[static_cast<uint8_t>(c)]; }
 
-// Behind the closing quote of the text whose opening one is at `p`. nullptr: it is not closed before `to`, or has bytes
-// that JSON forbids or that may be damaged UTF-8.
+// Returns the end of the string whose opening quote is at `p`. nullptr: it is not closed before `to`, or contains bytes that
+// JSON forbids or that may be damaged UTF-8.
 inline const char* scan_text(const char* p, const char* to) {
     for (++p; p < to;) {
         const Lanes lanes(p);
@@ -41,12 +41,12 @@ inline const char* scan_text(const char* p, const char* to) {
     return nullptr;
 }
 
-// Behind the bracket that closes the one at `p`; brackets are counted, not matched, as by `Cursor::value`.
+// Returns the end of the array or object at `p`; brackets are counted, not matched, as by `Cursor::value`.
 inline const char* scan_nested(const char* p, const char* to) {
     ptrdiff_t depth = 0;
     while (p < to) {
         const Lanes lanes(p);
-        // A backslash outside of a text keeps a quote behind it from opening one, for the tokens: it is left to them.
+        // For the tokens, a quote behind a backslash does not open a string, even outside of strings: left to them.
         const Lanes::Mask quotes = lanes.equal('"') | lanes.equal('\\') | lanes.high();
         const Lanes::Mask opening = lanes.equal('[') | lanes.equal('{'), closing = lanes.equal(']') | lanes.equal('}');
         const Lanes::Mask before = quotes == 0 ? ~Lanes::Mask{0} : Lanes::up_to(Lanes::first(quotes));
@@ -73,18 +73,16 @@ inline const char* scan_nested(const char* p, const char* to) {
     return nullptr;
 }
 
-// Behind the digits at `p`.
+// Returns the end of the digits at `p`. The text contains another byte.
 inline const char* scan_digits(const char* p) {
-    constexpr uint64_t kHigh = 0xF0F0F0F0F0F0F0F0, kSixes = 0x0606060606060606;
     for (;;) {
-        const uint64_t word = eight_bytes(p) ^ kZeros;
-        const uint64_t others = (word | (word + kSixes)) & kHigh;
-        if (others != 0) return p + std::countr_zero(others) / 8;
-        p += 8;
+        const ptrdiff_t count = count_digits(eight_bytes(p) ^ kZeros);
+        p += count;
+        if (count < 8) return p;
     }
 }
 
-// Behind the value at `p`. nullptr: it does not end before `to`, or only the tokens tell where.
+// Returns the end of the value at `p`. nullptr: it does not end before `to`, or its tokens have to be read.
 inline const char* scan_value(const char* p, const char* to) {
     switch (type_of(*p)) {
         case ValueType::kText: return scan_text(p, to);

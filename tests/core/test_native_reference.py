@@ -232,7 +232,7 @@ def _is_json(text: bytes) -> bool:
 
 @pytest.mark.parametrize("key", [*TOP_KEYS, *sorted(reference_parsers.FIELD_OF), "Ev Idx", "more"])
 def test_an_odd_value_among_events_of_a_layout(key: str) -> None:
-    """Whatever stands where the events before have a plain value: the layout gives what the tokens give."""
+    """An event whose value differs in type from that of the events before is read as by its tokens."""
     plain_values = [b"7"] if key in reference_parsers.FIELD_OF else [b"7", b'"a\\"b"', b"1.250"]
     for plain in plain_values:
         valid = [value for odd in ODD_VALUES if _is_json(odd) for value in (odd, plain)]
@@ -265,10 +265,39 @@ def test_an_odd_value_among_events_of_a_layout(key: str) -> None:
         ],
     ],
 )
-def test_damaged_events_are_no_layout(rows: list[bytes]) -> None:
-    """What tokens refuse in one event, and pass over in another, such as the args of metadata."""
+def test_layouts_do_not_contain_damaged_text(rows: list[bytes]) -> None:
+    """A layout contains only text that the tokens accept, although they do not check the args of metadata."""
     document = b'{"traceEvents": [' + b",\n".join(rows * 3) + b"]}"
     native_parsers.assert_accounted("kineto", *native_parsers.parse("kineto", document))
+
+
+def test_two_threads_add_no_tracks_of_damaged_rows() -> None:
+    """The border between two threads may be inside a damaged row, one half of which parses and names a track."""
+    memory = b'{"ph":"i","name":"[memory]","pid":%s,"tid":2,"ts":1.000,"s":"t","args":{"Addr":5}}'
+    metadata = b'{"ph":"M","name":"x","pid":1,"args":{"name":"y"}}'
+    sound, named = memory % b"1", memory % b'\\"1'
+    damaged = [
+        b'{"ph"b" 1":"M","name":"x","pid":1,"args"\xd4{"name":"y"}}',
+        b'{"ph":"M","name":"x"grid":[1,2,3]id":1,"args":{"name":"y"}}',
+        b'{"ph"dur":-1"b" 1":"M","name":"x","pid":1,"args"\xd4{"name":"y"}}',
+    ]
+    rows = [
+        sound,
+        damaged[1],
+        sound,
+        damaged[0],
+        named,
+        damaged[0],
+        damaged[2],
+        metadata,
+        sound,
+        metadata,
+        metadata,
+    ]
+    document = b'{"traceEvents":[' + b",".join(rows) + b"]}"
+    for size in range(20, 300, 3):
+        tables, summary = native_parsers.parse("kineto", native_parsers.in_chunks(document, size))
+        native_parsers.assert_accounted("kineto", tables, summary)
 
 
 @pytest.mark.parametrize(

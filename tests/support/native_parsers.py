@@ -25,7 +25,7 @@ def in_chunks(document: bytes, size: int) -> Iterable[bytes]:
 def parse_with(
     kind: str, pieces: bytes | Iterable[bytes], split_from: int, only_by_tokens: bool = False
 ) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
-    """The same by two threads where a piece has ``split_from`` bytes or more."""
+    """Parse pieces of a document, those of ``split_from`` bytes or more by two threads; return tables and summary."""
     parser = PARSERS[kind]()
     parser.split_from(split_from)
     if only_by_tokens:
@@ -40,7 +40,7 @@ def parse_with(
 def parse(kind: str, pieces: bytes | Iterable[bytes]) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
     """The tables and the summary that the native parser of that kind gives for these bytes.
 
-    Two threads have to give what one gives, and rows that look like those before them what their tokens give.
+    Asserts that one and two threads, and rows of a known layout and their tokens, give the same.
     """
     pieces = [pieces] if isinstance(pieces, bytes) else list(pieces)
     tables, summary = parse_with(kind, pieces, split_from=NEVER, only_by_tokens=True)
