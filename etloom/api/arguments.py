@@ -145,8 +145,10 @@ def name_uploaded(result: Any, folder: Path, url: str) -> Any:
     return result
 
 
-def as_run(run: Run) -> Trace | Job:
+def as_run(run: Run, *, for_report: bool = False) -> Trace | Job:
     """Return a Trace or Job unchanged; for a path, open the run and return its Job.
+
+    ``for_report``: see `etloom.open`.
 
     Raises:
         EtloomError: it is neither Trace, Job nor path, or a Job without ranks.
@@ -155,7 +157,7 @@ def as_run(run: Run) -> Trace | Job:
     if isinstance(run, (str, os.PathLike)):
         from etloom.api.runs import open
 
-        return open(run)
+        return open(run, for_report=for_report)
     remedy = "etloom.open(path) returns the Job of a folder or file"
     if not isinstance(run, (Trace, Job)):
         raise InvalidValue(f"expected a Trace, a Job or a path, got {type(run).__name__}", remedy=remedy)
@@ -164,9 +166,9 @@ def as_run(run: Run) -> Trace | Job:
     return run
 
 
-def as_job(run: Run) -> Job:
-    """Convert a run to a Job: open a path, or wrap the Trace of a rank. Raises the same errors as `as_run`."""
-    run = as_run(run)
+def as_job(run: Run, *, for_report: bool = False) -> Job:
+    """Convert a run to a Job: open a path (see `as_run`, also for the errors), or wrap the Trace of a rank."""
+    run = as_run(run, for_report=for_report)
     return run if isinstance(run, Job) else Job({run.rank or 0: run})
 
 

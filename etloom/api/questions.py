@@ -58,7 +58,7 @@ def analyze(run: Run, name: str, **options: Any) -> pl.DataFrame:
 
     registry.get("analyses", name)
     check_options("analyses", name, options)
-    result = answer(as_run(run), name, **options)
+    result = answer(as_run(run, for_report=name == "findings"), name, **options)
     if result.refused:
         warn(f"{name}: {'; '.join(result.explain_refusals())}")
     return result.table
@@ -304,7 +304,7 @@ def report(run: Run | Difference, path: OutPath) -> Path:
     from etloom.reports import difference_page, html_report
 
     target = Path(path)
-    job = None if isinstance(run, Difference) else _link_ranks(as_job(run))
+    job = None if isinstance(run, Difference) else _link_ranks(as_job(run, for_report=True))
     with writing(target):
         if isinstance(run, Difference):
             difference_page.write_page(run, target)

@@ -19,6 +19,7 @@ from etloom.linker import selection
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from etloom.loading import LoadOptions
     from etloom.loading.file_reading import Progress
 
 _RunType = TypeVar("_RunType", bound=Run)
@@ -74,6 +75,7 @@ def open(
     use_cache: bool = True,
     lazy: bool = False,
     max_table_bytes: int | None = None,
+    for_report: bool = False,
     **linking: Unpack[LinkingOptions],
 ) -> Job:
     """Open a run (a folder or files), and link the traces of every rank.
@@ -93,6 +95,8 @@ def open(
             they are kept on disk and loaded on access.
         engine: "local", or "ray": ranks that are not in the cache are read on a Ray cluster, whose hosts need the same
             paths and cache folder.
+        for_report: of a run of at least 64 ranks, compute what `report` and the analysis findings need of each rank at
+            the same time, in a process per CPU, and keep it in the cache.
         linking: options of `link`: inter_thread_threshold_us, iterations, step_name.
 
     Returns:
@@ -116,13 +120,22 @@ def open(
     options = loading.LoadOptions(progress, jobs, use_cache, lazy, max_table_bytes, changed, engine=engine)
     if isinstance(path, Mapping):
         return loading.load_ranks({rank: as_paths(files) for rank, files in path.items()}, options)
-    path = Path(path)
-    if len(files := loading.list_ranked_files(path, rank_pattern)) >= loading.MIN_RANKS_OF_CACHED_RUN:
-        from etloom.exports.store import open_cached_run
+    cached = _open_cached(Path(path), options, rank_pattern, for_report)
+    return loading.load_path(Path(path), options, rank_pattern) if cached is None else cached
 
-        if (job := open_cached_run(path, files, options, rank_pattern)) is not None:
-            return job
-    return loading.load_path(path, options, rank_pattern)
+
+def _open_cached(path: Path, options: LoadOptions, rank_pattern: str | None, for_report: bool) -> Job | None:
+    """Open a run of many ranks from the cache, to which it may be added; None if that is not possible."""
+    from etloom import loading
+
+    files = loading.list_ranked_files(path, rank_pattern)
+    if len(files) < loading.MIN_REPORTED_RANKS:
+        return None
+    from etloom.exports.store import open_cached_run
+
+    has_processes = (options.jobs or os.cpu_count() or 1) > 1
+    is_added = len(files) >= loading.MIN_CACHED_RANKS or (for_report and has_processes)
+    return open_cached_run(path, files, options, rank_pattern, is_added=is_added)
 
 
 @verb

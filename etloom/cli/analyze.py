@@ -157,7 +157,8 @@ def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -
     top = options.get("top") if registry.find_package("analyses", question.name) is None else None
     if top is not None and top >= 1:
         options["top"] = ALL_ROWS  # to be able to report how many rows are left out
-    result = _answer_part(open_job(path, run), Question(question.name, options, question.filters))
+    job = open_job(path, run, for_report=question.name == "findings")
+    result = _answer_part(job, Question(question.name, options, question.filters))
     shown, omission = _limit_rows(result.table, top, each_rank)
     write_table(shown, table.format, table.out)
     if omission:

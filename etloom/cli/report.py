@@ -55,7 +55,7 @@ def write_report(path: Path, out: Path | None = None, run: RunOptions | None = N
     def compute() -> Output:
         import etloom
 
-        job = open_job(path, options, warn=False)
+        job = open_job(path, options, warn=False, for_report=True)
         text = _format_summary(job)
         write_text(text, None)
         etloom.report(job, target)

@@ -85,13 +85,22 @@ RUN_OPTIONS_WITHOUT_RANKS = OptionGroup("run", RunOptions, SHARED_OPTIONS)
 """For verbs that open several runs."""
 
 
-def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = True, **linking: Any) -> Job:
+def open_job(
+    path: Path,
+    run: RunOptions,
+    *,
+    lazy: bool = False,
+    warn: bool = True,
+    for_report: bool = False,
+    **linking: Any,
+) -> Job:
     """Open the run at ``path`` with a progress bar and link it.
 
     Args:
         path: a folder or file.
         run: the shared options of verbs.
         lazy: as for `etloom.open`, for verbs that only need `Trace.scan`.
+        for_report: as for `etloom.open`.
         warn: print on stderr if data was lost, for verbs that do not show it themselves.
         linking: options of `etloom.link`.
 
@@ -117,6 +126,7 @@ def open_job(path: Path, run: RunOptions, *, lazy: bool = False, warn: bool = Tr
             use_cache=run.cache,
             lazy=lazy,
             max_table_bytes=MAX_TABLE_BYTES,
+            for_report=for_report,
             **linking,
         )
     if run.strict:

@@ -5,7 +5,8 @@ file_names, captures      ranks and stages in names of files; traces of the capt
 folder_contents           the files of a folder: salvaged and converted copies, the workload card
 plan                      `LoadPlan`: for each rank where its tables come from and where they are kept
 executor                  the execution of a plan, ranks in parallel
-engines, remote_reading   tasks on a Ray cluster; ranks that they read into the cache
+engines, worker           tasks in processes or on a Ray cluster
+reading_tasks             ranks that tasks read into the cache
 file_reading              one file into memory, or to Parquet in bounded memory
 cache, cache_usage        linked traces as Parquet in the user's cache folder
 resident_tables           tables on disk of which only some are in memory
@@ -31,7 +32,8 @@ from etloom.loading.plan import LoadOptions, LoadPlan, plan_file, plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
 
 __all__ = [
-    "MIN_RANKS_OF_CACHED_RUN",
+    "MIN_CACHED_RANKS",
+    "MIN_REPORTED_RANKS",
     "LoadOptions",
     "Progress",
     "list_ranked_files",
@@ -40,9 +42,13 @@ __all__ = [
     "load_ranks",
 ]
 
-MIN_RANKS_OF_CACHED_RUN = 257
+MIN_CACHED_RANKS = 257
 """Runs of at least this many ranks are kept in the cache with their answers, which would take longer for fewer ranks
 than reading and linking them."""
+MIN_REPORTED_RANKS = 64
+"""The same for runs that are opened for a report, which needs these answers."""
+MIN_TASK_RANKS = 32
+"""Fewer ranks are read by threads of this process: a new process takes about as long as ten small ranks."""
 
 
 def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:
@@ -83,11 +89,11 @@ def load_ranks(files_by_rank: Mapping[int, Sequence[Path]], options: LoadOptions
 
 
 def _execute(plan: LoadPlan, *, skip_unreadable: bool = False) -> Job:
-    """Load the ranks of a plan: on a Ray cluster if the plan's options name the engine "ray", else on this host."""
-    if plan.options.engine != LOCAL_ENGINE:
-        from etloom.loading.remote_reading import read_on_cluster
+    """Load the ranks of a plan, many small ones in processes, or on a Ray cluster if the plan's engine is "ray"."""
+    if len(plan.ranks) >= MIN_TASK_RANKS or plan.options.engine != LOCAL_ENGINE:
+        from etloom.loading.reading_tasks import read_by_tasks
 
-        read_on_cluster(plan)
+        plan = read_by_tasks(plan)
     return execute_plan(plan, skip_unreadable=skip_unreadable)
 
 

@@ -1,19 +1,22 @@
-"""Engines that run tasks on ranks: "local" (this process and host) or "ray" (a Ray cluster).
+"""Engines that run tasks on ranks: "local" (this host) or "ray" (a Ray cluster).
 
 A task is a function of etloom and a JSON text that names files; its result is files, too. So all hosts of a cluster
-need the same version of etloom and see the same paths, and only short texts pass through Ray. Ray schedules the tasks,
-and runs those of a lost worker again.
+need the same version of etloom and see the same paths, and only short texts pass between processes. Ray schedules the
+tasks, and runs those of a lost worker again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from etloom.core.errors import EtloomError, UnknownName, warn
+from etloom.core.machine import run_in_parallel
 from etloom.core.text import count_noun
 
 LOCAL_ENGINE = "local"
@@ -22,6 +25,8 @@ MAX_RETRIES = 3
 """Workers that a task may lose before it is left to the process that started it."""
 _MAX_ENDED = 64
 """Ended tasks that are handled at a time."""
+_QUERY_STACK_BYTES = 16 << 20
+"""A task runs in a thread of polars, whose stack is 2 MiB otherwise; that of a main thread is 8 MiB."""
 
 
 def check_engine(engine: str) -> None:
@@ -82,6 +87,71 @@ def run_on_ray(
             f"{count_noun(len(failures), 'task')} of {len(texts):,} failed on the Ray cluster, and this process does "
             f"their work: {failures[0]}"
         )
+
+
+def run_in_processes(
+    function: Callable[[str], None],
+    texts: Sequence[str],
+    processes: int,
+    on_done: Callable[[int], None] = lambda index: None,
+    pass_fds: Sequence[int] = (),
+) -> None:
+    """Run a function once per text argument in worker processes of this host, and wait for all of them.
+
+    A process handles one task after another. The caller does the work of tasks that fail, and reports the reason.
+
+    Args:
+        function: a function of a module of etloom; what it returns is ignored.
+        texts: its argument, one per task, without line breaks.
+        processes: largest number of processes.
+        on_done: called with the index of each task that ended, in any thread.
+        pass_fds: files that the processes hold open as long as one of them works, also if this process was killed.
+    """
+    command = [sys.executable, "-m", "etloom.loading.worker", function.__module__, function.__name__]
+    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(_QUERY_STACK_BYTES)}
+    remaining = iter(range(len(texts)))
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            pass_fds=pass_fds,
+        )
+
+    def serve(_: int) -> None:
+        worker = None
+        for index in remaining:  # an iterator over a sequence gives each item to one thread
+            if worker is None:
+                worker = start()
+            if not _run_task(worker, texts[index]):
+                worker.kill()
+                _end(worker)
+                worker = None
+            on_done(index)
+        if worker is not None:
+            _end(worker)
+
+    run_in_parallel(serve, range(min(processes, len(texts))), processes)
+
+
+def _run_task(worker: subprocess.Popen[str], text: str) -> bool:
+    """Let a worker process run a task; return False if the process ended meanwhile."""
+    assert worker.stdin is not None and worker.stdout is not None
+    try:
+        worker.stdin.write(text + "\n")
+        worker.stdin.flush()
+    except OSError:
+        return False
+    return bool(worker.stdout.readline())
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(OSError):
+        worker.communicate()
 
 
 def count_cpus(engine: str) -> int:

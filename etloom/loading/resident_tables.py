@@ -16,6 +16,9 @@ import polars as pl
 
 from etloom.core.trace import Results, TableLoader, Trace
 
+_MAX_SMALL_ROWS = 50_000
+"""Tables that are read as a whole: to query their files takes longer."""
+
 
 class ResidentTables:
     """Limits the memory of a run's loaded tables to ``max_table_bytes``, by evicting the least recently used ranks.
@@ -110,9 +113,10 @@ class ResidentTable:
         return frame.clone()
 
     def scan(self) -> pl.LazyFrame:
-        """Return the table as a lazy query, over memory if it is loaded, else over its file."""
-        frame = self._rank.frames.get(self._name)
-        return self._stored.scan() if frame is None else frame.lazy()
+        """Return the table as a lazy query, over memory if it is loaded or small, else over its file."""
+        if self.is_loaded or self.rows() <= _MAX_SMALL_ROWS:
+            return self.read().lazy()
+        return self._stored.scan()
 
     def rows(self) -> int:
         """Return the number of rows of the table."""

@@ -27,7 +27,8 @@ from support.fleets import write_fleet
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two ranks are many; a cache of the test; only the questions that it needs."""
-    monkeypatch.setattr(loading, "MIN_RANKS_OF_CACHED_RUN", 2)
+    monkeypatch.setattr(loading, "MIN_CACHED_RANKS", 2)
+    monkeypatch.setattr(loading, "MIN_REPORTED_RANKS", 2)
     monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(summaries, "RANK_QUESTIONS", ())
     monkeypatch.setattr(summaries, "JOB_QUESTIONS", [q for q in JOB_QUESTIONS if q.file == "stragglers"])
@@ -64,6 +65,42 @@ def test_changed_files_and_other_patterns_are_read_again(run: Path, tmp_path: Pa
     write_fleet(tmp_path / "other", 3)
     max((tmp_path / "other").iterdir()).rename(run / "rank_2.json")
     assert etloom.open(run).ranks == [0, 1, 2]
+
+
+@pytest.mark.parametrize("question", ["report", "findings"])
+def test_a_report_caches_runs_of_fewer_ranks(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(loading, "MIN_REPORTED_RANKS", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    etloom.open(run)
+    assert not list_runs()
+
+    def ask(source: Path | Job) -> Any:
+        if question == "report":
+            return etloom.report(source, tmp_path / "report.html").read_text()
+        return etloom.analyze(source, question).write_json()
+
+    expected = ask(etloom.open(run, use_cache=False))
+    assert ask(run) == expected
+    (cached,) = list_runs()
+    names = {file.stem for file in (cached / "summaries").glob("*.parquet")}
+    assert {"findings", "critical-path-by-edge"} <= names
+    assert not {"slowdown", "result-operators", "compared-kernel"} & names
+    opened = etloom.open(run)  # from the cache
+    assert opened.stored is not None
+    assert etloom.analyze(opened, "slowdown").equals(
+        etloom.analyze(etloom.open(run, use_cache=False), "slowdown")
+    )
+    assert etloom.info(opened)["stats"] == etloom.info(etloom.open(run, use_cache=False))["stats"]
+
+
+def test_with_one_processor_a_report_keeps_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "MIN_CACHED_RANKS", 3)
+    assert etloom.open(run, for_report=True, jobs=1).stored is None
+    assert etloom.open(run, for_report=True, jobs=2).stored is not None
 
 
 def test_progress_reaches_the_size_of_all_files(run: Path) -> None:

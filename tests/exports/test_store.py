@@ -29,7 +29,7 @@ from etloom.exports.store import adding, batches, rank_results, staging, summari
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
 from etloom.formats.parquet import stored_runs, table_files
 from etloom.formats.parquet.table_files import ParquetTable
-from etloom.loading import LoadOptions, load_path
+from etloom.loading import LoadOptions, engines, load_path
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 from support.saved_folders import update_checksum
@@ -395,7 +395,7 @@ def test_a_run_stays_locked_as_long_as_a_process_prepares_a_batch(
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(batches.subprocess, "run", start)
+        patch.setattr(engines.subprocess, "Popen", start)
         etloom.store_add(run, to=store, jobs=2)
     with pytest.raises(EtloomError, match="being added by another process"):
         etloom.store_add(run, to=store, jobs=1)

@@ -1,7 +1,11 @@
-"""Engines: tasks on ranks, here run one after another in this process; tests/exports/test_ray.py has a cluster."""
+"""Engines: tasks on ranks in processes; those for Ray are run one after another in this process.
+
+tests/exports/test_ray.py has a cluster.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +15,11 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import etloom
+from etloom import loading
 from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 from etloom.exports.store import adding, batches
-from etloom.loading import engines, remote_reading
+from etloom.loading import cache, engines, file_reading, plan, reading_tasks
+from support import worker_tasks
 from support.fleets import write_fleet
 
 Tasks = list[str]
@@ -97,7 +103,7 @@ def test_a_missing_engine_package_is_one_line(tasks: Tasks, tmp_path: Path) -> N
 def test_without_ray_the_remedy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EtloomError, match=r"needs Ray; pip install 'etloom\[ray\]'"):
-        engines.run_on_ray(remote_reading.read_into_cache, ["{}"])
+        engines.run_on_ray(reading_tasks.read_into_cache, ["{}"])
 
 
 def test_without_ray_a_cached_run_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +131,90 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPa
         match=r"^127.0.0.1:1: the Ray cluster cannot be used: [^\n]* timed out; check RAY_ADDRESS",
     ):
         engines.connect()
+
+
+@pytest.fixture
+def names_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets worker processes import the modules of the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+
+@pytest.mark.usefixtures("names_of_tests")
+def test_a_process_handles_one_task_after_another(tmp_path: Path) -> None:
+    files = [tmp_path / str(index) for index in range(6)]
+    ended: Tasks = []
+    engines.run_in_processes(
+        worker_tasks.note_process, list(map(str, files)), 2, lambda index: ended.append(str(files[index]))
+    )
+    assert sorted(ended) == list(map(str, files))
+    assert 1 <= len({file.read_text() for file in files}) <= 2
+
+
+@pytest.mark.usefixtures("names_of_tests")
+def test_after_a_failed_task_another_process_goes_on(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("0", "bad", "1", "killed", "2")]
+    ended: list[int] = []
+    engines.run_in_processes(worker_tasks.fail_on_bad, list(map(str, files)), 1, ended.append)
+    assert ended == [0, 1, 2, 3, 4]
+    assert [file.exists() for file in files] == [True, False, True, False, True]
+    assert len({file.read_text() for file in files if file.exists()}) == 3
+
+
+def test_without_tasks_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines.subprocess, "Popen", lambda *_, **__: pytest.fail("a process started"))
+    engines.run_in_processes(worker_tasks.note_process, [], 2)
+
+
+@pytest.fixture
+def small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A run of four ranks, which are read in two processes as if they were many."""
+    monkeypatch.setattr(loading, "MIN_TASK_RANKS", 3)
+    monkeypatch.setattr(reading_tasks, "_MIN_PENDING_RANKS", 3)
+    monkeypatch.setattr(reading_tasks, "_TASK_RANKS", 2)
+    monkeypatch.setattr(plan, "MIN_TEXT_BYTES_TO_CACHE", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("ETLOOM_CACHE", str(tmp_path / "cache"))
+    return write_fleet(tmp_path / "run", 4)
+
+
+def test_many_small_ranks_are_read_in_processes(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress: dict[str, int] = {}
+
+    def count(file: Path, read: int) -> None:
+        progress[file.name] = progress.get(file.name, 0) + read
+
+    monkeypatch.setattr(file_reading, "read_file", lambda *_: pytest.fail("read by this process"))
+    job = etloom.open(small_run, progress=count)
+    assert progress == {file.name: file.stat().st_size for file in small_run.iterdir()}
+    again = etloom.open(small_run)  # from the cache
+    monkeypatch.undo()
+    expected = etloom.open(small_run, use_cache=False)
+    for loaded in (job, again):
+        assert loaded.meta == expected.meta
+        assert_frame_equal(loaded.stats, expected.stats)
+        for rank, trace in expected.items():
+            assert dict(loaded[rank].meta) == dict(trace.meta)
+            for name, table in trace.tables.items():
+                assert_frame_equal(loaded[rank].table(name), table, categorical_as_str=True)
+
+
+def test_a_rank_that_a_process_cannot_read_is_reported_by_this_one(small_run: Path) -> None:
+    next(small_run.glob("*_1.json*")).write_bytes(b"{]")
+    stats = [etloom.open(small_run, use_cache=use_cache).stats for use_cache in (True, False)]
+    assert_frame_equal(*stats)
+    assert "job.unreadable_file" in stats[0]["name"]
+
+
+@pytest.mark.parametrize("reason", ["one job", "no cache", "few ranks", "large ranks", "full cache"])
+def test_other_ranks_are_read_by_this_process(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(engines, "run_in_processes", lambda *_: pytest.fail("processes started"))
+    if reason == "few ranks":
+        monkeypatch.setattr(loading, "MIN_TASK_RANKS", 5)
+    elif reason == "large ranks":
+        monkeypatch.setattr(reading_tasks, "MAX_RANK_TEXT_BYTES", 10)
+    elif reason == "full cache":
+        monkeypatch.setattr(cache, "has_room", lambda _: False)
+    jobs = 1 if reason == "one job" else None
+    assert etloom.open(small_run, jobs=jobs, use_cache=reason != "no cache").ranks == [0, 1, 2, 3]

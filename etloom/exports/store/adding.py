@@ -40,7 +40,7 @@ from etloom.formats.parquet.store_layout import (
 from etloom.formats.parquet.stored_runs import build_rank_table
 from etloom.formats.parquet.summary_files import list_checksums
 from etloom.loading import LoadOptions, Progress, load_folder, load_path
-from etloom.loading.engines import count_cpus, is_remote, run_on_ray
+from etloom.loading.engines import count_cpus, is_remote, run_in_processes, run_on_ray
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class AddOptions:
         progress: see `etloom.loading.Progress`.
         engine: "local", or "ray" to read ranks on a cluster, whose hosts see the run and the store under these paths.
         waits: wait while another process adds a run of this name, instead of refusing.
+        for_report: compute only what a report needs; other questions are answered from the tables.
         resumable: keep what was prepared if the addition fails, so that the next one goes on where it stopped.
     """
 
@@ -64,6 +65,7 @@ class AddOptions:
     engine: str = "local"
     waits: bool = False
     resumable: bool = True
+    for_report: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
     progress = options.progress
     is_split = jobs > 1 or is_remote(options.engine)
     if source.discovered is not None and is_split and len(source.discovered.ranks) > batches.MIN_RANKS:
-        pending = batches.list_batches(source.discovered, stage.folder, stage.parts, jobs)
+        pending = batches.list_batches(source.discovered, stage.folder, stage.parts, jobs, options.for_report)
         _report_files(
             (file for batch in pending for files in batch.files.values() for file in files), progress
         )
@@ -163,18 +165,19 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
         def report(index: int) -> None:
             _report_batch(pending[index], progress)
 
+        texts = [batch.to_json() for batch in pending]
         if is_remote(options.engine):
-            run_on_ray(batches.prepare_batch, [batch.to_json() for batch in pending], report)
-        else:
-            batches.prepare_locally(pending, jobs, lock, report)
+            run_on_ray(batches.prepare_batch, texts, report)
+        else:  # the run stays locked as long as one of the processes works
+            run_in_processes(batches.prepare_batch, texts, jobs, report, pass_fds=(lock,))
         progress = None
     job = _open_staged(source, stage, options, jobs, progress)
-    parts = _complete_parts(job, stage)
+    parts = _complete_parts(job, stage, options.for_report)
     folder = stage.folder / SUMMARIES
     folder.mkdir(exist_ok=True)
     entries = summaries.write_rank_answers(parts, stage.folder)
     job = attach_results(job, parts)
-    job_entries, skipped = summaries.write_job_answers(job, stage.folder)
+    job_entries, skipped = summaries.write_job_answers(job, stage.folder, options.for_report)
     job = job.with_stats(skipped)
     write_json(folder / "facts.json", describe_run(job))
     job.stats.write_parquet(folder / "stats.parquet")
@@ -224,7 +227,7 @@ def _open_staged(
     return Job(job, job.meta, job.run_stats)  # without the answers of a store, which are to be computed
 
 
-def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
+def _complete_parts(job: Job, stage: staging.Staging, for_report: bool) -> list[Path]:
     """Return folders with analysis results that cover all ranks; ranks without results are analyzed here."""
     parts, ranks = [], set(job.ranks)
     for part, members in _list_parts(stage):
@@ -235,7 +238,7 @@ def _complete_parts(job: Job, stage: staging.Staging) -> list[Path]:
     for start in range(0, len(remaining), batches.MAX_RANKS):
         members_left = remaining[start : start + batches.MAX_RANKS]
         part = stage.parts / f"rest-{members_left[0]}-{members_left[-1]}"
-        summaries.summarize_ranks(((rank, job[rank]) for rank in members_left), part)
+        summaries.summarize_ranks(((rank, job[rank]) for rank in members_left), part, for_report)
         parts.append(part)
     return parts
 

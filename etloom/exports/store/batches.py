@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etloom.core.errors import EtloomError
-from etloom.core.machine import run_in_parallel
 from etloom.core.names import add_names, list_user_paths
 from etloom.core.trace import Trace
 from etloom.exports.store.summaries import summarize_ranks
@@ -30,8 +26,6 @@ from etloom.loading.rank_discovery import DiscoveredRun
 MAX_RANKS = 256
 """Ranks of a batch: starting a process takes about as long as ten small ranks."""
 MIN_RANKS = 8
-QUERY_STACK_BYTES = 16 << 20
-"""The worker runs in a thread of polars, whose stack is 2 MiB otherwise; that of a main thread is 8 MiB."""
 MAX_TABLE_BYTES = 256_000_000
 """Memory for the tables of ranks, of which the most recently used ones stay loaded."""
 
@@ -46,6 +40,7 @@ class Batch:
         files: rank -> its files.
         captures: rank -> traces of the capture of its device graphs.
         names: the user's files of names.
+        for_report: only what a report needs is computed.
     """
 
     folder: str
@@ -53,6 +48,7 @@ class Batch:
     files: dict[int, list[str]]
     captures: dict[int, list[str]]
     names: list[str]
+    for_report: bool = False
 
     def to_json(self) -> str:
         """Return the batch as JSON text."""
@@ -67,7 +63,9 @@ class Batch:
         return cls(**content)
 
 
-def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int) -> list[Batch]:
+def list_batches(
+    discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int, for_report: bool = False
+) -> list[Batch]:
     """Split the ranks of a folder into batches; omit batches whose analysis results exist already in ``parts``."""
     ranks = sorted(discovered.ranks)
     size = min(MAX_RANKS, max(MIN_RANKS, math.ceil(len(ranks) / jobs)))
@@ -84,7 +82,7 @@ def list_batches(discovered: DiscoveredRun, folder: Path, parts: Path, jobs: int
             if rank in discovered.captures
         }
         names = [str(path.resolve()) for path in list_user_paths()]
-        batches.append(Batch(str(folder.resolve()), str(part.resolve()), files, captures, names))
+        batches.append(Batch(str(folder.resolve()), str(part.resolve()), files, captures, names, for_report))
     return batches
 
 
@@ -95,7 +93,7 @@ def prepare_batch(text: str) -> None:
     """
     batch = Batch.from_json(text)
     add_names(*map(Path, batch.names))
-    summarize_ranks(_read_ranks(batch), Path(batch.part))
+    summarize_ranks(_read_ranks(batch), Path(batch.part), batch.for_report)
 
 
 def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
@@ -110,33 +108,3 @@ def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
             continue
         if sniff_folder(Path(batch.folder, f"rank={rank}")):  # not a file that holds several ranks
             yield rank, job[rank]
-
-
-def prepare_locally(batches: Sequence[Batch], jobs: int, lock: int, on_done: Callable[[int], None]) -> None:
-    """Process batches in up to ``jobs`` parallel processes on this host.
-
-    A batch whose process fails is left to the process that adds the run, which reports the reason.
-
-    Args:
-        batches: the batches.
-        jobs: number of processes.
-        lock: the file that locks the run. The processes keep it open, so that the run stays locked as long as one of
-            them works, also if this process was killed.
-        on_done: called with the index of each batch at its end, in any thread.
-    """
-
-    def prepare(index: int) -> None:
-        environment = {**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(QUERY_STACK_BYTES)}
-        command = [sys.executable, "-m", "etloom.exports.store.worker"]
-        subprocess.run(
-            command,
-            input=batches[index].to_json(),
-            text=True,
-            env=environment,
-            pass_fds=(lock,),
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        on_done(index)
-
-    run_in_parallel(prepare, range(len(batches)), jobs)

@@ -19,19 +19,20 @@ _TABLE_BYTES_PER_TEXT_BYTE = 0.1
 
 
 def open_cached_run(
-    folder: Path, files: Sequence[Path], options: LoadOptions, rank_pattern: str | None
+    folder: Path, files: Sequence[Path], options: LoadOptions, rank_pattern: str | None, *, is_added: bool
 ) -> Job | None:
-    """Open a run of many ranks from the cache, after adding it to the cache if necessary.
+    """Open a run of many ranks from the cache.
 
     Args:
         folder: the run.
         files: a trace of each rank.
         options: how to load it.
         rank_pattern: see `etloom.loading.discover_ranks`.
+        is_added: add it to the cache if it is not there.
 
     Returns:
-        The run; None if the options or the cache do not allow this, or if it cannot be read, for a reason that the
-        usual way of loading reports.
+        The run; None if it is not there and not added, if the options or the cache do not allow this, or if it cannot
+        be read, for a reason that the usual way of loading reports.
     """
     if not options.use_cache or options.linking:
         return None
@@ -40,10 +41,19 @@ def open_cached_run(
         key = cache.folder_key(folder, pattern=rank_pattern, names=list_user_files())
         entry = run_folder(store, key)
         if not is_stored_run(entry):
-            if not cache.has_room(int(sum(map(estimate_text_bytes, files)) * _TABLE_BYTES_PER_TEXT_BYTE)):
+            if not is_added or not cache.has_room(
+                int(sum(map(estimate_text_bytes, files)) * _TABLE_BYTES_PER_TEXT_BYTE)
+            ):
                 return None
             adding = AddOptions(
-                key, options.jobs, rank_pattern, options.progress, options.engine, waits=True, resumable=False
+                key,
+                options.jobs,
+                rank_pattern,
+                options.progress,
+                options.engine,
+                waits=True,
+                resumable=False,
+                for_report=True,
             )
             add_run(folder, store, adding)
             cache.register_entry(entry)

@@ -62,6 +62,7 @@ class RankResult:
         encode: returns the result as a table.
         decode: returns the result of a table.
         is_large: it is not held in memory for all ranks.
+        is_compared: only comparisons of runs need it.
     """
 
     name: str
@@ -70,6 +71,7 @@ class RankResult:
     encode: Callable[[Any], pl.DataFrame] = lambda result: result
     decode: Callable[[pl.DataFrame], Any] = lambda table: table
     is_large: bool = False
+    is_compared: bool = False
 
     def key(self, rank: int) -> tuple[Any, ...]:
         """Return the key of a rank's result in `Trace.with_stored_results`: the function and its arguments."""
@@ -227,15 +229,21 @@ RESULTS = (
     RankResult("annotated-steps", find_annotated_steps),
     RankResult("devices", list_devices, encode=_encode_devices, decode=lambda table: table.item().to_list()),
     RankResult("on-device", has_device_events, encode=_encode_flag, decode=lambda table: table.item()),
-    RankResult("operators", sum_operators, _for_own_steps, is_large=True),
-    RankResult("families", sum_families, _for_own_steps),
-    RankResult("kernels", sum_kernels, _for_own_steps, is_large=True),
-    RankResult("communication-steps", find_communication_steps, lambda rank: (rank,)),
+    RankResult("operators", sum_operators, _for_own_steps, is_large=True, is_compared=True),
+    RankResult("families", sum_families, _for_own_steps, is_compared=True),
+    RankResult("kernels", sum_kernels, _for_own_steps, is_large=True, is_compared=True),
+    RankResult("communication-steps", find_communication_steps, lambda rank: (rank,), is_compared=True),
     RankResult(
-        "unattributed", measure_unattributed, encode=_encode_values("ns"), decode=lambda table: table.item()
+        "unattributed",
+        measure_unattributed,
+        encode=_encode_values("ns"),
+        decode=lambda table: table.item(),
+        is_compared=True,
     ),
-    RankResult("peak-memory", measure_peak_memory, _for_own_steps),
-    RankResult("best-case", estimate_rank, _for_own_steps, _encode_estimate, _decode_estimate),
+    RankResult("peak-memory", measure_peak_memory, _for_own_steps, is_compared=True),
+    RankResult(
+        "best-case", estimate_rank, _for_own_steps, _encode_estimate, _decode_estimate, is_compared=True
+    ),
     RankResult(
         "rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings, is_large=True
     ),
@@ -244,15 +252,19 @@ LARGE_RESULTS = frozenset(result.function for result in RESULTS if result.is_lar
 
 
 class KeptResults:
-    """Collects the intermediate results (`RESULTS`) of the ranks of a batch, and writes a file per kind of result."""
+    """Collects the intermediate results (`RESULTS`) of the ranks of a batch, and writes a file per kind of result.
 
-    def __init__(self) -> None:
-        self._tables: dict[str, list[pl.DataFrame]] = {result.name: [] for result in RESULTS}
-        self._rows: dict[str, dict[int, int]] = {result.name: {} for result in RESULTS}
+    ``for_report``: without results that only comparisons of runs need.
+    """
+
+    def __init__(self, for_report: bool = False) -> None:
+        self._results = [result for result in RESULTS if not (for_report and result.is_compared)]
+        self._tables: dict[str, list[pl.DataFrame]] = {result.name: [] for result in self._results}
+        self._rows: dict[str, dict[int, int]] = {result.name: {} for result in self._results}
 
     def add(self, trace: Trace, rank: int) -> None:
         """Compute and collect the results of a rank; skip results for which the rank's trace lacks the data."""
-        for result in RESULTS:
+        for result in self._results:
             try:
                 value = trace.compute_once(result.function, *result.arguments(rank))
             except AnalysisError:

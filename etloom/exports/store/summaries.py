@@ -63,20 +63,22 @@ JOB_QUESTIONS = tuple(
     )
 )
 """Questions to all ranks together."""
-GRAPH_QUESTIONS = (StoredQuestion("critical-path", {"by": "edge"}), StoredQuestion("slowdown"))
+CRITICAL_PATH = StoredQuestion("critical-path", {"by": "edge"})
+GRAPH_QUESTIONS = (CRITICAL_PATH, StoredQuestion("slowdown"))
 """Questions to the dependency graph of all ranks."""
 
 
-def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path) -> None:
+def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path, for_report: bool = False) -> None:
     """Run the analyses whose results a store contains for each rank, and write the results to a new folder (a part).
 
     Args:
         ranks: ranks and their traces, one at a time.
         folder: the new folder: FILE.parquet for each question that a rank can answer, the results that
             `rank_results` keeps, and part.json.
+        for_report: leave out results that only comparisons of runs need.
     """
     questions = {question.file: partial(_ask, question) for question in RANK_QUESTIONS}
-    results = KeptResults()
+    results = KeptResults(for_report)
     answers: dict[int, dict[str, Answer]] = {}
     for rank, trace in ranks:
         answers[rank] = answer_by_rank(Job({rank: trace}), questions)
@@ -126,18 +128,25 @@ def write_rank_answers(parts: Sequence[Path], folder: Path) -> list[dict[str, An
     return entries
 
 
-def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], list[Stat]]:
+def write_job_answers(
+    job: Job, folder: Path, for_report: bool = False
+) -> tuple[list[dict[str, Any]], list[Stat]]:
     """Run the analyses over all ranks and save their results; return manifest entries, and stats of skipped analyses.
 
-    Next to the answers are the tables that the report needs, and those from which runs are compared.
+    Next to the answers are the tables that the report needs, and, unless ``for_report``, those from which runs are
+    compared.
     """
-    is_small = sum(trace.rows("events") for trace in job.values()) <= MAX_GRAPH_EVENTS
-    graph_questions = GRAPH_QUESTIONS if is_small else ()
+    graph_questions = [
+        question for question in GRAPH_QUESTIONS if question is CRITICAL_PATH or not for_report
+    ]
+    skipped = 0
+    if sum(trace.rows("events") for trace in job.values()) > MAX_GRAPH_EVENTS:
+        skipped, graph_questions = len(graph_questions), []
     computations: list[tuple[StoredQuestion, Callable[[], Answer]]] = [
         (question, partial(answer, job, question.analysis, **question.options))
         for question in (*JOB_QUESTIONS, *graph_questions)
     ]
-    tables = (WINDOWS, ARRIVAL_ORDER, *RUN_TABLES)
+    tables = (WINDOWS, ARRIVAL_ORDER, *(() if for_report else RUN_TABLES))
     computations += [(StoredQuestion(table.name), partial(_read_table, table, job)) for table in tables]
     entries = []
     for question, compute in computations:
@@ -151,7 +160,7 @@ def write_job_answers(job: Job, folder: Path) -> tuple[list[dict[str, Any]], lis
         entries.append(_describe(question, refusals, has_table=True))
     names = ", ".join(question.analysis for question in GRAPH_QUESTIONS)
     example = f"{names}: more than {MAX_GRAPH_EVENTS:,} events"
-    return entries, [Stat("store.not_summarized", "info", 0 if is_small else len(GRAPH_QUESTIONS), example)]
+    return entries, [Stat("store.not_summarized", "info", 0 if for_report else skipped, example)]
 
 
 def _read_table(table: RunTable, job: Job) -> Answer:

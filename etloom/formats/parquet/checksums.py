@@ -18,6 +18,8 @@ from etloom.formats.io.mirror import ensure_local
 KEY = "crc32"
 """Of a meta.json: name of a file -> CRC-32 of its content. Folders that older versions saved have none."""
 _BLOCK_BYTES = 1 << 24
+_MAX_SMALL_BYTES = 1 << 20
+"""Files whose checksum is computed faster than the metadata of their Parquet is read."""
 
 
 def compute_checksums(files: Iterable[Path]) -> dict[str, int]:
@@ -41,6 +43,16 @@ def check_file(file: Path, checksums: object, remedy: str) -> None:
         ) from None
     if not is_intact:
         raise ReadError("changed since it was written: its checksum differs", where=file, remedy=remedy)
+
+
+def is_intact_small_file(file: Path, checksums: object, remedy: str) -> bool:
+    """Return whether a file is small and its CRC-32 equals its entry in ``checksums``; raises like `check_file`."""
+    if not isinstance(checksums, Mapping) or file.name not in checksums:
+        return False
+    if file.stat().st_size > _MAX_SMALL_BYTES:
+        return False
+    check_file(file, checksums, remedy)
+    return True
 
 
 def read_checksums(manifest: Path) -> Any:

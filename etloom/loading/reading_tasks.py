@@ -1,0 +1,136 @@
+"""Read ranks by tasks, which write their linked tables to the cache: in processes of this host, or on a Ray cluster.
+
+The caller then opens them from there, as it does when a run is opened again. So a rank that no task could read (a path
+that another host does not see, a host without etloom) is read by the caller, with the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from etloom.core.errors import EtloomError, InvalidValue
+from etloom.core.names import add_names, list_user_paths
+from etloom.loading import cache, engines
+from etloom.loading.executor import execute_plan, make_entry_key
+from etloom.loading.file_reading import Progress, estimate_text_bytes
+from etloom.loading.plan import LoadOptions, LoadPlan, RankPlan, Source, Storage
+
+MAX_RANK_TEXT_BYTES = 8_000_000
+"""Larger ranks are read by threads: they spend most of their time outside of the interpreter's lock."""
+_TASK_RANKS = 8
+"""Ranks between two reports of progress."""
+_MIN_PENDING_RANKS = 2 * _TASK_RANKS
+
+
+def read_by_tasks(plan: LoadPlan) -> LoadPlan:
+    """Read and link the ranks of a plan that are not in the cache, by tasks if that is faster or if the engine is Ray.
+
+    Returns:
+        The plan for the rest of the work.
+
+    Raises:
+        UnknownName: there is no such engine.
+        InvalidValue: the engine is Ray, and the cache is not used.
+        EtloomError: see `etloom.loading.engines.run_on_ray`.
+    """
+    options = plan.options
+    is_remote = engines.is_remote(options.engine)
+    if is_remote and not options.use_cache:
+        raise InvalidValue(
+            "the engine ray returns tables through the cache, which is turned off",
+            remedy="use the cache (without --no-cache), in a folder that all hosts share: $ETLOOM_CACHE",
+            option="engine",
+        )
+    if not options.use_cache or not plan.uses_cache or options.keep is not None:
+        return plan
+    pending = _list_missing(plan)
+    if is_remote:
+        if pending:
+            engines.run_on_ray(read_into_cache, [_describe_task(plan, [rank]) for rank in pending])
+        return plan
+    if not _is_faster_in_processes(plan, pending):
+        return plan
+    groups = [pending[start : start + _TASK_RANKS] for start in range(0, len(pending), _TASK_RANKS)]
+
+    texts = [_describe_task(plan, group) for group in groups]
+    progress = _Progress(options.progress, [file for part in plan.ranks.values() for file in _files_of(part)])
+
+    def report(index: int) -> None:
+        progress.complete(file for rank in groups[index] for file in _files_of(plan.ranks[rank]))
+
+    engines.run_in_processes(read_into_cache, texts, plan.parallel, report)
+    ranks = dict(plan.ranks)
+    for rank in pending:
+        ranks[rank] = replace(ranks[rank], storage=Storage.EVICTABLE)
+    return replace(plan, ranks=ranks, options=replace(options, progress=progress))
+
+
+class _Progress:
+    """Reports the files that tasks have read, and of the others what the caller reads; see `Progress`."""
+
+    def __init__(self, report: Progress | None, files: Iterable[Path]) -> None:
+        self._report = report or (lambda file, count: None)
+        self._complete: set[Path] = set()
+        for file in files:
+            self._report(file, 0)
+
+    def __call__(self, file: Path, count: int) -> None:
+        if file not in self._complete:
+            self._report(file, count)
+
+    def complete(self, files: Iterable[Path]) -> None:
+        """Report files as read."""
+        for file in files:
+            self._complete.add(file)
+            self._report(file, file.stat().st_size)
+
+
+def _list_missing(plan: LoadPlan) -> list[int]:
+    """List the ranks of a plan that are read from files and are not in the cache."""
+    missing = []
+    for rank, part in plan.ranks.items():
+        if rank is not None and part.source is Source.FILES:
+            key = make_entry_key(rank, part, plan.options)
+            if key is not None and not cache.has_entry(key):
+                missing.append(rank)
+    return missing
+
+
+def _is_faster_in_processes(plan: LoadPlan, ranks: Sequence[int]) -> bool:
+    if plan.parallel < 2 or len(ranks) < _MIN_PENDING_RANKS:
+        return False
+    text_bytes = sum(estimate_text_bytes(file) for rank in ranks for file in _files_of(plan.ranks[rank]))
+    return text_bytes <= MAX_RANK_TEXT_BYTES * len(ranks) and cache.has_room(text_bytes // 10)
+
+
+def _files_of(part: RankPlan) -> tuple[Path, ...]:
+    return (*part.files, *part.captures)
+
+
+def _describe_task(plan: LoadPlan, ranks: Iterable[int]) -> str:
+    """Return the task to read ranks, as JSON text."""
+    files = {
+        rank: [[str(path.resolve()) for path in paths] for paths in (part.files, part.captures)]
+        for rank, part in ((rank, plan.ranks[rank]) for rank in ranks)
+    }
+    names = [str(path.resolve()) for path in list_user_paths()]
+    return json.dumps({"ranks": files, "linking": dict(plan.options.linking), "names": names})
+
+
+def read_into_cache(text: str) -> None:
+    """Read and link ranks, and write each to the cache; ranks that cannot be read are left to the caller.
+
+    ``text``: the task as JSON (see `_describe_task`).
+    """
+    task = json.loads(text)
+    add_names(*map(Path, task["names"]))
+    options = LoadOptions(jobs=1, linking=task["linking"])
+    for rank, paths in task["ranks"].items():
+        files, captures = (tuple(map(Path, each)) for each in paths)
+        part = RankPlan(files, Source.FILES, Storage.EVICTABLE, captures)
+        with contextlib.suppress(EtloomError):
+            execute_plan(LoadPlan({int(rank): part}, options, max_table_bytes=0))
