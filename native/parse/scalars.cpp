@@ -105,6 +105,13 @@ std::optional<int64_t> any_whole(std::string_view token) {
     return any_decimal(token, 0);
 }
 
+std::optional<int64_t> long_whole(std::string_view token) {
+    if (token.empty()) return {};
+    const char *p = token.data(), *const end = p + token.size();
+    if (int64_t value; parse_short_integer(p, end, value) && p == end) return value;
+    return any_whole(token);
+}
+
 std::optional<uint64_t> unsigned_whole(std::string_view token) {
     if (is_text(token)) token = inside(token);
     if (token.empty() || token.size() > 20) return {};

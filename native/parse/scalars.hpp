@@ -152,17 +152,18 @@ inline std::optional<int64_t> thousandths(std::string_view token) {
     return any_decimal(token, 3);
 }
 
-// A whole number, also one written as a string or with a fraction of zeros.
-inline std::optional<int64_t> whole(std::string_view token) {
-    if (token.empty()) return {};
-    const char *p = token.data(), *const end = p + token.size();
-    if (token.size() <= 8) {  // digits only, more often than not
-        constexpr uint64_t kHigh = 0x8080808080808080, kOverNine = 0x7676767676767676;
-        const uint64_t lanes = (eight_bytes(p) ^ kZeros) << (64 - 8 * token.size());
+// `whole` for what is not up to eight digits.
+std::optional<int64_t> long_whole(std::string_view token);
+
+// A whole number, also one written as a string or with a fraction of zeros. Inlined: a result that passes through memory
+// is read before it is written as a whole, which costs more than the number.
+[[gnu::always_inline]] inline std::optional<int64_t> whole(std::string_view token) {
+    constexpr uint64_t kHigh = 0x8080808080808080, kOverNine = 0x7676767676767676;
+    if (const size_t count = token.size(); count - 1 < 8) {
+        const uint64_t lanes = (eight_bytes(token.data()) ^ kZeros) << (64 - 8 * count);
         if ((((lanes + kOverNine) | lanes) & kHigh) == 0) return static_cast<int64_t>(eight_digits(lanes));
     }
-    if (int64_t value; parse_short_integer(p, end, value) && p == end) return value;
-    return any_whole(token);
+    return long_whole(token);
 }
 
 std::optional<uint64_t> unsigned_whole(std::string_view token);
