@@ -25,6 +25,11 @@ MAX_RETRIES = 3
 """Workers that a task may lose before it is left to the process that started it."""
 _MAX_ENDED = 64
 """Ended tasks that are handled at a time."""
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from etloom.loading import worker; worker.serve(*sys.argv[1:])"
+)
+"""Starts a worker, which must not import modules from the current folder: that may be a stranger's."""
 _QUERY_STACK_BYTES = 16 << 20
 """A task runs in a thread of polars, whose stack is 2 MiB otherwise; that of a main thread is 8 MiB."""
 
@@ -107,7 +112,7 @@ def run_in_processes(
         on_done: called with the index of each task that ended, in any thread.
         pass_fds: files that the processes hold open as long as one of them works, also if this process was killed.
     """
-    command = [sys.executable, "-m", "etloom.loading.worker", function.__module__, function.__name__]
+    command = [sys.executable, "-c", _BOOTSTRAP, function.__module__, function.__name__]
     environment = {**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(_QUERY_STACK_BYTES)}
     remaining = iter(range(len(texts)))
 

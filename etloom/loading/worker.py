@@ -1,8 +1,4 @@
-"""Worker process of `engines.run_in_processes`: calls a function of etloom with each line of stdin.
-
-Usage: ``python -m etloom.loading.worker MODULE FUNCTION``. It answers each line with an empty line, and ends with
-stdin.
-"""
+"""Worker process of `engines.run_in_processes`: calls a function of etloom with each line of stdin."""
 
 from __future__ import annotations
 
@@ -16,6 +12,12 @@ from functools import partial
 from etloom.core.machine import run_in_query_thread
 
 
+def serve(module: str, name: str) -> None:
+    """Call the function ``name`` of a module with each line of stdin, and answer it with an empty line."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would handle it at the end of a task
+    run_in_query_thread(partial(_serve, module, name))
+
+
 def _serve(module: str, name: str) -> None:
     function = getattr(importlib.import_module(module), name)
     gc.freeze()  # the modules stay: garbage collections need not go through them
@@ -24,8 +26,3 @@ def _serve(module: str, name: str) -> None:
     for line in sys.stdin:
         function(line)
         os.write(answers, b"\n")
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would handle it at the end of a task
-    run_in_query_thread(partial(_serve, *sys.argv[1:]))

@@ -160,6 +160,17 @@ def test_after_a_failed_task_another_process_goes_on(tmp_path: Path) -> None:
     assert len({file.read_text() for file in files if file.exists()}) == 3
 
 
+@pytest.mark.usefixtures("names_of_tests")
+def test_workers_import_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("numpy", "json", "gc"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger')")
+    monkeypatch.chdir(tmp_path)
+    engines.run_in_processes(worker_tasks.note_process, [str(tmp_path / "ended")], 1)
+    assert (tmp_path / "ended").exists()
+
+
 def test_without_tasks_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.subprocess, "Popen", lambda *_, **__: pytest.fail("a process started"))
     engines.run_in_processes(worker_tasks.note_process, [], 2)
