@@ -87,7 +87,8 @@ def open(
         progress: called as ``progress(file, bytes)``: with 0 bytes for every file first, then with those of each read.
         jobs: number of ranks read in parallel; default: number of CPUs, fewer if memory is short.
         use_cache: keep files that are slow to read as Parquet in the user's cache folder, and read them from there
-            while they are unchanged; of a run of more than 256 ranks also the answers that a store keeps.
+            while they are unchanged; of a run of more than 256 ranks also the answers that a store keeps, see
+            ``for_report`` as well.
         lazy: leave tables of Parquet files on disk until they are accessed. A Kineto file of more than
             `etloom.loading.file_reading.SPILL_BYTES` is converted to Parquet in bounded memory, left on disk, and not
             linked.
@@ -133,9 +134,10 @@ def _open_cached(path: Path, options: LoadOptions, rank_pattern: str | None, for
         return None
     from etloom.exports.store import open_cached_run
 
-    has_processes = (options.jobs or os.cpu_count() or 1) > 1
-    is_added = len(files) >= loading.MIN_CACHED_RANKS or (for_report and has_processes)
-    return open_cached_run(path, files, options, rank_pattern, is_added=is_added)
+    keeps_all = len(files) >= loading.MIN_CACHED_RANKS
+    has_processes = (options.jobs or os.cpu_count() or 1) > 1 or options.engine != "local"
+    is_added = keeps_all or (for_report and has_processes)
+    return open_cached_run(path, files, options, rank_pattern, is_added=is_added, keeps_all=keeps_all)
 
 
 @verb

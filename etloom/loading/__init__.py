@@ -47,8 +47,8 @@ MIN_CACHED_RANKS = 257
 than reading and linking them."""
 MIN_REPORTED_RANKS = 64
 """The same for runs that are opened for a report, which needs these answers."""
-MIN_TASK_RANKS = 32
-"""Fewer ranks are read by threads of this process: a new process takes about as long as ten small ranks."""
+MIN_TASK_RANKS = 64
+"""Fewer ranks are read by threads of this process: on two processors, 40 ranks take as long in processes."""
 
 
 def load_path(path: Path, options: LoadOptions, rank_pattern: str | None = None) -> Job:

@@ -212,11 +212,12 @@ def register_entry(entry: Path) -> None:
 
 
 def clear_cache() -> int:
-    """Remove all cache entries and return the sum of their sizes in bytes."""
-    sizes = [size for _, size, _ in _list_entries()]
-    for _, _, entry in _list_entries():
+    """Remove all cache entries that no process has open, and return the sum of their sizes in bytes."""
+    in_use = find_entries_in_use(cache_folder())
+    entries = [(size, entry) for _, size, entry in _list_entries() if entry.name not in in_use]
+    for _, entry in entries:
         _remove_entry(entry)
-    return sum(sizes)
+    return sum(size for size, _ in entries)
 
 
 def _limit_bytes() -> int:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,9 @@ _BOOTSTRAP = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from etloom.loading import worker; worker.serve(*sys.argv[1:])"
 )
-"""Starts a worker, which must not import modules from the current folder: that may be a stranger's."""
+"""Starts a worker, which must not import modules from the current folder, where anybody may have put files."""
+ANSWER = "etloom: task ended\n"
+"""What a worker answers after each task."""
 _QUERY_STACK_BYTES = 16 << 20
 """A task runs in a thread of polars, whose stack is 2 MiB otherwise; that of a main thread is 8 MiB."""
 
@@ -103,7 +106,8 @@ def run_in_processes(
 ) -> None:
     """Run a function once per text argument in worker processes of this host, and wait for all of them.
 
-    A process handles one task after another. The caller does the work of tasks that fail, and reports the reason.
+    A process handles one task after another. The caller does the work of tasks that fail, and reports the reason. No
+    process outlives this call, also if it is interrupted.
 
     Args:
         function: a function of a module of etloom; what it returns is ignored.
@@ -112,51 +116,87 @@ def run_in_processes(
         on_done: called with the index of each task that ended, in any thread.
         pass_fds: files that the processes hold open as long as one of them works, also if this process was killed.
     """
-    command = [sys.executable, "-c", _BOOTSTRAP, function.__module__, function.__name__]
-    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(_QUERY_STACK_BYTES)}
-    remaining = iter(range(len(texts)))
+    remaining = iter(range(len(texts)))  # an iterator over a sequence gives each item to one thread
+    workers = _Workers(function, pass_fds)
 
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
+    def serve(_: int) -> None:
+        worker = workers.start()
+        try:
+            while worker is not None and (index := next(remaining, None)) is not None:
+                if not worker.run(texts[index]):
+                    worker.stop()
+                    worker = workers.start() if worker.has_answered else None  # else none would work
+                if not workers.is_stopped:
+                    on_done(index)
+        except BaseException:
+            workers.stop()  # other threads start no further task
+            raise
+
+    try:
+        run_in_parallel(serve, range(min(processes, len(texts))), processes)
+    finally:
+        workers.stop()
+
+
+class _Workers:
+    """Starts worker processes, and stops all of them."""
+
+    def __init__(self, function: Callable[[str], None], pass_fds: Sequence[int]) -> None:
+        self._function, self._pass_fds = function, pass_fds
+        self._lock = threading.Lock()
+        self._workers: list[_Worker] = []
+        self.is_stopped = False
+
+    def start(self) -> _Worker | None:
+        """Start a process; None if that is not possible, or after `stop`."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self.is_stopped and sys.executable:  # which is empty in a program that embeds Python
+                self._workers.append(worker := _Worker(self._function, self._pass_fds))
+                return worker
+        return None
+
+    def stop(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self.is_stopped = True
+        for worker in self._workers:
+            worker.stop()
+
+
+class _Worker:
+    """A process of `etloom.loading.worker`."""
+
+    def __init__(self, function: Callable[[str], None], pass_fds: Sequence[int]) -> None:
+        self.has_answered = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOTSTRAP, function.__module__, function.__name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=environment,
+            env={**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(_QUERY_STACK_BYTES)},
             pass_fds=pass_fds,
         )
 
-    def serve(_: int) -> None:
-        worker = None
-        for index in remaining:  # an iterator over a sequence gives each item to one thread
-            if worker is None:
-                worker = start()
-            if not _run_task(worker, texts[index]):
-                worker.kill()
-                _end(worker)
-                worker = None
-            on_done(index)
-        if worker is not None:
-            _end(worker)
-
-    run_in_parallel(serve, range(min(processes, len(texts))), processes)
-
-
-def _run_task(worker: subprocess.Popen[str], text: str) -> bool:
-    """Let a worker process run a task; return False if the process ended meanwhile."""
-    assert worker.stdin is not None and worker.stdout is not None
-    try:
-        worker.stdin.write(text + "\n")
-        worker.stdin.flush()
-    except OSError:
+    def run(self, text: str) -> bool:
+        """Let the process run a task; return False if the process ended meanwhile."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or `stop` closed its files
+            self._process.stdin.write(text + "\n")
+            self._process.stdin.flush()
+            for line in self._process.stdout:  # also what Python's start-up prints
+                if line == ANSWER:
+                    self.has_answered = True
+                    return True
         return False
-    return bool(worker.stdout.readline())
 
-
-def _end(worker: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(OSError):
-        worker.communicate()
+    def stop(self) -> None:
+        """End the process, in any state."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
 
 
 def count_cpus(engine: str) -> int:

@@ -23,7 +23,7 @@ _TABLE_BYTES_PER_PARQUET_BYTE = 10
 """Memory of the tables of a rank per byte of etloom's Parquet (measured: 9)."""
 MIN_TEXT_BYTES_TO_CACHE = 8_000_000
 """Kineto and execution traces with less text in all are not cached: they are read about as quickly as the cache is."""
-_PARSED_NATIVELY = ("kineto", "execution-trace")
+PARSED_NATIVELY = ("kineto", "execution-trace")
 _LOADING_BYTES_PER_TEXT_BYTE = 1.5
 """Upper bound of the memory for reading and linking a rank per byte of its text (measured: 0.5 to 1.1)."""
 
@@ -175,7 +175,7 @@ def _reads_quickly(plans: Iterable[RankPlan], text_bytes: int, options: LoadOpti
             return False
         for path in (*plan.files, *plan.captures):
             try:
-                if not path.is_file() or formats.detect_format(path, "kineto") not in _PARSED_NATIVELY:
+                if not path.is_file() or formats.detect_format(path, "kineto") not in PARSED_NATIVELY:
                     return False
             except EtloomError:
                 return False

@@ -12,18 +12,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from etloom import formats
 from etloom.core.errors import EtloomError, InvalidValue
+from etloom.core.machine import available_memory
 from etloom.core.names import add_names, list_user_paths
 from etloom.loading import cache, engines
 from etloom.loading.executor import execute_plan, make_entry_key
 from etloom.loading.file_reading import Progress, estimate_text_bytes
-from etloom.loading.plan import LoadOptions, LoadPlan, RankPlan, Source, Storage
+from etloom.loading.plan import PARSED_NATIVELY, LoadOptions, LoadPlan, RankPlan, Source, Storage
 
-MAX_RANK_TEXT_BYTES = 8_000_000
-"""Larger ranks are read by threads: they spend most of their time outside of the interpreter's lock."""
+MAX_FILE_TEXT_BYTES = 32_000_000
+"""Larger files are read by threads: they spend most of their time outside of the interpreter's lock."""
 _TASK_RANKS = 8
 """Ranks between two reports of progress."""
 _MIN_PENDING_RANKS = 2 * _TASK_RANKS
+_PROCESS_BYTES = 200_000_000
+"""Memory of a process without its ranks (measured: 110 MB), twice."""
 
 
 def read_by_tasks(plan: LoadPlan) -> LoadPlan:
@@ -55,14 +59,14 @@ def read_by_tasks(plan: LoadPlan) -> LoadPlan:
     if not _is_faster_in_processes(plan, pending):
         return plan
     groups = [pending[start : start + _TASK_RANKS] for start in range(0, len(pending), _TASK_RANKS)]
-
     texts = [_describe_task(plan, group) for group in groups]
     progress = _Progress(options.progress, [file for part in plan.ranks.values() for file in _files_of(part)])
 
     def report(index: int) -> None:
         progress.complete(file for rank in groups[index] for file in _files_of(plan.ranks[rank]))
 
-    engines.run_in_processes(read_into_cache, texts, plan.parallel, report)
+    processes = max(1, min(plan.parallel, available_memory() // _PROCESS_BYTES))
+    engines.run_in_processes(read_into_cache, texts, processes, report)
     ranks = dict(plan.ranks)
     for rank in pending:
         ranks[rank] = replace(ranks[rank], storage=Storage.EVICTABLE)
@@ -86,7 +90,8 @@ class _Progress:
         """Report files as read."""
         for file in files:
             self._complete.add(file)
-            self._report(file, file.stat().st_size)
+            with contextlib.suppress(OSError):  # it was removed
+                self._report(file, file.stat().st_size)
 
 
 def _list_missing(plan: LoadPlan) -> list[int]:
@@ -103,8 +108,15 @@ def _list_missing(plan: LoadPlan) -> list[int]:
 def _is_faster_in_processes(plan: LoadPlan, ranks: Sequence[int]) -> bool:
     if plan.parallel < 2 or len(ranks) < _MIN_PENDING_RANKS:
         return False
-    text_bytes = sum(estimate_text_bytes(file) for rank in ranks for file in _files_of(plan.ranks[rank]))
-    return text_bytes <= MAX_RANK_TEXT_BYTES * len(ranks) and cache.has_room(text_bytes // 10)
+    files = [file for rank in ranks for file in _files_of(plan.ranks[rank])]
+    try:
+        text_bytes = [estimate_text_bytes(file) for file in files]
+        # Files of several ranks are not cached.
+        has_one_rank = all(formats.detect_format(file, "kineto") in PARSED_NATIVELY for file in files)
+    except (OSError, EtloomError):
+        return False
+    is_small = max(text_bytes) <= MAX_FILE_TEXT_BYTES
+    return has_one_rank and is_small and cache.has_room(sum(text_bytes) // 10)
 
 
 def _files_of(part: RankPlan) -> tuple[Path, ...]:
@@ -113,12 +125,19 @@ def _files_of(part: RankPlan) -> tuple[Path, ...]:
 
 def _describe_task(plan: LoadPlan, ranks: Iterable[int]) -> str:
     """Return the task to read ranks, as JSON text."""
+    is_remote = engines.is_remote(plan.options.engine)  # else the current folder is the same
     files = {
-        rank: [[str(path.resolve()) for path in paths] for paths in (part.files, part.captures)]
+        int(rank): [
+            [str(path.absolute() if is_remote else path) for path in paths]
+            for paths in (part.files, part.captures)
+        ]
         for rank, part in ((rank, plan.ranks[rank]) for rank in ranks)
     }
     names = [str(path.resolve()) for path in list_user_paths()]
-    return json.dumps({"ranks": files, "linking": dict(plan.options.linking), "names": names})
+    linking = dict(plan.options.linking)
+    return json.dumps(
+        {"ranks": files, "linking": linking, "names": names}, default=lambda number: number.item()
+    )
 
 
 def read_into_cache(text: str) -> None:

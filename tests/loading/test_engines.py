@@ -6,10 +6,12 @@ tests/exports/test_ray.py has a cluster.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from polars.testing import assert_frame_equal
@@ -171,6 +173,51 @@ def test_workers_import_nothing_from_the_current_folder(
     assert (tmp_path / "ended").exists()
 
 
+def raise_interrupt(_: int) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("names_of_tests")
+def test_no_process_outlives_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[subprocess.Popen[str]] = []
+    start = subprocess.Popen
+
+    def note(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        processes.append(start(*arguments, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(engines.subprocess, "Popen", note)
+    files = [tmp_path / str(index) for index in range(20)]
+    with pytest.raises(KeyboardInterrupt):
+        engines.run_in_processes(worker_tasks.note_process, list(map(str, files)), 2, raise_interrupt)
+    assert processes and all(process.returncode is not None for process in processes)
+    assert sum(file.exists() for file in files) < 5
+
+
+@pytest.mark.parametrize("executable", ["", "/nonexistent", "/bin/false"])
+def test_where_no_process_works_the_tasks_are_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, executable: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    ended: list[int] = []
+    engines.run_in_processes(worker_tasks.note_process, [str(tmp_path / "file")] * 9, 2, ended.append)
+    assert len(ended) <= 2 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("names_of_tests")
+def test_what_the_start_of_python_prints_is_not_an_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('hello\\n')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    exists: list[bool] = []
+    file = tmp_path / "ended"
+    engines.run_in_processes(
+        worker_tasks.note_process, [str(file)], 1, lambda _: exists.append(file.exists())
+    )
+    assert exists == [True]
+
+
 def test_without_tasks_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.subprocess, "Popen", lambda *_, **__: pytest.fail("a process started"))
     engines.run_in_processes(worker_tasks.note_process, [], 2)
@@ -196,6 +243,7 @@ def test_many_small_ranks_are_read_in_processes(small_run: Path, monkeypatch: py
 
     monkeypatch.setattr(file_reading, "read_file", lambda *_: pytest.fail("read by this process"))
     job = etloom.open(small_run, progress=count)
+    cache.clear_cache()  # not what the job has open
     assert progress == {file.name: file.stat().st_size for file in small_run.iterdir()}
     again = etloom.open(small_run)  # from the cache
     monkeypatch.undo()
@@ -216,7 +264,9 @@ def test_a_rank_that_a_process_cannot_read_is_reported_by_this_one(small_run: Pa
     assert "job.unreadable_file" in stats[0]["name"]
 
 
-@pytest.mark.parametrize("reason", ["one job", "no cache", "few ranks", "large ranks", "full cache"])
+@pytest.mark.parametrize(
+    "reason", ["one job", "no cache", "few ranks", "large ranks", "files of several ranks", "full cache"]
+)
 def test_other_ranks_are_read_by_this_process(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
@@ -224,7 +274,9 @@ def test_other_ranks_are_read_by_this_process(
     if reason == "few ranks":
         monkeypatch.setattr(loading, "MIN_TASK_RANKS", 5)
     elif reason == "large ranks":
-        monkeypatch.setattr(reading_tasks, "MAX_RANK_TEXT_BYTES", 10)
+        monkeypatch.setattr(reading_tasks, "MAX_FILE_TEXT_BYTES", 10)
+    elif reason == "files of several ranks":
+        monkeypatch.setattr(reading_tasks, "PARSED_NATIVELY", ())
     elif reason == "full cache":
         monkeypatch.setattr(cache, "has_room", lambda _: False)
     jobs = 1 if reason == "one job" else None

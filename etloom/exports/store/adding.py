@@ -7,6 +7,7 @@ addition goes on where this one stopped.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
@@ -262,4 +263,5 @@ def _report_batch(batch: batches.Batch, progress: Progress | None) -> None:
     if progress is not None:
         for files in batch.files.values():
             for file in map(Path, files):
-                progress(file, file.stat().st_size)
+                with contextlib.suppress(OSError):  # it was removed
+                    progress(file, file.stat().st_size)

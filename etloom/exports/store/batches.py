@@ -75,9 +75,9 @@ def list_batches(
         part = parts / f"ranks-{members[0]}-{members[-1]}"
         if part.exists():
             continue
-        files = {rank: [str(file.resolve()) for file in discovered.ranks[rank]] for rank in members}
+        files = {rank: [str(file.absolute()) for file in discovered.ranks[rank]] for rank in members}
         captures = {
-            rank: [str(file.resolve()) for file in discovered.captures[rank]]
+            rank: [str(file.absolute()) for file in discovered.captures[rank]]
             for rank in members
             if rank in discovered.captures
         }

@@ -19,7 +19,13 @@ _TABLE_BYTES_PER_TEXT_BYTE = 0.1
 
 
 def open_cached_run(
-    folder: Path, files: Sequence[Path], options: LoadOptions, rank_pattern: str | None, *, is_added: bool
+    folder: Path,
+    files: Sequence[Path],
+    options: LoadOptions,
+    rank_pattern: str | None,
+    *,
+    is_added: bool,
+    keeps_all: bool,
 ) -> Job | None:
     """Open a run of many ranks from the cache.
 
@@ -29,6 +35,7 @@ def open_cached_run(
         options: how to load it.
         rank_pattern: see `etloom.loading.discover_ranks`.
         is_added: add it to the cache if it is not there.
+        keeps_all: add it with all answers that a store keeps, not only with those that a report needs.
 
     Returns:
         The run; None if it is not there and not added, if the options or the cache do not allow this, or if it cannot
@@ -53,7 +60,7 @@ def open_cached_run(
                 options.engine,
                 waits=True,
                 resumable=False,
-                for_report=True,
+                for_report=not keeps_all,
             )
             add_run(folder, store, adding)
             cache.register_entry(entry)

@@ -134,12 +134,9 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
             if rows is not None:
                 raise ReadError(f"is missing: {rows} rows were saved", where=file, remedy="export it again")
             continue
-        if (
-            lazy
-            and rows is not None
-            and checksums.is_intact_small_file(file, saved.checksums, "export it again")
-        ):
-            loaders[name] = ParquetTable(name, file, owner, rows, is_trusted=owner is not None)
+        is_own = lazy and owner is not None and rows is not None  # numbers of rows of other files are checked
+        if is_own and checksums.is_intact_small_file(file, saved.checksums, "export it again"):
+            loaders[name] = ParquetTable(name, file, owner, rows, is_trusted=True)
             continue
         if lazy:
             loaders[name] = ParquetTable(name, file, owner, is_trusted=owner is not None)

@@ -47,7 +47,7 @@ def check_file(file: Path, checksums: object, remedy: str) -> None:
 
 def is_intact_small_file(file: Path, checksums: object, remedy: str) -> bool:
     """Return whether a file is small and its CRC-32 equals its entry in ``checksums``; raises like `check_file`."""
-    if not isinstance(checksums, Mapping) or file.name not in checksums:
+    if not isinstance(checksums, Mapping) or type(checksums.get(file.name)) is not int:
         return False
     if file.stat().st_size > _MAX_SMALL_BYTES:
         return False
