@@ -32,7 +32,7 @@ _BOOTSTRAP = (
 )
 """Starts a worker, which must not import modules from the current folder, where anybody may have put files."""
 ANSWER = "etloom: task ended\n"
-"""What a worker answers after each task."""
+"""The line with which a worker answers each task."""
 _QUERY_STACK_BYTES = 16 << 20
 """A task runs in a thread of polars, whose stack is 2 MiB otherwise; that of a main thread is 8 MiB."""
 

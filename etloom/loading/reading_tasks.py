@@ -37,7 +37,7 @@ def read_by_tasks(plan: LoadPlan) -> LoadPlan:
         The plan for the rest of the work.
 
     Raises:
-        UnknownName: there is no such engine.
+        UnknownName: the engine does not exist.
         InvalidValue: the engine is Ray, and the cache is not used.
         EtloomError: see `etloom.loading.engines.run_on_ray`.
     """

@@ -152,11 +152,11 @@ inline std::optional<int64_t> thousandths(std::string_view token) {
     return any_decimal(token, 3);
 }
 
-// `whole` for what is not up to eight digits.
+// The same as `whole`, for a text that is not one to eight digits.
 std::optional<int64_t> long_whole(std::string_view token);
 
-// A whole number, also one written as a string or with a fraction of zeros. Inlined: a result that passes through memory
-// is read before it is written as a whole, which costs more than the number.
+// A whole number, also one written as a string or with a fraction of zeros. Inlined: a result that is
+// written to memory in two parts and read in one makes the processor wait for longer than the number takes.
 [[gnu::always_inline]] inline std::optional<int64_t> whole(std::string_view token) {
     constexpr uint64_t kHigh = 0x8080808080808080, kOverNine = 0x7676767676767676;
     if (const size_t count = token.size(); count - 1 < 8) {

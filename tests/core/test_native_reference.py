@@ -120,7 +120,7 @@ ARGS = st.dictionaries(
     max_size=6,
 )
 EVENTS = st.fixed_dictionaries(
-    {"ph": st.sampled_from("XXXXBEiIMstfCbneNOD")},
+    {"ph": st.sampled_from("X" * 4 + "BEiIMstfCbneNOD")},
     optional={
         "cat": st.sampled_from(["cpu_op", "kernel", "cuda_runtime", "hip_runtime", "python_function", ""])
         | TEXTS,
@@ -186,7 +186,7 @@ def test_generated_events_of_few_layouts(models: list[Any], count: int, choice: 
 
     def vary(value: Any, key: str, odd: list[Any]) -> Any:
         if key == "ph":
-            return choice.choice("XXXXXsfC")
+            return choice.choice("X" * 5 + "sfC")
         if choice.random() < 0.02:
             return choice.choice(odd)
         return value if key in ("cat", "other") else choice.choice(values[key])
