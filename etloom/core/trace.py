@@ -50,6 +50,8 @@ class TableLoader(Protocol):
         """True while the table is in memory."""
 
 
+SMALL_ROWS = 50_000
+"""Tables on disk with at most this number of rows are read as a whole: to query their files takes longer."""
 COUNTED_TABLES = ("events", "nodes", "launches")
 RANK_FACTS = {
     "rank": pl.Int64,
@@ -189,8 +191,8 @@ class Trace(TableAttributes):
 
     @property
     def engine(self) -> Literal["in-memory", "streaming"]:
-        """The polars engine for queries of `scan`: "streaming" if a table is on disk, else "in-memory"."""
-        in_memory = all(loader.is_loaded for loader in self._loaders.values())
+        """The polars engine for queries of `scan`: "streaming" if a large table is on disk, else "in-memory"."""
+        in_memory = all(loader.is_loaded or loader.rows() <= SMALL_ROWS for loader in self._loaders.values())
         return "in-memory" if in_memory else "streaming"
 
     @property

@@ -103,7 +103,7 @@ def load_entry(key: str | None) -> Trace | None:
     if not reader.sniff_folder(entry):
         return None
     try:
-        trace = reader.read(entry)
+        trace = reader.read(entry, owner=entry)
     except EtloomError:
         _remove_entry(entry)
         return None
@@ -198,7 +198,7 @@ def store_entry(key: str | None, trace: Trace) -> None:
         return
     try:
         create_cache_folder()
-        writer.write(trace, cache_folder() / key)
+        writer.write(trace, cache_folder() / key, packs=True)
         register_entry(cache_folder() / key)
     except (*WRITE_ERRORS, EtloomError):
         return

@@ -19,7 +19,6 @@ from etloom.core.urls import describe_path
 from etloom.core.version import compute_code_digest
 from etloom.formats import parquet
 from etloom.formats.parquet import writer
-from etloom.formats.parquet.table_files import ParquetTable
 from etloom.linker.merging import flag_missing_gpu_events
 from etloom.loading import cache, consistency, file_reading
 from etloom.loading.part_joining import join_parts
@@ -176,7 +175,7 @@ class _Execution:
         if rank_folder is not None:
             return self._keep(trace.replace(meta={"rank": rank}), rank_folder)
         if is_evictable:
-            write = partial(writer.write, trace)
+            write = partial(writer.write, trace, packs=True)
             return self._add_to_resident(cache.open_or_create([key if is_complete else None], write))
         if is_complete and time.monotonic() - start > MIN_SECONDS_TO_CACHE / len(self.plan.ranks):
             cache.store_entry(key, trace)
@@ -184,12 +183,11 @@ class _Execution:
 
     def _keep(self, trace: Trace, folder: Path) -> Trace:
         """Write a rank's tables to the folder of the option ``keep``; until evicted, they stay in memory as well."""
-        writer.write(trace, folder)
+        writer.write(trace, folder, packs=self.options.packs)
+        saved = parquet.read(folder, lazy=True, is_trusted=True)
+        assert isinstance(saved, Trace)
         frames = {name: frame for name, frame in trace.tables.items() if name != "stats"}
-        loaders = {
-            name: ParquetTable(name, folder / f"{name}.parquet", rows=frame.height, is_trusted=True)
-            for name, frame in frames.items()
-        }
+        loaders = {name: saved.loaders[name] for name in frames}
         return self.resident.add(Trace({"stats": trace.stats}, trace.meta, loaders=loaders), frames)
 
     def _open_kept(self, folder: Path) -> Trace:

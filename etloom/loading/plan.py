@@ -44,6 +44,7 @@ class LoadOptions:
         engine: "local", or "ray" to read ranks that are not in the cache on a cluster (`etloom.loading.engines`).
         keep: a folder that receives the linked tables of each rank as ``rank=N``, and from which ranks that it already
             holds are opened; the tables stay there. The caller vouches that the files did not change.
+        packs: `keep` gets the tables of a small rank as one file, which is faster, and only this program reads.
         results: rank -> results of `Trace.compute_once` that need not be computed, of ranks that `keep` holds.
         owner: an object to keep alive as long as tables in etloom's Parquet are needed.
     """
@@ -55,6 +56,7 @@ class LoadOptions:
     max_table_bytes: int | None = None
     linking: Mapping[str, Any] = field(default_factory=dict)
     keep: Path | None = None
+    packs: bool = False
     results: Mapping[int, Mapping[tuple[Any, ...], Any]] = field(default_factory=dict)
     engine: str = LOCAL_ENGINE
     owner: object = None

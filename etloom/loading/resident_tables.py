@@ -14,10 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.trace import Results, TableLoader, Trace
-
-_MAX_SMALL_ROWS = 50_000
-"""Tables that are read as a whole: to query their files takes longer."""
+from etloom.core.trace import SMALL_ROWS, Results, TableLoader, Trace
 
 
 class ResidentTables:
@@ -114,7 +111,7 @@ class ResidentTable:
 
     def scan(self) -> pl.LazyFrame:
         """Return the table as a lazy query, over memory if it is loaded or small, else over its file."""
-        if self.is_loaded or self.rows() <= _MAX_SMALL_ROWS:
+        if self.is_loaded or self.rows() <= SMALL_ROWS:
             return self.read().lazy()
         return self._stored.scan()
 

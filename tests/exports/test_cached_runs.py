@@ -88,12 +88,15 @@ def test_a_report_caches_runs_of_fewer_ranks(
     (cached,) = list_runs()
     names = {file.stem for file in (cached / "summaries").glob("*.parquet")}
     assert {"findings", "critical-path-by-edge"} <= names
+    assert (cached / "rank=0" / "tables.arrow").exists()
     assert not {"slowdown", "result-operators", "compared-kernel"} & names
     opened = etloom.open(run)  # from the cache
     assert opened.stored is not None
     assert etloom.analyze(opened, "slowdown").equals(
         etloom.analyze(etloom.open(run, use_cache=False), "slowdown")
     )
+    counts = "select rank, name, count(*) as n from events group by rank, name order by rank, name"
+    assert etloom.query(opened, counts).equals(etloom.query(etloom.open(run, use_cache=False), counts))
     assert etloom.info(opened)["stats"] == etloom.info(etloom.open(run, use_cache=False))["stats"]
 
 
@@ -111,7 +114,7 @@ def test_progress_reaches_the_size_of_all_files(run: Path) -> None:
     assert sum(reported) == 2 * size
 
 
-def fail_to_write(*_: object) -> None:
+def fail_to_write(*_: object, **options: object) -> None:
     raise pl.exceptions.ComputeError("parquet: underlying IO error: No space left on device (os error 28)")
 
 

@@ -281,3 +281,51 @@ def test_small_and_large_tables_are_written(
     tables = {tmp_path / f"{height}.parquet": pl.DataFrame({"n": range(height)}) for height in (0, 1, 5)}
     export.write_tables(tables)
     assert all(pl.read_parquet(file).equals(table) for file, table in tables.items())
+
+
+def read_small_trace() -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        return etloom.open(small_traces.write_run(Path(folder), (0,)))[0]
+
+
+@settings(max_examples=examples(60))
+@given(random_traces.traces, st.booleans())
+def test_a_trace_in_one_file_reads_back_equal_if_its_folder_is_trusted(trace: Trace, lazy: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, "it")
+        export.write(trace, saved, packs=True)
+        assert {file.name for file in saved.iterdir()} == {"meta.json", "tables.arrow"}
+        for options in ({"owner": folder, "lazy": lazy}, {"is_trusted": True}):
+            back = reader.read(saved, **options)  # type: ignore[arg-type]
+            assert isinstance(back, Trace)
+            assert bool(back.loaders) == bool(trace.tables and (lazy or "is_trusted" in options))
+            for name in trace.tables:
+                assert back.rows(name) == trace.rows(name)
+                assert back.scan(name).collect().equals(trace.table(name), null_equal=True)
+            assert_same(trace, back)
+
+
+@settings(max_examples=examples(60))
+@given(st.data())
+def test_a_changed_byte_of_tables_in_one_file_is_noticed(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, "it")
+        export.write(read_small_trace(), saved, packs=True)
+        content = bytearray((saved / "tables.arrow").read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        (saved / "tables.arrow").write_bytes(content)
+        with pytest.raises(ReadError):
+            reader.read(saved, owner=folder)
+
+
+def test_tables_in_one_file_of_a_strange_folder_are_not_read(tmp_path: Path) -> None:
+    export.write(read_small_trace(), tmp_path / "it", packs=True)
+    with pytest.raises(ReadError, match="rows were saved"):
+        reader.read(tmp_path / "it")
+
+
+def test_large_traces_are_a_file_per_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_MAX_PACKED_BYTES", 10)
+    export.write(read_small_trace(), tmp_path / "it", packs=True)
+    assert (tmp_path / "it" / "events.parquet").exists()
+    assert not (tmp_path / "it" / "tables.arrow").exists()

@@ -215,6 +215,7 @@ def _open_staged(
         use_cache=False,
         max_table_bytes=batches.MAX_TABLE_BYTES,
         keep=stage.folder,
+        packs=options.for_report,
         results=open_results(part for part, _ in _list_parts(stage)),
     )
     if source.discovered is None:
@@ -224,7 +225,7 @@ def _open_staged(
     for rank, trace in job.items():  # of a file of several ranks, or a folder of Parquet
         folder = stage.folder / f"rank={rank}"
         if not sniff_folder(folder):
-            writer.write(trace, folder)
+            writer.write(trace, folder, packs=options.for_report)
     return Job(job, job.meta, job.run_stats)  # without the answers of a store, which are to be computed
 
 

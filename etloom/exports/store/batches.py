@@ -98,7 +98,13 @@ def prepare_batch(text: str) -> None:
 
 def _read_ranks(batch: Batch) -> Iterator[tuple[int, Trace]]:
     """Yield (rank, trace) of a batch's readable ranks, with at most about `MAX_TABLE_BYTES` of tables in memory."""
-    options = LoadOptions(jobs=1, use_cache=False, max_table_bytes=MAX_TABLE_BYTES, keep=Path(batch.folder))
+    options = LoadOptions(
+        jobs=1,
+        use_cache=False,
+        max_table_bytes=MAX_TABLE_BYTES,
+        keep=Path(batch.folder),
+        packs=batch.for_report,
+    )
     for rank, paths in batch.files.items():
         captures = {rank: list(map(Path, batch.captures.get(rank, ())))}
         plan = plan_ranks({rank: list(map(Path, paths))}, options, captures)

@@ -21,7 +21,14 @@ from etloom.formats.io.json_text import load_json
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import is_store, is_stored_run, select_run
 from etloom.formats.parquet.stored_runs import read_run
-from etloom.formats.parquet.table_files import ParquetTable, check_rows, read_table
+from etloom.formats.parquet.table_files import (
+    PACKED_FILE,
+    PackedTable,
+    ParquetTable,
+    check_rows,
+    is_packed,
+    read_table,
+)
 
 LAYOUT_VERSION = 1
 
@@ -51,7 +58,7 @@ def read(
 
     lazy: leave the tables in their files until they are accessed.
     owner: an object to keep alive as long as the tables are needed, such as a temporary folder. Tables with an owner
-    were written by this program, so that their values are not checked again.
+    were written by this program, so that their values are not checked again, and may be in one file.
     is_trusted: this program wrote the trace completely, so that neither values nor numbers of rows are checked.
 
     Raises:
@@ -126,6 +133,8 @@ def _read_meta(folder: Path) -> _SavedMeta:
 
 
 def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: object = None) -> Trace:
+    if owner is not None and is_packed(folder):
+        return _open_packed_trace(folder, saved, lazy, owner)
     loaders: dict[str, ParquetTable] = {}
     tables: dict[str, pl.DataFrame] = {}
     for name in TABLES:
@@ -152,11 +161,23 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
 
 def _open_trusted_trace(folder: Path, saved: _SavedMeta) -> Trace:
     """Return a Trace that loads the tables listed in the meta.json from their files on access, without checks."""
+    if (folder / PACKED_FILE).is_file():
+        return _open_packed_trace(folder, saved, lazy=True)
     loaders = {
         name: ParquetTable(name, folder / f"{name}.parquet", rows=rows, is_trusted=True)
         for name, rows in saved.tables.items()
     }
     return Trace({}, saved.meta, loaders=loaders)
+
+
+def _open_packed_trace(folder: Path, saved: _SavedMeta, lazy: bool, owner: object = None) -> Trace:
+    """Return a Trace whose tables are in one file."""
+    loaders = {
+        name: PackedTable(name, folder / PACKED_FILE, rows, owner) for name, rows in saved.tables.items()
+    }
+    if lazy:
+        return Trace({}, saved.meta, loaders=loaders)
+    return Trace({name: loader.read() for name, loader in loaders.items()}, saved.meta)
 
 
 def _rechunk_columns(frame: pl.DataFrame) -> pl.DataFrame:

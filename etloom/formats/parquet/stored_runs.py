@@ -25,7 +25,7 @@ from etloom.formats.io.mirror import ensure_local
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import SUMMARIES, check_version, read_json
 from etloom.formats.parquet.summary_files import REMEDY, SummaryFiles
-from etloom.formats.parquet.table_files import ParquetTable, read_table
+from etloom.formats.parquet.table_files import PACKED_FILE, PackedTable, ParquetTable, read_table
 from etloom.formats.tables.meta_checks import check_meta
 
 RANK_COLUMNS = {
@@ -154,15 +154,21 @@ class _StoredRun:
     def open_rank(self, rank: int) -> Trace:
         """Return the Trace of a rank, with its tables left on disk. Raises ReadError."""
         meta, tables = _parse_facts(self._folder, *self._facts[rank])
-        folder = self._folder / f"rank={rank}"
-        loaders = {
-            name: ParquetTable(name, folder / f"{name}.parquet", self._owner, rows)
-            for name, rows in tables.items()
-        }
+        loaders = {name: self._load_table(name, rank, rows) for name, rows in tables.items()}
         stats = self._stats_by_rank.get((rank,), TABLES["stats"].empty())
         invalid: list[Stat] = []
         trace = Trace({"stats": stats}, check_meta(meta, invalid), loaders=loaders)
         return trace.with_stats(invalid) if invalid else trace
+
+    def _load_table(self, name: str, rank: int, rows: int) -> ParquetTable | PackedTable:
+        folder = self._folder / f"rank={rank}"
+        if self._is_packed(rank):
+            return PackedTable(name, folder / PACKED_FILE, rows, self._owner)
+        return ParquetTable(name, folder / f"{name}.parquet", self._owner, rows)
+
+    def _is_packed(self, rank: int) -> bool:
+        """Return whether the tables of a rank are in one file, as only runs in the cache (with an owner) may be."""
+        return self._owner is not None and (self._folder / f"rank={rank}" / PACKED_FILE).is_file()
 
     def scan(self, name: str) -> pl.LazyFrame:
         """Return a table of all ranks as a lazy query, with ``rank`` first; stats lacks rows about the whole run."""
@@ -170,13 +176,15 @@ class _StoredRun:
             return self._stats.lazy().filter(pl.col("rank").is_not_null())
         schema = {"rank": pl.Int64, **TABLES[name].schema}
         key = f'"{name}":'
-        files = [
-            self._folder / f"rank={rank}" / f"{name}.parquet"
-            for rank, (_, tables) in self._facts.items()
-            if key in tables
-        ]
-        if not files:
+        ranks = [rank for rank, (_, tables) in self._facts.items() if key in tables]
+        if not ranks:
             return pl.LazyFrame(schema=schema)
+        if any(map(self._is_packed, ranks)):
+            return pl.concat(
+                self._load_table(name, rank, 0).scan().select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
+                for rank in ranks
+            )
+        files = [self._folder / f"rank={rank}" / f"{name}.parquet" for rank in ranks]
         ensure_local(*files)
         read_table(name, files[0], head=True)  # raises if it does not match the schema
         frame = pl.scan_parquet(

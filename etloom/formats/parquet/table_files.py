@@ -1,9 +1,16 @@
-"""Reads, scans and counts the rows of a table's Parquet file, with errors that name the file."""
+"""Reads, scans and counts the rows of a table's Parquet file, with errors that name the file.
+
+Small traces in the cache have all tables in one file, since to create a file takes longer than to write a small table:
+a line with a CRC-32 and JSON (name of each table -> bytes, CRC-32), and the tables as streams of Arrow IPC.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +23,8 @@ from etloom.formats.io.mirror import ensure_local
 from etloom.formats.parquet import checksums
 from etloom.formats.tables.value_checks import check_table
 
+PACKED_FILE = "tables.arrow"
+"""The file of all tables of a small trace. It is read only from folders that nobody but this program writes."""
 _REMEDY = "export it again"
 
 
@@ -79,6 +88,80 @@ class ParquetTable:
             listed = checksums.read_checksums(self._file.with_name("meta.json"))
             checksums.check_file(self._file, listed, _REMEDY)
             self._is_intact = True
+
+
+class PackedTable:
+    """Loads a table from a file with all tables of a trace at each access (an `etloom.core.trace.TableLoader`).
+
+    Args:
+        name: The table.
+        file: The file (`PACKED_FILE`), which this program wrote.
+        rows: Its number of rows.
+        owner: An object that keeps the file alive.
+    """
+
+    __slots__ = ("_file", "_name", "_owner", "_rows")
+
+    def __init__(self, name: str, file: Path, rows: int, owner: object = None) -> None:
+        self._name, self._file, self._rows, self._owner = name, file, rows, owner
+
+    @property
+    def is_loaded(self) -> bool:
+        """Always False: the table is read from its file at each access."""
+        return False
+
+    def read(self) -> pl.DataFrame:
+        """Return the whole table. Raises ReadError, also if its checksum differs."""
+        with _converting_errors(self._name, self._file):
+            return TABLES[self._name].conform(pl.read_ipc_stream(_unpack(self._file, self._name)))
+
+    def scan(self) -> pl.LazyFrame:
+        """Return the table as a lazy query. Raises ReadError."""
+        return self.read().lazy()
+
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return self._rows
+
+
+def pack_tables(tables: Mapping[str, pl.DataFrame], file: Path) -> None:
+    """Write all tables of a trace to one file, from which `PackedTable` loads them."""
+    streams, places = [], {}
+    for name, frame in tables.items():
+        frame.write_ipc_stream(stream := io.BytesIO(), compression="zstd")
+        streams.append(stream.getvalue())
+        places[name] = [len(streams[-1]), zlib.crc32(streams[-1])]
+    line = json.dumps(places).encode("ascii")
+    file.write_bytes(b"".join((_format_checksum(line), b" ", line, b"\n", *streams)))
+
+
+def is_packed(folder: Path) -> bool:
+    """Return whether a folder has the tables of a trace in one file; raises ReadError if that file is damaged."""
+    if not (file := folder / PACKED_FILE).is_file():
+        return False
+    with _converting_errors("all", file):
+        _unpack(file)
+    return True
+
+
+def _unpack(file: Path, name: str | None = None) -> bytes:
+    """Return the Arrow IPC stream of a table; raises ValueError if its checksum, without a name any, differs."""
+    line, _, content = file.read_bytes().partition(b"\n")
+    checksum, _, places = line.partition(b" ")
+    if checksum != _format_checksum(places):
+        raise ValueError("the checksum of its first line differs")
+    start, streams = 0, {}
+    for table, (size, expected) in json.loads(places).items():
+        if name in (None, table):
+            streams[table] = content[start : start + size]
+            if zlib.crc32(streams[table]) != expected:
+                raise ValueError(f"the checksum of table {table!r} differs")
+        start += size
+    return b"" if name is None else streams[name]
+
+
+def _format_checksum(content: bytes) -> bytes:
+    return f"{zlib.crc32(content):08x}".encode("ascii")
 
 
 def check_rows(file: Path, rows: int, saved: int) -> None:

@@ -12,8 +12,10 @@ which DuckDB, Spark and polars read as a column:
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import tempfile
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -26,16 +28,20 @@ from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.core.version import __version__
 from etloom.formats.parquet import checksums
+from etloom.formats.parquet.table_files import PACKED_FILE, pack_tables
 
 SUFFIX = ".parquet"
 LAYOUT_VERSION = 1
 _MAX_SMALL_ROWS = 100_000
+_MAX_PACKED_BYTES = 4 << 20
+"""Size of tables in memory; larger ones are in files of their columns, of which a query reads some."""
 
 
-def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
+def write(trace: Trace | Job, path: str | PathLike[str], *, packs: bool = False) -> None:
     """Write a Trace or a Job to the folder ``path``, which appears under its name when it is complete.
 
-    A folder written by etloom is replaced.
+    A folder written by etloom is replaced. ``packs``: the tables of a small Trace are written to one file, which is
+    faster, and only this program reads.
 
     Raises:
         EtloomError: If anything else exists under that name.
@@ -48,7 +54,7 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
                 (new / f"rank={rank}").mkdir()
                 _write_trace(rank_trace, new / f"rank={rank}")
         else:
-            _write_trace(trace, new)
+            _write_trace(trace, new, packs)
 
 
 @contextlib.contextmanager
@@ -68,13 +74,18 @@ def create_atomically(path: str | PathLike[str]) -> Iterator[Path]:
             remedy="choose another path",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-        new, old = Path(scratch, "new"), Path(scratch, "old")
-        new.mkdir()
+    new = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    old = new.with_name(f"{new.name}.old")
+    new.mkdir()
+    try:
         yield new
         if target.exists():
             target.rename(old)
         new.rename(target)
+    finally:
+        for scratch in (new, old):
+            if scratch.exists():
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_meta(
@@ -94,7 +105,8 @@ def write_meta(
     content |= {"ranks": list(ranks)} if kind == "job" else {}
     content[checksums.KEY] = checksums.compute_checksums(folder.glob("*.parquet"))
     content["meta"] = dict(meta)
-    Path(folder, "meta.json").write_text(json.dumps(content, indent=1), encoding="ascii")
+    indent = None if (folder / PACKED_FILE).exists() else 1  # which is slow
+    Path(folder, "meta.json").write_text(json.dumps(content, indent=indent), encoding="ascii")
 
 
 def _count_rows(folder: Path) -> dict[str, int]:
@@ -105,31 +117,32 @@ def _count_rows(folder: Path) -> dict[str, int]:
     }
 
 
-def _write_trace(trace: Trace, folder: Path) -> None:
+def _write_trace(trace: Trace, folder: Path, packs: bool = False) -> None:
     tables = trace.tables
-    write_tables({folder / f"{name}.parquet": frame for name, frame in tables.items()})
+    if packs and sum(frame.estimated_size() for frame in tables.values()) <= _MAX_PACKED_BYTES:
+        pack_tables(tables, folder / PACKED_FILE)
+    else:
+        write_tables({folder / f"{name}.parquet": frame for name, frame in tables.items()})
     write_meta(
         folder, "trace", trace.meta, rows={name: tables[name].height for name in TABLES if name in tables}
     )
 
 
 def write_tables(tables: Mapping[Path, pl.DataFrame]) -> None:
-    """Write each table to its Parquet file; small tables are written by one query, which is faster."""
-    small = []
+    """Write each table to its Parquet file; small tables are written in memory first, which is faster."""
     for file, frame in tables.items():
-        query = frame.lazy().sink_parquet(file, compression="zstd", compression_level=1, lazy=True)
         if frame.height > _MAX_SMALL_ROWS:
-            query.collect(engine="streaming")
+            frame.lazy().sink_parquet(file, compression="zstd", compression_level=1)
         else:
-            small.append(query)
-    pl.collect_all(small, engine="streaming")
+            frame.write_parquet(content := io.BytesIO(), compression="zstd", compression_level=1)
+            file.write_bytes(content.getbuffer())
 
 
 def _is_replaceable(folder: Path) -> bool:
     """Return whether a folder is empty or has only files of `write`, so that replacing it destroys nothing else."""
     if not folder.is_dir() or folder.is_symlink():
         return False
-    files = {"meta.json", *(f"{name}.parquet" for name in TABLES)}
+    files = {"meta.json", PACKED_FILE, *(f"{name}.parquet" for name in TABLES)}
     return all(
         (entry.is_file() and entry.name in files)
         or (entry.name.startswith("rank=") and _is_replaceable(entry))
