@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli.error_handling import print_message, recording_messages
+from etloom.core.errors import EtloomError
 from etloom.core.paths import cache_folder, create_cache_folder
 from etloom.core.urls import clean_url
 
@@ -76,7 +77,7 @@ def reuse_output(
     parts = (verb, path, run, format, out, code)
     key = _compute_key(*parts)
     if key is None:
-        compute()
+        _run_quickly(compute, path, run)
         return
     if (output := _load(cache_folder() / key)) is not None:
         for message in output.messages:
@@ -84,9 +85,37 @@ def reuse_output(
         show(output)
         return
     with recording_messages() as messages:
-        output = compute()
+        output = _run_quickly(compute, path, run)
     if key == _compute_key(*parts) and not _has_plugins():
         _store(cache_folder() / key, replace(output, messages=tuple(messages)))
+
+
+def _run_quickly(compute: Callable[[], Output], path: Path, run: RunOptions) -> Output:
+    """Call ``compute``, for a small run in a thread of polars: to hand each query to one takes longer than the query.
+
+    Ctrl-C takes effect when it has ended, after a second or two.
+    """
+    from etloom.cli.run_arguments import limit_threads
+
+    limit_threads(run)
+    if "polars" in sys.modules:  # the size of its threads' stacks is fixed
+        return compute()
+    from etloom.core.machine import QUERY_STACK_BYTES, run_in_query_thread
+
+    os.environ.setdefault("RUST_MIN_STACK", str(QUERY_STACK_BYTES))
+    return run_in_query_thread(compute) if _is_small(path) else compute()
+
+
+def _is_small(path: Path) -> bool:
+    from etloom.loading.file_reading import estimate_text_bytes
+    from etloom.loading.plan import MIN_TEXT_BYTES_TO_CACHE
+
+    try:
+        files = list(path.iterdir()) if path.is_dir() else [path]
+        is_flat = all(file.is_file() for file in files)
+        return is_flat and sum(map(estimate_text_bytes, files)) < MIN_TEXT_BYTES_TO_CACHE
+    except (OSError, EtloomError):
+        return False  # which is reported when it is opened
 
 
 def _compute_key(

@@ -107,9 +107,7 @@ def open_job(
     Raises:
         DataLoss: with ``run.strict``, if anything was lost.
     """
-    if run.jobs is not None:
-        # Polars reads it when it first works, not before.
-        os.environ.setdefault("POLARS_MAX_THREADS", str(min(run.jobs, os.cpu_count() or 1)))
+    limit_threads(run)
     import etloom
     from etloom.core.names import add_names
 
@@ -136,6 +134,12 @@ def open_job(
     for example in job.stats.filter(name="job.other_runs")["example"]:
         print_message(f"{path}: {example}")
     return job
+
+
+def limit_threads(run: RunOptions) -> None:
+    """Limit the threads of polars to --jobs; polars reads the limit at its first query."""
+    if run.jobs is not None:
+        os.environ.setdefault("POLARS_MAX_THREADS", str(min(run.jobs, os.cpu_count() or 1)))
 
 
 def report_loss(job: Job, path: Path | str) -> None:

@@ -18,6 +18,9 @@ _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 _First = TypeVar("_First")
 _Second = TypeVar("_Second")
+_thread = threading.local()
+QUERY_STACK_BYTES = 16 << 20
+"""Stack of a query thread that runs whole tasks ($RUST_MIN_STACK); it is 2 MiB otherwise, that of a main thread 8."""
 
 
 def available_memory() -> int:
@@ -29,15 +32,16 @@ def available_memory() -> int:
 
 
 def run_in_parallel(
-    work: Callable[[_Key], _Result], keys: Sequence[_Key], threads: int
+    work: Callable[[_Key], _Result], keys: Sequence[_Key], threads: int, *, has_queries: bool = True
 ) -> dict[_Key, _Result]:
     """Call ``work(key)`` for each key in up to ``threads`` threads; return {key: result} in the keys' order.
 
     The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
-    make Ctrl-C wait for a read that hangs. A single key needs none.
+    make Ctrl-C wait for a read that hangs. A single key needs none. `run_in_query_thread` allows none that run
+    queries (``has_queries``).
     """
-    if len(keys) == 1:
-        return {keys[0]: work(keys[0])}
+    if len(keys) == 1 or (has_queries and getattr(_thread, "runs_queries", False)):
+        return {key: work(key) for key in keys}
     remaining = iter(keys)
     results: dict[_Key, _Result] = {}
     raised: list[BaseException] = []
@@ -112,10 +116,13 @@ def run_in_query_thread(function: Callable[[], _Result]) -> _Result:
     raised: list[BaseException] = []
 
     def run(column: pl.Series) -> pl.Series:
+        _thread.runs_queries = True
         try:
             results.append(function())
         except BaseException as error:  # raised again below, as it is
             raised.append(error)
+        finally:
+            _thread.runs_queries = False
         return column
 
     # Two expressions, because a single one is evaluated in the thread of the caller.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from etloom.core.errors import EtloomError, UnknownName, warn
-from etloom.core.machine import run_in_parallel
+from etloom.core.machine import QUERY_STACK_BYTES, run_in_parallel
 from etloom.core.text import count_noun
 
 LOCAL_ENGINE = "local"
@@ -33,8 +33,6 @@ _BOOTSTRAP = (
 """Starts a worker, which must not import modules from the current folder, where anybody may have put files."""
 ANSWER = "etloom: task ended\n"
 """The line with which a worker answers each task."""
-_QUERY_STACK_BYTES = 16 << 20
-"""A task runs in a thread of polars, whose stack is 2 MiB otherwise; that of a main thread is 8 MiB."""
 
 
 def check_engine(engine: str) -> None:
@@ -133,7 +131,7 @@ def run_in_processes(
             raise
 
     try:
-        run_in_parallel(serve, range(min(processes, len(texts))), processes)
+        run_in_parallel(serve, range(min(processes, len(texts))), processes, has_queries=False)
     finally:
         workers.stop()
 
@@ -174,7 +172,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(_QUERY_STACK_BYTES)},
+            env={**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(QUERY_STACK_BYTES)},
             pass_fds=pass_fds,
         )
 

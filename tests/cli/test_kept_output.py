@@ -68,6 +68,30 @@ def test_report_is_written_again(run: Path, opened: list[Path], capsys: pytest.C
     assert len(opened) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "is_small"), [(10**7, True), (10, False)])
+def test_a_small_run_is_described_in_one_thread_of_polars(run: Path, limit: int, is_small: bool) -> None:
+    code = (
+        "import sys, threading; from etloom import cli; from etloom.core import registry\n"
+        "assert 'polars' not in sys.modules\n"
+        "def show(*_):\n"
+        "    from etloom.loading import plan; plan.MIN_TEXT_BYTES_TO_CACHE = int(sys.argv[2])\n"
+        "from etloom.cli import kept_output, info; show_size = kept_output._is_small\n"
+        "kept_output._is_small = lambda path: show() or show_size(path)\n"
+        "describe = info._describe\n"
+        "def trace(*arguments):\n"
+        "    print('main' if threading.current_thread() is threading.main_thread() else 'other', file=sys.stderr)\n"
+        "    return describe(*arguments)\n"
+        "info._describe = trace\n"
+        "sys.exit(cli.main(['info', sys.argv[1], '--jobs', '1']))"
+    )
+    command = [sys.executable, "-c", code, str(run), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == ("other" if is_small else "main")
+    assert "kineto" in done.stdout
+
+
 def test_messages_are_printed_again(
     run: Path, opened: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,18 @@ def test_a_function_runs_in_a_thread_of_the_pool_and_its_queries_too() -> None:
     assert thread != threading.get_ident()
 
 
+def test_there_no_other_threads_run_queries() -> None:
+    """With a pool of one thread their queries would never end."""
+
+    def list_threads(has_queries: bool) -> set[int]:
+        threads = run_in_parallel(lambda _: threading.get_ident(), range(4), 2, has_queries=has_queries)
+        return {*threads.values(), threading.get_ident()}
+
+    assert len(run_in_query_thread(lambda: list_threads(True))) == 1
+    assert len(run_in_query_thread(lambda: list_threads(False))) > 1
+    assert len(list_threads(True)) > 1
+
+
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
 def test_its_exception_is_raised_as_it_is(error: BaseException) -> None:
     def fail() -> None:

@@ -157,6 +157,8 @@ def _unpack(file: Path, name: str | None = None) -> bytes:
             if zlib.crc32(streams[table]) != expected:
                 raise ValueError(f"the checksum of table {table!r} differs")
         start += size
+    if name is not None and name not in streams:
+        raise ValueError("is missing")
     return b"" if name is None else streams[name]
 
 
