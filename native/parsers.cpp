@@ -33,6 +33,10 @@ void feed(Parser& parser, const nb::object& from) {
     parser.feed(bytes.data(), bytes.size());
 }
 
+nb::object room(Parser& parser, size_t size) {
+    return nb::steal(PyMemoryView_FromMemory(parser.room(size), static_cast<Py_ssize_t>(size), PyBUF_WRITE));
+}
+
 nb::dict take(Parser& parser) {
     nb::dict tables;
     for (auto& [name, table] : parser.tables()) {
@@ -77,6 +81,10 @@ void bind_parsers(nb::module_& module) {
         .def("__arrow_c_array__", &capsules, nb::arg("requested_schema") = nb::none());
     nb::class_<Parser>(module, "Parser", "Trace bytes in (feed, finish), tables out (take).")
         .def("feed", &feed, nb::arg("data"), "Read the next bytes of the file.")
+        .def("room", &room, nb::arg("size"), nb::keep_alive<0, 1>(),
+             "The memory for the next bytes of the file, valid until the parser is used again.")
+        .def("extend", &Parser::extend, nb::arg("size"), nb::call_guard<nb::gil_scoped_release>(),
+             "Read that many bytes, which were written to `room`.")
         .def("finish", [](Parser& parser) {
             nb::gil_scoped_release release;
             parser.finish();

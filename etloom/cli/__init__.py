@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ _VERBS = {
 }
 """Verb -> its short help. The command is the object of that name in the module of that name."""
 _SIGNAL_FORWARDERS = {"collect", "replay"}
-"""Verbs that run other processes and pass signals on to them."""
+"""Verbs that run other programs, which get signals and the environment unchanged."""
 
 
 class VerbGroup(click.Group):
@@ -94,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(100_000, 50, 50)  # garbage collection during imports would cost 25 ms
         if not _SIGNAL_FORWARDERS.intersection(sys.argv[1:2]):
             signal.signal(signal.SIGTERM, _exit_on_signal)
+            # The threads of numpy's linear algebra would keep a CPU busy for 0.1 s, and nothing needs them.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with handle_errors():
             status = app(args=arguments, prog_name="etloom", standalone_mode=False)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom._native import looked_up
+from etloom._native import looked_up, row_indexes
 
 ABSENT = np.iinfo(np.uint32).max
 """The code of null."""
@@ -122,7 +122,7 @@ class CodedColumn:
         self._codes = read_codes(column)
         rows = _list_distinct(self._codes)
         self._distinct = self._codes[rows]
-        self._texts = column[pl.Series(rows.astype(np.uint32))]
+        self._texts = column[pl.Series("", row_indexes(rows))]
 
     def match_pattern(self, pattern: str) -> Mask:
         """Return a mask of the rows that contain a match of a regular expression; null does not match."""
@@ -198,7 +198,7 @@ def _compute_distinct(column: pl.Series, codes: Codes, expression: pl.Expr) -> N
 
 
 def _compute_rows(column: pl.Series, rows: NDArray[np.int64], expression: pl.Expr) -> Numbers:
-    texts = column[pl.Series(rows.astype(np.uint32))].to_frame("text")
+    texts = column[pl.Series("", row_indexes(rows))].to_frame("text")
     numbers: Numbers = texts.select(expression.cast(pl.UInt8)).to_series().to_numpy()
     return numbers
 
@@ -274,7 +274,7 @@ def match_pattern(
         return table.look_up(column, codes).view(np.bool_)
     matches = np.zeros(codes.size, np.bool_)
     if (rows := np.flatnonzero(within)).size:
-        texts = column[pl.Series(rows.astype(np.uint32))]
+        texts = column[pl.Series("", row_indexes(rows))]
         matches[rows] = table.look_up(texts, codes[rows]).view(np.bool_)
     return matches
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "json_text.hpp"
 #include "worker.hpp"
@@ -26,10 +27,19 @@ void RowStream::consume(size_t bytes) {
 }
 
 void RowStream::feed(const char* data, size_t size) {
-    const Computing counted;
-    bytes_ += size;
+    if (size != 0) std::memcpy(room(size), data, size);
+    extend(size);
+}
+
+char* RowStream::room(size_t size) {
     reserve(size_ + size);
-    std::memcpy(end(), data, size);
+    return end();
+}
+
+void RowStream::extend(size_t size) {
+    const Computing counted;
+    if (size + kPadding + 1 > buffer_.size() - size_) throw std::length_error("more bytes than there is room for");
+    bytes_ += size;
     size_ += size;
     while (step(false)) {
     }

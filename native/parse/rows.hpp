@@ -1,6 +1,6 @@
 // A JSON document whose bulk is one array of objects ("traceEvents", "nodes"), read in pieces of any size.
 //
-// Bytes go in by `feed`; whole objects ("rows") come out by `rows`, the rest of the document is kept as its header. Rows
+// Bytes go in by `feed`, or without a copy by `room` and `extend`; whole objects ("rows") come out by `rows`, the rest of the document is kept as its header. Rows
 // are parsed many at a time: a piece is cut where one object ends and the next begins, and closed as an array of its
 // own. A large piece is cut once more, for two threads; if either part does not parse, the cut may be inside a row, and
 // the piece is parsed as a whole. A piece that does not parse so is gone through row by row, and what does not parse
@@ -25,6 +25,9 @@ class RowStream {
     virtual ~RowStream() = default;
 
     void feed(const char* data, size_t size);
+    // The same in two steps: where the next bytes, up to `size`, are to be written, and then how many of them were.
+    char* room(size_t size);
+    void extend(size_t size);
     void finish();
 
     uint64_t rows_seen() const { return rows_seen_; }

@@ -24,7 +24,7 @@ BOMB_FLOOR = 1 << 25
 _BYTES_PER_TEXT_BYTE = 16
 """Memory of Python objects per byte of the text that they are parsed from."""
 _CHUNK = 1 << 20
-_COMPRESSED_CHUNK = 1 << 16
+_COMPRESSED_CHUNK = 1 << 18
 
 DECOMPRESSION_ERRORS: tuple[type[Exception], ...] = (
     EOFError,

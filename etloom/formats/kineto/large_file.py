@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from etloom import _native
 from etloom.core.schema import TABLES, Stat
 from etloom.formats import kineto
-from etloom.formats.io.native_parser import ParsedFile, Progress, collect_result, read_ahead, take_frames
+from etloom.formats.io.native_parser import ParsedFile, Progress, collect_result, feed_file, take_frames
 from etloom.formats.tables.value_checks import check_table, check_values
 
 PART_ROWS = 1_000_000
@@ -105,8 +105,7 @@ def _write_parts(
                 events += frame.height
             _write(frame, parts / f"{name}-{number:05}.parquet")
 
-    for piece in read_ahead(path, stats, progress):
-        parser.feed(piece)
+    for _ in feed_file(parser, path, stats, progress):
         if parser.rows - rows_in_parts >= part_rows:
             rows_in_parts = parser.rows
             parser.cut()
