@@ -208,13 +208,13 @@ def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
     codes, user_files = text_codes.read_codes(texts), names.list_user_files()
     kinds = np.full(events.height, -1)
     rows, positions = text_codes.find_distinct(text_codes.read_codes(cats))
-    for position, category in enumerate(cats[rows].to_list()):
+    for position, category in enumerate(take_rows(cats, rows).to_list()):
         selected = np.flatnonzero(positions == position)
         if category in MEMCPY_CATEGORIES | MEMSET_CATEGORIES:
             kinds[selected] = KERNEL_TYPES.index("memory")
         elif category in DEVICE_CATEGORIES:
             kinds[selected] = text_codes.compute_numbers(
-                texts[selected], codes[selected], _number_kernel_type, category, user_files
+                take_rows(texts, selected), codes[selected], _number_kernel_type, category, user_files
             )
     return events.hstack([take_rows(pl.Series("kind", KERNEL_TYPES, dtype=KERNEL_TYPE_DTYPE), kinds)])
 

@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import is_in, is_present, make_frame
+from etloom.core.arrays import is_in, is_present, make_frame, take_rows
 from etloom.core.errors import InvalidValue
 from etloom.core.names import Row, list_names, read_number
 from etloom.core.steps import STEP_PATTERN, parse_step
@@ -77,7 +77,7 @@ def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.D
     annotations = categories.mask_events(events, categories.ANNOTATION_CATEGORIES) & _has_duration(events)
     rows = np.flatnonzero(categories.match_names(events, STEP_PATTERN, annotations))
     if rows.size:
-        return _span(events, rows, events[rows].select(parse_step()).to_series().to_list())
+        return _span(events, rows, take_rows(events, rows).select(parse_step()).to_series().to_list())
     rows, iterations = find_iterations(events)
     return _span(events, rows, _number([iteration.number for iteration in iterations]))
 
@@ -162,8 +162,7 @@ def _first_number(match: re.Match[str] | None) -> int | None:
 
 
 def _span(events: pl.DataFrame, rows: NDArray[np.int64], numbers: list[int | None]) -> pl.DataFrame:
-    at = pl.Series(rows.astype(np.uint32))
-    starts, durations, pids = (events[name][at] for name in ("ts", "dur", "pid"))
+    starts, durations, pids = (take_rows(events[name], rows) for name in ("ts", "dur", "pid"))
     step = pl.Series(numbers, dtype=pl.Int64)
     return make_frame({"row": rows, "step": step, "ts": starts, "end": starts + durations, "pid": pids})
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from etloom._native import nearest, number_pairs, stack_tracks
 from etloom.core import categories, text_codes
-from etloom.core.arrays import is_in, is_present, to_array
+from etloom.core.arrays import find_values, is_in, is_present, take_rows, to_array
 from etloom.core.categories import mask_events, match_names
 
 TOLERANCE_NS = 1000
@@ -201,9 +201,7 @@ def _order_by_entry(
     sort, is_call = _ENTRY_ORDER[kind[places]], kind[places] == _CALL
     columns = [events[name] for name in ("external_id", "rf_id", "correlation")]
     columns = columns if python_ids is None else [*columns, python_ids]
-    numbers = [
-        to_array(column[pl.Series(places.astype(np.uint32))], 0).astype(np.int64) for column in columns
-    ]
+    numbers = [to_array(take_rows(column, places), 0).astype(np.int64) for column in columns]
     for place, number in enumerate(numbers):  # null and 0 come last, as the numbers of another kind
         number[(number == 0) | (is_call != (place == 2))] = _INT64_MAX
     numbered = np.logical_or.reduce([number != _INT64_MAX for number in numbers])
@@ -213,7 +211,8 @@ def _order_by_entry(
     starts, durations, sort = starts[order], durations[order], sort[order]
     groups = (starts, tracks[places][order], sort, numbered[order])
     # The longest among an event and those after it in its group: a maximum from the end, of ranks that rise by group.
-    lengths, rank = np.unique(durations, return_inverse=True)
+    lengths, _, _ = find_values(durations)
+    rank = np.searchsorted(lengths, durations)
     group = np.cumsum(np.append(False, np.logical_or.reduce([part[1:] != part[:-1] for part in groups])))
     offset = (group[-1] - group) * lengths.size
     longest = lengths[np.maximum.accumulate((rank + offset)[::-1])[::-1] - offset]
@@ -231,7 +230,7 @@ def find_innermost(starts: ArrayLike, ends: ArrayLike, ticks: ArrayLike) -> NDAr
     begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
     order = np.lexsort((-end, begin))
     order = order[begin[order] < end[order]]
-    cuts = np.unique(np.concatenate((begin, end)))
+    cuts, _, _ = find_values(np.concatenate((begin, end)))
     within = np.full(len(cuts) + 1, -1, dtype=np.intp)  # of what lies before the first cut, and behind each
     opened: list[int] = []  # by start: what has ended is dropped once it comes up
     coming = 0

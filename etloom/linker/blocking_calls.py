@@ -111,10 +111,12 @@ class _Submissions:
         self.start, self.end = start[work], end[work]
         self.called, self.returned = start[call], end[call]
         name = events["name"]
-        is_synchronous, self.is_asynchronous = _match(name[call], SYNCHRONOUS_COPY, ASYNCHRONOUS)
+        is_synchronous, self.is_asynchronous = _match(
+            arrays.take_rows(name, call), SYNCHRONOUS_COPY, ASYNCHRONOUS
+        )
         self.is_synchronous = is_synchronous & ~self.is_asynchronous
         self.from_pageable, self.to_pageable, self.never_waits = _match(
-            name[work], _FROM_PAGEABLE, _TO_PAGEABLE, _NEVER_WAITS
+            arrays.take_rows(name, work), _FROM_PAGEABLE, _TO_PAGEABLE, _NEVER_WAITS
         )
         self.is_copy = categories.mask_events(events, categories.MEMCPY_CATEGORIES)[work]
 
@@ -145,7 +147,8 @@ class _Submissions:
         """For each activity, the row of the activity that ends last among earlier starts on its stream; -1 for none."""
         rows = np.flatnonzero(self.is_activity)
         rows = rows[arrays.sort_rows(self.starts[rows], self.ends[rows])]
-        keys = self.events.select("pid", "device", pl.coalesce("stream", "tid").alias("stream"))[rows]
+        keys = self.events.select("pid", "device", pl.coalesce("stream", "tid").alias("stream"))
+        keys = arrays.take_rows(keys, rows)
         before = np.full(self.events.height + 1, -1, np.int64)
         for part in nesting.group_by_track(nesting.track_codes(keys, ("pid", "device", "stream"))):
             stream_rows = rows[part]

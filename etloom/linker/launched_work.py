@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etloom._native import number_pairs
-from etloom.core.arrays import find_in_group, is_present, rows_of_ids, select_values, sort_rows, to_array
+from etloom.core.arrays import (
+    find_in_group,
+    find_values,
+    is_present,
+    rows_of_ids,
+    select_values,
+    sort_rows,
+    take_rows,
+    to_array,
+)
 from etloom.core.trace import Trace
 
 Numbers = NDArray[np.int64]
@@ -41,7 +50,7 @@ class LaunchedWork:
 
     def list_streams(self) -> tuple[Numbers, Numbers]:
         """Return the device and the stream of each stream that has an activity."""
-        firsts = np.unique(number_pairs(self.devices, self.streams), return_index=True)[1]
+        _, firsts, _ = find_values(number_pairs(self.devices, self.streams))
         return self.devices[firsts], self.streams[firsts]
 
     def find_last_before(self, devices: Numbers, streams: Numbers, times: Numbers, until: Numbers) -> Numbers:
@@ -89,7 +98,7 @@ def order_by_launch(trace: Trace) -> LaunchedWork:
     launched = np.where(calls >= 0, times[calls], starts) if rows.size else starts
     order = sort_rows(launched, starts, ends)
     rows = rows[order]
-    stream = events["stream"][rows]
+    stream = take_rows(events["stream"], rows)
     return LaunchedWork(
         rows,
         calls[order],

@@ -60,7 +60,7 @@ def join_launches(trace: Trace) -> Trace:
     numbers = arrays.to_array(events["correlation"], 0)
     _, highest = _number_ranges(numbers, process, work)
     late = idle[numbers[idle] > highest[process[idle]]]
-    other = np.setdiff1d(idle, late)
+    other = idle[~arrays.is_among(idle, late)]
     cause = np.where(call >= 0, call, around)
     return trace.replace(launches=launches, events=_add_device_steps(events, (work, cause))).with_stats(
         [
@@ -205,11 +205,11 @@ def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     """
     pids, numbers = (arrays.to_array(events[name], 0) for name in ("pid", "correlation"))
     calls = np.flatnonzero(categories.mask_events(events, categories.HOST_CATEGORIES) & (numbers > 0))
-    launching = np.unique(pids[calls])
-    if launching.size >= 2 and np.isin(pids[work], launching).all():
-        same_number = work[np.isin(numbers[work], numbers[calls])]
+    launching, _, _ = arrays.find_values(pids[calls])
+    if launching.size >= 2 and arrays.is_among(pids[work], launching).all():
+        same_number = work[arrays.is_among(numbers[work], numbers[calls])]
         pairs = number_pairs(pids[(rows := np.append(same_number, calls))], numbers[rows])
-        same_process = np.isin(pairs[: same_number.size], pairs[same_number.size :])
+        same_process = arrays.is_among(pairs[: same_number.size], pairs[same_number.size :])
         if 2 * np.count_nonzero(same_process) >= same_number.size:
             return np.unique(pids, return_inverse=True)[1]
     return np.zeros(events.height, np.int64)
@@ -270,8 +270,8 @@ def find_launches_without_work(events: pl.DataFrame, call: np.ndarray) -> np.nda
     unused = is_call & (arrays.to_array(events["correlation"], 0) > 0)
     unused[used] = False
     idle = np.flatnonzero(unused)
-    launching = events["name"][used].unique().drop_nulls()
-    rows: np.ndarray = idle[arrays.is_in(events["name"][idle], launching.to_list())]
+    launching = arrays.take_rows(events["name"], used).unique().drop_nulls()
+    rows: np.ndarray = idle[arrays.is_in(arrays.take_rows(events["name"], idle), launching.to_list())]
     return rows
 
 
@@ -296,16 +296,12 @@ def _find_operators_by_id(events: pl.DataFrame, work: np.ndarray, call: np.ndarr
     """
     ids = arrays.to_array(events["external_id"], 0)
     activity_ids = np.where((call >= 0) & (ids[call] > 0), ids[call], ids[work])
-    operators = pl.DataFrame(
-        {"row": np.flatnonzero(categories.mask_events(events, categories.OPERATOR_CATEGORIES) & (ids > 0))}
-    )
-    operators = operators.with_columns(pl.Series("id", ids[operators["row"].to_numpy()])).unique(
-        "id", keep="none"
-    )
+    numbered = np.flatnonzero(categories.mask_events(events, categories.OPERATOR_CATEGORIES) & (ids > 0))
+    operators = arrays.make_frame({"row": numbered, "id": ids[numbered]}).unique("id", keep="none")
     operator_rows = np.append(operators["row"].to_numpy(), -1)
 
     def look_up(numbers: np.ndarray) -> np.ndarray:
-        rows: np.ndarray = operator_rows[rows_of_ids(operators, pl.Series(numbers))]
+        rows: np.ndarray = operator_rows[rows_of_ids(operators, arrays.to_series(numbers))]
         return rows
 
     none = np.full(len(work), -1, np.int64)
@@ -340,7 +336,7 @@ def _add_device_steps(events: pl.DataFrame, launched: tuple[np.ndarray, np.ndarr
         step[rows[ok]] = step[cause[ok]]
         has_step[rows[ok]] = True
     _add_steps_of_devices(events, step, has_step)
-    return events.with_columns(pl.Series("step", step).set(pl.Series(~has_step), None))
+    return events.with_columns(arrays.to_series(step, "step").set(arrays.to_series(~has_step), None))
 
 
 def _add_steps_of_devices(events: pl.DataFrame, step: np.ndarray, has_step: np.ndarray) -> None:
@@ -367,9 +363,11 @@ def _find_host_annotations(events: pl.DataFrame, ranges: np.ndarray) -> np.ndarr
     """Return the row of the host annotation of each device annotation, by External id and name; -1 for none."""
     hosts = np.flatnonzero(categories.mask_events(events, categories.ANNOTATION_CATEGORIES))
     keys = ["external_id", "name"]
-    host = events.select(keys)[hosts].with_columns(pl.Series("cause", hosts))
+    host = arrays.take_rows(events.select(keys), hosts).with_columns(arrays.to_series(hosts, "cause"))
     host = host.unique(keys, keep="first", maintain_order=True)
-    joined = events.select(keys)[ranges].join(host, on=keys, how="left", maintain_order="left")
+    joined = arrays.take_rows(events.select(keys), ranges).join(
+        host, on=keys, how="left", maintain_order="left"
+    )
     return arrays.to_array(joined["cause"], -1)
 
 
@@ -425,9 +423,8 @@ def _merge_by_event(rows: pl.DataFrame) -> pl.DataFrame:
 
 def find_device_communication(trace: Trace) -> pl.DataFrame:
     """Return the device events that are communication by name: id, and ``known`` (has a row in `comms`)."""
-    work = trace.events.filter(categories.mask_events(trace.events, categories.DEVICE_CATEGORIES)).select(
-        "id", "cat", "name"
-    )
+    on_device = np.flatnonzero(categories.mask_events(trace.events, categories.DEVICE_CATEGORIES))
+    work = arrays.take_rows(trace.events.select("id", "cat", "name"), on_device)
     return (
         categories.add_kernel_type(work)
         .filter(pl.col("kind") == "communication")

@@ -190,7 +190,7 @@ def _count_unlinked(nodes: pl.DataFrame, linked: np.ndarray) -> list[Stat]:
     has = np.zeros(nodes.height, bool)
     has[linked] = True
     threads = (
-        nodes.select("tid", pl.Series("able", able), pl.Series("has", has))
+        nodes.select("tid", arrays.to_series(able, "able"), arrays.to_series(has, "has"))
         .group_by("tid")
         .agg(pl.col("able").sum(), pl.col("has").sum())
         .filter((pl.col("able") > 0) & (pl.col("has") == 0))

@@ -21,7 +21,8 @@ def get_ids(events: pl.DataFrame, rows: np.ndarray, dtype: type[pl.DataType] = p
     table_ids = events["id"].to_numpy()
     none = rows < 0
     ids = table_ids[np.where(none, 0, rows)] if len(table_ids) else np.zeros(len(rows), np.uint32)
-    return pl.Series(ids, dtype=dtype).set(pl.Series(none), None)
+    column = arrays.to_series(ids).cast(dtype)
+    return column.set(arrays.to_series(none), None)
 
 
 def place_events(trace: Trace) -> Trace:
@@ -31,7 +32,7 @@ def place_events(trace: Trace) -> Trace:
         return trace
     at = nesting.nest_events(events, python_ids=_get_python_ids(trace))
     steps = find_step_events(events, trace.meta.get("step_name"))
-    depth = pl.Series(at.depth).set(pl.Series(at.depth < 0), None)
+    depth = arrays.to_series(at.depth).set(arrays.to_series(at.depth < 0), None)
     events = events.with_columns(
         get_ids(events, at.parent).alias("parent"),
         depth.alias("depth"),
@@ -76,7 +77,7 @@ def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
 def _count_devices(events: pl.DataFrame) -> list[Stat]:
     """Return stats if a rank used several devices: its device results are then sums over all of them."""
     did = categories.mask_events(events, categories.DEVICE_CATEGORIES) & arrays.is_present(events["dur"])
-    devices = events["device"].filter(pl.Series(did)).drop_nulls().unique().sort().to_list()
+    devices = events["device"].filter(arrays.to_series(did)).drop_nulls().unique().sort().to_list()
     if len(devices) < 2:
         return []
     example = f"devices {', '.join(map(str, devices))}: the rank counts as busy where any of them is"
@@ -117,4 +118,4 @@ def _find_event_steps(events: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
         inside = at >= 0
         number[rows[inside]] = process_steps["step"].to_numpy()[at[inside]]
         has_step[rows[inside]] = True
-    return pl.Series(number).set(pl.Series(~has_step), None)
+    return arrays.to_series(number).set(arrays.to_series(~has_step), None)

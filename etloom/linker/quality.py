@@ -80,7 +80,9 @@ def summarize_links(trace: Trace) -> pl.DataFrame:
     calls = launches.drop_nulls("launch").unique("launch")
     communication = find_device_communication(trace) if launches.height else None
     staged = events["step"].filter(
-        pl.Series(categories.mask_events(events, categories.HOST_CATEGORIES | categories.DEVICE_CATEGORIES))
+        arrays.to_series(
+            categories.mask_events(events, categories.HOST_CATEGORIES | categories.DEVICE_CATEGORIES)
+        )
     )
     steps = staged.n_unique() - (staged.null_count() > 0)
     rows: list[tuple[Any, ...]] = [
@@ -244,7 +246,7 @@ def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
     launch = rows_of_ids(events, launches["launch"])
     when = starts[np.where(launch >= 0, launch, rows_of_ids(events, launches["device_event"]))]
     # What was never closed may last to the end.
-    durations = events["dur"][linked]
+    durations = arrays.take_rows(events["dur"], linked)
     last = starts.max() if durations.null_count() else (starts[linked] + durations.to_numpy()).max()
     within = (when >= starts[linked].min()) & (when <= last)
     in_scope: np.ndarray = within | node.is_not_null().to_numpy()
@@ -261,4 +263,5 @@ def find_enclosing_nodes(trace: Trace, events: pl.Series) -> pl.Series:
     linked_rows = nesting.find_nearest_ancestor(
         rows_of_ids(trace.events, trace.events["parent"]), has, rows_of_ids(trace.events, events)
     )
-    return pl.Series("node", node[linked_rows]).set(pl.Series(linked_rows < 0), None)
+    column = arrays.to_series(node[linked_rows], "node")
+    return column.set(arrays.to_series(linked_rows < 0), None)

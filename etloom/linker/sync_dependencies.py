@@ -97,13 +97,13 @@ def _build_table(events: pl.DataFrame, waits: Sequence[Waits]) -> pl.DataFrame:
     rows = np.flatnonzero(np.append(True, np.logical_or.reduce(changes))[: order.size])
     event, on, kind, sync, source = (column[rows] for column in columns)
     return TABLES["sync_dependencies"].conform(
-        pl.DataFrame(
+        arrays.make_frame(
             {
                 "event": event,
                 "on": on,
-                "kind": pl.Series(kinds, dtype=pl.Categorical)[pl.Series(kind.astype(np.uint32))],
+                "kind": arrays.take_rows(pl.Series(kinds, dtype=pl.Categorical), kind),
                 "sync": sync,
-                "how": pl.Series(_SOURCES, dtype=pl.Categorical)[pl.Series(source.astype(np.uint32))],
+                "how": arrays.take_rows(pl.Series(_SOURCES, dtype=pl.Categorical), source),
             }
         )
     )
@@ -135,7 +135,7 @@ class _Calls:
 def _find_sync_calls(events: pl.DataFrame) -> _Calls:
     """Return the calls that synchronize, in order of their start."""
     runtime = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES))
-    names = events["name"][runtime]
+    names = arrays.take_rows(events["name"], runtime)
     codes = text_codes.get_codes(events, "name")[runtime]
     kinds = np.full(runtime.size, -1)
     for number, pattern in reversed(

@@ -78,14 +78,14 @@ def _find_forward_tracks(
         tracks: The track of each forward operator.
         track_numbers: The sequence number of each forward operator.
     """
-    needed = np.unique(number_pairs(numbers, threads), return_index=True)[1]
-    offered = np.unique(number_pairs(track_numbers, tracks), return_index=True)[1]
+    _, needed, _ = arrays.find_values(number_pairs(numbers, threads))
+    _, offered, _ = arrays.find_values(number_pairs(track_numbers, tracks))
     backward, forward = arrays.pair_equal(numbers[needed], track_numbers[offered])
     thread, track = threads[needed[backward]], tracks[offered[forward]]
-    _, firsts, counts = np.unique(number_pairs(thread, track), return_index=True, return_counts=True)
+    _, firsts, counts = arrays.find_values(number_pairs(thread, track))
     thread, track = thread[firsts], track[firsts]
     best = np.lexsort((track, -counts, thread))
-    distinct, first = np.unique(thread[best], return_index=True)
+    distinct, first, _ = arrays.find_values(thread[best])
     place = np.minimum(np.searchsorted(distinct, threads), max(distinct.size - 1, 0))
     if not distinct.size:
         return np.full(threads.size, -1)
@@ -106,14 +106,14 @@ def find_operators_after_pauses(events: pl.DataFrame, threshold_ns: int) -> tupl
     starts = events["ts"].to_numpy()[rows]
     runs = categories.mask_events(events, categories.OPERATOR_CATEGORIES)[rows]
     ends = starts + np.where(runs, arrays.to_array(events["dur"], 0)[rows], 0)
-    threads = events.select("pid", "tid")[rows]
+    threads = arrays.take_rows(events.select("pid", "tid"), rows)
     tracks = nesting.track_codes(threads)
     depths = events["depth"].to_numpy()[rows]
     pid_by_track = np.zeros(int(tracks.max(initial=-1)) + 1, np.int64)
     pid_by_track[tracks] = arrays.to_array(threads["pid"], 0)
     pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     after_pause = _starts_after_pause(tracks, starts, ends, threshold_ns)
-    for pid in np.unique(pid_by_track):
+    for pid in arrays.find_values(pid_by_track)[0]:
         of_process = (pid_by_track == pid)[tracks]
         pauses, ran = np.flatnonzero(of_process & after_pause), np.flatnonzero(of_process & runs)
         if not ran.size:

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from etloom.collectives import matching
+from etloom.core.arrays import to_series
 from etloom.core.schema import Stat
 from etloom.core.text import format_ranges
 from etloom.core.trace import Trace
@@ -56,7 +57,7 @@ def _check_group_sizes(traces: Mapping[int, Trace]) -> list[Stat]:
         return []
     calls = [trace.compute_once(list_first_calls) for trace in traces.values()]
     ranks = np.repeat(np.array(list(traces), np.int32), [table.height for table in calls])
-    first_calls = pl.concat(calls).with_columns(rank=ranks, event="start")
+    first_calls = pl.concat(calls).with_columns(to_series(ranks, "rank"), event="start")
     ambiguous = matching.find_ambiguous_groups(first_calls).sort("group", "rank")
     if not ambiguous.height:
         return []

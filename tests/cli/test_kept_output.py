@@ -252,3 +252,15 @@ def test_a_kept_output_needs_no_library(run: Path) -> None:
     ]
     assert outputs[1].splitlines()[:-1] == outputs[0].splitlines()[:-1]
     assert [text.splitlines()[-1] for text in outputs] == ["['numpy', 'polars', 'rich']", "[]"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["info", "link"])
+def test_small_work_imports_no_masked_arrays(run: Path, tmp_path: Path, verb: str) -> None:
+    """Their import takes 10 ms; polars needs them to convert an array, `arrays.to_series` does not."""
+    code = "import sys; from etloom import cli; status = cli.main(sys.argv[1:]); assert 'numpy.ma' not in sys.modules"
+    words = (
+        ["info", run, "--no-cache"] if verb == "info" else ["link", run, "--out", tmp_path / "linked.parquet"]
+    )
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

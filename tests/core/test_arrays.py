@@ -25,6 +25,20 @@ def test_only_unique_keys_are_found(keys, wanted):
     assert repeated == len(keys) - len(counts)
 
 
+@given(st.lists(NUMBERS, max_size=40))
+def test_values_are_found_as_by_numpy(numbers):
+    values = np.array(numbers, np.int64)
+    expected = np.unique(values, return_index=True, return_counts=True)
+    for column, wanted in zip(arrays.find_values(values), expected, strict=True):
+        assert column.tolist() == wanted.tolist()
+
+
+@given(st.lists(NUMBERS, max_size=40), st.lists(NUMBERS, max_size=10))
+def test_numbers_are_among_others(numbers, others):
+    mask = arrays.is_among(np.array(numbers, np.int64), np.array(others, np.int64))
+    assert mask.tolist() == [number in others for number in numbers]
+
+
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=40))
 def test_rows_are_sorted_by_all_keys(rows):
     first, second, third = np.array(rows, np.int64).reshape(-1, 3).T

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from etloom import _native
+from etloom.core import arrays
 
 CODES = st.lists(st.integers(0, 5), max_size=30).map(lambda codes: np.array(codes, np.uint32))
 # Threads of several processes, and as many of each as do not fit what is remembered of the last ones.
@@ -63,3 +69,45 @@ def test_many_distinct_pairs_are_numbered_as_few() -> None:
     first, second = draw.integers(-9_000, 9_000, 20_000), draw.integers(-1, 2, 20_000)
     expected = np.unique(np.stack([first, second], 1), axis=0, return_inverse=True)[1].ravel()
     assert (_native.number_pairs(first, second) == expected).all()
+
+
+ARRAYS = st.one_of(
+    st.sampled_from(
+        [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+    ).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 40))),
+    hnp.arrays(np.float64, st.integers(0, 40), elements=st.floats(allow_nan=False)),
+    hnp.arrays(np.bool_, st.integers(0, 40)),
+)
+
+
+@given(ARRAYS, st.sampled_from([1, 2, -1]))
+def test_arrays_become_columns(values: np.ndarray, stride: int) -> None:
+    column = arrays.to_series(values[::stride], "x")
+    assert column.equals(pl.Series("x", values[::stride]), check_names=True, check_dtypes=True)
+
+
+def test_columns_hold_their_arrays() -> None:
+    values = np.arange(1000)
+    references = sys.getrefcount(values)
+    column = arrays.to_series(values)
+    del values
+    assert column.to_list() == list(range(1000))
+    values = np.arange(1000)
+    arrays.to_series(values)
+    gc.collect()
+    assert sys.getrefcount(values) == references
+
+
+@pytest.mark.parametrize(
+    "values", [np.arange(8)[::2], np.zeros((2, 2)), np.array(["a"]), np.zeros(2, "M8[ns]")]
+)
+def test_other_arrays_are_refused(values: np.ndarray) -> None:
+    with pytest.raises(TypeError):
+        _native.column(values)
+
+
+def test_a_parser_takes_no_more_than_it_has_room_for() -> None:
+    parser = _native.kineto_parser()
+    parser.room(10)
+    with pytest.raises(ValueError, match="more bytes"):
+        parser.extend(1 << 40)

@@ -30,8 +30,13 @@ def parse_with(
     parser.split_from(split_from)
     if only_by_tokens:
         parser.only_by_tokens()
-    for piece in [pieces] if isinstance(pieces, bytes) else pieces:
-        parser.feed(piece)
+    for number, piece in enumerate([pieces] if isinstance(pieces, bytes) else pieces):
+        if (number + only_by_tokens) % 2:
+            parser.feed(piece)
+        else:  # as plain files are read
+            with parser.room(len(piece) + 7) as room:
+                room[: len(piece)] = piece
+            parser.extend(len(piece))
     parser.finish()
     tables = take_frames(parser)
     return tables, parser.summary()

@@ -116,7 +116,7 @@ def _repair_parents(nodes: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     if len(orphans):
         example = f"{name[int(orphans[0])]}: its parent is not in the file"
         stats.append(Stat("read.missing_parent", "info", len(orphans), example))
-    column = pl.Series("parent", parent).cast(pl.Int64)
+    column = arrays.to_series(parent, "parent").cast(pl.Int64)
     return nodes.with_columns(column.set(column < 0, None).cast(pl.UInt32))
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from etloom.core import arrays, categories
@@ -69,7 +70,8 @@ def build_comms(
         groups_by_node: Node -> pg_name, if it is known from another source.
     """
     calls = arrays.match_text(nodes["name"], lambda name: (name == COMM_RECORD) | name.str.contains(_C10D))
-    text = nodes.filter(calls).select("id", pl.col("name", "op_schema", "inputs").cast(pl.String))
+    text = arrays.take_rows(nodes.select("id", "name", "op_schema", "inputs"), np.flatnonzero(calls))
+    text = text.with_columns(pl.col("name", "op_schema", "inputs").cast(pl.String))
     sizes = _measure_sizes(tensors, text)
     describe = functools.cache(_describe_call)  # most calls are repeated
     rows = {
@@ -108,7 +110,7 @@ def read_group_config(nodes: pl.DataFrame) -> Any:
     is_group_node = arrays.match_text(
         nodes["name"], lambda name: name.str.contains("process_group:init", literal=True)
     )
-    for text in nodes["inputs"].filter(is_group_node).cast(pl.String):
+    for text in arrays.take_rows(nodes["inputs"], np.flatnonzero(is_group_node)).cast(pl.String):
         try:
             (config, *_) = load_json(text)
             parsed = _parse_group_config(config)

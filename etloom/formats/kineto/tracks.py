@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from etloom.core.arrays import to_series
 from etloom.core.trace import Trace
 
 TRACK_KEY = ("pid", "tid", "sub_track")
@@ -35,7 +36,7 @@ def assign_sub_tracks(events: pl.DataFrame) -> pl.Series:
     slices = slices.filter(crowded.any().over("pid", "tid"))
     for _, track in slices.group_by("pid", "tid", maintain_order=True):
         sub_tracks[track["row"].to_numpy()] = _assign_first_fit(track["ts"].to_list(), track["end"].to_list())
-    return pl.Series("sub_track", sub_tracks)
+    return to_series(sub_tracks, "sub_track")
 
 
 def _assign_first_fit(starts: list[int], ends: list[int]) -> list[int]:
