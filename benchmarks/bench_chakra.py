@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _measure import IMPORTS, ROOT, Target, arguments, machine, note_targets, table, warm
+from _measure import IMPORTS, ROOT, Target, arguments, machine, note_targets, table, touch_memory, warm
 
 import etloom
 from etloom.exports.chakra_lint.list_schedule import schedule_nodes
@@ -41,6 +41,7 @@ def time_process(command: list[str], rounds: int) -> tuple[float, float]:
     """Return the median and the shortest time of a process, s."""
     times = []
     for _ in range(rounds):
+        touch_memory()
         start = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
         times.append(time.perf_counter() - start)

@@ -1,6 +1,6 @@
 """Linking an execution trace with a Kineto trace and writing ET+, as a process.
 
-    python benchmarks/bench_link.py --copies 1 4 16 64 --rounds 3
+    python benchmarks/bench_link.py --copies 1 4 16 64 --rounds 5
 
 The files are nccl_ddp of ETLOOM_DATA, and several copies of it in sequence with distinct ids. Compared with
 json.load of the same two files, the first step of a linker in Python. Times are of whole processes, with imports
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _measure import IMPORTS, Target, machine, note_targets, table, warm
+from _measure import IMPORTS, Target, machine, note_targets, table, touch_memory, warm
 from make import CACHE, FILES, SOURCES, make_copies
 
 NODES, EVENTS = 14_391, 40_573  # of one copy
@@ -47,6 +47,7 @@ class Cost:
 
 def run(command: Sequence[str]) -> tuple[float, float, float]:
     """Return seconds, CPU seconds and peak bytes of a process; exit with its message if it fails."""
+    touch_memory()
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -199,7 +200,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each command (default: 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each command (default: 5)")
     arguments = parser.parse_args()
     if not SOURCES.is_dir():
         sys.exit(f"{SOURCES}: no such folder; set ETLOOM_DATA to the one that holds nccl_ddp")

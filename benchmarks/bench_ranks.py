@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from subprocess import DEVNULL, run
 
-from _measure import IMPORTS, Target, machine, note_targets, table
+from _measure import IMPORTS, Target, machine, note_targets, table, touch_memory
 from make import make_ranks, make_small_ranks
 
 VERBS = {
@@ -35,6 +35,7 @@ SMALL_RUNS = (("info", 2, 0.25, 0.25), ("report", 8, 0.8, 0.8), ("info", 256, 4,
 
 def measure_process(command: list[str], **environment: str) -> tuple[float, float, float]:
     """Return seconds, CPU seconds and peak bytes of a command, the only child of this process."""
+    touch_memory()
     start = time.perf_counter()
     run(command, check=True, stdout=DEVNULL, stderr=DEVNULL, env={**os.environ, **environment})
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -58,7 +59,7 @@ def measure_small_runs(rounds: int) -> None:
     for verb, ranks, *asked in SMALL_RUNS:
         command = [sys.executable, "-m", "etloom", verb, str(make_small_ranks(ranks))]
         figures: tuple[list[tuple[float, float, float]], ...] = ([], [])
-        for _ in range(rounds if ranks < 100 else 1):
+        for _ in range(rounds if ranks < 100 else min(rounds, 3)):
             with tempfile.TemporaryDirectory() as scratch:
                 words = [*command, "--out", f"{scratch}/report.html"] if verb == "report" else command
                 time.sleep(2.1)  # only what did not change for two seconds is kept

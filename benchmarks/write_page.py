@@ -31,23 +31,25 @@ from _measure import (
 FOLDER = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 SCRIPTS = {
-    "read": ["--rounds", "3"],
+    "read": ["--rounds", "5"],
     "link": [],
-    "chakra": [],
-    "graphs": ["--rounds", "3"],
+    "chakra": ["--rounds", "5"],
+    "graphs": ["--rounds", "5"],
     "analyses": ["--quick"],
-    "ranks": ["--ranks", "--rounds", "3"],
+    "ranks": ["--ranks", "--rounds", "5"],
     "collect": [],
     "replay": ["400"],
     "mcp": ["--millions", "0.7", "--calls", "10"],
 }
-"""Benchmark -> the arguments with which all together take some ten minutes on two cores."""
+"""Benchmark -> the arguments with which all together take some 15 minutes on two cores."""
 HEAD = """# Benchmarks
 
 `make bench` writes this page. Compare ratios, not seconds: all programs of a table ran in turn on one machine, and the
 columns time, CPU and memory state how many times more than etloom (first row) another program takes. A row that
 begins with "limit" is work that no reader can avoid, so the inverse of its ratio is the distance to that limit. The CPU
-ratios hold on a busy machine, too; a load well above 0 at the start of a section means that its seconds do not.
+ratios hold on a busy machine, too; a load well above 0 at the start of a section means that its seconds do not. Figures
+are medians of five runs. Before each, memory is used for a moment: a virtual machine may have to get it back from its
+host, which takes up to 3.3 s per GB, at random.
 """
 
 

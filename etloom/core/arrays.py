@@ -137,7 +137,7 @@ def find_values(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return ordered[starts], order[starts], np.diff(np.append(starts, ordered.size))
 
 
-def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+def mask_members(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return a mask of the numbers that are among ``others``; see `find_values` about `numpy.isin`."""
     if not others.size:
         return np.zeros(values.size, np.bool_)

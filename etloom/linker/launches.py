@@ -60,7 +60,7 @@ def join_launches(trace: Trace) -> Trace:
     numbers = arrays.to_array(events["correlation"], 0)
     _, highest = _number_ranges(numbers, process, work)
     late = idle[numbers[idle] > highest[process[idle]]]
-    other = idle[~arrays.is_among(idle, late)]
+    other = idle[~arrays.mask_members(idle, late)]
     cause = np.where(call >= 0, call, around)
     return trace.replace(launches=launches, events=_add_device_steps(events, (work, cause))).with_stats(
         [
@@ -206,10 +206,10 @@ def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     pids, numbers = (arrays.to_array(events[name], 0) for name in ("pid", "correlation"))
     calls = np.flatnonzero(categories.mask_events(events, categories.HOST_CATEGORIES) & (numbers > 0))
     launching, _, _ = arrays.find_values(pids[calls])
-    if launching.size >= 2 and arrays.is_among(pids[work], launching).all():
-        same_number = work[arrays.is_among(numbers[work], numbers[calls])]
+    if launching.size >= 2 and arrays.mask_members(pids[work], launching).all():
+        same_number = work[arrays.mask_members(numbers[work], numbers[calls])]
         pairs = number_pairs(pids[(rows := np.append(same_number, calls))], numbers[rows])
-        same_process = arrays.is_among(pairs[: same_number.size], pairs[same_number.size :])
+        same_process = arrays.mask_members(pairs[: same_number.size], pairs[same_number.size :])
         if 2 * np.count_nonzero(same_process) >= same_number.size:
             return np.unique(pids, return_inverse=True)[1]
     return np.zeros(events.height, np.int64)

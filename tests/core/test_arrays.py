@@ -35,7 +35,7 @@ def test_values_are_found_as_by_numpy(numbers):
 
 @given(st.lists(NUMBERS, max_size=40), st.lists(NUMBERS, max_size=10))
 def test_numbers_are_among_others(numbers, others):
-    mask = arrays.is_among(np.array(numbers, np.int64), np.array(others, np.int64))
+    mask = arrays.mask_members(np.array(numbers, np.int64), np.array(others, np.int64))
     assert mask.tolist() == [number in others for number in numbers]
 
 

@@ -143,14 +143,14 @@ def feed_file(parser: Any, path: Path, stats: list[Stat], progress: Progress | N
     Damaged compressed data ends the file and adds a row to ``stats``.
     """
     if path.is_file() and detect_compression(path) is None:
-        yield from _read_into(parser, path, progress)
+        yield from _read_plain(parser, path, progress)
         return
     for piece in _read_ahead(path, stats, progress):
         parser.feed(piece)
         yield
 
 
-def _read_into(parser: Any, path: Path, progress: Progress | None) -> Iterator[None]:
+def _read_plain(parser: Any, path: Path, progress: Progress | None) -> Iterator[None]:
     """Read an uncompressed file into the memory of a parser, and yield after each piece.
 
     A second thread would only compete with those that parse: reading takes a tenth of their time.

@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.core import categories
-from etloom.core.arrays import is_among, match_text, rows_of_ids, to_array
+from etloom.core.arrays import mask_members, match_text, rows_of_ids, to_array
 from etloom.core.categories import CAPTURED_CATEGORIES, CAPTURED_GRAPH
 from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.trace import Trace
@@ -53,7 +53,7 @@ def extract_captures(trace: Trace) -> CapturedEvents | None:
         return None
     calls = np.flatnonzero(runtime & match_text(events["name"], _is_node_call))
     parent = rows_of_ids(events, events["parent"])
-    calls = calls[(parent[calls] < 0) | ~is_among(parent[calls], calls)]
+    calls = calls[(parent[calls] < 0) | ~mask_members(parent[calls], calls)]
     calls = calls[~_has_activity(events, calls)]
     starts = to_array(events["ts"], 0)
     graphs: list[tuple[str, Rows]] = []
