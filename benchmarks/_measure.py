@@ -141,8 +141,8 @@ def measure_touching(size: int = 1 << 28) -> float:
 def touch_memory(size: int = 1 << 30) -> None:
     """Use memory for a moment, so that the next process gets memory that the system has at hand.
 
-    A virtual machine gives free memory back to its host after seconds; to get it again took up to 3.3 s per GB, at random,
-    which is neither etloom's time nor a peer's.
+    A virtual machine gives free memory back to its host after seconds; to get it again took up to 3.3 s per GB, at
+    random, which is neither etloom's time nor a peer's.
     """
     np.zeros(size, np.uint8)[::4096] = 1
 
