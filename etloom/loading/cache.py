@@ -1,4 +1,4 @@
-"""Cache linked traces as Parquet, so that opening unchanged files again is about ten times faster.
+"""Cache linked traces as Parquet (small ones as one file), so that opening unchanged files again is ten times faster.
 
 The folder is ``$ETLOOM_CACHE``, else ``etloom`` in the user's cache folder; never next to the user's files. The key of
 an entry consists of the files' paths, sizes and modification times, the options, and etloom's version and schema. The
