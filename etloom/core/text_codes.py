@@ -25,6 +25,7 @@ _CODES = pl.col("text").to_physical()
 _CODES_WITHOUT_NULL = _CODES.fill_null(ABSENT)
 _MAX_KEPT = 1 << 18
 """Texts of greater codes are matched at each call, so that the tables stay small."""
+_FIRST_ROWS = 1 << 15
 _UNKNOWN = np.uint8(255)
 """Entry of a table for a text that has not occurred."""
 
@@ -224,10 +225,15 @@ class _TextTable:
             larger[: by_code.size - 1] = by_code[:-1]
             larger[-1] = 0
             self._by_code = by_code = larger  # another thread's answers may be lost, and are computed again
+        if codes.size > _FIRST_ROWS:  # most texts occur there, so that few of the other rows are unknown
+            self._look_up(by_code, column, codes[:_FIRST_ROWS])
+        return self._look_up(by_code, column, codes)
+
+    def _look_up(self, by_code: Numbers, column: pl.Series, codes: Codes) -> Numbers:
         numbers: Numbers = looked_up(by_code, codes, clip=True)
         unknown = np.flatnonzero(numbers == _UNKNOWN)
         if unknown.size:
-            row_by_code = np.full(size, -1, np.int64)
+            row_by_code = np.full(by_code.size - 1, -1, np.int64)
             row_by_code[codes[unknown]] = unknown
             distinct = np.flatnonzero(row_by_code >= 0)
             by_code[distinct] = _compute_rows(column, row_by_code[distinct], self._expression)
@@ -272,6 +278,11 @@ def match_pattern(
     codes, table = read_codes(column) if codes is None else codes, _tabulate(_contains, pattern)
     if within is None:
         return table.look_up(column, codes).view(np.bool_)
+    if (
+        np.count_nonzero(within) > within.size // 4
+    ):  # the codes of many rows take longer to select than to look up
+        every: Mask = table.look_up(column, codes).view(np.bool_) & within
+        return every
     matches = np.zeros(codes.size, np.bool_)
     if (rows := np.flatnonzero(within)).size:
         texts = column[pl.Series("", row_indexes(rows))]

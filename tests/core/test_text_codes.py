@@ -33,17 +33,23 @@ def test_many_values_match_as_with_polars() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["^aten::", "nccl|Launch", "^$", "no such text"])
-def test_a_pattern_matches_as_with_polars_also_texts_that_occur_later(pattern: str) -> None:
+@pytest.mark.parametrize("first_rows", [2, 1 << 15])
+def test_a_pattern_matches_as_with_polars_also_texts_that_occur_later(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, first_rows: int
+) -> None:
+    monkeypatch.setattr(text_codes, "_FIRST_ROWS", first_rows)
     for number in range(3):
-        texts = [*TEXTS, f"aten::new{pattern}{number}", f"Launch {pattern} {number}", *TEXTS[: 2 * number]]
+        new = f"{pattern} {first_rows} {number}"
+        texts = [*TEXTS, f"aten::new{new}", f"Launch {new}", *TEXTS[: 2 * number]]
         column = _column(texts)
         expected = pl.Series(texts, dtype=pl.String).str.contains(pattern).fill_null(False).to_list()
         assert match_text(column, pattern).tolist() == expected
         assert text_codes.CodedColumn(column).match_pattern(pattern).tolist() == expected
         assert match_text(column, lambda name: name.str.contains(pattern)).tolist() == expected
-        within = np.arange(len(texts)) % 2 == 0
-        expected_within = [match and bool(inside) for match, inside in zip(expected, within, strict=True)]
-        assert match_text(column, pattern, within).tolist() == expected_within
+        for step in (2, 5):  # many rows, few rows
+            within = np.arange(len(texts)) % step == 0
+            expected_within = [match and bool(inside) for match, inside in zip(expected, within, strict=True)]
+            assert match_text(column, pattern, within).tolist() == expected_within
 
 
 def test_texts_of_great_codes_match(monkeypatch: pytest.MonkeyPatch) -> None:
