@@ -29,7 +29,7 @@ def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 {setup}
-time.sleep(0.2)  # until the threads that imports have started (those of numpy's linear algebra) are at rest
+time.sleep(0.2)  # until the threads that imports have started (those of numpy's linear algebra) have ended their work
 bare, cpu, begin = peak(), time.process_time(), time.perf_counter()
 {body}
 seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu

@@ -203,24 +203,24 @@ using Contiguous = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::c
 
 // An array that an Arrow library reads, until that library releases it.
 template <typename T>
-struct Lent {
+struct SharedArray {
     Contiguous<T> array;
     const void* buffers[2];
 };
 
 template <typename T>
-std::unique_ptr<Outgoing> lend_column(const char* format, const Contiguous<T>& values) {
-    auto* lent = new Lent<T>{values, {nullptr, values.data()}};
+std::unique_ptr<Outgoing> share_column(const char* format, const Contiguous<T>& values) {
+    auto* shared = new SharedArray<T>{values, {nullptr, values.data()}};
     auto column = std::make_unique<Outgoing>();
-    describe(*column, format, values.size(), 0, lent->buffers);
+    describe(*column, format, values.size(), 0, shared->buffers);
     column->array.release = [](ArrowArray* array) {
         if (Py_IsInitialized()) {  // else the process ends
             const nb::gil_scoped_acquire acquire;
-            delete static_cast<Lent<T>*>(array->private_data);
+            delete static_cast<SharedArray<T>*>(array->private_data);
         }
         array->release = nullptr;
     };
-    column->array.private_data = lent;
+    column->array.private_data = shared;
     return column;
 }
 
@@ -241,7 +241,7 @@ std::unique_ptr<Outgoing> pack_mask(const Contiguous<bool>& mask) {
 
 template <typename T>
 void bind_column(nb::module_& module, const char* format) {
-    module.def("column", [format](const Contiguous<T>& values) { return lend_column<T>(format, values); },
+    module.def("column", [format](const Contiguous<T>& values) { return share_column<T>(format, values); },
                nb::arg("values").noconvert());
 }
 

@@ -34,6 +34,7 @@ void feed(Parser& parser, const nb::object& from) {
 }
 
 nb::object room(Parser& parser, size_t size) {
+    if (size > size_t{1} << 40) throw nb::value_error("more room than any machine has");
     return nb::steal(PyMemoryView_FromMemory(parser.room(size), static_cast<Py_ssize_t>(size), PyBUF_WRITE));
 }
 

@@ -86,7 +86,7 @@ def open(
         rank_pattern: regular expression for the file names with one group, the rank.
         progress: called as ``progress(file, bytes)``: with 0 bytes for every file first, then with those of each read.
         jobs: number of ranks read in parallel; default: number of CPUs, fewer if memory is short.
-        use_cache: keep files that are slow to read as Parquet in the user's cache folder, and read them from there
+        use_cache: keep files that are slow to read as tables in the user's cache folder, and read them from there
             while they are unchanged; of a run of more than 256 ranks also the answers that a store keeps, see
             ``for_report`` as well.
         lazy: leave tables of Parquet files on disk until they are accessed. A Kineto file of more than

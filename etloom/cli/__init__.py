@@ -50,6 +50,11 @@ _SIGNAL_FORWARDERS = {"collect", "replay"}
 """Verbs that run other programs, which get signals and the environment unchanged."""
 
 
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "RUST_MIN_STACK": str(16 << 20)}
+"""Variables that verbs set, except those that run other programs: threads for linear algebra, which would keep a CPU
+busy for 0.1 s and which nothing needs; stack of polars' threads, in which `info` and `report` work (else 2 MiB)."""
+
+
 class VerbGroup(click.Group):
     """The group of all etloom commands; the module of a command is imported only when the command is used."""
 
@@ -95,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(100_000, 50, 50)  # garbage collection during imports would cost 25 ms
         if not _SIGNAL_FORWARDERS.intersection(sys.argv[1:2]):
             signal.signal(signal.SIGTERM, _exit_on_signal)
-            # The threads of numpy's linear algebra would keep a CPU busy for 0.1 s, and nothing needs them.
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+            for name, value in _ENVIRONMENT.items():  # before numpy and polars are imported
+                os.environ.setdefault(name, value)
     try:
         with handle_errors():
             status = app(args=arguments, prog_name="etloom", standalone_mode=False)

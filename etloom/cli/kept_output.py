@@ -77,7 +77,7 @@ def reuse_output(
     parts = (verb, path, run, format, out, code)
     key = _compute_key(*parts)
     if key is None:
-        _run_quickly(compute, path, run)
+        _compute_output(compute, path, run)
         return
     if (output := _load(cache_folder() / key)) is not None:
         for message in output.messages:
@@ -85,35 +85,44 @@ def reuse_output(
         show(output)
         return
     with recording_messages() as messages:
-        output = _run_quickly(compute, path, run)
+        output = _compute_output(compute, path, run)
     if key == _compute_key(*parts) and not _has_plugins():
         _store(cache_folder() / key, replace(output, messages=tuple(messages)))
 
 
-def _run_quickly(compute: Callable[[], Output], path: Path, run: RunOptions) -> Output:
+def _compute_output(compute: Callable[[], Output], path: Path, run: RunOptions) -> Output:
     """Call ``compute``, for a small run in a thread of polars: to hand each query to one takes longer than the query.
 
-    Ctrl-C takes effect when it has ended, after a second or two.
+    Ctrl-C and SIGTERM take effect when it has ended, after a second or two.
     """
     from etloom.cli.run_arguments import limit_threads
 
     limit_threads(run)
-    if "polars" in sys.modules:  # the size of its threads' stacks is fixed
+    # The stacks of polars' threads are large enough if the command line has set their size before polars was imported.
+    has_stack = "polars" not in sys.modules and "RUST_MIN_STACK" in os.environ
+    if not (has_stack and run.engine == "local" and _is_small(path)):
         return compute()
-    from etloom.core.machine import QUERY_STACK_BYTES, run_in_query_thread
+    import polars as pl
 
-    os.environ.setdefault("RUST_MIN_STACK", str(QUERY_STACK_BYTES))
-    return run_in_query_thread(compute) if _is_small(path) else compute()
+    from etloom.core.machine import run_in_query_thread
+
+    # A plugin may wait for threads of its own, whose queries need another thread of polars.
+    return run_in_query_thread(compute) if pl.thread_pool_size() > 1 else compute()
 
 
 def _is_small(path: Path) -> bool:
+    """Return whether a run is read, linked and described in about a second."""
+    from etloom import formats, loading
     from etloom.loading.file_reading import estimate_text_bytes
-    from etloom.loading.plan import MIN_TEXT_BYTES_TO_CACHE
+    from etloom.loading.plan import MIN_TEXT_BYTES_TO_CACHE, PARSED_NATIVELY
 
     try:
         files = list(path.iterdir()) if path.is_dir() else [path]
-        is_flat = all(file.is_file() for file in files)
-        return is_flat and sum(map(estimate_text_bytes, files)) < MIN_TEXT_BYTES_TO_CACHE
+        if len(files) >= loading.MIN_REPORTED_RANKS or not all(file.is_file() for file in files):
+            return False
+        if sum(map(estimate_text_bytes, files)) >= MIN_TEXT_BYTES_TO_CACHE:
+            return False
+        return all(formats.detect_format(file, "kineto") in (*PARSED_NATIVELY, None) for file in files)
     except (OSError, EtloomError):
         return False  # which is reported when it is opened
 

@@ -37,8 +37,8 @@ def run_in_parallel(
     """Call ``work(key)`` for each key in up to ``threads`` threads; return {key: result} in the keys' order.
 
     The first exception of a thread is raised again. The threads are daemons: unlike those of an executor, they do not
-    make Ctrl-C wait for a read that hangs. A single key needs none. `run_in_query_thread` allows none that run
-    queries (``has_queries``).
+    make Ctrl-C wait for a read that hangs. A single key needs none. Within `run_in_query_thread` nothing may wait for
+    threads that run queries (``has_queries``), so none are started.
     """
     if len(keys) == 1 or (has_queries and getattr(_thread, "runs_queries", False)):
         return {key: work(key) for key in keys}
@@ -116,13 +116,13 @@ def run_in_query_thread(function: Callable[[], _Result]) -> _Result:
     raised: list[BaseException] = []
 
     def run(column: pl.Series) -> pl.Series:
-        _thread.runs_queries = True
+        before, _thread.runs_queries = getattr(_thread, "runs_queries", False), True
         try:
             results.append(function())
         except BaseException as error:  # raised again below, as it is
             raised.append(error)
         finally:
-            _thread.runs_queries = False
+            _thread.runs_queries = before
         return column
 
     # Two expressions, because a single one is evaluated in the thread of the caller.

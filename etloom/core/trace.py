@@ -62,6 +62,11 @@ RANK_FACTS = {
 """Columns of `Job.rank_facts`."""
 
 
+def are_in_memory(loaders: Iterable[TableLoader]) -> bool:
+    """Return whether all tables are in memory, or together so small that a query may load them."""
+    return sum(loader.rows() for loader in loaders if not loader.is_loaded) <= SMALL_ROWS
+
+
 class StoredRun(Protocol):
     """A run in a store: its tables over all ranks, and answers that were computed when it was stored."""
 
@@ -192,8 +197,7 @@ class Trace(TableAttributes):
     @property
     def engine(self) -> Literal["in-memory", "streaming"]:
         """The polars engine for queries of `scan`: "streaming" if a large table is on disk, else "in-memory"."""
-        in_memory = all(loader.is_loaded or loader.rows() <= SMALL_ROWS for loader in self._loaders.values())
-        return "in-memory" if in_memory else "streaming"
+        return "in-memory" if are_in_memory(self._loaders.values()) else "streaming"
 
     @property
     def loaders(self) -> Mapping[str, TableLoader]:
@@ -484,7 +488,9 @@ class Job(TableAttributes, Mapping[int, Trace]):
         from etloom.core.sql import run_query
 
         streaming = max_rows is not None or self._stored is not None
-        streaming = streaming or any(trace.engine == "streaming" for trace in self._traces.values())
+        streaming = streaming or not are_in_memory(
+            [loader for trace in self._traces.values() for loader in trace.loaders.values()]
+        )
         return run_query(self._scan, sql, "streaming" if streaming else "in-memory", max_rows)
 
     def check_lossless(self) -> None:

@@ -39,7 +39,8 @@ LIMIT_BYTES = 4 * 10**9
 RUNS = "runs"
 """The store of runs of many ranks in the cache."""
 _MAX_ADDING_SECONDS = 86_400
-"""Age at which the files of an interrupted addition of a run are removed."""
+"""Age at which the files of an interrupted addition of a run or of an entry are removed."""
+_SCRATCH = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{8}(\.old)?")
 _PRUNE_FRACTION = 64
 """Entries to remove are searched for each time that this fraction of the limit was written."""
 
@@ -281,7 +282,8 @@ def _list_entry_folders() -> Iterator[Path]:
             yield meta.parent
     runs = cache_folder() / RUNS
     yield from (meta.parent for meta in runs.glob("run=*/meta.json"))
-    for folder in (runs / ADDING).glob("*-*/"):
+    scratch = (folder for folder in cache_folder().glob(".*") if _SCRATCH.fullmatch(folder.name))
+    for folder in (*(runs / ADDING).glob("*-*/"), *scratch):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _MAX_ADDING_SECONDS:
                 yield folder

@@ -184,7 +184,7 @@ class _Execution:
     def _keep(self, trace: Trace, folder: Path) -> Trace:
         """Write a rank's tables to the folder of the option ``keep``; until evicted, they stay in memory as well."""
         writer.write(trace, folder, packs=self.options.packs)
-        saved = parquet.read(folder, lazy=True, is_trusted=True)
+        saved = parquet.read(folder, lazy=True, is_trusted=True, packs=self.options.packs)
         assert isinstance(saved, Trace)
         frames = {name: frame for name, frame in trace.tables.items() if name != "stats"}
         loaders = {name: saved.loaders[name] for name in frames}
@@ -192,7 +192,7 @@ class _Execution:
 
     def _open_kept(self, folder: Path) -> Trace:
         """Open the saved tables of a rank in the folder of the option ``keep``."""
-        saved = parquet.read(folder, lazy=True, is_trusted=True)
+        saved = parquet.read(folder, lazy=True, is_trusted=True, packs=self.options.packs)
         assert isinstance(saved, Trace)
         return self._add_to_resident(saved)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import polars as pl
 
 from etloom.core import categories
+from etloom.core.machine import run_in_parallel
 from etloom.core.text import format_ranges, format_ranks
 from etloom.core.trace import Job, Trace
 from etloom.reports.formatting import count_noun
@@ -82,8 +82,8 @@ def pack_timelines(
             trace, rank=rank, origin=starts[rank], zero=zeros[rank], max_events=max_per_rank, pieces=pieces
         )
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compression and polars release the interpreter's lock
-        packed = list(pool.map(pack, timed))
+    # Compression and polars release the interpreter's lock.
+    packed = list(run_in_parallel(pack, list(timed), os.cpu_count() or 1).values())
     return Timelines(packed, zeros, common_clock, [*notes, *_describe_omissions(packed)])
 
 

@@ -38,7 +38,7 @@ char* RowStream::room(size_t size) {
 
 void RowStream::extend(size_t size) {
     const Computing counted;
-    if (size + kPadding + 1 > buffer_.size() - size_) throw std::length_error("more bytes than there is room for");
+    if (size > buffer_.size() - size_ - kPadding - 1) throw std::length_error("more bytes than there is room for");
     bytes_ += size;
     size_ += size;
     while (step(false)) {

@@ -1,8 +1,8 @@
 // A JSON document whose bulk is one array of objects ("traceEvents", "nodes"), read in pieces of any size.
 //
-// Bytes go in by `feed`, or without a copy by `room` and `extend`; whole objects ("rows") come out by `rows`, the rest of the document is kept as its header. Rows
-// are parsed many at a time: a piece is cut where one object ends and the next begins, and closed as an array of its
-// own. A large piece is cut once more, for two threads; if either part does not parse, the cut may be inside a row, and
+// Bytes go in by `feed`, or without a copy by `room` and `extend`; whole objects ("rows") come out by `rows`, the rest of
+// the document is kept as its header. Rows are parsed many at a time: a piece is cut where one object ends and the next
+// begins, and closed as an array of its own. A large piece is cut once more, for two threads; if either part does not parse, the cut may be inside a row, and
 // the piece is parsed as a whole. A piece that does not parse so is gone through row by row, and what does not parse
 // then costs that row alone: the search goes on at the next place that looks like the start of a row.
 #pragma once

@@ -68,28 +68,58 @@ def test_report_is_written_again(run: Path, opened: list[Path], capsys: pytest.C
     assert len(opened) == 1
 
 
+_DESCRIBE = """
+import ctypes, os, sys, threading
+from etloom import cli
+from etloom.cli import info
+assert "polars" not in sys.modules
+os.cpu_count = lambda: 2
+describe = info._describe
+def trace(*arguments):
+    libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(64), ctypes.c_size_t()
+    libc.pthread_self.restype = ctypes.c_ulong
+    libc.pthread_getattr_np(ctypes.c_ulong(libc.pthread_self()), attributes)
+    libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    is_main = threading.current_thread() is threading.main_thread()
+    print("main" if is_main else f"other {size.value >> 20}", file=sys.stderr)
+    return describe(*arguments)
+info._describe = trace
+sys.exit(cli.main())
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "is_small"), [(10**7, True), (10, False)])
-def test_a_small_run_is_described_in_one_thread_of_polars(run: Path, limit: int, is_small: bool) -> None:
-    code = (
-        "import sys, threading; from etloom import cli; from etloom.core import registry\n"
-        "assert 'polars' not in sys.modules\n"
-        "def show(*_):\n"
-        "    from etloom.loading import plan; plan.MIN_TEXT_BYTES_TO_CACHE = int(sys.argv[2])\n"
-        "from etloom.cli import kept_output, info; show_size = kept_output._is_small\n"
-        "kept_output._is_small = lambda path: show() or show_size(path)\n"
-        "describe = info._describe\n"
-        "def trace(*arguments):\n"
-        "    print('main' if threading.current_thread() is threading.main_thread() else 'other', file=sys.stderr)\n"
-        "    return describe(*arguments)\n"
-        "info._describe = trace\n"
-        "sys.exit(cli.main(['info', sys.argv[1], '--jobs', '1']))"
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc for the size of a stack")
+@pytest.mark.parametrize(
+    ("threads", "copies", "thread"), [("2", 1, "other 16"), ("1", 1, "main"), ("2", 64, "main")]
+)
+def test_a_small_run_is_described_in_a_thread_of_polars_with_a_large_stack(
+    run: Path, threads: str, copies: int, thread: str
+) -> None:
+    for number in range(2, copies):
+        (run / f"kineto_trace_{number}.json").write_bytes((run / "kineto_trace_1.json").read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", _DESCRIBE, "info", str(run)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "POLARS_MAX_THREADS": threads},
     )
-    command = [sys.executable, "-c", code, str(run), str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == ("other" if is_small else "main")
+    assert done.stderr.splitlines()[0] == thread
     assert "kineto" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_report_with_few_threads_ends(run: Path, threads: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "etloom", "report", run, "--no-cache", "--jobs", threads],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (run / "report.html").exists()
 
 
 def test_messages_are_printed_again(

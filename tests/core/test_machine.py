@@ -80,7 +80,12 @@ def test_there_no_other_threads_run_queries() -> None:
         threads = run_in_parallel(lambda _: threading.get_ident(), range(4), 2, has_queries=has_queries)
         return {*threads.values(), threading.get_ident()}
 
+    def list_after_another() -> set[int]:
+        run_in_query_thread(lambda: None)
+        return list_threads(True)
+
     assert len(run_in_query_thread(lambda: list_threads(True))) == 1
+    assert len(run_in_query_thread(list_after_another)) == 1
     assert len(run_in_query_thread(lambda: list_threads(False))) > 1
     assert len(list_threads(True)) > 1
 

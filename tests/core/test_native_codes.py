@@ -109,5 +109,8 @@ def test_other_arrays_are_refused(values: np.ndarray) -> None:
 def test_a_parser_takes_no_more_than_it_has_room_for() -> None:
     parser = _native.kineto_parser()
     parser.room(10)
-    with pytest.raises(ValueError, match="more bytes"):
-        parser.extend(1 << 40)
+    for size in (1 << 40, 2**64 - 1):
+        with pytest.raises(ValueError, match="more bytes"):
+            parser.extend(size)
+    with pytest.raises(ValueError, match="more room"):
+        parser.room(2**64 - 1)

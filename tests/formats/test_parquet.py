@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import polars as pl
@@ -295,7 +298,7 @@ def test_a_trace_in_one_file_reads_back_equal_if_its_folder_is_trusted(trace: Tr
         saved = Path(folder, "it")
         export.write(trace, saved, packs=True)
         assert {file.name for file in saved.iterdir()} == {"meta.json", "tables.arrow"}
-        for options in ({"owner": folder, "lazy": lazy}, {"is_trusted": True}):
+        for options in ({"owner": folder, "lazy": lazy}, {"is_trusted": True, "packs": True}):
             back = reader.read(saved, **options)  # type: ignore[arg-type]
             assert isinstance(back, Trace)
             assert bool(back.loaders) == bool(trace.tables and (lazy or "is_trusted" in options))
@@ -318,7 +321,7 @@ def test_a_changed_byte_of_tables_in_one_file_is_noticed(data: st.DataObject) ->
             reader.read(saved, owner=folder)
 
 
-def test_tables_in_one_file_of_a_strange_folder_are_not_read(tmp_path: Path) -> None:
+def test_tables_in_one_file_of_another_folder_are_not_read(tmp_path: Path) -> None:
     export.write(read_small_trace(), tmp_path / "it", packs=True)
     with pytest.raises(ReadError, match="rows were saved"):
         reader.read(tmp_path / "it")
@@ -329,3 +332,67 @@ def test_large_traces_are_a_file_per_table(tmp_path: Path, monkeypatch: pytest.M
     export.write(read_small_trace(), tmp_path / "it", packs=True)
     assert (tmp_path / "it" / "events.parquet").exists()
     assert not (tmp_path / "it" / "tables.arrow").exists()
+
+
+def test_only_folders_of_the_cache_may_be_replaced_because_of_tables_in_one_file(tmp_path: Path) -> None:
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / "tables.arrow").touch()
+    with pytest.raises(EtloomError, match="was not written by etloom"):
+        export.write(read_small_trace(), tmp_path / "it")
+    export.write(read_small_trace(), tmp_path / "it", packs=True)
+    assert (tmp_path / "it" / "meta.json").exists()
+
+
+@pytest.mark.parametrize("edit", [{"evenus": 3}, {}, {"events": "x"}, {"events": 1}])
+def test_other_tables_in_the_meta_of_tables_in_one_file_are_noticed(
+    tmp_path: Path, edit: dict[str, object]
+) -> None:
+    export.write(read_small_trace(), tmp_path / "it", packs=True)
+    content = json.loads((tmp_path / "it" / "meta.json").read_text())
+    content["tables"] = {name: rows for name, rows in content["tables"].items() if name != "events"} | edit
+    (tmp_path / "it" / "meta.json").write_text(json.dumps(content))
+    with pytest.raises(ReadError):
+        reader.read(tmp_path / "it", lazy=True, owner=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", '{"events": 1}', '{"events": [1, 2]}', '{"events": [1, -2, 3]}', '{"other": [1, 2, 3]}', "{"],
+)
+def test_invalid_first_lines_of_tables_in_one_file_are_one_message(tmp_path: Path, line: str) -> None:
+    export.write(read_small_trace(), tmp_path / "it", packs=True)
+    text = line.encode()
+    (tmp_path / "it" / "tables.arrow").write_bytes(f"{zlib.crc32(text):08x} ".encode() + text + b"\n")
+    with pytest.raises(ReadError):
+        reader.read(tmp_path / "it", owner=tmp_path)
+
+
+def test_an_interrupted_replacement_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export.write(read_small_trace(), tmp_path / "it")
+    rename = Path.rename
+
+    def interrupt(path: Path, target: Path) -> Path:
+        if target == tmp_path / "it" and not path.name.endswith(".old"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export.write(read_small_trace(), tmp_path / "it")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["it"]
+    assert isinstance(reader.read(tmp_path / "it"), Trace)
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_meanwhile_leaves_no_scratch(tmp_path: Path) -> None:
+    code = (
+        "import sys, threading, time; from etloom.formats.parquet import writer\n"
+        "def write():\n"
+        "    with writer.create_atomically(sys.argv[1]) as new:\n"
+        "        (new / 'file').touch(); started.set(); time.sleep(60)\n"
+        "started = threading.Event(); threading.Thread(target=write, daemon=True).start(); started.wait()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "it")], check=True)
+    assert list(tmp_path.iterdir()) == []

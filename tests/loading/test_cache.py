@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,14 @@ def test_other_files_are_never_removed(own_folder: Path, monkeypatch: pytest.Mon
     cache.store_entry("b" * 32, trace())
     assert cache.clear_cache() == 0
     assert [entry.name for entry in own_folder.iterdir()] == ["my run"]
+
+
+def test_old_scratch_of_killed_processes_is_removed(own_folder: Path) -> None:
+    for name, age in ((f".{'a' * 32}.12345678", 10**5), (f".{'b' * 32}.12345678", 0), (".other", 10**5)):
+        (own_folder / name).mkdir(parents=True)
+        os.utime(own_folder / name, (time.time() - age,) * 2)
+    cache.clear_cache()
+    assert {entry.name for entry in own_folder.iterdir()} == {f".{'b' * 32}.12345678", ".other"}
 
 
 @pytest.mark.parametrize("replaced", [False, True])

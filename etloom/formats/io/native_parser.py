@@ -155,19 +155,27 @@ def _read_plain(parser: Any, path: Path, progress: Progress | None) -> Iterator[
 
     A second thread would only compete with those that parse: reading takes a tenth of their time.
     """
+    with _converting_read_errors(path):
+        file = path.open("rb", buffering=0)
+    with file:
+        piece_bytes = min(_PIECE_BYTES, os.fstat(file.fileno()).st_size + 1)
+        while True:
+            with _converting_read_errors(path), parser.room(piece_bytes) as room:
+                size = file.readinto(room)
+            if not size:
+                return
+            with contextlib.suppress(AttributeError, OSError):  # the system reads the next piece meanwhile
+                os.posix_fadvise(file.fileno(), file.tell(), piece_bytes, os.POSIX_FADV_WILLNEED)
+            parser.extend(size)
+            if progress is not None:
+                progress(size)
+            yield
+
+
+@contextlib.contextmanager
+def _converting_read_errors(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb", buffering=0) as file:
-            while True:
-                with parser.room(_PIECE_BYTES) as room:
-                    size = file.readinto(room)
-                if not size:
-                    return
-                if hasattr(os, "posix_fadvise"):  # the system reads the next piece while this one is parsed
-                    os.posix_fadvise(file.fileno(), file.tell(), _PIECE_BYTES, os.POSIX_FADV_WILLNEED)
-                parser.extend(size)
-                if progress is not None:
-                    progress(size)
-                yield
+        yield
     except OSError as error:
         raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
 

@@ -21,14 +21,7 @@ from etloom.formats.io.json_text import load_json
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import is_store, is_stored_run, select_run
 from etloom.formats.parquet.stored_runs import read_run
-from etloom.formats.parquet.table_files import (
-    PACKED_FILE,
-    PackedTable,
-    ParquetTable,
-    check_rows,
-    is_packed,
-    read_table,
-)
+from etloom.formats.parquet.table_files import ParquetTable, check_rows, open_packed, read_table
 
 LAYOUT_VERSION = 1
 
@@ -52,7 +45,12 @@ def _is_saved(path: Path) -> bool:
 
 
 def read(
-    source: str | PathLike[str], *, lazy: bool = False, owner: object = None, is_trusted: bool = False
+    source: str | PathLike[str],
+    *,
+    lazy: bool = False,
+    owner: object = None,
+    is_trusted: bool = False,
+    packs: bool = False,
 ) -> Trace | Job:
     """Read a Trace or a Job from its folder, or from the meta.json in the folder.
 
@@ -60,6 +58,7 @@ def read(
     owner: an object to keep alive as long as the tables are needed, such as a temporary folder. Tables with an owner
     were written by this program, so that their values are not checked again, and may be in one file.
     is_trusted: this program wrote the trace completely, so that neither values nor numbers of rows are checked.
+    packs: with is_trusted, the tables may be in one file.
 
     Raises:
         ReadError: For another layout, a missing, short or damaged file, and a table that does not match the schema.
@@ -73,7 +72,9 @@ def read(
         return read_run(folder, lazy=lazy, owner=owner)
     saved = _read_meta(folder)
     if saved.kind == "trace":
-        return _open_trusted_trace(folder, saved) if is_trusted else _read_trace(folder, saved, lazy, owner)
+        if is_trusted:
+            return _open_trusted_trace(folder, saved, packs)
+        return _read_trace(folder, saved, lazy, owner)
     ranks = {
         int(match[1]): entry
         for entry in folder.iterdir()
@@ -133,8 +134,11 @@ def _read_meta(folder: Path) -> _SavedMeta:
 
 
 def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: object = None) -> Trace:
-    if owner is not None and is_packed(folder):
-        return _open_packed_trace(folder, saved, lazy, owner)
+    if owner is not None and (packed := open_packed(folder, owner)) is not None:
+        _check_packed(folder, saved, {name: loader.rows() for name, loader in packed.items()})
+        if lazy:
+            return Trace({}, saved.meta, loaders=packed)
+        return Trace({name: loader.read() for name, loader in packed.items()}, saved.meta)
     loaders: dict[str, ParquetTable] = {}
     tables: dict[str, pl.DataFrame] = {}
     for name in TABLES:
@@ -159,10 +163,10 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
     return Trace(tables, saved.meta, loaders=loaders)
 
 
-def _open_trusted_trace(folder: Path, saved: _SavedMeta) -> Trace:
+def _open_trusted_trace(folder: Path, saved: _SavedMeta, packs: bool) -> Trace:
     """Return a Trace that loads the tables listed in the meta.json from their files on access, without checks."""
-    if (folder / PACKED_FILE).is_file():
-        return _open_packed_trace(folder, saved, lazy=True)
+    if packs and (packed := open_packed(folder)) is not None:
+        return Trace({}, saved.meta, loaders=packed)
     loaders = {
         name: ParquetTable(name, folder / f"{name}.parquet", rows=rows, is_trusted=True)
         for name, rows in saved.tables.items()
@@ -170,14 +174,12 @@ def _open_trusted_trace(folder: Path, saved: _SavedMeta) -> Trace:
     return Trace({}, saved.meta, loaders=loaders)
 
 
-def _open_packed_trace(folder: Path, saved: _SavedMeta, lazy: bool, owner: object = None) -> Trace:
-    """Return a Trace whose tables are in one file."""
-    loaders = {
-        name: PackedTable(name, folder / PACKED_FILE, rows, owner) for name, rows in saved.tables.items()
-    }
-    if lazy:
-        return Trace({}, saved.meta, loaders=loaders)
-    return Trace({name: loader.read() for name, loader in loaders.items()}, saved.meta)
+def _check_packed(folder: Path, saved: _SavedMeta, rows: dict[str, int]) -> None:
+    """Raise ReadError if the meta.json of a folder lists other tables or rows than the file with all tables has."""
+    if rows != saved.tables:
+        raise ReadError(
+            "lists other tables than were saved", where=folder / "meta.json", remedy="export it again"
+        )
 
 
 def _rechunk_columns(frame: pl.DataFrame) -> pl.DataFrame:

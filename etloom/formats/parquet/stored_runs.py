@@ -181,7 +181,7 @@ class _StoredRun:
             return pl.LazyFrame(schema=schema)
         if any(map(self._is_packed, ranks)):
             return pl.concat(
-                self._load_table(name, rank, 0).scan().select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
+                self.open_rank(rank).scan(name).select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
                 for rank in ranks
             )
         files = [self._folder / f"rank={rank}" / f"{name}.parquet" for rank in ranks]

@@ -1,16 +1,17 @@
 """Reads, scans and counts the rows of a table's Parquet file, with errors that name the file.
 
 Small traces in the cache have all tables in one file, since to create a file takes longer than to write a small table:
-a line with a CRC-32 and JSON (name of each table -> bytes, CRC-32), and the tables as streams of Arrow IPC.
+a line with a CRC-32 and JSON (name of each table -> rows, bytes, CRC-32), and the tables as streams of Arrow IPC.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,10 @@ class PackedTable:
     def read(self) -> pl.DataFrame:
         """Return the whole table. Raises ReadError, also if its checksum differs."""
         with _converting_errors(self._name, self._file):
-            return TABLES[self._name].conform(pl.read_ipc_stream(_unpack(self._file, self._name)))
+            content, sections = _read_packed(self._file)
+            table = TABLES[self._name].conform(pl.read_ipc_stream(_unpack(content, sections, self._name)))
+        check_rows(self._file, table.height, self._rows)
+        return table
 
     def scan(self) -> pl.LazyFrame:
         """Return the table as a lazy query. Raises ReadError."""
@@ -126,40 +130,63 @@ class PackedTable:
 
 def pack_tables(tables: Mapping[str, pl.DataFrame], file: Path) -> None:
     """Write all tables of a trace to one file, from which `PackedTable` loads them."""
-    streams, places = [], {}
+    streams, sections = [], {}
     for name, frame in tables.items():
         frame.write_ipc_stream(stream := io.BytesIO(), compression="zstd")
         streams.append(stream.getvalue())
-        places[name] = [len(streams[-1]), zlib.crc32(streams[-1])]
-    line = json.dumps(places).encode("ascii")
+        sections[name] = [frame.height, len(streams[-1]), zlib.crc32(streams[-1])]
+    line = json.dumps(sections).encode("ascii")
     file.write_bytes(b"".join((_format_checksum(line), b" ", line, b"\n", *streams)))
 
 
-def is_packed(folder: Path) -> bool:
-    """Return whether a folder has the tables of a trace in one file; raises ReadError if that file is damaged."""
+def open_packed(folder: Path, owner: object = None) -> dict[str, PackedTable] | None:
+    """Return the tables of a trace that are in one file, by name; None if the folder has no such file.
+
+    Raises:
+        ReadError: The file is damaged.
+    """
     if not (file := folder / PACKED_FILE).is_file():
-        return False
-    with _converting_errors("all", file):
-        _unpack(file)
-    return True
+        return None
+    with _converting_errors("of all tables", file):
+        content, sections = _read_packed(file)
+        for name in sections:
+            _unpack(content, sections, name)
+    return {name: PackedTable(name, file, rows, owner) for name, (rows, _, _) in sections.items()}
 
 
-def _unpack(file: Path, name: str | None = None) -> bytes:
-    """Return the Arrow IPC stream of a table; raises ValueError if its checksum, without a name any, differs."""
+def _read_packed(file: Path) -> tuple[bytes, dict[str, list[int]]]:
+    """Return the content of a file behind its first line, and that line: name -> rows, bytes, CRC-32.
+
+    Raises:
+        ValueError: The line is damaged.
+    """
     line, _, content = file.read_bytes().partition(b"\n")
-    checksum, _, places = line.partition(b" ")
-    if checksum != _format_checksum(places):
+    checksum, _, text = line.partition(b" ")
+    if checksum != _format_checksum(text):
         raise ValueError("the checksum of its first line differs")
-    start, streams = 0, {}
-    for table, (size, expected) in json.loads(places).items():
-        if name in (None, table):
-            streams[table] = content[start : start + size]
-            if zlib.crc32(streams[table]) != expected:
-                raise ValueError(f"the checksum of table {table!r} differs")
-        start += size
-    if name is not None and name not in streams:
+    sections = json.loads(text)
+    if not isinstance(sections, dict) or not all(
+        name in TABLES
+        and isinstance(numbers, list)
+        and len(numbers) == 3
+        and all(type(number) is int and number >= 0 for number in numbers)
+        for name, numbers in sections.items()
+    ):
+        raise ValueError("its first line is of another version")
+    return content, sections
+
+
+def _unpack(content: bytes, sections: Mapping[str, Sequence[int]], name: str) -> bytes:
+    """Return the Arrow IPC stream of a table. Raises ValueError if it is missing, or its checksum differs."""
+    if name not in sections:
         raise ValueError("is missing")
-    return b"" if name is None else streams[name]
+    before = itertools.takewhile(lambda other: other != name, sections)
+    start = sum(sections[other][1] for other in before)
+    _, size, checksum = sections[name]
+    stream = content[start : start + size]
+    if zlib.crc32(stream) != checksum:
+        raise ValueError("its checksum differs")
+    return stream
 
 
 def _format_checksum(content: bytes) -> bytes:

@@ -11,12 +11,14 @@ which DuckDB, Spark and polars read as a column:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, packs: bool = False)
     Raises:
         EtloomError: If anything else exists under that name.
     """
-    with create_atomically(path) as new:
+    with create_atomically(path, packs=packs) as new:
         if isinstance(trace, Job):
             trace.run_stats.write_parquet(new / "stats.parquet")
             write_meta(new, "job", trace.meta, trace.ranks)
@@ -58,16 +60,16 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, packs: bool = False)
 
 
 @contextlib.contextmanager
-def create_atomically(path: str | PathLike[str]) -> Iterator[Path]:
+def create_atomically(path: str | PathLike[str], *, packs: bool = False) -> Iterator[Path]:
     """Yield an empty folder that is renamed to ``path`` when the block succeeds, and is removed when it fails.
 
-    A folder written by etloom is replaced.
+    A folder written by etloom is replaced, with ``packs`` also one with the tables of a trace in one file.
 
     Raises:
         EtloomError: If anything else exists under that name.
     """
     target = Path(path)
-    if target.exists() and not _is_replaceable(target):
+    if target.exists() and not _is_replaceable(target, packs):
         raise EtloomError(
             "exists and was not written by etloom; it is not replaced",
             where=target,
@@ -77,15 +79,26 @@ def create_atomically(path: str | PathLike[str]) -> Iterator[Path]:
     new = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     old = new.with_name(f"{new.name}.old")
     new.mkdir()
+    clean = partial(_remove_scratch, target, new, old)
+    atexit.register(clean)  # a daemon thread ends with the process, wherever it is
     try:
         yield new
         if target.exists():
             target.rename(old)
         new.rename(target)
     finally:
-        for scratch in (new, old):
-            if scratch.exists():
-                shutil.rmtree(scratch, ignore_errors=True)
+        clean()
+        atexit.unregister(clean)
+
+
+def _remove_scratch(target: Path, new: Path, old: Path) -> None:
+    """Remove what `create_atomically` leaves; what it would have replaced is back if nothing else is in its place."""
+    if old.exists() and not target.exists():
+        with contextlib.suppress(OSError):
+            old.rename(target)
+    for scratch in (new, old):
+        if scratch.exists():
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_meta(
@@ -105,7 +118,7 @@ def write_meta(
     content |= {"ranks": list(ranks)} if kind == "job" else {}
     content[checksums.KEY] = checksums.compute_checksums(folder.glob("*.parquet"))
     content["meta"] = dict(meta)
-    indent = None if (folder / PACKED_FILE).exists() else 1  # which is slow
+    indent = None if (folder / PACKED_FILE).exists() else 1  # to indent takes as long as to write the tables
     Path(folder, "meta.json").write_text(json.dumps(content, indent=indent), encoding="ascii")
 
 
@@ -138,11 +151,11 @@ def write_tables(tables: Mapping[Path, pl.DataFrame]) -> None:
             file.write_bytes(content.getbuffer())
 
 
-def _is_replaceable(folder: Path) -> bool:
+def _is_replaceable(folder: Path, packs: bool = False) -> bool:
     """Return whether a folder is empty or has only files of `write`, so that replacing it destroys nothing else."""
     if not folder.is_dir() or folder.is_symlink():
         return False
-    files = {"meta.json", PACKED_FILE, *(f"{name}.parquet" for name in TABLES)}
+    files = {"meta.json", *(f"{name}.parquet" for name in TABLES), *([PACKED_FILE] if packs else [])}
     return all(
         (entry.is_file() and entry.name in files)
         or (entry.name.startswith("rank=") and _is_replaceable(entry))
