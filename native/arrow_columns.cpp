@@ -201,6 +201,16 @@ std::unique_ptr<Outgoing> row_indexes(In<Row> rows) {
 template <typename T>
 using Contiguous = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// Releases, with the interpreter's lock, what an Arrow library has read.
+template <typename Shared>
+void release_shared(ArrowArray* array) {
+    if (Py_IsInitialized()) {  // else the process ends
+        const nb::gil_scoped_acquire acquire;
+        delete static_cast<Shared*>(array->private_data);
+    }
+    array->release = nullptr;
+}
+
 // An array that an Arrow library reads, until that library releases it.
 template <typename T>
 struct SharedArray {
@@ -213,13 +223,29 @@ std::unique_ptr<Outgoing> share_column(const char* format, const Contiguous<T>& 
     auto* shared = new SharedArray<T>{values, {nullptr, values.data()}};
     auto column = std::make_unique<Outgoing>();
     describe(*column, format, values.size(), 0, shared->buffers);
-    column->array.release = [](ArrowArray* array) {
-        if (Py_IsInitialized()) {  // else the process ends
-            const nb::gil_scoped_acquire acquire;
-            delete static_cast<SharedArray<T>*>(array->private_data);
-        }
-        array->release = nullptr;
-    };
+    column->array.release = &release_shared<SharedArray<T>>;
+    column->array.private_data = shared;
+    return column;
+}
+
+struct SharedTexts {
+    Contiguous<int64_t> offsets;
+    Contiguous<uint8_t> bytes;
+    const void* buffers[3];
+};
+
+// Texts as a column: text i is bytes[offsets[i]:offsets[i + 1]], in UTF-8.
+std::unique_ptr<Outgoing> share_texts(const Contiguous<int64_t>& offsets, const Contiguous<uint8_t>& bytes) {
+    const size_t count = offsets.size();
+    if (count == 0 || offsets.data()[0] != 0 || !std::is_sorted(offsets.data(), offsets.data() + count) ||
+        static_cast<size_t>(offsets.data()[count - 1]) > bytes.size()) {
+        throw nb::value_error("offsets that are not those of texts");
+    }
+    auto* shared = new SharedTexts{offsets, bytes, {nullptr, offsets.data(), bytes.data()}};
+    auto column = std::make_unique<Outgoing>();
+    describe(*column, "U", count - 1, 0, shared->buffers);
+    column->array.n_buffers = 3;
+    column->array.release = &release_shared<SharedTexts>;
     column->array.private_data = shared;
     return column;
 }
@@ -257,6 +283,8 @@ void bind_arrow_columns(nb::module_& module) {
     module.def("row_indexes", &row_indexes<int32_t>, nb::arg("rows"));
     module.def("column", &pack_mask, nb::arg("values").noconvert(),
                "A contiguous array as a column. Polars' own conversion imports numpy.ma, which takes 10 ms.");
+    module.def("text_column", &share_texts, nb::arg("offsets").noconvert(), nb::arg("bytes").noconvert(),
+               "Texts, given by their offsets and their bytes in UTF-8, as a column.");
     bind_column<int8_t>(module, "c");
     bind_column<uint8_t>(module, "C");
     bind_column<int16_t>(module, "s");

@@ -114,3 +114,18 @@ def test_a_parser_takes_no_more_than_it_has_room_for() -> None:
             parser.extend(size)
     with pytest.raises(ValueError, match="more room"):
         parser.room(2**64 - 1)
+
+
+@given(st.lists(st.text(max_size=9), max_size=20))
+def test_texts_become_a_column(texts: list[str]) -> None:
+    encoded = [text.encode("utf-8", "replace") for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)])
+    column = pl.Series(_native.text_column(offsets, np.frombuffer(b"".join(encoded), np.uint8)))
+    assert column.dtype == pl.String
+    assert column.to_list() == [text.decode() for text in encoded]
+
+
+@pytest.mark.parametrize("offsets", [[], [1, 2], [0, 2, 1], [0, 4], [-1, 0]])
+def test_wrong_offsets_of_texts_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(ValueError, match="offsets"):
+        _native.text_column(np.array(offsets, np.int64), np.zeros(3, np.uint8))

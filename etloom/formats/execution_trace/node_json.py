@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from etloom import _native
 from etloom.core import arrays, categories, text_codes
@@ -320,8 +319,7 @@ def _collect_tensors(tensors: pl.DataFrame) -> _native.ArgumentTexts:
 
 def _to_series(offsets: np.ndarray, data: np.ndarray) -> pl.Series:
     """Build a text column from the concatenated UTF-8 bytes of its texts and their start offsets."""
-    buffers = pa.py_buffer(offsets), pa.py_buffer(data)
-    return pl.Series(pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers))
+    return pl.Series(_native.text_column(offsets, data))
 
 
 def _split_around_nulls(text: str) -> tuple[list[str], list[str], list[tuple[int, int | None]]]:
