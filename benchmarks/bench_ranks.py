@@ -35,7 +35,6 @@ SMALL_RUNS = (("info", 2, 0.25, 0.25), ("report", 8, 0.8, 0.8), ("info", 256, 4,
 
 def measure_process(command: list[str], **environment: str) -> tuple[float, float, float]:
     """Return seconds, CPU seconds and peak bytes of a command, the only child of this process."""
-    touch_memory()
     start = time.perf_counter()
     run(command, check=True, stdout=DEVNULL, stderr=DEVNULL, env={**os.environ, **environment})
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -45,6 +44,7 @@ def measure_process(command: list[str], **environment: str) -> tuple[float, floa
 
 def measure_apart(command: list[str], **environment: str) -> tuple[float, float, float]:
     """Return the figures of `measure_process` from a fresh process, whose figures are of this one child."""
+    touch_memory()
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(measure_process, (command,), environment)
 
