@@ -72,10 +72,10 @@ def encode_names(nodes: pl.DataFrame, events: pl.DataFrame) -> tuple[np.ndarray,
 def _join_on(id_name: str, key: str, nodes: pl.DataFrame, events: pl.DataFrame) -> IdJoin:
     recorded = np.flatnonzero(categories.mask_events(events, nesting.RECORD_FUNCTION_CATEGORIES))
     sides = [
-        arrays.make_frame({"id": frame[column], row: rows}).filter(pl.col("id") > 0)
-        for frame, column, row, rows in (
-            (nodes, "rf_id", "node", np.arange(nodes.height)),
-            (arrays.take_rows(events, recorded), key, "event", recorded),
+        arrays.make_frame({"id": ids, row: rows}).filter(pl.col("id") > 0)
+        for ids, row, rows in (
+            (nodes["rf_id"], "node", np.arange(nodes.height)),
+            (arrays.take_rows(events[key], recorded), "event", recorded),
         )
     ]
     once = [side.unique("id", keep="none", maintain_order=True) for side in sides]

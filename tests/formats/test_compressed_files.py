@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -195,3 +196,42 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path: Path, name: str) -> None:
     written = (tmp_path / name).read_bytes()
     assert (gzip.decompress(written) if name.endswith(".gz") else written) == b"first writer"
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def write_plain_trace(folder: Path) -> Path:
+    (folder / "x.json").write_bytes(
+        b'{"traceEvents":[' + b",".join(b'{"ph":"X","ts":%d}' % ts for ts in range(9_000)) + b"]}"
+    )
+    return folder / "x.json"
+
+
+@pytest.mark.parametrize("piece_bytes", [100, 4_097, 1 << 22])
+def test_a_plain_file_is_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(native_parser, "_PIECE_BYTES", piece_bytes)
+    path = write_plain_trace(tmp_path)
+    sizes: list[int] = []
+    trace = formats.read(path, progress=sizes.append)
+    assert trace.events["ts"].to_list() == [1000 * ts for ts in range(9_000)]
+    assert sum(sizes) == path.stat().st_size
+    assert max(sizes) <= piece_bytes
+
+
+def test_a_plain_file_that_cannot_be_read_to_its_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            if self.tell():
+                raise OSError(5, "Input/output error")
+            return super().readinto(buffer[:1000]) or 0
+
+    path, plain_open = write_plain_trace(tmp_path), Path.open
+
+    def fail(path: Path, mode: str = "r", buffering: int = -1, **options: Any) -> Any:
+        return Failing(path) if buffering == 0 else plain_open(path, mode, buffering, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(ReadError, match="cannot be read: Input/output error"):
+        formats.read(path)

@@ -118,10 +118,10 @@ def test_an_entry_removed_while_it_is_read_is_none(
     def slow(entry: Path, **options: Any) -> Trace | Job:
         moved = entry.rename(own_folder / "moved")
         (moved / "events.parquet").unlink()
-        found = read(moved, **options)
+        content = read(moved, **options)
         if replaced:
             cache.store_entry(key, trace())
-        return found
+        return content
 
     monkeypatch.setattr(cache.reader, "read", slow)
     assert cache.load_entry(key) is None

@@ -38,6 +38,7 @@ _MEMORY_SHARE = 0.7
 """The share of the available memory for the tables of one file."""
 _PIECE_BYTES = 4 << 20
 """Bytes of an uncompressed file that are read at a time: two threads parse larger pieces faster, up to their caches."""
+_MIN_PIECE_BYTES = 64 << 10
 _MAX_SMALL_BYTES = 512 << 10
 """A compressed file up to this size is read without a second thread, whose start would take longer than it saves."""
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
@@ -158,7 +159,8 @@ def _read_plain(parser: Any, path: Path, progress: Progress | None) -> Iterator[
     with _converting_read_errors(path):
         file = path.open("rb", buffering=0)
     with file:
-        piece_bytes = min(_PIECE_BYTES, os.fstat(file.fileno()).st_size + 1)
+        # The size may be stated as 0, or the file may grow.
+        piece_bytes = min(_PIECE_BYTES, max(os.fstat(file.fileno()).st_size + 1, _MIN_PIECE_BYTES))
         while True:
             with _converting_read_errors(path), parser.room(piece_bytes) as room:
                 size = file.readinto(room)
