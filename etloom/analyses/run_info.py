@@ -21,6 +21,7 @@ def describe_run(job: Job) -> dict[str, Any]:
     """Return the facts of `etloom.info` under stable keys; times in ns, unknown facts are None."""
     import polars as pl
 
+    from etloom.core.categories import count_events
     from etloom.core.schema import TABLES
 
     traces = list(job.values())
@@ -45,7 +46,7 @@ def describe_run(job: Job) -> dict[str, Any]:
         "mean_step_ns": ranks["mean_step_ns"].mean(),
         "rings": _list_rings(job),
         "tables": {name: count for name in TABLES if (count := sum(trace.rows(name) for trace in traces))},
-        "categories": _sum_categories(traces),
+        "categories": _sum_categories(trace.compute_once(count_events) for trace in traces),
         "by_rank": ranks.to_dicts(),
         "stats": job.stats.with_columns(pl.col("rank").cast(pl.Int64)).to_dicts(),
     }
@@ -94,18 +95,21 @@ def describe_ranks(job: Job) -> pl.DataFrame:
     """Return a table with one row per rank, columns of `get_rank_schema`."""
     import polars as pl
 
+    from etloom.core.categories import DEVICE_CATEGORIES, count_events
+
+    is_on_device = pl.col("cat").is_in(list(DEVICE_CATEGORIES))
     rows = []
     for rank, trace in job.items():
         link, steps = trace.meta.get("link", {}), trace.compute_once(find_annotated_steps)["dur"]
-        first, last, on_device = trace.compute_once(measure_recording)
+        counts = trace.compute_once(count_events)
         rows.append(
             {
                 "rank": rank,
                 "events": trace.rows("events"),
                 "nodes": trace.rows("nodes"),
-                "device_events": on_device,
-                "start_ns": first,
-                "end_ns": last,
+                "device_events": counts.filter(is_on_device)["count"].sum(),
+                "start_ns": counts["work_start"].min(),
+                "end_ns": counts["work_end"].max(),
                 "steps": steps.len(),
                 "mean_step_ns": steps.mean(),
                 "linked_by": link.get("how"),
@@ -151,34 +155,13 @@ def get_rank_schema() -> dict[str, Any]:
     return {**numbers, "mean_step_ns": pl.Float64, **links, "lost": pl.Int64}
 
 
-def measure_recording(trace: Trace) -> tuple[int | None, int | None, int]:
-    """Return start and end of the recorded events in ns (None without events), and the number of device events."""
-    import polars as pl
-
-    from etloom.core import categories
-
-    start, end = categories.recorded_extent()
-    on_device = pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)).sum()
-    facts = trace.scan("events").select(start=start, end=end, on_device=on_device)
-    first, last, count = facts.collect(engine=trace.engine).row(0)
-    return first, last, count
-
-
-def count_categories(trace: Trace) -> pl.DataFrame:
-    """Return the number of events (``n``) of each category (``cat``), which is "(none)" for events without category."""
-    import polars as pl
-
-    name = pl.col("cat").cast(pl.String).fill_null("(none)")
-    counts = trace.scan("events").group_by("cat").agg(n=pl.len().cast(pl.Int64))
-    return counts.select(name, "n").sort("cat").collect(engine=trace.engine)
-
-
-def _sum_categories(traces: Iterable[Trace]) -> dict[str, int]:
-    """Return the number of events of each category, the most frequent first."""
-    counts: Counter[str] = Counter()
-    for trace in traces:
-        counts.update(dict(trace.compute_once(count_categories).iter_rows()))
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+def _sum_categories(counts: Iterable[pl.DataFrame]) -> dict[str, int]:
+    """Return the number of events of each category, the most frequent first, from the counts of all ranks."""
+    sums: Counter[str] = Counter()
+    for rank_counts in counts:
+        for name, count in rank_counts.select("cat", "count").iter_rows():
+            sums["(none)" if name is None else name] += count
+    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
 
 def find_annotated_steps(trace: Trace) -> pl.DataFrame:
@@ -225,11 +208,10 @@ def list_devices(trace: Trace) -> list[str]:
     if not trace.rows("events"):
         devices = {str(name) for name in trace.tensors["device"].unique() if name}
         return sorted(devices - {"cpu"}) or sorted(devices)
-    on_device = trace.scan("events").filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)))
-    used = on_device.select(pl.col("device").unique()).collect(engine=trace.engine)["device"]
+    counts = trace.compute_once(categories.count_events)
+    used = counts.filter(pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)))["device"].unique()
     if not used.len():
-        calls = trace.scan("events").filter(pl.col("cat").is_in(list(categories.RUNTIME_CATEGORIES))).head(1)
-        called = calls.select(pl.len()).collect(engine=trace.engine).item()
+        called = counts["cat"].is_in(list(categories.RUNTIME_CATEGORIES)).any()
         if trace.table("stats")["name"].is_in([GPU_CUT_OFF]).any():
             return [f"{' or '.join(list_device_names(trace))} (the file ends before its work)"]
         return ["cpu (calls to a device, but none of its work was recorded)" if called else "cpu"]

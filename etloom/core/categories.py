@@ -13,12 +13,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from etloom.core import names, text_codes
 from etloom.core.arrays import is_in, match_text, take_rows
+
+if TYPE_CHECKING:
+    from etloom.core.trace import Trace
 
 OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 """Categories of operators on the host."""
@@ -190,6 +194,30 @@ def recorded_extent() -> tuple[pl.Expr, pl.Expr]:
     work = is_profiler_internal().not_()
     end = pl.col("ts") + pl.col("dur").fill_null(0)
     return pl.col("ts").filter(work).min(), end.filter(work).max()
+
+
+def count_events(trace: Trace) -> pl.DataFrame:
+    """Count the events of each category on each device, and measure their extent.
+
+    Returns:
+        A row per category and device. Columns: cat, device, count, first_ts and last_ts (start of the first and of the
+        last event), end, work_start and work_end (see `recorded_extent`); times in ns, null if no event has one.
+    """
+    work_start, work_end = recorded_extent()
+    ts = pl.col("ts")
+    query = (
+        trace.scan("events")
+        .group_by("cat", "device")
+        .agg(
+            count=pl.len().cast(pl.Int64),
+            first_ts=ts.min(),
+            last_ts=ts.max(),
+            end=(ts + pl.col("dur").fill_null(0)).max(),
+            work_start=work_start,
+            work_end=work_end,
+        )
+    )
+    return query.collect(engine=trace.engine).with_columns(pl.col("cat").cast(pl.String))
 
 
 def is_profiler_internal() -> pl.Expr:

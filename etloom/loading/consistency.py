@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from etloom.collectives import matching
 from etloom.core.arrays import to_series
+from etloom.core.categories import count_events
 from etloom.core.schema import Stat
 from etloom.core.text import format_ranges
 from etloom.core.trace import Trace
@@ -80,15 +82,6 @@ def list_first_calls(trace: Trace) -> pl.DataFrame:
     return first_calls.sort("start").collect(engine=trace.engine).cast(facts)  # type: ignore[arg-type]
 
 
-def compute_extent(trace: Trace) -> tuple[int | None, int | None]:
-    """Return the earliest start and the latest end of a trace's events, in ns; (None, None) if there are no events."""
-    end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
-    first, last = (
-        trace.scan("events").select(first=pl.col("ts").min(), last=end).collect(engine=trace.engine).row(0)
-    )
-    return first, last
-
-
 def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
     """Report two ranks whose recordings do not overlap in time: a clock is wrong, or the files belong to two runs.
 
@@ -100,9 +93,11 @@ def _check_common_time(traces: Mapping[int, Trace]) -> list[Stat]:
         return []
     for rank, trace in traces.items():
         if trace.meta.get("clock") == "epoch" and "flight_recorder" not in trace.meta.get("formats", ()):
-            first, last = trace.compute_once(compute_extent)
-            if first is not None and last is not None:
-                spans[rank] = (first, last)
+            counts = trace.compute_once(count_events)
+            first: Any = counts["first_ts"].min()
+            end: Any = counts["end"].max()
+            if first is not None and end is not None:
+                spans[rank] = (first, end)
     if len(spans) < 2:
         return []
     late = max(spans, key=lambda rank: spans[rank][0])

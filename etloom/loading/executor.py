@@ -133,7 +133,13 @@ class _Execution:
             first, *others = itertools.chain(*errors.values())
             more = f"; {len(others)} more cannot be read either" if others else ""
             raise ReadError(f"{first.what}{more}", where=first.where, remedy=first.remedy)
-        job = Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in traces.items()})
+        # A replaced trace would lose the results that `check_ranks` computes.
+        job = Job(
+            {
+                rank: trace if trace.rank == rank else trace.replace(meta={"rank": rank})
+                for rank, trace in traces.items()
+            }
+        )
         rows = {
             rank: [Stat("job.unreadable_file", "error", 1, str(error)) for error in rank_errors]
             for rank, rank_errors in errors.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -121,9 +122,9 @@ def find_origins(traces: Mapping[int, Trace]) -> dict[int, int]:
     They share a clock if each file states its base time and the ranks ran at the same time; otherwise a rank would
     appear as a dot far away from the others.
     """
-    bounds = pl.col("ts").min().alias("from"), pl.col("ts").max().alias("to")
+    bounds = pl.col("first_ts").min(), pl.col("last_ts").max()
     spans = {
-        rank: trace.scan("events").select(bounds).collect(engine=trace.engine).row(0)
+        rank: trace.compute_once(categories.count_events).select(bounds).row(0)
         for rank, trace in traces.items()
     }
     starts = {rank: start or 0 for rank, (start, _) in spans.items()}
@@ -141,8 +142,8 @@ def find_first_work(traces: Mapping[int, Trace], starts: Mapping[int, int]) -> d
 
     The recorder's own span may begin seconds earlier: see `etloom.core.categories`.
     """
-    first_starts = {
-        rank: trace.scan("events").select(categories.recorded_extent()[0]).collect(engine=trace.engine).item()
+    first_starts: dict[int, Any] = {
+        rank: trace.compute_once(categories.count_events)["work_start"].min()
         for rank, trace in traces.items()
     }
     starts_or_origin = {rank: starts[rank] if at is None else at for rank, at in first_starts.items()}

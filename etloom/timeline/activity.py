@@ -267,7 +267,7 @@ def compute_window(trace: Trace) -> tuple[int, int] | None:
 
 def find_first_time(trace: Trace) -> int | None:
     """Return the start of the earliest event, ns; None if no event has a time."""
-    first: int | None = trace.events["ts"].min()  # type: ignore[assignment]
+    first: int | None = trace.compute_once(categories.count_events)["first_ts"].min()  # type: ignore[assignment]
     return first
 
 

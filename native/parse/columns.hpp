@@ -285,12 +285,11 @@ class Table {
     }
     // Puts the rows in order; every second column is left to `worker`, if there is one.
     void take(const Buffer<uint32_t>& order, Worker* worker = nullptr) {
-        const auto take_from = [&](size_t first, size_t step) {
+        const auto take_from = [&](size_t first) {
             Scratch scratch;
-            for (size_t i = first; i < columns_.size(); i += step) columns_[i].column->take(order, scratch);
+            for (size_t i = first; i < columns_.size(); i += 2) columns_[i].column->take(order, scratch);
         };
-        if (worker == nullptr) return take_from(0, 1);
-        worker->run_both([&] { take_from(1, 2); }, [&] { take_from(0, 2); });
+        run_both(worker, [&] { take_from(1); }, [&] { take_from(0); });
     }
 
     struct Named {

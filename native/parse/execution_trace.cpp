@@ -12,6 +12,7 @@ namespace {
 class ExecutionTraceParser : public Parser {
   public:
     ExecutionTraceParser() : Parser("nodes", false, true, {"id\"", "name\""}) {}
+    ~ExecutionTraceParser() override { stop(); }
 
   protected:
     bool row(Cursor& at, uint64_t position) override {

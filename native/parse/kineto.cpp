@@ -14,6 +14,8 @@ class KinetoParser : public Parser {
         : Parser("traceEvents", true, false,
                  {"ph\"", "name\"", "cat\"", "pid\"", "tid\"", "ts\"", "dur\"", "id\"", "args\"", "s\"", "bp\""}) {}
 
+    ~KinetoParser() override { stop(); }
+
   protected:
     bool row(Cursor& at, uint64_t position) override {
         return add(reader_.read(at), position);

@@ -321,19 +321,28 @@ void EventTables::order(Worker* worker) {
     Table& events = tables_["events"];
     const auto& ts = ts_->values();
     const auto& dur = dur_->values();
-    const auto order = sorting_order(events.rows(), [&](uint32_t a, uint32_t b) {
-        return ts[a] != ts[b] ? ts[a] < ts[b] : dur[a] > dur[b];
-    });
-    if (!order.empty()) {
-        const auto place = places(order);
-        events.take(order, worker);
-        for (size_t group = 0; group < kGroupCount; ++group) {
+    Buffer<uint32_t> order;
+    const auto sort_events = [&] {
+        auto sorted = sorting_order(events.rows(), [&](uint32_t a, uint32_t b) {
+            return ts[a] != ts[b] ? ts[a] < ts[b] : dur[a] > dur[b];
+        });
+        order.swap(sorted);
+    };
+    const auto sort_others = [&] {
+        sort_by(tables_["memory"], memory_ts_->values());
+        sort_by(tables_["counters"], counter_ts_->values());
+        sort_by(tables_["flows"], flow_ts_->values());
+    };
+    run_both(worker, sort_others, sort_events);
+    if (order.empty()) return;
+    const auto place = places(order);
+    events.take(order, worker);
+    const auto follow_events = [&](size_t first) {
+        for (size_t group = first; group < kGroupCount; group += 2) {
             if (event_[group] != nullptr) follow(tables_[kGroupTables[group]], event_[group]->values(), order, place);
         }
-    }
-    sort_by(tables_["memory"], memory_ts_->values());
-    sort_by(tables_["counters"], counter_ts_->values());
-    sort_by(tables_["flows"], flow_ts_->values());
+    };
+    run_both(worker, [&] { follow_events(1); }, [&] { follow_events(0); });
 }
 
 }  // namespace etloom::kineto

@@ -7,6 +7,7 @@ namespace etloom {
 
 void Parser::sort() {
     const Computing counted;
+    worker_.wait();
     size_t rows = 0;
     for (auto& [name, table] : tables_) {
         table.settle(troubles_);
@@ -58,22 +59,31 @@ bool Parser::rows_of_both(std::string_view first, std::string_view second, uint6
         for (auto& [name, table] : tables_) table.forget_other();
         return false;
     }
-    take_rows_of(*second_, position);
-    position += rows_of_second;
-    known_rows_ += std::exchange(second_->known_rows_, 0);
-    for (auto& [name, table] : second_->tables_) table.truncate(0);
+    for (auto& [name, trouble] : second_->troubles_) troubles_[name].add(trouble.example, trouble.count);
     second_->troubles_.clear();
+    known_rows_ += std::exchange(second_->known_rows_, 0);
+    // While the next piece is read, the second thread adds its rows to those that are here.
+    const Shifts shifts{static_cast<uint32_t>(main_table().rows()), static_cast<uint32_t>(position)};
+    worker_.run_meanwhile([this, shifts] {
+        for (auto& [name, table] : tables_) {
+            Table& rows = second_->tables_.at(name);
+            table.append(rows, shifts);
+            rows.truncate(0);
+        }
+    });
+    position += rows_of_second;
     return true;
 }
 
-// Its rows are those behind the `position` ones that are here.
-void Parser::take_rows_of(Parser& second, uint64_t position) {
-    const Shifts shifts{static_cast<uint32_t>(main_table().rows()), static_cast<uint32_t>(position)};
-    for (auto& [name, table] : tables_) table.append(second.tables_.at(name), shifts);
-    for (auto& [name, trouble] : second.troubles_) troubles_[name].add(trouble.example, trouble.count);
+void Parser::stop() noexcept {
+    try {
+        worker_.wait();
+    } catch (...) {  // nobody wants the rows
+    }
 }
 
 void Parser::checkpoint() {
+    worker_.wait();
     marks_.clear();
     for (auto& [name, table] : tables_) marks_.push_back(table.rows());
     saved_troubles_ = troubles_;

@@ -27,7 +27,10 @@ class Parser : public RowStream {
     void only_by_tokens() { only_by_tokens_ = true; }
     // How many rows were read without tokens.
     uint64_t known_rows() const { return known_rows_; }
-    Tables& tables() { return tables_; }
+    Tables& tables() {
+        worker_.wait();
+        return tables_;
+    }
     const Troubles& troubles() const { return troubles_; }
     // Orders the tables and counts what is wrong with their texts. Once, before the columns leave.
     void sort();
@@ -49,6 +52,8 @@ class Parser : public RowStream {
     virtual const Table& main_table() = 0;
     // A parser of the same format, whose rows this one takes over.
     virtual std::unique_ptr<Parser> make_second() const = 0;
+    // Waits for the second thread, for a destructor: it may still use members of a derived class.
+    void stop() noexcept;
 
     Tables tables_;
     Troubles troubles_;
@@ -57,7 +62,6 @@ class Parser : public RowStream {
     bool rows(std::string_view json, uint64_t& position) override;
     bool rows_of_both(std::string_view first, std::string_view second, uint64_t& position) override;
     bool is_for_two(size_t bytes) const override;
-    void take_rows_of(Parser& second, uint64_t position);
     void checkpoint() override;
     void rewind() override;
 

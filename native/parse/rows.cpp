@@ -225,17 +225,16 @@ bool RowStream::parse(char* from, char* to) {
     return good;
 }
 
-// The same by two threads, where that is worth while. The cut between them is right if the rows before it parse. The first
-// part is smaller: its thread also keeps the rows of both.
+// The same by two threads, where that is worth while. The cut between them is right if the rows before it parse.
 bool RowStream::parse_halves(char* from, char* to) {
     constexpr size_t kTries = 8;
+    checkpoint();
     if (!is_for_two(static_cast<size_t>(to - from)) || not_halved_ > kTries + halved_) return false;
-    char* middle = last_boundary(from, from + (to - from) / 16 * 7);
+    char* middle = last_boundary(from, from + (to - from) / 2);
     if (middle == nullptr) return false;
     const char saved_to = *to;
     *middle = *to = ']';
     uint64_t position = rows_seen_;
-    checkpoint();
     const bool good = rows_of_both({from, static_cast<size_t>(middle + 1 - from)},
                                    {middle + 1, static_cast<size_t>(to - middle)}, position);
     *middle = ',';

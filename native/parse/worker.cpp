@@ -35,13 +35,28 @@ Worker::~Worker() {
 }
 
 void Worker::run_both(std::function<void()> there, const std::function<void()>& here) {
+    wait();
     if (!start(there)) {
         here();
         return there();
     }
     const std::exception_ptr error = run(here);
-    wait();
+    stand_by();
     if (error) std::rethrow_exception(error);
+    rethrow();
+}
+
+void Worker::run_meanwhile(std::function<void()> there) {
+    wait();
+    if (!start(there)) there();
+}
+
+void Worker::wait() {
+    stand_by();
+    rethrow();
+}
+
+void Worker::rethrow() {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
@@ -61,7 +76,7 @@ bool Worker::start(std::function<void()> job) {
     return true;
 }
 
-void Worker::wait() {
+void Worker::stand_by() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !job_; });
 }

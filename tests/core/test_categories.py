@@ -10,6 +10,7 @@ import pytest
 
 from etloom.core import categories, names
 from etloom.core.steps import STEP_PATTERN
+from etloom.core.trace import Trace
 
 COPY, SET = "gpu_memcpy", "gpu_memset"
 
@@ -288,6 +289,14 @@ def test_the_extent_is_of_work_only() -> None:
     )
     assert events.select(first, last).row(0) == (15, 70)
     assert events[:2].select(first, last).row(0) == (None, None)
+    counts = categories.count_events(Trace({"events": events.with_row_index("id")}))
+    assert counts["count"].sum() == events.height
+    assert counts.select(pl.col("work_start", "first_ts").min(), pl.col("work_end", "end").max()).row(0) == (
+        15, 5, 70, 2000,
+    )  # fmt: skip
+    assert counts.filter(cat="Trace").select("count", "first_ts", "last_ts", "end", "work_start").row(0) == (
+        1, 10, 10, 1010, None,
+    )  # fmt: skip
 
 
 def test_types_of_events_of_several_categories_stay_in_order(

@@ -98,7 +98,7 @@ def _add_work(pairs: pl.DataFrame, suffix: str, waits: Mapping[int, Intervals], 
     for size in map(len, groups):
         rows, end = slice(end, end + size), end + size
         rank = int(ranks[rows.start])
-        work, begin = compute_activity(job[rank]), job[rank].compute_once(find_first_time)
+        work, begin = compute_activity(job[rank]), find_first_time(job[rank])
         until = untils[rows]
         since = np.minimum(np.where(is_known[rows], sinces[rows], begin), until)
         blocked = waits.get(rank, EMPTY) - work.times["computation"]

@@ -20,7 +20,7 @@ import polars as pl
 from etloom.analyses.findings.finding import Finding, Part
 from etloom.analyses.findings.rank_findings import find_in_rank
 from etloom.analyses.findings.rank_view import RankFindings
-from etloom.analyses.run_info import count_categories, find_annotated_steps, list_devices, measure_recording
+from etloom.analyses.run_info import find_annotated_steps, list_devices
 from etloom.analyses.temporal_breakdown import measure_parts
 from etloom.collectives import list_participations
 from etloom.comparison.best_case import ESTIMATE_SCHEMA, RankEstimate, estimate_rank
@@ -37,13 +37,12 @@ from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Job, Trace
 from etloom.formats.parquet.writer import write_tables
-from etloom.loading.consistency import compute_extent, list_first_calls
+from etloom.loading.consistency import list_first_calls
 from etloom.timeline.activity import (
     Activity,
     build_activity,
     compute_steps,
     compute_window,
-    find_first_time,
     has_device_events,
 )
 
@@ -213,19 +212,9 @@ RESULTS = (
     RankResult("activity", build_activity, encode=_encode_activity, decode=_decode_activity, is_large=True),
     RankResult("parts-of-time", measure_parts, lambda rank: (None,)),
     RankResult("step-times", compute_steps),
-    RankResult("first-time", find_first_time, encode=_encode_values("ts"), decode=lambda table: table.item()),
     RankResult("window", compute_window, encode=_encode_values("start", "end"), decode=_decode_window),
-    RankResult(
-        "extent", compute_extent, encode=_encode_values("start", "end"), decode=lambda table: table.row(0)
-    ),
     RankResult("first-calls", list_first_calls),
-    RankResult(
-        "recording",
-        measure_recording,
-        encode=_encode_values("start", "end", "on_device"),
-        decode=lambda table: table.row(0),
-    ),
-    RankResult("categories", count_categories),
+    RankResult("event-counts", categories.count_events),
     RankResult("annotated-steps", find_annotated_steps),
     RankResult("devices", list_devices, encode=_encode_devices, decode=lambda table: table.item().to_list()),
     RankResult("on-device", has_device_events, encode=_encode_flag, decode=lambda table: table.item()),

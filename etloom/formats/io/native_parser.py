@@ -15,7 +15,7 @@ import polars as pl
 
 from etloom.core.arrays import make_frame
 from etloom.core.errors import LimitError, ReadError
-from etloom.core.machine import available_memory
+from etloom.core.machine import available_memory, run_in_parallel
 from etloom.core.schema import Stat
 from etloom.formats.io.compression import (
     DECOMPRESSION_ERRORS,
@@ -41,6 +41,8 @@ _PIECE_BYTES = 4 << 20
 _MIN_PIECE_BYTES = 64 << 10
 _MAX_SMALL_BYTES = 512 << 10
 """A compressed file up to this size is read without a second thread, whose start would take longer than it saves."""
+_MIN_PARALLEL_ROWS = 200_000
+"""Rows of a file from which two threads convert its columns."""
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
 
 # What the native parsers count: its severity, and its meaning for a reader of the stats.
@@ -132,10 +134,14 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
 
 def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
     """Move the parser's columns into data frames, returned by table name."""
-    return {
-        name: make_frame({column: pl.Series(values) for column, values in columns.items()})
-        for name, columns in parser.take().items()
-    }
+    tables = parser.take()
+    columns = [values for table in tables.values() for values in table.values()]
+    if parser.rows < _MIN_PARALLEL_ROWS:
+        series = iter([pl.Series(values) for values in columns])
+    else:  # polars renumbers the texts of a column, without the interpreter's lock
+        numbers = range(len(columns))
+        series = iter(run_in_parallel(lambda number: pl.Series(columns[number]), numbers, 2).values())
+    return {name: make_frame({column: next(series) for column in table}) for name, table in tables.items()}
 
 
 def feed_file(parser: Any, path: Path, stats: list[Stat], progress: Progress | None = None) -> Iterator[None]:
