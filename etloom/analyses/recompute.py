@@ -104,7 +104,7 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
 
 
 def _find_ancestor(parent: Rows, mask: np.ndarray, rows: Rows) -> Rows:
-    """Return the row of the nearest event of ``mask`` that encloses each event in ``rows``, -1 for none."""
+    """Return the row (int64) of the nearest event of ``mask`` that encloses each of ``rows``, -1 for none."""
     return nesting.find_nearest_ancestor(parent, mask, parent[rows])
 
 
@@ -126,7 +126,8 @@ def find_recomputed(
     frame = arrays.match_text(events["name"], _CHECKPOINT_FRAME)
     nearest = _find_ancestor(parent, frame | backward, rows)
     is_checkpoint = checkpoint[above] | frame[nearest]
-    keep = is_checkpoint | np.isin(above, _find_repeating(trace, parent, operator, numbered, rows, above))
+    repeating = _find_repeating(trace, parent, operator, numbered, rows, above)
+    keep = is_checkpoint | _mask_rows(repeating, events.height)[above]
     return rows[keep], above[keep], is_checkpoint[keep]
 
 
@@ -137,7 +138,8 @@ def _find_repeating(
     pass."""
     events = trace.events
     # Operators of a backward operator itself have no sequence number, unless recorded for differentiation.
-    unrecorded = np.isin(above, _find_ancestor(parent, operator, np.flatnonzero(operator & ~numbered)))
+    callers = _find_ancestor(parent, operator, np.flatnonzero(operator & ~numbered))
+    unrecorded = _mask_rows(callers, events.height)[above]
     joins = trace.thread_dependencies.filter(pl.col("kind") == "fwd_bwd")
     forward = np.full(events.height, -1, np.int64)
     forward[rows_of_ids(events, joins["event"])] = rows_of_ids(events, joins["after"])
@@ -155,18 +157,27 @@ def _find_repeating(
     return np.union1d(repeating, np.setdiff1d(backward_rows, above[not_called]))
 
 
+def _mask_rows(rows: Rows, count: int) -> np.ndarray:
+    """Return a mask of ``count`` rows, and one that stands for none (-1), that is true for ``rows``."""
+    mask = np.zeros(count + 1, np.bool_)
+    mask[rows] = True
+    mask[-1] = False
+    return mask
+
+
 def _pack_calls(parent: Rows, rows: Rows, callers: Rows, names: Rows) -> Rows:
     """Return a packed (caller, name) key for each distinct name of the operators ``rows`` that a caller calls, at any
     depth."""
     keys = [np.zeros(0, np.int64)]
     above = parent[rows]
+    is_caller = _mask_rows(callers, len(parent))
     while callers.size and (inside := above >= 0).any():
         rows, above = rows[inside], above[inside]
-        hit = np.isin(above, callers)
+        hit = is_caller[above]
         keys.append(np.unique(_pack_key(above[hit], names[rows[hit]])))
         above = parent[above]
     return np.concatenate(keys)
 
 
 def _pack_key(row: Rows, name: Rows) -> Rows:
-    return (row << 32) | name
+    return (row.astype(np.int64) << 32) | name

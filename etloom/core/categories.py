@@ -242,12 +242,12 @@ def add_kernel_type(events: pl.DataFrame) -> pl.DataFrame:
             kinds[selected] = KERNEL_TYPES.index("memory")
         elif category in DEVICE_CATEGORIES:
             kinds[selected] = text_codes.compute_numbers(
-                take_rows(texts, selected), codes[selected], _number_kernel_type, category, user_files
+                take_rows(texts, selected), codes[selected], number_kernel_type, category, user_files
             )
     return events.hstack([take_rows(pl.Series("kind", KERNEL_TYPES, dtype=KERNEL_TYPE_DTYPE), kinds)])
 
 
-def _number_kernel_type(name: pl.Expr, category: str, user_files: tuple[str, ...]) -> pl.Expr:
+def number_kernel_type(name: pl.Expr, category: str, user_files: tuple[str, ...]) -> pl.Expr:
     """Return an expression for a kernel's index in `KERNEL_TYPES`; ``user_files`` serves as a key of caches."""
     return kernel_type(pl.lit(category), name).to_physical()
 

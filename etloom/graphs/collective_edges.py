@@ -17,6 +17,8 @@ from etloom import collectives
 from etloom.collectives.matching import get_roles
 from etloom.core import categories
 from etloom.core.arrays import select_values
+from etloom.core.categories import KERNEL_TYPES
+from etloom.core.names import list_user_files
 from etloom.core.trace import Trace
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays, Mask
@@ -60,15 +62,11 @@ def find_participations(trace: Trace, events: EventArrays, rank: int, has_peers:
 
 def count_gpu_communications(events: EventArrays, activities: GpuActivities) -> int:
     """Return the number of communication kernels of a rank."""
-    moves = events.names.match_expr(
-        lambda name: categories.kernel_type(pl.lit("kernel"), name) == "communication"
-    )[activities.row]
-    return int(
-        (
-            moves
-            & ~events.cats.is_in(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[activities.row]
-        ).sum()
+    kinds = events.names.compute_numbers(
+        activities.row, categories.number_kernel_type, "kernel", list_user_files()
     )
+    copies = events.cats.is_in(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[activities.row]
+    return int(((kinds == KERNEL_TYPES.index("communication")) & ~copies).sum())
 
 
 def add_async_ranges(

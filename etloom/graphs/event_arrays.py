@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,12 @@ class TextColumn:
         """Return the texts of the rows ``rows`` (numbers)."""
         return self._column[rows].cast(pl.String)
 
-    def match_expr(self, predicate: Callable[[pl.Expr], pl.Expr]) -> Mask:
-        """Return a mask of the rows for which a polars predicate is true; false for null."""
-        condition = predicate(pl.col("text").cast(pl.String)).fill_null(False)
-        return text_codes.match_distinct(self._column, self._codes, condition)
+    def compute_numbers(
+        self, rows: NDArray[np.integer[Any]], function: Callable[..., pl.Expr], *arguments: Hashable
+    ) -> NDArray[np.uint8]:
+        """Return an integer below 255 for the text of each of ``rows``; see `text_codes.compute_numbers`."""
+        texts = arrays.take_rows(self._column, rows)
+        return text_codes.compute_numbers(texts, self._codes[rows], function, *arguments)
 
     def match_regex(self, expression: str) -> Mask:
         """Return a mask of the rows that contain a match of a regular expression."""

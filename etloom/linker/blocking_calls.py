@@ -56,7 +56,7 @@ def find_blocking_calls(
     Returns:
         event, on and sync, as row numbers, and kind, as in the table `sync_dependencies`.
     """
-    submissions = _collect_submissions(trace, is_explained)
+    submissions = _collect_submissions(trace.events, trace.launches, is_explained)
     waits_for_copy, waits_for_stream = submissions.find_copies()
     blocking_launches = submissions.find_blocking_launches() & ~waits_for_copy
     waits_for_stream &= ~waits_for_copy & ~blocking_launches
@@ -73,14 +73,18 @@ def find_blocking_calls(
 
 def list_blocking_copies(trace: Trace) -> pl.Series:
     """Return the ids of the memcpy calls that certainly block until the copy ends, whatever the recorded times."""
-    submissions = _collect_submissions(trace)
+    events, launches = trace.events, trace.launches
+    work = rows_of_ids(events, launches["device_event"])
+    is_copy = (work >= 0) & categories.mask_events(events, categories.MEMCPY_CATEGORIES)[work]
+    submissions = _collect_submissions(events, launches.filter(pl.Series(is_copy)))
     ids: pl.Series = trace.events["id"][submissions.call[submissions.certain]]
     return ids
 
 
-def _collect_submissions(trace: Trace, is_explained: np.ndarray | None = None) -> _Submissions:
+def _collect_submissions(
+    events: pl.DataFrame, launches: pl.DataFrame, is_explained: np.ndarray | None = None
+) -> _Submissions:
     """Pair each GPU activity that has times with the launch call that submitted it, unless that is explained."""
-    events, launches = trace.events, trace.launches
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
     timed = (work >= 0) & (call >= 0)
     is_timed = arrays.is_present(events["ts"]) & arrays.is_present(events["dur"])
@@ -105,11 +109,6 @@ class _Submissions:
 
     def __init__(self, events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> None:
         self.events, self.work, self.call = events, work, call
-        start = arrays.to_array(events["ts"], 0)
-        end = start + np.maximum(arrays.to_array(events["dur"], 0), 0)
-        self.starts, self.ends = start, end
-        self.start, self.end = start[work], end[work]
-        self.called, self.returned = start[call], end[call]
         name = events["name"]
         is_synchronous, self.is_asynchronous = _match(
             arrays.take_rows(name, call), SYNCHRONOUS_COPY, ASYNCHRONOUS
@@ -119,6 +118,39 @@ class _Submissions:
             arrays.take_rows(name, work), _FROM_PAGEABLE, _TO_PAGEABLE, _NEVER_WAITS
         )
         self.is_copy = categories.mask_events(events, categories.MEMCPY_CATEGORIES)[work]
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The start of each event, ns."""
+        return arrays.to_array(self.events["ts"], 0)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The end of each event, ns."""
+        ends: np.ndarray = self.starts + np.maximum(arrays.to_array(self.events["dur"], 0), 0)
+        return ends
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """The start of each activity; `end`: its end."""
+        start: np.ndarray = self.starts[self.work]
+        return start
+
+    @cached_property
+    def end(self) -> np.ndarray:
+        end: np.ndarray = self.ends[self.work]
+        return end
+
+    @cached_property
+    def called(self) -> np.ndarray:
+        """The start of each call; `returned`: its end."""
+        called: np.ndarray = self.starts[self.call]
+        return called
+
+    @cached_property
+    def returned(self) -> np.ndarray:
+        returned: np.ndarray = self.ends[self.call]
+        return returned
 
     @cached_property
     def ready(self) -> np.ndarray:

@@ -151,10 +151,11 @@ class RankView:
     @shared_property
     def span_ns(self) -> int:
         """Time from the first to the last timed event of the host or device."""
-        events = self.trace.events
-        timed = pl.Series(self.match_categories(_TIMED_CATEGORIES) & self._is_timed)
-        start, end = events["ts"].filter(timed).min(), (events["ts"] + events["dur"]).filter(timed).max()
-        return 0 if start is None or end is None else end - start  # type: ignore[operator, return-value]
+        is_timed = self.match_categories(_TIMED_CATEGORIES) & self._is_timed
+        starts, limit = arrays.to_array(self.trace.events["ts"], 0), np.iinfo(np.int64)
+        start = starts.min(where=is_timed, initial=limit.max)
+        end = (starts + self._durations).max(where=is_timed, initial=limit.min)
+        return int(end - start) if is_timed.any() else 0
 
     @shared_property
     def steps(self) -> pl.DataFrame:
@@ -465,12 +466,20 @@ class RankView:
         Columns as in `find_host_events`.
         """
         is_long = self._mask_host_events(categories.OPERATOR_CATEGORIES) & (self._durations >= MIN_COMPUTE_NS)
-        is_long &= self.match_events("^aten::") & ~self.match_events(_ALLOCATING_OPERATORS)
-        is_long &= ~self.match_events(categories.COMMUNICATION_CALL)
-        inside = np.zeros(len(self.parents) + 1, np.int64)  # the last entry is for events without a parent
-        np.add.at(inside, self.parents, self._durations)
-        is_long &= self._durations - inside[:-1] >= MIN_COMPUTE_NS
-        return self._take_host_events(np.flatnonzero(is_long & ~self._calls_the_runtime))
+        rows = np.flatnonzero(is_long & ~self._calls_the_runtime)
+        names = CodedColumn(take_rows(self.trace.events["name"], rows))
+        is_other = names.match_pattern(_ALLOCATING_OPERATORS) | names.match_pattern(
+            categories.COMMUNICATION_CALL
+        )
+        rows = rows[names.match_pattern("^aten::") & ~is_other]
+        is_candidate = np.zeros(
+            len(self.parents) + 1, np.bool_
+        )  # the last entry is for events without a parent
+        is_candidate[rows] = True
+        inner = np.flatnonzero(is_candidate[self.parents])
+        inside = np.zeros(len(self.parents), np.int64)
+        np.add.at(inside, self.parents[inner], self._durations[inner])
+        return self._take_host_events(rows[self._durations[rows] - inside[rows] >= MIN_COMPUTE_NS])
 
     @shared_property
     def _calls_the_runtime(self) -> np.ndarray:

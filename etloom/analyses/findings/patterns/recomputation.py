@@ -23,7 +23,7 @@ def find(view: RankView) -> Iterator[Finding]:
     backward = operator & (arrays.to_array(events["fwd_tid"], 0) > 0)
     if not backward.any():
         return
-    repeated, _, _ = find_recomputed(view.trace, view.parents.astype(np.int64), operator, backward)
+    repeated, _, _ = find_recomputed(view.trace, view.parents, operator, backward)
     if not repeated.size:
         return
     yield from sum_places(

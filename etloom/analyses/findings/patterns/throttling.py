@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
+from etloom._native import number_pairs
 from etloom.analyses.findings.finding import DEVICE, Finding
 from etloom.analyses.findings.rank_view import RankView
+from etloom.core import text_codes
+from etloom.core.arrays import find_unique, take_rows, to_array, to_series
 from etloom.core.intervals import Intervals
 from etloom.core.text import count_noun
 
@@ -26,9 +30,9 @@ PARTS = 4
 def find(view: RankView) -> Iterator[Finding]:
     if view.activity_step_count < MIN_STEPS:
         return
-    kernels = view.step_computation.sort("ts").with_columns(
-        part=pl.int_range(pl.len()).over("step") * PARTS // pl.len().over("step")
-    )
+    kernels = view.step_computation.sort("ts")
+    turns, sizes = _count_turns(to_array(kernels["step"], -1))
+    kernels = kernels.hstack([to_series(turns * PARTS // sizes, "part")])
     parts = _compare_steps(view, kernels)
     slow = parts.filter(pl.col("low") >= 1 + MIN_SLOWDOWN)
     if slow.is_empty():
@@ -61,6 +65,17 @@ def find(view: RankView) -> Iterator[Finding]:
     )
 
 
+def _count_turns(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row the number of earlier rows of its group, and the number of all rows of the group."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.append(True, np.diff(groups[order]) != 0)[: groups.size])
+    counts = np.diff(np.append(starts, groups.size))
+    turns, sizes = np.empty((2, groups.size), np.int64)
+    turns[order] = np.arange(groups.size) - np.repeat(starts, counts)
+    sizes[order] = np.repeat(counts, counts)
+    return turns, sizes
+
+
 def _compare_steps(view: RankView, kernels: pl.DataFrame) -> pl.DataFrame:
     """Return ``ratio`` and ``low`` per step and part of a step: median and lower quartile of kernel durations relative
     to the fastest step's.
@@ -72,13 +87,13 @@ def _compare_steps(view: RankView, kernels: pl.DataFrame) -> pl.DataFrame:
     if step_count < MIN_STEPS:
         return empty
     geometry = [name for name in view.trace.kernels.columns if name.startswith(("grid_", "block_"))]
-    kernels = kernels.join(
-        view.trace.kernels.select("event", *geometry), left_on="id", right_on="event", how="left"
-    )
-    same = ["name", "stream", *geometry]
-    programs = kernels.select(same).unique().with_row_index("program")
-    kernels = kernels.join(programs, on=same, how="left", nulls_equal=True).sort("ts")
-    kernels = kernels.with_columns(turn=pl.int_range(pl.len()).over("step", "program"))
+    rows, _ = find_unique(to_array(view.trace.kernels["event"], -1), to_array(kernels["id"], -1))
+    launched = take_rows(view.trace.kernels.select(geometry), rows)
+    program = text_codes.read_codes(kernels["name"]).astype(np.int64)
+    for column in (kernels["stream"], *launched.get_columns()):
+        program = number_pairs(program, to_array(column, np.iinfo(np.int64).max)).astype(np.int64)
+    turns, _ = _count_turns(number_pairs(to_array(kernels["step"], -1), program))
+    kernels = kernels.hstack([to_series(program, "program"), to_series(turns, "turn")])
     kernel = ["program", "turn"]
     repeated = kernels.filter(pl.len().over(kernel) == step_count)
     totals = repeated.group_by("step").agg(pl.col("dur").sum()).sort("dur", "step")
