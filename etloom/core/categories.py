@@ -126,7 +126,7 @@ COMMUNICATION_CALL = f"{_CALL}|{BACKEND_RANGE}"
 
 def mask_events(events: pl.DataFrame, categories: Collection[str]) -> np.ndarray:
     """Return a mask of the events whose category is one of ``categories``, read-only if the column is Categorical."""
-    if events.schema["cat"] == pl.Categorical:
+    if events["cat"].dtype == pl.Categorical:
         return text_codes.mask_values(events, "cat", categories)
     return is_in(events["cat"], categories)
 

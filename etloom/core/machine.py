@@ -66,20 +66,25 @@ def run_in_parallel(
     return {key: results[key] for key in keys}
 
 
-def run_paired(work: Callable[[_Key], _Result], keys: Sequence[_Key], rows: int) -> dict[_Key, _Result]:
+def run_paired(
+    work: Callable[[_Key], _Result], keys: Sequence[_Key], rows: int, min_rows: int | None = None
+) -> dict[_Key, _Result]:
     """Call ``work(key)`` for each key, two at a time if a call processes many ``rows``; return {key: result}.
 
-    Below `MIN_PARALLEL_ROWS` they run one after the other: two threads would mostly wait for the interpreter.
+    Below ``min_rows`` (default: `MIN_PARALLEL_ROWS`) they run one after the other: two threads would mostly wait for
+    the interpreter.
     """
-    if rows < MIN_PARALLEL_ROWS or pl.thread_pool_size() == 1:
+    if rows < (MIN_PARALLEL_ROWS if min_rows is None else min_rows) or pl.thread_pool_size() == 1:
         return {key: work(key) for key in keys}
     return run_in_parallel(work, keys, 2)
 
 
-def run_both(first: Callable[[], _First], second: Callable[[], _Second], rows: int) -> tuple[_First, _Second]:
+def run_both(
+    first: Callable[[], _First], second: Callable[[], _Second], rows: int, min_rows: int | None = None
+) -> tuple[_First, _Second]:
     """Call two functions, concurrently if each processes many ``rows``, and return both results; see `run_paired`."""
     tasks: tuple[Callable[[], Any], ...] = (first, second)
-    results: dict[int, Any] = run_paired(lambda place: tasks[place](), (0, 1), rows)
+    results: dict[int, Any] = run_paired(lambda place: tasks[place](), (0, 1), rows, min_rows)
     return results[0], results[1]
 
 

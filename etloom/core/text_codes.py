@@ -19,6 +19,8 @@ from etloom._native import looked_up, row_indexes
 
 ABSENT = np.iinfo(np.uint32).max
 """The code of null."""
+CODED_TABLE = "events"
+"""The table of a Trace whose codes and masks are kept with it; those of others are asked for once."""
 _ANCHOR = pl.Series([""], dtype=pl.Categorical)
 """Keeps the codes of the process: polars drops them with the last column."""
 _CODES = pl.col("text").to_physical()
@@ -26,6 +28,8 @@ _CODES_WITHOUT_NULL = _CODES.fill_null(ABSENT)
 _MAX_KEPT = 1 << 18
 """Texts of greater codes are matched at each call, so that the tables stay small."""
 _FIRST_ROWS = 1 << 15
+_MAX_SHARED_ROWS = 1 << 20
+"""The masks of larger tables take too much memory to be kept as long as the tables."""
 _UNKNOWN = np.uint8(255)
 """Entry of a table for a text that has not occurred."""
 
@@ -54,11 +58,25 @@ _TABLES: dict[int, tuple[weakref.ref[pl.DataFrame], _TableCodes]] = {}
 
 
 def _find_table(table: pl.DataFrame) -> _TableCodes:
+    entry = _TABLES.get(id(table))
+    return entry[1] if entry is not None and entry[0]() is table else _add_table(table, _TableCodes())
+
+
+def _add_table(table: pl.DataFrame, codes: _TableCodes) -> _TableCodes:
     key = id(table)
-    entry = _TABLES.get(key)
-    if entry is None or entry[0]() is not table:
-        entry = _TABLES[key] = weakref.ref(table, lambda _: _TABLES.pop(key, None)), _TableCodes()
-    return entry[1]
+    _TABLES[key] = weakref.ref(table, lambda _: _TABLES.pop(key, None)), codes
+    return codes
+
+
+def clone_table(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a clone of a table; of a table that is not large, it has the codes and masks of all other clones.
+
+    The owner of a table returns clones, so that nothing done in place to one of them reaches the table.
+    """
+    clone = table.clone()
+    if 0 < table.height <= _MAX_SHARED_ROWS:
+        _add_table(clone, _find_table(table))
+    return clone
 
 
 def get_codes(table: pl.DataFrame, column: str) -> Codes:

@@ -19,7 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import polars as pl
+
 from etloom.core.errors import LinkError
+from etloom.core.machine import run_both
 from etloom.core.trace import Trace
 from etloom.linker.device_graphs import add_captures, attribute_graphs, split_captured_events
 from etloom.linker.group_axes import add_group_axes
@@ -30,6 +33,9 @@ from etloom.linker.placement import place_events
 from etloom.linker.quality import count_links, count_unscoped_work
 from etloom.linker.sync_dependencies import add_sync_dependencies
 from etloom.linker.thread_dependencies import add_thread_dependencies
+
+_MIN_PARALLEL_ROWS = 100_000
+"""Events from which two threads add dependencies faster than one."""
 
 __all__ = ["check_linked", "is_linked", "link", "linked"]
 
@@ -72,10 +78,22 @@ def link(
     trace = count_unscoped_work(trace)
     trace = join_comms(trace)
     trace = add_group_axes(trace)
-    trace = add_thread_dependencies(trace, threshold_us=inter_thread_threshold_us)
-    trace = add_sync_dependencies(trace)
+    trace = _add_dependencies(trace, inter_thread_threshold_us)
     trace = trace.replace(meta={"linked": True, "link": count_links(trace)})
     return flag_missing_gpu_events(trace).with_stats(check_processes(traces))
+
+
+def _add_dependencies(trace: Trace, threshold_us: float) -> Trace:
+    """Add the dependencies between threads and those on GPU activity, of a large trace at the same time."""
+    rows = trace.table("stats").height
+    with_threads, with_syncs = run_both(
+        lambda: add_thread_dependencies(trace, threshold_us=threshold_us),
+        lambda: add_sync_dependencies(trace),
+        trace.rows("events"),
+        _MIN_PARALLEL_ROWS,
+    )
+    stats = pl.concat([with_threads.table("stats"), with_syncs.table("stats")[rows:]])
+    return with_threads.replace(sync_dependencies=with_syncs.table("sync_dependencies"), stats=stats)
 
 
 def is_linked(trace: Trace) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.text_codes import CODED_TABLE, clone_table
 from etloom.core.trace import SMALL_ROWS, Results, TableLoader, Trace
 
 
@@ -107,7 +108,7 @@ class ResidentTable:
             frame = self._rank.frames[self._name] = self._stored.read().rechunk()
             added_bytes = int(frame.estimated_size())
         self._rank.use(added_bytes)
-        return frame.clone()
+        return clone_table(frame) if self._name == CODED_TABLE else frame.clone()
 
     def scan(self) -> pl.LazyFrame:
         """Return the table as a lazy query, over memory if it is loaded or small, else over its file."""

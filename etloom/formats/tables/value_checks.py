@@ -37,15 +37,17 @@ def check_values(trace: Trace) -> Trace:
     Tables that are not in memory are left as they are.
     """
     stats: list[Stat] = []
-    tables = {
-        name: check_table(name, _fill_process(name, trace.table(name), stats), stats)
-        for name in trace.table_names
-        if name not in trace.loaders and name != "stats"
-    }
-    changed = {name: frame for name, frame in tables.items() if frame is not trace.tables[name]}
+    changed = {}
+    for name in trace.table_names:
+        if name in trace.loaders or name == "stats":
+            continue
+        frame = trace.table(name)
+        checked = check_table(name, _fill_process(name, frame, stats), stats)
+        if checked is not frame:
+            changed[name] = checked
     meta = check_meta(trace.meta, stats)
     if not changed and not stats:
-        return trace
+        return trace.replace(meta=meta)  # texts in it may have been repaired
     return Trace({**trace.tables, **changed}, meta, loaders=trace.loaders).with_stats(stats)
 
 
