@@ -29,13 +29,10 @@ from etloom.linker.group_axes import add_group_axes
 from etloom.linker.launches import join_comms, join_launches
 from etloom.linker.merging import check_processes, flag_missing_gpu_events, merge_traces
 from etloom.linker.pairing import pair_operators
-from etloom.linker.placement import place_events
+from etloom.linker.placement import MIN_PARALLEL_ROWS, place_events
 from etloom.linker.quality import count_links, count_unscoped_work
 from etloom.linker.sync_dependencies import add_sync_dependencies
 from etloom.linker.thread_dependencies import add_thread_dependencies
-
-_MIN_PARALLEL_ROWS = 100_000
-"""Events from which two threads add dependencies faster than one."""
 
 __all__ = ["check_linked", "is_linked", "link", "linked"]
 
@@ -90,7 +87,7 @@ def _add_dependencies(trace: Trace, threshold_us: float) -> Trace:
         lambda: add_thread_dependencies(trace, threshold_us=threshold_us),
         lambda: add_sync_dependencies(trace),
         trace.rows("events"),
-        _MIN_PARALLEL_ROWS,
+        MIN_PARALLEL_ROWS,
     )
     stats = pl.concat([with_threads.table("stats"), with_syncs.table("stats")[rows:]])
     return with_threads.replace(sync_dependencies=with_syncs.table("sync_dependencies"), stats=stats)

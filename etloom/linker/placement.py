@@ -7,12 +7,15 @@ import polars as pl
 
 from etloom.core import arrays, categories, nesting
 from etloom.core.iterations import find_step_events
+from etloom.core.machine import run_both
 from etloom.core.nesting import find_innermost
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 
 SEVERAL_DEVICES = "link.several_devices"
 """Name of the row of stats that counts the devices of a rank, where it has more than one."""
+MIN_PARALLEL_ROWS = 100_000
+"""Events from which two threads link faster than one."""
 _MAX_NAME_LENGTH = 80  # characters of a name in an example
 
 
@@ -30,13 +33,22 @@ def place_events(trace: Trace) -> Trace:
     events = trace.events
     if not events.height:
         return trace
-    at = nesting.nest_events(events, python_ids=_get_python_ids(trace))
-    steps = find_step_events(events, trace.meta.get("step_name"))
+
+    def number_steps() -> tuple[pl.DataFrame, pl.Series]:
+        steps = find_step_events(events, trace.meta.get("step_name"))
+        return steps, _find_event_steps(events, steps)
+
+    at, (steps, step_numbers) = run_both(
+        lambda: nesting.nest_events(events, python_ids=_get_python_ids(trace)),
+        number_steps,
+        events.height,
+        MIN_PARALLEL_ROWS,
+    )
     depth = arrays.to_series(at.depth).set(arrays.to_series(at.depth < 0), None)
     events = events.with_columns(
         get_ids(events, at.parent).alias("parent"),
         depth.alias("depth"),
-        _find_event_steps(events, steps).alias("step"),
+        step_numbers.alias("step"),
     )
     return trace.replace(events=events).with_stats(
         [

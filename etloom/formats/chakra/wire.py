@@ -1,7 +1,7 @@
 """Encodes protobuf messages of many nodes at once: a column of values becomes a column of encoded fields.
 
-Each function returns Arrow arrays with the bytes of one field per row, empty where the field is absent. The fields of a
-row joined are its message. 40,000 nodes take a tenth of a second; protobuf's Python objects take seconds.
+Each function returns columns with the bytes of one field per row, empty where the field is absent. The fields of a row
+joined are its message. 40,000 nodes take a tenth of a second; protobuf's Python objects take seconds.
 
 Encoding: https://protobuf.dev/programming-guides/encoding/
 """
@@ -9,17 +9,22 @@ Encoding: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from etloom import _native
+from etloom.core.arrays import encode_column
 from etloom.formats.chakra.protobuf import MAX_VARINT_BYTES, encode_varint
 
 VARINT, LENGTH = 0, 2
 """Wire types."""
+
+Field: TypeAlias = "tuple[NDArray[np.int32] | None, NDArray[np.int64], NDArray[np.uint8]]"
+"""A column of encoded fields: codes, offsets and bytes. Row i has the bytes between the offsets codes[i] and
+codes[i] + 1; without codes, between i and i + 1."""
 
 
 def encode_key(number: int, wire_type: int) -> bytes:
@@ -53,43 +58,39 @@ def encode_varints(
     return content, widths
 
 
-def build_binary_array(content: NDArray[np.uint8], widths: NDArray[np.int64]) -> pa.BinaryArray:
-    """Build an Arrow binary array from the concatenated bytes of its values and the byte count of each value."""
-    offsets = np.zeros(len(widths) + 1, np.int32)
+def build_field(content: NDArray[np.uint8], widths: NDArray[np.int64]) -> Field:
+    """Build a `Field` from the concatenated bytes of its values and the byte count of each value."""
+    offsets = np.zeros(len(widths) + 1, np.int64)
     np.cumsum(widths, out=offsets[1:])
-    return pa.Array.from_buffers(
-        pa.binary(), len(widths), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(content))]
-    )
+    return None, offsets, content
 
 
 def encode_integers(
     number: int, values: NDArray[np.int64], *, keep: NDArray[np.bool_] | None = None
-) -> list[pa.Array]:
+) -> list[Field]:
     """Encode a varint field per row; omit it where ``keep`` is false (default: where the value is 0, as in proto3)."""
     keep = values != 0 if keep is None else keep
     return [_repeat_masked(encode_key(number, VARINT), keep), _encode_masked_varints(values, keep)]
 
 
-def encode_packed(number: int, first: NDArray[np.int64], values: NDArray[np.int64]) -> list[pa.Array]:
+def encode_packed(number: int, first: NDArray[np.int64], values: NDArray[np.int64]) -> list[Field]:
     """Encode a packed repeated varint field per row; row i holds values[first[i]:first[i + 1]]."""
     content, widths = encode_varints(values)
     ends = np.append(0, np.cumsum(widths))
-    return _encode_length_delimited(number, [build_binary_array(content, np.diff(ends[first]))])
+    return _encode_length_delimited(number, build_field(content, np.diff(ends[first])))
 
 
-def encode_texts(number: int, values: pl.Series) -> list[pa.Array]:
+def encode_texts(number: int, values: pl.Series) -> list[Field]:
     """Encode a text field per row; omit it where the text is null or empty."""
-    return _encode_length_delimited(
-        number, [values.fill_null("").to_arrow().cast(pa.large_binary()).cast(pa.binary())]
-    )
+    return _encode_length_delimited(number, (None, *encode_column(values.fill_null(""))))
 
 
-def encode_messages(number: int, parts: Sequence[pa.Array]) -> list[pa.Array]:
+def encode_messages(number: int, parts: Sequence[Field]) -> list[Field]:
     """Encode a nested message per row from its encoded fields ``parts``; omit it where the message is empty."""
-    return _encode_length_delimited(number, [join_fields(parts)])
+    return _encode_length_delimited(number, join_fields(parts))
 
 
-def encode_integer_attribute(number: int, name: str, value_field: int, values: pl.Series) -> list[pa.Array]:
+def encode_integer_attribute(number: int, name: str, value_field: int, values: pl.Series) -> list[Field]:
     """Encode an AttributeProto {1: name, value_field: varint} per row; omit it where the value is null."""
     if values.null_count() == len(values):
         return []
@@ -105,7 +106,7 @@ def encode_integer_attribute(number: int, name: str, value_field: int, values: p
     return [_take_values(prefixes, widths), value]
 
 
-def encode_text_attribute(number: int, name: str, value_field: int, values: pl.Series) -> list[pa.Array]:
+def encode_text_attribute(number: int, name: str, value_field: int, values: pl.Series) -> list[Field]:
     """Encode an AttributeProto {1: name, value_field: text} per row (once per distinct text); omit it for nulls."""
     if values.null_count() == len(values):
         return []
@@ -115,60 +116,52 @@ def encode_text_attribute(number: int, name: str, value_field: int, values: pl.S
     return [_look_up_encoded(values, distinct, encoded)]
 
 
-def join_fields(parts: Sequence[pa.Array]) -> pa.BinaryArray:
+def join_fields(parts: Sequence[Field]) -> Field:
     """Concatenate, for each row, its encoded fields to the bytes of a message."""
-    separator = build_binary_array(np.zeros(0, np.uint8), np.zeros(1, np.int64))[0]
-    return pc.binary_join_element_wise(*parts, separator)
+    codes, offsets, _ = parts[0]
+    rows = len(offsets) - 1 if codes is None else len(codes)
+    return None, *_native.row_texts(list(parts), rows)
 
 
-def delimit_messages(messages: pa.BinaryArray) -> bytes:
+def delimit_messages(messages: Field) -> bytes:
     """Concatenate all messages, each preceded by its length as a varint."""
     content, widths = encode_varints(_measure_lengths(messages))
-    joined = join_fields([build_binary_array(content, widths), messages])
-    offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
-    return bytes(joined.buffers()[2][int(offsets[0]) : int(offsets[-1])]) if len(joined) else b""
+    return join_fields([build_field(content, widths), messages])[2].tobytes()
 
 
-def _encode_length_delimited(number: int, parts: list[pa.Array]) -> list[pa.Array]:
-    content = parts[0]
+def _encode_length_delimited(number: int, content: Field) -> list[Field]:
     lengths = _measure_lengths(content)
     keep = lengths > 0
     return [_repeat_masked(encode_key(number, LENGTH), keep), _encode_masked_varints(lengths, keep), content]
 
 
-def _encode_masked_varints(values: NDArray[np.int64], keep: NDArray[np.bool_]) -> pa.BinaryArray:
+def _encode_masked_varints(values: NDArray[np.int64], keep: NDArray[np.bool_]) -> Field:
     content, masked_widths = encode_varints(values[keep])
     widths = np.zeros(len(values), np.int64)
     widths[keep] = masked_widths
-    return build_binary_array(content, widths)
+    return build_field(content, widths)
 
 
-def _repeat_masked(content: bytes, keep: NDArray[np.bool_]) -> pa.BinaryArray:
-    array = np.frombuffer(content, np.uint8)
-    return build_binary_array(np.tile(array, int(keep.sum())), np.where(keep, len(content), 0))
+def _repeat_masked(content: bytes, keep: NDArray[np.bool_]) -> Field:
+    return _take_values([b"", content], keep)
 
 
-def _look_up_encoded(values: pl.Series, distinct: pl.Series, encoded: list[bytes]) -> pa.BinaryArray:
+def _look_up_encoded(values: pl.Series, distinct: pl.Series, encoded: list[bytes]) -> Field:
     lookup = pl.DataFrame({"value": distinct, "index": np.arange(len(distinct), dtype=np.int64)})
     texts = values.cast(pl.String).to_frame("value")
     indices = texts.join(lookup, on="value", how="left", maintain_order="left")["index"]
     return _take_values([*encoded, b""], indices.fill_null(len(distinct)).to_numpy())
 
 
-# pyarrow's conversions to and from numpy and Python import pandas where it is installed, which takes 0.2 s.
+def _measure_lengths(field: Field) -> NDArray[np.int64]:
+    """Return the number of bytes of each value of a column."""
+    codes, offsets, _ = field
+    lengths: NDArray[np.int64] = np.diff(offsets)
+    return lengths if codes is None else lengths[codes]
 
 
-def _measure_lengths(values: pa.BinaryArray) -> NDArray[np.int64]:
-    """Return the number of bytes of each value of a binary array."""
-    lengths = pc.binary_length(values)
-    buffer = np.frombuffer(lengths.buffers()[1], np.int32)
-    return buffer[lengths.offset : lengths.offset + len(lengths)].astype(np.int64)
-
-
-def _take_values(values: list[bytes], indices: NDArray[np.int64]) -> pa.BinaryArray:
-    """Build an Arrow binary array of the byte strings ``values`` at the positions ``indices``."""
+def _take_values(values: list[bytes], indices: NDArray[np.integer[Any]] | NDArray[np.bool_]) -> Field:
+    """Build a column of the byte strings ``values`` at the positions ``indices``."""
     content = np.frombuffer(b"".join(values), np.uint8)
-    index_buffer = pa.py_buffer(np.ascontiguousarray(indices, np.int64))
-    return build_binary_array(content, np.array([len(value) for value in values], np.int64)).take(
-        pa.Array.from_buffers(pa.int64(), len(indices), [None, index_buffer])
-    )
+    _, offsets, content = build_field(content, np.array([len(value) for value in values], np.int64))
+    return indices.astype(np.int32), offsets, content
