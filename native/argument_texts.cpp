@@ -102,7 +102,8 @@ class ArgumentTexts {
         std::array<Texts, 3> out;
         {
             nb::gil_scoped_release release;
-            for (size_t i = 0; i < n; ++i) add_row(nodes(i), templates_[templates(i)], io, out);
+            size_t near = 0;
+            for (size_t i = 0; i < n; ++i) near = add_row(nodes(i), templates_[templates(i)], io, out, near);
         }
         nb::list columns;
         for (auto& texts : out) columns.append(nb::make_tuple(to_numpy(std::move(texts.offsets)), to_numpy(std::move(texts.bytes))));
@@ -112,14 +113,17 @@ class ArgumentTexts {
   private:
     static constexpr size_t kNone = SIZE_MAX;
 
-    void add_row(uint32_t node, const Template& text, int32_t io, std::array<Texts, 3>& out) const {
+    // Searches the tensors of the node from `near` on, and returns where they end.
+    size_t add_row(uint32_t node, const Template& text, int32_t io, std::array<Texts, 3>& out, size_t near) const {
         auto& [values, shapes, strides] = out;
         values.add(text.value);
         shapes.add(text.shape);
         strides.add(text.shape);
         if (!text.slots.empty()) {
-            const auto [first, last] = std::equal_range(tensors_.node.begin(), tensors_.node.end(), node);
-            const size_t begin = first - tensors_.node.begin(), end = last - tensors_.node.begin();
+            const size_t begin = find_first(node, near);
+            size_t end = begin;
+            while (end < tensors_.node.size() && tensors_.node[end] == node) ++end;
+            near = end;
             std::map<Place, size_t> index;
             // The tensors mostly stand in the order of their places.
             size_t next = begin;
@@ -138,6 +142,24 @@ class ArgumentTexts {
             }
         }
         for (auto& texts : out) texts.end();
+        return near;
+    }
+
+    // The first tensor of the node or of a later one. Nodes near each other mostly follow each other.
+    size_t find_first(uint32_t node, size_t near) const {
+        const auto& nodes = tensors_.node;
+        const size_t n = nodes.size();
+        size_t low = near, high = near;
+        for (size_t step = 1; low > 0 && nodes[low - 1] >= node; step *= 2) {
+            high = low;
+            low -= std::min(low, step);
+        }
+        for (size_t step = 1; high < n && nodes[high] < node; step *= 2) {
+            low = high + 1;
+            high += std::min(n - high, step);
+        }
+        const auto begin = nodes.begin();
+        return static_cast<size_t>(std::lower_bound(begin + low, begin + high, node) - begin);
     }
 
     // The first tensor at the place, or kNone.

@@ -13,6 +13,7 @@ import polars as pl
 from etloom import _native
 from etloom.core import arrays, categories, text_codes
 from etloom.core.errors import EtloomError
+from etloom.core.machine import run_paired
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.writer import SEPARATOR
 
@@ -94,7 +95,8 @@ class NodeTexts:
                 _quoted_part(nodes[name], json.dumps(none)) if is_text else _number_part(nodes[name], none)
             )
         tail = [_text_part(nodes[name].fill_null("")) for name in last]
-        for begin in range(0, nodes.height, _CHUNK_NODES):
+
+        def format_chunk(begin: int) -> np.ndarray:
             rows = slice(begin, min(begin + _CHUNK_NODES, nodes.height))
             parts = _slice_parts(head, rows)
             for io, side in enumerate(_SIDES):
@@ -102,7 +104,12 @@ class NodeTexts:
                 parts += [f', "{side}s": ', *_argument_parts(columns, *_slice_parts([types[io]], rows))]
             parts += [*_slice_parts(attributes, rows), "}", *self._format_more_attributes(nodes[rows]), "]"]
             parts += [*_slice_parts(tail, rows), "}"]
-            yield _native.row_texts(parts, rows.stop - begin)[1]
+            text: np.ndarray = _native.row_texts(parts, rows.stop - begin)[1]
+            return text
+
+        chunks = range(0, nodes.height, _CHUNK_NODES)
+        for pair in range(0, len(chunks), 2):
+            yield from run_paired(format_chunk, chunks[pair : pair + 2], nodes.height, _CHUNK_NODES).values()
 
     def format_arguments(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
         """Return all nodes' inputs and all nodes' outputs as columns of JSON (values, shapes, types, strides)."""
