@@ -31,6 +31,12 @@ _BOOTSTRAP = (
     "from etloom.loading import worker; worker.serve(*sys.argv[1:])"
 )
 """Starts a worker, which must not import modules from the current folder, where anybody may have put files."""
+_WORKER_ENVIRONMENT = {
+    "POLARS_MAX_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "RUST_MIN_STACK": str(QUERY_STACK_BYTES),
+}
+"""One thread per process: there are as many processes as processors."""
 ANSWER = "etloom: task ended\n"
 """The line with which a worker answers each task."""
 
@@ -172,7 +178,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "POLARS_MAX_THREADS": "1", "RUST_MIN_STACK": str(QUERY_STACK_BYTES)},
+            env={**os.environ, **_WORKER_ENVIRONMENT},
             pass_fds=pass_fds,
         )
 

@@ -13,7 +13,8 @@ void Parser::sort() {
         table.settle(troubles_);
         rows += table.rows();
     }
-    order(is_for_two(rows) ? &worker_ : nullptr);
+    constexpr size_t kManyRows = 1 << 17;
+    order(is_for_two(rows, kManyRows) ? &worker_ : nullptr);
 }
 
 // The first row that needs tokens has those of all remaining rows found.
@@ -42,8 +43,13 @@ bool Parser::rows(std::string_view json, uint64_t& position) {
 }
 
 bool Parser::is_for_two(size_t bytes) const {
-    constexpr size_t kLarge = 1 << 17;
-    return split_from_ == 0 ? bytes >= kLarge && Computing::has_room() : bytes >= split_from_;
+    // Of less, the start of the thread and a second parser, which has to learn the layouts, take as long as they save.
+    constexpr size_t kLarge = 1 << 20;
+    return is_for_two(bytes, kLarge);
+}
+
+bool Parser::is_for_two(size_t size, size_t large) const {
+    return split_from_ == 0 ? size >= large && Computing::has_room() : size >= split_from_;
 }
 
 bool Parser::rows_of_both(std::string_view first, std::string_view second, uint64_t& position) {

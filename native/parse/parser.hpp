@@ -62,6 +62,7 @@ class Parser : public RowStream {
     bool rows(std::string_view json, uint64_t& position) override;
     bool rows_of_both(std::string_view first, std::string_view second, uint64_t& position) override;
     bool is_for_two(size_t bytes) const override;
+    bool is_for_two(size_t size, size_t large) const;
     void checkpoint() override;
     void rewind() override;
 

@@ -41,6 +41,7 @@ _PIECE_BYTES = 4 << 20
 _MIN_PIECE_BYTES = 64 << 10
 _MAX_SMALL_BYTES = 512 << 10
 """A compressed file up to this size is read without a second thread, whose start would take longer than it saves."""
+_NEVER = 1 << 62
 _MIN_PARALLEL_ROWS = 200_000
 """Rows of a file from which two threads convert its columns."""
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
@@ -89,6 +90,8 @@ def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> Par
         LimitError: If it has more rows than the memory can hold, or is a decompression bomb.
     """
     stats: list[Stat] = []
+    if pl.thread_pool_size() == 1:  # there are as many processes as processors
+        parser.split_from(_NEVER)
     max_rows = read_limit("ETLOOM_MAX_ROWS", int(_MEMORY_SHARE * available_memory()) // _BYTES_PER_ROW)
     for _ in feed_file(parser, path, stats, progress):
         if parser.rows > max_rows:
