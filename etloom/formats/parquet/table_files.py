@@ -132,7 +132,7 @@ def pack_tables(tables: Mapping[str, pl.DataFrame], file: Path) -> None:
     """Write all tables of a trace to one file, from which `PackedTable` loads them."""
     streams, sections = [], {}
     for name, frame in tables.items():
-        frame.write_ipc_stream(stream := io.BytesIO(), compression="zstd")
+        frame.write_ipc_stream(stream := io.BytesIO(), compression="lz4")  # in half the time of zstd
         streams.append(stream.getvalue())
         sections[name] = [frame.height, len(streams[-1]), zlib.crc32(streams[-1])]
     line = json.dumps(sections).encode("ascii")
