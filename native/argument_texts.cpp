@@ -102,8 +102,8 @@ class ArgumentTexts {
         std::array<Texts, 3> out;
         {
             nb::gil_scoped_release release;
-            size_t near = 0;
-            for (size_t i = 0; i < n; ++i) near = add_row(nodes(i), templates_[templates(i)], io, out, near);
+            size_t hint = 0;
+            for (size_t i = 0; i < n; ++i) hint = add_row(nodes(i), templates_[templates(i)], io, out, hint);
         }
         nb::list columns;
         for (auto& texts : out) columns.append(nb::make_tuple(to_numpy(std::move(texts.offsets)), to_numpy(std::move(texts.bytes))));
@@ -113,17 +113,17 @@ class ArgumentTexts {
   private:
     static constexpr size_t kNone = SIZE_MAX;
 
-    // Searches the tensors of the node from `near` on, and returns where they end.
-    size_t add_row(uint32_t node, const Template& text, int32_t io, std::array<Texts, 3>& out, size_t near) const {
+    // Searches the tensors of the node from the place `hint` on, and returns where they end.
+    size_t add_row(uint32_t node, const Template& text, int32_t io, std::array<Texts, 3>& out, size_t hint) const {
         auto& [values, shapes, strides] = out;
         values.add(text.value);
         shapes.add(text.shape);
         strides.add(text.shape);
         if (!text.slots.empty()) {
-            const size_t begin = find_first(node, near);
+            const size_t begin = find_first(node, hint);
             size_t end = begin;
             while (end < tensors_.node.size() && tensors_.node[end] == node) ++end;
-            near = end;
+            hint = end;
             std::map<Place, size_t> index;
             // The tensors mostly stand in the order of their places.
             size_t next = begin;
@@ -142,14 +142,15 @@ class ArgumentTexts {
             }
         }
         for (auto& texts : out) texts.end();
-        return near;
+        return hint;
     }
 
-    // The first tensor of the node or of a later one. Nodes near each other mostly follow each other.
-    size_t find_first(uint32_t node, size_t near) const {
+    // The first tensor of the node or of a later one. The tensors of consecutive nodes are mostly adjacent, so the search
+    // starts where those of the previous node end.
+    size_t find_first(uint32_t node, size_t hint) const {
         const auto& nodes = tensors_.node;
         const size_t n = nodes.size();
-        size_t low = near, high = near;
+        size_t low = hint, high = hint;
         for (size_t step = 1; low > 0 && nodes[low - 1] >= node; step *= 2) {
             high = low;
             low -= std::min(low, step);

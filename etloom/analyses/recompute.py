@@ -158,7 +158,7 @@ def _find_repeating(
 
 
 def _mask_rows(rows: Rows, count: int) -> np.ndarray:
-    """Return a mask of ``count`` rows, and one that stands for none (-1), that is true for ``rows``."""
+    """Return a mask that is true for ``rows``; it has one more entry than ``count``: index -1 (no row) is False."""
     mask = np.zeros(count + 1, np.bool_)
     mask[rows] = True
     mask[-1] = False

@@ -80,10 +80,10 @@ def to_array(column: pl.Series, null: int) -> np.ndarray:
     return _native.filled(column, null)
 
 
-def encode_column(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
+def encode_utf8(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
     """Return the UTF-8 bytes of the texts of a column without nulls: offsets (int64, one more than rows) and bytes.
 
-    Through Python, since pyarrow, which could share the memory, takes longer to import.
+    Python encodes them: to import pyarrow, which could share the memory, takes longer.
     """
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(column.str.len_bytes().to_numpy(), out=offsets[1:])

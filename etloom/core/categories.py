@@ -217,7 +217,8 @@ def count_events(trace: Trace) -> pl.DataFrame:
             work_end=work_end,
         )
     )
-    return query.collect(engine=trace.engine).with_columns(pl.col("cat").cast(pl.String))
+    counts = query.collect(engine=trace.engine).with_columns(pl.col("cat").cast(pl.String))
+    return counts.sort("cat", "device")
 
 
 def is_profiler_internal() -> pl.Expr:

@@ -14,6 +14,9 @@ import numpy  # noqa: F401 - before polars, which otherwise converts arrays half
 import polars as pl
 
 MIN_PARALLEL_ROWS = 1_000_000
+"""Rows from which two threads analyze faster than one; below, they would mostly wait for the interpreter."""
+MIN_ARRAY_ROWS = 100_000
+"""The same for work on whole columns, during which the interpreter is free."""
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 _First = TypeVar("_First")
@@ -71,21 +74,26 @@ def run_paired(
 ) -> dict[_Key, _Result]:
     """Call ``work(key)`` for each key, two at a time if a call processes many ``rows``; return {key: result}.
 
-    Below ``min_rows`` (default: `MIN_PARALLEL_ROWS`) they run one after the other: two threads would mostly wait for
-    the interpreter.
+    Below ``min_rows`` (default: `MIN_PARALLEL_ROWS`), and in a process of one thread, they run one after the other.
     """
-    if rows < (MIN_PARALLEL_ROWS if min_rows is None else min_rows) or pl.thread_pool_size() == 1:
-        return {key: work(key) for key in keys}
-    return run_in_parallel(work, keys, 2)
+    if _has_two_threads(rows, min_rows):
+        return run_in_parallel(work, keys, 2)
+    return {key: work(key) for key in keys}
 
 
 def run_both(
     first: Callable[[], _First], second: Callable[[], _Second], rows: int, min_rows: int | None = None
 ) -> tuple[_First, _Second]:
     """Call two functions, concurrently if each processes many ``rows``, and return both results; see `run_paired`."""
+    if not _has_two_threads(rows, min_rows):
+        return first(), second()
     tasks: tuple[Callable[[], Any], ...] = (first, second)
-    results: dict[int, Any] = run_paired(lambda place: tasks[place](), (0, 1), rows, min_rows)
+    results: dict[int, Any] = run_in_parallel(lambda place: tasks[place](), (0, 1), 2)
     return results[0], results[1]
+
+
+def _has_two_threads(rows: int, min_rows: int | None) -> bool:
+    return rows >= (MIN_PARALLEL_ROWS if min_rows is None else min_rows) and pl.thread_pool_size() > 1
 
 
 class shared_property(Generic[_Result]):

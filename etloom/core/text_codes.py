@@ -20,7 +20,7 @@ from etloom._native import looked_up, row_indexes
 ABSENT = np.iinfo(np.uint32).max
 """The code of null."""
 CODED_TABLE = "events"
-"""The table of a Trace whose codes and masks are kept with it; those of others are asked for once."""
+"""The table of a Trace with which its codes and masks are kept; other tables need them only once."""
 _ANCHOR = pl.Series([""], dtype=pl.Categorical)
 """Keeps the codes of the process: polars drops them with the last column."""
 _CODES = pl.col("text").to_physical()
@@ -46,9 +46,11 @@ def read_codes(column: pl.Series) -> Codes:
 
 
 class _TableCodes:
-    """Codes and masks of the text columns of a table."""
+    """Codes and masks of the text columns of a table, which its clones share."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: pl.DataFrame) -> None:
+        self.table = weakref.ref(table)
+        self.height = table.height
         self.codes: dict[str, Codes] = {}
         self.masks: dict[tuple[str, frozenset[str]], Mask] = {}
 
@@ -59,7 +61,9 @@ _TABLES: dict[int, tuple[weakref.ref[pl.DataFrame], _TableCodes]] = {}
 
 def _find_table(table: pl.DataFrame) -> _TableCodes:
     entry = _TABLES.get(id(table))
-    return entry[1] if entry is not None and entry[0]() is table else _add_table(table, _TableCodes())
+    if entry is not None and entry[0]() is table and entry[1].height == table.height:
+        return entry[1]
+    return _add_table(table, _TableCodes(table))
 
 
 def _add_table(table: pl.DataFrame, codes: _TableCodes) -> _TableCodes:
@@ -69,9 +73,10 @@ def _add_table(table: pl.DataFrame, codes: _TableCodes) -> _TableCodes:
 
 
 def clone_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a clone of a table; of a table that is not large, it has the codes and masks of all other clones.
+    """Return a clone of a table; clones of a table of up to `_MAX_SHARED_ROWS` rows share its codes and masks.
 
-    The owner of a table returns clones, so that nothing done in place to one of them reaches the table.
+    The owner of a table returns clones, so that nothing done in place to one of them reaches the table. After a change
+    in place, the clone itself must not be passed to functions that ask for codes.
     """
     clone = table.clone()
     if 0 < table.height <= _MAX_SHARED_ROWS:
@@ -84,9 +89,11 @@ def get_codes(table: pl.DataFrame, column: str) -> Codes:
 
     They are read once per table, which must not be changed in place afterwards.
     """
-    by_column = _find_table(table).codes
+    tables = _find_table(table)
+    by_column = tables.codes
     if (codes := by_column.get(column)) is None:
-        codes = by_column[column] = read_codes(table[column])
+        owner = tables.table()
+        codes = by_column[column] = read_codes((table if owner is None else owner)[column])
         codes.flags.writeable = False
     return codes
 

@@ -22,14 +22,14 @@ from collections.abc import Sequence
 import polars as pl
 
 from etloom.core.errors import LinkError
-from etloom.core.machine import run_both
+from etloom.core.machine import MIN_ARRAY_ROWS, run_both
 from etloom.core.trace import Trace
 from etloom.linker.device_graphs import add_captures, attribute_graphs, split_captured_events
 from etloom.linker.group_axes import add_group_axes
 from etloom.linker.launches import join_comms, join_launches
 from etloom.linker.merging import check_processes, flag_missing_gpu_events, merge_traces
 from etloom.linker.pairing import pair_operators
-from etloom.linker.placement import MIN_PARALLEL_ROWS, place_events
+from etloom.linker.placement import place_events
 from etloom.linker.quality import count_links, count_unscoped_work
 from etloom.linker.sync_dependencies import add_sync_dependencies
 from etloom.linker.thread_dependencies import add_thread_dependencies
@@ -81,16 +81,17 @@ def link(
 
 
 def _add_dependencies(trace: Trace, threshold_us: float) -> Trace:
-    """Add the dependencies between threads and those on GPU activity, of a large trace at the same time."""
+    """Add the dependencies between threads and those on GPU activity; in two threads if the trace is large."""
     rows = trace.table("stats").height
     with_threads, with_syncs = run_both(
         lambda: add_thread_dependencies(trace, threshold_us=threshold_us),
         lambda: add_sync_dependencies(trace),
         trace.rows("events"),
-        MIN_PARALLEL_ROWS,
+        MIN_ARRAY_ROWS,
     )
-    stats = pl.concat([with_threads.table("stats"), with_syncs.table("stats")[rows:]])
-    return with_threads.replace(sync_dependencies=with_syncs.table("sync_dependencies"), stats=stats)
+    trace = with_threads.replace(sync_dependencies=with_syncs.table("sync_dependencies"))
+    added = with_syncs.table("stats")[rows:]
+    return trace.replace(stats=pl.concat([trace.table("stats"), added])) if added.height else trace
 
 
 def is_linked(trace: Trace) -> bool:

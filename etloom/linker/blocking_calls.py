@@ -75,7 +75,9 @@ def list_blocking_copies(trace: Trace) -> pl.Series:
     """Return the ids of the memcpy calls that certainly block until the copy ends, whatever the recorded times."""
     events, launches = trace.events, trace.launches
     work = rows_of_ids(events, launches["device_event"])
-    is_copy = (work >= 0) & categories.mask_events(events, categories.MEMCPY_CATEGORIES)[work]
+    is_copy = arrays.select_values(
+        categories.mask_events(events, categories.MEMCPY_CATEGORIES), work, absent=False
+    )
     submissions = _collect_submissions(events, launches.filter(pl.Series(is_copy)))
     ids: pl.Series = trace.events["id"][submissions.call[submissions.certain]]
     return ids
@@ -132,23 +134,25 @@ class _Submissions:
 
     @cached_property
     def start(self) -> np.ndarray:
-        """The start of each activity; `end`: its end."""
+        """The start of each activity, ns."""
         start: np.ndarray = self.starts[self.work]
         return start
 
     @cached_property
     def end(self) -> np.ndarray:
+        """The end of each activity, ns."""
         end: np.ndarray = self.ends[self.work]
         return end
 
     @cached_property
     def called(self) -> np.ndarray:
-        """The start of each call; `returned`: its end."""
+        """The start of each call, ns."""
         called: np.ndarray = self.starts[self.call]
         return called
 
     @cached_property
     def returned(self) -> np.ndarray:
+        """The end of each call, ns."""
         returned: np.ndarray = self.ends[self.call]
         return returned
 

@@ -7,15 +7,13 @@ import polars as pl
 
 from etloom.core import arrays, categories, nesting
 from etloom.core.iterations import find_step_events
-from etloom.core.machine import run_both
+from etloom.core.machine import MIN_ARRAY_ROWS, run_both
 from etloom.core.nesting import find_innermost
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 
 SEVERAL_DEVICES = "link.several_devices"
 """Name of the row of stats that counts the devices of a rank, where it has more than one."""
-MIN_PARALLEL_ROWS = 100_000
-"""Events from which two threads link faster than one."""
 _MAX_NAME_LENGTH = 80  # characters of a name in an example
 
 
@@ -42,7 +40,7 @@ def place_events(trace: Trace) -> Trace:
         lambda: nesting.nest_events(events, python_ids=_get_python_ids(trace)),
         number_steps,
         events.height,
-        MIN_PARALLEL_ROWS,
+        MIN_ARRAY_ROWS,
     )
     depth = arrays.to_series(at.depth).set(arrays.to_series(at.depth < 0), None)
     events = events.with_columns(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -82,7 +83,9 @@ def select_part(
         return job
     if categories:
         _check_categories(job, categories)
-    begins = {rank: trace.events.select(kinds.recorded_extent()[0]).item() for rank, trace in job.items()}
+    begins: dict[int, Any] = {
+        rank: trace.compute_once(kinds.count_events)["work_start"].min() for rank, trace in job.items()
+    }
     firsts: dict[int, int] = {rank: begin for rank, begin in begins.items() if begin is not None}
     share_clock = all(trace.meta.get("clock") == "epoch" for trace in job.values())
     parts, matched = {}, dict.fromkeys(("step", "time", "name", "category", "all"), False)

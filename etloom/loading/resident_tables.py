@@ -17,6 +17,9 @@ import polars as pl
 from etloom.core.text_codes import CODED_TABLE, clone_table
 from etloom.core.trace import SMALL_ROWS, Results, TableLoader, Trace
 
+_CODED_ROW_BYTES = 24
+"""Codes and masks that are kept with a table, per row (measured: 20)."""
+
 
 class ResidentTables:
     """Limits the memory of a run's loaded tables to ``max_table_bytes``, by evicting the least recently used ranks.
@@ -107,6 +110,7 @@ class ResidentTable:
         if frame is None:
             frame = self._rank.frames[self._name] = self._stored.read().rechunk()
             added_bytes = int(frame.estimated_size())
+            added_bytes += _CODED_ROW_BYTES * frame.height if self._name == CODED_TABLE else 0
         self._rank.use(added_bytes)
         return clone_table(frame) if self._name == CODED_TABLE else frame.clone()
 

@@ -70,7 +70,7 @@ def select_device_events(trace: Trace, *columns: str) -> pl.DataFrame:
     """Return ``columns`` of the device events that have a duration; default: all, and the kernel type ``kind``."""
     rows = trace.compute_once(_find_device_rows)
     if columns:
-        return join_columns(trace.compute_once(_device_column, name) for name in columns)
+        return join_columns([trace.compute_once(_device_column, name) for name in columns])
     return trace.events[rows].with_columns(trace.compute_once(_device_column, "kind"))
 
 

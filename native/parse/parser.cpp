@@ -70,7 +70,7 @@ bool Parser::rows_of_both(std::string_view first, std::string_view second, uint6
     known_rows_ += std::exchange(second_->known_rows_, 0);
     // While the next piece is read, the second thread adds its rows to those that are here.
     const Shifts shifts{static_cast<uint32_t>(main_table().rows()), static_cast<uint32_t>(position)};
-    worker_.run_meanwhile([this, shifts] {
+    worker_.run_in_background([this, shifts] {
         for (auto& [name, table] : tables_) {
             Table& rows = second_->tables_.at(name);
             table.append(rows, shifts);
@@ -84,7 +84,7 @@ bool Parser::rows_of_both(std::string_view first, std::string_view second, uint6
 void Parser::stop() noexcept {
     try {
         worker_.wait();
-    } catch (...) {  // nobody wants the rows
+    } catch (...) {  // the rows are dropped
     }
 }
 

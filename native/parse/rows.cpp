@@ -228,7 +228,7 @@ bool RowStream::parse(char* from, char* to) {
 // The same by two threads, where that is worth while. The cut between them is right if the rows before it parse.
 bool RowStream::parse_halves(char* from, char* to) {
     constexpr size_t kTries = 8;
-    checkpoint();
+    checkpoint();  // before `is_for_two`, for which a second thread that still works is not free
     if (!is_for_two(static_cast<size_t>(to - from)) || not_halved_ > kTries + halved_) return false;
     char* middle = last_boundary(from, from + (to - from) / 2);
     if (middle == nullptr) return false;

@@ -50,7 +50,7 @@ class RowStream {
     virtual bool rows_of_both(std::string_view first, std::string_view second, uint64_t& position) = 0;
     // Whether a piece of that many bytes is to be parsed by two threads.
     virtual bool is_for_two(size_t bytes) const = 0;
-    // Remembers the rows that are here for `rewind`; the first to use the tables after a piece.
+    // Saves the numbers of rows for `rewind`. Waits for the second thread, so it comes before any other use of the tables.
     virtual void checkpoint() = 0;
     virtual void rewind() = 0;
 

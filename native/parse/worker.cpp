@@ -34,25 +34,25 @@ Worker::~Worker() {
     thread_.join();
 }
 
-void Worker::run_both(std::function<void()> there, const std::function<void()>& here) {
+void Worker::run_both(std::function<void()> background, const std::function<void()>& foreground) {
     wait();
-    if (!start(there)) {
-        here();
-        return there();
+    if (!start(background)) {
+        foreground();
+        return background();
     }
-    const std::exception_ptr error = run(here);
-    stand_by();
-    if (error) std::rethrow_exception(error);
+    const std::exception_ptr error = run(foreground);
+    wait_until_idle();
+    if (error) error_ = error;
     rethrow();
 }
 
-void Worker::run_meanwhile(std::function<void()> there) {
+void Worker::run_in_background(std::function<void()> job) {
     wait();
-    if (!start(there)) there();
+    if (!start(job)) job();
 }
 
 void Worker::wait() {
-    stand_by();
+    wait_until_idle();
     rethrow();
 }
 
@@ -76,7 +76,7 @@ bool Worker::start(std::function<void()> job) {
     return true;
 }
 
-void Worker::stand_by() {
+void Worker::wait_until_idle() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !job_; });
 }

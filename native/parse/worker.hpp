@@ -15,17 +15,17 @@ class Worker {
     Worker(const Worker&) = delete;
     ~Worker();
 
-    // Runs `there` in the thread and `here` in that of the caller, one after the other where the system has no thread
-    // left. Throws what one of them threw, when both are over.
-    void run_both(std::function<void()> there, const std::function<void()>& here);
-    // Starts `there`, which the next call of `run_both` or `wait` waits for.
-    void run_meanwhile(std::function<void()> there);
+    // Runs `background` in the thread and `foreground` in that of the caller, one after the other where the system has no
+    // thread left. Throws what one of them threw, when both are over.
+    void run_both(std::function<void()> background, const std::function<void()>& foreground);
+    // Starts a job, for which the next call waits.
+    void run_in_background(std::function<void()> job);
     // Waits until the thread has nothing to do. Throws what its job threw.
     void wait();
 
   private:
     bool start(std::function<void()> job);
-    void stand_by();
+    void wait_until_idle();
     void rethrow();
     void work();
 
@@ -38,10 +38,10 @@ class Worker {
 };
 
 // The same in the thread of the caller if there is no worker.
-inline void run_both(Worker* worker, const std::function<void()>& there, const std::function<void()>& here) {
-    if (worker != nullptr) return worker->run_both(there, here);
-    here();
-    there();
+inline void run_both(Worker* worker, const std::function<void()>& background, const std::function<void()>& foreground) {
+    if (worker != nullptr) return worker->run_both(background, foreground);
+    foreground();
+    background();
 }
 
 // Counts a thread that computes, for as long as it lives.

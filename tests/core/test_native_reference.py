@@ -545,4 +545,4 @@ def test_a_parser_may_be_dropped_while_rows_are_added() -> None:
         parser = _native.kineto_parser()
         parser.split_from(1)
         parser.feed(document + b",")
-        del parser  # of the rows of the second thread, some are not with the others yet
+        del parser  # some rows of the second thread are not appended yet

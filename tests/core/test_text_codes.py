@@ -10,6 +10,7 @@ import pytest
 
 from etloom.core import text_codes
 from etloom.core.arrays import is_in, map_text, match_text
+from etloom.core.trace import Trace
 
 TEXTS = ["aten::add", None, "nccl:all_reduce", "aten::add", "", "cudaLaunchKernel", None, "aten::mul"]
 
@@ -115,3 +116,20 @@ def test_codes_of_a_table_end_with_it() -> None:
     assert key in text_codes._TABLES
     del table
     assert key not in text_codes._TABLES
+
+
+def test_a_clone_changed_in_place_does_not_change_the_table() -> None:
+    events = pl.DataFrame({"id": [0, 1], "cat": pl.Series(["cpu_op", "kernel"], dtype=pl.Categorical)})
+    trace = Trace({"events": events.cast({"id": pl.UInt32})})
+    clone = trace.events
+    clone.replace_column(
+        clone.get_column_index("cat"), pl.Series("cat", ["kernel"] * 2, dtype=pl.Categorical)
+    )
+    text_codes.mask_values(clone, "cat", {"kernel"})
+    assert text_codes.mask_values(trace.events, "cat", {"kernel"}).tolist() == [False, True]
+    assert text_codes.mask_values(trace.events, "cat", {"kernel"}) is text_codes.mask_values(
+        trace.events, "cat", {"kernel"}
+    )
+    clone = trace.events
+    clone.extend(trace.events)
+    assert text_codes.mask_values(clone, "cat", {"kernel"}).tolist() == [False, True] * 2

@@ -151,8 +151,9 @@ class RankView:
     @shared_property
     def span_ns(self) -> int:
         """Time from the first to the last timed event of the host or device."""
-        is_timed = self.match_categories(_TIMED_CATEGORIES) & self._is_timed
-        starts, limit = arrays.to_array(self.trace.events["ts"], 0), np.iinfo(np.int64)
+        times, limit = self.trace.events["ts"], np.iinfo(np.int64)
+        is_timed = self.match_categories(_TIMED_CATEGORIES) & self._is_timed & arrays.is_present(times)
+        starts = arrays.to_array(times, 0)
         start = starts.min(where=is_timed, initial=limit.max)
         end = (starts + self._durations).max(where=is_timed, initial=limit.min)
         return int(end - start) if is_timed.any() else 0
@@ -468,17 +469,14 @@ class RankView:
         is_long = self._mask_host_events(categories.OPERATOR_CATEGORIES) & (self._durations >= MIN_COMPUTE_NS)
         rows = np.flatnonzero(is_long & ~self._calls_the_runtime)
         names = CodedColumn(take_rows(self.trace.events["name"], rows))
-        is_other = names.match_pattern(_ALLOCATING_OPERATORS) | names.match_pattern(
-            categories.COMMUNICATION_CALL
-        )
-        rows = rows[names.match_pattern("^aten::") & ~is_other]
-        is_candidate = np.zeros(
-            len(self.parents) + 1, np.bool_
-        )  # the last entry is for events without a parent
+        is_excluded = names.match_pattern(f"{_ALLOCATING_OPERATORS}|{categories.COMMUNICATION_CALL}")
+        rows = rows[names.match_pattern("^aten::") & ~is_excluded]
+        # The last entry is for events without a parent.
+        is_candidate = np.zeros(len(self.parents) + 1, np.bool_)
         is_candidate[rows] = True
-        inner = np.flatnonzero(is_candidate[self.parents])
+        children = np.flatnonzero(is_candidate[self.parents])
         inside = np.zeros(len(self.parents), np.int64)
-        np.add.at(inside, self.parents[inner], self._durations[inner])
+        np.add.at(inside, self.parents[children], self._durations[children])
         return self._take_host_events(rows[self._durations[rows] - inside[rows] >= MIN_COMPUTE_NS])
 
     @shared_property

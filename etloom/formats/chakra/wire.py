@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom import _native
-from etloom.core.arrays import encode_column
+from etloom.core.arrays import encode_utf8
 from etloom.formats.chakra.protobuf import MAX_VARINT_BYTES, encode_varint
 
 VARINT, LENGTH = 0, 2
@@ -82,7 +82,7 @@ def encode_packed(number: int, first: NDArray[np.int64], values: NDArray[np.int6
 
 def encode_texts(number: int, values: pl.Series) -> list[Field]:
     """Encode a text field per row; omit it where the text is null or empty."""
-    return _encode_length_delimited(number, (None, *encode_column(values.fill_null(""))))
+    return _encode_length_delimited(number, (None, *encode_utf8(values.fill_null(""))))
 
 
 def encode_messages(number: int, parts: Sequence[Field]) -> list[Field]:

@@ -210,7 +210,7 @@ def _number_texts(column: pl.Series) -> tuple[list[str], np.ndarray]:
 
 def _text_part(column: pl.Series) -> tuple[None, np.ndarray, np.ndarray]:
     """Convert a column of texts without nulls to a `Part` (a piece of each row's text) that stores a text per row."""
-    return None, *arrays.encode_column(column)
+    return None, *arrays.encode_utf8(column)
 
 
 def _argument_parts(columns: list[tuple[np.ndarray, np.ndarray]], types: Part) -> list[Part]:

@@ -15,7 +15,7 @@ import polars as pl
 
 from etloom.core.arrays import make_frame
 from etloom.core.errors import LimitError, ReadError
-from etloom.core.machine import available_memory, run_in_parallel
+from etloom.core.machine import MIN_ARRAY_ROWS, available_memory, run_paired
 from etloom.core.schema import Stat
 from etloom.formats.io.compression import (
     DECOMPRESSION_ERRORS,
@@ -42,8 +42,7 @@ _MIN_PIECE_BYTES = 64 << 10
 _MAX_SMALL_BYTES = 512 << 10
 """A compressed file up to this size is read without a second thread, whose start would take longer than it saves."""
 _NEVER = 1 << 62
-_MIN_PARALLEL_ROWS = 200_000
-"""Rows of a file from which two threads convert its columns."""
+"""More bytes than any piece has: one thread parses."""
 _AHEAD = 4  # chunks the reading thread may be ahead of the parser
 
 # What the native parsers count: its severity, and its meaning for a reader of the stats.
@@ -139,11 +138,10 @@ def take_frames(parser: Any) -> dict[str, pl.DataFrame]:
     """Move the parser's columns into data frames, returned by table name."""
     tables = parser.take()
     columns = [values for table in tables.values() for values in table.values()]
-    if parser.rows < _MIN_PARALLEL_ROWS:
-        series = iter([pl.Series(values) for values in columns])
-    else:  # polars renumbers the texts of a column, without the interpreter's lock
-        numbers = range(len(columns))
-        series = iter(run_in_parallel(lambda number: pl.Series(columns[number]), numbers, 2).values())
+    numbers = range(len(columns))
+    series = iter(
+        run_paired(lambda number: pl.Series(columns[number]), numbers, parser.rows, MIN_ARRAY_ROWS).values()
+    )
     return {name: make_frame({column: next(series) for column in table}) for name, table in tables.items()}
 
 
