@@ -211,6 +211,10 @@ void read_by_one_and_two(Make make, Random& random) {
     }
     const std::string expected = read(make(), pieces, SIZE_MAX, true);
     if (read(make(), pieces, SIZE_MAX) != expected || read(make(), pieces, 1) != expected) std::abort();
+    // A parser may be dropped while its second thread still appends rows.
+    const auto dropped = make();
+    dropped->split_from(1);
+    dropped->feed(input.data(), input.size());
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ from etloom._native import looked_up, row_indexes
 
 ABSENT = np.iinfo(np.uint32).max
 """The code of null."""
-CODED_TABLE = "events"
+_CODED_TABLE = "events"
 """The table of a Trace with which its codes and masks are kept; other tables need them only once."""
 _ANCHOR = pl.Series([""], dtype=pl.Categorical)
 """Keeps the codes of the process: polars drops them with the last column."""
@@ -30,6 +30,8 @@ _MAX_KEPT = 1 << 18
 _FIRST_ROWS = 1 << 15
 _MAX_SHARED_ROWS = 1 << 20
 """The masks of larger tables take too much memory to be kept as long as the tables."""
+_CODE_ROW_BYTES = 24
+"""Codes and masks that are kept with a table, per row (measured: 20)."""
 _UNKNOWN = np.uint8(255)
 """Entry of a table for a text that has not occurred."""
 
@@ -72,16 +74,22 @@ def _add_table(table: pl.DataFrame, codes: _TableCodes) -> _TableCodes:
     return codes
 
 
-def clone_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a clone of a table; clones of a table of up to `_MAX_SHARED_ROWS` rows share its codes and masks.
+def clone_table(name: str, table: pl.DataFrame) -> pl.DataFrame:
+    """Return a clone of a table of a Trace; clones of `_CODED_TABLE`, unless it is large, share its codes and masks.
 
     The owner of a table returns clones, so that nothing done in place to one of them reaches the table. After a change
     in place, the clone itself must not be passed to functions that ask for codes.
     """
     clone = table.clone()
-    if 0 < table.height <= _MAX_SHARED_ROWS:
+    if name == _CODED_TABLE and 0 < table.height <= _MAX_SHARED_ROWS:
         _add_table(clone, _find_table(table))
     return clone
+
+
+def estimate_code_bytes(name: str, table: pl.DataFrame) -> int:
+    """Return about how many bytes of codes and masks are kept with a table of a Trace."""
+    is_coded = name == _CODED_TABLE and table.height <= _MAX_SHARED_ROWS
+    return _CODE_ROW_BYTES * table.height if is_coded else 0
 
 
 def get_codes(table: pl.DataFrame, column: str) -> Codes:

@@ -111,6 +111,10 @@ class _Submissions:
 
     def __init__(self, events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> None:
         self.events, self.work, self.call = events, work, call
+        self.starts, durations = (arrays.to_array(events[name], 0) for name in ("ts", "dur"))
+        self.start, self.called = self.starts[work], self.starts[call]
+        self.end = self.start + np.maximum(durations[work], 0)
+        self.returned = self.called + np.maximum(durations[call], 0)
         name = events["name"]
         is_synchronous, self.is_asynchronous = _match(
             arrays.take_rows(name, call), SYNCHRONOUS_COPY, ASYNCHRONOUS
@@ -122,39 +126,10 @@ class _Submissions:
         self.is_copy = categories.mask_events(events, categories.MEMCPY_CATEGORIES)[work]
 
     @cached_property
-    def starts(self) -> np.ndarray:
-        """The start of each event, ns."""
-        return arrays.to_array(self.events["ts"], 0)
-
-    @cached_property
     def ends(self) -> np.ndarray:
         """The end of each event, ns."""
         ends: np.ndarray = self.starts + np.maximum(arrays.to_array(self.events["dur"], 0), 0)
         return ends
-
-    @cached_property
-    def start(self) -> np.ndarray:
-        """The start of each activity, ns."""
-        start: np.ndarray = self.starts[self.work]
-        return start
-
-    @cached_property
-    def end(self) -> np.ndarray:
-        """The end of each activity, ns."""
-        end: np.ndarray = self.ends[self.work]
-        return end
-
-    @cached_property
-    def called(self) -> np.ndarray:
-        """The start of each call, ns."""
-        called: np.ndarray = self.starts[self.call]
-        return called
-
-    @cached_property
-    def returned(self) -> np.ndarray:
-        """The end of each call, ns."""
-        returned: np.ndarray = self.ends[self.call]
-        return returned
 
     @cached_property
     def ready(self) -> np.ndarray:

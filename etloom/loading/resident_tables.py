@@ -14,11 +14,8 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.text_codes import CODED_TABLE, clone_table
+from etloom.core.text_codes import clone_table, estimate_code_bytes
 from etloom.core.trace import SMALL_ROWS, Results, TableLoader, Trace
-
-_CODED_ROW_BYTES = 24
-"""Codes and masks that are kept with a table, per row (measured: 20)."""
 
 
 class ResidentTables:
@@ -109,10 +106,9 @@ class ResidentTable:
         frame, added_bytes = self._rank.frames.get(self._name), 0
         if frame is None:
             frame = self._rank.frames[self._name] = self._stored.read().rechunk()
-            added_bytes = int(frame.estimated_size())
-            added_bytes += _CODED_ROW_BYTES * frame.height if self._name == CODED_TABLE else 0
+            added_bytes = int(frame.estimated_size()) + estimate_code_bytes(self._name, frame)
         self._rank.use(added_bytes)
-        return clone_table(frame) if self._name == CODED_TABLE else frame.clone()
+        return clone_table(self._name, frame)
 
     def scan(self) -> pl.LazyFrame:
         """Return the table as a lazy query, over memory if it is loaded or small, else over its file."""

@@ -534,15 +534,3 @@ def test_a_number_in_the_range_of_texts_is_itself() -> None:
         for i, pid in enumerate([1, "a", "b", 1, "c", -(1 << 40), -(1 << 40) - 1, "d", "e", 7] * 10)
     ]
     native_parsers.parse("kineto", json.dumps({"traceEvents": rows}).encode())
-
-
-def test_a_parser_may_be_dropped_while_rows_are_added() -> None:
-    row = (
-        b'{"ph": "X", "name": "op", "pid": "lane %d", "tid": 2, "ts": 5, "dur": 1, "args": {"stream": "s%d"}}'
-    )
-    document = b'{"traceEvents": [' + b",".join(row % (i, i) for i in range(2_000))
-    for _ in range(50):
-        parser = _native.kineto_parser()
-        parser.split_from(1)
-        parser.feed(document + b",")
-        del parser  # some rows of the second thread are not appended yet
