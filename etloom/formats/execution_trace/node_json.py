@@ -94,7 +94,6 @@ class NodeTexts:
             attributes.append(
                 _quoted_part(nodes[name], json.dumps(none)) if is_text else _number_part(nodes[name], none)
             )
-        tail = [_text_part(nodes[name].fill_null("")) for name in last]
 
         def format_chunk(begin: int) -> np.ndarray:
             rows = slice(begin, min(begin + _CHUNK_NODES, nodes.height))
@@ -103,7 +102,7 @@ class NodeTexts:
                 columns = self._arguments.format(ids[rows], templates[io][rows], io)
                 parts += [f', "{side}s": ', *_argument_parts(columns, *_slice_parts([types[io]], rows))]
             parts += [*_slice_parts(attributes, rows), "}", *self._format_more_attributes(nodes[rows]), "]"]
-            parts += [*_slice_parts(tail, rows), "}"]
+            parts += [*(_text_part(nodes[name][rows].fill_null("")) for name in last), "}"]
             text: np.ndarray = _native.row_texts(parts, rows.stop - begin)[1]
             return text
 
