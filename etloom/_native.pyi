@@ -94,8 +94,11 @@ class ArgumentTexts:
     def set_places(self, node: _U32, io: _I32, index: _I32, item: _I32) -> None: ...
     def set_numbers(self, number: int, numbers: _I64, known: _Bool) -> None: ...
     def set_texts(self, number: int, codes: _I32, texts: list[str]) -> None: ...
-    def format(self, nodes: _U32, templates: _U32, io: int) -> list[tuple[_I64, _U8]]:
-        """Returns values, shapes and strides of the nodes, each as offsets and bytes."""
+
+class ArgumentSide:
+    """The inputs (io 0) or outputs (io 1) of some nodes: a part of `row_texts`."""
+
+    def __init__(self, arguments: ArgumentTexts, nodes: _U32, templates: _U32, io: int) -> None: ...
 
 # Observer files (observer.cpp); formats/observer/records.py and arguments.py name what they take from the results
 
@@ -122,12 +125,15 @@ def observer_incarnations(
 
 # Rows of text from parts (row_texts.cpp)
 
-def row_texts(parts: Sequence[str | _I64 | tuple[_I32 | None, _I64, _U8]], rows: int) -> tuple[_I64, _U8]:
-    """Returns the offsets and bytes of rows that consist of constants, numbers and texts.
+_Part: TypeAlias = str | _I64 | tuple[_I32 | None, _I64, _U8] | tuple[ArgumentSide, int]
+
+def row_texts(parts: Sequence[_Part], rows: int) -> tuple[_I64, _U8]:
+    """Returns the offsets and bytes of rows that consist of constants, numbers, texts and arguments.
 
     Args:
         parts: For each part a constant, a number per row, or texts: the number of the text of each row (None: row i has
-            text i), and the offsets and bytes of the texts.
+            text i), and the offsets and bytes of the texts; or arguments and what of them: values (0), shapes (1) or
+            strides (2).
         rows: The number of rows.
     """
 
@@ -137,6 +143,9 @@ def looked_up(table: _U8, codes: _U32, clip: bool = False) -> _U8:
     """Returns the entry of each code; with ``clip`` greater codes have the last one, else they raise ValueError."""
 
 def codes_of(marked: _Bool, codes: _U32, size: int) -> _U8: ...
+def distinct_codes(codes: _U32) -> tuple[_I64, _I32]:
+    """Returns a row of each code, in the order of codes, and the number of each row's code; -1 for absent codes."""
+
 def number_pairs(first: _I64, second: _I64) -> _I32: ...
 def sums_of_pairs(
     chosen: _Bool, row: _I32, value: _I64, first: _U32, second: _U32, weight: _I64, wanted: _Bool

@@ -59,6 +59,43 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> codes_of(In<bool> marked, In<uint32
     return to_numpy(std::move(held));
 }
 
+// A row of each code, in the order of codes, and for each row the number of its code among these; -1 for absent codes.
+nb::tuple distinct_codes(In<uint32_t> codes) {
+    constexpr uint32_t ABSENT = ~uint32_t{0};
+    const size_t n = codes.shape(0);
+    const uint32_t* const code = codes.data();
+    if (n > INT32_MAX) throw nb::value_error("too many rows");
+    Paged<int64_t> rows;
+    Paged<int32_t> numbers(n);
+    {
+        nb::gil_scoped_release release;
+        uint32_t size = 0;  // above the greatest code
+        for (size_t row = 0; row < n; ++row) size = std::max(size, code[row] + 1);  // that of ABSENT is 0
+        if (size <= 16 * n + 65'536) {
+            std::vector<int32_t> of_code(size, -1);  // a row, then the number
+            for (size_t row = 0; row < n; ++row)
+                if (code[row] != ABSENT) of_code[code[row]] = static_cast<int32_t>(row);
+            for (int32_t& of : of_code) {
+                if (of < 0) continue;
+                rows.push_back(of);
+                of = static_cast<int32_t>(rows.size()) - 1;
+            }
+            for (size_t row = 0; row < n; ++row) numbers[row] = code[row] == ABSENT ? -1 : of_code[code[row]];
+        } else {  // a table would be much larger than the column
+            for (size_t row = 0; row < n; ++row)
+                if (code[row] != ABSENT) rows.push_back(static_cast<int64_t>(row));
+            std::sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return code[a] < code[b]; });
+            rows.erase(std::unique(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return code[a] == code[b]; }), rows.end());
+            const auto is_before = [&](int64_t row, uint32_t value) { return code[row] < value; };
+            for (size_t row = 0; row < n; ++row) {
+                const auto at = std::lower_bound(rows.begin(), rows.end(), code[row], is_before);
+                numbers[row] = code[row] == ABSENT ? -1 : static_cast<int32_t>(at - rows.begin());
+            }
+        }
+    }
+    return nb::make_tuple(to_numpy(std::move(rows)), to_numpy(std::move(numbers)));
+}
+
 // Numbers the pairs by sorting the rows, which many distinct pairs need.
 void number_sorted(const In<int64_t>& first, const In<int64_t>& second, Paged<int32_t>& number) {
     struct Row {
@@ -195,6 +232,8 @@ void bind_codes(nb::module_& module) {
                "What a table says of each code; with clip its last entry is that of all greater codes.");
     module.def("codes_of", &codes_of, nb::arg("marked"), nb::arg("codes"), nb::arg("size"),
                "Of each code below a size whether a marked row holds it.");
+    module.def("distinct_codes", &distinct_codes, nb::arg("codes"),
+               "A row of each code, in the order of codes, and for each row the number of its code; -1 for absent codes.");
     module.def("number_pairs", &number_pairs, nb::arg("first"), nb::arg("second"),
                "A number from 0 for each pair of values, in the order of pairs.");
     module.def("sums_of_pairs", &sums_of_pairs, nb::arg("chosen"), nb::arg("row"), nb::arg("value"), nb::arg("first"),

@@ -1,8 +1,9 @@
-// Rows of text, each put together from the same parts: constants, numbers, repeated texts, texts of the row.
+// Rows of text, each put together from the same parts: constants, numbers, repeated texts, texts of the row, arguments.
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "argument_texts.hpp"
 #include "arrays.hpp"
 #include "bindings.hpp"
 
@@ -20,7 +22,9 @@ namespace {
 // Texts one after the other, with the offset of each and the end; codes say which of them a row has, without codes row i
 // has text i.
 using Texts = std::tuple<std::optional<In<int32_t>>, In<int64_t>, In<uint8_t>>;
-using Part = std::variant<std::string, In<int64_t>, Texts>;
+using Arguments = std::tuple<const ArgumentSide*, int32_t>;
+using Part = std::variant<std::string, In<int64_t>, Texts, Arguments>;
+using Cursors = std::map<const ArgumentSide*, ArgumentSide::Cursor>;
 
 constexpr size_t MOST_DIGITS = 20;  // and a sign
 
@@ -39,12 +43,19 @@ void check_texts(const Texts& part, size_t rows) {
 // What a row needs of a part: the bytes of a text, or the most that a number can have.
 class Writer {
   public:
-    Writer(const Part& part, size_t rows) {
+    Writer(const Part& part, size_t rows, Cursors& cursors) {
         if (const auto* text = std::get_if<std::string>(&part)) {
             constant_ = *text;
         } else if (const auto* numbers = std::get_if<In<int64_t>>(&part)) {
             if (numbers->shape(0) != rows) throw nb::value_error("a number per row");
             numbers_ = numbers->data();
+        } else if (const auto* arguments = std::get_if<Arguments>(&part)) {
+            const auto& [side, which] = *arguments;
+            if (side == nullptr || which < ArgumentSide::kValues || which > ArgumentSide::kStrides) throw nb::value_error("no such arguments");
+            if (side->rows() != rows) throw nb::value_error("arguments per row");
+            side_ = side;
+            which_ = static_cast<ArgumentSide::Which>(which);
+            cursor_ = &cursors[side];
         } else {
             const auto& texts = std::get<Texts>(part);
             check_texts(texts, rows);
@@ -55,10 +66,12 @@ class Writer {
         }
     }
     size_t most_bytes(size_t row) const {
+        if (side_ != nullptr) return side_->most_bytes(which_, row);
         return offsets_ != nullptr ? text(row).size() : numbers_ != nullptr ? MOST_DIGITS : constant_.size();
     }
     // Where the part of the row ends, which is written from `at`.
     char* write(size_t row, char* at) const {
+        if (side_ != nullptr) return side_->write(which_, row, at, *cursor_);
         if (numbers_ != nullptr) return std::to_chars(at, at + MOST_DIGITS, numbers_[row]).ptr;
         const std::string_view from = offsets_ != nullptr ? text(row) : constant_;
         if (!from.empty()) std::memcpy(at, from.data(), from.size());
@@ -75,13 +88,17 @@ class Writer {
     const int64_t *numbers_ = nullptr, *offsets_ = nullptr;
     const int32_t* codes_ = nullptr;
     const uint8_t* bytes_ = nullptr;
+    const ArgumentSide* side_ = nullptr;
+    ArgumentSide::Which which_ = ArgumentSide::kValues;
+    ArgumentSide::Cursor* cursor_ = nullptr;
 };
 
 // The rows as offsets and bytes.
 nb::tuple row_texts(const std::vector<Part>& parts, size_t rows) {
+    Cursors cursors;
     std::vector<Writer> writers;
     writers.reserve(parts.size());
-    for (const Part& part : parts) writers.emplace_back(part, rows);
+    for (const Part& part : parts) writers.emplace_back(part, rows, cursors);
     Paged<int64_t> offsets{0};
     Paged<uint8_t> bytes;
     {
@@ -107,6 +124,6 @@ nb::tuple row_texts(const std::vector<Part>& parts, size_t rows) {
 
 void bind_row_texts(nb::module_& module) {
     module.def("row_texts", &row_texts, nb::arg("parts"), nb::arg("rows"),
-               "Rows of text, as offsets and bytes, from their parts: constants, numbers, and texts as codes (or None: a text "
-               "per row), offsets and bytes.");
+               "Rows of text, as offsets and bytes, from their parts: constants, numbers, texts as codes (or None: a text per "
+               "row), offsets and bytes, and arguments (0: values, 1: shapes, 2: strides).");
 }

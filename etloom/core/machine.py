@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -79,6 +81,51 @@ def run_paired(
     if _has_two_threads(rows, min_rows):
         return run_in_parallel(work, keys, 2)
     return {key: work(key) for key in keys}
+
+
+def run_ahead(
+    work: Callable[[_Key], _Result], keys: Iterable[_Key], rows: int, min_rows: int | None = None
+) -> Iterator[_Result]:
+    """Yield ``work(key)`` for each key in order; while the caller uses a result, two threads compute the next ones.
+
+    There are no threads where `run_paired` has none, and where `run_in_parallel` has none for tasks with queries. The
+    exception of a task is raised in place of its result.
+    """
+    if not _has_two_threads(rows, min_rows) or getattr(_thread, "runs_queries", False):
+        yield from map(work, keys)
+        return
+    ahead: deque[_Task[_Result]] = deque()
+    for key in keys:
+        ahead.append(_Task(partial(work, key)))
+        if len(ahead) > 2:
+            yield ahead.popleft().wait()
+    while ahead:
+        yield ahead.popleft().wait()
+
+
+class _Task(threading.Thread, Generic[_Result]):
+    """A call in a thread of its own, which has been started; a daemon, see `run_in_parallel`."""
+
+    def __init__(self, call: Callable[[], _Result]) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self._results: list[_Result] = []
+        self._raised: list[BaseException] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._results.append(self._call())
+        except BaseException as error:  # raised again by wait
+            self._raised.append(error)
+
+    def wait(self) -> _Result:
+        """Return the result of the call, or raise its exception."""
+        while self.is_alive():
+            self.join(0.1)  # with a timeout, see `run_in_parallel`
+        if self._raised:
+            raise self._raised[0]
+        return self._results[0]
 
 
 def run_both(

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom._native import looked_up, row_indexes
+from etloom._native import distinct_codes, looked_up, row_indexes
 
 ABSENT = np.iinfo(np.uint32).max
 """The code of null."""
@@ -118,31 +118,9 @@ def mask_values(table: pl.DataFrame, column: str, values: Collection[str]) -> Ma
     return mask
 
 
-def _list_distinct(codes: Codes) -> NDArray[np.int64]:
-    """Return one row number per distinct code except ABSENT."""
-    size = count_codes(codes)
-    if size > 16 * codes.size + 65_536:  # a table would be much larger than the column
-        rows: NDArray[np.int64] = np.unique(codes, return_index=True)[1]
-        return np.compress(codes[rows] != ABSENT, rows)
-    row_by_code = np.full(size + 1, -1, np.int64)
-    row_by_code[np.minimum(codes, size)] = np.arange(codes.size)
-    row_by_code[size] = -1
-    return np.compress(row_by_code >= 0, row_by_code)
-
-
-def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_distinct(codes: Codes) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return one row number per distinct code, and for each row the index of its code among these; -1 for ABSENT."""
-    size = count_codes(codes)
-    if size > 16 * codes.size + 65_536:  # a table would be much larger than the column
-        texts, rows, positions = np.unique(codes, return_index=True, return_inverse=True)
-        return rows[texts != ABSENT], np.where(codes == ABSENT, -1, positions)
-    row_by_code = np.full(size + 1, -1, np.int64)
-    row_by_code[np.minimum(codes, size)] = np.arange(codes.size)
-    row_by_code[size] = -1
-    distinct = np.flatnonzero(row_by_code >= 0)
-    position_by_code = np.full(size + 1, -1, np.int64)
-    position_by_code[distinct] = np.arange(distinct.size)
-    return row_by_code[distinct], position_by_code[np.minimum(codes, size)]
+    return distinct_codes(codes)
 
 
 class CodedColumn:
@@ -154,7 +132,7 @@ class CodedColumn:
 
     def __init__(self, column: pl.Series) -> None:
         self._codes = read_codes(column)
-        rows = _list_distinct(self._codes)
+        rows = find_distinct(self._codes)[0]
         self._distinct = self._codes[rows]
         self._texts = column[pl.Series("", row_indexes(rows))]
 
@@ -222,7 +200,7 @@ def match_distinct(column: pl.Series, codes: Codes, condition: pl.Expr) -> Mask:
         codes: Its codes.
         condition: An expression of the Categorical column ``text``.
     """
-    rows = _list_distinct(codes)
+    rows = find_distinct(codes)[0]
     return _mask_codes(codes, codes[rows][_compute_rows(column, rows, condition).view(np.bool_)])
 
 

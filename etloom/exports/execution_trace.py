@@ -9,8 +9,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-import polars as pl
-
+from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.formats.execution_trace.node_json import NodeTexts, select_host_nodes
@@ -42,9 +41,8 @@ def write(trace: Trace | Job, path: str | PathLike[str]) -> None:
     header = {**_HEADER, **(trace.meta.get("header", {}).get("execution_trace") or {}), "schema": _SCHEMA}
     if header.get("finish_ts") is None:
         header.pop("finish_ts", None)
-    above = trace.nodes.select(pl.col("id").alias("parent"), pl.col("et_id").alias("above"))
-    nodes = trace.nodes.join(above, on="parent", how="left").with_columns(
-        pl.col("above").fill_null(pl.col("recorded_parent")).fill_null(1)
-    )
+    nodes = trace.nodes
+    above = take_rows(nodes["et_id"], rows_of_ids(nodes, nodes["parent"])).alias("above")
+    nodes = nodes.with_columns(above.fill_null(nodes["recorded_parent"]).fill_null(1))
     nodes = nodes.sort("file_order", "et_id")
     write_document(Path(path), header, NodeTexts(trace).format_nodes(nodes))

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from etloom.core.machine import run_in_parallel, run_in_query_thread, shared_property
+from etloom.core.machine import run_ahead, run_in_parallel, run_in_query_thread, shared_property
 
 
 @pytest.mark.parametrize("threads", [1, 2, 9])
@@ -30,6 +30,27 @@ def test_the_first_error_of_a_task_is_raised() -> None:
 
     with pytest.raises(ValueError, match=r"task [12]"):
         run_in_parallel(work, [0, 1, 2], 2)
+
+
+@pytest.mark.parametrize("rows", [1, 10])
+def test_next_results_are_computed_ahead(rows: int) -> None:
+    """Two, if there are enough rows; in order, and up to the first that raises."""
+    started: list[int] = []
+
+    def work(key: int) -> int:
+        started.append(key)
+        time.sleep(0.001 * (key % 2))
+        if key == 5:
+            raise ValueError("task 5")
+        return key * key
+
+    results = run_ahead(work, range(7), rows, 10)
+    assert next(results) == 0
+    assert sorted(started) == ([0] if rows == 1 else [0, 1, 2])
+    assert [next(results) for _ in range(4)] == [1, 4, 9, 16]
+    with pytest.raises(ValueError, match="task 5"):
+        next(results)
+    assert list(run_ahead(work, [], rows, 10)) == []
 
 
 def test_a_property_is_computed_once_for_all_threads() -> None:

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from etloom.core import text_codes
 from etloom.core.arrays import is_in, map_text, match_text
 from etloom.core.trace import Trace
+from support.examples import examples
 
 TEXTS = ["aten::add", None, "nccl:all_reduce", "aten::add", "", "cudaLaunchKernel", None, "aten::mul"]
 
@@ -66,11 +69,18 @@ def test_texts_of_great_codes_match(monkeypatch: pytest.MonkeyPatch) -> None:
         text_codes._tabulate_values.cache_clear()
 
 
-def test_distinct_rows_of_a_column_with_sparse_codes() -> None:
-    codes = np.array([5, 10**8, text_codes.ABSENT, 5], np.uint32)
-    rows, positions = text_codes.find_distinct(codes)
-    assert codes[rows].tolist() == [5, 10**8]
-    assert positions.tolist() == [0, 1, -1, 0]
+@settings(max_examples=examples(100))
+@given(
+    codes=st.lists(
+        st.sampled_from((0, 1, 5, 65_535, 10**8, text_codes.ABSENT - 1, text_codes.ABSENT)), max_size=8
+    )
+)
+def test_distinct_rows_of_a_column(codes: list[int]) -> None:
+    """Codes far above the number of rows are sorted instead of tabulated."""
+    rows, positions = text_codes.find_distinct(np.array(codes, np.uint32))
+    distinct = sorted({*codes} - {text_codes.ABSENT})
+    assert [codes[row] for row in rows] == distinct
+    assert positions.tolist() == [-1 if code == text_codes.ABSENT else distinct.index(code) for code in codes]
 
 
 def test_a_function_of_texts_sees_null_once() -> None:

@@ -104,7 +104,9 @@ def test_wrong_numbers_of_templates_or_texts_are_refused() -> None:
     arguments = _native.ArgumentTexts()
     node = pl.Series([0], dtype=pl.UInt32).to_numpy()
     with pytest.raises(ValueError, match="a template per node"):
-        arguments.format(node, node, 0)
+        _native.ArgumentSide(arguments, node, node, 0)
+    with pytest.raises(ValueError, match="the tensors are incomplete"):
+        _native.ArgumentSide(arguments, node[:0], node[:0], 0)
     with pytest.raises(ValueError, match="a text per place"):
         arguments.add_template("[", "[", [(0, 0)], [], [])
     with pytest.raises(ValueError, match="a text per tensor"):

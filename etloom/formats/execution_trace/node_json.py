@@ -13,7 +13,7 @@ import polars as pl
 from etloom import _native
 from etloom.core import arrays, categories, text_codes
 from etloom.core.errors import EtloomError
-from etloom.core.machine import run_paired
+from etloom.core.machine import run_ahead
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.writer import SEPARATOR
 
@@ -42,8 +42,9 @@ _COMM_ATTRIBUTES = (
     ("pg_size", "uint64", "group_size"),
 )
 
-Part: TypeAlias = "str | np.ndarray | tuple[np.ndarray | None, np.ndarray, np.ndarray]"
-"""A part of every row of a text: a constant, numbers, or texts as codes, offsets and bytes."""
+_Column: TypeAlias = "str | np.ndarray | tuple[np.ndarray | None, np.ndarray, np.ndarray]"
+Part: TypeAlias = "_Column | tuple[_native.ArgumentSide, int]"
+"""A part of every row of a text: a constant, numbers, texts as codes, offsets and bytes, or a list of arguments."""
 
 _NUMBERS = ("tensor_id", "storage_id", "offset", "numel", "itemsize")
 _SIDES = ("input", "output")
@@ -56,6 +57,7 @@ DEFAULT_ATTRIBUTES = ", ".join(
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\[\]{},"\s]+')
 _CHUNK_NODES = 1 << 13  # about 8 MB of text
 _MAX_INDEX = 2**15 - 1  # the largest index in tensors.index
+_VALUES, _SHAPES, _STRIDES = range(3)
 _NO_ITEM = -(2**31)
 """Stands for null among the indices and items of tensors."""
 
@@ -64,7 +66,11 @@ class NodeTexts:
     """Formats the nodes of one trace as JSON texts."""
 
     def __init__(self, trace: Trace) -> None:
-        self._arguments = _collect_tensors(trace.tensors.sort("node", maintain_order=True))
+        tensors = trace.tensors
+        is_sorted = tensors["node"].is_sorted()  # as after reading
+        self._arguments = _collect_tensors(
+            tensors if is_sorted else tensors.sort("node", maintain_order=True)
+        )
         self._templates: dict[str, int] = {}
         self._comms = trace.comms.drop_nulls("node").unique("node", keep="first")
 
@@ -78,7 +84,7 @@ class NodeTexts:
         Yields:
             The bytes of the objects, each after `SEPARATOR`.
         """
-        head: list[Part] = [f'{SEPARATOR}{{"id": ', _number_part(nodes["et_id"], "null")]
+        head: list[_Column] = [f'{SEPARATOR}{{"id": ', _number_part(nodes["et_id"], "null")]
         head += [', "name": ', _quoted_part(nodes["name"], "null")]
         head += [', "ctrl_deps": ', _number_part(nodes["above"], "null")]
         ids, templates = (
@@ -86,7 +92,7 @@ class NodeTexts:
             [self._number_templates(nodes[f"{side}s"]) for side in _SIDES],
         )
         types = [_repeated_part(nodes[f"{side}_types"], "[]") for side in _SIDES]
-        attributes: list[Part] = []
+        attributes: list[_Column] = []
         for name, kind, none in _ATTRIBUTES:
             start = "}, " if attributes else ', "attrs": ['
             attributes.append(f'{start}{{"name": "{name}", "type": "{kind}", "value": ')
@@ -99,23 +105,22 @@ class NodeTexts:
             rows = slice(begin, min(begin + _CHUNK_NODES, nodes.height))
             parts = _slice_parts(head, rows)
             for io, side in enumerate(_SIDES):
-                columns = self._arguments.format(ids[rows], templates[io][rows], io)
-                parts += [f', "{side}s": ', *_argument_parts(columns, *_slice_parts([types[io]], rows))]
+                texts = _native.ArgumentSide(self._arguments, ids[rows], templates[io][rows], io)
+                parts += [f', "{side}s": ', *_argument_parts(texts, *_slice_parts([types[io]], rows))]
             parts += [*_slice_parts(attributes, rows), "}", *self._format_more_attributes(nodes[rows]), "]"]
             parts += [*(_text_part(nodes[name][rows].fill_null("")) for name in last), "}"]
             text: np.ndarray = _native.row_texts(parts, rows.stop - begin)[1]
             return text
 
         chunks = range(0, nodes.height, _CHUNK_NODES)
-        for pair in range(0, len(chunks), 2):
-            yield from run_paired(format_chunk, chunks[pair : pair + 2], nodes.height, _CHUNK_NODES).values()
+        yield from run_ahead(format_chunk, chunks, nodes.height, _CHUNK_NODES)
 
     def format_arguments(self, nodes: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
         """Return all nodes' inputs and all nodes' outputs as columns of JSON (values, shapes, types, strides)."""
         sides = []
         for io, side in enumerate(_SIDES):
             types = _repeated_part(nodes[f"{side}_types"], "[]")
-            parts = _argument_parts(self._format_side(nodes, io), types)
+            parts = _argument_parts(self._select_side(nodes, io), types)
             sides.append(_to_series(*_native.row_texts(parts, nodes.height)))
         return sides[0], sides[1]
 
@@ -126,17 +131,21 @@ class NodeTexts:
         """
         sides = []
         for io, side in enumerate(_SIDES):
-            values, shapes, strides = (_to_series(*column) for column in self._format_side(nodes, io))
+            texts = self._select_side(nodes, io)
+            values, shapes, strides = (
+                _to_series(*_native.row_texts([(texts, part)], nodes.height))
+                for part in (_VALUES, _SHAPES, _STRIDES)
+            )
             types = nodes[f"{side}_types"].cast(pl.String).fill_null("[]")
             sides.append(
                 pl.DataFrame({"values": values, "shapes": shapes, "types": types, "strides": strides})
             )
         return sides[0], sides[1]
 
-    def _format_side(self, nodes: pl.DataFrame, io: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Format values, shapes and strides of nodes' inputs (io 0) or outputs (io 1) as JSON: offsets and bytes."""
+    def _select_side(self, nodes: pl.DataFrame, io: int) -> _native.ArgumentSide:
+        """Return the inputs (io 0) or outputs (io 1) of nodes, as a part of texts."""
         templates = self._number_templates(nodes[f"{_SIDES[io]}s"])
-        return self._arguments.format(nodes["id"].to_numpy(), templates, io)
+        return _native.ArgumentSide(self._arguments, nodes["id"].to_numpy(), templates, io)
 
     def _number_templates(self, values: pl.Series) -> np.ndarray:
         """Return the number of each argument list's template: its JSON with null for tensors; null counts as ``[]``."""
@@ -177,7 +186,7 @@ class NodeTexts:
         return [_text_part(column.fill_null(""))]
 
 
-def _number_part(column: pl.Series, none: int | str) -> Part:
+def _number_part(column: pl.Series, none: int | str) -> _Column:
     """Convert a column of integers to a `Part` (a piece of each row's text), with ``none`` in place of null."""
     numbers = column.cast(pl.Int64)
     if isinstance(none, int):
@@ -187,16 +196,16 @@ def _number_part(column: pl.Series, none: int | str) -> Part:
     return numbers.to_numpy()
 
 
-def _quoted_part(column: pl.Series, none: str) -> Part:
+def _quoted_part(column: pl.Series, none: str) -> _Column:
     """Convert a column of texts to a `Part` (a piece of each row's text) of JSON strings; null becomes ``none``."""
     return _repeated_part(column, none, lambda text: json.dumps(text, ensure_ascii=False))
 
 
-def _repeated_part(column: pl.Series, none: str, convert: Callable[[str], str] = str) -> Part:
+def _repeated_part(column: pl.Series, none: str, convert: Callable[[str], str] = str) -> _Column:
     """Convert repeated texts to a `Part` (piece of each row's text), each distinct text once; null becomes ``none``."""
     texts, positions = _number_texts(column)
     _, offsets, data = _text_part(pl.Series([*map(convert, texts), none]))
-    return positions.astype(np.int32), offsets, data
+    return positions, offsets, data
 
 
 def _number_texts(column: pl.Series) -> tuple[list[str], np.ndarray]:
@@ -212,15 +221,14 @@ def _text_part(column: pl.Series) -> tuple[None, np.ndarray, np.ndarray]:
     return None, *arrays.encode_utf8(column)
 
 
-def _argument_parts(columns: list[tuple[np.ndarray, np.ndarray]], types: Part) -> list[Part]:
-    """Return the pieces of each row's JSON object of values, shapes, types and strides; ``columns`` lacks types."""
-    values, shapes, strides = ((None, *column) for column in columns)
-    parts: list[Part] = ['{"values": ', values, ', "shapes": ', shapes, ', "types": ', types]
-    return [*parts, ', "strides": ', strides, "}"]
+def _argument_parts(texts: _native.ArgumentSide, types: Part) -> list[Part]:
+    """Return the pieces of each row's JSON object of values, shapes, types and strides."""
+    parts: list[Part] = ['{"values": ', (texts, _VALUES), ', "shapes": ', (texts, _SHAPES)]
+    return [*parts, ', "types": ', types, ', "strides": ', (texts, _STRIDES), "}"]
 
 
-def _slice_parts(parts: Sequence[Part], rows: slice) -> list[Part]:
-    """Restrict each `Part` (a piece of every row's text) to a range of rows."""
+def _slice_parts(parts: Sequence[_Column], rows: slice) -> list[Part]:
+    """Restrict each `Part` (a piece of every row's text) but arguments to a range of rows."""
     sliced: list[Part] = []
     for part in parts:
         if isinstance(part, str):
@@ -318,7 +326,7 @@ def _collect_tensors(tensors: pl.DataFrame) -> _native.ArgumentTexts:
         texts = arrays.take_rows(column, rows).cast(pl.String).to_list()
         if name == "device":
             texts = [json.dumps(text, ensure_ascii=False) for text in texts]
-        arguments.set_texts(number, positions.astype(np.int32), texts)
+        arguments.set_texts(number, positions, texts)
     return arguments
 
 
