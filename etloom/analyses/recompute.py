@@ -122,8 +122,8 @@ def find_recomputed(
     above = _find_ancestor(parent, numbered, rows)
     rows, above = rows[above >= 0], above[above >= 0]
     rows, above = rows[backward[above]], above[backward[above]]
-    checkpoint = arrays.match_text(events["name"], _CHECKPOINT_BACKWARD)
-    frame = arrays.match_text(events["name"], _CHECKPOINT_FRAME)
+    checkpoint = categories.match_names(events, _CHECKPOINT_BACKWARD)
+    frame = categories.match_names(events, _CHECKPOINT_FRAME)
     nearest = _find_ancestor(parent, frame | backward, rows)
     is_checkpoint = checkpoint[above] | frame[nearest]
     repeating = _find_repeating(trace, parent, operator, numbered, rows, above)

@@ -162,7 +162,7 @@ def _from_host(trace: Trace) -> list[pl.DataFrame]:
     events = trace.events
     host = categories.mask_events(events, categories.HOST_CATEGORIES)
     ranged = host & ~arrays.is_present(events["depth"]) & arrays.is_present(events["dur"])
-    ranged &= arrays.match_text(events["name"], categories.BACKEND_RANGE)
+    ranged &= categories.match_names(events, categories.BACKEND_RANGE)
     if not ranged.any():
         return []
     calls = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & arrays.is_present(
@@ -173,9 +173,9 @@ def _from_host(trace: Trace) -> list[pl.DataFrame]:
         # Not the enclosing wrappers, which begin in between.
         calls &= events["id"].is_in(described.implode()).to_numpy()
     else:
-        calls &= arrays.match_text(events["name"], categories.COMMUNICATION_CALL)
-        calls &= ~arrays.match_text(events["name"], WAIT_PATTERN)
-    watched = arrays.match_text(events["name"], "monitored_barrier")
+        calls &= categories.match_names(events, categories.COMMUNICATION_CALL)
+        calls &= ~categories.match_names(events, WAIT_PATTERN)
+    watched = categories.match_names(events, "monitored_barrier")
     ids, starts = events["id"].to_numpy().astype(np.int64), events["ts"].to_numpy()
     pids = arrays.to_array(events["pid"], 0)
     issuers = np.full(len(ids), -1, np.int64)

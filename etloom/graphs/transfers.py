@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core import arrays, categories
+from etloom.core import categories
 from etloom.core.trace import Job, Trace
 from etloom.graphs.event_arrays import rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int64Array
@@ -48,7 +48,7 @@ def mask_events(trace: Trace, kind: str) -> Mask:
     kernel_types = categories.add_kernel_type(events.select("cat", "name"))["kind"]
     is_selected: Mask = (kernel_types == kind).fill_null(False).to_numpy()
     if kind == "communication":
-        is_selected = is_selected | arrays.match_text(events["name"], categories.BACKEND_RANGE)
+        is_selected = is_selected | categories.match_names(events, categories.BACKEND_RANGE)
     return is_selected
 
 

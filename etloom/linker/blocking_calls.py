@@ -89,8 +89,8 @@ def _collect_submissions(
     """Pair each GPU activity that has times with the launch call that submitted it, unless that is explained."""
     work, call = (rows_of_ids(events, launches[name]) for name in ("device_event", "launch"))
     timed = (work >= 0) & (call >= 0)
-    is_timed = arrays.is_present(events["ts"]) & arrays.is_present(events["dur"])
-    timed[timed] &= is_timed[work[timed]]
+    for name in ("ts", "dur"):
+        timed[timed] &= arrays.is_present(arrays.take_rows(events[name], work[timed]))
     if is_explained is not None:
         timed[timed] &= ~is_explained[call[timed]]
     return _Submissions(events, work[timed], call[timed])
@@ -111,10 +111,12 @@ class _Submissions:
 
     def __init__(self, events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> None:
         self.events, self.work, self.call = events, work, call
-        self.starts, durations = (arrays.to_array(events[name], 0) for name in ("ts", "dur"))
+        self.starts = arrays.to_array(events["ts"], 0)
         self.start, self.called = self.starts[work], self.starts[call]
-        self.end = self.start + np.maximum(durations[work], 0)
-        self.returned = self.called + np.maximum(durations[call], 0)
+        self.end, self.returned = (
+            self.starts[rows] + np.maximum(arrays.to_array(arrays.take_rows(events["dur"], rows), 0), 0)
+            for rows in (work, call)
+        )
         name = events["name"]
         is_synchronous, self.is_asynchronous = _match(
             arrays.take_rows(name, call), SYNCHRONOUS_COPY, ASYNCHRONOUS

@@ -134,21 +134,22 @@ class _Calls:
 
 def _find_sync_calls(events: pl.DataFrame) -> _Calls:
     """Return the calls that synchronize, in order of their start."""
-    runtime = np.flatnonzero(categories.mask_events(events, categories.RUNTIME_CATEGORIES))
-    names = arrays.take_rows(events["name"], runtime)
-    codes = text_codes.get_codes(events, "name")[runtime]
-    kinds = np.full(runtime.size, -1)
-    for number, pattern in reversed(
-        list(enumerate(_CALL_PATTERNS.values()))
-    ):  # the first that matches counts
-        kinds[text_codes.match_pattern(names, pattern, codes=codes)] = number
-    is_sync = kinds >= 0
-    rows = runtime[is_sync]
+    numbers = text_codes.compute_numbers(events["name"], text_codes.get_codes(events, "name"), _number_kind)
+    rows = np.flatnonzero((numbers > 0) & categories.mask_events(events, categories.RUNTIME_CATEGORIES))
     pids, tids, starts, durations = (
-        to_array(events[name], null)[rows] for name, null in (("pid", -1), ("tid", -1), ("ts", 0), ("dur", 0))
+        to_array(arrays.take_rows(events[name], rows), null)
+        for name, null in (("pid", -1), ("tid", -1), ("ts", 0), ("dur", 0))
     )
-    calls = _Calls(rows, kinds[is_sync], pids, tids, starts, starts + durations)
+    calls = _Calls(rows, numbers[rows].astype(np.int64) - 1, pids, tids, starts, starts + durations)
     return calls.select(np.argsort(starts, kind="stable"))
+
+
+def _number_kind(name: pl.Expr) -> pl.Expr:
+    """Return an expression for the number from 1 of the first of `_CALL_PATTERNS` that a name matches; 0 for none."""
+    number = pl.lit(0)
+    for place, pattern in reversed(list(enumerate(_CALL_PATTERNS.values(), 1))):
+        number = pl.when(name.str.contains(pattern)).then(place).otherwise(number)
+    return number
 
 
 @dataclass(frozen=True)
