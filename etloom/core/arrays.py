@@ -66,8 +66,9 @@ def map_text(column: pl.Series, function: Callable[[pl.Expr], pl.Expr]) -> pl.Se
 
 def encode_texts(column: pl.Series) -> np.ndarray:
     """Return an integer code from 0 for the text of each row; equal texts get equal codes, null a separate code."""
-    codes = text_codes.read_codes(column.cast(pl.Categorical))
-    numbers: np.ndarray = np.unique(codes, return_inverse=True)[1]
+    rows, positions = text_codes.find_distinct(text_codes.read_codes(column.cast(pl.Categorical)))
+    numbers: np.ndarray = positions.astype(np.int64)
+    numbers[positions < 0] = rows.size
     return numbers
 
 

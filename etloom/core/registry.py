@@ -137,7 +137,8 @@ def get(kind: str, name: str) -> ModuleType:
             where=plugin.module,
             remedy="install what it needs, or remove the package it comes from",
         ) from error
-    if fault := _find_contract_violation(kind, module):
+    # The conformance tests check ours.
+    if plugin.package is not None and (fault := _find_contract_violation(kind, module)):
         raise EtloomError(
             f"{_describe_plugin(kind, name)} {fault}", where=plugin.module, remedy="docs/plugins.md shows one"
         )

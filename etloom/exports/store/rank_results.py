@@ -176,11 +176,11 @@ def _unpack_findings(text: bytes) -> list[Finding]:
 
 
 def _pack_finding(finding: Finding) -> dict[str, Any]:
-    values = {field.name: getattr(finding, field.name) for field in dataclasses.fields(finding)}
+    values = dict(vars(finding))
     values["lost"] = [
         b64encode(times.tobytes()).decode() for times in (finding.lost.starts, finding.lost.ends)
     ]
-    values["parts"] = [dataclasses.astuple(part) for part in finding.parts]
+    values["parts"] = [list(vars(part).values()) for part in finding.parts]
     values["components"] = list(map(_pack_finding, finding.components))
     return values
 
