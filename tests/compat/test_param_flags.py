@@ -150,7 +150,7 @@ def test_contradictory_flags(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for flags, said in (
-        ("--trace-path http://host/run", "traces are read from files; fetch it first"),
+        ("--trace-path http://host/run", "traces are read from files; download them and pass their path"),
         ("--output-ranks 0", "add --output-path FOLDER"),
         ("--output-path out --output-ranks 1:2", "unknown rank 2 of 2"),
         ("--trace-path nowhere --dry-run", "nowhere"),
