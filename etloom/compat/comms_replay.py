@@ -117,7 +117,9 @@ def _first_existing_path(text: str) -> Path:
         EtloomError: for an address with a scheme.
     """
     if "://" in text:
-        raise EtloomError("traces are read from files", where=text, remedy="download them and pass their path")
+        raise EtloomError(
+            "traces are read from files", where=text, remedy="download them and pass their path"
+        )
     paths = [expand_home(text), *(expand_home(path.strip()) for path in text.split(",") if path.strip())]
     return next((path for path in paths if path.exists()), paths[0])
 
