@@ -279,7 +279,9 @@ def hangs(path: StrPath) -> HangReport:
     table = compare_calls(calls)
     written = [int(facts.get("written_ns") or 0) for facts in calls.processes.values()]
     processes = describe_processes(calls.processes, max(written, default=0))
-    return HangReport(find_cause(table, processes), table, tuple(sorted(calls.dumped)), problems)
+    return HangReport(
+        find_cause(table, processes), table, tuple(sorted(calls.dumped)), problems, absent=calls.absent
+    )
 
 
 @verb

@@ -57,16 +57,21 @@ class HangReport:
         table: one row per divergence between ranks; columns as of ``etloom analyze hangs``.
         ranks: the ranks with a dump.
         problems: damaged and unreadable dumps, a line each.
+        absent: the members of recorded groups that have no dump.
     """
 
     cause: HangCause | None
     table: pl.DataFrame
     ranks: tuple[int, ...]
     problems: tuple[str, ...] = ()
+    absent: tuple[int, ...] = ()
 
     @property
     def sentence(self) -> str:
         """Return one sentence: the cause of the hang, or that no rank waits for another."""
         if self.cause is not None:
             return self.cause.sentence
-        return f"no hang in the dumps of {format_ranks(self.ranks)}: no rank waits for another"
+        text = f"no hang in the dumps of {format_ranks(self.ranks)}: no rank waits for another"
+        if not self.absent:
+            return text
+        return f"{text}; there is no dump of {format_ranks(self.absent)}, for which they may wait"

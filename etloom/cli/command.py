@@ -22,6 +22,8 @@ from etloom.cli.error_handling import handle_errors
 from etloom.core.paths import expand_home
 from etloom.core.urls import as_path, clean_url
 
+_OUTPUTS = ("out", "out_option", "html", "junit")
+"""Parameters that name a file to write."""
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -68,6 +70,7 @@ def command(
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
         def call_with_groups(**values: Any) -> Any:
+            _check_inputs_kept(params, values)
             for group in groups:
                 group.pack(values)
             return function(**values)
@@ -83,6 +86,23 @@ def command(
         return result
 
     return decorate
+
+
+def _check_inputs_kept(params: Sequence[click.Parameter], values: Mapping[str, Any]) -> None:
+    """Check that the file to write is no trace to read, which is a positional argument."""
+    inputs: list[Path] = []
+    outputs: list[Path] = []
+    for param in params:
+        value = values.get(param.name or "")
+        paths = [value] if isinstance(value, Path) else value if isinstance(value, tuple) else ()
+        if param.name in _OUTPUTS:
+            outputs += paths
+        elif isinstance(param, click.Argument) and isinstance(param.type, UserPath):
+            inputs += paths
+    if any(map(os.path.lexists, outputs)):
+        from etloom.cli.output_files import check_inputs_kept
+
+        check_inputs_kept(inputs, outputs)
 
 
 class Argument(click.Argument):

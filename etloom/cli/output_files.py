@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job, Trace
+
+_OTHER_PATH = "choose another path to write to"
 
 
 def check_export(target: Path, option: str = "--out") -> None:
@@ -28,6 +30,34 @@ def check_export(target: Path, option: str = "--out") -> None:
         registry.find_by_suffix("exports", target)
     if not target.is_dir():  # the export itself checks that a folder is an earlier export
         check_writable(target, option)
+
+
+def check_inputs_kept(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
+    """Check that no file to write is a trace to read: an input itself, or a trace in a folder that is an input.
+
+    Raises:
+        EtloomError: the trace would be overwritten.
+    """
+    inputs = [path for path in inputs if clean_url(path) is None and path.exists()]
+    for target in outputs:
+        if clean_url(target) is not None or not target.exists():
+            continue
+        if any(target.samefile(path) for path in inputs):
+            raise EtloomError(
+                "is the trace to read, and would be overwritten", where=target, remedy=_OTHER_PATH
+            )
+        folders = [path for path in inputs if path.is_dir()]
+        if any(target.resolve().is_relative_to(folder.resolve()) for folder in folders) and _is_trace(target):
+            raise EtloomError(
+                "is a trace in the folder to read, and would be overwritten", where=target, remedy=_OTHER_PATH
+            )
+
+
+def _is_trace(path: Path) -> bool:
+    """Return whether a file is a trace, as opposed to a report or a table that was written next to the traces."""
+    from etloom.formats import detect_format
+
+    return path.is_file() and detect_format(path) not in (None, "metrics")
 
 
 def check_writable(target: Path, option: str, in_place: bool = False) -> None:

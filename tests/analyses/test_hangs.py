@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -173,6 +174,25 @@ def wait_table(*waits: tuple[list[int], list[int]]) -> pl.DataFrame:
         for seq, (ranks, others) in enumerate(waits)
     ]
     return pl.DataFrame([dict.fromkeys(COLUMNS) | row for row in rows], schema=COLUMNS)
+
+
+def test_ranks_without_a_dump_for_whose_messages_others_wait_are_named(data: Path, tmp_path: Path) -> None:
+    for rank in range(8):
+        shutil.copy(data / "flight_recorder" / "lock_gil_1st" / f"_dump_{rank}", tmp_path)
+    report = etloom.hangs(tmp_path)
+    assert report.cause is not None
+    assert (report.cause.kind, report.cause.ranks) == ("crashed", tuple(range(8, 16)))
+    assert report.sentence.startswith("ranks 8-15 crashed or left no readable dump; 8 ranks wait")
+
+
+def test_ranks_without_a_dump_are_named_if_no_rank_waits(generator: ModuleType, tmp_path: Path) -> None:
+    generator.make_job(tmp_path, 4, 20, generator.Fault("healthy", 0), seed=3, group_size=2)
+    for rank in (2, 3):
+        (tmp_path / f"_dump_{rank}").unlink()
+    report = etloom.hangs(tmp_path)
+    assert report.absent == (2, 3)
+    if report.cause is None:
+        assert report.sentence.endswith("there is no dump of ranks 2, 3, for which they may wait")
 
 
 def test_a_rank_that_waits_for_another_is_not_named() -> None:

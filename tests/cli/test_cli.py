@@ -203,6 +203,43 @@ def test_unwritable_outputs_have_the_same_message_in_all_verbs(
         assert "is a folder; expected a file to write; choose another path with --out" in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export", "{file}", "-o", "{file}"),
+        ("convert", "{file}", "{file}"),
+        ("convert", "{file}", "{link}"),
+        ("report", "{run}", "-o", "{file}"),
+        ("query", "{run}", "select * from stats", "-f", "csv", "-o", "{file}"),
+        ("simulate", "{run}", "--set", "comm x0", "-o", "{file}"),
+        ("export", "{run}", "-o", "{other}"),
+        ("diff", "{run}", "{run}", "--html", "{file}"),
+    ],
+)
+def test_a_trace_to_read_is_not_overwritten(
+    arguments: tuple[str, ...], tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    run = small_traces.write_run(tmp_path / "run")
+    file, other = sorted(run.iterdir())[:2]
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    paths = {"run": run, "file": file, "other": other, "link": link}
+    status, _, messages = call(*(argument.format_map(paths) for argument in arguments))
+    assert status == 1
+    assert messages.endswith("and would be overwritten; choose another path to write to\n")
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_report_and_a_table_next_to_the_traces_are_written_again(
+    tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    run = small_traces.write_run(tmp_path / "run")
+    for _ in range(2):
+        assert call("report", run, "-o", run / "report.html")[0] == 0
+        assert call("analyze", "steps", run, "-o", run / "steps.csv")[0] == 0
+
+
 def test_a_pipe_is_written_once(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
     """That it can be opened is not tried: its reader would see the end."""
     os.mkfifo(tmp_path / "pipe")

@@ -90,6 +90,10 @@ def test_an_official_client_lists_and_calls_every_tool(runs: OpenedRuns) -> None
                 assert not result.is_error, text
                 assert 0 < estimate_tokens(text) <= MAX_TOKENS
                 assert text.startswith("error:") == (name == "hangs"), text
+                assert listed[name].input_schema["additionalProperties"] is False
+                refused = await client.call_tool(name, arguments | {"path": "after"})
+                assert refused.is_error
+                assert "path" in refused.content[0].text
 
     anyio.run(call_all)
 

@@ -118,7 +118,8 @@ def _find_crash(scene: _Scene) -> HangCause | None:
     ranks = {
         rank
         for row in absent.iter_rows(named=True)
-        if waiting.intersection(row["others"])
+        if row["collective"] is not None
+        or waiting.intersection(row["others"])  # a message is unfinished itself
         for rank in row["ranks"]
     }
     if not ranks:

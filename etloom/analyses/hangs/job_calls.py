@@ -33,6 +33,11 @@ class JobCalls:
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
     unnumbered: int = 0
 
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The ranks without a dump that are members of a recorded group."""
+        return tuple(sorted({rank for ranks in self.members.values() for rank in ranks} - self.dumped))
+
     def require_dumps(self) -> JobCalls:
         """Return this object; raise AnalysisError if no rank has a Flight Recorder dump."""
         if not self.dumped:

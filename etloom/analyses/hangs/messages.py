@@ -49,16 +49,18 @@ def _compare_pair(
         (sent, [destination], "recv") if len(sent) > len(received) else (received, [source], "send")
     )
     waiting = longer[min(len(sent), len(received)) :]
-    if waiting and set(ranks) <= dumped:
+    if waiting:
         rank = source if name == "recv" else destination
         number = f"{len(waiting)} messages" if len(waiting) > 1 else "a message"
+        is_dumped = set(ranks) <= dumped
+        missing = "" if is_dumped else ", which has no dump: a crash, or another file name"
         yield {
-            "seq": waiting[0]["seq"],
+            "seq": waiting[0]["seq"] if is_dumped else None,
             "finding": "missing",
             "collective": name,
             "ranks": ranks,
             "others": [rank],
-            "detail": f"rank {rank} waits for {number} {'to' if name == 'recv' else 'from'} rank {ranks[0]}",
+            "detail": f"rank {rank} waits for {number} {'to' if name == 'recv' else 'from'} rank {ranks[0]}{missing}",
             "called_ns": waiting[0]["created_ns"],
             "called_at": waiting[0]["called_at"],
         }

@@ -75,11 +75,22 @@ def build_server(runs: Any) -> Any:
 
     try:
         from mcp.server import MCPServer
+        from mcp.server.mcpserver.tools import Tool
         from mcp_types import ToolAnnotations
     except ImportError:
         raise EtloomError("the package mcp is not installed", remedy='pip install "etloom[mcp]"') from None
-    server = MCPServer("etloom", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING")
     read_only = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    for tool in RunTools(runs).list_tools():
-        server.add_tool(tool, annotations=read_only, structured_output=False)
-    return server
+    tools = [
+        Tool.from_function(tool, annotations=read_only, structured_output=False)
+        for tool in RunTools(runs).list_tools()
+    ]
+    for (
+        tool
+    ) in tools:  # an unknown argument, such as path for run, would be ignored: an answer on another run
+        arguments = tool.fn_metadata.arg_model
+        arguments.model_config["extra"] = "forbid"
+        arguments.model_rebuild(force=True)
+        tool.parameters = arguments.model_json_schema(by_alias=True)
+    return MCPServer(
+        "etloom", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING", tools=tools
+    )
