@@ -15,10 +15,9 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns, filter_step
-from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.core import arrays, categories, nesting
+from etloom.analyses.helpers.launched_work import find_annotations, select_launched_work
+from etloom.core import arrays
 from etloom.core.errors import UnknownName
-from etloom.core.steps import is_step
 from etloom.core.trace import Trace
 
 SCOPE = "rank"
@@ -57,14 +56,5 @@ def analyze(
 def add_annotation(trace: Trace) -> pl.DataFrame:
     """Return GPU activities (launch, step, name, kind, dur) with the innermost ``annotation`` around their launch."""
     work = select_launched_work(trace, "launch", "step", "name", "kind", "dur")
-    events = trace.events
-    is_annotation = categories.mask_events(events, categories.ANNOTATION_CATEGORIES) & ~arrays.match_text(
-        events["name"],
-        lambda name: is_step(name) | categories.is_backend_range(name),
-    )
-    at = nesting.find_nearest_ancestor(
-        arrays.rows_of_ids(events, events["parent"]),
-        is_annotation,
-        arrays.rows_of_ids(events, work["launch"]),
-    )
-    return work.with_columns(arrays.take_rows(events["name"], at).alias("annotation"))
+    at = find_annotations(trace, work["launch"])
+    return work.with_columns(arrays.take_rows(trace.events["name"], at).alias("annotation"))

@@ -1,4 +1,4 @@
-"""Device graphs (CUDA, HIP): replays of each captured graph, and the share of their time that has an operator.
+"""Device graphs (CUDA, HIP): replays of each captured graph, and its share of the time of all replays.
 
 One row per captured graph, and one (graph null) for replays, or kernels of replays, without a matching capture. graph
 is the annotation around the capture; replays the number of launches; kernels and device_ns count the GPU activity.

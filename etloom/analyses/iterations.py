@@ -12,7 +12,8 @@ One row per iteration and rank, in order of time; a training step (ProfilerStep#
   a queue, so it is a lower bound of TTFT. per_token_ns (decode and mixed): from the end of the GPU activity of the
   iteration before; TPOT of the requests that both computed.
 - skew_ns: delay of the rank's first GPU activity after that of the earliest rank in the same iteration; null for one
-  rank, or if the clocks of the ranks are not comparable.
+  rank, or if the clocks of the ranks are not comparable. Iterations that every rank counts from 0, because their names
+  contain no number, are the same if they follow each other in time, one of each rank.
 
 Units: ns, percent. docs/serving.md describes the names; --names adds others, --step-name selects events.
 """
@@ -73,9 +74,35 @@ def analyze(job: Job) -> pl.DataFrame:
             remedy="specify which events are the iterations: --step-name REGEX, or --names FILE.yaml (docs/serving.md)",
         )
     comparable = len(job) > 1 and all(trace.meta.get("clock") == "epoch" for trace in job.values())
-    start = pl.col("device_start")
-    skew = pl.when(pl.len().over("step") > 1).then(start - start.min().over("step")) if comparable else None
-    return conform_columns(table.with_columns(skew_ns=skew), COLUMNS)
+    if comparable:
+        start, same = pl.col("device_start"), "iteration"
+        skew = pl.when(pl.len().over(same) > 1).then(start - start.min().over(same))
+        table = table.with_columns(iteration=_number_across_ranks(table)).with_columns(skew_ns=skew)
+    else:
+        table = table.with_columns(skew_ns=None)
+    return conform_columns(table, COLUMNS)
+
+
+def _number_across_ranks(table: pl.DataFrame) -> pl.Series:
+    """Return a number for each iteration that is the same on all ranks: that of its step, if it is recorded.
+
+    If every rank counts from 0, the recordings may begin with different iterations. Then a new iteration begins with
+    the first GPU activity of a rank that is already in the current one.
+    """
+    is_counted = (pl.col("step") == pl.int_range(pl.len()).over("rank")).all()
+    if not table.select(is_counted).item():
+        return table["step"]
+    numbers: list[int | None] = [None] * table.height
+    current: set[int] = set()
+    number = 0
+    ordered = table.select("rank", "device_start").with_row_index("row").drop_nulls().sort("device_start")
+    for row, rank, _ in ordered.iter_rows():
+        if rank in current:
+            current.clear()
+            number += 1
+        current.add(rank)
+        numbers[row] = number
+    return pl.Series(numbers, dtype=pl.Int64)
 
 
 def measure_iterations(trace: Trace) -> pl.DataFrame:

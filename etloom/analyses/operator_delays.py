@@ -2,11 +2,11 @@
 
 One row per operator and sequence of kernels launched by its calls, in launch order. count: number of calls that
 launched exactly these. launch_delay_ns: from the start of the operator to its first launch call. runtime_delay_ns: from
-that call to the start of the first kernel. Means over the calls; launch_delay_ns is null for a captured operator, which
-did not run at the replay that launched its kernels.
+that call to the start of the first kernel. Both are means over the calls; launch_delay_ns is null for a captured
+operator, which did not run at the replay that launched its kernels. device_ns: sum of all their kernels.
 
 The operator of a launch is the innermost one around the call on its thread; if there is none, the innermost annotation
-(Optimizer.step).
+(Optimizer.step) except steps.
 
 operator: only operators with this name. step: only this step.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns, filter_step
-from etloom.analyses.helpers.launched_work import select_launched_work
+from etloom.analyses.helpers.launched_work import find_annotations, select_launched_work
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.categories import CAPTURED, mask_events
 from etloom.core.trace import Trace
@@ -40,6 +40,8 @@ KERNEL_SEPARATOR = " -> "
 
 def analyze(trace: Trace, *, operator: str | None = None, step: int | None = None) -> pl.DataFrame:
     work = select_launched_work(trace, "id", "step", "name", "ts", "dur", "launch", "launch_ts", "operator")
+    annotations = take_rows(trace.events["id"], find_annotations(trace, work["launch"]))
+    work = work.with_columns(pl.coalesce("operator", annotations))
     work = work.drop_nulls(["operator", "launch_ts"]).sort("launch_ts", "ts", "id")
     calls = filter_step(trace, work, step)
     around = take_rows(trace.events.select("name", "cat", "ts"), rows_of_ids(trace.events, calls["operator"]))

@@ -86,6 +86,17 @@ def test_delays_of_operators(tmp_path: Path) -> None:
     ]
 
 
+def test_a_launch_outside_of_operators_belongs_to_its_annotation(tmp_path: Path) -> None:
+    run = RankBuilder().op("ProfilerStep#1", 0, 90, "user_annotation")
+    run.op("Optimizer.step", 10, 30, "user_annotation").kernel(14, 20, 5, "fill")
+    run.op("aten::add", 20, 5).kernel(22, 26, 5, "add").kernel(60, 65, 5, "copy")
+    rows = etloom.analyze(run.trace(tmp_path), "operator-delays")
+    assert sorted(rows.select("operator", "kernels", "launch_delay_ns").rows()) == [
+        ("Optimizer.step", "fill", 4_000.0),
+        ("aten::add", "add", 2_000.0),
+    ]
+
+
 def test_annotations_of_host_and_device(tmp_path: Path) -> None:
     run = RankBuilder().op("forward", 0, 50, "user_annotation").op("block", 10, 20, "user_annotation")
     run.op("aten::mm", 2, 6).kernel(3, 8, 4, "mm").op("aten::add", 12, 6).kernel(13, 20, 7, "add")

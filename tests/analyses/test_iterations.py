@@ -114,6 +114,17 @@ def test_skew_between_ranks(tmp_path: Path) -> None:
     assert table.sort("step", "rank").select("rank", "skew_ns").rows() == [(0, 0), (1, 7_000), (0, 0), (1, 0)]
 
 
+def test_skew_if_the_recording_of_a_rank_begins_an_iteration_later(tmp_path: Path) -> None:
+    ranks = [
+        [event for at in times for event in iteration(DECODE.format(1), at, 1, late=late)]
+        for late, times in ((0, (0, 200, 400)), (7, (200, 400)))
+    ]
+    table = etloom.analyze(open_run(tmp_path / "run", *ranks), "iterations")
+    assert table.sort("start_ns", "rank").select("rank", "skew_ns").rows() == [
+        *((0, None), (0, 0), (1, 7_000), (0, 0), (1, 7_000))
+    ]
+
+
 def test_functions_of_sglang_determine_the_phase(tmp_path: Path) -> None:
     batch, forward = (
         "sglang/srt/managers/scheduler.py(1): run_batch",
