@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from etloom.api.arguments import OwnPath, StrPath, name_uploaded, verb
 from etloom.core.errors import warn
+from etloom.core.text import count_noun
 from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
@@ -169,7 +170,10 @@ def store_stragglers(
     table, skipped = compare_hosts(Path(store), by, last=last, min_pct=min_pct, **options)
     if skipped:
         listed = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-        warn(f"no answer for {len(skipped)} runs: {listed}")
+        unit = "" if by == "rank" else f", or no known {by}"
+        warn(
+            f"{count_noun(len(skipped), 'run')} without matched communications of several ranks{unit}: {listed}"
+        )
     return table
 
 

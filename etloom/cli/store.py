@@ -46,7 +46,7 @@ def add(
 
     Every verb opens STORE/run=NAME like any other run, without reading the traces again, and so do polars, DuckDB and
     Spark. A run that the store holds already is skipped, unless its files changed. An addition that was interrupted
-    goes on where it stopped.
+    goes on where it stopped. Runs that cannot be added do not keep others out; the exit status is then 1.
 
     Examples:
 
@@ -58,20 +58,38 @@ def add(
       etloom store add run/ --to store/ --name monday && etloom analyze stragglers store/run=monday
     """
     import etloom
-    from etloom.core.errors import InvalidValue
+    from etloom.core.errors import EtloomError, InvalidValue
     from etloom.reports.formatting import count_noun
 
     if name is not None and len(runs) > 1:
         raise InvalidValue(f"{len(runs)} runs cannot all be named {name!r}", option="name")
+    failed = 0
     for run in runs:
-        with show_progress(f"adding {run}") as update:
-            (added,) = etloom.store_add(
-                run, to=to, name=name, jobs=jobs, engine=engine, rank_pattern=rank_pattern, progress=update
-            )
+        try:
+            with show_progress(f"adding {run}") as update:
+                (added,) = etloom.store_add(
+                    run,
+                    to=to,
+                    name=name,
+                    jobs=jobs,
+                    engine=engine,
+                    rank_pattern=rank_pattern,
+                    progress=update,
+                )
+        except EtloomError as error:
+            if len(runs) == 1:
+                raise
+            print_message(str(error))
+            failed += 1
+            continue
         ranks = count_noun(len(added.ranks), "rank")
         action = f"replaced the stored run by {ranks}" if added.has_replaced else f"added {ranks}"
         state = f"{action}; next: etloom report {added.path}" if added.is_new else f"unchanged, {ranks}"
         print_message(f"{added.path}: {state}")
+    if failed:
+        raise EtloomError(
+            f"{failed} of {count_noun(len(runs), 'run')} could not be added", where=to, remedy="see above"
+        )
 
 
 @command(STORE, TABLE_OPTIONS, name="list")

@@ -20,6 +20,7 @@ from etloom import comparison
 from etloom.analyses import answers
 from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
+from etloom.cli import main
 from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_lines, estimate_tokens, list_rows
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.preparation import prepare_run
@@ -404,6 +405,17 @@ def test_the_result_of_a_query_is_bounded(tools: RunTools) -> None:
 
 
 @pytest.mark.slow
+def test_a_port_in_use_is_one_line(runs: OpenedRuns, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mcp", reason="the optional package mcp is not installed")
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        assert main(["mcp", str(runs.roots[0]), "--http", str(port)]) == 1
+    message = f"etloom: port {port} cannot be used: Address already in use; choose another --http PORT\n"
+    assert capsys.readouterr().err == message
+
+
 def test_the_server_on_http_answers_the_official_client(runs: OpenedRuns) -> None:
     pytest.importorskip("mcp", reason="the optional package mcp is not installed")
     import anyio

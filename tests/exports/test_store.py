@@ -19,6 +19,7 @@ from etloom.analyses.answers import answer, find_stored_answer
 from etloom.analyses.findings import job_gain
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
 from etloom.analyses.run_info import find_stored_facts
+from etloom.cli import main
 from etloom.comparison.difference_tables import BY
 from etloom.comparison.gate import METRICS
 from etloom.comparison.measures import step_values
@@ -28,6 +29,7 @@ from etloom.core.trace import Job, Trace
 from etloom.exports.store import adding, batches, rank_results, staging, summaries
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
 from etloom.formats.parquet import stored_runs, table_files
+from etloom.formats.parquet.store_layout import list_runs
 from etloom.formats.parquet.table_files import ParquetTable
 from etloom.loading import LoadOptions, engines, load_path
 from support import small_traces
@@ -497,6 +499,24 @@ def test_slow_hosts_are_named_over_the_last_runs(tmp_path: Path) -> None:
     named = etloom.store_stragglers(store, "rack", rack_pattern="node([0-9])")
     assert named["rack"][0] == "2"
     assert etloom.store_stragglers(store, "rank", last=1)["rank"][0] == 5
+    etloom.store_add(write_fleet(tmp_path / "unnamed", 4, hosts=False), to=store, jobs=1)
+    with pytest.warns(EtloomWarning, match=r"^1 run without .*, or no known host: unnamed$"):
+        assert etloom.store_stragglers(store)["host"].to_list()[:2] == ["rack1-node2", "rack0-node0"]
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_run_that_cannot_be_added_does_not_keep_others_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "trace.json").write_text("{}")
+    store = tmp_path / "store"
+    assert main(["store", "add", str(bad), str(run), "--to", str(store)]) == 1
+    assert list_runs(store) == [run.name]
+    messages = capsys.readouterr().err.splitlines()
+    assert messages[0].startswith(f"etloom: {bad}")
+    assert messages[-1] == f"etloom: {store}: 1 of 2 runs could not be added; see above"
 
 
 @pytest.mark.usefixtures("brief")

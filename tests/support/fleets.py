@@ -12,8 +12,10 @@ STEP_US = 1000
 LATE_US = 300
 
 
-def write_fleet(folder: Path, ranks: int = 4, *, slow: Collection[int] = (2,), steps: int = 3) -> Path:
-    """Write a Kineto trace of each rank; two ranks share a host, two hosts a rack.
+def write_fleet(
+    folder: Path, ranks: int = 4, *, slow: Collection[int] = (2,), steps: int = 3, hosts: bool = True
+) -> Path:
+    """Write a Kineto trace of each rank; two ranks share a host, two hosts a rack; without ``hosts`` none is named.
 
     The kernel of each step takes 200 us, on slow ranks LATE_US more; an all-reduce of all ranks follows.
     """
@@ -34,7 +36,7 @@ def write_fleet(folder: Path, ranks: int = 4, *, slow: Collection[int] = (2,), s
             "baseTimeNanoseconds": BASE_NS,
             "deviceProperties": H100,
             "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks},
-            "host_name": f"rack{rank // 4}-node{rank // 2}",
+            "host_name": f"rack{rank // 4}-node{rank // 2}" if hosts else None,
             "traceEvents": builder.events,
         }
         (folder / f"kineto_trace_{rank}.json").write_text(json.dumps(content))

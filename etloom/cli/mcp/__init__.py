@@ -9,12 +9,14 @@ turns         the order of questions and preparation
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import click
 
 from etloom.cli.command import LOCAL_PATH_TYPE, Argument, command
+from etloom.core.errors import EtloomError
 
 _INSTRUCTIONS = """Execution traces of machine-learning jobs: what costs time, where, and what a change would gain.
 Begin with open_run, then findings; explain shows the evidence of a finding; what_if predicts the gain of a change.
@@ -57,7 +59,20 @@ def mcp(runs: tuple[Path, ...], http: int | None) -> None:
     if http is None:
         server.run("stdio")
     else:
+        _check_port(http)
         server.run("streamable-http", host="127.0.0.1", port=http)
+
+
+def _check_port(port: int) -> None:
+    """Raise EtloomError if no server can listen on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EtloomError(
+                f"port {port} cannot be used: {error.strerror}", remedy="choose another --http PORT"
+            ) from None
 
 
 def build_server(runs: Any) -> Any:
@@ -70,7 +85,6 @@ def build_server(runs: Any) -> Any:
         EtloomError: the package mcp is not installed.
     """
     from etloom.cli.mcp.tools import RunTools
-    from etloom.core.errors import EtloomError
     from etloom.core.version import __version__
 
     try:

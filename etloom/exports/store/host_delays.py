@@ -64,7 +64,8 @@ def compare_hosts(
         rack_pattern: regular expression over names of hosts with one group, the rack.
 
     Returns:
-        A table with a column of the units and COLUMNS, the slowest first; and the names of runs without an answer.
+        A table with a column of the units and COLUMNS, the slowest first; and the names of runs that it leaves out,
+        without matched communications of several ranks or without a known unit.
 
     Raises:
         UnknownName: the unit is unknown.
@@ -78,7 +79,6 @@ def compare_hosts(
     names = list_runs(store)
     selected = names if last is None else names[-last:]
     tables = {name: _read_delays(run_folder(store, name), by, rack_pattern) for name in selected}
-    skipped = [name for name, table in tables.items() if table is None]
     delays = [table.with_columns(run=pl.lit(name)) for name, table in tables.items() if table is not None]
     if not delays:
         raise AnalysisError(
@@ -91,7 +91,8 @@ def compare_hosts(
             where=store,
             remedy="specify --rack-pattern REGEX" if by == "rack" else "compare with --by rank",
         )
-    return _summarize(rows, by, min_pct, selected), skipped
+    answered = set(rows["run"].unique())
+    return _summarize(rows, by, min_pct, selected), [name for name in selected if name not in answered]
 
 
 def _check_pattern(pattern: str) -> None:
