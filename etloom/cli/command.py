@@ -70,7 +70,7 @@ def command(
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
         def call_with_groups(**values: Any) -> Any:
-            _check_inputs_kept(params, values)
+            _check_outputs(params, values)
             for group in groups:
                 group.pack(values)
             return function(**values)
@@ -88,7 +88,7 @@ def command(
     return decorate
 
 
-def _check_inputs_kept(params: Sequence[click.Parameter], values: Mapping[str, Any]) -> None:
+def _check_outputs(params: Sequence[click.Parameter], values: Mapping[str, Any]) -> None:
     """Check that the file to write is no trace to read, which is a positional argument."""
     inputs: list[Path] = []
     outputs: list[Path] = []
@@ -100,9 +100,9 @@ def _check_inputs_kept(params: Sequence[click.Parameter], values: Mapping[str, A
         elif isinstance(param, click.Argument) and isinstance(param.type, UserPath):
             inputs += paths
     if any(map(os.path.lexists, outputs)):
-        from etloom.cli.output_files import check_inputs_kept
+        from etloom.cli.output_files import check_outputs
 
-        check_inputs_kept(inputs, outputs)
+        check_outputs(inputs, outputs)
 
 
 class Argument(click.Argument):

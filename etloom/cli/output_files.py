@@ -32,7 +32,7 @@ def check_export(target: Path, option: str = "--out") -> None:
         check_writable(target, option)
 
 
-def check_inputs_kept(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
+def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
     """Check that no file to write is a trace to read: an input itself, or a trace in a folder that is an input.
 
     Raises:

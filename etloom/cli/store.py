@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +11,7 @@ from etloom.cli.command import CONTEXT_SETTINGS, PATH_TYPE, Argument, FiniteFloa
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import TABLE_OPTIONS, TableOptions, choose_format, show_progress, write_table
 from etloom.cli.run_arguments import ENGINE, RANK_PATTERN
+from etloom.core.text import count_noun
 
 STORE = Argument(["store"], type=PATH_TYPE, required=True, metavar="STORE", help="The folder of the store.")
 JOBS = click.Option(
@@ -57,39 +59,36 @@ def add(
       etloom store add /shared/runs/* --to /shared/store --engine ray
       etloom store add run/ --to store/ --name monday && etloom analyze stragglers store/run=monday
     """
-    import etloom
     from etloom.core.errors import EtloomError, InvalidValue
-    from etloom.reports.formatting import count_noun
 
     if name is not None and len(runs) > 1:
         raise InvalidValue(f"{len(runs)} runs cannot all be named {name!r}", option="name")
+    options = {"name": name, "jobs": jobs, "engine": engine, "rank_pattern": rank_pattern}
     failed = 0
     for run in runs:
         try:
-            with show_progress(f"adding {run}") as update:
-                (added,) = etloom.store_add(
-                    run,
-                    to=to,
-                    name=name,
-                    jobs=jobs,
-                    engine=engine,
-                    rank_pattern=rank_pattern,
-                    progress=update,
-                )
+            _add_run(run, to, **options)
         except EtloomError as error:
             if len(runs) == 1:
                 raise
             print_message(str(error))
             failed += 1
-            continue
-        ranks = count_noun(len(added.ranks), "rank")
-        action = f"replaced the stored run by {ranks}" if added.has_replaced else f"added {ranks}"
-        state = f"{action}; next: etloom report {added.path}" if added.is_new else f"unchanged, {ranks}"
-        print_message(f"{added.path}: {state}")
     if failed:
         raise EtloomError(
             f"{failed} of {count_noun(len(runs), 'run')} could not be added", where=to, remedy="see above"
         )
+
+
+def _add_run(run: Path, store: Path, **options: Any) -> None:
+    """Add a run to a store and print the result."""
+    import etloom
+
+    with show_progress(f"adding {run}") as update:
+        (added,) = etloom.store_add(run, to=store, progress=update, **options)
+    ranks = count_noun(len(added.ranks), "rank")
+    action = f"replaced the stored run by {ranks}" if added.has_replaced else f"added {ranks}"
+    state = f"{action}; next: etloom report {added.path}" if added.is_new else f"unchanged, {ranks}"
+    print_message(f"{added.path}: {state}")
 
 
 @command(STORE, TABLE_OPTIONS, name="list")
@@ -120,7 +119,6 @@ def refresh(store: Path, jobs: int | None) -> None:
       etloom store refresh store/
     """
     import etloom
-    from etloom.reports.formatting import count_noun
 
     refreshed = etloom.store_refresh(store, jobs=jobs)
     for run in refreshed:

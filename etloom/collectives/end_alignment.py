@@ -79,18 +79,18 @@ def _find_shift(first: _Sequence, other: _Sequence) -> int:
     best, shift = min(recorded, by_chance) / MIN_IMPROVEMENT, 0
     most = min(MAX_SKIPPED, int((1 - MIN_COVERAGE) * count))
     for skipped in sorted(range(-most, most + 1), key=abs):
-        own, its = (slice(max(0, begin), None) for begin in (-skipped, skipped))
-        size = min(first.ends[own].size, other.ends[its].size)
+        rows, other_rows = (slice(max(0, begin), None) for begin in (-skipped, skipped))
+        size = min(first.ends[rows].size, other.ends[other_rows].size)
         pairs = [
-            (getattr(first, name)[own][:size], getattr(other, name)[its][:size])
+            (getattr(first, name)[rows][:size], getattr(other, name)[other_rows][:size])
             for name in ("kinds", "starts", "ends")
         ]
-        (kinds, its_kinds), (starts, its_starts), (ends, its_ends) = pairs
-        if not np.array_equal(kinds, its_kinds):
+        (kinds, other_kinds), (starts, other_starts), (ends, other_ends) = pairs
+        if not np.array_equal(kinds, other_kinds):
             continue
-        middle = int(np.median(its_ends - ends))
-        deviation = float(np.median(np.abs(its_ends - ends - middle)))
-        overlap = (its_starts - middle <= ends) & (starts <= its_ends - middle)
+        middle = int(np.median(other_ends - ends))
+        deviation = float(np.median(np.abs(other_ends - ends - middle)))
+        overlap = (other_starts - middle <= ends) & (starts <= other_ends - middle)
         if deviation < best and overlap.mean() >= MIN_COVERAGE:
             best, shift = deviation, middle
     return shift
