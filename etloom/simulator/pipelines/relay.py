@@ -140,6 +140,7 @@ class RelaidPipeline:
                 "all layers are assumed to take the same time: operations of middle stages scale with their number of "
                 "layers; the first and the last stage keep the time by which they exceed a middle one"
             )
+        lines.append("steps begin with the first pipeline operation of a rank, also in the times before")
         bubbles = measure_bubble(self.recorded.recorded), measure_bubble(self.timeline)
         lines.append(
             f"ranks run no operation for {100 * bubbles[0]:.1f} % of the time from the first to the last one of a step "
