@@ -54,10 +54,13 @@ def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
 
 
 def _is_trace(path: Path) -> bool:
-    """Return whether a file is a trace, as opposed to a report or a table that was written next to the traces."""
-    from etloom.formats import detect_format
+    """Return whether a file is a trace, as opposed to what was written next to the traces: a report, a table, an export
+    of several ranks."""
+    from etloom.formats import detect_format, kineto
 
-    return path.is_file() and detect_format(path) not in (None, "metrics")
+    if not path.is_file() or (format := detect_format(path)) in (None, "metrics"):
+        return False
+    return format != "kineto" or not kineto.is_merged(path)
 
 
 def check_writable(target: Path, option: str, in_place: bool = False) -> None:

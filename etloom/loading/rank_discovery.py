@@ -12,7 +12,7 @@ from typing import Any
 from etloom.core import registry
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
-from etloom.formats import UNKNOWN_FORMAT, detect_format
+from etloom.formats import UNKNOWN_FORMAT, detect_format, kineto
 from etloom.formats.tables.meta_checks import is_rank
 from etloom.loading.captures import find_captures
 from etloom.loading.file_names import (
@@ -204,7 +204,7 @@ class _Discovery:
                 self.ranks.setdefault(rank, []).append(path)
             elif path not in metrics:
                 unranked.append(path)
-        unranked = self._separate_other_processes(unranked)
+        unranked = self._separate_other_processes(self._skip_merged(unranked))
         if unranked:
             self._place_unranked(unranked)
         if not self.ranks and self.unreadable:
@@ -212,6 +212,16 @@ class _Discovery:
         if not self.ranks:
             remedy = suggest_remedy(self.folder, self.ignored)
             raise ReadError("contains metrics, but no traces", where=self.folder, remedy=remedy)
+
+    def _skip_merged(self, unranked: list[Path]) -> list[Path]:
+        """Return the traces without exports of several ranks for a viewer; with them if there are no other traces."""
+        merged = [path for path in unranked if self.formats[path] == "kineto" and kineto.is_merged(path)]
+        if not self.ranks and len(merged) == len(unranked):
+            return unranked
+        for path in merged:
+            example = f"{path.name} is an export of several ranks for a viewer"
+            self.stats[None].append(Stat("job.skipped_file", "info", 1, example))
+        return [path for path in unranked if path not in merged]
 
     def _separate_other_processes(self, unranked: list[Path]) -> list[Path]:
         """Separate traces of processes that are not ranks (such as a tokenizer); return the remaining traces.

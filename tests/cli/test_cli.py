@@ -238,6 +238,7 @@ def test_a_report_and_a_table_next_to_the_traces_are_written_again(
     for _ in range(2):
         assert call("report", run, "-o", run / "report.html")[0] == 0
         assert call("analyze", "steps", run, "-o", run / "steps.csv")[0] == 0
+        assert call("export", run, "-o", run / "all.json.gz")[0] == 0
 
 
 def test_a_pipe_is_written_once(run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:

@@ -513,3 +513,15 @@ def test_runs_in_folders_next_to_traces_are_named(tmp_path: Path) -> None:
     assert [(row.count, row.severity) for row in rows] == [(2, "info")]  # nothing of the run is lost
     assert rows[0].example == "kineto_trace_0.json is read; traces in the folders first, second are not"
     assert not [row for row in discover_ranks(tmp_path / "first").stats if row.name == "job.other_runs"]
+
+
+def test_an_export_of_several_ranks_next_to_their_traces_is_skipped(tmp_path: Path) -> None:
+    run = small_traces.write_run(tmp_path / "run")
+    before = etloom.open(run, use_cache=False)
+    etloom.export(before, run / "all.json.gz")
+    job = etloom.open(run, use_cache=False)
+    assert job.ranks == before.ranks
+    (example,) = job.run_stats.filter(pl.col("name") == "job.skipped_file")["example"]
+    assert example == "all.json.gz is an export of several ranks for a viewer"
+    with pytest.raises(ReadError, match="several ranks were merged in this file"):
+        etloom.open(run / "all.json.gz")

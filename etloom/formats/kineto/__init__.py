@@ -25,7 +25,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TIME_LIMIT, Stat
 from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
-from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed, read_chunks
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress, parse_file
 from etloom.formats.kineto import ascend
@@ -37,6 +37,8 @@ _EPOCH_NS = 10**18
 _DISTRIBUTED_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MAX_DISTRIBUTED_BYTES = 1 << 24
 """Bytes of distributedInfo that are searched for a rank that follows the process groups."""
+_MERGED_RANKS = "mergedRanks"
+_MERGED_BYTES = 1 << 12
 _JSON = json.JSONDecoder()
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
 
@@ -88,6 +90,17 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
     return ascend.categorize(trace)
 
 
+def is_merged(path: Path) -> bool:
+    """Return whether a file is an export of several ranks for a viewer, which its begin states. Raises ReadError."""
+    with open_decompressed(path, _MERGED_BYTES) as stream:
+        try:
+            return _MERGED_RANKS.encode() in stream.read(_MERGED_BYTES)
+        except DECOMPRESSION_ERRORS:
+            return False
+        except OSError as error:
+            raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
+
+
 def find_rank(path: Path) -> int | None:
     """Search the whole file for the rank in distributedInfo; None if absent. Raises ReadError, LimitError."""
     buffer = b""
@@ -126,7 +139,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
     Raises:
         ReadError: If several ranks were exported to the file.
     """
-    if "mergedRanks" in parsed.header:
+    if _MERGED_RANKS in parsed.header:
         raise ReadError(
             "several ranks were merged in this file for a viewer and cannot be separated",
             where=path,
