@@ -301,6 +301,12 @@ DECLARED_STATS = (
         "analyze one process per trace",
     ),
     DeclaredStat(
+        "link.repeated_steps",
+        "error",
+        "a process annotates a step number several times, as in recordings of several profiler sessions",
+        "select a part: etloom analyze ... --time, or open the files separately",
+    ),
+    DeclaredStat(
         "link.several_devices", "info", "the rank used several devices; it counts as busy if any of them is"
     ),
     # Reading: any format

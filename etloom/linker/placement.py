@@ -69,19 +69,24 @@ def _get_python_ids(trace: Trace) -> pl.Series | None:
 
 
 def _count_shared_steps(steps: pl.DataFrame) -> list[Stat]:
-    """Return an error for stats if several processes annotate the same step number: results by step merge them."""
-    if steps["pid"].n_unique() < 2:
+    """Return errors for stats if several annotations have the same step number: results by step merge them."""
+    if not steps["step"].is_duplicated().any():
         return []
-    marks = steps.group_by("step").agg(pl.col("pid").n_unique()).drop_nulls()
-    shared = marks.filter(pl.col("pid") > 1).sort("step")
-    if not shared.height:
-        return []
-    number, processes = shared.row(0)
-    example = (
-        f"step {number} is annotated by {processes} processes: it lasts from the earliest begin to the latest end, "
-        "with the work of all of them"
-    )
-    return [Stat("link.steps_of_several_processes", "error", shared.height, example)]
+    before = pl.col("end").cum_max().shift(1).over("step", "pid")
+    ordered = steps.drop_nulls("step").sort("ts").with_columns(is_again=pl.col("ts") >= before)
+    marks = ordered.group_by("step").agg(pl.col("pid").n_unique(), pl.col("is_again").sum()).sort("step")
+    merged = "lasts from the earliest begin to the latest end, with the work of all of them"
+    shared, repeated = marks.filter(pl.col("pid") > 1), marks.filter(pl.col("is_again") > 0)
+    stats = []
+    if shared.height:
+        step, processes, _ = shared.row(0)
+        example = f"step {step} is annotated by {processes} processes: it {merged}"
+        stats.append(Stat("link.steps_of_several_processes", "error", shared.height, example))
+    if repeated.height:
+        step, _, times = repeated.row(0)
+        example = f"step {step} is annotated {times + 1} times, one after the other: it {merged}"
+        stats.append(Stat("link.repeated_steps", "error", repeated.height, example))
+    return stats
 
 
 def _count_devices(events: pl.DataFrame) -> list[Stat]:

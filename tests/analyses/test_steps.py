@@ -28,9 +28,16 @@ def test_steps_of_several_processes_are_counted(
     assert etloom.analyze(trace, "steps")["operators"].to_list() == [2, 2]
     said = trace.stats.filter(name="link.steps_of_several_processes").select("severity", "count").rows()
     assert said == ([("error", counted)] if counted else [])
-    if counted:
-        with pytest.raises(DataLoss):
-            trace.check_lossless()
+    with pytest.raises(DataLoss):
+        trace.check_lossless()
+    repeated = trace.stats.filter(name="link.repeated_steps").select("severity", "count").rows()
+    assert repeated == ([] if counted else [("error", 2)])
+
+
+def test_two_threads_of_a_process_annotate_a_step_at_the_same_time(tmp_path: Path) -> None:
+    events = [complete_event("user_annotation", "ProfilerStep#0", 10 * tid, 100, 7, tid) for tid in range(2)]
+    (tmp_path / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    assert not etloom.open(tmp_path)[0].stats["name"].str.contains("link.*step").any()
 
 
 def test_events_in_nested_steps_belong_to_the_innermost(tmp_path: Path) -> None:
