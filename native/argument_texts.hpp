@@ -61,7 +61,7 @@ class ArgumentSide {
   public:
     enum Which : int32_t { kValues, kShapes, kStrides };
 
-    // Of one reader: the tensors of its current row, by slot, and where the tensors of the next are looked for.
+    // The state of a reader: the tensors of its current row, by slot, and where it looks for those of the next.
     struct Cursor {
         size_t row = SIZE_MAX, hint = 0;
         std::vector<size_t> tensors;
@@ -70,7 +70,7 @@ class ArgumentSide {
     ArgumentSide(const ArgumentTexts& arguments, In<uint32_t> nodes, In<uint32_t> templates, int32_t io);
     size_t rows() const { return nodes_.shape(0); }
     size_t most_bytes(Which which, size_t row) const;
-    // Where the text of the row ends, which is written from `at`.
+    // Writes the text of the row from `at` on, and returns its end.
     char* write(Which which, size_t row, char* at, Cursor& cursor) const;
 
   private:

@@ -12,8 +12,8 @@ One row per iteration and rank, in order of time; a training step (ProfilerStep#
   a queue, so it is a lower bound of TTFT. per_token_ns (decode and mixed): from the end of the GPU activity of the
   iteration before; TPOT of the requests that both computed.
 - skew_ns: delay of the rank's first GPU activity after that of the earliest rank in the same iteration; null for one
-  rank, or if the clocks of the ranks are not comparable. Iterations that every rank counts from 0, because their names
-  contain no number, are the same if they follow each other in time, one of each rank.
+  rank, or if the clocks of the ranks are not comparable. Iterations whose names contain no number are the same on
+  two ranks if most of their first GPU activities are nearest to each other.
 
 Units: ns, percent. docs/serving.md describes the names; --names adds others, --step-name selects events.
 """
@@ -30,7 +30,7 @@ from etloom.core import arrays, categories
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
-from etloom.core.iterations import Iteration, find_iterations, find_step_events
+from etloom.core.iterations import Iteration, find_iterations, find_step_events, has_step_numbers
 from etloom.core.nesting import find_innermost
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Job, Trace
@@ -75,34 +75,43 @@ def analyze(job: Job) -> pl.DataFrame:
         )
     comparable = len(job) > 1 and all(trace.meta.get("clock") == "epoch" for trace in job.values())
     if comparable:
-        start, same = pl.col("device_start"), "iteration"
-        skew = pl.when(pl.len().over(same) > 1).then(start - start.min().over(same))
-        table = table.with_columns(iteration=_number_across_ranks(table)).with_columns(skew_ns=skew)
+        has_numbers = all(
+            has_step_numbers(trace.events, trace.meta.get("step_name")) for trace in job.values()
+        )
+        same = table["step"] if has_numbers else _number_across_ranks(table)
+        start = pl.col("device_start")
+        skew = pl.when(pl.len().over("iteration") > 1).then(start - start.min().over("iteration"))
+        table = table.with_columns(iteration=same).with_columns(skew_ns=skew)
     else:
         table = table.with_columns(skew_ns=None)
     return conform_columns(table, COLUMNS)
 
 
 def _number_across_ranks(table: pl.DataFrame) -> pl.Series:
-    """Return a number for each iteration that is the same on all ranks: that of its step, if it is recorded.
+    """Return a number for each iteration that is the same on all ranks, if each rank counts from 0.
 
-    If every rank counts from 0, the recordings may begin with different iterations. Then a new iteration begins with
-    the first GPU activity of a rank that is already in the current one.
+    The recordings may begin with different iterations: those of a rank are counted on by the number with which most
+    of them begin on the GPU nearest to the iteration of the same number on the first rank.
     """
-    is_counted = (pl.col("step") == pl.int_range(pl.len()).over("rank")).all()
-    if not table.select(is_counted).item():
-        return table["step"]
-    numbers: list[int | None] = [None] * table.height
-    current: set[int] = set()
-    number = 0
-    ordered = table.select("rank", "device_start").with_row_index("row").drop_nulls().sort("device_start")
-    for row, rank, _ in ordered.iter_rows():
-        if rank in current:
-            current.clear()
-            number += 1
-        current.add(rank)
-        numbers[row] = number
-    return pl.Series(numbers, dtype=pl.Int64)
+    numbers = table["step"].to_numpy().copy()
+    ranks, starts = table["rank"].to_numpy(), arrays.to_array(table["device_start"], -1)
+    first: np.ndarray | None = None
+    for rank in np.unique(ranks):
+        rows = np.flatnonzero((ranks == rank) & (starts >= 0))
+        if first is None or not rows.size:
+            first = rows if first is None and rows.size else first
+            continue
+        ordered = first[np.argsort(starts[first])]
+        after = np.searchsorted(starts[ordered], starts[rows]).clip(1, max(ordered.size - 1, 1))
+        before = after - 1
+        after = np.minimum(after, ordered.size - 1)
+        is_before = np.abs(starts[rows] - starts[ordered[before]]) <= np.abs(
+            starts[ordered[after]] - starts[rows]
+        )
+        nearest = numbers[ordered[np.where(is_before, before, after)]]
+        shifts, counts = np.unique(nearest - numbers[rows], return_counts=True)
+        numbers[ranks == rank] += shifts[counts.argmax()]
+    return pl.Series(numbers)
 
 
 def measure_iterations(trace: Trace) -> pl.DataFrame:

@@ -74,4 +74,4 @@ class HangReport:
         text = f"no hang in the dumps of {format_ranks(self.ranks)}: no rank waits for another"
         if not self.absent:
             return text
-        return f"{text}; there is no dump of {format_ranks(self.absent)}, for which they may wait"
+        return f"{text}; {format_ranks(self.absent)} have no dump, so that a wait for them is not visible"

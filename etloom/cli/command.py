@@ -22,7 +22,7 @@ from etloom.cli.error_handling import handle_errors
 from etloom.core.paths import expand_home
 from etloom.core.urls import as_path, clean_url
 
-_OUTPUTS = ("out", "out_option", "html", "junit")
+_OUTPUTS = ("out", "out_option", "html", "junit", "json_file")
 """Parameters that name a file to write."""
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -89,7 +89,7 @@ def command(
 
 
 def _check_outputs(params: Sequence[click.Parameter], values: Mapping[str, Any]) -> None:
-    """Check that the file to write is no trace to read, which is a positional argument."""
+    """Check that the file to write is no trace to read."""
     inputs: list[Path] = []
     outputs: list[Path] = []
     for param in params:
@@ -97,7 +97,7 @@ def _check_outputs(params: Sequence[click.Parameter], values: Mapping[str, Any])
         paths = [value] if isinstance(value, Path) else value if isinstance(value, tuple) else ()
         if param.name in _OUTPUTS:
             outputs += paths
-        elif isinstance(param, click.Argument) and isinstance(param.type, UserPath):
+        elif isinstance(param.type, UserPath):
             inputs += paths
     if any(map(os.path.lexists, outputs)):
         from etloom.cli.output_files import check_outputs

@@ -40,7 +40,7 @@ def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
     """
     inputs = [path for path in inputs if clean_url(path) is None and path.exists()]
     for target in outputs:
-        if clean_url(target) is not None or not target.exists():
+        if clean_url(target) is not None or not target.is_file():
             continue
         if any(target.samefile(path) for path in inputs):
             raise EtloomError(
@@ -58,9 +58,8 @@ def _is_trace(path: Path) -> bool:
     of several ranks."""
     from etloom.formats import detect_format, kineto
 
-    if not path.is_file() or (format := detect_format(path)) in (None, "metrics"):
-        return False
-    return format != "kineto" or not kineto.is_merged(path)
+    format = detect_format(path)
+    return format not in (None, "metrics") and not (format == "kineto" and kineto.is_merged(path))
 
 
 def check_writable(target: Path, option: str, in_place: bool = False) -> None:

@@ -48,7 +48,7 @@ def add(
 
     Every verb opens STORE/run=NAME like any other run, without reading the traces again, and so do polars, DuckDB and
     Spark. A run that the store holds already is skipped, unless its files changed. An addition that was interrupted
-    goes on where it stopped. Runs that cannot be added do not keep others out; the exit status is then 1.
+    goes on where it stopped. If a run cannot be added, the others are still added, and the exit status is 1.
 
     Examples:
 
@@ -69,7 +69,7 @@ def add(
         try:
             _add_run(run, to, **options)
         except EtloomError as error:
-            if len(runs) == 1:
+            if len(runs) == 1 or isinstance(error, InvalidValue):
                 raise
             print_message(str(error))
             failed += 1

@@ -2,9 +2,10 @@
 
 By number: participations with the same group, collective and sequence number; if a rank runs several kernels for one
 number, the first matches the first, and so on. By order (if no numbers are recorded, or messages shift them): the
-participations of the ranks in a collective of a group match in their order, if they overlap in time once clocks that
-differ by more than the time between collectives are aligned (`end_alignment`). If more than MAX_UNMATCHED_SHARE of them
-stay unmatched, the recorded ranks did not communicate with each other, and none of these matches is used.
+participations of the ranks in a collective of a group match in their order, if they overlap in time. Where that fails,
+or the ends of matches do not coincide, they are matched again on clocks that `end_alignment` aligned. If more than
+MAX_UNMATCHED_SHARE of them stay unmatched, the recorded ranks did not communicate with each other, and none of these
+matches is used.
 
 An instance never has more ranks than its group: if a name belongs to several groups with unknown members, numbers are
 ambiguous and matches by order must fit. Sends and receives with an unknown peer do not match; neither do, by order,
@@ -47,7 +48,9 @@ def match_participations(parts: pl.DataFrame) -> pl.DataFrame:
     matchable = named.filter(~pl.col("collective").is_in(_UNPAIRED_MESSAGES).fill_null(False))
     by_number = _match_by_number(matchable.filter(pl.col("seq").is_not_null() & ~is_overfull()))
     unnumbered = matchable.filter(pl.col("seq").is_null() & pl.col("collective").is_not_null())
-    by_order = _match_by_order(align_ends(unnumbered, without=("message",)))
+    by_order = _match_by_order(unnumbered)
+    if (aligned := align_ends(unnumbered, by_order)) is not unnumbered:
+        by_order = _match_by_order(aligned)
     by_order = by_order.with_columns(pl.col("instance") + by_number["instance"].n_unique())
     instances = pl.concat((by_number, by_order))
     matched = named.join(instances, on="part", how="left", maintain_order="left")

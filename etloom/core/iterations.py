@@ -70,16 +70,30 @@ def find_step_events(events: pl.DataFrame, step_name: str | None = None) -> pl.D
     Returns:
         row, step (number; null if it exceeds an integer), ts, end (ns) and pid, in order of time.
     """
+    rows, numbers, has_numbers = _list_steps(events, step_name)
+    return _span(events, rows, numbers if has_numbers else list(range(len(numbers))))
+
+
+def has_step_numbers(events: pl.DataFrame, step_name: str | None = None) -> bool:
+    """Return whether the names of a rank's steps contain distinct numbers; else `find_step_events` counts from 0."""
+    return _list_steps(events, step_name)[2]
+
+
+def _list_steps(
+    events: pl.DataFrame, step_name: str | None
+) -> tuple[NDArray[np.int64], list[int | None], bool]:
+    """Return the rows of the events that delimit steps, the numbers in their names, and whether these are complete."""
     if step_name is not None:
         rows = _drop_nested(events, _match_rows(events, _compile(step_name)))
         numbers = [_first_number(re.search(step_name, name)) for name in events["name"][rows].cast(pl.String)]
-        return _span(events, rows, _number(numbers))
+        return rows, numbers, _are_distinct(numbers)
     annotations = categories.mask_events(events, categories.ANNOTATION_CATEGORIES) & _has_duration(events)
     rows = np.flatnonzero(categories.match_names(events, STEP_PATTERN, annotations))
     if rows.size:
-        return _span(events, rows, take_rows(events, rows).select(parse_step()).to_series().to_list())
+        return rows, take_rows(events, rows).select(parse_step()).to_series().to_list(), True
     rows, iterations = find_iterations(events)
-    return _span(events, rows, _number([iteration.number for iteration in iterations]))
+    numbers = [iteration.number for iteration in iterations]
+    return rows, numbers, _are_distinct(numbers)
 
 
 def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Iteration]]:
@@ -150,10 +164,9 @@ def _drop_nested(events: pl.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.in
     return np.array(kept, np.int64)
 
 
-def _number(numbers: list[int | None]) -> list[int | None]:
-    """Return the recorded step numbers if all are present and distinct, else number the steps 0, 1, 2, ... in order."""
-    stated = [number for number in numbers if number is not None]
-    return numbers if len(stated) == len(numbers) == len(set(stated)) else list(range(len(numbers)))
+def _are_distinct(numbers: list[int | None]) -> bool:
+    """Return whether all step numbers are recorded, each once."""
+    return None not in numbers and len(numbers) == len(set(numbers))
 
 
 def _first_number(match: re.Match[str] | None) -> int | None:

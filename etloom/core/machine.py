@@ -96,9 +96,9 @@ def run_ahead(
         return
     ahead: deque[_Task[_Result]] = deque()
     for key in keys:
+        result = [ahead.popleft().wait()] if len(ahead) == 2 else []
         ahead.append(_Task(partial(work, key)))
-        if len(ahead) > 2:
-            yield ahead.popleft().wait()
+        yield from result
     while ahead:
         yield ahead.popleft().wait()
 

@@ -137,7 +137,7 @@ def get(kind: str, name: str) -> ModuleType:
             where=plugin.module,
             remedy="install what it needs, or remove the package it comes from",
         ) from error
-    # The conformance tests check ours.
+    # Built-in plugins are checked by the conformance tests.
     if plugin.package is not None and (fault := _find_contract_violation(kind, module)):
         raise EtloomError(
             f"{_describe_plugin(kind, name)} {fault}", where=plugin.module, remedy="docs/plugins.md shows one"

@@ -279,7 +279,9 @@ def test_delays_of_operators(file: str) -> None:
     launched: dict[int, list[Work]] = defaultdict(list)
     around: dict[int, Event] = {}
     for one in raw(file).work:
-        if operator := one.nearest("cpu_op"):
+        marks = (m for m in (one.call.around() if one.call else ()) if m.cat == "user_annotation")
+        mark = next((m for m in marks if not m.name.startswith(("ProfilerStep#", "nccl:"))), None)
+        if operator := one.nearest("cpu_op") or mark:
             launched[id(operator)].append(one)
             around[id(operator)] = operator
     found: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)

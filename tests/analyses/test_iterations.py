@@ -114,15 +114,34 @@ def test_skew_between_ranks(tmp_path: Path) -> None:
     assert table.sort("step", "rank").select("rank", "skew_ns").rows() == [(0, 0), (1, 7_000), (0, 0), (1, 0)]
 
 
-def test_skew_if_the_recording_of_a_rank_begins_an_iteration_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("times", "late", "skews"),
+    [
+        (((0, 200, 400), (200, 400)), (0, 7), [None, 0, 7_000, 0, 7_000]),
+        (((200, 400, 600), (0, 200, 400)), (0, 7), [None, 0, 7_000, 0, 7_000, None]),
+        (((0, 200), (0, 200, 400)), (7, 0), [7_000, 0, 7_000, 0, None]),
+        (((0, 200), (0, 200)), (0, 90), [0, 90_000, 0, 90_000]),
+    ],
+)
+def test_skew_if_the_recordings_begin_with_different_iterations(
+    times: tuple[tuple[int, ...], ...], late: tuple[int, ...], skews: list[int | None], tmp_path: Path
+) -> None:
     ranks = [
-        [event for at in times for event in iteration(DECODE.format(1), at, 1, late=late)]
-        for late, times in ((0, (0, 200, 400)), (7, (200, 400)))
+        [event for at in starts for event in iteration(DECODE.format(1), at, 1, late=by)]
+        for by, starts in zip(late, times, strict=True)
     ]
     table = etloom.analyze(open_run(tmp_path / "run", *ranks), "iterations")
-    assert table.sort("start_ns", "rank").select("rank", "skew_ns").rows() == [
-        *((0, None), (0, 0), (1, 7_000), (0, 0), (1, 7_000))
+    assert table.sort("start_ns", "rank")["skew_ns"].to_list() == skews
+
+
+@pytest.mark.parametrize("name", ["ProfilerStep#{0}", "denoise_step_{0}"])
+def test_skew_of_numbered_steps_follows_their_numbers(name: str, tmp_path: Path) -> None:
+    ranks = [
+        [event for step in range(3) for event in iteration(name.format(step), 200 * step, 1, late=late)]
+        for late in (0, 180)
     ]
+    table = etloom.analyze(open_run(tmp_path / "run", *ranks), "iterations")
+    assert table.filter(rank=1)["skew_ns"].to_list() == [180_000] * 3
 
 
 def test_functions_of_sglang_determine_the_phase(tmp_path: Path) -> None:

@@ -404,7 +404,6 @@ def test_the_result_of_a_query_is_bounded(tools: RunTools) -> None:
     assert answer.startswith("the first 400 rows")
 
 
-@pytest.mark.slow
 def test_a_port_in_use_is_one_line(runs: OpenedRuns, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mcp", reason="the optional package mcp is not installed")
     with socket.socket() as used:
@@ -416,6 +415,7 @@ def test_a_port_in_use_is_one_line(runs: OpenedRuns, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == message
 
 
+@pytest.mark.slow
 def test_the_server_on_http_answers_the_official_client(runs: OpenedRuns) -> None:
     pytest.importorskip("mcp", reason="the optional package mcp is not installed")
     import anyio

@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from etloom.core.machine import run_ahead, run_in_parallel, run_in_query_thread, shared_property
+from etloom.core import machine
+from etloom.core.machine import run_in_parallel, run_in_query_thread, shared_property
 
 
 @pytest.mark.parametrize("threads", [1, 2, 9])
@@ -32,25 +33,31 @@ def test_the_first_error_of_a_task_is_raised() -> None:
         run_in_parallel(work, [0, 1, 2], 2)
 
 
-@pytest.mark.parametrize("rows", [1, 10])
-def test_next_results_are_computed_ahead(rows: int) -> None:
-    """Two, if there are enough rows; in order, and up to the first that raises."""
-    started: list[int] = []
+@pytest.mark.parametrize("has_threads", [False, True])
+def test_next_results_are_computed_ahead(has_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, in order, and up to the first that raises."""
+    monkeypatch.setattr(machine, "_has_two_threads", lambda rows, min_rows: has_threads)
+    ahead = threading.Event()
+    running: list[int] = []
 
     def work(key: int) -> int:
-        started.append(key)
+        running.append(key)
+        assert len(running) <= 2
+        if key == 2:
+            ahead.set()
         time.sleep(0.001 * (key % 2))
+        running.remove(key)
         if key == 5:
             raise ValueError("task 5")
         return key * key
 
-    results = run_ahead(work, range(7), rows, 10)
+    results = machine.run_ahead(work, range(7), 1)
     assert next(results) == 0
-    assert sorted(started) == ([0] if rows == 1 else [0, 1, 2])
+    assert ahead.wait(10 if has_threads else 0) == has_threads
     assert [next(results) for _ in range(4)] == [1, 4, 9, 16]
     with pytest.raises(ValueError, match="task 5"):
         next(results)
-    assert list(run_ahead(work, [], rows, 10)) == []
+    assert list(machine.run_ahead(work, [], 1)) == []
 
 
 def test_a_property_is_computed_once_for_all_threads() -> None:

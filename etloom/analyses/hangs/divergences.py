@@ -60,8 +60,7 @@ def _compare_group(
 ) -> Iterator[dict[str, Any]]:
     if absent := [rank for rank in members if rank not in dumped]:
         detail = "no dump of these ranks: a crash, or another file name"
-        waiting = table.filter(_is_unfinished())["rank"].unique().to_list()
-        others = waiting or table["rank"].unique().to_list()
+        others = table.filter(_is_unfinished())["rank"].unique().to_list()
         yield {
             "seq": None,
             "finding": "missing",

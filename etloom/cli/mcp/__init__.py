@@ -98,9 +98,8 @@ def build_server(runs: Any) -> Any:
         Tool.from_function(tool, annotations=read_only, structured_output=False)
         for tool in RunTools(runs).list_tools()
     ]
-    for (
-        tool
-    ) in tools:  # an unknown argument, such as path for run, would be ignored: an answer on another run
+    # An unknown argument, such as path for run, would be ignored: the answer would be about another run.
+    for tool in tools:
         arguments = tool.fn_metadata.arg_model
         arguments.model_config["extra"] = "forbid"
         arguments.model_rebuild(force=True)
