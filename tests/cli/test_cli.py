@@ -214,6 +214,7 @@ def test_unwritable_outputs_have_the_same_message_in_all_verbs(
         ("simulate", "{run}", "--set", "comm x0", "-o", "{file}"),
         ("export", "{run}", "-o", "{other}"),
         ("diff", "{run}", "{run}", "--html", "{file}"),
+        ("check", "{run}", "--baseline", "{run}", "--junit", "{file}"),
     ],
 )
 def test_a_trace_to_read_is_not_overwritten(
