@@ -88,10 +88,10 @@ def analyze(job: Job) -> pl.DataFrame:
 
 
 def _number_across_ranks(table: pl.DataFrame) -> pl.Series:
-    """Return a number for each iteration that is the same on all ranks, if each rank counts from 0.
+    """Return a number for each iteration that is the same on all ranks, where each rank counts from 0.
 
-    The recordings may begin with different iterations: those of a rank are counted on by the number with which most
-    of them begin on the GPU nearest to the iteration of the same number on the first rank.
+    The recordings may begin with different iterations. So all numbers of a rank are shifted by one amount: that with
+    which most of its iterations have the number of the first rank's iteration that is nearest in time on the GPU.
     """
     numbers = table["step"].to_numpy().copy()
     ranks, starts = table["rank"].to_numpy(), arrays.to_array(table["device_start"], -1)
