@@ -25,7 +25,7 @@ import math
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, require_linked
+from etloom.analyses.helpers import conform_columns, describe_missing_steps, require_linked
 from etloom.core import arrays, categories
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
@@ -69,8 +69,10 @@ def analyze(job: Job) -> pl.DataFrame:
     ]
     table = pl.concat(tables)
     if not table.height:
+        named = next((trace for trace in job.values() if "step_name" in trace.meta), None)
+        no_engine = "the run contains no iterations of a known engine, and no steps"
         raise AnalysisError(
-            "the run contains no iterations of a known engine, and no steps",
+            no_engine if named is None else describe_missing_steps(named),
             remedy="specify which events are the iterations: --step-name REGEX, or --names FILE.yaml (docs/serving.md)",
         )
     comparable = len(job) > 1 and all(trace.meta.get("clock") == "epoch" for trace in job.values())

@@ -4,7 +4,7 @@ One row per device and step, and one with a null step for the whole recording. p
 peak_at_ns), including what was allocated before the step; peak_reserved_bytes the most that the allocator had reserved
 from the device. operator is the innermost operator whose allocations hold most bytes (operator_bytes) at the peak, or,
 in a memory snapshot, the innermost Python line outside of torch. The origin of allocations from before the recording is
-unknown; unknown_bytes is their part of the peak.
+unknown; unknown_bytes is their part of the peak. Memory of several processes of a rank on a device is summed.
 
 step: only this step.
 
@@ -25,6 +25,7 @@ from etloom.core.errors import AnalysisError
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, find_steps
+from etloom.timeline.allocations import find_allocations
 
 SCOPE = "rank"
 COLUMNS = {
@@ -45,7 +46,7 @@ _TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
-    allocations = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
+    allocations = find_allocations(trace)
     if not allocations.height:
         raise AnalysisError(
             "the trace contains no allocations",
@@ -94,7 +95,7 @@ def _make_row(
         at = in_step["total_allocated"].arg_max() or 0
         peak_at, until = in_step["ts"][at], first + at + 1
     # An address is live if its last event until then is an allocation.
-    live = device_events[:until].group_by("addr").last().filter(pl.col("bytes") > 0)
+    live = device_events[:until].group_by("pid", "addr").last().filter(pl.col("bytes") > 0)
     by_operator = live.group_by("operator").agg(pl.col("bytes").sum()).drop_nulls().sort("bytes", "operator")
     name, operator_bytes = (
         (by_operator["operator"][-1], by_operator["bytes"][-1]) if by_operator.height else (None, None)

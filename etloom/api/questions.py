@@ -15,6 +15,7 @@ from etloom.api.verdicts import CheckResult, HangReport
 from etloom.core import registry
 from etloom.core.errors import InvalidValue, warn
 from etloom.core.registry import check_options
+from etloom.core.text import format_ranks
 from etloom.core.trace import Job, Trace
 
 if TYPE_CHECKING:
@@ -276,6 +277,10 @@ def hangs(path: StrPath) -> HangReport:
         dumps, stats = read_dumps(folder)
         calls, problems = combine_calls(dumps), tuple(f"{row.name}: {row.example}" for row in stats)
     calls.require_numbers()
+    if folder.is_file() and calls.absent:
+        problems += (
+            f"{folder}: only this dump is read, as if {format_ranks(calls.absent)} had none; open its folder",
+        )
     table = compare_calls(calls)
     written = [int(facts.get("written_ns") or 0) for facts in calls.processes.values()]
     processes = describe_processes(calls.processes, max(written, default=0))

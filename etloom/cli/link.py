@@ -122,7 +122,7 @@ def link(
     format = to or _infer_format(out)
     with as_usage_error("to" if to else "out"):
         registry.get("exports", format)
-    linked = _link(source, out, linking.to_keywords(), run)
+    linked = _link(source, linking.to_keywords(), run)
     if run.strict:
         linked.check_lossless()
     for name, severity, count, example in linked.stats.select("name", "severity", "count", "example").rows():
@@ -133,7 +133,7 @@ def link(
     print_message(f"saved {out}")
 
 
-def _link(source: SourceOptions, out: Path, linking: dict[str, Any], run: RunOptions) -> Trace | Job:
+def _link(source: SourceOptions, linking: dict[str, Any], run: RunOptions) -> Trace | Job:
     """Open and link the run at the path, or the host and device trace of one rank."""
     import etloom
     from etloom.core.text import unknown_rank_error
@@ -148,10 +148,6 @@ def _link(source: SourceOptions, out: Path, linking: dict[str, Any], run: RunOpt
             raise unknown_rank_error(source.rank, job)
         return Job({source.rank: job[source.rank]}, job.meta)
     files = [file for file in (source.host, source.device) if file is not None]
-    if any(out.exists() and file.exists() and out.samefile(file) for file in files):
-        raise EtloomError(
-            "would overwrite one of the two traces to link", where=out, remedy="name another --out"
-        )
     return etloom.link(*files, rank=source.rank, **linking)
 
 

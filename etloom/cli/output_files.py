@@ -40,13 +40,13 @@ def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
     """
     inputs = [path for path in inputs if clean_url(path) is None and path.exists()]
     for target in outputs:
-        if clean_url(target) is not None or not target.is_file():
+        if clean_url(target) is not None or not target.exists():
             continue
-        if any(target.samefile(path) for path in inputs):
+        if any(target.samefile(path) for path in inputs) and (target.is_file() or _is_trace(target)):
             raise EtloomError(
                 "is the trace to read, and would be overwritten", where=target, remedy=_OTHER_PATH
             )
-        folders = [path for path in inputs if path.is_dir()]
+        folders = [path for path in inputs if path.is_dir() and target.is_file()]
         if any(target.resolve().is_relative_to(folder.resolve()) for folder in folders) and _is_trace(target):
             raise EtloomError(
                 "is a trace in the folder to read, and would be overwritten", where=target, remedy=_OTHER_PATH

@@ -17,6 +17,7 @@ from etloom.comparison.shift_estimate import estimate_shift
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import find_steps, has_device_events
+from etloom.timeline.allocations import find_allocations
 
 
 def _breakdown_column(column: str) -> Callable[[Trace, bool], pl.DataFrame | None]:
@@ -44,7 +45,7 @@ def measure_peak_memory(trace: Trace, stepped: bool | None) -> pl.DataFrame:
 
     As in memory-timeline, it includes memory that was allocated when the step began. Empty without a record of memory.
     """
-    allocations = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
+    allocations = find_allocations(trace)
     on_devices = allocations.filter(pl.col("device_type") != 0)
     allocations = on_devices if on_devices.height else allocations
     if not allocations.height:

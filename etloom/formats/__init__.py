@@ -32,6 +32,7 @@ UNKNOWN_FORMAT = "not a trace in a known format"
 _HEAD_BYTES = 1 << 16
 _PARQUET_MAGIC = b"PAR1"
 _HTML = (b"<!doctype html", b"<html")
+_SAMPLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _COMMON_FORMATS = ("kineto", "execution-trace")
 FOLDER_FORMATS = ("parquet", "nsys")
 """The readers here that have a `sniff_folder`: to look for it in the others would import all of them."""
@@ -173,4 +174,6 @@ def _explain_unknown(path: Path) -> str:
 def _suggest_remedy(path: Path) -> str:
     if path.is_dir():
         return "open it as a run (etloom.open), or specify one file in it"
+    if path.name.lower().removesuffix(".gz").endswith(_SAMPLE_SUFFIXES):
+        return "if it contains samples, name the column with their time: etloom convert --time-column NAME"
     return f"known formats: {', '.join(registry.list_plugins('readers'))}"

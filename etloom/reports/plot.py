@@ -11,6 +11,7 @@ from etloom.analyses.answers import answer
 from etloom.core.errors import AnalysisError, EtloomError, UnknownName
 from etloom.core.trace import Job
 from etloom.reports.time_shares import PART_LABELS
+from etloom.timeline.allocations import find_allocations
 
 if TYPE_CHECKING:
     import altair
@@ -101,8 +102,7 @@ def _plot_memory(alt: Any, job: Job, options: Mapping[str, Any]) -> altair.Chart
         raise EtloomError(f"the chart 'memory' has no option {next(iter(options))!r}")
     curves = []
     for rank, trace in job.items():
-        curve = trace.memory.drop_nulls(["ts", "total_allocated"]).sort("ts", "id")
-        curve = curve.select(
+        curve = find_allocations(trace).select(
             pl.lit(rank, pl.Int64).alias("rank"),
             pl.format("{}:{}", pl.col("device_type").fill_null(0), pl.col("device").fill_null(0)).alias(
                 "device"

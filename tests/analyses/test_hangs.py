@@ -195,6 +195,13 @@ def test_ranks_without_a_dump_are_named_if_no_rank_waits(generator: ModuleType, 
     assert report.sentence.endswith("; ranks 2, 3 have no dump, so that a wait for them is not visible")
 
 
+def test_a_single_dump_states_that_the_others_are_not_read(generator: ModuleType, tmp_path: Path) -> None:
+    generator.make_job(tmp_path, 4, 20, generator.Fault("healthy", 0), seed=3, group_size=4)
+    assert not etloom.hangs(tmp_path).problems
+    (problem,) = etloom.hangs(tmp_path / "_dump_1").problems
+    assert "only this dump is read, as if ranks 0, 2, 3 had none; open its folder" in problem
+
+
 def test_a_rank_that_waits_for_another_is_not_named() -> None:
     (sentence,) = remarks(wait_table(([1], [0]), ([2], [1, 3])))
     assert sentence.startswith("rank 2 stopped or diverged")

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.comparison.measures import measure_peak_memory
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
@@ -66,6 +67,25 @@ def test_memory_allocated_before_the_recording_is_in_the_peak(trace: Trace) -> N
     freed = trace.memory[2:3].with_columns(total_allocated=pl.lit(150, pl.Int64))  # of 450 B, 300
     whole = etloom.analyze(trace.replace(memory=freed), "memory-timeline").rows(named=True)[-1]
     assert (whole["peak_bytes"], whole["unknown_bytes"], whole["operator"]) == (450, 450, None)
+
+
+def test_memory_of_two_processes_on_a_device_is_summed(trace: Trace) -> None:
+    # The other process has 1,000 B before its first event, and the same addresses.
+    other = trace.memory[:2].with_columns(
+        ts=pl.col("ts") + 15 * small_traces.US,  # 275 and 525 us
+        pid=pl.lit(20, pl.Int64),
+        bytes=pl.Series([24, -24]),
+        addr=pl.Series([1, 1], dtype=pl.UInt64),
+        total_allocated=pl.Series([1024, 1000]),
+        total_reserved=pl.lit(4000, pl.Int64),
+    )
+    memory = pl.concat([trace.memory, other]).with_columns(id=pl.int_range(7, dtype=pl.UInt32))
+    both = trace.replace(memory=memory)
+    whole = etloom.analyze(both, "memory-timeline").rows(named=True)[-1]
+    assert (whole["peak_bytes"], whole["peak_at_ns"]) == (1474, small_traces.BASE_NS + 510 * small_traces.US)
+    assert (whole["operator"], whole["operator_bytes"], whole["unknown_bytes"]) == ("aten::mm", 300, 1100)
+    assert (whole["allocations"], whole["peak_reserved_bytes"]) == (5, 5000)
+    assert measure_peak_memory(both, False)["value"].to_list() == [1474]
 
 
 def test_a_trace_without_allocations_is_refused_with_a_reason(trace: Trace) -> None:

@@ -248,6 +248,11 @@ def test_an_empty_list_is_explained(data: Path) -> None:
         == "etloom: rank 0: no step is annotated with ProfilerStep; call torch.profiler's step() after each step "
         "(JAX: StepTraceAnnotation), or name the events that are steps: --step-name REGEX\n"
     )
+    for name in ("steps", "iterations"):
+        arguments = ["analyze", name, str(data / "simple_add"), "--step-name", "no such step"]
+        unmatched = CliRunner().invoke(cli.app, arguments)
+        assert unmatched.exit_code == 1
+        assert "no host event matches --step-name 'no such step'" in unmatched.stderr
     refused = CliRunner().invoke(cli.app, ["analyze", "queue-length", str(data / "cpu" / "ddp_2")])
     assert refused.exit_code == 1
     assert refused.stderr.count("\n") == 1

@@ -232,6 +232,18 @@ def test_a_trace_to_read_is_not_overwritten(
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
+def test_a_folder_that_is_the_trace_to_read_is_not_overwritten(
+    tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    run = small_traces.write_run(tmp_path / "run")
+    saved = tmp_path / "saved.parquet"
+    for _ in range(2):  # the second time over an earlier export
+        assert call("export", run, "-o", saved)[0] == 0
+    status, _, messages = call("export", saved, "-o", saved)
+    assert (status, messages.count("\n")) == (1, 1)
+    assert "is the trace to read, and would be overwritten" in messages
+
+
 def test_a_report_and_a_table_next_to_the_traces_are_written_again(
     tmp_path: Path, call: Callable[..., Outcome]
 ) -> None:

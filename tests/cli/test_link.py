@@ -139,7 +139,7 @@ def test_files_that_cannot_be_linked_are_one_line(data: Path, tmp_path: Path, ca
         ),
         (["--host", host, "--device", nsys, "--rank", 1, "--out", out], "not of one program"),
         (["--host", host, "--device", tmp_path / "none", "--out", out], "no such file or folder"),
-        (["--host", host, "--device", mine, "--out", mine], "would overwrite one of the two traces to link"),
+        (["--host", host, "--device", mine, "--out", mine], "is the trace to read, and would be overwritten"),
         (
             ["--device", data / "linear" / "kineto_trace_0.json.gz", "--out", out],
             "the trace has no execution trace",

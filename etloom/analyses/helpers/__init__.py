@@ -62,8 +62,16 @@ def check_step(trace: Trace, step: int | None) -> None:
     numbers = find_steps(trace)["step"].to_list()
     if step not in numbers:
         available = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1])))) if numbers else ""
-        remedy = f"available steps: {available}" if numbers else "no step is annotated with ProfilerStep"
+        remedy = f"available steps: {available}" if numbers else describe_missing_steps(trace)
         raise AnalysisError(f"the trace contains no step {step}", where=describe_rank(trace), remedy=remedy)
+
+
+def describe_missing_steps(trace: Trace) -> str:
+    """Return why a trace has no steps."""
+    pattern = trace.meta.get("step_name")
+    if pattern is not None:
+        return f"no host event matches --step-name {pattern!r}"
+    return "no step is annotated with ProfilerStep"
 
 
 def filter_step(trace: Trace, events: pl.DataFrame, step: int | None) -> pl.DataFrame:
