@@ -69,10 +69,11 @@ def analyze(job: Job) -> pl.DataFrame:
     ]
     table = pl.concat(tables)
     if not table.height:
-        named = next((trace for trace in job.values() if "step_name" in trace.meta), None)
-        no_engine = "the run contains no iterations of a known engine, and no steps"
+        first = next(iter(job.values()))
         raise AnalysisError(
-            no_engine if named is None else describe_missing_steps(named),
+            "the run contains no iterations of a known engine, and no steps"
+            if first.meta.get("step_name") is None
+            else describe_missing_steps(first),
             remedy="specify which events are the iterations: --step-name REGEX, or --names FILE.yaml (docs/serving.md)",
         )
     comparable = len(job) > 1 and all(trace.meta.get("clock") == "epoch" for trace in job.values())

@@ -269,17 +269,18 @@ def hangs(path: StrPath) -> HangReport:
     from etloom.formats.parquet.store_layout import is_store, is_stored_run
     from etloom.loading.flight_recorder_dumps import read_dumps
 
-    folder = Path(path)
+    source = Path(path)
     problems: tuple[str, ...] = ()
-    if is_store(folder) or is_stored_run(folder):
-        calls = calls_of_job(as_job(folder)).require_dumps()
+    if is_store(source) or is_stored_run(source):
+        calls = calls_of_job(as_job(source)).require_dumps()
     else:
-        dumps, stats = read_dumps(folder)
+        dumps, stats = read_dumps(source)
         calls, problems = combine_calls(dumps), tuple(f"{row.name}: {row.example}" for row in stats)
     calls.require_numbers()
-    if folder.is_file() and calls.absent:
+    if source.is_file() and calls.absent:
         problems += (
-            f"{folder}: only this dump is read, as if {format_ranks(calls.absent)} had none; open its folder",
+            f"{source}: the only dump that is read; {format_ranks(calls.absent)} count as ranks without a dump; "
+            "open the folder to read all dumps",
         )
     table = compare_calls(calls)
     written = [int(facts.get("written_ns") or 0) for facts in calls.processes.values()]

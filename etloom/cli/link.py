@@ -154,6 +154,7 @@ def _link(source: SourceOptions, linking: dict[str, Any], run: RunOptions) -> Tr
 def _save(linked: Trace | Job, out: Path, format: str) -> None:
     """Write a trace or job to the file ``out``, or a job into the folder ``out`` if that is not a file name."""
     import etloom
+    from etloom.cli.output_files import check_outputs
     from etloom.core import registry
     from etloom.core.trace import Job
 
@@ -167,12 +168,16 @@ def _save(linked: Trace | Job, out: Path, format: str) -> None:
             where=out,
             remedy="write --out NAME.parquet, or a local folder",
         )
+    # An ET+ file holds one rank.
+    parts = (
+        {out / f"rank_{rank}{suffix}": trace for rank, trace in linked.items()}
+        if format == "etplus"
+        else {out / f"run{suffix}": linked}
+    )
+    check_outputs([Path(file) for trace in linked.values() for file in trace.meta.get("files", ())], parts)
     out.mkdir(parents=True, exist_ok=True)
-    if format != "etplus":
-        etloom.export(linked, out / f"run{suffix}", format)
-        return
-    for rank, trace in linked.items():  # an ET+ file holds one rank
-        etloom.export(trace, out / f"rank_{rank}{suffix}", format)
+    for file, run in parts.items():
+        etloom.export(run, file, format)
 
 
 def _infer_format(out: Path) -> str:

@@ -33,7 +33,7 @@ def check_export(target: Path, option: str = "--out") -> None:
 
 
 def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
-    """Check that no file to write is a trace to read: an input itself, or a trace in a folder that is an input.
+    """Check that no file or folder to write is a trace to read, contains one, or is a trace in a folder to read.
 
     Raises:
         EtloomError: the trace would be overwritten.
@@ -42,20 +42,22 @@ def check_outputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
     for target in outputs:
         if clean_url(target) is not None or not target.exists():
             continue
-        if any(target.samefile(path) for path in inputs) and (target.is_file() or _is_trace(target)):
-            raise EtloomError(
-                "is the trace to read, and would be overwritten", where=target, remedy=_OTHER_PATH
-            )
-        folders = [path for path in inputs if path.is_dir() and target.is_file()]
-        if any(target.resolve().is_relative_to(folder.resolve()) for folder in folders) and _is_trace(target):
-            raise EtloomError(
-                "is a trace in the folder to read, and would be overwritten", where=target, remedy=_OTHER_PATH
-            )
+        resolved, problem = target.resolve(), ""
+        if any(target.samefile(path) for path in inputs):
+            problem = "is the trace to read"
+        elif target.is_dir():
+            if any(path.resolve().is_relative_to(resolved) for path in inputs):
+                problem = "contains the trace to read"
+        elif any(path.is_dir() and resolved.is_relative_to(path.resolve()) for path in inputs):
+            problem = "is a trace in the folder to read" if _is_trace(target) else ""
+        # Of folders, an earlier export is replaced as a whole; into others, files are written.
+        if problem and (target.is_file() or _is_trace(target)):
+            raise EtloomError(f"{problem}, and would be overwritten", where=target, remedy=_OTHER_PATH)
 
 
 def _is_trace(path: Path) -> bool:
-    """Return whether a file is a trace, as opposed to what was written next to the traces: a report, a table, an export
-    of several ranks."""
+    """Return whether a file or folder is a trace, as opposed to what was written next to the traces: a report, a table,
+    an export of several ranks."""
     from etloom.formats import detect_format, kineto
 
     format = detect_format(path)

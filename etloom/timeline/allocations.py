@@ -7,25 +7,43 @@ import polars as pl
 from etloom.core.trace import Trace
 
 _DEVICE = ("device_type", "device")
+_PROCESS = (*_DEVICE, "pid")
 
 
 def find_allocations(trace: Trace) -> pl.DataFrame:
     """Return the rows of the table ``memory`` whose size is known, in order of time.
 
-    Each process records the totals of its own allocator. Where several processes of the rank use a device,
+    Each process records the totals of its own allocator. Where processes of the rank use a device at the same time,
     ``total_allocated`` and ``total_reserved`` are the sums over them.
     """
     allocations = trace.memory.drop_nulls(["total_allocated", "ts", "bytes"]).sort("ts", "id")
-    processes = allocations.select(*_DEVICE, "pid").unique()
-    if processes.height == processes.select(_DEVICE).unique().height:
+    spans = allocations.group_by(*_PROCESS).agg(start=pl.col("ts").min(), end=pl.col("ts").max())
+    # A process without a pid may be one of the others, as in a memory snapshot next to a Kineto trace.
+    if spans.height < 2 or (spans["pid"] < 0).any():
         return allocations
-    first = allocations.with_columns(is_first=pl.int_range(pl.len()).over(*_DEVICE, "pid") == 0)
+    ends = pl.col("end").cum_max().shift(1).over(*_DEVICE)
+    if not spans.sort("start").select((pl.col("start") <= ends).any()).item():
+        return allocations  # one process after another, as when a job was started again
+    return _sum_over_processes(allocations)
+
+
+def _sum_over_processes(allocations: pl.DataFrame) -> pl.DataFrame:
+    """Replace the totals of each process by the sums over the processes of its device."""
+    rows = allocations.with_columns(
+        pl.col("total_reserved").forward_fill().backward_fill().over(*_PROCESS),
+        is_first=pl.int_range(pl.len()).over(*_PROCESS) == 0,
+    )
     # Before its first event a process has its total minus the change; the reserved memory is assumed unchanged.
-    for total, change in (("total_allocated", pl.col("bytes")), ("total_reserved", pl.lit(0, pl.Int64))):
-        first = first.with_columns(
-            change=pl.when("is_first").then(change).otherwise(pl.col(total).diff().over(*_DEVICE, "pid")),
-            before=pl.when("is_first").then(pl.col(total) - change),
+    for total, first_change in (
+        ("total_allocated", pl.col("bytes")),
+        ("total_reserved", pl.lit(0, pl.Int64)),
+    ):
+        rows = rows.with_columns(
+            change=pl.when("is_first").then(first_change).otherwise(pl.col(total).diff().over(*_PROCESS)),
+            before=pl.when("is_first").then(pl.col(total) - first_change),
         ).with_columns(
-            (pl.col("before").sum() + pl.col("change").fill_null(0).cum_sum()).over(*_DEVICE).alias(total)
+            pl.when(pl.col(total).is_not_null().any().over(*_DEVICE))
+            .then((pl.col("before").sum() + pl.col("change").fill_null(0).cum_sum()).over(*_DEVICE))
+            .alias(total)
         )
-    return first.drop("is_first", "change", "before")
+    return rows.drop("is_first", "change", "before")

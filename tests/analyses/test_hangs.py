@@ -199,7 +199,7 @@ def test_a_single_dump_states_that_the_others_are_not_read(generator: ModuleType
     generator.make_job(tmp_path, 4, 20, generator.Fault("healthy", 0), seed=3, group_size=4)
     assert not etloom.hangs(tmp_path).problems
     (problem,) = etloom.hangs(tmp_path / "_dump_1").problems
-    assert "only this dump is read, as if ranks 0, 2, 3 had none; open its folder" in problem
+    assert "the only dump that is read; ranks 0, 2, 3 count as ranks without a dump" in problem
 
 
 def test_a_rank_that_waits_for_another_is_not_named() -> None:

@@ -239,9 +239,25 @@ def test_a_folder_that_is_the_trace_to_read_is_not_overwritten(
     saved = tmp_path / "saved.parquet"
     for _ in range(2):  # the second time over an earlier export
         assert call("export", run, "-o", saved)[0] == 0
-    status, _, messages = call("export", saved, "-o", saved)
-    assert (status, messages.count("\n")) == (1, 1)
+    rank = next(saved.glob("rank=*"))
+    for path, problem in ((saved, "is"), (rank, "contains"), (saved / "meta.json", "contains")):
+        status, _, messages = call("export", path, "-o", saved)
+        assert (status, messages.count("\n")) == (1, 1)
+        assert f"{problem} the trace to read, and would be overwritten" in messages
+
+
+def test_linked_traces_in_a_folder_do_not_overwrite_what_was_read(
+    tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    run, linked = small_traces.write_run(tmp_path / "run"), tmp_path / "linked"
+    command = ("--to", "etplus", "--out", linked)
+    for _ in range(2):
+        assert call("link", run, *command)[0] == 0
+    before = {path: path.read_bytes() for path in linked.iterdir()}
+    status, _, messages = call("link", linked, *command)
+    assert status == 1
     assert "is the trace to read, and would be overwritten" in messages
+    assert {path: path.read_bytes() for path in linked.iterdir()} == before
 
 
 def test_a_report_and_a_table_next_to_the_traces_are_written_again(
