@@ -25,7 +25,7 @@ import math
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, describe_missing_steps, require_linked
+from etloom.analyses.helpers import conform_columns, explain_unmatched_name, require_linked
 from etloom.core import arrays, categories
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
@@ -69,11 +69,8 @@ def analyze(job: Job) -> pl.DataFrame:
     ]
     table = pl.concat(tables)
     if not table.height:
-        first = next(iter(job.values()))
-        raise AnalysisError(
-            "the run contains no iterations of a known engine, and no steps"
-            if first.meta.get("step_name") is None
-            else describe_missing_steps(first),
+        raise explain_unmatched_name(next(iter(job.values()))) or AnalysisError(
+            "the run contains no iterations of a known engine, and no steps",
             remedy="specify which events are the iterations: --step-name REGEX, or --names FILE.yaml (docs/serving.md)",
         )
     comparable = len(job) > 1 and all(trace.meta.get("clock") == "epoch" for trace in job.values())

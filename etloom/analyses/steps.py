@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import check_step, describe_missing_steps, require_linked
+from etloom.analyses.helpers import check_step, explain_unmatched_name, require_linked
 from etloom.core import categories
 from etloom.core.arrays import group_rows
 from etloom.core.errors import AnalysisError
@@ -46,11 +46,15 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
     steps_table = find_steps(trace)
     if steps_table.is_empty():
-        raise explain_missing_times(trace) or AnalysisError(
-            describe_missing_steps(trace),
-            where=describe_rank(trace),
-            remedy="call torch.profiler's step() after each step (JAX: StepTraceAnnotation), "
-            "or name the events that are steps: --step-name REGEX",
+        raise (
+            explain_missing_times(trace)
+            or explain_unmatched_name(trace)
+            or AnalysisError(
+                "no step is annotated with ProfilerStep",
+                where=describe_rank(trace),
+                remedy="call torch.profiler's step() after each step (JAX: StepTraceAnnotation), "
+                "or name the events that are steps: --step-name REGEX",
+            )
         )
     check_step(trace, step)
     if step is not None:

@@ -69,6 +69,8 @@ class HangReport:
     @property
     def sentence(self) -> str:
         """Return one sentence: the cause of the hang, or that no rank waits for another."""
+        if self.cause is not None and self.cause.kind == "crashed" and len(self.ranks) == 1:
+            return f"{format_ranks(self.ranks)} waits for {format_ranks(self.cause.ranks)}, of which no dump was read"
         if self.cause is not None:
             return self.cause.sentence
         text = f"no hang in the dumps of {format_ranks(self.ranks)}: no rank waits for another"

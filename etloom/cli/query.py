@@ -40,7 +40,7 @@ def query(path: Path | None, sql: str | None, tables: bool, table: TableOptions,
 
     \b
       etloom query run/ "select rank, cat, count(*) n from events group by rank, cat order by n desc"
-      etloom query run/ "select name, sum(dur) dur_ns from events group by name order by dur_ns desc limit 10"
+      etloom query run/ "select name, sum(dur) ns from events where dur > 0 group by name order by ns desc limit 10"
       etloom query run/ "select * from stats" --format json
       etloom query --tables
     """

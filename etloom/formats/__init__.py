@@ -174,6 +174,8 @@ def _explain_unknown(path: Path) -> str:
 def _suggest_remedy(path: Path) -> str:
     if path.is_dir():
         return "open it as a run (etloom.open), or specify one file in it"
-    if path.name.lower().removesuffix(".gz").endswith(_SAMPLE_SUFFIXES):
-        return "if it contains samples, name the column with their time: etloom convert --time-column NAME"
+    if path.stat().st_size and path.name.lower().removesuffix(".gz").endswith(_SAMPLE_SUFFIXES):
+        return (
+            "for samples, name the column with their time: etloom convert FILE OUT.parquet --time-column NAME"
+        )
     return f"known formats: {', '.join(registry.list_plugins('readers'))}"

@@ -199,6 +199,9 @@ def test_a_single_dump_states_that_the_others_are_not_read(generator: ModuleType
     generator.make_job(tmp_path, 4, 20, generator.Fault("healthy", 0), seed=3, group_size=4)
     assert not etloom.hangs(tmp_path).problems
     (problem,) = etloom.hangs(tmp_path / "_dump_1").problems
+    generator.make_job(tmp_path / "job", 12, 20, generator.Fault("not arrived", 5), seed=3, group_size=4)
+    report = etloom.hangs(tmp_path / "job" / "_dump_4")
+    assert "crashed" not in report.sentence
     assert "the only dump that is read; ranks 0, 2, 3 count as ranks without a dump" in problem
 
 

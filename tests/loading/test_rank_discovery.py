@@ -195,7 +195,7 @@ def test_samples_of_any_kind_are_mapped_once_and_come_along(
     assert etloom.open(run, use_cache=False)[0].counters.height == 0
     command = ["convert", str(samples), str(run / "samples.parquet")]
     assert cli.main(command) == 1
-    assert "in a known format; if it contains samples, name the column with their time: etloom convert" in (
+    assert "in a known format; for samples, name the column with their time: etloom convert" in (
         capsys.readouterr().err
     )
     assert cli.main([*command, "--time-column", "when", "--unit", "ms"]) == 0

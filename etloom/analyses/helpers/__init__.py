@@ -62,16 +62,23 @@ def check_step(trace: Trace, step: int | None) -> None:
     numbers = find_steps(trace)["step"].to_list()
     if step not in numbers:
         available = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1])))) if numbers else ""
-        remedy = f"available steps: {available}" if numbers else describe_missing_steps(trace)
-        raise AnalysisError(f"the trace contains no step {step}", where=describe_rank(trace), remedy=remedy)
+        remedy = f"available steps: {available}" if numbers else "no step is annotated with ProfilerStep"
+        error = None if numbers else explain_unmatched_name(trace)
+        raise error or AnalysisError(
+            f"the trace contains no step {step}", where=describe_rank(trace), remedy=remedy
+        )
 
 
-def describe_missing_steps(trace: Trace) -> str:
-    """Return why a trace has no steps."""
+def explain_unmatched_name(trace: Trace) -> AnalysisError | None:
+    """Return an error for a trace without steps if --step-name was set; None if it was not."""
     pattern = trace.meta.get("step_name")
-    if pattern is not None:
-        return f"no host event matches --step-name {pattern!r}"
-    return "no step is annotated with ProfilerStep"
+    if pattern is None:
+        return None
+    return AnalysisError(
+        f"no host event matches --step-name {pattern!r}",
+        where=describe_rank(trace),
+        remedy="correct the expression; etloom query PATH 'select distinct name from events' lists the names",
+    )
 
 
 def filter_step(trace: Trace, events: pl.DataFrame, step: int | None) -> pl.DataFrame:

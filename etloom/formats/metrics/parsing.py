@@ -184,7 +184,7 @@ def _scale_numbers(texts: pl.Series, numbers: pl.Series, unit: str | None, path:
         raise ReadError(
             f"unknown unit of {texts.name!r}",
             where=path,
-            remedy=f"{_CONVERT} --unit UNIT, one of ns, us, ms, s",
+            remedy=f"{_CONVERT} --time-column {texts.name} --unit UNIT, one of ns, us, ms, s",
         )
     return pl.Series([_scale_exactly(text, NS_PER_UNIT[unit]) for text in texts], dtype=pl.Int64)
 
