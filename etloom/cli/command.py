@@ -89,7 +89,7 @@ def command(
 
 
 def _check_outputs(params: Sequence[click.Parameter], values: Mapping[str, Any]) -> None:
-    """Check that the file to write is no trace to read."""
+    """Raise EtloomError if the command would overwrite a trace that it reads."""
     inputs: list[Path] = []
     outputs: list[Path] = []
     for param in params:

@@ -23,13 +23,13 @@ MAX_UNMATCHED_SHARE = 0.1
 """A rank with a larger share of unmatched collectives, or of matches with other ranks than usual, is not matched as
 recorded."""
 COINCIDENT_NS = 50_000
-"""Neither is a rank if the ends of its matches deviate more from their median difference."""
+"""A rank is not matched as recorded either if the ends of its matches deviate more from their median difference."""
 MAX_DEVIATION_NS = 10_000
-"""With a shift the ends must deviate less: those of one collective differ by a few us, those of different collectives
-of ranks in step, such as two tensor-parallel groups, by more."""
+"""Largest deviation of the ends with a shift. The ends of one collective differ by a few us, those of different
+collectives of ranks in step, such as two tensor-parallel groups, by more."""
 MIN_IMPROVEMENT = 4
-"""How many times smaller the deviation must be than as recorded, than that of random pairs (a quarter of the time
-between collectives), and than with any other shift."""
+"""Least ratio of each of three deviations to that with the shift: the deviation as recorded, that of random pairs (a
+quarter of the time between collectives), and that with any other shift."""
 MAX_SKIPPED = 32
 """Collectives by which the recording of one rank may begin earlier than that of the other."""
 _MAX_COLLECTIVES = 2000

@@ -214,7 +214,10 @@ class _Discovery:
             raise ReadError("contains metrics, but no traces", where=self.folder, remedy=remedy)
 
     def _skip_merged(self, unranked: list[Path]) -> list[Path]:
-        """Return the traces without exports of several ranks for a viewer; with them if there are no other traces."""
+        """Return the files without exports of several ranks; all files if there are no other traces.
+
+        An export for a viewer, next to the traces that it was made from, would be read as one more rank.
+        """
         merged = [path for path in unranked if self.formats[path] == "kineto" and kineto.is_merged(path)]
         if not self.ranks and len(merged) == len(unranked):
             return unranked

@@ -13,13 +13,13 @@ Row = tuple[int, int, int, int, int | None, int]  # ts, pid, bytes, total alloca
 
 
 def totals(*rows: Row) -> tuple[list[int], list[int | None]]:
-    """The allocated and reserved totals that are found, of rows in order of time."""
+    """Return the allocated and the reserved totals after each row; the rows are in order of time."""
     columns = ("ts", "pid", "bytes", "total_allocated", "total_reserved", "device")
     table = pl.DataFrame(rows, schema=columns, orient="row").with_columns(
         id=pl.int_range(pl.len()), device_type=pl.lit(1)
     )
-    found = find_allocations(Trace({"memory": TABLES["memory"].conform(table)}))
-    return found["total_allocated"].to_list(), found["total_reserved"].to_list()
+    allocations = find_allocations(Trace({"memory": TABLES["memory"].conform(table)}))
+    return allocations["total_allocated"].to_list(), allocations["total_reserved"].to_list()
 
 
 def test_totals_of_each_device_are_summed() -> None:

@@ -72,9 +72,9 @@ def made(seed: int, offsets: list[int], drifts: list[float], *, numbered: bool, 
     return pl.DataFrame(rows, schema={**COLUMNS})
 
 
-def pairs(met: pl.DataFrame, by: str) -> set[tuple[tuple[int, int], ...]]:
+def pairs(matched: pl.DataFrame, by: str) -> set[tuple[tuple[int, int], ...]]:
     """The sets of (rank, event) that share a value of ``by``."""
-    groups = met.drop_nulls(by).group_by(by).agg(pl.struct("rank", "event"))
+    groups = matched.drop_nulls(by).group_by(by).agg(pl.struct("rank", "event"))
     return {tuple(sorted((one["rank"], one["event"]) for one in row)) for row in groups.to_series(1)}
 
 
@@ -87,10 +87,10 @@ def pairs(met: pl.DataFrame, by: str) -> set[tuple[tuple[int, int], ...]]:
 def test_numbered_calls_are_matched_and_clocks_estimated(seed: int, offsets: list[int], count: int) -> None:
     offsets[0] = 0
     parts = made(seed, offsets, [0.0] * len(offsets), numbered=True, count=count)
-    met = match_participations(parts)
-    assert pairs(met, "instance") == pairs(met, "bytes")
-    assert set(met["how"]) == {"seq"}
-    for row in estimate_clocks(met).iter_rows(named=True):
+    matched = match_participations(parts)
+    assert pairs(matched, "instance") == pairs(matched, "bytes")
+    assert set(matched["how"]) == {"seq"}
+    for row in estimate_clocks(matched).iter_rows(named=True):
         if row["rank"] == 0:
             assert row["verdict"] == "reference"
         elif row["verdict"] != "unknown":
@@ -108,9 +108,9 @@ def test_numbered_calls_are_matched_and_clocks_estimated(seed: int, offsets: lis
 @settings(max_examples=examples(40))
 @given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), count=st.integers(1, 30))
 def test_calls_without_numbers_are_matched_in_order(seed: int, ranks: int, count: int) -> None:
-    met = match_participations(made(seed, [0] * ranks, [0.0] * ranks, numbered=False, count=count))
-    assert pairs(met, "instance") == pairs(met, "bytes")
-    assert set(met["how"]) == {"order"}
+    matched = match_participations(made(seed, [0] * ranks, [0.0] * ranks, numbered=False, count=count))
+    assert pairs(matched, "instance") == pairs(matched, "bytes")
+    assert set(matched["how"]) == {"order"}
 
 
 @settings(max_examples=examples(60))
@@ -129,13 +129,13 @@ def test_calls_without_numbers_are_matched_on_clocks_that_differ(
     parts = made(seed, [0, offset], [0.0, drift], numbered=False, count=count)
     is_recorded = (pl.col("rank") == 0) | pl.col("event").is_between(cut[0], count - 1 - cut[1])
     kind = pl.lit("all_reduce") if has_one_kind else pl.col("collective")
-    met = match_participations(parts.filter(is_recorded).with_columns(collective=kind))
+    matched = match_participations(parts.filter(is_recorded).with_columns(collective=kind))
     whole = {((0, event), (1, event)) for event in range(cut[0], count - cut[1])}
     # The rest of a rare kind, of which one rank recorded one less, is too uncertain.
-    assert pairs(met, "instance") <= whole
-    assert met["instance"].null_count() <= MAX_UNMATCHED_SHARE * met.height or any(cut)
-    if not drift and met["instance"].count():
-        row = estimate_clocks(met).row(1, named=True)
+    assert pairs(matched, "instance") <= whole
+    assert matched["instance"].null_count() <= MAX_UNMATCHED_SHARE * matched.height or any(cut)
+    if not drift and matched["instance"].count():
+        row = estimate_clocks(matched).row(1, named=True)
         assert row["lower_bound_ns"] <= offset <= row["upper_bound_ns"]
 
 
@@ -169,26 +169,28 @@ def periodic(ranks: dict[int, tuple[int, range]], lag: int, size: int | None) ->
 def test_groups_in_step_on_one_clock_are_not_aligned(size: int | None) -> None:
     every = range(100)
     parts = periodic({0: (0, every), 1: (0, every), 2: (1, every), 3: (1, every)}, 300_000, size)
-    met = match_participations(parts)
-    assert pairs(met, "instance") == pairs(met, "bytes")
+    matched = match_participations(parts)
+    assert pairs(matched, "instance") == pairs(matched, "bytes")
 
 
 @pytest.mark.parametrize("recorded", [range(50, 95), range(35, 100), range(20)])
 def test_a_rank_with_a_shorter_recording_is_not_aligned(recorded: range) -> None:
-    met = match_participations(periodic({0: (0, range(100)), 1: (0, range(100)), 2: (0, recorded)}, 0, None))
-    assert pairs(met, "instance") == pairs(met, "bytes")
+    matched = match_participations(
+        periodic({0: (0, range(100)), 1: (0, range(100)), 2: (0, recorded)}, 0, None)
+    )
+    assert pairs(matched, "instance") == pairs(matched, "bytes")
 
 
 @settings(max_examples=examples(20))
 @given(seed=st.integers(0, 10**6), drift=st.floats(-80, 80).filter(lambda ppm: abs(ppm) > 5))
 def test_a_clock_drift_is_reported_and_removed(seed: int, drift: float) -> None:
     parts = made(seed, [0, 5_000_000], [0.0, drift], numbered=True, count=60)
-    met = match_participations(parts)
-    table = estimate_clocks(met)
+    matched = match_participations(parts)
+    table = estimate_clocks(matched)
     row = table.row(1, named=True)
     assert row["verdict"] == "corrected"
     assert row["drift_ppm"] == pytest.approx(drift, abs=0.5)
-    ends = correct_clocks(met, table).group_by("instance").agg(pl.col("end").max() - pl.col("end").min())
+    ends = correct_clocks(matched, table).group_by("instance").agg(pl.col("end").max() - pl.col("end").min())
     assert ends["end"].max() < 10_000
 
 
@@ -197,9 +199,9 @@ def test_ranks_that_share_nothing_are_not_compared() -> None:
         made(seed, [0], [0.0], numbered=False, count=30).with_columns(pl.lit(rank, pl.Int32).alias("rank"))
         for rank, seed in enumerate((1, 2))
     )
-    met = match_participations(parts)
-    assert met["instance"].null_count() == met.height
-    assert estimate_clocks(met)["verdict"].to_list() == ["reference", "unknown"]
+    matched = match_participations(parts)
+    assert matched["instance"].null_count() == matched.height
+    assert estimate_clocks(matched)["verdict"].to_list() == ["reference", "unknown"]
 
 
 def uneven(where: str = "host", offset: int = 0) -> pl.DataFrame:
@@ -234,11 +236,11 @@ def test_devices_of_one_host_are_less_sure_of_its_clock() -> None:
 
 def test_a_rank_of_the_host_that_always_leaves_late_keeps_its_clock() -> None:
     """By 90 us, evenly, where the bounds would allow it: of two hosts a clock that is off, of one a habit."""
-    met = match_participations(
+    matched = match_participations(
         made(5, [0, 0], [0.0, 0.0], numbered=True, count=30).with_columns(where=pl.lit("host"))
     )
-    met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(90_000).otherwise(0))
-    one, two = (estimate_clocks(met, {0: "a", 1: host}).row(1, named=True) for host in "ab")
+    matched = matched.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(90_000).otherwise(0))
+    one, two = (estimate_clocks(matched, {0: "a", 1: host}).row(1, named=True) for host in "ab")
     assert (one["verdict"], two["verdict"]) == ("unsure", "corrected")
     assert 90_000 < one["residual_ns"] < 100_000 and abs(two["offset_ns"] - 90_000) < 2_000
 
@@ -251,9 +253,11 @@ def test_a_clock_that_cannot_be_right_is_moved_though_the_host_has_the_name_of_a
 
 def test_one_communication_gives_bounds_only() -> None:
     """Both leave when they like: that one left 1 ms later says nothing of its clock."""
-    met = match_participations(made(6, [0, 0], [0.0, 0.0], numbered=True, count=1))
-    met = met.with_columns(end=pl.col("end") + pl.when(pl.col("rank") == 1).then(1_000_000).otherwise(0))
-    row = estimate_clocks(met).row(1, named=True)
+    matched = match_participations(made(6, [0, 0], [0.0, 0.0], numbered=True, count=1))
+    matched = matched.with_columns(
+        end=pl.col("end") + pl.when(pl.col("rank") == 1).then(1_000_000).otherwise(0)
+    )
+    row = estimate_clocks(matched).row(1, named=True)
     assert row["verdict"] == "unsure"
     assert row["residual_ns"] == max(-row["lower_bound_ns"], row["upper_bound_ns"])
 
@@ -384,8 +388,8 @@ def test_groups_by_addresses_are_matched_as_far_as_their_sizes_allow() -> None:
 def test_a_match_by_order_has_to_fit() -> None:
     """Parts of one name without numbers: four at a time do not meet in a group of two."""
     parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=20).filter(pl.col("pg_name") == "world")
-    met = match_participations(parts.with_columns(group_size=pl.lit(2, pl.Int64)))
-    assert met["instance"].null_count() == met["how"].null_count() == met.height
+    matched = match_participations(parts.with_columns(group_size=pl.lit(2, pl.Int64)))
+    assert matched["instance"].null_count() == matched["how"].null_count() == matched.height
     assert match_participations(parts)["instance"].null_count() == 0
 
 
@@ -393,10 +397,12 @@ def test_without_the_other_end_or_the_root_nothing_is_matched() -> None:
     """Beside parts that name their root, those that do not may be of another group."""
     parts = made(4, [0] * 4, [0.0] * 4, numbered=False, count=12).filter(pl.col("pg_name") == "world")
     root = pl.when(pl.col("rank") < 2).then(0)
-    met = match_participations(parts.with_columns(collective=pl.lit("broadcast"), root=root, pg_name=None))
-    assert met.filter(pl.col("rank") < 2)["instance"].null_count() == 0
-    assert met.filter(pl.col("rank") > 1)["instance"].count() == 0
-    assert met.group_by("instance").len().filter(pl.col("instance").is_not_null())["len"].max() == 2
+    matched = match_participations(
+        parts.with_columns(collective=pl.lit("broadcast"), root=root, pg_name=None)
+    )
+    assert matched.filter(pl.col("rank") < 2)["instance"].null_count() == 0
+    assert matched.filter(pl.col("rank") > 1)["instance"].count() == 0
+    assert matched.group_by("instance").len().filter(pl.col("instance").is_not_null())["len"].max() == 2
     for name in ("send", "recv"):
         assert match_participations(parts.with_columns(collective=pl.lit(name)))["instance"].count() == 0
         numbered = made(4, [0] * 2, [0.0] * 2, numbered=True, count=5)
@@ -406,8 +412,8 @@ def test_without_the_other_end_or_the_root_nothing_is_matched() -> None:
 def test_no_offset_accords_with_another_run() -> None:
     ours = made(3, [0, 0], [0.0, 0.0], numbered=True, count=8)
     moved = pl.when(pl.col("rank") == 1).then(pl.col("seq").hash(1) % 10**9).otherwise(0).cast(pl.Int64)
-    met = match_participations(ours.with_columns(pl.col("start", "end") + moved))
-    assert estimate_clocks(met)["verdict"].to_list() == ["reference", "impossible"]
+    matched = match_participations(ours.with_columns(pl.col("start", "end") + moved))
+    assert estimate_clocks(matched)["verdict"].to_list() == ["reference", "impossible"]
 
 
 def test_messages_of_a_rank_do_not_shift_its_collectives() -> None:
@@ -492,8 +498,8 @@ def test_which_collectives_synchronize(
 def test_two_kernels_of_one_number_are_matched_in_turn() -> None:
     one = made(4, [0, 0], [0.0, 0.0], numbered=True, count=1)
     later = one.with_columns(pl.col("start", "end") + 10**7, event=pl.lit(1, pl.UInt32))
-    met = match_participations(pl.concat((one, later)))
-    assert pairs(met, "instance") == {((0, 0), (1, 0)), ((0, 1), (1, 1))}
+    matched = match_participations(pl.concat((one, later)))
+    assert pairs(matched, "instance") == {((0, 0), (1, 0)), ((0, 1), (1, 1))}
 
 
 @pytest.mark.parametrize(
