@@ -3,18 +3,62 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import etloom
 from etloom.analyses.findings.job_view import JobView
+from etloom.analyses.findings.rank_findings import find_in_rank
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core import registry
+from etloom.core.trace import Job
 from support.small_traces import RankBuilder, find_costs, find_rows
 
 BACK = "Memcpy DtoH (Device -> Pageable)"
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 PINNED = "Memcpy HtoD (Pinned -> Device)"
+
+
+def measure_rank(view: RankView) -> pl.DataFrame:
+    """A table of another pattern, whose function has the name of a function of etloom."""
+    return pl.DataFrame({"kernels": [view.kernels.height]})
+
+
+def test_stored_tables_of_functions_with_equal_names_are_distinct(tmp_path: Path) -> None:
+    trace = RankBuilder().op("aten::mm", 0, 50).kernel(1, 5, 90).trace(tmp_path)
+    trace.compute_once(find_in_rank)
+    view = JobView(Job({0: trace}))[0]
+    assert view.compute_once(measure_rank).columns == ["kernels"]
+
+
+def test_a_stored_table_of_a_nested_function_is_not_that_of_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions that one function makes share module and qualified name; `functools.partial` has neither."""
+    pattern = registry.get("patterns", "expert-imbalance")
+    tables = tuple(partial(_make_column, name) for name in ("first", "second"))
+    nested = tuple(_make_table(name) for name in ("third", "fourth"))
+    monkeypatch.setattr(pattern, "RANK_TABLES", (*tables, *nested, *pattern.RANK_TABLES))
+    trace = RankBuilder().op("aten::mm", 0, 50).kernel(1, 5, 90).trace(tmp_path)
+    trace.compute_once(find_in_rank)
+    view = JobView(Job({0: trace}))[0]
+    columns = [view.compute_once(table).columns for table in (*tables, *nested)]
+    assert columns == [["first"], ["second"], ["third"], ["fourth"]]
+
+
+def _make_column(column: str, view: RankView) -> pl.DataFrame:
+    return pl.DataFrame({column: [view.span_ns]})
+
+
+def _make_table(column: str) -> Callable[[RankView], pl.DataFrame]:
+    def build(view: RankView) -> pl.DataFrame:
+        return _make_column(column, view)
+
+    return build
 
 
 def test_results_copied_back_to_pageable_memory_are_exposed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding
-from etloom.analyses.findings.rank_view import RankFindings, RankView
+from etloom.analyses.findings.rank_view import RankFindings, RankView, find_table_key
 from etloom.core import registry
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
@@ -37,7 +37,11 @@ def find_in_rank(trace: Trace) -> RankFindings:
         measure_rank,
         *(function for pattern in patterns.values() for function in getattr(pattern, "RANK_TABLES", ())),
     ]
-    return RankFindings(findings, {function.__name__: view.compute_once(function) for function in functions})
+    functions_by_key = {find_table_key(function): function for function in functions}
+    tables = {
+        key: view.compute_once(function) for key, function in functions_by_key.items() if key is not None
+    }
+    return RankFindings(findings, tables)
 
 
 def _refuse() -> Intervals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,11 +70,27 @@ class RankFindings:
 
     Attributes:
         findings: pattern -> its findings; patterns that compare the rank with others are missing.
-        tables: function of a `RankView` -> its result.
+        tables: key of a function of a `RankView` (see `find_table_key`) -> its result.
     """
 
     findings: Mapping[str, Sequence[Finding]]
     tables: Mapping[str, pl.DataFrame]
+
+    def find_table(self, function: Callable[[RankView], Any]) -> pl.DataFrame | None:
+        """Return the stored result of a function; None if it has to be computed."""
+        key = find_table_key(function)
+        return None if key is None else self.tables.get(key)
+
+
+def find_table_key(function: Callable[..., Any]) -> str | None:
+    """Return ``module:qualified name`` of a function; None if that does not identify it, as for a nested function."""
+    module, name = (getattr(function, attribute, None) for attribute in ("__module__", "__qualname__"))
+    if module is None or name is None:
+        return None
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return f"{module}:{name}" if value is function else None
 
 
 class RankView:
@@ -104,7 +121,7 @@ class RankView:
         """Return ``function(view)``, computed on first use, for data that several patterns need."""
         with self.locks.setdefault(function, threading.RLock()):
             if function not in self._results:
-                stored = None if self._stored is None else self._stored.tables.get(function.__name__)
+                stored = None if self._stored is None else self._stored.find_table(function)
                 self._results[function] = function(self) if stored is None else stored
         result: _Result = self._results[function]
         return result
