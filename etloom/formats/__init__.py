@@ -95,7 +95,8 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     """Return the name of the reader of a file or folder, or None if it is not a trace.
 
     A file is recognized by its first 64 KiB, decompressed (of Parquet also by its last 64 KiB); a folder by
-    the optional `sniff_folder` of a reader.
+    the optional `sniff_folder` of a reader. An execution trace is searched as a whole for the times of an ET+, which
+    begin late where operators before the profiler's window come first.
 
     Args:
         path: The file or folder.
@@ -118,7 +119,10 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     names = _order_for_sniffing(likely)
     if head[:64].lstrip().lower().startswith(_HTML):  # such as a report next to the traces
         names = [name for name in names if registry.find_package("readers", name) is not None]
-    return next((name for name in names if registry.get("readers", name).sniff(head)), None)
+    reader = next((name for name in names if registry.get("readers", name).sniff(head)), None)
+    if reader == "execution-trace" and len(head) == _HEAD_BYTES:
+        return "etplus" if registry.get("readers", "etplus").contains_times(path) else reader
+    return reader
 
 
 def is_compressed(path: Path) -> bool:

@@ -321,3 +321,11 @@ def test_a_frequency_may_have_a_unit(text: str, megahertz: float | None) -> None
             chakra_timeline_visualizer.parse_megahertz(text)
     else:
         assert chakra_timeline_visualizer.parse_megahertz(text) == megahertz
+
+
+def test_an_et_plus_whose_times_begin_late_is_converted(data: Path, tmp_path: Path) -> None:
+    source = data / "cases/turn3/etplus_late_times.json.gz"
+    assert chakra_converter.main(["PyTorch", "--input", str(source), "--output", str(tmp_path / "x.et")]) == 0
+    nodes = load_file(tmp_path / "x.et").nodes
+    assert {node.name for node in nodes} >= {"ProfilerStep#5", "aten::mm"}
+    assert sum(node.message.duration_micros for node in nodes) == pytest.approx(15_407, rel=0.01)

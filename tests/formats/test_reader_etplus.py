@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from etloom import formats
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.trace import Trace
 from etloom.formats import etplus
@@ -293,3 +294,38 @@ def test_a_record_of_a_tensor_without_type(numel: object, expected: int | None) 
     row = describe_record(inputs)
     assert row["collective"] == "allreduce" and row.get("dtype") is None
     assert row.get("in_nelems") == expected
+
+
+@pytest.mark.parametrize("untimed", [5, 300, 3000])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_times_are_found_wherever_they_begin(tmp_path: Path, untimed: int, indent: int | None) -> None:
+    """Operators before the profiler's window have no times, and may fill more than the head of the file."""
+    content = document()
+    timed = content["nodes"][1]
+    plain = {
+        key: value for key, value in timed.items() if key not in ("ts", "inclusive_dur", "exclusive_dur")
+    }
+    content["nodes"][1:1] = [{**plain, "id": 10 + i} for i in range(untimed)]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(content, indent=indent))
+    assert formats.detect_format(path) == "etplus"
+    content["nodes"] = [node for node in content["nodes"] if "ts" not in node]
+    content["nodes"][-1]["name"] = '"inclusive_dur": 5'
+    path.write_text(json.dumps(content, indent=indent))
+    assert formats.detect_format(path) == "execution-trace"
+
+
+def test_a_member_across_two_blocks_is_found(tmp_path: Path) -> None:
+    text = json.dumps(document())
+    start = text.index('"inclusive_dur"')
+    for offset in (1, 8, 15, 16, 17):
+        padding = " " * ((1 << 20) - start - offset)
+        path = tmp_path / f"{offset}.json"
+        path.write_text("{" + padding + text[1:start] + text[start:].replace("exclusive", "other"))
+        assert etplus.contains_times(path)
+
+
+def test_a_warm_up_before_the_window_is_no_loss(data: Path) -> None:
+    trace = formats.read(data / "cases/turn3/etplus_late_times.json.gz")
+    assert isinstance(trace, Trace)
+    assert (trace.meta["formats"], trace.nodes.height, trace.links.height) == (["etplus"], 324, 46)

@@ -17,6 +17,7 @@ import contextlib
 import json
 import re
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES, TIME_LIMIT, Stat
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.communication import COMM_RECORD, describe_record
-from etloom.formats.io.compression import read_content
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed, read_content
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
 _NODE_LIST_PATTERN = re.compile(r'"nodes"\s*:\s*\[')
 _NODE_PATTERN = re.compile(r'\{\s*"id"\s*:')
+_TIME_PATTERN = re.compile(rb'"(?:in|ex)clusive_dur"\s*:')
+_LONGEST_MATCH = 64
+_OBSERVER_HEAD = re.compile(rb'\{\s*\n\s*"schema": "[^"]*", "pid": ')
+"""The layout of torch's observer, whose files have no times; every JSON writer breaks lines at all members or none."""
 _TIME_MEMBERS = {"ts", "inclusive_dur", "exclusive_dur"}
 _COLUMN_MEMBERS = {"id", "name", "ctrl_deps", "inputs", "outputs", "attrs", "cat", "ph", "stream", "pg_name"}
 _DEPENDENCY_MEMBERS = {"inter_thread_dep", "sync_dep"}
@@ -49,6 +54,26 @@ def sniff(head: bytes) -> bool:
         and b'"nodes"' in head
         and (b'"inclusive_dur"' in head or b'"exclusive_dur"' in head)
     )
+
+
+def contains_times(path: Path) -> bool:
+    """Return whether any node of an execution trace has a duration; reads up to the first one, or the whole file."""
+    status = path.stat()
+    return _search_times(path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 16)
+def _search_times(path: Path, size: int, mtime_ns: int) -> bool:
+    """Search a file for durations; the size and the time of the last change identify the content for the cache."""
+    before = b""
+    with contextlib.suppress(*DECOMPRESSION_ERRORS), open_decompressed(path) as stream:
+        while piece := stream.read():
+            if not before and _OBSERVER_HEAD.match(piece):
+                return False
+            if _TIME_PATTERN.search(before + piece):
+                return True
+            before = (before + piece)[-_LONGEST_MATCH:]
+    return False
 
 
 def read(path: Path, *, limit: int = 2 << 30) -> Trace:
