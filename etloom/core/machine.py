@@ -28,12 +28,60 @@ QUERY_STACK_BYTES = 16 << 20
 """Stack of a query thread that runs whole tasks ($RUST_MIN_STACK); it is 2 MiB otherwise, that of a main thread 8."""
 
 
-def available_memory() -> int:
-    """Return the bytes that can be used without swapping; half of the physical memory if that is unknown."""
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that can be used without swapping; half of the physical memory if that is unknown.
+
+    The limits of the process (RLIMIT_AS) and of its control groups count, as in a container or a Slurm job.
+
+    Args:
+        root: The folder of ``proc`` and ``sys``.
+    """
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     with contextlib.suppress(OSError):
-        if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
-            return int(match[1]) << 10
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        if match := re.search(r"MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text()):
+            available = int(match[1]) << 10
+    return max(0, min([available, *_list_process_limits(root), *_list_group_limits(root)]))
+
+
+def _list_process_limits(root: Path) -> Iterator[int]:
+    """Yield the address space that the process may still use, if it is limited."""
+    with contextlib.suppress(ImportError, OSError, ValueError, IndexError):
+        import resource  # not on Windows
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            used_bytes = int((root / "proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            yield limit - used_bytes
+
+
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Controllers named by a line of /proc/self/cgroup (version 2 names none) -> files of limit and use, and the member of
+memory.stat with the bytes that can be given back."""
+
+
+def _list_group_limits(root: Path) -> Iterator[int]:
+    """Yield the memory that each control group of the process may still use."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in {"", "memory"}.intersection(controllers.split(",")):
+                mount = root / "sys/fs/cgroup" / controller
+                group = mount / path.lstrip("/")
+                while group.is_relative_to(
+                    mount
+                ):  # the limits of all parents hold; in a container some are hidden
+                    yield from _read_group_limit(group, *_GROUP_FILES[controller])
+                    group = group.parent
+
+
+def _read_group_limit(group: Path, limit: str, use: str, reclaimable: str) -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError):  # the limit may be "max"
+        free = int((group / limit).read_text()) - int((group / use).read_text())
+        match = re.search(rf"^{reclaimable} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+        yield free + (int(match[1]) if match else 0)
 
 
 def run_in_parallel(

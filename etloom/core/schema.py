@@ -104,7 +104,7 @@ class Table:
         """Return the frame with exactly the declared columns in order and type; missing columns become null.
 
         Raises:
-            ValueError: A column is not declared.
+            ValueError: A column is not declared, or of another kind of type.
             polars.exceptions.PolarsError: A cast would lose values.
         """
         if frame.columns == self._empty.columns and frame.dtypes == self._empty.dtypes:
@@ -112,6 +112,9 @@ class Table:
         unknown = set(frame.columns) - set(self.schema)
         if unknown:
             raise ValueError(f"table {self.name} has no column {sorted(unknown)}")
+        for name, dtype in frame.schema.items():
+            if not _is_castable(dtype, self.schema[name]):
+                raise ValueError(f"column {name} has the type {dtype}; expected {self.schema[name]}")
         if frame.is_empty():
             return self.empty()
         frame = join_columns(_cast(column, self.schema[column.name]) for column in frame.get_columns())
@@ -123,6 +126,17 @@ class Table:
             pl.lit(None, dtype=dtype).alias(name) if name in absent else name
             for name, dtype in self.schema.items()
         )
+
+
+def _is_castable(source: pl.DataType, dtype: Any) -> bool:
+    """Return whether values of a type can become those of another: numbers from numbers, text from text."""
+    return source in (dtype, pl.Null) or any(
+        source in kind and dtype in kind
+        for kind in ((*pl.datatypes.group.NUMERIC_DTYPES, pl.Boolean), _TEXTS)
+    )
+
+
+_TEXTS = (pl.String, pl.Categorical, pl.Enum)
 
 
 def _cast(column: pl.Series, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:

@@ -24,6 +24,7 @@ from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import describe_path
+from etloom.formats.io.parquet_input import read_columns
 from etloom.formats.tables.building import build_trace
 
 _REQUIRED = {
@@ -70,13 +71,14 @@ def read(path: Path, *, limit: int = 20_000_000) -> Job:
         ReadError: If the file cannot be read or lacks a column.
         LimitError: If it has too many operations.
     """
-    rows = _read_rows(Path(path), limit)
+    stats: list[Stat] = []
+    rows = _read_rows(Path(path), limit, stats)
     complete = _drop_invalid_rows(rows)
     if complete.is_empty():
         raise ReadError("contains no operation with rank, step, type and time", where=path)
     if complete["rank"].n_unique() > _MAX_RANKS:
         raise LimitError(f"has operations of more than {_MAX_RANKS} ranks", where=path)
-    stats = [
+    stats += [
         Stat(
             "read.incomplete_rows",
             "data_loss",
@@ -109,20 +111,14 @@ def build_job(operations: pl.DataFrame, path: Path) -> Job:
     return Job(traces, {"path": describe_path(path)})
 
 
-def _read_rows(path: Path, limit: int) -> pl.DataFrame:
+def _read_rows(path: Path, limit: int, stats: list[Stat]) -> pl.DataFrame:
     """Read the required and optional columns as int64, float64 or text; values that cannot be cast become null."""
     try:
-        query = pl.scan_parquet(path, glob=False, hive_partitioning=False)
-        columns = query.collect_schema().names()
+        columns = pl.read_parquet_schema(path)
         if missing := [name for name in _REQUIRED if name not in columns]:
             raise ReadError(f"has no column {missing[0]!r}", where=path, remedy="export all columns")
-        height = query.select(pl.len()).collect().item()
-        if height > limit:
-            raise LimitError(f"has {height:,} operations, more than {limit:,}", where=path)
         wanted = {**_REQUIRED, **{name: dtype for name, dtype in _OPTIONAL.items() if name in columns}}
-        return query.select(
-            pl.col(name).cast(dtype, strict=False) for name, dtype in wanted.items()
-        ).collect()
+        return read_columns(path, wanted, "read.wrong_type", stats, limit)
     except PARQUET_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise ReadError(f"is not a readable Parquet file: {reason}", where=path) from None

@@ -17,7 +17,7 @@ import zstandard
 from etloom import formats
 from etloom.core import registry
 from etloom.core.errors import LimitError, ReadError
-from etloom.formats.io import compression, native_parser
+from etloom.formats.io import compression, limits, native_parser
 
 PLAIN = b"".join(b'{"id": %d, "name": "aten::mul"},\n' % i for i in range(100_000))
 PACKINGS = {
@@ -94,7 +94,7 @@ def test_flipped_bits_are_reported(tmp_path: Path) -> None:
 def test_a_small_file_that_grows_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compression, "BOMB_FLOOR", 1 << 20)
+    monkeypatch.setattr(limits, "MIN_CHECKED_BYTES", 1 << 20)
     for name, packed in (
         ("gzip", gzip.compress(bytes(1 << 26))),
         ("zstd", zstandard.ZstdCompressor().compress(bytes(1 << 26))),
@@ -140,7 +140,7 @@ def test_a_limit_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.write_bytes(
         gzip.compress(b'{"traceEvents":[' + b'{"ph":"X","ts":1},' * 50_000 + b'{"ph":"X","ts":1}]}')
     )
-    monkeypatch.setattr(compression, "BOMB_FLOOR", 1 << 10)
+    monkeypatch.setattr(limits, "MIN_CHECKED_BYTES", 1 << 10)
     with pytest.raises(LimitError):
         formats.read(path)
     monkeypatch.setenv("ETLOOM_MAX_RATIO", "2000")

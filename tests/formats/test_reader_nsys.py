@@ -16,7 +16,7 @@ import pytest
 from etloom.core.errors import EtloomError, LimitError, ReadError
 from etloom.core.trace import Job, Trace
 from etloom.formats import nsys
-from etloom.formats.io import compression
+from etloom.formats.io import limits
 
 
 @pytest.fixture(scope="session")
@@ -333,7 +333,7 @@ def test_gzip_reads_the_same_and_a_bomb_is_refused(
     packed.write_bytes(packed.read_bytes()[:2000])
     with pytest.raises(ReadError, match="compressed data is damaged"):
         nsys.read(packed)
-    monkeypatch.setattr(compression, "BOMB_FLOOR", 1 << 20)
+    monkeypatch.setattr(limits, "MIN_CHECKED_BYTES", 1 << 20)
     packed.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(1 << 26)))
     with pytest.raises(LimitError, match="decompress to more than 200 times"):
         nsys.read(packed)

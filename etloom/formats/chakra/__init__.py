@@ -27,6 +27,7 @@ from etloom.formats.chakra import workload_json
 from etloom.formats.io import python_literals
 from etloom.formats.io.compression import read_content
 from etloom.formats.io.json_text import load_json
+from etloom.formats.io.limits import check_rows
 from etloom.formats.tables.building import build_frame, build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
@@ -77,6 +78,7 @@ def read(path: Path, *, limit: int = 4 << 30) -> Trace:
     if workload_json.is_workload(data):
         data = workload_json.encode_workload(data, path)
     messages, stats = pb.split_messages(data, truncation)
+    check_rows(len(messages), path)
     if not messages:
         raise ReadError("contains no Chakra message", where=path)
     metadata = pb.parse_metadata(messages[0])

@@ -14,6 +14,7 @@ from etloom.formats import chakra
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra import workload_json
 from etloom.formats.io.compression import read_content
+from etloom.formats.io.limits import check_rows
 
 _RANK_PATTERN = re.compile(r"^(?P<name>.+)\.(?P<rank>\d+)\.et(?:\.gz)?$")
 _SUFFIXES = (".et", ".et.gz")
@@ -90,6 +91,7 @@ def load_file(path: Path, limit: int = 4 << 30) -> ChakraFile:
     if workload_json.is_workload(data):
         data = workload_json.encode_workload(data, path)
     messages, losses = pb.split_messages(data, truncation)
+    check_rows(len(messages), path)
     metadata = pb.parse_metadata(messages[0]) if messages else None
     if metadata is None and not chakra.sniff(data):
         raise ReadError("not a Chakra execution trace", where=path)

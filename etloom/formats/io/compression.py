@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,16 +12,10 @@ from typing import Any, BinaryIO, cast
 import zstandard
 from isal import igzip_lib
 
-from etloom.core.errors import LimitError, ReadError
-from etloom.core.machine import available_memory
+from etloom.core.errors import ReadError
+from etloom.formats.io.limits import check_bytes, check_ratio, max_text_bytes
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-BOMB_RATIO = 200
-"""The largest accepted ratio, unless $ETLOOM_MAX_RATIO sets another. Real traces compress 5 to 60 times."""
-BOMB_FLOOR = 1 << 25
-"""The ratio is not checked below this size (32 MiB): a few bytes of zeros are not an attack."""
-_BYTES_PER_TEXT_BYTE = 16
-"""Memory of Python objects per byte of the text that they are parsed from."""
 _CHUNK = 1 << 20
 _COMPRESSED_CHUNK = 1 << 18
 
@@ -131,12 +124,11 @@ def read_chunks(
         progress: Called with the number of bytes of the file itself (compressed or not) as they are read.
 
     Raises:
-        LimitError: Beyond ``limit`` bytes, or if the part of a compressed file that was read grew by more than
-            `BOMB_RATIO`. So a bomb is refused within a second, whatever its size.
+        LimitError: Beyond ``limit`` bytes, or if the part of a compressed file that was read grew too much. So a bomb
+            is refused within a second, whatever its size.
         DECOMPRESSION_ERRORS: One of them, after all bytes before a damaged place.
     """
     is_compressed = detect_compression(path) is not None
-    max_ratio = read_limit("ETLOOM_MAX_RATIO", BOMB_RATIO)
     with _open_raw(path) as raw:
         total = reported = 0
         for piece in _iter_decompressed(path, raw):
@@ -145,25 +137,11 @@ def read_chunks(
                 progress(position - reported)
                 reported = position
             total += len(piece)
-            if is_compressed and total > max(position * max_ratio, BOMB_FLOOR):
-                raise LimitError(
-                    f"its first {position:,} bytes decompress to more than {max_ratio} times as many",
-                    where=path,
-                    remedy="if you trust the file, set ETLOOM_MAX_RATIO to a larger number",
-                )
-            if limit is not None and total > limit:
-                raise LimitError(
-                    f"contains more than {limit:,} bytes",
-                    where=path,
-                    remedy="if you trust the file, set ETLOOM_MAX_BYTES to a larger number",
-                )
+            if is_compressed:
+                check_ratio(position, total, path, "its first")
+            if limit is not None:
+                check_bytes(total, path, limit)
             yield piece
-
-
-def read_limit(variable: str, default: int) -> int:
-    """Return the limit set in an environment variable; ``default`` if the variable is not a whole number."""
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else default
 
 
 def read_content(path: Path, limit: int) -> tuple[bytes, str | None]:
@@ -183,7 +161,7 @@ def read_buffer(path: Path, limit: int) -> tuple[bytearray, str | None]:
         ReadError: If the file cannot be opened or read.
         LimitError: Beyond ``limit`` bytes or what the memory can hold, or for a decompression bomb.
     """
-    limit = read_limit("ETLOOM_MAX_BYTES", min(limit, available_memory() // _BYTES_PER_TEXT_BYTE))
+    limit = max_text_bytes(limit)
     buffer = bytearray()
     try:
         for piece in read_chunks(path, limit):

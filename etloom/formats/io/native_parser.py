@@ -14,16 +14,16 @@ from typing import Any
 import polars as pl
 
 from etloom.core.arrays import make_frame
-from etloom.core.errors import LimitError, ReadError
-from etloom.core.machine import MIN_ARRAY_ROWS, available_memory, run_paired
+from etloom.core.errors import ReadError
+from etloom.core.machine import MIN_ARRAY_ROWS, run_paired
 from etloom.core.schema import Stat
 from etloom.formats.io.compression import (
     DECOMPRESSION_ERRORS,
     detect_compression,
     read_chunks,
-    read_limit,
 )
 from etloom.formats.io.json_text import load_json
+from etloom.formats.io.limits import check_rows, max_rows
 
 Progress = Callable[[int], None]
 
@@ -32,10 +32,6 @@ SALVAGED_MEMBER = "etloom_salvaged"
 FIRST_TEXT_ID = -(1 << 40)
 """Processes, threads and flows that the file identifies by text instead of a number get ids from here downwards."""
 
-_BYTES_PER_ROW = 200
-"""Memory that the tables of a file take while they are built, per row."""
-_MEMORY_SHARE = 0.7
-"""The share of the available memory for the tables of one file."""
 _PIECE_BYTES = 4 << 20
 """Bytes of an uncompressed file that are read at a time: two threads parse larger pieces faster, up to their caches."""
 _MIN_PIECE_BYTES = 64 << 10
@@ -91,14 +87,9 @@ def parse_file(parser: Any, path: Path, progress: Progress | None = None) -> Par
     stats: list[Stat] = []
     if pl.thread_pool_size() == 1:  # there are as many processes as processors
         parser.split_from(_NEVER)
-    max_rows = read_limit("ETLOOM_MAX_ROWS", int(_MEMORY_SHARE * available_memory()) // _BYTES_PER_ROW)
+    limit = max_rows()
     for _ in feed_file(parser, path, stats, progress):
-        if parser.rows > max_rows:
-            raise LimitError(
-                f"contains more than {max_rows:,} rows, which need too much memory",
-                where=path,
-                remedy="use a machine with more memory, or set ETLOOM_MAX_ROWS to a larger number",
-            )
+        check_rows(parser.rows, path, limit)
     parser.finish()
     return collect_result(parser, path, stats)
 

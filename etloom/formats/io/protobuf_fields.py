@@ -9,9 +9,12 @@ Encoding: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from etloom.formats.io.limits import check_rows, max_rows
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 """Wire types."""
@@ -65,13 +68,18 @@ class Fields:
 class MessageData:
     """The bytes of a protobuf file, with methods that scan the fields of its messages.
 
+    Args:
+        data: The content of the file.
+        path: The file, if the number of its messages is limited.
+
     Attributes:
         damaged: Number of messages so far that contain something else than fields, or a field that exceeds them.
         truncated: Whether the data ends inside a message that was scanned with ``clip``.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, path: Path | None = None) -> None:
         self.data = data
+        self._path, self._max_rows = path, None if path is None else max_rows()
         self.damaged = 0
         self.truncated = False
         self._bytes = np.frombuffer(data + bytes(_PADDING), np.uint8)
@@ -99,7 +107,12 @@ class MessageData:
             ends: Offset after each message.
             clip: Also return the part of a field that exceeds its message where the data ends; for messages of
                 messages, of which a part is of use.
+
+        Raises:
+            LimitError: There are more messages than the memory holds rows.
         """
+        if self._max_rows is not None:
+            check_rows(starts.size, self._path, self._max_rows)
         cursor = starts.astype(np.int64)
         rows = np.flatnonzero(cursor < ends)
         rounds: list[Fields] = []

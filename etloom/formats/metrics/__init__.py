@@ -119,7 +119,10 @@ def read(
         stats.append(
             Stat("read.metrics_assumed_utc", "info", columns.height, "dates without a time zone, read as UTC")
         )
-    counters, wrong = _build_counters(columns.drop(name), sample_times)
+    numbers = columns.drop(name).with_columns(
+        pl.col(pl.Duration, pl.Time).cast(pl.Duration("ns")).cast(pl.Int64)
+    )
+    counters, wrong = _build_counters(numbers, sample_times)
     untimed = sample_times.null_count()
     stats += [
         Stat("read.metrics_invalid_time", "data_loss", untimed, f"rows whose {name} is not a time"),

@@ -12,12 +12,12 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.errors import LimitError, ReadError
-from etloom.core.machine import available_memory
+from etloom.core.errors import ReadError
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
 from etloom.core.text import NS_PER_UNIT
 from etloom.formats.io.json_text import load_json
+from etloom.formats.io.parquet_input import check_parquet
 
 TIME_NAMES = (
     *("timestamp", "time", "ts", "datetime", "date", "#time"),
@@ -28,7 +28,6 @@ NUMBER = r"^\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?$"
 """A number and optionally its unit: 45 %"""
 
 _ABSENT = {"", "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "nan", "null", "None", "-"}
-_BYTES_PER_CELL = 16
 _CONVERT = "etloom convert FILE OUT.parquet"
 _LATEST = 1 << 62
 _DATE = re.compile(r"^\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d")
@@ -52,7 +51,7 @@ def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
     """Parse a Parquet, JSON lines or CSV file to a table with its original column names. Raises ReadError."""
     try:
         if data.startswith(PARQUET):
-            _check_parquet_size(data, path)
+            check_parquet(data, path)
             table = pl.read_parquet(io.BytesIO(data))
             nested = [name for name, dtype in table.schema.items() if dtype.is_nested() or dtype == pl.Binary]
             return table.drop(nested).with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
@@ -61,16 +60,6 @@ def parse_table(data: bytes, path: Path, stats: list[Stat]) -> pl.DataFrame:
         return _parse_csv(data, stats)
     except (*PARQUET_ERRORS, csv.Error) as error:
         raise ReadError(f"is not a table of metrics: {str(error).splitlines()[0]}", where=path) from None
-
-
-def _check_parquet_size(data: bytes, path: Path) -> None:
-    """Raise LimitError if the decoded table exceeds memory; repeated values take almost no space in Parquet."""
-    import pyarrow.parquet as pq  # takes 0.1 s, and other formats need only `sniff` of this package
-
-    content = pq.ParquetFile(io.BytesIO(data)).metadata
-    cells = content.num_rows * content.num_columns
-    if cells * _BYTES_PER_CELL > available_memory():
-        raise LimitError(f"has {cells:,} cells, too many for the memory", where=path, remedy="split the file")
 
 
 def _parse_json_lines(data: bytes, stats: list[Stat]) -> pl.DataFrame:
@@ -160,6 +149,8 @@ def parse_times(column: pl.Series, unit: str | None, utc_offset: float, path: Pa
     shift = round(utc_offset * 3600 * NS_PER_UNIT["s"])
     suffix = normalize_name(column.name).rpartition("_")[2]
     unit = unit or (suffix if suffix in NS_PER_UNIT else None)
+    if column.dtype in (pl.Duration, pl.Time):  # since the start of the samples, or of the day
+        return column.cast(pl.Duration("ns")).cast(pl.Int64), False
     if column.dtype.is_temporal():
         aware = isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None
         ns = column.cast(pl.Datetime("ns", "UTC" if aware else None)).cast(pl.Int64)

@@ -16,11 +16,15 @@ import polars as pl
 from etloom.core.errors import ReadError
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import Stat
+from etloom.formats.io.limits import check_bytes, check_ratio, check_rows, max_rows, max_table_bytes
+from etloom.formats.io.parquet_input import read_columns
 from etloom.formats.tables.building import build_series
 
 STRINGS = "StringIds"
 I64, TEXT = pl.Int64, pl.String
 _ROWS = 100_000
+_CHECK_BYTES = 1 << 20
+"""Bytes of text after which the limits are checked again."""
 _ERRORS = (sqlite3.Error, UnicodeError)  # the message of an error may quote invalid UTF-8
 
 
@@ -59,8 +63,9 @@ class SqliteExport:
         self.path = path
         self.stats: list[Stat] = []
         self._connection = connection
-        # In invalid UTF-8 text only the invalid bytes are lost, not the row.
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        self._size = path.stat().st_size
+        self._text_bytes = self._next_check = 0
+        connection.text_factory = self._decode_text
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA query_only = ON")
         names = [
@@ -92,6 +97,18 @@ class SqliteExport:
                     f"is not a readable SQLite file: {error}", where=path, remedy="export the .nsys-rep again"
                 ) from None
             yield source
+
+    def _decode_text(self, raw: bytes) -> str:
+        """Decode a text; of invalid UTF-8 only the invalid bytes are lost. Raises LimitError.
+
+        In a damaged file many rows may share the pages of one long text.
+        """
+        self._text_bytes += len(raw)
+        if self._text_bytes > self._next_check:
+            self._next_check = self._text_bytes + _CHECK_BYTES
+            check_bytes(self._text_bytes, self.path, max_table_bytes())
+            check_ratio(self._size, self._text_bytes, self.path)
+        return raw.decode("utf-8", "replace")
 
     def count_rows(self, table: str) -> int:
         if table not in self.tables:
@@ -134,6 +151,7 @@ class SqliteExport:
         self, table: str, sql: str, columns: Mapping[str, Any], parameters: tuple[int, ...] = ()
     ) -> Iterator[pl.DataFrame]:
         rows_read = wrong = 0
+        limit = max_rows()
         try:
             cursor = self._connection.execute(sql, parameters)
             while rows := cursor.fetchmany(_ROWS):
@@ -143,6 +161,7 @@ class SqliteExport:
                 ]
                 wrong += sum(lost for _, lost in columns_read)
                 rows_read += len(rows)
+                check_rows(rows_read, self.path, limit)
                 yield pl.DataFrame([series for series, _ in columns_read])
         except _ERRORS as error:
             self.stats.append(
@@ -198,40 +217,18 @@ class ParquetExport:
         )
 
     def read_table(self, table: str, columns: Mapping[str, Any]) -> pl.DataFrame:
-        present = [name for name in columns if name in self.tables.get(table, ())]
-        if not present:
+        if table not in self.tables:
             return pl.DataFrame(schema=dict(columns))
         try:
-            read = pl.read_parquet(self.path / f"{table}.parquet", columns=present, glob=False)
+            return read_columns(self.path / f"{table}.parquet", columns, "read.nsys_wrong_type", self.stats)
         except PARQUET_ERRORS as error:
             self._count_damage(table, error)
             return pl.DataFrame(schema=dict(columns))
-        frame = read.select(
-            _cast(read, name, dtype) if name in present else pl.lit(None, dtype=dtype).alias(name)
-            for name, dtype in columns.items()
-        )
-        wrong = sum(frame[name].null_count() - read[name].null_count() for name in present)
-        if wrong:
-            self.stats.append(
-                Stat(
-                    "read.nsys_wrong_type",
-                    "data_loss",
-                    wrong,
-                    f"{table} has values of a wrong type: now null",
-                )
-            )
-        return frame
 
     def read_strings(self, ids: pl.Series) -> pl.DataFrame:
         return self.read_table(STRINGS, {"id": pl.Int64, "value": pl.String}).join(
             pl.DataFrame({"id": ids.cast(pl.Int64)}), on="id", how="semi"
         )
-
-
-def _cast(frame: pl.DataFrame, name: str, dtype: Any) -> pl.Expr:
-    if frame.schema[name] == pl.Binary and dtype == pl.String:
-        return pl.col(name).cast(pl.String, strict=False)
-    return pl.col(name).cast(dtype, strict=False)
 
 
 def _quote(name: str) -> str:

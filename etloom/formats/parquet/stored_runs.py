@@ -25,7 +25,13 @@ from etloom.formats.io.mirror import ensure_local
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import SUMMARIES, check_version, read_json
 from etloom.formats.parquet.summary_files import REMEDY, SummaryFiles
-from etloom.formats.parquet.table_files import PACKED_FILE, PackedTable, ParquetTable, read_table
+from etloom.formats.parquet.table_files import (
+    PACKED_FILE,
+    PackedTable,
+    ParquetTable,
+    check_ratios,
+    read_table,
+)
 from etloom.formats.tables.meta_checks import check_meta
 
 RANK_COLUMNS = {
@@ -187,6 +193,8 @@ class _StoredRun:
         files = [self._folder / f"rank={rank}" / f"{name}.parquet" for rank in ranks]
         ensure_local(*files)
         read_table(name, files[0], head=True)  # raises if it does not match the schema
+        if self._owner is None:
+            check_ratios(files)
         frame = pl.scan_parquet(
             files,
             glob=False,

@@ -10,6 +10,7 @@ import polars as pl
 from etloom.core.errors import ReadError
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.formats.io.mirror import ensure_local
+from etloom.formats.io.parquet_input import check_parquet
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import SUMMARIES
 
@@ -44,6 +45,7 @@ class SummaryFiles:
         file = self.find(f"{name}.parquet")
         ensure_local(file)
         try:
+            check_parquet(file, file, columns)
             return pl.read_parquet(
                 file,
                 columns=None if columns is None else list(columns),

@@ -11,7 +11,7 @@ import io
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from etloom.core.errors import ReadError
 from etloom.core.parquet_errors import PARQUET_ERRORS
 from etloom.core.schema import TABLES, Stat
 from etloom.formats.io.mirror import ensure_local
+from etloom.formats.io.parquet_input import check_parquet
 from etloom.formats.parquet import checksums
 from etloom.formats.tables.value_checks import check_table
 
@@ -65,7 +66,7 @@ class ParquetTable:
             ReadError: also if it does not have the known number of rows, or has values that the schema does not allow.
         """
         self._check_content()
-        table = read_table(self._name, self._file)
+        table = read_table(self._name, self._file, is_trusted=self._is_trusted)
         if self._rows is not None:
             check_rows(self._file, table.height, self._rows)
         if not self._is_trusted:
@@ -75,7 +76,7 @@ class ParquetTable:
     def scan(self) -> pl.LazyFrame:
         """Return the table as a lazy query over its file. Raises ReadError."""
         self._check_content()
-        return _scan_table(self._name, self._file)
+        return _scan_table(self._name, self._file, is_trusted=self._is_trusted)
 
     def rows(self) -> int:
         """Return the number of rows, from the footer of the file. Raises ReadError."""
@@ -214,9 +215,16 @@ def _check_values(name: str, file: Path, table: pl.DataFrame) -> None:
         )
 
 
-def read_table(name: str, file: Path, *, head: bool = False) -> pl.DataFrame:
-    """Read a table from its Parquet file; with ``head``, only its columns, without rows. Raises ReadError."""
+def read_table(name: str, file: Path, *, head: bool = False, is_trusted: bool = False) -> pl.DataFrame:
+    """Read a table from its Parquet file; with ``head``, only its columns, without rows.
+
+    Raises:
+        ReadError: The file is damaged, or has a column of another type.
+        LimitError: The file is too large, which is not checked if this program wrote it (``is_trusted``).
+    """
     with _converting_errors(name, file):
+        if not (head or is_trusted):
+            check_parquet(file, file)
         rows = 0 if head else None
         table = TABLES[name].conform(pl.read_parquet(file, n_rows=rows, glob=False, hive_partitioning=False))
     last: Any = table["id"].max() if "id" in table.columns else None
@@ -225,8 +233,17 @@ def read_table(name: str, file: Path, *, head: bool = False) -> pl.DataFrame:
     return table
 
 
-def _scan_table(name: str, file: Path) -> pl.LazyFrame:
+def check_ratios(files: Iterable[Path]) -> None:
+    """Raise LimitError if a Parquet file decodes to too many times its size, and ReadError if it is damaged."""
+    for file in files:
+        with _converting_errors(file.stem, file):
+            check_parquet(file, file, into_memory=False)
+
+
+def _scan_table(name: str, file: Path, *, is_trusted: bool = False) -> pl.LazyFrame:
     with _converting_errors(name, file):
+        if not is_trusted:
+            check_parquet(file, file, into_memory=False)
         frame = pl.scan_parquet(file, glob=False, hive_partitioning=False)
         TABLES[name].conform(frame.head(0).collect())  # raises if it does not match the schema
         columns = frame.collect_schema()
@@ -238,7 +255,7 @@ def _scan_table(name: str, file: Path) -> pl.LazyFrame:
 
 def _count_rows(name: str, file: Path) -> int:
     with _converting_errors(name, file):
-        return int(_scan_table(name, file).select(pl.len()).collect().item())
+        return int(_scan_table(name, file, is_trusted=True).select(pl.len()).collect().item())
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -10,6 +11,7 @@ import polars as pl
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.json_text import replace_surrogates
+from etloom.formats.io.limits import check_rows
 
 
 def build_series(name: str, values: Sequence[Any], dtype: Any) -> tuple[pl.Series, int]:
@@ -89,7 +91,11 @@ def build_trace(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], sta
 
     Values outside of the range of their column in the schema become null and are counted. Absent columns become null.
     Empty tables are left out.
+
+    Raises:
+        LimitError: A table has more rows than are accepted.
     """
+    check_rows(max((frame.height for frame in tables.values()), default=0), _get_path(meta))
     narrowed: dict[str, pl.DataFrame] = {}
     lost: list[Stat] = []
     for name, frame in tables.items():
@@ -106,6 +112,10 @@ def build_trace(tables: Mapping[str, pl.DataFrame], meta: Mapping[str, Any], sta
                 lost.append(Stat("read.out_of_range", "data_loss", count, example))
         narrowed[name] = narrow
     return Trace(narrowed, meta).with_stats([*stats, *lost])
+
+
+def _get_path(meta: Mapping[str, Any]) -> Path | None:
+    return next((Path(name) for name in meta.get("files", ())), None)
 
 
 def sort_events(events: pl.DataFrame) -> pl.DataFrame:

@@ -71,7 +71,7 @@ def read(path: Path) -> Trace | Job:
         LimitError: The file is too large, or a decompression bomb.
     """
     content, truncation = read_content(path, _MAX_BYTES)
-    messages = MessageData(content)
+    messages = MessageData(content, path)
     space = decode_space(messages, path)
     tables = build_tables(space.planes)
     if tables.events.is_empty() and (truncation or messages.truncated):

@@ -1,0 +1,197 @@
+"""Reads columns of an untrusted Parquet file, whose footer states its size before any column is read.
+
+The footer is a message of Thrift's compact protocol:
+https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from etloom.core.schema import Stat
+from etloom.formats.io.limits import check_bytes, check_ratio, check_rows, max_rows, max_table_bytes
+
+_MAGIC = b"PAR1"
+_MAX_FOOTER_BYTES = 1 << 24
+_MAX_DEPTH = 16
+_ROWS, _ROW_GROUPS = 3, 4
+"""Fields of the footer."""
+_COLUMNS = 1
+"""Field of a row group."""
+_CHUNK_META = 3
+"""Field of a column of a row group."""
+_TYPE, _PATH, _VALUES, _DECODED_BYTES = 1, 3, 5, 6
+"""Fields of the metadata of a column of a row group."""
+_WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}
+"""Bytes of a value in memory, by its type in the file."""
+_DEFAULT_WIDTH = 8
+_FALSE, _BYTE, _DOUBLE, _BINARY, _MAP, _STRUCT = 2, 3, 7, 8, 11, 12
+"""Types of the protocol; integers lie between byte and double."""
+_FIXED_BYTES = {1: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8}
+
+
+def read_columns(
+    path: Path, columns: Mapping[str, Any], name: str, stats: list[Stat], row_limit: int | None = None
+) -> pl.DataFrame:
+    """Read columns of a Parquet file, cast to the types in ``columns``; absent columns are null.
+
+    Values that cannot be cast, such as all values of a nested column, become null; they are counted in ``stats`` as
+    ``name``.
+
+    Raises:
+        LimitError: The file is too large.
+        PARQUET_ERRORS: The file is damaged.
+    """
+    present = [column for column in columns if column in pl.read_parquet_schema(path)]
+    if not present:
+        return pl.DataFrame(schema=dict(columns))
+    check_parquet(path, path, present, row_limit)
+    table = pl.read_parquet(path, columns=present, glob=False, hive_partitioning=False)
+    result = table.select(
+        pl.col(column).cast(dtype, strict=False).alias(column)
+        if column in present and _is_castable(table.schema[column], dtype)
+        else pl.lit(None, dtype=dtype).alias(column)
+        for column, dtype in columns.items()
+    )
+    for column in present:
+        if losses := result[column].null_count() - table[column].null_count():
+            example = f"{path.stem}.{column} has values of a wrong type: now null"
+            stats.append(Stat(name, "data_loss", losses, example))
+    return result
+
+
+def _is_castable(source: pl.DataType, dtype: Any) -> bool:
+    """Return whether polars casts between two types value by value; it does not for nested types."""
+    return not (
+        source.is_nested()
+        or source == pl.Object
+        or (source == pl.Binary and dtype not in (pl.String, pl.Binary))
+    )
+
+
+def check_parquet(
+    source: Path | bytes,
+    path: Path,
+    columns: Iterable[str] | None = None,
+    row_limit: int | None = None,
+    *,
+    into_memory: bool = True,
+) -> None:
+    """Check the numbers of rows and bytes that the footer of a Parquet file states.
+
+    Args:
+        source: The file, or its content.
+        path: The file, for messages.
+        columns: The columns that will be read; by default all.
+        row_limit: The largest accepted number of rows, unless $ETLOOM_MAX_ROWS sets another; by default only the
+            number of bytes counts.
+        into_memory: The file is read into memory, so that its size counts, not only the ratio of sizes.
+
+    Raises:
+        LimitError: The file has more rows or bytes than are accepted, or decodes to too many times its size.
+        ValueError: The footer is damaged. OSError: The file cannot be read.
+    """
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        file_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, file_bytes - 8))
+        end = file.read(8)
+        length = int.from_bytes(end[:4], "little")
+        if end[4:] != _MAGIC or length > file_bytes - 8:
+            raise ValueError("the end of the Parquet file is missing")
+        check_bytes(length, path, _MAX_FOOTER_BYTES)
+        file.seek(file_bytes - 8 - length)
+        footer = _CompactMessage(file.read(length)).read_struct()
+    if into_memory:
+        rows = _get(footer, _ROWS, int)
+        check_rows(rows, path, max_rows(rows if row_limit is None else row_limit))
+    decoded_bytes = _sum_decoded_bytes(
+        footer, None if columns is None else {name.encode() for name in columns}
+    )
+    check_ratio(file_bytes, decoded_bytes, path)
+    if into_memory:
+        check_bytes(decoded_bytes, path, max_table_bytes())
+
+
+def _sum_decoded_bytes(footer: dict[int, Any], columns: set[bytes] | None) -> int:
+    size = 0
+    for group in _get(footer, _ROW_GROUPS, list):
+        for chunk in _get(group, _COLUMNS, list):
+            facts = _get(chunk, _CHUNK_META, dict)
+            if columns is None or columns.intersection(_get(facts, _PATH, list)[:1]):
+                values = _get(facts, _VALUES, int) * _WIDTHS.get(_get(facts, _TYPE, int), _DEFAULT_WIDTH)
+                size += max(values, _get(facts, _DECODED_BYTES, int))
+    return size
+
+
+def _get(fields: Any, number: int, kind: type) -> Any:
+    value: Any = fields.get(number) if isinstance(fields, dict) else None
+    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
+        raise ValueError(f"the footer of the Parquet file is damaged: field {number}")
+    return value
+
+
+class _CompactMessage:
+    """Decodes a message of Thrift's compact protocol: a struct is a dict by field number."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def read_struct(self, depth: int = 0) -> dict[int, Any]:
+        """Return the fields of the struct at the current place. Raises ValueError."""
+        fields: dict[int, Any] = {}
+        number = 0
+        try:
+            while header := self._data[self._at]:
+                self._at += 1
+                number = number + (header >> 4) if header >> 4 else self._read_integer()
+                fields[number] = self._read(header & 15, depth) if header & 15 > _FALSE else None
+        except IndexError:
+            raise ValueError("the footer of the Parquet file is damaged: it ends early") from None
+        self._at += 1
+        return fields
+
+    def _read(self, kind: int, depth: int) -> Any:
+        if _BYTE < kind < _DOUBLE:
+            return self._read_integer()
+        if kind == _BINARY:
+            return self._read_bytes(self._read_varint())
+        if kind in _FIXED_BYTES:
+            return self._read_bytes(_FIXED_BYTES[kind])
+        if kind > _STRUCT or depth == _MAX_DEPTH:
+            raise ValueError("the footer of the Parquet file is damaged: unknown type or nested too deeply")
+        return self.read_struct(depth + 1) if kind == _STRUCT else self._read_list(kind, depth + 1)
+
+    def _read_list(self, kind: int, depth: int) -> list[Any]:
+        header = self._data[self._at]
+        self._at += 1
+        if kind == _MAP:  # its items are of two kinds
+            raise ValueError("the footer of the Parquet file is damaged: it has a map")
+        count = header >> 4 if header >> 4 < 15 else self._read_varint()
+        return [self._read(header & 15, depth) for _ in range(count)]
+
+    def _read_bytes(self, count: int) -> bytes:
+        self._at += count
+        if self._at > len(self._data):
+            raise IndexError
+        return self._data[self._at - count : self._at]
+
+    def _read_varint(self) -> int:
+        value = shift = 0
+        while (byte := self._data[self._at]) > 127:
+            value |= (byte & 127) << shift
+            shift += 7
+            self._at += 1
+            if shift > 63:
+                raise ValueError("the footer of the Parquet file is damaged: a number is too long")
+        self._at += 1
+        return value | byte << shift
+
+    def _read_integer(self) -> int:
+        value = self._read_varint()
+        return (value >> 1) ^ -(value & 1)
