@@ -56,7 +56,7 @@ def lint(paths: Sequence[Path], groups: Path | None, format: str) -> None:
     result = etloom.lint(*paths, groups=groups)
     rows = result.table.to_dicts()
     if format == "json":
-        write_text("[" + ",\n ".join(map(json.dumps, rows)) + "]\n", None)
+        write_text(_format_json(result, rows), None)
     else:
         count = len(result.files)
         texts = [_format_problem(row) for row in rows] or [f"no problems in {count_noun(count, 'file')}"]
@@ -68,14 +68,31 @@ def lint(paths: Sequence[Path], groups: Path | None, format: str) -> None:
         raise click.exceptions.Exit(1)
 
 
+def _format_json(result: LintResult, rows: list[dict[str, Any]]) -> str:
+    content: dict[str, Any] = {
+        "ranks": list(result.files),
+        "verdict": result.verdict,
+        "replay_verdict": result.replay_verdict,
+        "replay_ns": result.simulated_ns if result.replay_verdict == "finish" else None,
+        "recorded_ns": result.recorded_ns,
+        "ideal_ns": result.ideal_ns if result.verdict == "finish" else None,
+    }
+    findings = ",\n  ".join(map(json.dumps, rows))
+    return json.dumps(content)[:-1] + f',\n "findings": [{findings}]}}\n'
+
+
 def _format_verdict(result: LintResult) -> str:
     ranks = f"all {len(result.files)} ranks" if len(result.files) > 1 else "the rank"
-    verdict = {"finish": f"finishes on {ranks}", "hang": "hangs", "abort": "aborts"}[result.verdict]
     recorded = "" if result.recorded_ns is None else f", recorded {result.recorded_ns / 1e6:,.3f} ms"
-    ideal = (
-        f"; on a network without delay {result.ideal_ns / 1e6:,.3f} ms" if result.verdict == "finish" else ""
+    time = f"takes {result.simulated_ns / 1e6:,.3f} ms{recorded}"
+    if result.verdict == "finish":
+        ideal = f"on a network without delay {result.ideal_ns / 1e6:,.3f} ms"
+        return f"ASTRA-sim finishes on {ranks}; its replay {time}; {ideal}"
+    stops = {"hang": "hangs", "abort": "aborts", "finish": time}
+    return (
+        f"ASTRA-sim {stops[result.verdict]} when it simulates the network; "
+        f"replay-only, without a network, it {stops[result.replay_verdict]}"
     )
-    return f"ASTRA-sim {verdict}; its replay takes {result.simulated_ns / 1e6:,.3f} ms{recorded}{ideal}"
 
 
 def _format_problem(row: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import pytest
 import etloom
 from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.joint_run import run_together
+from etloom.exports.chakra_lint.list_schedule import RankGraph
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra.et_files import ChakraNode, load_file, write_messages
 
@@ -75,7 +76,7 @@ class ReferenceRun:
                 running = [n for n in nodes if (rank, n.id) in self.started and n.id not in ended]
                 busy = {self.resource(node) for node in running}
                 for node in sorted(nodes, key=lambda node: node.id):
-                    ready = (rank, node.id) not in self.started and set(node.message.data_deps) <= ended
+                    ready = (rank, node.id) not in self.started and node.dependencies <= ended
                     resource = self.resource(node)
                     if ready and (resource is None or resource not in busy):
                         busy.add(resource)
@@ -93,7 +94,15 @@ class ReferenceRun:
 
 
 def add_node(nodes: list[Any], node_type: int, on: list[int], micros: int = 0, **attributes: Any) -> None:
-    message = pb.Node(id=len(nodes) + 1, name="node", type=node_type, data_deps=on, duration_micros=micros)
+    data, control = on[::2], on[1::2]
+    message = pb.Node(
+        id=len(nodes) + 1,
+        name="node",
+        type=node_type,
+        data_deps=data,
+        ctrl_deps=control,
+        duration_micros=micros,
+    )
     for name, value in {"is_cpu_op": False, **attributes}.items():
         field = (
             "bool_val" if isinstance(value, bool) else "string_val" if isinstance(value, str) else "int64_val"
@@ -134,7 +143,8 @@ def test_random_jobs_run_as_in_the_reference(tmp_path: Path) -> None:
         for rank, messages in jobs.items():
             write_messages(tmp_path / f"{rank}.et", pb.GlobalMetadata(version="0.0.4"), messages)
         nodes = {rank: load_file(tmp_path / f"{rank}.et").nodes for rank in jobs}
-        run = run_together(nodes, dict.fromkeys(jobs, groups))
+        graphs = {rank: RankGraph(rank_nodes) for rank, rank_nodes in nodes.items()}
+        run = run_together(graphs, dict.fromkeys(jobs, groups))
         assert (run.end_ns, run.unfinished) == ReferenceRun(nodes, groups).run(), seed
         verdicts.add(bool(run.unfinished))
     assert verdicts == {True, False}

@@ -18,16 +18,16 @@ from pathlib import Path
 import polars as pl
 
 from etloom.exports.chakra_lint.cross_rank_rules import check_across_ranks, check_joint_run, check_members
-from etloom.exports.chakra_lint.file_rules import check_file, read_groups
+from etloom.exports.chakra_lint.file_rules import READ_ATTRIBUTES, check_dependencies, check_file, read_groups
 from etloom.exports.chakra_lint.joint_run import run_together
 from etloom.exports.chakra_lint.lint_codes import (
-    ABORT_CODES,
     ERROR,
-    HANG_CODES,
+    LOAD_ABORT_CODES,
+    REPLAY_ABORT_CODES,
     FindingCollector,
     LintFinding,
 )
-from etloom.exports.chakra_lint.list_schedule import schedule_nodes
+from etloom.exports.chakra_lint.list_schedule import RankGraph
 from etloom.formats.chakra.et_files import ChakraFile, combine_rank_files, load_file
 
 _COLUMNS = {
@@ -50,6 +50,7 @@ class LintResult:
         files: The file of each rank.
         findings: Errors first; one for each rank and code.
         verdict: What ASTRA-sim does with the files: ``finish``, ``hang`` or ``abort``.
+        replay_verdict: The same for its replay-only mode, in which every node takes its recorded time.
         simulated_ns: Time that it takes with the recorded durations (its replay-only mode); of the longest rank.
         recorded_ns: Time that the recording took; None if the files do not state ``start_ns``.
         ideal_ns: Time on a network that takes no time, where communications of unknown size take their recorded time.
@@ -58,6 +59,7 @@ class LintResult:
     files: Mapping[int, Path]
     findings: list[LintFinding]
     verdict: str
+    replay_verdict: str
     simulated_ns: int
     recorded_ns: int | None
     ideal_ns: int
@@ -93,25 +95,31 @@ def lint(*paths: str | PathLike[str], groups: str | PathLike[str] | None = None)
     """
     findings = FindingCollector()
     path_by_rank = combine_rank_files([Path(path) for path in paths])
-    files = {rank: load_file(file) for rank, file in path_by_rank.items()}
+    files = {rank: load_file(file, names=READ_ATTRIBUTES) for rank, file in path_by_rank.items()}
     group_file = None if groups is None else Path(groups)
     rank_groups = {rank: read_groups(file, group_file) for rank, file in files.items()}
+    graphs = {rank: RankGraph(file.nodes) for rank, file in files.items()}
+    simulated_ns, is_stuck = 0, False
     for rank, file in files.items():
         check_file(findings, rank, file, rank_groups[rank])
+        starts, ends = graphs[rank].replay()
+        stuck = [place for place, start in enumerate(starts) if start < 0]
+        check_dependencies(findings, rank, graphs[rank], stuck)
+        simulated_ns, is_stuck = max([simulated_ns, *ends]), is_stuck or bool(stuck)
     check_across_ranks(findings, files, rank_groups)
-    if len(files) > 1:
-        check_members(findings, files, rank_groups)
-    run = run_together({rank: file.nodes for rank, file in files.items()}, rank_groups)
+    check_members(findings, files, rank_groups)
+    run = run_together(graphs, rank_groups, findings.effects)
     if not findings.has_errors():  # otherwise it only shows their consequences
         check_joint_run(findings, files, run)
-    listed = findings.sorted_findings()
-    codes = {finding.code for finding in listed}
-    hangs = bool(run.unfinished or codes & HANG_CODES)
+    lacks_files = max(files) >= len(files) > 1  # ASTRA-sim reads the files of ranks 0, 1, 2, ...
+    aborts = lacks_files or run.aborted or findings.has_code(LOAD_ABORT_CODES | {"message-last"})
+    replay_aborts = lacks_files or findings.has_code(REPLAY_ABORT_CODES)
     return LintResult(
         path_by_rank,
-        listed,
-        verdict="abort" if codes & ABORT_CODES else "hang" if hangs else "finish",
-        simulated_ns=max(schedule_nodes(file.nodes).makespan_ns for file in files.values()),
+        findings.sorted_findings(),
+        verdict="abort" if aborts else "hang" if run.unfinished else "finish",
+        replay_verdict="abort" if replay_aborts else "hang" if is_stuck else "finish",
+        simulated_ns=simulated_ns,
         recorded_ns=max(filter(None, map(_measure_recorded_time, files.values())), default=None),
         ideal_ns=max(run.end_ns.values(), default=0),
     )

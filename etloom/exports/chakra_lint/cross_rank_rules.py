@@ -61,19 +61,22 @@ def check_joint_run(findings: FindingCollector, files: Mapping[int, ChakraFile],
 
 
 def check_members(findings: FindingCollector, files: Mapping[int, ChakraFile], groups: GroupsByRank) -> None:
-    """Report ranks beyond the world size to which the groups of collectives, or sends and receives, refer."""
-    world_size = _get_world_size(files)
+    """Report communications with ranks that have no file: an error, for a single file a warning."""
+    code = "missing-member" if len(files) > 1 else "missing-rank"
     for rank, file in files.items():
-        names = {str(node.attributes.get("pg_name")) for node in file.nodes if node.type == _COLL}
-        for name in sorted(names & groups[rank].keys()):
-            if absent := sorted(member for member in groups[rank][name] if member >= world_size):
-                example = f"group {name}: {format_ranks(absent)} of {world_size}"
-                findings.add(rank, "missing-member", None, example)
+        absent = {
+            name: [member for member in members if member not in files]
+            for name, members in groups[rank].items()
+        }
         for node in file.nodes:
-            if node.type in (_SEND, _RECV):
+            if node.type == _COLL:
+                name = str(node.attributes.get("pg_name"))
+                if not node.attributes.get("replayed") and (ranks := absent.get(name)):
+                    findings.add(rank, code, node.id, f"{node.name}: group {name}: {format_ranks(ranks)}")
+            elif node.type in (_SEND, _RECV):
                 peer = get_message_ends(rank, node)[node.type == _SEND]
-                if peer is not None and peer >= world_size:
-                    findings.add(rank, "missing-member", node.id, f"{node.name}: rank {peer} of {world_size}")
+                if peer is not None and peer != rank and peer not in files:
+                    findings.add(rank, code, node.id, f"{node.name}: rank {peer}")
 
 
 def _get_world_size(files: Mapping[int, ChakraFile]) -> int:

@@ -7,29 +7,32 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from etloom.core.errors import ReadError
-from etloom.exports.chakra_lint.lint_codes import FindingCollector
+from etloom.exports.chakra_lint.lint_codes import ABORT, HANG, NO_EFFECT, FindingCollector
+from etloom.exports.chakra_lint.list_schedule import RankGraph
 from etloom.exports.chakra_lint.message_ends import get_message_ends
 from etloom.formats.chakra.et_files import ChakraFile, ChakraNode, strip_suffix
 from etloom.formats.chakra.protobuf import COLLECTIVES, NODE_TYPES, TYPE_NUMBERS
 from etloom.formats.tables.node_table import is_int
 
 _SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
+_METADATA, _COMP = TYPE_NUMBERS["METADATA_NODE"], TYPE_NUMBERS["COMP_NODE"]
 _UNSUPPORTED_COLLECTIVES = ("reduce", "gather", "scatter", "barrier")
-_INTEGER_ATTRIBUTES = (
-    *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "num_ops", "tensor_size"),
-    "comm_priority",
+_MEMORY_TYPES = (TYPE_NUMBERS["MEM_LOAD_NODE"], TYPE_NUMBERS["MEM_STORE_NODE"])
+_INTEGER_ATTRIBUTES = frozenset(
+    {
+        *("comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "num_ops", "tensor_size"),
+        "comm_priority",
+    }
 )
-_VALUE_FIELDS = {"pg_name": ("string_val",)} | {
-    name: tuple(f"{sign}int{bits}_val" for sign in ("", "u", "s") for bits in (32, 64))
-    for name in _INTEGER_ATTRIBUTES
-}
-_VALUE_FIELDS["is_cpu_op"] = ("bool_val", *_VALUE_FIELDS["comm_type"])
-"""Attributes that simulators read as a certain type, and the fields of AttributeProto that hold this type."""
+_TYPED_ATTRIBUTES = _INTEGER_ATTRIBUTES | {"pg_name", "is_cpu_op"}
+"""Attributes that simulators read as a certain type: integer, text, boolean."""
+READ_ATTRIBUTES = _TYPED_ATTRIBUTES | {"root", "replayed", "collective", "stream", "start_ns", "duration_ns"}
+"""Attributes that lint reads."""
 _MAX_EXAMPLE_NODES = 8
 
 
@@ -44,10 +47,14 @@ def check_file(
     _check_work(findings, rank, file.nodes)
     for node in file.nodes:
         _check_node(findings, rank, node)
-        if node.type in (_SEND, _RECV, _COLL):
+        if node.type in _MEMORY_TYPES:
+            _check_memory(findings, rank, node)
+        elif node.type in (_SEND, _RECV, _COLL):
             # Only a name like job.3.et states the rank.
             _check_communication(findings, rank, node, groups, rank_in_name="." in strip_suffix(file.path))
-    _check_dependencies(findings, rank, file.nodes)
+    for node_id, count in Counter(node.id for node in file.nodes).items():
+        if count > 1:
+            findings.add(rank, "duplicate-id", node_id, f"{count} nodes have the id {node_id}")
 
 
 def _check_messages(findings: FindingCollector, rank: int, file: ChakraFile) -> None:
@@ -66,18 +73,19 @@ def _check_messages(findings: FindingCollector, rank: int, file: ChakraFile) -> 
 
 def _check_work(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
     """Report computations without durations, GPU work on which no node depends, and replayed communications."""
-    computations = [node for node in nodes if node.type == TYPE_NUMBERS["COMP_NODE"]]
+    computations = [node for node in nodes if node.type == _COMP]
     if computations and not any(
         node.message.duration_micros or node.attributes.get("num_ops") for node in computations
     ):
         example = f"{len(computations):,} of {len(computations):,} computations"
         findings.add(rank, "no-durations", computations[0].id, example)
-    metadata_type = TYPE_NUMBERS["METADATA_NODE"]
     _check_replays(findings, rank, nodes)
-    gpu_ids = {node.id for node in nodes if not node.runs_on_host and node.type != metadata_type}
-    required_ids = {dependency for node in nodes for dependency in node.message.data_deps}
-    streams = {str(node.attributes.get("stream")) for node in nodes if node.id in gpu_ids}
-    if len(streams) < len(gpu_ids) < len(nodes) and not gpu_ids & required_ids:
+    on_device = [node for node in nodes if not node.runs_on_host and node.type != _METADATA]
+    gpu_ids = {node.id for node in on_device}
+    streams = {str(node.attributes.get("stream")) for node in on_device}
+    if len(streams) < len(gpu_ids) < len(nodes) and not any(
+        dependency in gpu_ids for node in nodes for dependency in node.message.data_deps
+    ):
         findings.add(rank, "device-leads-nowhere", min(gpu_ids), f"{len(gpu_ids):,} GPU nodes")
 
 
@@ -92,17 +100,47 @@ def _check_replays(findings: FindingCollector, rank: int, nodes: list[ChakraNode
 
 
 def _check_node(findings: FindingCollector, rank: int, node: ChakraNode) -> None:
-    if node.type not in NODE_TYPES or node.type == TYPE_NUMBERS["INVALID_NODE"]:
+    attributes = node.attributes
+    if not node.type:
+        findings.add(rank, "invalid-node", node.id, node.name)
+    elif node.type not in NODE_TYPES:
         findings.add(rank, "unknown-node-type", node.id, f"{node.name}: type {node.type}")
-    for attribute in node.message.attr:
-        field = attribute.WhichOneof("value")
-        if field not in _VALUE_FIELDS.get(attribute.name, (field,)):
-            example = f"{node.name}: {attribute.name} is stored as {field or 'no value'}"
-            findings.add(rank, "attribute-type", node.id, example)
-    if node.type == TYPE_NUMBERS["METADATA_NODE"]:
+    for name in _TYPED_ATTRIBUTES & attributes.keys():
+        if not _has_type(name, attributes[name]):
+            _report_type(findings, rank, node, name)
+    if node.type == _METADATA:
         findings.add(rank, "metadata-node", node.id, node.name)
-    if "is_cpu_op" not in node.attributes and node.type != TYPE_NUMBERS["METADATA_NODE"]:
+    elif "is_cpu_op" not in attributes:
         findings.add(rank, "missing-is-cpu-op", node.id, node.name)
+
+
+def _has_type(name: str, value: Any) -> bool:
+    if name == "pg_name":
+        return isinstance(value, str)
+    return is_int(value) or (name == "is_cpu_op" and isinstance(value, bool))
+
+
+def _report_type(findings: FindingCollector, rank: int, node: ChakraNode, name: str) -> None:
+    """Report an attribute of the wrong type, at which ASTRA-sim stops where it reads the attribute."""
+    field = next(attribute.WhichOneof("value") for attribute in node.message.attr if attribute.name == name)
+    is_read = name == "is_cpu_op" or node.type != _COMP
+    findings.add(
+        rank,
+        "attribute-type",
+        node.id,
+        f"{node.name}: {name} is stored as {field or 'no value'}",
+        effect=None if is_read else NO_EFFECT,
+    )
+
+
+def _check_memory(findings: FindingCollector, rank: int, node: ChakraNode) -> None:
+    size: Any = node.attributes.get("tensor_size")
+    if size is None:
+        findings.add(rank, "missing-tensor-size", node.id, node.name)
+        return
+    findings.add(rank, "memory-node", node.id, node.name)
+    if is_int(size) and size < 0:
+        findings.add(rank, "negative-size", node.id, f"{node.name}: {size}", effect=ABORT)
 
 
 def _check_communication(
@@ -117,8 +155,14 @@ def _check_communication(
     size: Any = attributes.get("comm_size")
     comm_type: Any = attributes.get("comm_type")
     collective = COLLECTIVES.get(comm_type) if is_int(comm_type) else None
+    if node.runs_on_host:
+        findings.add(rank, "collective-on-cpu", node.id, node.name)
     if size is None:
         findings.add(rank, "missing-comm-size", node.id, node.name)
+    elif is_int(size) and size < 0:
+        # A message is sent at once and its time overflows; a collective is cut into chunks that never all arrive.
+        effect = HANG if node.type == _COLL else ABORT
+        findings.add(rank, "negative-size", node.id, f"{node.name}: {size}", effect=effect)
     elif not size and not attributes.get("replayed"):
         if node.type != _COLL:
             findings.add(rank, "empty-message", node.id, node.name)
@@ -129,8 +173,6 @@ def _check_communication(
     if node.type != _COLL:
         _check_message(findings, rank, node, rank_in_name=rank_in_name)
         return
-    if node.runs_on_host:
-        findings.add(rank, "collective-on-cpu", node.id, node.name)
     if "comm_type" not in attributes:
         findings.add(rank, "missing-comm-type", node.id, node.name)
     elif collective is None:
@@ -173,18 +215,28 @@ def _check_group(
         findings.add(rank, "root-outside", node.id, f"{node.name}: root {root} of group {groups[group]}")
 
 
-def _check_dependencies(findings: FindingCollector, rank: int, nodes: list[ChakraNode]) -> None:
-    """Report duplicate node ids, dependencies on missing nodes, and dependency cycles."""
-    ids = Counter(node.id for node in nodes)
-    for node_id, count in ids.items():
-        if count > 1:
-            findings.add(rank, "duplicate-id", node_id, f"{count} nodes have the id {node_id}")
-    for node in nodes:
+def check_dependencies(findings: FindingCollector, rank: int, graph: RankGraph, stuck: Sequence[int]) -> None:
+    """Report dependencies on missing nodes, and dependency cycles.
+
+    Args:
+        findings: Collects the findings.
+        rank: Rank of the file.
+        graph: Its nodes.
+        stuck: Positions of the nodes that never start in a replay.
+    """
+    if graph.nodes and all(graph.missing):
+        findings.add(rank, "no-start", graph.nodes[0].id, graph.nodes[0].name)
+    if not stuck:
+        return
+    ids = {node.id for node in graph.nodes}
+    blocked = [graph.nodes[place] for place in stuck]
+    for node in blocked:
         for kind, dependencies in (("data", node.message.data_deps), ("control", node.message.ctrl_deps)):
             for missing in (dependency for dependency in dependencies if dependency not in ids):
                 findings.add(rank, f"dangling-{kind}-dependency", node.id, f"{node.name}: on node {missing}")
-    data = {node.id: set(node.message.data_deps) & ids.keys() for node in nodes}
-    both = {node.id: node.dependencies & ids.keys() for node in nodes}
+    blocked_ids = {node.id for node in blocked}
+    data = {node.id: set(node.message.data_deps) & blocked_ids for node in blocked}
+    both = {node.id: node.dependencies & blocked_ids for node in blocked}
     for code, dependency_map in (("cycle", data), ("control-cycle", both)):
         if cycle := _find_cycle(dependency_map):
             example = cycle if len(cycle) <= _MAX_EXAMPLE_NODES else [*cycle[:_MAX_EXAMPLE_NODES], "..."]
@@ -257,7 +309,7 @@ def _group_file_candidates(path: Path) -> Iterator[Path]:
 
 def _list_node_groups(node: ChakraNode) -> Iterator[tuple[str, list[int]]]:
     """Yield (group number, ranks) of the process groups in the first input of a metadata node."""
-    if node.type != TYPE_NUMBERS["METADATA_NODE"]:
+    if node.type != _METADATA:
         return
     try:
         content: Any = json.loads(node.message.inputs.values[2:-2])

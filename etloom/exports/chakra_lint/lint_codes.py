@@ -6,6 +6,7 @@ but its result may not be what was intended.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,21 +46,31 @@ _NODE_CODES = {
     ),
     "dangling-data-dependency": LintCode(
         ERROR,
-        "a data dependency refers to a missing node, so the node never starts",
+        "a data dependency refers to a missing node, at which ASTRA-sim aborts",
         "remove the dependency, or keep the node it refers to",
     ),
     "dangling-control-dependency": LintCode(
         ERROR,
-        "a control dependency refers to a missing node; newer simulators stop at it",
+        "a control dependency refers to a missing node, at which ASTRA-sim aborts",
         "remove the dependency, or keep the node it refers to",
     ),
     "cycle": LintCode(
         ERROR, "nodes depend on each other in a cycle, so none of them ever starts", "remove one dependency"
     ),
+    "no-start": LintCode(
+        ERROR,
+        "every node depends on another one, at which ASTRA-sim aborts",
+        "remove a dependency of each cycle",
+    ),
     "control-cycle": LintCode(
-        WARNING,
-        "data and control dependencies form a cycle; a simulator that follows both never starts these nodes",
+        ERROR,
+        "data and control dependencies form a cycle; ASTRA-sim follows both and never starts these nodes",
         "let control dependencies refer to nodes that end earlier, or omit them",
+    ),
+    "invalid-node": LintCode(
+        ERROR,
+        "ASTRA-sim skips a node of type 0, and nodes that depend on it start only after another node of the rank ends",
+        "set its type, or remove it",
     ),
     "unknown-node-type": LintCode(
         ERROR,
@@ -70,6 +81,19 @@ _NODE_CODES = {
         ERROR,
         "an attribute has a different type than simulators expect, and they stop at it",
         "write is_cpu_op as bool, pg_name as string, numbers as integers",
+    ),
+    "memory-node": LintCode(
+        WARNING,
+        "ASTRA-sim exits at a MEM_LOAD or MEM_STORE node unless its remote memory configuration has a memory expansion",
+        "use --remote-memory-configuration with PER_NPU_MEMORY_EXPANSION, for example, or its replay-only mode",
+    ),
+    "missing-tensor-size": LintCode(
+        ERROR, "a MEM_LOAD or MEM_STORE node has no tensor_size", "set tensor_size in bytes"
+    ),
+    "negative-size": LintCode(
+        ERROR,
+        "comm_size or tensor_size is negative, which simulators read as an enormous number",
+        "set it to the size in bytes",
     ),
     "metadata-node": LintCode(
         ERROR,
@@ -94,11 +118,11 @@ _NODE_CODES = {
 }
 _COMMUNICATION_CODES = {
     "collective-on-cpu": LintCode(
-        ERROR, "ASTRA-sim refuses collectives on the host", "set is_cpu_op to false"
+        ERROR, "ASTRA-sim refuses communications on the host", "set is_cpu_op to false"
     ),
     "missing-comm-type": LintCode(
         ERROR,
-        "a collective has no comm_type; simulators run it as their default, often 0 (all-reduce)",
+        "a collective has no comm_type; simulators refuse it, or run it as an all-reduce",
         "set comm_type",
     ),
     "unknown-comm-type": LintCode(
@@ -146,7 +170,7 @@ _COMMUNICATION_CODES = {
     ),
     "missing-member": LintCode(
         ERROR,
-        "a group or a message names a rank that the job does not have; ASTRA-sim aborts",
+        "a group or a message names a rank that has no file; ASTRA-sim aborts",
         "convert all ranks, or remove the rank from the group, or the message",
     ),
     "single-rank-group": LintCode(
@@ -219,22 +243,46 @@ _CROSS_RANK_CODES = {
         "convert all ranks",
     ),
 }
-ABORT_CODES = frozenset(
+ABORT, RAISE, HANG, NO_EFFECT = "abort", "raise", "hang", "none"
+_CODES_BY_EFFECT = {
+    ABORT: (
+        *(
+            "metadata-node",
+            "unknown-node-type",
+            "unknown-group",
+            "not-a-member",
+            "missing-member",
+            "missing-rank",
+        ),
+        *("self-message", "empty-message", "memory-node"),
+    ),
+    RAISE: (
+        *(
+            "collective-on-cpu",
+            "missing-comm-type",
+            "unknown-comm-type",
+            "unsupported-collective",
+            "group-name",
+        ),
+        *("missing-comm-size", "missing-ends", "foreign-end", "attribute-type", "missing-tensor-size"),
+    ),
+    HANG: ("empty-all-gather",),
+}
+NODE_EFFECTS = {code: effect for effect, codes in _CODES_BY_EFFECT.items() for code in codes}
+"""What a node does to ASTRA-sim when it starts: end the process, raise an exception, or never end.
+
+The event loop catches exceptions, so that the node never ends; at the start of the simulation, and after a message,
+nothing catches them, and the process ends.
+"""
+LOAD_ABORT_CODES = frozenset(
     {
-        *("metadata-node", "attribute-type", "damaged-node", "no-metadata", "dangling-control-dependency"),
-        *("collective-on-cpu", "unknown-comm-type", "unsupported-collective", "missing-comm-size"),
-        *("empty-message", "missing-ends", "self-message", "missing-member", "group-name", "unknown-group"),
-        *("not-a-member", "message-last"),
+        *("damaged-node", "no-metadata", "no-nodes", "no-start", "duplicate-id"),
+        *("dangling-data-dependency", "dangling-control-dependency"),
     }
 )
-"""Findings at which ASTRA-sim stops."""
-HANG_CODES = frozenset(
-    {
-        *("never-ends", "single-rank-group", "empty-all-gather", "sizes-differ", "message-sizes-differ"),
-        *("cycle", "dangling-data-dependency", "duplicate-id", "truncated"),
-    }
-)
-"""Findings with which it waits forever."""
+"""Findings at which ASTRA-sim ends when it reads the files."""
+REPLAY_ABORT_CODES = LOAD_ABORT_CODES | {"metadata-node", "unknown-node-type"}
+"""Findings at which it ends even in its replay-only mode."""
 LINT_CODES = _FILE_CODES | _NODE_CODES | _COMMUNICATION_CODES | _CROSS_RANK_CODES
 
 
@@ -277,10 +325,28 @@ class FindingCollector:
 
     def __init__(self) -> None:
         self._occurrences: dict[tuple[int, str], list[tuple[int | None, str]]] = {}
+        self.effects: dict[int, dict[int, str]] = {}
+        """Rank -> node id -> the strongest effect (see `NODE_EFFECTS`) of its findings."""
 
-    def add(self, rank: int, code: str, node: int | None, example: str) -> None:
-        """Record an occurrence of a lint code in a rank's file; the first occurrence becomes the example."""
+    def add(self, rank: int, code: str, node: int | None, example: str, *, effect: str | None = None) -> None:
+        """Record an occurrence of a lint code in a rank's file; the first occurrence becomes the example.
+
+        Args:
+            rank: Rank of the file.
+            code: Key of `LINT_CODES`.
+            node: Node id; None where it concerns the whole file.
+            example: Description of the occurrence.
+            effect: What the node does to ASTRA-sim; default: `NODE_EFFECTS`.
+        """
         self._occurrences.setdefault((rank, code), []).append((node, example))
+        effect = effect or NODE_EFFECTS.get(code)
+        if node is not None and effect in (ABORT, RAISE, HANG):
+            effects = self.effects.setdefault(rank, {})
+            effects[node] = min(effect, effects.get(node, effect), key=(ABORT, RAISE, HANG).index)
+
+    def has_code(self, codes: Collection[str]) -> bool:
+        """Return whether an occurrence of one of several lint codes was recorded."""
+        return any(code in codes for _, code in self._occurrences)
 
     def has_errors(self) -> bool:
         """Return whether an occurrence with the severity "error" was recorded."""

@@ -1,9 +1,9 @@
 """Simulate the nodes of one Chakra file with their recorded durations, by list scheduling as in ASTRA-sim.
 
 A node may start when all its dependencies have ended; among several such nodes the one with the lowest id starts first.
-A rank runs at most one host operator, one GPU computation and one communication at a time; receives occupy nothing.
-A node takes its duration in whole microseconds, at least one nanosecond. Communications take their recorded time:
-modeling the network is left to a simulator.
+A rank runs at most one host operator, one GPU computation and one communication or memory access at a time; receives
+occupy nothing. A node takes its duration in whole microseconds, at least one nanosecond. Communications take their
+recorded time: modeling the network is left to a simulator.
 
 Source: ASTRA-sim 2.0, workload/Workload.cc and HardwareResource.cc.
 """
@@ -11,16 +11,14 @@ Source: ASTRA-sim 2.0, workload/Workload.cc and HardwareResource.cc.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from etloom.formats.chakra.et_files import ChakraNode
 from etloom.formats.chakra.protobuf import TYPE_NUMBERS
 
-_SEND, _RECV, _COLL = (TYPE_NUMBERS[f"COMM_{kind}_NODE"] for kind in ("SEND", "RECV", "COLL"))
-_INSTANT_TYPES = (TYPE_NUMBERS["METADATA_NODE"], TYPE_NUMBERS["INVALID_NODE"])
+_METADATA, _COMP, _RECV = (TYPE_NUMBERS[f"{kind}_NODE"] for kind in ("METADATA", "COMP", "COMM_RECV"))
 
 
 class Resource(IntEnum):
@@ -32,7 +30,7 @@ class Resource(IntEnum):
     NONE = 3
 
 
-_EXCLUSIVE = (Resource.CPU, Resource.COMPUTE, Resource.COMMUNICATION)
+EXCLUSIVE = (Resource.CPU, Resource.COMPUTE, Resource.COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,87 @@ class Schedule:
 
 def required_resource(node: ChakraNode) -> Resource:
     """Return the resource that a node occupies while it runs."""
-    if node.type == _RECV or node.type in _INSTANT_TYPES:
+    node_type = node.type
+    if node_type in (_RECV, _METADATA):
         return Resource.NONE
     if node.runs_on_host:
         return Resource.CPU
-    return Resource.COMMUNICATION if node.type in (_SEND, _COLL) else Resource.COMPUTE
+    return Resource.COMPUTE if node_type == _COMP else Resource.COMMUNICATION
+
+
+class RankGraph:
+    """The nodes of one rank by position in the order of their ids, and who waits for whom.
+
+    Attributes:
+        nodes: The nodes; of several with one id the last.
+        missing: Number of dependencies of each node; those on nodes that do not exist never end.
+        dependents: Positions of the nodes that depend on each node.
+        resources: Resource of each node.
+        durations: Recorded time of each node, ns.
+    """
+
+    def __init__(self, nodes: Iterable[ChakraNode]) -> None:
+        by_id = {node.id: node for node in nodes}
+        ids = sorted(by_id)
+        self.nodes = [by_id[node_id] for node_id in ids]
+        position = {node_id: place for place, node_id in enumerate(ids)}
+        self.missing: list[int] = []
+        self.dependents: list[list[int]] = [[] for _ in ids]
+        for place, node in enumerate(self.nodes):
+            dependencies = node.dependencies
+            self.missing.append(len(dependencies))
+            for dependency in dependencies:
+                if (target := position.get(dependency)) is not None:
+                    self.dependents[target].append(place)
+        self.resources = [required_resource(node) for node in self.nodes]
+        self.durations = [
+            0 if node.type == _METADATA else 1000 * node.message.duration_micros or 1 for node in self.nodes
+        ]
+
+    def replay(self, *, limited: bool = True) -> tuple[list[int], list[int]]:
+        """Return the simulated start and end of each node with its recorded time, ns; -1 for nodes that never start.
+
+        Args:
+            limited: Whether nodes share resources; otherwise only dependencies delay them.
+        """
+        missing = list(self.missing)
+        resources = self.resources if limited else [Resource.NONE] * len(missing)
+        starts, ends = [-1] * len(missing), [-1] * len(missing)
+        ready: tuple[list[int], ...] = ([], [], [])
+        busy = [False, False, False]
+        running: list[tuple[int, int]] = []  # (end, position)
+        now = 0
+
+        def begin(place: int) -> None:
+            starts[place], ends[place] = now, now + self.durations[place]
+            heapq.heappush(running, (ends[place], place))
+
+        def make_ready(place: int) -> None:
+            resource = resources[place]
+            if resource == Resource.NONE:
+                begin(place)
+            else:
+                heapq.heappush(ready[resource], place)
+
+        for place, count in enumerate(missing):
+            if not count:
+                make_ready(place)
+        while True:
+            for resource in EXCLUSIVE:
+                if ready[resource] and not busy[resource]:
+                    busy[resource] = True
+                    begin(heapq.heappop(ready[resource]))
+            if not running:
+                return starts, ends
+            now = running[0][0]
+            while running and running[0][0] == now:
+                place = heapq.heappop(running)[1]
+                if (resource := resources[place]) != Resource.NONE:
+                    busy[resource] = False
+                for dependent in self.dependents[place]:
+                    missing[dependent] -= 1
+                    if not missing[dependent]:
+                        make_ready(dependent)
 
 
 def schedule_nodes(nodes: Sequence[ChakraNode], *, limited: bool = True) -> Schedule:
@@ -71,68 +145,8 @@ def schedule_nodes(nodes: Sequence[ChakraNode], *, limited: bool = True) -> Sche
         nodes: The nodes of one rank.
         limited: Whether nodes share resources; otherwise only dependencies delay them.
     """
-    missing = {node.id: len(node.dependencies - {node.id}) + (node.id in node.dependencies) for node in nodes}
-    dependents: dict[int, list[int]] = defaultdict(list)
-    for node in nodes:
-        for dependency in node.dependencies:
-            dependents[dependency].append(node.id)
-    run = _Run(nodes, limited=limited)
-    for node_id in sorted(node_id for node_id, count in missing.items() if not count):
-        run.make_ready(node_id)
-    run.start_queued()
-    while run.running:
-        for node_id in run.advance():
-            for dependent in dependents[node_id]:
-                missing[dependent] -= 1
-                if not missing[dependent]:
-                    run.make_ready(dependent)
-        run.start_queued()
-    return Schedule(run.start, run.end, sorted(missing.keys() - run.end.keys()))
-
-
-class _Run:
-    """The state of a simulation: the time (ns), the running nodes, and the ready nodes of each resource."""
-
-    def __init__(self, nodes: Sequence[ChakraNode], *, limited: bool) -> None:
-        self.resources = {node.id: required_resource(node) if limited else Resource.NONE for node in nodes}
-        self.durations = {
-            node.id: 0 if node.type in _INSTANT_TYPES else max(1, 1000 * int(node.message.duration_micros))
-            for node in nodes
-        }
-        self.start: dict[int, int] = {}
-        self.end: dict[int, int] = {}
-        self.now = 0
-        self.running: list[tuple[int, int]] = []  # (end, id)
-        self.ready: dict[Resource, list[int]] = {resource: [] for resource in _EXCLUSIVE}
-        self.busy = dict.fromkeys(_EXCLUSIVE, False)
-
-    def make_ready(self, node_id: int) -> None:
-        """Start a node that occupies no resource; add any other to the queue of its resource."""
-        resource = self.resources[node_id]
-        if resource == Resource.NONE:
-            self._begin(node_id)
-        else:
-            heapq.heappush(self.ready[resource], node_id)
-
-    def start_queued(self) -> None:
-        """Start the ready node with the lowest id on each free resource."""
-        for resource in _EXCLUSIVE:
-            if not self.busy[resource] and self.ready[resource]:
-                self.busy[resource] = True
-                self._begin(heapq.heappop(self.ready[resource]))
-
-    def advance(self) -> Iterator[int]:
-        """Advance the time to the next end of a node, and yield all nodes that end then.
-
-        Including those that start and end meanwhile.
-        """
-        self.now = self.running[0][0]
-        while self.running and self.running[0][0] == self.now:
-            _, node_id = heapq.heappop(self.running)
-            if (resource := self.resources[node_id]) != Resource.NONE:
-                self.busy[resource] = False
-            yield node_id
-
-    def _begin(self, node_id: int) -> None:
-        self.start[node_id], self.end[node_id] = self.now, self.now + self.durations[node_id]
-        heapq.heappush(self.running, (self.end[node_id], node_id))
+    graph = RankGraph(nodes)
+    starts, ends = graph.replay(limited=limited)
+    timed = [(node.id, place) for place, node in enumerate(graph.nodes) if starts[place] >= 0]
+    stuck = [node.id for place, node in enumerate(graph.nodes) if starts[place] < 0]
+    return Schedule({i: starts[place] for i, place in timed}, {i: ends[place] for i, place in timed}, stuck)

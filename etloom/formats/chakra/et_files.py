@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +19,38 @@ _RANK_PATTERN = re.compile(r"^(?P<name>.+)\.(?P<rank>\d+)\.et(?:\.gz)?$")
 _SUFFIXES = (".et", ".et.gz")
 
 
-@dataclass(frozen=True, eq=False)
 class ChakraNode:
-    """A Node message and its attributes by name."""
+    """A Node message, with the values that are read often.
 
-    message: Any
+    Args:
+        message: The message.
+        names: The attributes that will be read; default: all.
 
-    @cached_property
-    def attributes(self) -> dict[str, Any]:
-        """Attributes of the node by name, as `protobuf.decode_attributes` returns them."""
-        return pb.decode_attributes(self.message.attr)
+    Attributes:
+        message: The message.
+        id: Node id.
+        type: Node type, a key of `protobuf.NODE_TYPES`.
+    """
+
+    __slots__ = ("_attributes", "_names", "id", "message", "type")
+
+    def __init__(self, message: Any, names: Container[str] | None = None) -> None:
+        self.message, self._names = message, names
+        self.id: int = message.id
+        self.type: int = message.type
+        self._attributes: dict[str, Any] | None = None
 
     @property
-    def id(self) -> int:
-        """Node id."""
-        return int(self.message.id)
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of the node by name, as `protobuf.decode_attributes` returns them."""
+        if self._attributes is None:
+            self._attributes = pb.decode_attributes(self.message.attr, self._names)
+        return self._attributes
 
     @property
     def name(self) -> str:
         """Node name."""
         return str(self.message.name)
-
-    @property
-    def type(self) -> int:
-        """Node type, a key of `protobuf.NODE_TYPES`."""
-        return int(self.message.type)
 
     @property
     def dependencies(self) -> set[int]:
@@ -76,12 +82,13 @@ class ChakraFile:
     truncation: str | None
 
 
-def load_file(path: Path, limit: int = 4 << 30) -> ChakraFile:
+def load_file(path: Path, limit: int = 4 << 30, names: Container[str] | None = None) -> ChakraFile:
     """Read all messages of a .et file, compressed or not.
 
     Args:
         path: The file.
         limit: Maximum size in bytes after decompression.
+        names: The attributes that will be read; default: all.
 
     Raises:
         ReadError: The file is not a Chakra execution trace.
@@ -96,7 +103,7 @@ def load_file(path: Path, limit: int = 4 << 30) -> ChakraFile:
     if metadata is None and not chakra.sniff(data):
         raise ReadError("not a Chakra execution trace", where=path)
     parsed = [pb.parse_node(message) for message in messages[metadata is not None :]]
-    nodes = [ChakraNode(message) for message in parsed if message is not None]
+    nodes = [ChakraNode(message, names) for message in parsed if message is not None]
     return ChakraFile(path, metadata, nodes, len(parsed) - len(nodes), losses[0].example if losses else None)
 
 

@@ -7,6 +7,7 @@ may import Chakra's generated module as well. A file is a sequence of messages, 
 from __future__ import annotations
 
 import base64
+from collections.abc import Container
 from functools import cache
 from typing import Any
 
@@ -200,20 +201,27 @@ def parse_node(message: bytes | memoryview) -> Any:
         return None
 
 
-def decode_attributes(attributes: Any) -> dict[str, Any]:
-    """Return the values of AttributeProtos by name, bytes as base64 text, and doc strings as ``NAME.doc_string``."""
+def decode_attributes(attributes: Any, names: Container[str] | None = None) -> dict[str, Any]:
+    """Return the values of AttributeProtos by name, bytes as base64 text, and doc strings as ``NAME.doc_string``.
+
+    With ``names`` only the values of these attributes, without doc strings.
+    """
     values: dict[str, Any] = {}
     for attribute in attributes:
-        field = attribute.WhichOneof("value")
-        if field is None:
-            values[attribute.name] = None
-        else:
-            value = getattr(attribute, field)
-            value = list(value.values) if field.endswith("_list") else value
-            values[attribute.name] = _to_json_value(value)
-        if attribute.doc_string:
-            values[f"{attribute.name}.doc_string"] = attribute.doc_string
+        name = attribute.name
+        if names is not None and name not in names:
+            continue
+        field = attribute.WhichOneof("value") or "name"  # without a value: absent
+        value = getattr(attribute, field)
+        if value.__class__ not in _PLAIN_TYPES:
+            value = _to_json_value(list(value.values) if field.endswith("_list") else value)
+        values[name] = None if field == "name" else value
+        if names is None and attribute.doc_string:
+            values[f"{name}.doc_string"] = attribute.doc_string
     return values
+
+
+_PLAIN_TYPES = frozenset({int, str, bool, float})
 
 
 def _to_json_value(value: Any) -> Any:
