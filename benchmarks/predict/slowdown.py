@@ -53,7 +53,7 @@ def compare(name: str) -> float:
             print(f"{kind:10} {item:28} {slowdown:10.6f} {value:10.6f} {errors[kind, item]:10.1e}")
     steps = max(error for (kind, _), error in errors.items() if kind == "step")
     print(f"{'step':10} {'worst of all steps':28} {'':10} {'':10} {steps:10.1e}")
-    worker = max((row for key, row in ours.items() if key[0] == "worker"), key=lambda row: row["slowdown"])
+    (worker,) = (row for key, row in ours.items() if key[0] == "slowest workers")
     worst = json.loads((PUBLISHED / f"mw-{name}.json").read_text())
     stage = json.loads((PUBLISHED / f"ms-{name}.json").read_text())
     last = max(int(item) for kind, item in ours if kind == "stage")

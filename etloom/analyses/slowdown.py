@@ -7,10 +7,11 @@ step time divided by the ideal one: 1.25 means that a quarter is added by operat
 - type: only operations of the type as recorded, all others ideal.
 - worker: only operations of the rank as recorded. stage, data rank: only those of the pipeline stage (of the ranks that
   run the same program), or of the data-parallel rank.
+- slowest workers: only operations of the slowest 3 % of ranks, at least one, as recorded; the item names the ranks.
 - step: the step as recorded.
 
-by: show only these rows: job, type, worker, stage, data rank or step (default: all). worker is refused where events
-times ranks exceed 2,000,000,000, since each rank is simulated alone.
+by: show only these rows: job, type, worker, slowest workers, stage, data rank or step (default: all). worker and
+slowest workers are refused where events times ranks exceed 2,000,000,000, since each rank is simulated alone.
 
 - time_ns, ideal_ns: step time (mean over steps) with the item as recorded, and ideal.
 - recorded_ns: the recorded step time. Its difference from time_ns of the job is what the dependencies do not explain.
@@ -20,7 +21,8 @@ times ranks exceed 2,000,000,000, since each rank is simulated alone.
 
 For a pipeline operation trace, the peers are all operations of the type in all ranks and steps, and the ideal is the
 mean of computation and the median of the transfer times of communication. This is the definition of "Understanding
-Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025).
+Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025); its M_W is explained_pct of the
+slowest workers, and M_S that of the last stage.
 
 For linked traces, the peers are the same operation, call or kernel in the same place of every step, on the ranks that
 run the same program, and the same collective with the same size; the ideal is the lower median. Unlike above, stages
@@ -33,6 +35,7 @@ Units: ns, percent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import polars as pl
@@ -55,8 +58,12 @@ COLUMNS = {
 }
 MAX_SIMULATED_EVENTS = 2_000_000_000
 """Events of all ranks times ranks: each rank takes two simulations of all, about 100 ns per event."""
-ITEMS = ("job", "type", "worker", "stage", "data rank", "step")
+ITEMS = ("job", "type", "worker", "slowest workers", "stage", "data rank", "step")
+_BY_WORKER = ("worker", "slowest workers")
+_SLOWEST_PERCENT = 3
 _JOB = "all"
+
+Row: TypeAlias = "tuple[str, str, float, float | None]"
 
 
 def analyze(job: Job, *, by: str | None = None) -> pl.DataFrame:
@@ -65,10 +72,15 @@ def analyze(job: Job, *, by: str | None = None) -> pl.DataFrame:
     model = _build_model(job, by)
     ideal, times = model.simulate([np.zeros(model.size, bool), np.ones(model.size, bool)])
     recorded = float(model.span_ns.mean())
-    rows: list[tuple[str, str, float, float | None]] = [("job", _JOB, float(times.mean()), 100.0)]
-    for kind in ITEMS[1:-1]:
-        if by in (None, kind):
-            rows += sorted(_compare_items(model, kind, ideal, times), key=lambda row: -row[2])
+    rows: list[Row] = [("job", _JOB, float(times.mean()), 100.0)]
+    for kind in ("type", "worker", "stage", "data rank"):
+        if by in (None, kind) or (kind == "worker" and by in _BY_WORKER):
+            items = model.list_items(kind)
+            compared = _compare_items(model, kind, items, ideal, times)
+            rows += sorted(compared, key=lambda row: -row[2])
+            if kind == "worker":
+                slowest = _join_slowest(items, rows[-len(items) :])
+                rows += _compare_items(model, "slowest workers", slowest, ideal, times)
     table = pl.DataFrame(rows, schema=["by", "item", "time_ns", "explained_pct"], orient="row").with_columns(
         ideal_ns=ideal.mean(), recorded_ns=recorded
     )
@@ -99,7 +111,7 @@ def _build_model(job: Job, by: str | None) -> WhatIfModel:
     if len(job) < 2:
         raise AnalysisError("a slowdown needs at least two ranks", remedy="open the folder with all ranks")
     events = sum(trace.rows("events") for trace in job.values())
-    if by in (None, "worker") and events * len(job) > MAX_SIMULATED_EVENTS:
+    if by in (None, *_BY_WORKER) and events * len(job) > MAX_SIMULATED_EVENTS:
         raise AnalysisError(
             f"the slowdown by each of {len(job):,} ranks takes {2 * len(job):,} simulations of {events:,} events",
             remedy="choose --by job, type, stage or step; etloom analyze stragglers compares ranks",
@@ -107,11 +119,25 @@ def _build_model(job: Job, by: str | None) -> WhatIfModel:
     return GraphModel(job)
 
 
+def _join_slowest(items: Mapping[str, np.ndarray], rows: list[Row]) -> dict[str, np.ndarray]:
+    """Return a mask of all operations of the slowest workers, by their ranks; ``rows``: of each worker, slowest first.
+
+    Of equal workers the ones with lower ranks count as slower.
+    """
+    count = -(-_SLOWEST_PERCENT * len(items) // 100)
+    if not count:
+        return {}
+    slowest = sorted(rows, key=lambda row: (-row[2], int(row[1])))[:count]
+    ranks = sorted((row[1] for row in slowest), key=int)
+    return {", ".join(ranks): np.logical_or.reduce([items[rank] for rank in ranks])}
+
+
 def _compare_items(
-    model: WhatIfModel, kind: str, ideal: np.ndarray, times: np.ndarray
-) -> Iterator[tuple[str, str, float, float | None]]:
+    model: WhatIfModel, kind: str, items: Mapping[str, np.ndarray], ideal: np.ndarray, times: np.ndarray
+) -> Iterator[Row]:
     """Yield a table row (by, item, time_ns, explained_pct) for each item of a kind, such as each worker."""
-    items: Mapping[str, np.ndarray] = model.list_items(kind)
+    if not items:
+        return
     masks = list(items.values())
     only = model.simulate(masks).mean(axis=1)
     without = model.simulate([~mask for mask in masks]).mean(axis=1)

@@ -86,11 +86,11 @@ def test_published_results_are_reproduced(published) -> None:
     wanted |= {("step", step): value for step, value in expected["blocking_step_slowdown"].items()}
     for by, name in groups.items():
         wanted |= {(by, item): s for item, s in expected[f"blocking_decompose_by_{name}"].items()}
-    assert {key for key in rows if key[0] != "worker"} == set(wanted)
+    assert {key for key in rows if key[0] not in ("worker", "slowest workers")} == set(wanted)
     for key, value in wanted.items():
         assert rows[key]["slowdown"] == pytest.approx(value, rel=1e-5), key
     assert rows["stage", "3"]["explained_pct"] == pytest.approx(100 * parts["ms"]["Ms"], rel=1e-4)
-    worst = max((row for key, row in rows.items() if key[0] == "worker"), key=lambda row: row["slowdown"])
+    (worst,) = (row for key, row in rows.items() if key[0] == "slowest workers")
     assert worst["time_ns"] == pytest.approx(1e9 * parts["mw"]["tadd"], rel=1e-5)
     assert worst["explained_pct"] == pytest.approx(100 * parts["mw"]["Mw"], rel=1e-3)
 
@@ -109,6 +109,24 @@ def test_a_job_of_equal_operations_has_no_slowdown(tmp_path: Path) -> None:
     # 1F1B of two stages: all micro-batches on one stage, and one on the other.
     assert table["time_ns"][0] == pytest.approx((MICRO_BATCHES + 1) * (FORWARD + BACKWARD) * 1e9)
     assert table["explained_pct"].drop_nulls().to_list() in ([], [100.0])
+
+
+@pytest.mark.parametrize(("replicas", "slowest"), [(16, 1), (17, 2), (34, 3)])
+def test_the_slowest_workers_are_three_percent(tmp_path: Path, replicas: int, slowest: int) -> None:
+    """Of two stages, all replicas of the second are slower than the first, and a few of them much slower."""
+    slow = {3: 4.0, 5: 3.0, 8: 2.5}
+
+    def scale(step: int, stage: int, replica: int, direction: str) -> float:
+        return slow.get(replica, 1.0) if stage == 1 else 1.0
+
+    job = etloom.open(write_trace(tmp_path / "x.parquet", replicas=replicas, scale=scale), use_cache=False)
+    table = etloom.analyze(job, "slowdown", by="slowest workers")
+    assert table["item"].to_list() == [", ".join(str(replicas + one) for one in list(slow)[:slowest])]
+    workers = etloom.analyze(job, "slowdown", by="worker")
+    assert workers["item"].to_list()[:slowest] == table["item"][0].split(", ")
+    assert table["time_ns"][0] >= workers["time_ns"].max()
+    # Which of the slow ones are in the mask shows once the slowest of all is ideal.
+    assert table["explained_pct"][0] >= workers["explained_pct"].max()
 
 
 def test_one_slow_worker_is_detected(tmp_path: Path) -> None:
