@@ -29,6 +29,8 @@ _PUBLISHED_NAMES = {
     "flight_recorder.json": "flight_recorder_{rank}.json",
 }
 
+_RESOURCES = "et_resources"
+
 
 def list_trace_files(folder: Path) -> list[tuple[Path, int | None]]:
     """Return the collector's files in `folder`, sorted by name, as (path, rank); the rank of run.json is None."""
@@ -123,6 +125,11 @@ def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: Recor
             path.unlink(missing_ok=True)
         raise
     write_run(out, {"command": options.command, "host": facts["host"], "returncode": None}, scratch)
+    if (scratch / _RESOURCES).is_dir():  # contents of tensors, under torch's environment variable
+        trace_name = next(name for packed, name in names.items() if packed.startswith("et."))
+        resources = out / f"{trace_name.partition('.')[0]}_resources"
+        shutil.rmtree(resources, ignore_errors=True)
+        (scratch / _RESOURCES).replace(resources)
     return []
 
 

@@ -7,10 +7,12 @@ import functools
 import json
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .. import fork_hold
+from . import torch_files
 from .native_build import BuildError, build_library
 
 COUNTERS = (
@@ -45,6 +47,10 @@ class ExecutionTraceObserver:
     observer of a process records at a time. The file is complete after `unregister_callback`, or when the observer is
     garbage-collected, and can be read at any time before, even if the process was killed.
 
+    A file whose name ends in .json or .json.gz is written as PyTorch's JSON then; until then, and if that fails, the
+    recording is next to it, in a file with ``.etob`` after the name. A file of any other name has the observer's
+    format.
+
     Args:
         detail: Record inputs and outputs; without them the cost is a fifth.
         max_bytes: Size limit of the file, in bytes, at least 1 MiB. When it is reached, recording ends.
@@ -61,6 +67,7 @@ class ExecutionTraceObserver:
         self._session: _Session | None = None
         self._running = False
         self._groups: list[dict[str, Any]] = []
+        self.extra_resources_collection = False
 
     def register_callback(self, output_file_path: str | os.PathLike[str]) -> ExecutionTraceObserver:
         """Open the output file; a second call does nothing, as in torch.
@@ -106,6 +113,8 @@ class ExecutionTraceObserver:
     def unregister_callback(self) -> None:
         """Stop recording, then complete and close the file."""
         self.stop()
+        if self._session is not None and (folder := self.get_resources_dir(can_create=True)):
+            torch_files.copy_kernel_sources(folder)
         with _lock:
             session, self._session = self._session, None
             if session is not None:
@@ -125,8 +134,35 @@ class ExecutionTraceObserver:
     def is_running(self) -> bool:
         return self._running
 
-    def set_extra_resource_collection(self, value: bool) -> None:
-        """Do nothing: required by torch's interface, but there are no resources except the file."""
+    def set_extra_resource_collection(self, val: bool) -> None:
+        """Set whether `unregister_callback` copies the sources of compiled kernels to the folder of resources."""
+        self.extra_resources_collection = val
+        self.get_resources_dir(can_create=True)
+
+    def get_resources_dir(self, can_create: bool = False) -> str | None:
+        """Return the folder of resources next to the file; None without `set_extra_resource_collection` or a file."""
+        if not self.extra_resources_collection or self._path is None:
+            return None
+        return self.get_resources_dir_for_et_path(self._path, create_dir=can_create)
+
+    @staticmethod
+    def get_resources_dir_for_et_path(trace_path: str, create_dir: bool = False) -> str | None:
+        """Return the folder of resources of a trace file; None if it does not exist and is not or cannot be created."""
+        return torch_files.find_resources(trace_path, create=create_dir)
+
+    @classmethod
+    def build_execution_trace_obs_from_env(cls) -> ExecutionTraceObserver | None:
+        """Return an observer with a temporary JSON file if ENABLE_PYTORCH_EXECUTION_TRACE is 1, else None.
+
+        With ENABLE_PYTORCH_EXECUTION_TRACE_EXTRAS=1 it also collects resources (`set_extra_resource_collection`).
+        """
+        if os.environ.get("ENABLE_PYTORCH_EXECUTION_TRACE", "0") != "1":
+            return None
+        observer = cls().register_callback(torch_files.create_temporary_file())
+        observer.set_extra_resource_collection(
+            os.environ.get("ENABLE_PYTORCH_EXECUTION_TRACE_EXTRAS", "0") == "1"
+        )
+        return observer
 
     def note(self, **facts: Any) -> None:
         """Write facts about the recording to the trace file, as JSON; do nothing if the observer is not recording."""
@@ -169,14 +205,19 @@ class _Session:
         library = load_library()
         self._pid = os.getpid()
         self._library = library
+        json_path = path if path.endswith((".json", ".json.gz")) else None
+        recording = path if json_path is None else f"{path}.etob"
+        resources = torch_files.name_resources(path)
         self._handle = library.etloom_open(
-            os.fsencode(path), torch.__version__.encode(), max_bytes, ring, detail
+            *(os.fsencode(recording), torch.__version__.encode(), max_bytes, ring, detail),
+            os.fsencode(resources),
         )
         if not self._handle:
-            raise OSError(f"{path} {library.etloom_error().decode()}")
+            raise OSError(f"{recording} {library.etloom_error().decode()}")
         _watch_forks()
         _sessions.add(self)
-        self._close = weakref.finalize(self, _close_session, library, self._handle, self._pid)
+        write = None if json_path is None else functools.partial(torch_files.write_json, recording, json_path)
+        self._close = weakref.finalize(self, _close_session, library, self._handle, self._pid, write)
 
     def start(self) -> None:
         if os.getpid() == self._pid and self._library.etloom_start(self._handle):
@@ -217,10 +258,14 @@ def _release_sessions() -> None:
     _sessions.clear()
 
 
-def _close_session(library: ctypes.CDLL, handle: int, pid: int) -> None:
+def _close_session(
+    library: ctypes.CDLL, handle: int, pid: int, write_json: Callable[[], None] | None
+) -> None:
     if os.getpid() == pid:
         library.etloom_stop(handle)
         library.etloom_close(handle, 1)
+        if write_json is not None:
+            write_json()
 
 
 @functools.cache
@@ -247,6 +292,7 @@ def _load(path: Path) -> ctypes.CDLL:
         ctypes.c_uint64,
         ctypes.c_int,
         ctypes.c_int,
+        ctypes.c_char_p,
     )
     library.etloom_overwritten_ns.restype = ctypes.c_int64
     library.etloom_overwritten_ns.argtypes = (ctypes.c_void_p,)

@@ -18,6 +18,7 @@ observer.etloom_open.argtypes = [
     ctypes.c_uint64,
     ctypes.c_int,
     ctypes.c_int,
+    ctypes.c_char_p,
 ]
 for function in (observer.etloom_start, observer.etloom_stop):
     function.argtypes = [ctypes.c_void_p]
@@ -25,7 +26,9 @@ observer.etloom_close.argtypes = [ctypes.c_void_p, ctypes.c_int]
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "trial.etob"
-    session = observer.etloom_open(str(path).encode(), torch.__version__.encode(), 1 << 26, 0, 1)
+    session = observer.etloom_open(
+        str(path).encode(), torch.__version__.encode(), 1 << 26, 0, 1, folder.encode()
+    )
     if not session or observer.etloom_start(session):
         raise SystemExit("it cannot open a file")
     weight = torch.ones(4, 4, requires_grad=True)

@@ -24,6 +24,7 @@ from etloom.formats.observer import tables
 from etloom.formats.observer.arguments import build_comms_table, decode_arguments
 from etloom.formats.observer.notes import (
     add_kernel_columns,
+    add_value_ranges,
     read_file_notes,
     read_operator_notes,
     rename_unfinished_step,
@@ -79,7 +80,7 @@ def read(source: str | PathLike[str]) -> Trace:
     arguments = decode_arguments(records)
     notes = read_operator_notes(records, operators)
     nodes = tables.add_arguments(tables.build_nodes(operators), arguments)
-    nodes = add_kernel_columns(nodes, notes)
+    nodes = add_value_ranges(add_kernel_columns(nodes, notes), notes)
     stats.append(
         Stat("read.missing_parent", "info", records.missing_parents, "the parent began before the recording")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ _OVERWRITTEN_COUNTER = 14  # index in the header's counters
 
 
 def read_operator_notes(records: Records, operators: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Return the JSON notes on operators, by row of nodes: facts about a communication call or a compiled kernel."""
+    """Return the JSON notes on operators, by row of nodes: facts about a communication, compiled kernel or tensors."""
     if not records.notes or not operators.height:
         return {}
     handles, first_row = operators["handle"].to_numpy(), operators["row"][0]
@@ -26,7 +27,7 @@ def read_operator_notes(records: Records, operators: pl.DataFrame) -> dict[int, 
     for (stream, number, handle), place in zip(records.notes, places.tolist(), strict=True):
         note = read_note(stream, number)
         if note is not None and handles[place] == handle:
-            notes[first_row + place] = note
+            notes[first_row + place] = notes.get(first_row + place, {}) | note
     return notes
 
 
@@ -92,3 +93,17 @@ def add_kernel_columns(nodes: pl.DataFrame, notes: dict[int, dict[str, Any]]) ->
     ]
     columns = pl.DataFrame(rows, schema={"id": pl.Int64, **dict.fromkeys(names, pl.String)})
     return nodes.join(columns, on="id", how="left", maintain_order="left")
+
+
+def add_value_ranges(nodes: pl.DataFrame, notes: dict[int, dict[str, Any]]) -> pl.DataFrame:
+    """Add the ranges of integer inputs to the attributes of nodes, under the name that torch's observer uses."""
+    rows = [
+        (row, json.dumps({"tensor_range": str(note["tensor_range"])}))
+        for row, note in notes.items()
+        if "tensor_range" in note
+    ]
+    ranges = pl.DataFrame(rows, schema={"id": pl.Int64, "range": pl.String}, orient="row")
+    both = pl.format("{}, {}", pl.col("attrs").str.head(-1), pl.col("range").str.slice(1))
+    return nodes.join(ranges, on="id", how="left", maintain_order="left").select(
+        pl.exclude("attrs", "range"), attrs=pl.coalesce(both, "range", "attrs")
+    )

@@ -20,7 +20,7 @@ _COMPILED_PREFIX = "## Call CompiledFxGraph"
 _COMMUNICATION_PREFIXES = (
     "record_param_comms", "c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:",
 )  # fmt: skip
-_COLUMNS = ("id", "et_id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
+_COLUMNS = ("id", "et_id", "rf_id", "name", "parent", "op_schema", "kernel_backend", "inputs", "attrs")
 
 
 @dataclass

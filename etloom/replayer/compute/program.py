@@ -179,8 +179,9 @@ def _make_step(
     output_rows = [row for row in rows if row["io"] == OUTPUT and not _is_null(row)]
     results = [storages.view(row, row["storage_id"] not in input_ids) for row in output_rows]
     ranges = _recorded_ranges(node["attrs"], inputs)
+    saved_under = (f"nid_{node['et_id']}", f"rf_{node['rf_id']}")
     return ProgramStep(
-        node["id"], node["name"], operator, values, results, inputs, node["et_id"], ranges=ranges
+        node["id"], node["name"], operator, values, results, inputs, saved_under, ranges=ranges
     )
 
 

@@ -62,7 +62,7 @@ class ProgramStep:
         values: Values of the arguments in recorded order, with TensorViews for tensors.
         results: The tensors it returns.
         inputs: Its input tensors by their index among the recorded input tensors.
-        et_id: Id of the node in the file.
+        saved_under: Beginnings of the names of files with its tensors: those of torch, and of etloom's observer.
         frees: Storages that no later step uses.
         ranges: (view, minimum, maximum) of recorded integers.
         recorded_ns: Recorded duration; None if no times were recorded.
@@ -74,7 +74,7 @@ class ProgramStep:
     values: list[Any]
     results: list[TensorView]
     inputs: dict[int, TensorView] = field(default_factory=dict)
-    et_id: int | None = None
+    saved_under: tuple[str, str] = ("", "")
     frees: tuple[int, ...] = ()
     ranges: list[tuple[TensorView, int, int]] = field(default_factory=list)
     recorded_ns: int | None = None

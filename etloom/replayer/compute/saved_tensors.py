@@ -1,7 +1,8 @@
 """Reads values of integer tensors that PyTorch saved next to an execution trace, in the folder ``<name>_resources``.
 
 With ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_DATA=aten::embedding,... torch writes the contents of integer
-inputs of these operators to raw files ``nid_<node>_tid_<place>.dat``; place counts the tensors among the inputs. File
+inputs of these operators to raw files ``nid_<node>_tid_<place>.dat``; place counts the tensors among the inputs.
+etloom's observer writes ``rf_<record function id>_tid_<place>.dat``. File
 names are built from two numbers, never from text of a trace, and links are not followed. In torch 2.13 the bytes are
 the tensor's elements only if it fills the beginning of its storage (its offset is taken as bytes, its strides are
 ignored) or was copied from a GPU; all others are ignored.
@@ -71,7 +72,8 @@ class SavedTensors:
             raise ValueError("the saved tensor does not contain integers")
         count = np.prod(view.shape, dtype=np.int64)
         last = sum((size - 1) * step for size, step in zip(view.shape, view.stride, strict=True))
-        if last + 1 != count or (view.on_host and view.offset):
+        is_torchs = name.startswith("nid_")
+        if last + 1 != count or (is_torchs and view.on_host and view.offset):
             raise ValueError("torch saves wrong bytes for a tensor that has an offset or gaps in its storage")
         assert self._folder is not None
         values = np.frombuffer(
@@ -107,7 +109,7 @@ def resources_folder(run: Path, trace: Trace) -> Path | None:
     for file in map(Path, trace.meta.get("files", ())):
         parent = file.parent if file.parent.resolve().is_relative_to(resolved_root) else root
         plain = file.name.removesuffix(".gz").removesuffix(".zst")
-        for name in (plain.removesuffix(".json"), plain):
+        for name in (plain.removesuffix(".json").removesuffix(".etob"), plain):
             folder = parent / f"{name}_resources"
             # No link may lead outside, not even that of a folder above it.
             is_inside = folder.resolve().is_relative_to(resolved_root)
@@ -122,9 +124,9 @@ def _first_uses(program: Program, names: set[str]) -> dict[int, list[tuple[Tenso
     files: dict[int, list[tuple[TensorView, str]]] = {}
     for step in program.steps:
         for place, view in step.inputs.items():
-            name = f"nid_{step.et_id}_tid_{place}.dat"
-            if name in names and view.storage not in written:
-                files.setdefault(view.storage, []).append((view, name))
+            for name in (f"{start}_tid_{place}.dat" for start in step.saved_under):
+                if name in names and view.storage not in written:
+                    files.setdefault(view.storage, []).append((view, name))
         written |= step.written()
     return files
 

@@ -50,12 +50,14 @@ extern "C" {
 
 const char* etloom_error() { return etloom::last_error.c_str(); }
 
-// Returns a session that records to `path`, or null on failure (see etloom_error).
-void* etloom_open(const char* path, const char* torch, uint64_t max_bytes, int ring, int detail) {
+// Returns a session that records to `path`, or null on failure (see etloom_error). Contents of tensors, if torch's
+// environment variable asks for them, go to the folder `resources`.
+void* etloom_open(const char* path, const char* torch, uint64_t max_bytes, int ring, int detail, const char* resources) {
   static const int atfork = pthread_atfork(etloom::before_fork, etloom::in_parent, etloom::in_child);
   (void)atfork;
   try {
-    return new Session{std::make_unique<etloom::File>(path, torch, max_bytes, ring != 0, detail != 0), detail != 0};
+    return new Session{std::make_unique<etloom::File>(path, torch, max_bytes, ring != 0, detail != 0), detail != 0,
+                       etloom::SavedValues(resources)};
   } catch (const std::exception& error) {
     etloom::last_error = error.what();
     return nullptr;

@@ -119,6 +119,16 @@ uint32_t encode_arguments(Stream& stream, c10::ArrayRef<c10::IValue> values, siz
   return form;
 }
 
+void note_values(Stream& stream, Session& session, const at::RecordFunction& function,
+                 c10::ArrayRef<c10::IValue> inputs) {
+  try {
+    const std::string note = session.values.save(function.name(), function.handle(), inputs);
+    if (!note.empty()) write_note(stream, function.handle(), stream.text(note));
+  } catch (const std::exception&) {
+    session.file->count(kFailed);
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
@@ -163,6 +173,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   } else if (access.session->detail && !name.registered && function.scope() == at::RecordScope::FUNCTION) {
     write_note(*stream, handle, define_kernel(*stream, function));
   }
+  if (access.session->detail && access.session->values.enabled()) note_values(*stream, *access.session, function, values);
   if (!async) stream->push(handle);
   return std::make_unique<Context>(stream, handle, window, !async, std::uncaught_exceptions());
 }

@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "stream.hpp"
+#include "values.hpp"
 
 namespace etloom {
 
 struct Session {
   std::unique_ptr<File> file;
   bool detail;
+  SavedValues values;
   bool stuck = false;  // a thread has not returned from the file
 };
 
