@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -114,13 +114,16 @@ def describe_ranks(job: Job) -> pl.DataFrame:
                 "mean_step_ns": steps.mean(),
                 "linked_by": link.get("how"),
                 "linked_pct": None if (coverage := link.get("coverage")) is None else 100 * coverage,
-                "launched_pct": 100 * link["launched"] / link["device_work"]
-                if link.get("device_work")
-                else None,
+                "launched_pct": _find_launched_pct(link),
                 "lost": trace.stats.filter(pl.col("severity") != "info")["count"].sum(),
             }
         )
     return pl.DataFrame(rows, schema=get_rank_schema())
+
+
+def _find_launched_pct(link: Mapping[str, Any]) -> float | None:
+    launched, device_work = link.get("launched"), link.get("device_work")
+    return None if launched is None or not device_work else 100 * launched / device_work
 
 
 def _list_rings(job: Job) -> list[dict[str, Any]]:

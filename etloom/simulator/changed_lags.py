@@ -22,6 +22,9 @@ from etloom.simulator.edge_selection import Selection
 _CHUNK_EDGES = 1 << 15
 """Number of edges that are computed at a time, so that their arrays stay in the processor's cache."""
 
+_MAX_REPEATED_STEPS = 4
+"""Changes that are applied again to each edge that is read; with more, the lags of all edges are kept."""
+
 
 class Lags(NamedTuple):
     """Lags of edges, int64 ns: minimum latency, and unexplained delay at the upper and at the lower bound."""
@@ -156,20 +159,30 @@ class ScaleLags:
 
 
 class ChangedLags:
-    """The lags of a dependency graph after a sequence of changes (`LagStep`)."""
+    """The lags of a dependency graph after a sequence of changes (`LagStep`).
+
+    After a few changes, the lags of all edges are kept: to repeat all changes for each new one takes quadratic time.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._steps: list[LagStep] = []
+        self._current: Lags | None = None
 
     @property
     def is_recorded(self) -> bool:
         """True if there is no change, so that all lags are those of the recording."""
-        return not self._steps
+        return not self._steps and self._current is None
 
     def append(self, step: LagStep) -> None:
         """Append a change of lags, which applies after the previous changes."""
+        if self._current is not None:
+            _apply(step, self._current)
+            return
         self._steps.append(step)
+        if len(self._steps) > _MAX_REPEATED_STEPS:
+            self._current = self.read_all()
+            self._steps.clear()
 
     def add(self, step: LagStep) -> Iterator[tuple[Int32Array, Lags, Lags]]:
         """Yield chunks of the edges that a change modifies, with lags before and after it; then append the change."""
@@ -181,6 +194,8 @@ class ChangedLags:
 
     def read(self, edges: Int32Array) -> Lags:
         """Return the lags of the edges ``edges`` after all changes."""
+        if self._current is not None:
+            return self._current.take(edges.astype(np.int64))
         delays = self._graph.unexplained[edges]
         lags = Lags(self._graph.min_latency[edges], delays, delays.copy())
         for step in self._steps:
@@ -191,12 +206,19 @@ class ChangedLags:
 
     def read_all(self) -> Lags:
         """Return the lags of all edges of the graph after all changes, as new arrays."""
+        if self._current is not None:
+            return Lags(*(part.copy() for part in self._current))
         graph = self._graph
         lags = Lags(graph.min_latency.copy(), graph.unexplained.copy(), graph.unexplained.copy())
         for step in self._steps:
-            edges = step.edges.astype(np.int64)
-            _put(lags, edges, step.compute(lags.take(edges), step.edges))
+            _apply(step, lags)
         return lags
+
+
+def _apply(step: LagStep, lags: Lags) -> None:
+    """Change the lags of all edges of a graph in place."""
+    edges = step.edges.astype(np.int64)
+    _put(lags, edges, step.compute(lags.take(edges), step.edges))
 
 
 def _put(lags: Lags, rows: Int64Array, values: Lags) -> None:

@@ -15,7 +15,7 @@ from html import escape
 import numpy as np
 import polars as pl
 
-from etloom.core.errors import EtloomError
+from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph, algorithms
 from etloom.graphs.algorithms import REMOVED_LAG
@@ -28,6 +28,9 @@ from etloom.simulator.edge_selection import no_communication_error
 from etloom.simulator.network import apply_network, resolve_change
 from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
 from etloom.simulator.retiming import retime_job
+
+MAX_CHANGES = 1000
+"""The largest accepted number of changes of a simulation, each of which costs time and memory."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,8 +161,13 @@ def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | No
     Raises:
         LinkError: a trace is not linked.
         AnalysisError: the job has no timed event.
-        EtloomError: a change matches nothing, or its times exceed 64 bits.
+        EtloomError: a change matches nothing, or its times exceed 64 bits; there are more than `MAX_CHANGES`.
     """
+    if len(changes) > MAX_CHANGES:
+        raise InvalidValue(
+            f"expected at most {MAX_CHANGES:,} changes, got {len(changes):,}",
+            remedy="use patterns that match many names, such as kernel:*gemm*",
+        )
     recording = get_recorded_run(job, graph)
     schedule = _Schedule(recording, job)
     for change in changes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import socket
 import subprocess
@@ -178,12 +179,26 @@ def test_queries_read_tables_only(sql: str, tools: RunTools) -> None:
         lambda tools: tools.what_if(changes=["__import__('os')"], run="before"),
         lambda tools: tools.compare(before="before", after="after", by="no-such"),
         lambda tools: tools.schema(table="no_such"),
+        lambda tools: tools.what_if(changes=["comm x0"] * 1001, run="before"),
     ],
 )
 def test_wrong_arguments_are_one_line(call: Callable[[RunTools], str], tools: RunTools) -> None:
     answer = call(tools)
     assert answer.startswith("error: ")
     assert "\n" not in answer
+
+
+INTEGERS = (2**62 + 1, -(2**63), 2**64, 2**200, -(10**5000))
+
+
+@pytest.mark.parametrize("value", INTEGERS, ids=lambda value: f"{value.bit_length()} bits")
+def test_an_integer_of_any_size_in_each_argument_is_one_line(value: int, tools: RunTools) -> None:
+    for tool in tools.list_tools():
+        for parameter in inspect.signature(tool).parameters.values():
+            if parameter.annotation == "int":
+                arguments = CALLS[tool.__name__] | {parameter.name: value}
+                answer = tool(**arguments)
+                assert answer.startswith(f"error: {parameter.name}: ") and "\n" not in answer
 
 
 def test_names_of_a_trace_cannot_add_lines() -> None:

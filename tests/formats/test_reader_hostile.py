@@ -105,6 +105,21 @@ def test_attributes_written_otherwise_than_in_the_node_before(tmp_path: Path) ->
     assert "read.invalid_event" not in counts(trace)
 
 
+@pytest.mark.parametrize("depth", [90, 200, 900, 1100])
+@pytest.mark.parametrize("member", ["%s", '{"a": %s, "b": "\\ud800"}'])
+def test_a_header_nested_deeply_costs_itself(depth: int, member: str, tmp_path: Path) -> None:
+    value = member % ("[" * depth + '"\\udfff"' + "]" * depth)
+    for text in (
+        f'{{"time": {value}, "traceEvents": [{EVENT}]}}',
+        f'{{"schema": "1.1.1", "time": {value}, "nodes": [{{"id": 1, "name": "a", "ctrl_deps": 0}}]}}',
+    ):
+        path = tmp_path / "trace.json"
+        path.write_text(text)
+        trace = etloom.read(path)
+        assert isinstance(trace, Trace)
+        assert "read.header" in trace.stats["name"].to_list() or depth < 100
+
+
 def test_a_type_nested_too_deep_ends_no_process(tmp_path: Path) -> None:
     deep = "GenericList[" * 100_000 + "Tensor(float)" + "]" * 100_000
     node = (NODE % (1, "1")).replace(

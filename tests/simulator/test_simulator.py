@@ -30,11 +30,12 @@ from etloom.simulator import (
     recorded_run,
 )
 from etloom.simulator import simulate as simulate_with
-from etloom.simulator.changed_lags import Lags, SetLags, scale_lags
+from etloom.simulator.changed_lags import Lags, ScaleLags, SetLags, scale_lags
 from etloom.simulator.changes import AnyChange, parse_duration_ns, parse_factor
 from etloom.simulator.engine import _Schedule
 from etloom.simulator.recorded_run import get_recorded_run
 from support import simulated_jobs as jobs
+from support import small_traces
 from support.examples import slow_after
 from support.real_runs import open_run
 from support.simulated_jobs import FLOORS, World, event_times, true_times
@@ -426,3 +427,19 @@ def test_the_upper_bound_is_the_longer_time(data: Path) -> None:
     table = etloom.simulate(open_run(data / "critical_path" / "alexnet.json.gz"), "launch x3").table
     assert (table["upper_bound_ns"] >= table["lower_bound_ns"]).all()
     assert (table["upper_bound_ns"] > table["lower_bound_ns"]).any()
+
+
+def test_many_changes_cost_what_each_costs_and_give_the_same_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = etloom.open(small_traces.write_run(tmp_path))
+    changes = [f"kernel:* x1.{number}" for number in range(1, 30)] + ["comm x0.5", "launch +3us"] * 10
+    calls = []
+    compute = ScaleLags.compute
+    monkeypatch.setattr(ScaleLags, "compute", lambda *values: calls.append(1) or compute(*values))
+    simulated = etloom.simulate(job, *changes)
+    assert len(calls) < 6 * len(changes)
+    monkeypatch.setattr("etloom.simulator.changed_lags._MAX_REPEATED_STEPS", 1000)
+    repeated = etloom.simulate(job, *changes)
+    assert simulated.table.equals(repeated.table)
+    assert (simulated.lag == repeated.lag).all()

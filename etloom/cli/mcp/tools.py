@@ -62,6 +62,7 @@ def _answer(method: Callable[..., list[str]], is_cached: bool = True) -> Callabl
 
         with self.runs.turns.answering():
             try:
+                _check_integers(question.arguments)
                 if not is_cached:
                     return compute()
                 return self.runs.answer_once(
@@ -71,6 +72,15 @@ def _answer(method: Callable[..., list[str]], is_cached: bool = True) -> Callabl
                 return bound_lines([f"error: {error}"])
 
     return call
+
+
+def _check_integers(arguments: Mapping[str, Any]) -> None:
+    """Raise InvalidValue for an integer that no column holds: agents may pass any."""
+    from etloom.core.schema import INTEGER_LIMIT
+
+    for name, value in arguments.items():
+        if isinstance(value, int) and abs(value) > INTEGER_LIMIT:
+            raise InvalidValue("expected an integer from -2^62 to 2^62", option=name)
 
 
 class RunTools:

@@ -8,6 +8,9 @@ from typing import Any
 
 import polars as pl
 
+MAX_DEPTH = 100
+"""The deepest accepted nesting of JSON; a document of any format has less than ten levels."""
+
 
 def quote_texts(column: pl.Series) -> pl.Series:
     """Return a text column with each text as a quoted JSON string; each distinct text is encoded once."""
@@ -39,13 +42,28 @@ def load_json(text: str | bytes) -> Any:
 
     Raises:
         ValueError: If it is not JSON.
-        RecursionError: If it is nested too deeply.
+        RecursionError: If it is nested more deeply than `MAX_DEPTH`, so that callers may walk it by recursion.
     """
     value = json.loads(text)
+    _check_depth(value)
     encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     # Searching for the pattern alone takes as long as parsing.
     has_surrogates = (b"\\u" in encoded or b"\xed" in encoded) and _SURROGATE_BYTES.search(encoded)
     return replace_surrogates(value) if has_surrogates else value
+
+
+def _check_depth(value: Any) -> None:
+    containers, depth = [value] if isinstance(value, (dict, list)) else [], 0
+    while containers:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise RecursionError(f"nested more than {MAX_DEPTH} levels deep")
+        containers = [
+            item
+            for container in containers
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (dict, list))
+        ]
 
 
 def replace_surrogates(value: Any) -> Any:

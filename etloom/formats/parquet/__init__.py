@@ -15,13 +15,14 @@ from typing import Any
 import polars as pl
 
 from etloom.core.errors import ReadError
-from etloom.core.schema import TABLES
+from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.json_text import load_json
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.store_layout import is_store, is_stored_run, select_run
 from etloom.formats.parquet.stored_runs import read_run
 from etloom.formats.parquet.table_files import ParquetTable, check_rows, open_packed, read_table
+from etloom.formats.tables.meta_checks import check_meta, is_rank
 
 LAYOUT_VERSION = 1
 
@@ -87,7 +88,7 @@ def read(
             remedy="export it again",
         )
     traces = {rank: _read_trace(entry, _read_meta(entry), lazy, owner) for rank, entry in ranks.items()}
-    return Job(traces, saved.meta, _read_trace(folder, saved).stats)
+    return Job(traces, saved.meta, _read_trace(folder, saved).stats)  # with those about the meta
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class _SavedMeta:
     tables: dict[str, int]
     ranks: list[int]
     checksums: object
+    invalid: list[Stat]
 
 
 def _read_meta(folder: Path) -> _SavedMeta:
@@ -126,18 +128,20 @@ def _read_meta(folder: Path) -> _SavedMeta:
     if kind not in ("trace", "job") or not (
         isinstance(meta, dict)
         and isinstance(tables, dict)
+        and all(type(rows) is int and rows >= 0 for rows in tables.values())
         and isinstance(ranks, list)
-        and all(isinstance(rank, int) for rank in ranks)
+        and all(map(is_rank, ranks))
     ):
         raise ReadError("is not the meta.json of a saved trace", where=file, remedy="export it again")
-    return _SavedMeta(kind, meta, tables, ranks, content.get(checksums.KEY))
+    invalid: list[Stat] = []
+    return _SavedMeta(kind, check_meta(meta, invalid), tables, ranks, content.get(checksums.KEY), invalid)
 
 
 def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: object = None) -> Trace:
     if owner is not None and (packed := open_packed(folder, owner)) is not None:
         _check_packed(folder, saved, {name: loader.rows() for name, loader in packed.items()})
         if lazy:
-            return Trace({}, saved.meta, loaders=packed)
+            return Trace({}, saved.meta, loaders=packed).with_stats(saved.invalid)
         return Trace({name: loader.read() for name, loader in packed.items()}, saved.meta)
     loaders: dict[str, ParquetTable] = {}
     tables: dict[str, pl.DataFrame] = {}
@@ -160,7 +164,7 @@ def _read_trace(folder: Path, saved: _SavedMeta, lazy: bool = False, owner: obje
             height = tables[name].height
         if rows is not None:
             check_rows(file, height, rows)
-    return Trace(tables, saved.meta, loaders=loaders)
+    return Trace(tables, saved.meta, loaders=loaders).with_stats(saved.invalid)
 
 
 def _open_trusted_trace(folder: Path, saved: _SavedMeta, packs: bool) -> Trace:

@@ -62,12 +62,14 @@ def read_run(folder: Path, *, lazy: bool, owner: object = None) -> Job:
     meta = content.get("meta")
     if not isinstance(meta, dict):
         raise ReadError("is not the manifest of a stored run", where=manifest, remedy=REMEDY)
+    invalid: list[Stat] = []
+    meta = check_meta(meta, invalid)
     run = _StoredRun(folder, content, owner)
     if lazy:
-        return Job(TracesOnDemand(run.ranks, run.open_rank), meta, run.run_stats, run)
+        return Job(TracesOnDemand(run.ranks, run.open_rank), meta, run.run_stats, run).with_stats(invalid)
     traces = {rank: run.open_rank(rank) for rank in run.ranks}
     loaded = {rank: Trace(trace.tables, trace.meta) for rank, trace in traces.items()}
-    return Job(loaded, meta, run.run_stats)
+    return Job(loaded, meta, run.run_stats).with_stats(invalid)
 
 
 def _parse_facts(folder: Path, meta: str, tables: str) -> tuple[dict[str, Any], dict[str, int]]:

@@ -32,12 +32,17 @@ def check_meta(meta: Mapping[str, Any], stats: list[Stat]) -> dict[str, Any]:
 def _select_valid(
     entries: Mapping[str, Any], kinds: Mapping[str, _Kind], where: str, invalid: list[str]
 ) -> dict[str, Any]:
-    """Return the entries that pass the check declared for their key, are None, or have no declared check."""
+    """Return the entries that pass the check declared for their key, are None, or have no declared check.
+
+    Lists and objects that are None are left out.
+    """
     valid: dict[str, Any] = {}
     for key, value in entries.items():
         kind = kinds.get(key)
-        if value is None or kind is None:
+        if kind is None or (value is None and kind not in _COLLECTIONS and callable(kind)):
             valid[key] = value
+        elif value is None:
+            continue  # as if it were absent, so that it need not be expected where one iterates
         elif isinstance(kind, dict):
             if isinstance(value, Mapping):
                 valid[key] = _select_valid(value, kind, f"{where}{key}.", invalid)
@@ -101,6 +106,14 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+
+
+def _is_text_by_name(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values())
+
+
 def _is_clock(value: Any) -> bool:
     return value in ("epoch", "relative")
 
@@ -116,6 +129,7 @@ def _is_version(value: Any) -> bool:
 _Kind = Callable[[Any], bool] | dict[str, Any] | list[dict[str, Any]]
 """A predicate; the kinds of the entries of an object; or, in a list, those of the objects of a list."""
 
+_COLLECTIONS = (_is_texts, _is_text_by_name)
 _GROUP: dict[str, _Kind] = {"pg_name": _is_name, "pg_desc": _is_text, "backend_config": _is_text}
 _DEVICE: dict[str, _Kind] = {
     "name": _is_text,
@@ -130,6 +144,14 @@ _LINK: dict[str, _Kind] = {
 }
 _ENTRIES: dict[str, _Kind] = {
     "clock": _is_clock,
+    "files": _is_texts,
+    "formats": _is_texts,
+    "path": _is_text,
+    "card": {},
+    "processes": _is_text_by_name,
+    "run": {},
+    "stage": _is_natural,
+    "data_parallel_rank": _is_natural,
     "linked": _is_flag,
     "link": _LINK,
     "step_name": _is_text,
@@ -150,4 +172,4 @@ _ENTRIES: dict[str, _Kind] = {
     "header": {"execution_trace": {}},
 }
 _EXEMPT = {"files", "formats"}
-"""Entries that a reader writes itself."""
+"""Entries that name files, whose bytes need not be characters."""
