@@ -161,11 +161,25 @@ private:
         }
     }
 
+    // An event follows the one around its start if that one ends at once, or, for a call in an annotation, before half of
+    // the call: the recorder rounded or converted the times of the two apart. The earlier event is cut, never the later
+    // one, which may be a long wait.
+    void close_ending(Track& at, int64_t row, int64_t s, int64_t e) {
+        while (!at.open.empty() && bounded_plus(at.open.back().end, tolerance_) < e) {
+            const int64_t overlap = minus(at.open.back().end, s);
+            const bool is_noted_call = kind_(row) & CALL && kind_(at.open.back().row) == 0;
+            if (overlap > tolerance_ && !(is_noted_call && overlap < minus(e, s) / 2)) return;
+            at.open.back().end = s;
+            close(at);
+        }
+    }
+
     void enter(Track& at, int64_t row) {
         std::vector<Frame>& open = at.open;
         const int64_t s = start_(row);
         int64_t e = std::max(s, end_(row));
         close_ended(at, row, s, e);
+        close_ending(at, row, s, e);
         size_t outer = open.size();  // so many of the open events enclose this one
         while (outer > 0 && bounded_plus(open[outer - 1].end, tolerance_) < e) --outer;
         if (outer < open.size()) {

@@ -7,6 +7,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "times.hpp"
 
 namespace {
 
@@ -34,13 +35,15 @@ Paged<int32_t> lane_by_lane(const bool* marked, const int32_t* lane, const int64
 }
 
 // The points of host lanes in their order, of the marked events. A parent is a row, -1 for none. An event ends no later
-// than its parent and than the next one that is not its child begins. Of `calls` (ascending rows) those with `submit`
+// than the next one that is not its child begins, and than its parent if it outlasts that by no more than ROUNDING: else
+// the parent ends as late, since the child may be a wait. Of `calls` (ascending rows) those with `submit`
 // inside them have one more point. Each point gets the row of its event, its role (0 start, 1 end, 2 submit), its time,
 // and the event innermost open just before it: IDLE where none was, FIRST where it is the first of its lane. Also the
 // places of the start and the end of each event, and of the submission of each call, -1 for none.
 nb::tuple tour(In<bool> marks, In<int32_t> lanes, In<int64_t> starts, In<int64_t> ends, In<int16_t> depths,
                In<int32_t> parents, In<int32_t> calls, In<int64_t> submit) {
     constexpr int32_t IDLE = -1, FIRST = -2;
+    constexpr int64_t ROUNDING = 1'000;  // ns, the tolerance of nesting
     enum : uint8_t { START, END, SUBMIT };
     const size_t all = lanes.shape(0);
     for (size_t length : {marks.shape(0), starts.shape(0), ends.shape(0), depths.shape(0), parents.shape(0)})
@@ -123,7 +126,8 @@ nb::tuple tour(In<bool> marks, In<int32_t> lanes, In<int64_t> starts, In<int64_t
             places[START][row] = static_cast<int32_t>(event.size());
             put(row, START, start[row]);
             int64_t until = std::max(end[row], start[row]);
-            if (!open.empty()) until = std::min(until, std::max(open.back().end, start[row]));
+            if (!open.empty() && minus(until, open.back().end) <= ROUNDING)
+                until = std::min(until, std::max(open.back().end, start[row]));
             open.push_back({row, until});
             const size_t call = call_of(row);
             if (call != none && submit(call) > start[row] && submit(call) < until) {

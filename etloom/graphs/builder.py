@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from etloom.core.errors import AnalysisError
 from etloom.core.machine import run_both
 from etloom.core.trace import Job, Trace
-from etloom.graphs import algorithms, collective_edges, critical_paths, gpu_activities
-from etloom.graphs.collective_edges import AsyncRanges
+from etloom.graphs import algorithms, async_ranges, collective_edges, critical_paths, gpu_activities
+from etloom.graphs.async_ranges import AsyncRanges
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays, Mask
 from etloom.graphs.gpu_activities import GpuActivities
@@ -43,7 +43,8 @@ class DependencyGraph:
     ``threads_aside``: threads left out since they only poll or run Python. ``launches_without_point``. ``lost_waits``,
     ``skewed_waits``. ``inferred_waits``: not recorded but inferred from calls and times. ``handoffs``: dependencies
     between threads, inferred from their pauses. ``matched_communications``. ``local_communications``: not matched with
-    other ranks. ``completion_waits``: rests that end after an asynchronous range does.
+    other ranks. ``completion_waits``: rests that end after an asynchronous range does. ``hidden_communications``:
+    ended while the host was busy, so that what waits for them is inferred.
     """
 
     graph: Graph
@@ -112,7 +113,7 @@ def build_graph(
         drafted[rank], used_latencies[rank], counts[rank] = _add_rank(
             draft, trace, rank, provided, len(traces) > 1
         )
-    collective_edges.mark_range_waits([(parts.threads, parts.range_rests) for parts in drafted.values()])
+    async_ranges.mark_range_waits([(parts.threads, parts.range_rests) for parts in drafted.values()])
     if len(traces) > 1:
         _add_collectives(draft, drafted, counts)
     for rank in traces:
@@ -198,8 +199,8 @@ def _add_rank(
     launches_without_point = gpu_activities.add_stream_edges(draft, events, activities, threads, latencies)
     handoffs = add_inter_thread_edges(draft, events, threads, idle, rests)
     participations = collective_edges.find_participations(trace, events, rank, has_peers)
-    ranges = collective_edges.add_async_ranges(draft, events, threads, participations, rank)
-    range_rests = collective_edges.add_range_waits(draft, events, threads, rests, ranges)
+    ranges = async_ranges.add_async_ranges(draft, events, threads, participations, rank)
+    range_rests, hidden = async_ranges.add_range_waits(draft, trace, events, threads, idle, ranges)
     waits.add_edges(draft, events, threads, activities, latencies, rank)
     stream_waits.add_edges(draft, events, activities, latencies)
     if participations is not None:
@@ -212,6 +213,7 @@ def _add_rank(
         "skewed_waits": int(waits.skewed.sum()),
         "handoffs": handoffs,
         "completion_waits": range_rests.height,
+        "hidden_communications": hidden,
         "matched_communications": 0,
         "local_communications": collective_edges.count_gpu_communications(events, activities)
         if participations is None
