@@ -215,7 +215,7 @@ def _add_rank(
         "completion_waits": range_rests.height,
         "hidden_communications": hidden,
         "matched_communications": 0,
-        "local_communications": collective_edges.count_gpu_communications(events, activities)
+        "local_communications": int(gpu_activities.mask_communication(events, activities).sum())
         if participations is None
         else participations.height,
     }

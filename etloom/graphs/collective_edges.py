@@ -13,9 +13,6 @@ import polars as pl
 
 from etloom import collectives
 from etloom.collectives.matching import get_roles
-from etloom.core import categories
-from etloom.core.categories import KERNEL_TYPES
-from etloom.core.names import list_user_files
 from etloom.core.trace import Trace
 from etloom.graphs.async_ranges import AsyncRanges, mask_async
 from etloom.graphs.draft import GraphDraft
@@ -31,15 +28,6 @@ def find_participations(trace: Trace, events: EventArrays, rank: int, has_peers:
     """
     is_needed = has_peers or mask_async(events).any()
     return trace.compute_once(collectives.list_participations, rank) if is_needed else None
-
-
-def count_gpu_communications(events: EventArrays, activities: GpuActivities) -> int:
-    """Return the number of communication kernels of a rank."""
-    kinds = events.names.compute_numbers(
-        activities.row, categories.number_kernel_type, "kernel", list_user_files()
-    )
-    copies = events.cats.is_in(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[activities.row]
-    return int(((kinds == KERNEL_TYPES.index("communication")) & ~copies).sum())
 
 
 def locate_participations(

@@ -8,9 +8,12 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from etloom.core import categories
+from etloom.core.categories import KERNEL_TYPES
+from etloom.core.names import list_user_files
 from etloom.core.trace import Trace
 from etloom.graphs.draft import GraphDraft
-from etloom.graphs.event_arrays import EventArrays
+from etloom.graphs.event_arrays import EventArrays, Mask
 from etloom.graphs.graph import EdgeKind, Int32Array, Int64Array, PointRole
 from etloom.graphs.host_threads import NO_SUBMISSION, HostThreads
 from etloom.graphs.minimum_latencies import MinimumLatencies, low_quantile, median_positive
@@ -100,6 +103,16 @@ def collect_gpu_activities(trace: Trace, events: EventArrays) -> GpuActivities:
         no_points,
         no_points,
     )
+
+
+def mask_communication(events: EventArrays, activities: GpuActivities) -> Mask:
+    """Return a mask of the GPU activities that are communication kernels."""
+    kinds = events.names.compute_numbers(
+        activities.row, categories.number_kernel_type, "kernel", list_user_files()
+    )
+    copies = events.cats.is_in(categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES)[activities.row]
+    mask: Mask = (kinds == KERNEL_TYPES.index("communication")) & ~copies
+    return mask
 
 
 def _number_streams(activities: pl.DataFrame) -> Int64Array:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etloom.core import categories
+from etloom.core import categories, steps
 from etloom.core.arrays import select_values
 from etloom.core.trace import Trace
+from etloom.graphs.async_ranges import OPTIMIZER_PATTERN
 from etloom.graphs.draft import GraphDraft
 from etloom.graphs.event_arrays import EventArrays
-from etloom.graphs.gpu_activities import GpuActivities
+from etloom.graphs.gpu_activities import GpuActivities, mask_communication
 from etloom.graphs.graph import EdgeKind, Int64Array
 from etloom.graphs.minimum_latencies import MinimumLatencies
 
@@ -71,11 +72,56 @@ def find_stream_waits(
     late = np.flatnonzero(_mask_late_starts(activities, submission, waiter))
     inferred = _find_ended_before(events, activities, submission, late)
     is_inferred = inferred >= 0
+    waiter, source = np.append(waiter, late[is_inferred]), np.append(source, inferred[is_inferred])
+    consumer, communication = _find_consumers(events, activities, source)
     return StreamWaits(
-        np.append(waiter, late[is_inferred]),
-        np.append(source, inferred[is_inferred]),
-        int(is_inferred.sum()),
+        np.append(waiter, consumer),
+        np.append(source, communication),
+        int(is_inferred.sum()) + len(consumer),
     )
+
+
+def _find_consumers(
+    events: EventArrays, activities: GpuActivities, awaited: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Return GPU activities that need the result of a communication for which nothing is known to wait, and that one.
+
+    If communication ends before its result is needed, the wait leaves no trace, yet a slower network would show it.
+    What needs it is the first work of another stream, not before its end, that the host launches after a wait for an
+    event; or else in the optimizer, after a reduction; or else in the next step. One edge per consumer and stream: a
+    stream is first in, first out. Communication among other kernels of a stream is followed by what needs it.
+    """
+    is_communication = mask_communication(events, activities)
+    copies = categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES
+    is_work = ~is_communication & ~events.cats.is_in(copies)[activities.row]
+    mixed = np.unique(activities.stream[is_work])
+    unknown = np.flatnonzero(is_communication & ~np.isin(activities.stream, mixed) & (activities.launch >= 0))
+    unknown = unknown[~np.isin(unknown, awaited)]
+    if not len(unknown):
+        return unknown, unknown
+    work = np.flatnonzero(is_work & (activities.launch >= 0))
+    work = work[np.argsort(events.start[activities.launch[work]], kind="stable")]
+    launched = events.start[activities.launch[work]]
+    consumer = np.full(len(unknown), -1, np.int64)
+    is_reduction = events.names.match_regex(r"(?i)reduce")[activities.row[unknown]]
+    for pattern, selected in (
+        (_STREAM_WAIT_NAME, np.True_),
+        (OPTIMIZER_PATTERN, is_reduction),
+        (steps.STEP_PATTERN, np.True_),
+    ):
+        gates = np.sort(events.start[events.host & events.names.match_regex(pattern)])
+        gate = np.searchsorted(gates, events.start[activities.launch[unknown]], side="right")
+        first = np.searchsorted(launched, np.append(gates, np.iinfo(np.int64).max)[gate])
+        target = np.append(work, -1)[first]
+        is_later = (target >= 0) & (activities.start[target] >= activities.end[unknown])
+        chosen = selected & is_later & (consumer < 0)
+        consumer[chosen] = target[chosen]
+    known = np.flatnonzero(consumer >= 0)[::-1]
+    _, last = np.unique(
+        np.stack([activities.stream[unknown[known]], consumer[known]]), axis=1, return_index=True
+    )
+    chosen = known[last]
+    return consumer[chosen], unknown[chosen]
 
 
 def _mask_late_starts(activities: GpuActivities, submission: Int64Array, explained: Int64Array) -> np.ndarray:
