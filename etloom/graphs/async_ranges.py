@@ -96,8 +96,8 @@ def add_async_ranges(
         called = participations.filter(pl.col("where") == "host")
         place = np.full(len(events), -1, np.int64)
         place[events.rows(called["event"])] = np.arange(len(called))
-        known = select_values(events.rows(called["issuer"]), place[row])
-        issuer = np.where(known >= 0, known, issuer)
+        recorded = select_values(events.rows(called["issuer"]), place[row])
+        issuer = np.where(recorded >= 0, recorded, issuer)
         is_send = (called["source"] == rank).fill_null(False) & (called["collective"] == "message")
         names = pl.select(
             pl.when(is_send).then(pl.lit("send")).otherwise(called["collective"]).alias("name")
@@ -176,12 +176,12 @@ def _find_pauses(
     pid = events.pid[ranges.row]
     parts = []
     for low, high in _list_threads(threads):
-        own = rests[(rests >= low) & (rests < high)]
+        thread_rests = rests[(rests >= low) & (rests < high)]
         thread_row = threads.row[low]
         selected = np.flatnonzero(pid == events.pid[thread_row])
-        at = np.searchsorted(threads.time[own], ranges.end[selected], side="left")
-        inside = at < len(own)
-        selected, point = selected[inside], own[at[inside]]
+        at = np.searchsorted(threads.time[thread_rests], ranges.end[selected], side="left")
+        inside = at < len(thread_rests)
+        selected, point = selected[inside], thread_rests[at[inside]]
         inside = threads.time[point - 1] <= ranges.end[selected]
         # What an event of the engine does itself concerns the thread that issued the range.
         is_caller = caller[selected] == events.threads[thread_row]
@@ -215,19 +215,20 @@ def _find_consumers(
     on_stack = events.host & (events.depth >= 0)
 
     def add(points: Int64Array, selected: Mask) -> None:
-        """Note points (-1 for none) that come before the consumers known so far, for the ``selected`` ranges."""
+        """Note points (-1 for none) that come before the consumers found so far, for the ``selected`` ranges."""
         time = np.append(threads.time, _NEVER)
         earlier = selected & (time[points] < time[consumers])
         consumers[earlier] = points[earlier]
 
+    uses = _find_tensor_uses(trace, events, threads, ranges, hidden)
+    add(uses, ~is_send)
     for pattern, places, selected in (
-        (_WAIT_OPERATOR, threads.end, ~is_message),
+        (_WAIT_OPERATOR, threads.end, ~is_message & (uses < 0)),
         (_FINALIZATION, threads.start, is_reduction),
         (OPTIMIZER_PATTERN, threads.start, is_reduction),
     ):
         points = places[on_stack & events.names.match_regex(pattern)]
         add(_find_first_points(events, threads, ranges, hidden, points[points >= 0]), selected)
-    add(_find_tensor_uses(trace, events, threads, ranges, hidden), ~is_send)
     add(_find_later_pauses(threads, ranges, hidden, pauses, index), ~is_message)
     return consumers
 
@@ -239,11 +240,11 @@ def _find_first_points(
     first = np.full(len(index), -1, np.int64)
     pids = events.pid[threads.row[points]]
     for pid in np.unique(pids):
-        own = points[pids == pid]
-        own = own[np.argsort(threads.time[own], kind="stable")]
+        candidates = points[pids == pid]
+        candidates = candidates[np.argsort(threads.time[candidates], kind="stable")]
         selected = np.flatnonzero(events.pid[ranges.row[index]] == pid)
-        at = np.searchsorted(threads.time[own], ranges.end[index[selected]], side="left")
-        first[selected[at < len(own)]] = own[at[at < len(own)]]
+        at = np.searchsorted(threads.time[candidates], ranges.end[index[selected]], side="left")
+        first[selected[at < len(candidates)]] = candidates[at[at < len(candidates)]]
     return first
 
 
@@ -264,18 +265,18 @@ def _find_tensor_uses(
     calls = pl.DataFrame(
         {"range": issued, "event": events.id[ranges.issuer[issued]], "end": ranges.end[issued]}
     )
-    own = calls.join(links.cast({"event": pl.Int32}), on="event").join(tensors, on="node")
-    own = own.select("range", "storage_id", "end").unique()
-    uses = tensors.filter(pl.col("storage_id").is_in(own["storage_id"].unique().implode()))
+    storages = calls.join(links.cast({"event": pl.Int32}), on="event").join(tensors, on="node")
+    storages = storages.select("range", "storage_id", "end").unique()
+    uses = tensors.filter(pl.col("storage_id").is_in(storages["storage_id"].unique().implode()))
     uses = uses.join(links, on="node")
     place = select_values(threads.start, events.rows(uses["event"]))
     uses = uses.select("storage_id", point=pl.Series(place)).filter(pl.col("point") >= 0)
     uses = uses.with_columns(time=pl.Series(threads.time[uses["point"].to_numpy()])).sort("time")
-    found = own.sort("end").join_asof(
+    matches = storages.sort("end").join_asof(
         uses, left_on="end", right_on="time", by="storage_id", strategy="forward", check_sortedness=False
     )
-    found = found.drop_nulls("point").sort("time").unique("range", keep="first", maintain_order=True)
-    first[np.searchsorted(index, found["range"].to_numpy())] = found["point"].to_numpy()
+    matches = matches.drop_nulls("point").sort("time").unique("range", keep="first", maintain_order=True)
+    first[np.searchsorted(index, matches["range"].to_numpy())] = matches["point"].to_numpy()
     return first
 
 

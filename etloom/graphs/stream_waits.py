@@ -116,11 +116,11 @@ def _find_consumers(
         is_later = (target >= 0) & (activities.start[target] >= activities.end[unknown])
         chosen = selected & is_later & (consumer < 0)
         consumer[chosen] = target[chosen]
-    known = np.flatnonzero(consumer >= 0)[::-1]
+    consumed = np.flatnonzero(consumer >= 0)[::-1]
     _, last = np.unique(
-        np.stack([activities.stream[unknown[known]], consumer[known]]), axis=1, return_index=True
+        np.stack([activities.stream[unknown[consumed]], consumer[consumed]]), axis=1, return_index=True
     )
-    chosen = known[last]
+    chosen = consumed[last]
     return consumer[chosen], unknown[chosen]
 
 

@@ -242,6 +242,10 @@ def nest_slowly(rows: list[tuple[int, int, int, int]]) -> list[int]:
     for me, (track, start, end, kind) in enumerate(rows):
         stack = above.setdefault(track, [])
         stack[:] = [at for at in stack if ends[at] > start]
+        while stack and kind == 4 and rows[stack[-1]][3] == 0 and ends[stack[-1]] < end:
+            if ends[stack[-1]] - start >= (end - start) // 2:
+                break
+            ends[stack.pop()] = start
         crossed = [at for at in stack if ends[at] < end]
         crosses = {rows[at][3] for at in crossed}
         if kind == 1 and crosses - {2}:
@@ -303,6 +307,27 @@ def test_child_that_sticks_out_by_a_microsecond_is_clamped() -> None:
     assert parents(frame) == {"parent": None, "child": "parent", "next": None}
     assert at.clamped.tolist() == [1]
     assert at.exclusive.tolist() == [1000, 4000, 1000]
+
+
+@pytest.mark.parametrize("overlap", [1, 1000])
+@pytest.mark.parametrize("category", ["cuda_runtime", "cpu_op", "user_annotation"])
+def test_an_event_that_starts_as_the_one_around_it_ends_keeps_its_duration(
+    overlap: int, category: str
+) -> None:
+    rows = [
+        span("step", 0, 90_000, cat="user_annotation"),
+        span("note", 1000, 10_000, cat="user_annotation"),
+        span("wait", 10_000 - overlap, 80_000, cat=category),
+    ]
+    at = nesting.nest_events(events(rows))
+    assert at.parent.tolist() == [-1, 0, 0] and not at.detached.size
+    assert at.exclusive.tolist() == [11_000, 9_000 - overlap, 70_000 + overlap]
+
+
+def test_a_long_call_is_not_cut_to_the_annotation_in_which_it_starts() -> None:
+    rows = [span("note", 0, 10_000, cat="user_annotation"), span("wait", 5000, 80_000, cat="cuda_runtime")]
+    at = nesting.nest_events(events(rows))
+    assert at.parent.tolist() == [-1, -1] and at.exclusive.tolist() == [5000, 75_000]
 
 
 def test_operator_that_outlasts_its_operator_ended_on_another_thread() -> None:

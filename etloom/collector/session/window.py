@@ -32,6 +32,7 @@ from . import fork_safety, model_facts, profilers, trace_packing
 from .nsys_capture import NsysCapture
 from .rank_facts import collect_rank_facts, is_cuda_in_use
 from .step_timer import StepTimer
+from .work_waits import WorkWaits
 
 _MAX_ERROR_LENGTH = 300
 
@@ -70,6 +71,7 @@ class Window:
         self._group_count = 0
         self._marker_records = 0  # records of the collector among the operators
         self._facts: dict[str, Any] = {}
+        self._work_waits = WorkWaits()
         self.timer = StepTimer()
 
     def can_start(self) -> bool:
@@ -100,6 +102,8 @@ class Window:
         # Not earlier: a window that is prepared and not started ends in another way.
         self.started = self._running = True
         self._start_profilers()
+        if self._options.et:
+            self._work_waits.start()
         if self._nsys is not None:
             self._nsys.start()
         self.start_ns = time.time_ns()
@@ -166,6 +170,7 @@ class Window:
         if self._is_native and self._open_step is not None and not self._options.job_marks_steps:
             self._observer.note(unfinished_step=self._open_step)
         self._leave_step_scope()
+        self._work_waits.stop()
         self.end_ns = time.time_ns()
         if self._nsys is not None:
             self._nsys.stop()
@@ -203,7 +208,7 @@ class Window:
                 f"{self._dropped_operators} operators are not recorded: --max-size is reached or the disk is full"
             )
         overwritten = counters["overwritten_operators"]
-        marker_records = self._marker_records
+        marker_records = self._marker_records + self._work_waits.count
         if overwritten:
             marker_records = 0 if self._options.job_marks_steps else len(self._step_begins_ns)
         contents: dict[str, Any] = {"operators": max(0, counters["operators"] - overwritten - marker_records)}
@@ -276,6 +281,7 @@ class Window:
     def abandon(self) -> None:
         """Stop the profilers, delete the unfinished files of the window and publish nothing."""
         observer = self._observer
+        self._work_waits.stop()
         try:
             self._leave_step_scope()
             if self._nsys is not None:
@@ -302,6 +308,7 @@ class Window:
 
         The native observer does the same itself (pthread_atfork), also in children that Python does not know of.
         """
+        self._work_waits.stop()
         records_stock = self._observer is not None and not self._is_native
         if records_stock:
             self._observer._registered = self._observer._execution_trace_running = False
