@@ -127,7 +127,7 @@ def simulate(program: list[Instruction], ranks: int = 2, network: float = 1.0) -
                 )  # fmt: skip
             elif kind == "wait":
                 if instruction.evidence == "operator":
-                    dur = max(10_000, ends[work] - now[rank])
+                    dur = max(0, ends[work] - now[rank])
                     emit(rank, "_c10d_functional::wait_tensor", dur)
                 resumed[rank][work] = now[rank] = max(now[rank], ends[work])
                 if instruction.evidence == "reducer":
