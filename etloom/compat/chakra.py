@@ -39,12 +39,39 @@ StrPath = str | PathLike[str]
 _log = logging.getLogger("etloom.compat.chakra")
 
 
-class ChakraTraceLoader:
-    """Reads the host or device trace of a rank from a file."""
+class ChakraHostTraceLoader:
+    """Reads the host trace of a rank from a file."""
 
     def load(self, path: StrPath, rank: int | None = None) -> Trace:
         """Read a trace file; ``rank`` selects a rank of a file that contains several. Raises ReadError."""
         return select_rank(formats.read(expand_home(path)), rank, Path(path))
+
+
+class ChakraDeviceTraceLoader(ChakraHostTraceLoader):
+    """Reads the device trace of a rank from a file."""
+
+
+class UniqueIdAssigner:
+    """Assigns new ids to operators: consecutive numbers in the order of the first request."""
+
+    def __init__(self) -> None:
+        self.next_id = 0
+        self.original_to_new_ids: dict[int, int] = {}
+
+    def assign_or_retrieve_id(self, original_id: int) -> int:
+        """Return the new id of an operator; the first request assigns it."""
+        if original_id not in self.original_to_new_ids:
+            self.original_to_new_ids[original_id] = self.generate_new_id()
+        return self.original_to_new_ids[original_id]
+
+    def generate_new_id(self) -> int:
+        """Return an id that no operator has."""
+        self.next_id += 1
+        return self.next_id - 1
+
+    def lookup_new_id(self, original_id: int) -> int:
+        """Return the new id of an operator, or its old id if it has no new one."""
+        return self.original_to_new_ids.get(original_id, original_id)
 
 
 class TraceLinker:
@@ -56,11 +83,13 @@ class TraceLinker:
     Attributes:
         chakra_host_trace_loader: Reads the host trace.
         chakra_device_trace_loader: Reads the device trace.
+        id_assigner: Not used by the steps: operators keep their ids, and GPU activities get the next free ones.
     """
 
     def __init__(self) -> None:
-        self.chakra_host_trace_loader = ChakraTraceLoader()
-        self.chakra_device_trace_loader = ChakraTraceLoader()
+        self.chakra_host_trace_loader = ChakraHostTraceLoader()
+        self.chakra_device_trace_loader = ChakraDeviceTraceLoader()
+        self.id_assigner = UniqueIdAssigner()
 
     def link(self, *arguments: StrPath | int, **named: StrPath | int | None) -> None:
         """Link two traces and write an ET+ file: ``link(rank, host, device, output)``; the rank is optional.

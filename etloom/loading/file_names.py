@@ -16,8 +16,8 @@ _RANK_NAME_PATTERNS = tuple(
         r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
         r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
         r"^\w+\.(\d+)\.et(?:\.gz)?$",
-        # Chakra's collection scripts: host.3.json, device.3.json, chakra_host_et.3.json.gz
-        r"(?:^|[._-])(?:host|device|kineto|et)[._-](\d+)\.json(?:\.gz|\.zst)?$",
+        # Chakra's collection scripts: host.3.json, device.3.json, linked.3.json, chakra_host_et.3.json.gz
+        r"(?:^|[._-])(?:host|device|linked|kineto|et)[._-](\d+)\.json(?:\.gz|\.zst)?$",
     )
 )
 TRACE_NAME = re.compile(

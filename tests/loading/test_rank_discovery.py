@@ -527,3 +527,21 @@ def test_an_export_of_several_ranks_next_to_their_traces_is_skipped(tmp_path: Pa
     assert example == "all.json.gz is an export of several ranks for a viewer"
     with pytest.raises(ReadError, match="several ranks were merged in this file"):
         etloom.open(run / "all.json.gz")
+
+
+def test_the_folder_of_chakras_collection_script(tmp_path: Path) -> None:
+    """combine_trace.sh leaves host, device and linked traces and the converted ones: all belong to their ranks."""
+    run = small_traces.write_run(tmp_path / "run")
+    for rank in (0, 1):
+        host, device = run / f"host.{rank}.json", run / f"device.{rank}.json"
+        (run / f"torch_et_{rank}.json").rename(host)
+        (run / f"kineto_trace_{rank}.json").rename(device)
+        plus = etloom.link(etloom.read(host), etloom.read(device))
+        etloom.export(plus, run / f"linked.{rank}.json", "etplus")
+        etloom.export(plus, run / f"chakra_trace.{rank}.et", "chakra")
+    job = etloom.open(run, use_cache=False)
+    assert job.ranks == [0, 1]
+    skipped = job[1].stats.filter(pl.col("name") == "job.skipped_file")["example"].to_list()
+    assert sorted(text.partition(" ")[0] for text in skipped) == ["chakra_trace.1.et", "linked.1.json"]
+    assert not any("unknown" in row["example"] for row in job.stats.iter_rows(named=True))
+    assert etloom.open(run, use_cache=False)[0].links.height == 6 // 2
