@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import etloom
-from etloom.exports.chakra_lint import lint
+from etloom.core.errors import EtloomError
+from etloom.core.trace import Job
+from etloom.exports.chakra_lint import LintResult, lint
 from etloom.exports.chakra_lint.joint_run import run_together
 from etloom.exports.chakra_lint.list_schedule import RankGraph
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra.et_files import ChakraNode, load_file, write_messages
+from etloom.simulator.pipelines import relay
+from support.mesh_jobs import context_calls, context_groups, open_job
+from support.pipelines import one_f_one_b
+from support.real_runs import open_run
 
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 ALL_REDUCE, BROADCAST = 0, 5
@@ -166,3 +175,86 @@ def test_a_network_without_delay_equals_simulate(name: str, error: float, data: 
     assert result.verdict == "finish"
     assert result.ideal_ns == pytest.approx(predicted["upper_bound_ns"], rel=error)
     assert result.simulated_ns == pytest.approx(predicted["before_ns"], rel=0.0005)
+
+
+def check_replay(job: Job, folder: Path, **changes: Any) -> LintResult:
+    """The files of a predicted job finish, and their replay takes the predicted time."""
+    folder.mkdir(exist_ok=True)
+    prediction = etloom.predict(job, **changes)
+    etloom.export(prediction.job, folder / "job.et")
+    result = lint(folder)
+    predicted = prediction.table.filter(scope="job")["predicted_ns"][0]
+    assert result.verdict == "finish"
+    assert result.simulated_ns == pytest.approx(predicted, rel=1e-4, abs=2_000)
+    return result
+
+
+def forget_ranks(job: Job) -> Job:
+    """The job without the ranks of groups next to its communications: only the declared groups have them."""
+    return job.map(
+        lambda trace: trace.replace(
+            comms=trace.comms.with_columns(ranks=pl.lit(None, trace.comms.schema["ranks"]))
+        )
+    )
+
+
+@pytest.mark.parametrize("changes", [{"parallel": {"dp": 4}}, {"ranks": 8}, {}])
+def test_new_replicas_of_sub_groups_have_their_own_groups(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """All ranks call their groups cp and dp, so that only the ranks of a group tell one from another."""
+    calls, groups = context_calls(2, "all_gather"), context_groups(2)
+    job = forget_ranks(open_job(tmp_path / "run", calls, groups))
+    result = check_replay(job, tmp_path / "sim", **changes)
+    if len(result.files) > 2:
+        listed = json.loads((tmp_path / "sim" / "job.comm_groups.json").read_text())
+        used = {
+            (rank, node.attributes["pg_name"])
+            for rank, file in result.files.items()
+            for node in load_file(file).nodes
+            if node.type == COLL and not node.attributes.get("replayed")
+        }
+        assert all(rank in listed[number] for rank, number in used)
+        pairs = sorted(ranks for ranks in listed.values() if len(ranks) == 2)
+        assert pairs[: len(result.files) // 2] == [
+            [rank, rank + 1] for rank in range(0, len(result.files), 2)
+        ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"ranks": 4}, {"network": "x0.1"}])
+def test_the_replay_of_a_prediction_takes_the_predicted_time(
+    own: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    check_replay(open_run(own / "ddp_2"), tmp_path / "sim", **changes)
+
+
+@pytest.mark.parametrize("changes", [{"pp": 8}, {"pp": 2, "mb": 3}, {"mb": 9}])
+def test_the_replay_of_a_pipeline_waits_for_its_messages(tmp_path: Path, changes: dict[str, Any]) -> None:
+    job = replace(one_f_one_b(4, 6), elements=1 << 18)
+    relaid = relay(job.job(), changes)
+    etloom.export(relaid.job, tmp_path / "job.et")
+    predicted = relaid.table.filter(scope="job")["predicted_ns"][0]
+    assert lint(tmp_path).simulated_ns == pytest.approx(predicted, abs=2_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((f"cpu/{name}", {"network": "x0.1"}) for name in ("ddp_2", "coll_4", "pp_4")),
+        *((f"cpu/{name}", {"ranks": 8}) for name in ("ddp_2", "coll_4")),
+        *(("cpu/pp_4", {"parallel": sizes}) for sizes in ({"pp": 8}, {"pp": 2, "mb": 2}, {"mb": 8})),
+    ],
+)
+def test_the_replay_of_predictions_of_recordings(
+    name: str, changes: dict[str, Any], data: Path, tmp_path: Path
+) -> None:
+    check_replay(open_run(data / name), tmp_path / "sim", **changes)
+
+
+def test_an_export_that_cannot_be_simulated_fails(tmp_path: Path) -> None:
+    """Of four ranks three are written, but all-reduces of all four."""
+    job = open_job(tmp_path / "run", context_calls(2, "all_gather"), context_groups(2))
+    with pytest.raises(
+        EtloomError, match=r"ASTRA-sim aborts with the written files: rank 0: .* rank 3: .* no file"
+    ):
+        etloom.export(Job({rank: job[rank] for rank in (0, 1, 2)}), tmp_path / "job.et")
+    etloom.export(job[0], tmp_path / "alone.et")

@@ -40,6 +40,8 @@ from etloom.exports.chakra.node_table import build_nodes
 from etloom.exports.chakra.pipeline_nodes import build_pipeline_nodes, has_message_sizes
 from etloom.exports.chakra.rank_agreement import apply_changes, find_changes, list_communications
 from etloom.exports.chakra.rank_timing import find_start_ns
+from etloom.exports.chakra_lint import lint
+from etloom.exports.chakra_lint.lint_codes import ERROR
 from etloom.formats.chakra.et_files import job_name, rank_path
 from etloom.formats.chakra.writing import NodeTable, encode_file
 from etloom.formats.io.atomic_file import open_atomic
@@ -61,11 +63,36 @@ def write(
     run them one after the other.
 
     Raises:
-        EtloomError: A rank has no timed events.
+        EtloomError: A rank has no timed events, or `lint` finds an error in the files that were written.
     """
     path = Path(path)
     ranks = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
-    write_ranks(ranks, {rank: rank_path(path, rank) for rank in ranks}, delays=delays, serialize=serialize)
+    paths = {rank: rank_path(path, rank) for rank in ranks}
+    write_ranks(ranks, paths, delays=delays, serialize=serialize)
+    _check_files(list(paths.values()))
+
+
+def _check_files(paths: list[Path]) -> None:
+    """Raise EtloomError if a simulator cannot run the files.
+
+    That no communication has a size is a warning of the export, not a fault of it.
+    """
+    result = lint(*paths)
+    errors = [
+        finding
+        for finding in result.findings
+        if finding.severity == ERROR and finding.code != "nothing-simulated"
+    ]
+    if errors:
+        outcomes = {"abort": "ASTRA-sim aborts with", "hang": "ASTRA-sim hangs with"}
+        outcome = outcomes.get(result.verdict, "simulators misread")
+        raise EtloomError(
+            f"{outcome} the written files: rank {errors[0].rank}: {errors[0].example}: {errors[0].meaning}",
+            where=paths[0],
+            remedy=f"{errors[0].remedy}; etloom lint shows all {len(errors)} errors"
+            if len(errors) > 1
+            else errors[0].remedy,
+        )
 
 
 def list_files(trace: Trace | Job, path: Path) -> list[Path]:

@@ -17,7 +17,7 @@ import polars as pl
 from etloom.core import categories, nesting
 from etloom.core.trace import Trace
 from etloom.exports.chakra.activities import Activities, ActivityKind
-from etloom.exports.chakra.group_numbering import GroupNumbers
+from etloom.exports.chakra.group_numbering import GroupNumbers, list_group_keys
 from etloom.formats.chakra.protobuf import COLLECTIVES, TYPE_NUMBERS
 from etloom.graphs.event_arrays import rows_of_ids
 
@@ -197,4 +197,6 @@ def _message_size_in_bytes(comm: Comm) -> int | None:
 
 def _list_comms(trace: Trace) -> list[Comm]:
     table = trace.comms.drop_nulls("event")
-    return table.with_columns(pl.col(pl.Categorical).cast(pl.String)).to_dicts()
+    rows = table.with_columns(pl.col(pl.Categorical).cast(pl.String)).to_dicts()
+    keys = list_group_keys(trace)
+    return [{**row, "ranks": keys[row["pg_name"], row["ranks"]][1]} for row in rows]

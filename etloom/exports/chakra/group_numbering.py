@@ -19,7 +19,7 @@ WORLD = 0
 _MAX_NUMBER = 2**31 - 1  # limit of simulators; a memory address used as a name is greater
 
 GroupKey = tuple[str | None, str | None]
-"""Name and JSON list of ranks, as in the tables comms and groups."""
+"""Name and JSON list of ranks. Ranks may use one name for different groups (`list_group_keys`)."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,33 @@ def number_groups(traces: Iterable[Trace]) -> GroupNumbers:
 def _collect_groups(trace: Trace, ranks: dict[GroupKey, list[int]], world: set[GroupKey]) -> None:
     """Add a trace's process groups and their members to ``ranks``, and groups that contain all ranks to ``world``."""
     world_size = trace.meta.get("world_size")
-    rank_texts: dict[str | None, str | None] = {}
-    declared = trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String)
-    for name, description, text in declared.iter_rows():
-        rank_texts[name] = text
+    for name, description, text in _list_declared(trace):
         ranks[name, text] = _parse_ranks(text)
         if description == "default_pg":
             world.add((name, text))
-    for name, text in trace.comms.select("pg_name", "ranks").unique().cast(pl.String).iter_rows():
-        if (name, text) != (None, None):
-            ranks.setdefault((name, text), _parse_ranks(text or rank_texts.get(name)))
+    for key in list_group_keys(trace).values():
+        if key != (None, None):
+            ranks.setdefault(key, _parse_ranks(key[1]))
     for key, members in ranks.items():
         is_all = bool(members) and len(members) == world_size and members == list(range(len(members)))
         if key[0] == "0" or is_all:
             world.add(key)
+
+
+def list_group_keys(trace: Trace) -> dict[GroupKey, GroupKey]:
+    """Return the key of the group of each communication of a rank: (name, ranks) in `comms` -> the key.
+
+    A communication without ranks is in the group of its name that its rank declares: another rank may use the name for
+    another group.
+    """
+    declared = {name: text for name, _, text in _list_declared(trace)}
+    keys = trace.comms.select("pg_name", "ranks").unique().cast(pl.String).iter_rows()
+    return {(name, text): (name, text or declared.get(name)) for name, text in keys}
+
+
+def _list_declared(trace: Trace) -> list[tuple[str | None, str | None, str | None]]:
+    """Return name, description and ranks of the groups that a rank declares."""
+    return trace.groups.select("pg_name", "pg_desc", "ranks").cast(pl.String).rows()
 
 
 def add_matched_groups(job: Job, groups: GroupNumbers, parts: pl.DataFrame) -> GroupNumbers:

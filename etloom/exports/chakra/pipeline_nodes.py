@@ -1,9 +1,10 @@
 """Build Chakra nodes from a trace of pipeline operations (forward, backward, send, receive) with message sizes.
 
 Operations of a rank run one after the other. An operation waits for the message of its micro-batch, a message is sent
-after the operation that it comes from. The time between the end of what an operation waits for and its start is added
-to the operation; the time of messages is left to the simulator. The rest of a step, with its collectives, is a
-computation.
+after the operation that it comes from, and a receive is posted after the operation that runs before it: it takes the
+time until the message arrives, so that a replay without a network waits as the recording did. The time between the end
+of what an operation waits for and its start is added to the operation; a simulator replaces the time of messages by
+that of its network. The rest of a step, with its collectives, is a computation.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ def build_pipeline_nodes(trace: Trace) -> NodeTable:
             if action == "send":
                 after = [computed[key]] if key in computed else []
             else:
+                after = [] if previous is None else [previous]
+                start = previous[1] if previous is not None else origin
+                end = max(start, end)
                 arrived[key] = (number, end)
         else:
             after = [item for item in (previous, arrived.get(key)) if item is not None]
