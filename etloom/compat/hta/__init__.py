@@ -2,6 +2,8 @@
 
     from etloom.compat.hta import TraceAnalysis, execution_trace
 
+or, without another change of a notebook, ``etloom.compat.hta.install()`` before its imports from ``hta``.
+
 Needs pandas: ``pip install pandas``. docs/coming-from-hta.md lists every figure that
 differs from HTA's, and why.
 """
@@ -14,7 +16,9 @@ from etloom.compat.hta.counters import CUDA_SASS_INSTRUCTION_COUNTER_FLOPS, Time
 from etloom.compat.hta.critical_path import CPGraph, restore_cpgraph
 from etloom.compat.hta.frames import flatten_column_names
 from etloom.compat.hta.kernel_names import shorten_kernel_name as shorten_name
+from etloom.compat.hta.modules import install
 from etloom.compat.hta.path_nodes import CPEdge, CPEdgeType, CPNode
+from etloom.compat.hta.trace import ParserConfig, Trace
 from etloom.compat.hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
 
 __all__ = [
@@ -25,11 +29,14 @@ __all__ = [
     "CPNode",
     "DeviceType",
     "LabeledTrace",
+    "ParserConfig",
     "TimeSeriesTypes",
+    "Trace",
     "TraceAnalysis",
     "TraceDiff",
     "execution_trace",
     "flatten_column_names",
+    "install",
     "restore_cpgraph",
     "shorten_name",
 ]

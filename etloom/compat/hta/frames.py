@@ -198,6 +198,10 @@ class HtaTrace:
     def _first(self, rank: int | None) -> int:
         return self.get_ranks()[0] if rank is None else rank
 
+    def _zero_ns(self, trace: Trace) -> int:
+        """Return the time (ns, in the tables of the rank) that is 0 in its frame."""
+        return self.zero
+
     def _frame(self, trace: Trace) -> pd.DataFrame:
         """Return the events of a rank as a frame with HTA's columns; times in us from the job's first event."""
         events = timed_events(trace).join(frame_indices(trace), on="id").sort("index")
@@ -206,21 +210,21 @@ class HtaTrace:
             facts = facts.select("event", *(pl.col(ours).alias(hta) for hta, ours in columns.items()))
             events = events.join(facts, left_on="id", right_on="event", how="left", maintain_order="left")
         events = events.join(_partners(trace), on="id", how="left", maintain_order="left")
-        number = self.symbol_table.sym_index
+        number, zero = self.symbol_table.sym_index, self._zero_ns(trace)
         table = events.with_columns(
             *(
                 pl.col(name).cast(pl.String).replace_strict(number, return_dtype=pl.Int64)
                 for name in ("cat", "name")
             ),
             index=pl.col("index").cast(pl.Int64),
-            ts=(pl.col("ts") - self.zero) / US,
+            ts=(pl.col("ts") - zero) / US,
             dur=pl.col("dur") / US,
             process_rank=pl.col("args").cast(pl.String).str.extract(r'"Rank": ?(\d+)').cast(pl.Int64),
             index_correlation=pl.coalesce(
                 pl.col("partner").cast(pl.Int64), pl.when(pl.col("correlation").is_not_null()).then(0)
             ),
             iteration="step",
-            end=(pl.col("ts") - self.zero + pl.col("dur")) / US,
+            end=(pl.col("ts") - zero + pl.col("dur")) / US,
         )
         frame = frame_to_pandas(table.select(_or_absent(table, name) for name in COLUMNS))
         for name in _LISTS:

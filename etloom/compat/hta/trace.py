@@ -1,0 +1,73 @@
+"""HTA's ``hta.common.trace.Trace``, whose frames appear when it is told to read them, and ``ParserConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+from etloom import api
+from etloom.compat.hta.frames import HtaTrace, drop_last_step
+from etloom.compat.hta.trace_files import TraceFiles, resolve_trace_files
+from etloom.core.trace import Job
+from etloom.core.trace import Trace as RankTrace
+
+
+class Trace(HtaTrace):
+    """The events of a run as a pandas frame per rank; `parse_traces` or `load_traces` reads them.
+
+    Other arguments of these methods, which steer HTA's processes and memory, have no effect.
+    """
+
+    is_parsed = False
+    _is_aligned = True
+
+    def __init__(self, trace_files: TraceFiles | None = None, trace_dir: str | PathLike[str] = ".") -> None:
+        self._source = resolve_trace_files(trace_files, trace_dir)
+
+    def parse_traces(self, max_ranks: int = -1, **_: Any) -> None:
+        """Read the traces; times are those of the files. ``max_ranks``: read the first ranks only (-1: all)."""
+        job = api.open(self._source)
+        kept = job.ranks if max_ranks < 0 else job.ranks[:max_ranks]
+        self._is_aligned = False
+        super().__init__(Job({rank: job[rank] for rank in kept}, job.meta, job.run_stats))
+        self.is_parsed = True
+
+    def load_traces(self, include_last_profiler_step: bool | None = False, **_: Any) -> None:
+        """Read the traces, without the last step unless ``include_last_profiler_step``; times begin at 0."""
+        job = api.open(self._source)
+        self._is_aligned = True
+        super().__init__(job if include_last_profiler_step else job.map(drop_last_step))
+        self.is_parsed = True
+
+    def align_and_filter_trace(self, include_last_profiler_step: bool | None = False) -> None:
+        """Shift times to begin at 0, and drop the last step unless ``include_last_profiler_step``."""
+        self._is_aligned = True
+        super().__init__(self.job if include_last_profiler_step else self.job.map(drop_last_step))
+
+    def _zero_ns(self, trace: RankTrace) -> int:
+        return self.zero if self._is_aligned else int(trace.meta.get("base_ns") or 0)
+
+
+class ParserConfig:
+    """Accepts HTA's choice of arguments to keep; the frames have all columns whatever is chosen."""
+
+    ARGS_INPUT_SHAPE = ("input_dims", "input_type", "input_strides")
+    _default: ParserConfig | None = None
+
+    def __init__(self, args: Sequence[Any] | None = None, **_: Any) -> None:
+        self.args = list(args or [])
+
+    def add_args(self, args: Sequence[Any]) -> None:
+        self.args += [arg for arg in args if arg not in self.args]
+
+    def get_args(self) -> list[Any]:
+        return self.args
+
+    @classmethod
+    def get_default_cfg(cls) -> ParserConfig:
+        return cls._default or cls()
+
+    @classmethod
+    def set_default_cfg(cls, cfg: ParserConfig) -> None:
+        cls._default = cfg
