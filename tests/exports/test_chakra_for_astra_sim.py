@@ -14,9 +14,11 @@ from etloom.exports.chakra.communication_nodes import _describe_communication
 from etloom.exports.chakra.group_numbering import GroupNumbers, number_world
 from etloom.exports.chakra.rank_agreement import find_changes
 from etloom.exports.chakra.rank_timing import count_overlaps_once
+from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.list_schedule import Resource, required_resource, schedule_nodes
 from etloom.formats.chakra.et_files import load_file
 from support import small_traces
+from support.small_traces import RankBuilder
 
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 
@@ -124,3 +126,26 @@ def test_computations_state_their_operations_and_bytes_for_a_roofline(data: Path
     assert sum(node["tensor_size"] for node in costs) == flops["bytes"].sum()
     assert not any(node["is_cpu_op"] for node in costs)
     assert etloom.lint(tmp_path / "job.0.et").findings == []
+
+
+def test_copies_between_host_and_device_become_memory_nodes(tmp_path: Path) -> None:
+    run = RankBuilder()
+    for at, name in enumerate(
+        ("Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pinned)", "Memcpy DtoD")
+    ):
+        run.op("aten::copy_", 100 * at, 50).kernel(
+            100 * at + 1, 100 * at + 5, 40, name, "gpu_memcpy", bytes=1000 + at
+        )
+    run.op("aten::mm", 300, 50).kernel(301, 305, 40)
+    trace = run.trace(tmp_path)
+    etloom.export(trace, tmp_path / "plain.0.et")
+    (tmp_path / "memory").mkdir()
+    etloom.export(trace, tmp_path / "memory" / "job.et", memory=True)
+    nodes = load_file(tmp_path / "memory" / "job.0.et").nodes
+    sized = [(node.type, node.attributes["tensor_size"]) for node in nodes if node.type in (2, 3)]
+    assert sized == [(2, 1000), (3, 1001)]
+    assert {node.type for node in load_file(tmp_path / "plain.0.et").nodes} == {COMP}
+    result, plain = lint(tmp_path / "memory"), lint(tmp_path / "plain.0.et")
+    assert (result.verdict, result.replay_verdict, result.has_errors) == ("abort", "finish", False)
+    assert {one.code for one in result.findings} == {"memory-node"}
+    assert result.simulated_ns == plain.simulated_ns == result.recorded_ns

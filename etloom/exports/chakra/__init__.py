@@ -51,7 +51,12 @@ SUFFIX = (".et", ".et.gz")
 
 
 def write(
-    trace: Trace | Job, path: str | PathLike[str], *, delays: bool = True, serialize: bool = True
+    trace: Trace | Job,
+    path: str | PathLike[str],
+    *,
+    delays: bool = True,
+    serialize: bool = True,
+    memory: bool = False,
 ) -> None:
     """Write each rank to a Chakra file NAME.RANK.et; compressed if the name ends in .gz.
 
@@ -61,6 +66,8 @@ def write(
     device; without them the nodes add up to less than the recorded time.
     serialize: count time once during which several operators, computations or communications overlap, since simulators
     run them one after the other.
+    memory: write copies between host and device as MEM_LOAD and MEM_STORE nodes with their bytes; ASTRA-sim exits at
+    them if its memory configuration has no expansion.
 
     Raises:
         EtloomError: A rank has no timed events, or `lint` finds an error in the files that were written.
@@ -68,7 +75,7 @@ def write(
     path = Path(path)
     ranks = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
     paths = {rank: rank_path(path, rank) for rank in ranks}
-    write_ranks(ranks, paths, delays=delays, serialize=serialize)
+    write_ranks(ranks, paths, delays=delays, serialize=serialize, memory=memory)
     _check_files(list(paths.values()))
 
 
@@ -102,7 +109,12 @@ def list_files(trace: Trace | Job, path: Path) -> list[Path]:
 
 
 def write_ranks(
-    ranks: Mapping[int, Trace], paths: Mapping[int, Path], *, delays: bool = True, serialize: bool = True
+    ranks: Mapping[int, Trace],
+    paths: Mapping[int, Path],
+    *,
+    delays: bool = True,
+    serialize: bool = True,
+    memory: bool = False,
 ) -> None:
     """Write each rank to a Chakra file at its path (rank -> path); all paths are in one folder. See `write`."""
     for rank, rank_trace in ranks.items():
@@ -115,7 +127,8 @@ def write_ranks(
         if is_pipeline(ranks[rank]):
             return build_pipeline_nodes(ranks[rank])
         offset_ns = starts[rank] - first
-        return build_nodes(ranks[rank], groups, delays=delays, serialize=serialize, offset_ns=offset_ns)
+        options = {"delays": delays, "serialize": serialize, "memory": memory}
+        return build_nodes(ranks[rank], groups, **options, offset_ns=offset_ns)
 
     communications, replayed = [], 0
     for rank in ranks:

@@ -28,7 +28,13 @@ _NODE_COLUMNS = (
 
 
 def build_nodes(
-    trace: Trace, groups: GroupNumbers, *, delays: bool, serialize: bool = True, offset_ns: int = 0
+    trace: Trace,
+    groups: GroupNumbers,
+    *,
+    delays: bool,
+    serialize: bool = True,
+    memory: bool = False,
+    offset_ns: int = 0,
 ) -> NodeTable:
     """Build the table of Chakra nodes, with dependencies, of a linked trace of one rank.
 
@@ -37,6 +43,7 @@ def build_nodes(
         groups: Numbers of the process groups.
         delays: Whether delays before GPU work are nodes.
         serialize: Whether overlapping work of one resource counts once, see `count_overlaps_once`.
+        memory: Whether copies between host and device are memory nodes instead of computations.
         offset_ns: Time by which the rank starts later than the first one of its job.
     """
     activities = _build_activities(trace, delays=delays)
@@ -59,10 +66,47 @@ def build_nodes(
     )
     work = pl.DataFrame({"owner": np.where(is_computation.to_numpy(), activities.owner, NO_OWNER)})
     table = table.hstack(build_roofline_columns(trace, _ids_of_rows(trace, work["owner"])))
+    if memory:
+        table = _mark_memory_nodes(table, trace, activities)
     nodes = NodeTable(
         count_overlaps_once(table) if serialize else table, activities.first, activities.dependencies + 1
     )
     return add_start_node(nodes, offset_ns) if offset_ns >= 1000 and table.height else nodes
+
+
+def _mark_memory_nodes(table: pl.DataFrame, trace: Trace, activities: Activities) -> pl.DataFrame:
+    """Make copies between host and device, whose bytes are known, MEM_LOAD (to the device) and MEM_STORE nodes."""
+    rows = np.where(activities.kind == ActivityKind.DEVICE, activities.owner, NO_OWNER)
+    event, name, category = (arrays.take_rows(trace.events[column], rows) for column in ("id", "name", "cat"))
+    facts = rows_of_ids(trace.kernels.rename({"event": "id"}), event)
+    copies = pl.DataFrame(
+        {
+            "name": name.cast(pl.String),
+            "bytes": arrays.take_rows(trace.kernels["bytes"], facts),
+            "is_copy": category.cast(pl.String).is_in(list(categories.MEMCPY_CATEGORIES)),
+        }
+    )
+    node_type = pl.lit(None, pl.Int64)
+    for kind, direction in _MEMORY_DIRECTIONS.items():
+        matches = pl.col("name").str.contains(direction) & pl.col("is_copy") & pl.col("bytes").is_not_null()
+        node_type = pl.when(matches).then(pl.lit(TYPE_NUMBERS[kind], pl.Int64)).otherwise(node_type)
+    marks = copies.select(memory_type=node_type, memory_size="bytes")
+    is_memory = pl.col("memory_type").is_not_null()
+    return (
+        table.hstack(marks)
+        .with_columns(
+            type=pl.coalesce("memory_type", "type"),
+            tensor_size=pl.when(is_memory).then("memory_size").otherwise("tensor_size"),
+            num_ops=pl.when(is_memory).then(None).otherwise("num_ops"),
+        )
+        .select(table.columns)
+    )
+
+
+_MEMORY_DIRECTIONS = {
+    "MEM_LOAD_NODE": r"(?i)HtoD|HostToDevice",
+    "MEM_STORE_NODE": r"(?i)DtoH|DeviceToHost",
+}
 
 
 def _build_activities(trace: Trace, *, delays: bool) -> Activities:
