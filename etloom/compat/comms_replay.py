@@ -62,7 +62,7 @@ def replay(args: argparse.Namespace) -> None:
 
     if args.dry_run:
         if process.rank == 0:
-            _print_table(plan_table(plan_replay(open_run(), process.world_size, plan_options)))
+            print_table(plan_table(plan_replay(open_run(), process.world_size, plan_options)))
         return
     output_ranks = _output_ranks(args, process.world_size)
     result = replay_comms(
@@ -78,9 +78,9 @@ def replay(args: argparse.Namespace) -> None:
         return
     for line in plan_notes(result.plan):
         sys.stderr.write(f"etloom-comms-replay: {line}\n")
-    _print_table(result.summary.rename(TOTAL_HEADERS))
+    print_table(result.summary.rename(TOTAL_HEADERS))
     if args.colls_per_batch > 0:
-        _print_table(summarize_batches(result.calls, args.colls_per_batch))
+        print_table(summarize_batches(result.calls, args.colls_per_batch))
     if args.output_path:
         _write_results(result, expand_home(args.output_path), output_ranks)
 
@@ -185,7 +185,8 @@ def _write_results(result: CommsReplay, folder: Path, ranks: Iterable[int]) -> N
     sys.stderr.write(f"wrote {folder}\n")
 
 
-def _print_table(frame: pl.DataFrame) -> None:
+def print_table(frame: pl.DataFrame) -> None:
+    """Print a table to stdout, with headers and aligned columns."""
     columns = [formatting.choose_column_format(frame, name) for name in frame.columns]
     cells = [
         [column.text(value) or "-" for column, value in zip(columns, row, strict=True)]
