@@ -2,6 +2,8 @@
 #include "bindings.hpp"
 
 NB_MODULE(_native, module) {
+    // An exception whose traceback holds a parser may live until the interpreter ends, which is no fault of the caller.
+    nanobind::set_leak_warnings(false);
     module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
     bind_align(module);
     bind_argument_texts(module);

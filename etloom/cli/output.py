@@ -20,6 +20,7 @@ from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.findings_text import format_findings, is_findings_table
 from etloom.cli.output_files import check_writable, writing_locally
 from etloom.core.errors import EtloomError, InvalidValue
+from etloom.formats.io.atomic_file import replacing, write_atomically
 
 if TYPE_CHECKING:
     import polars as pl
@@ -106,7 +107,8 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *,
     else:
         with writing_locally(out) as file:
             file.parent.mkdir(parents=True, exist_ok=True)
-            frame.write_parquet(file)
+            with replacing(file) as partial:
+                frame.write_parquet(partial)
     if out is not None:
         print_message(f"wrote {frame.height:,} rows to {out}")
 
@@ -292,7 +294,7 @@ def write_text(text: str, out: Path | None) -> None:
     else:
         with writing_locally(out) as file:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            write_atomically(file, text)
 
 
 @contextmanager

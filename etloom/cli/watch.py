@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from etloom.cli.error_handling import make_printable, print_message
 
 if TYPE_CHECKING:
     from etloom.analyses.hangs.progress import Observation
+    from etloom.api.watching import JobWatcher
 
 TROUBLE_STATUS = 3
 _POLL_S = 0.5
@@ -89,10 +92,8 @@ def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> 
                 click.echo(make_printable(observation.cause.sentence))
                 for rank, text in observation.cause.evidence.iter_rows():
                     click.echo(make_printable(f"  rank {rank}: {text}"))
+                _keep_incident(watcher, observation)
                 _send(webhook, observation)
-                print_message(
-                    f"state saved: {watcher.keep_incident(observation)}; etloom hangs shows details"
-                )
                 raise click.exceptions.Exit(TROUBLE_STATUS)
         time.sleep(_POLL_S)
 
@@ -126,10 +127,30 @@ def _report_slowdown(
             request_recording(recorded_run, 0)
 
 
+def _keep_incident(watcher: JobWatcher, observation: Observation) -> None:
+    """Save the state of all ranks; print a message if that fails, so that the exit status still states the stall."""
+    try:
+        print_message(f"state saved: {watcher.keep_incident(observation)}; etloom hangs shows details")
+    except (OSError, shutil.Error) as error:
+        print_message(f"the state cannot be saved: {error}")
+
+
 def _send(url: str | None, observation: Observation) -> None:
-    """Send the cause of a stall or slowdown to the URL of a webhook; print a message if that fails."""
+    """Send the cause of a stall or slowdown to the URL of a webhook; print a message if that fails or takes long.
+
+    The time limit of a socket is for each read, so a thread sends, which ends with the process.
+    """
     if url is None:
         return
+    sending = threading.Thread(target=_post, args=(url, observation), daemon=True)
+    sending.start()
+    sending.join(_WEBHOOK_TIMEOUT_S)
+    if sending.is_alive():
+        print_message(f"webhook {url}: no answer within {_WEBHOOK_TIMEOUT_S} s")
+
+
+def _post(url: str, observation: Observation) -> None:
+    import http.client
     import urllib.request
 
     from etloom.api.watching import describe_cause
@@ -139,5 +160,5 @@ def _send(url: str | None, observation: Observation) -> None:
     try:
         with urllib.request.urlopen(request, timeout=_WEBHOOK_TIMEOUT_S):  # noqa: S310
             pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         print_message(f"webhook {url}: {error}")

@@ -16,6 +16,7 @@ from etloom.compat._command import run_command
 from etloom.core import categories
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.paths import expand_home
+from etloom.formats.io.atomic_file import write_atomically
 
 _LINE = re.compile(r"(issue|callback),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,18}),[^=,]*=(\d{1,20}),[^=,]*=(.*)$")
 _TRACKS = {1: "local memory", 2: "remote memory", 3: "computation", 4: "communication"}
@@ -58,7 +59,7 @@ def draw(log: Path, target: Path, npus: int, megahertz: float) -> None:
         for npu in sorted({int(str(event["pid"])) for event in events})
         for track, track_name in _TRACKS.items()
     ]
-    target.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *events]}) + "\n")
+    write_atomically(target, json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *events]}) + "\n")
 
 
 def _find_track(name: str) -> int:

@@ -13,6 +13,7 @@ from etloom.compat._command import run_command
 from etloom.core.errors import EtloomError
 from etloom.core.paths import expand_home
 from etloom.formats.chakra.et_files import ChakraNode, load_file
+from etloom.formats.io.atomic_file import write_atomically
 
 _ARROWS = {"data": "normal", "control": "tee"}
 
@@ -24,9 +25,9 @@ def visualize(source: Path, target: Path) -> None:
     """
     nodes = load_file(source).nodes
     if target.suffix == ".graphml":
-        target.write_text("".join(_graphml(nodes)), encoding="utf-8")
+        write_atomically(target, "".join(_graphml(nodes)))
     elif target.suffix == ".dot":
-        target.write_text("".join(_dot(nodes)), encoding="utf-8")
+        write_atomically(target, "".join(_dot(nodes)))
     elif target.suffix == ".pdf":
         program = shutil.which("dot")
         if program is None:

@@ -7,6 +7,7 @@ holds the writer. `io` and `tables` are shared by the formats: bytes and files, 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -31,6 +32,8 @@ UNKNOWN_FORMAT = "not a trace in a known format"
 
 _HEAD_BYTES = 1 << 16
 _PARQUET_MAGIC = b"PAR1"
+_ESCAPE = re.compile(rb"\\(?:u00([2-7][0-9a-fA-F])|(/))")
+"""Escapes of letters in JSON: the keys of a format may be written with them."""
 _HTML = (b"<!doctype html", b"<html")
 _SAMPLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _COMMON_FORMATS = ("kineto", "execution-trace")
@@ -119,7 +122,9 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     names = _order_for_sniffing(likely)
     if head[:64].lstrip().lower().startswith(_HTML):  # such as a report next to the traces
         names = [name for name in names if registry.find_package("readers", name) is not None]
-    reader = next((name for name in names if registry.get("readers", name).sniff(head)), None)
+    heads = dict.fromkeys((head, _ESCAPE.sub(lambda match: match[2] or bytes([int(match[1], 16)]), head)))
+    matching = (name for text in heads for name in names if registry.get("readers", name).sniff(text))
+    reader = next(matching, None)
     if reader == "execution-trace" and len(head) == _HEAD_BYTES:
         return "etplus" if registry.get("readers", "etplus").contains_times(path) else reader
     return reader

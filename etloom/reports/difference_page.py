@@ -13,6 +13,7 @@ import polars as pl
 
 from etloom.comparison import BY, Difference
 from etloom.core.trace import Job
+from etloom.formats.io.atomic_file import write_atomically
 from etloom.reports.difference_sections import has_gpu_time, label_sides, render_explanation, render_steps
 from etloom.reports.formatting import count_noun, format_duration
 from etloom.reports.html_tables import render_table
@@ -41,7 +42,7 @@ _TABLE_TITLES = {
 
 def write_page(difference: Difference, path: str | os.PathLike[str]) -> None:
     """Write the HTML report of the difference between two linked runs to a file."""
-    Path(path).write_text(render_page(difference), encoding="utf-8")
+    write_atomically(Path(path), render_page(difference))
 
 
 def render_page(difference: Difference) -> str:

@@ -20,6 +20,7 @@ import polars as pl
 
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
+from etloom.formats.io.atomic_file import write_atomically
 from etloom.reports.colors import COLORS
 from etloom.reports.finding_text import PERCENT_BASES
 from etloom.reports.finding_views import FindingView, find_views, list_named_ranks
@@ -87,7 +88,7 @@ def write_page(
             of events left out.
         max_ranks: ranks whose timelines are drawn, the first ones.
     """
-    Path(path).write_text(render_page(job, max_events=max_events, max_ranks=max_ranks), encoding="utf-8")
+    write_atomically(Path(path), render_page(job, max_events=max_events, max_ranks=max_ranks))
 
 
 def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_RANKS) -> str:

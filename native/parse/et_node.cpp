@@ -116,7 +116,7 @@ bool NodeReader::attribute(Cursor& at, size_t place) {
             if (value_last) value = at;
             const std::string_view token = at.value();
             if (value_last) content = token;
-            if (same(key, "name") && is_text(token)) name = inside(token);
+            if (same(key, "name") && is_text(token)) name = plain_key(inside(token));
             return !token.empty();
         });
         if (!sound) return false;

@@ -81,6 +81,7 @@ bool EventReader::member(std::string_view key, Cursor& at) {
     switch (target) {
         case Target::kPhase:
             text(key, token, e.ph_text);
+            e.ph_text = plain_key(e.ph_text);
             e.ph = e.ph_text.size() == 1 ? e.ph_text[0] : static_cast<char>(!e.ph_text.empty());
             break;
         case Target::kCat: text(key, token, e.cat); break;

@@ -55,6 +55,7 @@ void RowStream::count_trailing() {
 
 void RowStream::finish() {
     retry_at_ = 0;
+    if (state_ == State::kTop && !found_rows_) skip_to_rows({});
     while (step(true)) {
     }
     if (state_ != State::kDone) truncated_ = true;
@@ -90,29 +91,25 @@ bool RowStream::step(bool last) {
 }
 
 bool RowStream::step_top() {
+    if (head_damaged_ && !found_rows_) return skip_to_rows({});
     // A member of many pieces is looked at when it has doubled: at each piece would be quadratic.
     if (size_ < retry_at_) return false;
     const char* to = end();
     const char* p = begin();
     while (p < to && (is_space(*p) || *p == ',')) ++p;
     if (p == to) return false;
-    if (*p == '}') {
+    if (*p == '}' && found_rows_) {
         consume(static_cast<size_t>(p + 1 - begin()));
         state_ = State::kDone;
         return false;
     }
-    if (*p != '"') {
-        state_ = State::kDone;
-        return false;
-    }
+    if (*p != '"') return skip_to_rows({});
     const char* key_end = string_end(p, to);
     if (key_end == nullptr) return false;
-    const std::string_view key(p + 1, static_cast<size_t>(key_end - p - 2));
+    const std::string key = unescape({p + 1, static_cast<size_t>(key_end - p - 2)});
     const char* value = skip_space(key_end, to);
-    if (value == to || *value != ':') {
-        if (value != to) state_ = State::kDone;
-        return false;
-    }
+    if (value == to) return false;
+    if (*value != ':') return skip_to_rows(key);
     value = skip_space(value + 1, to);
     if (value == to) return false;
     if (key == rows_key_ && *value == '[') {
@@ -126,8 +123,46 @@ bool RowStream::step_top() {
         retry_at_ = size_ * 2;
         return false;
     }
-    header_.emplace_back(std::string(key), std::string(value, static_cast<size_t>(after - value)));
+    const std::string_view member(value, static_cast<size_t>(after - value));
+    // Where a quote is missing, what follows is taken for text and the other way round.
+    if (!found_rows_ && find_rows(value, after) != nullptr && fault_of_json(member) == Fault::kNoJson) return skip_to_rows(key);
+    header_.emplace_back(key, member);
     consume(static_cast<size_t>(after - begin()));
+    return true;
+}
+
+// The first row behind the key of the rows in [from, to), or nullptr.
+const char* RowStream::find_rows(const char* from, const char* to) const {
+    const std::string quoted = '"' + rows_key_ + '"';
+    for (const char* p = from;; ++p) {
+        p = std::search(p, to, quoted.begin(), quoted.end());
+        if (p == to) return nullptr;
+        const char* mark = skip_space(p + quoted.size(), to);
+        const char* bracket = mark < to && *mark == ':' ? skip_space(mark + 1, to) : to;
+        if (bracket < to && *bracket == '[') return bracket + 1;
+    }
+}
+
+// Leaves a damaged member `key` of the head out, and goes on with the rows where their key is found.
+bool RowStream::skip_to_rows(std::string_view key) {
+    if (found_rows_) {
+        state_ = State::kDone;
+        return false;
+    }
+    constexpr size_t kExample = 40, kLongest = 256;  // bytes of an example, and of the key with what follows it
+    if (!head_damaged_) {
+        const std::string_view text(begin(), std::min(size_, kExample));
+        header_.emplace_back(key.empty() ? text : key, "damaged");
+        head_damaged_ = true;
+    }
+    const char* rows = find_rows(begin(), end());
+    if (rows == nullptr) {
+        if (size_ > kLongest) consume(size_ - kLongest);
+        return false;
+    }
+    found_rows_ = true;
+    state_ = State::kRows;
+    consume(static_cast<size_t>(rows - begin()));
     return true;
 }
 

@@ -63,6 +63,8 @@ class RowStream {
     void consume(size_t bytes);
     bool step(bool last);
     bool step_top();
+    bool skip_to_rows(std::string_view key);
+    const char* find_rows(const char* from, const char* to) const;
     bool step_rows(bool last);
     bool parse(char* from, char* to);
     bool parse_halves(char* from, char* to);
@@ -86,6 +88,7 @@ class RowStream {
     size_t halved_ = 0, not_halved_ = 0;  // pieces that two threads parsed, and that they tried to
     uint64_t in_vain_ = 0;  // bytes looked through for the end of a row that has none
     bool found_rows_ = false, truncated_ = false, in_object_ = false;
+    bool head_damaged_ = false;  // the rows are sought by their key
     uint64_t rows_seen_ = 0, bytes_ = 0, trailing_ = 0;
     Trouble damaged_;
     std::vector<std::pair<std::string, std::string>> header_;

@@ -4,10 +4,29 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <deque>
+#include <string>
+
+#include "json_text.hpp"
 
 namespace etloom {
 
 static_assert(kPadding >= simdjson::SIMDJSON_PADDING);
+
+namespace {
+
+thread_local std::deque<std::string> unescaped_keys;
+
+}  // namespace
+
+std::string_view unescaped_key(std::string_view key) {
+    std::string plain = unescape(key);
+    const auto is_special = [](char c) { return c == '"' || c == '\\' || static_cast<uint8_t>(c) < 0x20; };
+    if (std::any_of(plain.begin(), plain.end(), is_special)) return key;
+    const size_t size = plain.size();
+    plain.append(kPadding, '\0');
+    return {unescaped_keys.emplace_back(std::move(plain)).data(), size};
+}
 
 struct Tokens::Stage {
     std::unique_ptr<simdjson::internal::dom_parser_implementation> simdjson;
@@ -18,6 +37,7 @@ Tokens::Tokens() : stage_(std::make_unique<Stage>()) {}
 Tokens::~Tokens() = default;
 
 bool Tokens::find(std::string_view json, Cursor& start) {
+    unescaped_keys.clear();
     if (json.empty() || json.size() >= simdjson::SIMDJSON_MAXSIZE_BYTES) return false;
     auto& [stage, capacity] = *stage_;
     if (json.size() > capacity) {

@@ -6,12 +6,20 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string_view>
 
 #include "scalars.hpp"
 
 namespace etloom {
+
+// A key without its escapes, as it is compared with others: `n\u0061me` is `name`. As it is where it has none, and where
+// it would need escapes again. Valid until this thread looks for the tokens of another text.
+std::string_view unescaped_key(std::string_view key);
+inline std::string_view plain_key(std::string_view key) {
+    return std::memchr(key.data(), '\\', key.size()) == nullptr ? key : unescaped_key(key);
+}
 
 // A place among the tokens of a text: brackets, commas, colons, and the first bytes of strings and of other scalars. The
 // last token of a text closes a bracket, so that a scalar has one behind it. A step that fails leaves the place open.
@@ -45,7 +53,7 @@ class Cursor {
     }
 
     // Calls take(key) for each member of the object that is here; it steps over the value and returns whether it could.
-    // The key stands there as in the file. False where the object is damaged.
+    // The key has no escapes (`plain_key`). False where the object is damaged.
     template <typename Take>
     bool members(Take take) {
         if (peek() != '{') return false;
@@ -58,7 +66,7 @@ class Cursor {
             if (peek() != ':') return false;
             const char* key_end = behind_scalar() - 1;
             ++at_;
-            if (!take(std::string_view(key + 1, static_cast<size_t>(key_end - key - 1)))) return false;
+            if (!take(plain_key({key + 1, static_cast<size_t>(key_end - key - 1)}))) return false;
             const char next = peek();
             if (next == '}') return close();
             if (next != ',') return false;

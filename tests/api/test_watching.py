@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -246,3 +247,39 @@ def test_messages_of_one_time_are_printed_in_a_fixed_order(capsys: pytest.Captur
         _report_slowdown(observation, set(), None, None)
     lines = capsys.readouterr().out.splitlines()
     assert ["changed" in line for line in lines] == [True, False] * 8
+
+
+ANSWERS = {
+    "not HTTP": lambda peer: peer.sendall(b"SSH-2.0-OpenSSH\r\n" * 5),
+    "many headers": lambda peer: peer.sendall(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n"),
+    "a long header": lambda peer: peer.sendall(b"HTTP/1.1 200 OK\r\na: " + b"b" * 70_000 + b"\r\n\r\n"),
+    "a byte at a time": lambda peer: [peer.sendall(b"H") or time.sleep(0.1) for _ in range(600)],
+    "cut": lambda peer: peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n1"),
+    "nothing": lambda peer: time.sleep(60),
+    "garbage": lambda peer: peer.sendall(bytes(range(256)) * 10),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_webhook_of_any_kind_loses_no_incident(
+    kind: str, crashed_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The state is saved first, the status is 3, and a server that never ends its answer does not delay it."""
+    monkeypatch.setattr("etloom.cli.watch._WEBHOOK_TIMEOUT_S", 0.5)
+    seen = []
+
+    def answer(server: socket.socket) -> None:
+        peer, _ = server.accept()
+        with peer, contextlib.suppress(OSError):
+            seen.append(list(crashed_run.glob("incidents/*/cause.json")))
+            peer.recv(1 << 16)
+            ANSWERS[kind](peer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        start = time.monotonic()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        assert main(["watch", str(crashed_run), "--webhook", url]) == 3
+    assert time.monotonic() - start < 15
+    assert [len(files) for files in seen] == [1]
+    assert "internal error" not in capsys.readouterr().err

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import etloom
 from etloom.core.trace import Trace
+from fuzzing.seeds import execution_trace, gpu_document
 
 EVENT = '{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":2,"ts":10,"dur":5}'
 LAUNCHED = EVENT.replace('"dur":5', '"dur":5,"args":{"Record function id":1}').join("[]")
@@ -464,3 +468,62 @@ def test_numbers_and_halves_in_a_record_of_communication(tmp_path: Path) -> None
     trace = read_nodes(tmp_path, record, groups)
     assert trace.comms.select("pg_name", "seq", "group_size").rows() == [("\ufffd", None, None)]
     assert trace.table("groups").select("pg_name", "size").rows() == [("\ufffd", None)]
+
+
+def escape_keys(text: str, seed: int) -> str:
+    """Write some characters of each key of a JSON text as escapes."""
+    generator = random.Random(seed)
+
+    def escape(match: re.Match[str]) -> str:
+        letters = [
+            f"\\u{ord(letter):04x}" if generator.random() < 0.3 else letter.replace("/", "\\/")
+            for letter in match[1]
+        ]
+        return f'"{"".join(letters)}":'
+
+    return re.sub(r'"([^"\\]*)"\s*:', escape, text)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_escapes_in_keys_change_no_value(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace_0.json"
+    for document in (gpu_document(0), execution_trace(0)):
+        text = json.dumps(document)
+        escaped = escape_keys(text, seed)
+        assert json.loads(escaped) == document and escaped != text
+        traces = []
+        for content in (text, escaped):
+            path.write_text(content)
+            traces.append(etloom.read(path))
+        plain, other = traces
+        assert isinstance(plain, Trace) and isinstance(other, Trace)
+        assert other.meta == plain.meta and other.table_names == plain.table_names
+        for name in plain.table_names:
+            assert other.table(name).equals(plain.table(name)), name
+
+
+HEAD = (
+    '{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "G [x]"}], "distributedInfo": {"rank": 3}, '
+)
+
+
+@pytest.mark.parametrize("byte", ['"', "", "}", "[", ",", "#"])
+def test_a_damaged_byte_of_the_head_does_not_cost_the_events(byte: str, tmp_path: Path) -> None:
+    for place in range(1, len(HEAD)):
+        text = HEAD[:place] + byte + HEAD[place + 1 :] + f'"traceEvents": [{EVENT}, {EVENT}]}}'
+        if place == HEAD.rindex("}") and not byte:
+            continue  # the events are then inside of a member that is closed
+        try:
+            json.loads(text)
+        except ValueError:
+            trace = read(tmp_path, text)
+            assert trace.events.height == 2, text
+            is_lost = trace.meta.get("rank") != 3 or "device_properties" not in trace.meta
+            assert trace.stats.filter(pl.col("severity") == "data_loss").height or not is_lost, text
+
+
+def test_no_line_about_leaked_objects(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text('{"schemaVersion":1,}')
+    command = [sys.executable, "-m", "etloom", "info", str(tmp_path / "trace.json")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr

@@ -44,7 +44,7 @@ from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.lint_codes import ERROR
 from etloom.formats.chakra.et_files import job_name, rank_path
 from etloom.formats.chakra.writing import NodeTable, encode_file
-from etloom.formats.io.atomic_file import open_atomic
+from etloom.formats.io.atomic_file import open_atomic, write_atomically
 from etloom.linker import linked
 
 SUFFIX = (".et", ".et.gz")
@@ -152,7 +152,7 @@ def write_ranks(
         path = next(iter(paths.values()))
         group_file = path.with_name(f"{job_name(path)}.comm_groups.json")
         content = {str(number): members for number, members in groups.ranks.items()}
-        group_file.write_text(json.dumps(content) + "\n")
+        write_atomically(group_file, json.dumps(content) + "\n")
 
 
 def is_pipeline(trace: Trace) -> bool:

@@ -12,6 +12,7 @@ from etloom.core.errors import ReadError
 from etloom.formats import chakra
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra import workload_json
+from etloom.formats.io.atomic_file import replacing
 from etloom.formats.io.compression import read_content
 from etloom.formats.io.limits import check_rows
 
@@ -109,7 +110,7 @@ def load_file(path: Path, limit: int = 4 << 30, names: Container[str] | None = N
 
 def write_messages(path: Path, metadata: Any, nodes: Iterable[Any]) -> None:
     """Write a GlobalMetadata and Node messages as an uncompressed .et file."""
-    with path.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         for message in (metadata, *nodes):
             file.write(pb.delimit_message(message))
 

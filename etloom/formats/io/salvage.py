@@ -24,6 +24,7 @@ from typing import BinaryIO, cast
 import zstandard
 
 from etloom.core.errors import EtloomError, LimitError, ReadError
+from etloom.formats.io.atomic_file import replacing
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks
 from etloom.formats.io.json_repair import find_row_end, is_valid, is_valid_tail, repair_row, split_members
 from etloom.formats.io.native_parser import SALVAGED_MEMBER
@@ -320,12 +321,12 @@ def _decode(head: bytes, result: SalvagedFile) -> str:
 
 @contextlib.contextmanager
 def _open_output(path: Path) -> Iterator[BinaryIO]:
-    if path.suffix == ".gz":
-        with gzip.open(path, "wb", compresslevel=6) as file:
-            yield cast("BinaryIO", file)
-    elif path.suffix in (".zst", ".zstd"):
-        with path.open("wb") as raw, zstandard.ZstdCompressor().stream_writer(raw) as writer:
-            yield cast("BinaryIO", writer)
-    else:
-        with path.open("wb") as raw:
+    with replacing(path) as partial, partial.open("wb") as raw:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(partial.name, "wb", 6, raw) as file:
+                yield cast("BinaryIO", file)
+        elif path.suffix in (".zst", ".zstd"):
+            with zstandard.ZstdCompressor().stream_writer(raw) as writer:
+                yield cast("BinaryIO", writer)
+        else:
             yield raw
