@@ -56,7 +56,7 @@ def test_losses_are_not_per_step_if_the_work_of_the_steps_runs_after_them(tmp_pa
     run = RankBuilder().op("ProfilerStep#1", 0, 100, "user_annotation")
     run.op("aten::sum", 0, 20).kernel(1, 2_000, 10).kernel(5, 3_000, 10)
     for row in find_rows(run.trace(tmp_path), "device-waits"):
-        assert row["cost_ns"] > 1_000_000
+        assert row["cost_ns"] == 990_000  # what lies before the first kernel is unknown
         assert row["step_cost_ns"] is row["step_gain_ns"] is None and not row["step_pct"]
 
 
@@ -84,7 +84,7 @@ def test_data_loading(tmp_path: Path) -> None:
     trace = run.trace(tmp_path)
     # The device runs to 25, the load to 80.
     assert [row[0] for row in find_costs(trace, "data-loading")] == [55_000]
-    assert find_costs(trace, "launch-bound") == []
+    assert find_costs(trace, "launch-bound") == [(10_000, 1, "aten::mean")]
 
 
 def test_checkpoints(tmp_path: Path) -> None:
@@ -623,7 +623,7 @@ def test_costs_are_within_the_run_and_ranked_by_gain(data: Path) -> None:
 def test_without_a_graph_that_explains_the_recording_costs_rank(data: Path) -> None:
     rows = etloom.analyze(open_run(data / "hta_misc/negative_queue_a100.json.gz"), "findings", min_pct=0)
     assert rows["job_gain_ns"].null_count() == rows.height
-    assert rows["cost_ns"].is_sorted(descending=True)
+    assert rows.filter(pl.col("pattern") != "unrecorded-time")["cost_ns"].is_sorted(descending=True)
 
 
 def test_every_pattern_is_tried_here() -> None:

@@ -40,7 +40,7 @@ def test_late_launches_after_a_synchronization_are_due_to_it_as_long_as_it_waite
 
 def build_stalled_step(name: str = "", stall_us: float = 2_000, cat: str = "cpu_op") -> RankBuilder:
     """A step with two kernels and a stall of the host between them, 100 us of which the first kernel hides."""
-    run = RankBuilder().step(1, 0, 3_000).op("aten::mm", 0, 20).kernel(5, 10, 120)
+    run = RankBuilder().step(1, 0, stall_us + 400).op("aten::mm", 0, 20).kernel(5, 10, 120)
     if name:
         run.op(name, 30, stall_us, cat)
     return run.op("aten::mm", 40 + stall_us, 20).kernel(45 + stall_us, 50 + stall_us, 100)

@@ -20,6 +20,8 @@ EVIDENCE = ("operator", "reducer", "optimizer", "tensor", "step")
 """What shows that a collective is waited for: a wait operator, DDP's reducer, the optimizer, the next operator that
 uses the tensor (stated by an execution trace), or nothing but the end of the step."""
 CALL_NS = 20_000
+WAIT_NS = 1_000
+"""A wait operator takes as long itself, which cannot be seen if it had to wait."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def simulate(program: list[Instruction], ranks: int = 2, network: float = 1.0) -
                 )  # fmt: skip
             elif kind == "wait":
                 if instruction.evidence == "operator":
-                    dur = max(0, ends[work] - now[rank])
+                    dur = max(WAIT_NS, ends[work] - now[rank])
                     emit(rank, "_c10d_functional::wait_tensor", dur)
                 resumed[rank][work] = now[rank] = max(now[rank], ends[work])
                 if instruction.evidence == "reducer":

@@ -122,19 +122,19 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
         if row["pattern"] in splitting and len(views) > 1 and not is_artifact
     ]
     for (row, findings), is_artifact in zip(by_cost, artifacts, strict=True):
-        row["order"] = 0 if is_artifact else row.get("job_gain_ns")
+        row["order"], row["is_artifact"] = row.get("job_gain_ns"), is_artifact
         if row["pattern"] not in splitting:
             orders = [_compute_order(row, findings, late_row, list(views)) for late_row in late_rows]
             row["order"] = max(filter(None, orders), default=row["order"])
     table = pl.DataFrame(
         [row for row, _ in by_cost],
-        schema={**COLUMNS, "step_count": pl.Int64, "order": pl.Int64},
+        schema={**COLUMNS, "step_count": pl.Int64, "order": pl.Int64, "is_artifact": pl.Boolean},
         infer_schema_length=None,
     )
     relevant = table.filter((pl.col("pct") >= min_pct) | (pl.col("job_gain_pct") >= min_pct))
     ranked = relevant.sort(
-        *("order", "job_gain_ns", "cost_ns", "rank", "pattern"),
-        descending=(True, True, True, False, False),
+        *("is_artifact", "order", "job_gain_ns", "cost_ns", "rank", "pattern"),
+        descending=(False, True, True, True, False, False),
         nulls_last=True,
         maintain_order=True,
     )

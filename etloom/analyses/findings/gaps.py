@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 CAUSES = (
     *("data", "save", "compile", "profiler", "compute", "allocator", "copy", "sync", "pause", "call"),
-    *("launch", "device"),
+    *("launch", "device", "unrecorded"),
 )
-"""Causes of a gap between activities.
+"""Causes of a gap between activities, which is shared among them by their overlap with it in time.
 
 In this order, the host:
 
@@ -32,15 +32,20 @@ In this order, the host:
 - ran no operator for `LONG_PAUSE_NS` or more within an annotated step, or was in one call of the runtime for that long;
 - launched late (or nothing more) for another reason.
 
-The last cause is the device: the work was launched in time and started late (the stream waited, or launch delay).
+Next is the device: the work was launched in time and started late (the stream waited, or launch delay).
 
-A late launch explains a gap only until its call returned, and the usual launch latency thereafter: a longer rest is a
-gap of its own, of the device.
+A launch explains a gap until its call returned, also if the call began before the device had become idle, and the usual
+launch latency thereafter: a longer rest is a gap of its own, of the device.
+
+The last cause is what the recording lacks: before its first activity, if that started long after its launch, the device
+worked for what was launched before; after its last one, calls may have launched work that was not recorded.
 
 A stall of the host may take more time than the gap that it causes, because the device still had queued work. Launches
 after it are then late because of the stall, until they add up to the time that this work covered. While the device only
 communicates, perhaps because another rank is late, the host loses nothing.
 """
+MIN_GAP_NS = 1_500
+"""A device needs about 1 us between two activities: less is no gap."""
 LONG_PAUSE_NS = 1_000_000
 """Python needs less between two operators of a loop."""
 MIN_COMPUTE_NS = 50_000
@@ -50,6 +55,10 @@ PAGEABLE = r"(?i)(?:HtoD|HostToDevice).*pageable"
 _LAUNCH_LATENCY_NS = 50_000
 """Longest time from the return of a launch to the start of the activity that counts as part of launching, in ns: about
 5 us on an idle device, several times that for large graphs and with a profiler."""
+_USUAL_LATENCY_NS = 5_000
+"""Usual time from the return of a launch to the start of the activity on an idle device, in ns."""
+_BEGIN_SHARE = 0.01
+"""A gap is one at the begin of the recording if less than this share of its length was busy before it."""
 _SYNC_RETURN_NS = 5_000
 """A synchronizing call returns slightly later than the work it waited for, in ns."""
 _GAP_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -76,32 +85,38 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     if view.activity.basis != "device" or view.window is None:
         return pl.DataFrame(schema=_GAP_SCHEMA)
     idle = view.busy.gaps(*view.window)
-    starts, ends = idle.starts, idle.ends
+    is_gap = idle.ends - idle.starts >= MIN_GAP_NS
+    starts, ends = idle.starts[is_gap], idle.ends[is_gap]
     following = _find_next_activities(view, ends)
     called = _take_following(view, "launch_ts", following, 0)
     launch = _take_following(view, "launch", following, -1)
-    # The host is late if its call began after the device had become idle, or if no activity follows.
+    returned = _take_following(view, "launch_end", following, TIME_LIMIT)
+    # The host is late if its call began after the device had become idle, or returned then, or if no activity follows.
     is_last = ends > view.busy.starts[-1]
-    late = ((launch >= 0) & (called > starts)) | is_last
-    until = np.where(is_last, ends, np.where(late, called, starts))
+    in_call = (launch >= 0) & (called <= starts) & (returned > starts + _USUAL_LATENCY_NS)
+    late = ((launch >= 0) & (called > starts)) | is_last | in_call
+    until = np.where(is_last, ends, np.where(late & ~in_call, called, starts))
     stalls = dict(view.compute_once(list_stalls))
     cause, responsible = _attribute_gaps(view, stalls, starts, until, late, is_last)
     stalls["sync"] = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
     exposed = view.activity.times["communication"] - view.activity.times["computation"]
     stall_ns, stall = _measure_stalls(
-        {name: times - exposed for name, times in stalls.items()}, late & ~is_last, until
+        {name: times - exposed for name, times in stalls.items()}, late & ~is_last & ~in_call, until
     )
     event = np.where(responsible < 0, launch, responsible)
-    gaps = _Gaps(starts, ends, cause, event, following, stall_ns, stall)
-    returned = _take_following(view, "launch_end", following, TIME_LIMIT)
-    gaps = _split_after_launch(gaps, launch, returned, late & ~is_last)
-    is_late_effect = _extend_stalls(gaps)
+    gaps = _Gaps(starts, ends, cause, event, following, stall_ns, stall, np.zeros(len(starts), np.bool_))
+    gaps = _split_rows(
+        gaps, late & ~is_last & (ends - returned > _LAUNCH_LATENCY_NS), returned, "device", launch
+    )
+    gaps = _mark_unrecorded(view, gaps)
+    gaps = _share_gaps(stalls, _extend_stalls(gaps))
+    gaps = gaps.select(gaps.end - gaps.start >= MIN_GAP_NS)
     columns: dict[str, np.ndarray | pl.Series] = {
         "start": gaps.start,
         "end": gaps.end,
         "gap_ns": gaps.end - gaps.start,
         "cause": pl.Series(CAUSES, dtype=pl.Enum(CAUSES))[gaps.cause],
-        "is_late_effect": is_late_effect,
+        "is_late_effect": gaps.is_late_effect,
         "event": pl.Series(gaps.event).set(pl.Series(gaps.event == -1), None),
     }
     work = take_rows(view.activities[["step", "stream", "name"]], gaps.following)
@@ -120,6 +135,7 @@ class _Gaps:
         following: the row of the activity after the gap, -1 for none.
         stall_ns: how long the host stalled after the late launch that ended the previous gap.
         stall: its longest cause.
+        is_late_effect: whether the stall that caused the gap was over before it began.
     """
 
     start: NDArray[np.int64]
@@ -129,6 +145,17 @@ class _Gaps:
     following: NDArray[np.int64]
     stall_ns: NDArray[np.int64]
     stall: NDArray[np.int64]
+    is_late_effect: NDArray[np.bool_]
+
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> _Gaps:
+        """Return some rows."""
+        return _Gaps(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def cut(self, times: Intervals, cause: int | None) -> _Gaps:
+        """Return a row for each of ``times``, which lie in the gaps; ``cause``: default that of the gap."""
+        parts = self.select(np.searchsorted(self.start, times.starts, side="right") - 1)
+        causes = parts.cause if cause is None else np.full(len(times), cause)
+        return replace(parts, start=times.starts, end=times.ends, cause=causes)
 
 
 def list_stalls(view: RankView) -> dict[str, Intervals]:
@@ -202,37 +229,85 @@ def _find_pageable_waits(view: RankView) -> NDArray[np.int64]:
     return np.concatenate([copies.to_numpy(), same_operator.to_numpy()]).astype(np.int64)
 
 
-def _split_after_launch(
-    gaps: _Gaps, launch: NDArray[np.int64], returned: NDArray[np.int64], explained: NDArray[np.bool_]
+def _split_rows(
+    gaps: _Gaps,
+    selected: NDArray[np.bool_],
+    at: NDArray[np.int64],
+    cause: str,
+    event: NDArray[np.int64],
 ) -> _Gaps:
-    """Split each gap that lasts beyond the return of its late launch call; the rest is a separate gap with the cause
-    ``device``.
-
-    Args:
-        gaps: The gaps.
-        launch: The call of the activity after each gap.
-        returned: When that call returned; later than any gap if it is unknown.
-        explained: The gaps that a late launch ends.
-    """
-    split = np.flatnonzero(explained & (gaps.end - returned > _LAUNCH_LATENCY_NS))
+    """Split each selected gap at a time; the second part gets another cause and event, and no stall before it."""
+    split = np.flatnonzero(selected)
     if not split.size:
         return gaps
     end = gaps.end.copy()
-    end[split] = returned[split]
+    end[split] = at[split]
     launch_cause = np.full(split.size, CAUSES.index("launch"))
     rest = _Gaps(
-        returned[split],
+        at[split],
         gaps.end[split],
-        np.full(split.size, CAUSES.index("device")),
-        launch[split],
+        np.full(split.size, CAUSES.index(cause)),
+        event[split],
         gaps.following[split],
         np.zeros(split.size, np.int64),
         launch_cause,
+        np.zeros(split.size, np.bool_),
     )
-    parts = (replace(gaps, end=end), rest)
+    return _join_gaps(replace(gaps, end=end), rest)
+
+
+def _join_gaps(*parts: _Gaps) -> _Gaps:
+    """Return the rows of several tables of gaps in order of start."""
     order = np.argsort(np.concatenate([part.start for part in parts]), kind="stable")
     names = [field.name for field in fields(_Gaps)]
     return _Gaps(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in names))
+
+
+def _mark_unrecorded(view: RankView, gaps: _Gaps) -> _Gaps:
+    """Return the gaps; those during which the device may have done what was not recorded have the cause ``unrecorded``.
+
+    These are the time before the first activity if it did not start soon after its launch; a gap soon thereafter inside
+    a long call that copies, which waits for all earlier work; and the time after the last activity from the first
+    launch call on whose activity is missing.
+    """
+    first = view.activities.row(0, named=True)
+    is_behind = first["launch_end"] is None or first["ts"] - first["launch_end"] > _LAUNCH_LATENCY_NS
+    unrecorded = (gaps.start < view.busy.starts[0]) & is_behind
+    calls = view.blocking_copies
+    if calls.height:
+        at = np.searchsorted(calls["ts"].to_numpy(), gaps.start, side="right") - 1
+        inside = (at >= 0) & (calls["end"].to_numpy()[at] >= gaps.end)
+        begins = view.busy.before(gaps.start) <= _BEGIN_SHARE * (gaps.end - gaps.start)
+        unrecorded |= inside & begins & (gaps.cause == CAUSES.index("device"))
+    gaps.cause[unrecorded] = CAUSES.index("unrecorded")
+    launches = view.unlinked_launches
+    launches = launches[launches >= view.busy.ends[-1]]
+    if not launches.size:
+        return gaps
+    is_last = (gaps.start >= view.busy.ends[-1]) & (gaps.end > launches[0])
+    return _split_rows(
+        gaps, is_last, np.maximum(gaps.start, launches[0]), "unrecorded", np.full(len(gaps.start), -1)
+    )
+
+
+def _share_gaps(stalls: Mapping[str, Intervals], gaps: _Gaps) -> _Gaps:
+    """Return the gaps that the host causes divided among its stalls, by the time in which each overlaps them.
+
+    What no stall covers keeps the cause of the gap, unless that is one of the stalls: then the host was launching.
+    """
+    is_host = (gaps.cause <= CAUSES.index("launch")) & ~gaps.is_late_effect
+    host = gaps.select(is_host)
+    rest = Intervals.of(host.start, host.end)
+    parts = [gaps.select(~is_host)]
+    shared = [name for name in CAUSES if name in stalls and name not in ("compute", "sync")]
+    for name in shared:
+        covered = rest & stalls[name]
+        parts.append(host.cut(covered, CAUSES.index(name)))
+        rest = rest - covered
+    remainder = host.cut(rest, None)
+    is_stall = np.isin(remainder.cause, [CAUSES.index(name) for name in shared])
+    remainder.cause[is_stall] = CAUSES.index("launch")
+    return _join_gaps(*parts, remainder)
 
 
 def _measure_stalls(
@@ -250,29 +325,36 @@ def _measure_stalls(
     return stall_ns, stall
 
 
-def _extend_stalls(gaps: _Gaps) -> NDArray[np.bool_]:
-    """Attribute gaps that late launches end to an earlier host stall, until these gaps add up to the time of the stall.
+def _extend_stalls(gaps: _Gaps) -> _Gaps:
+    """Attribute gaps that late launches end to an earlier host stall, until they add up to the time of the stall.
 
-    Returns a mask of the gaps whose stall was over before they began.
+    The last of these gaps is split: what exceeds the time of the stall keeps its cause.
     """
-    cause, event, gap, stall_ns = gaps.cause, gaps.event, gaps.end - gaps.start, gaps.stall_ns
+    cause, event, gap, stall_ns = gaps.cause.copy(), gaps.event.copy(), gaps.end - gaps.start, gaps.stall_ns
     launch = CAUSES.index("launch")
     # The device may have had work during all of a stall: then no gap is its own.
     is_hidden = (cause == launch) & (2 * stall_ns > gap)
     cause[is_hidden] = gaps.stall[is_hidden]
-    is_late_effect: NDArray[np.bool_] = is_hidden.copy()
+    is_late_effect = is_hidden.copy()
+    due_ns = np.where(is_hidden, stall_ns, gap)
+    is_launched = gaps.following >= 0
     places = np.flatnonzero(cause < launch)
     rest, previous = 0, -1
     for i, place in enumerate(places.tolist()):
         rest = max(0, (rest if cause[place] == previous else 0) + int(stall_ns[place] - gap[place]))
         previous = cause[place]
         end = int(places[i + 1]) if i + 1 < len(places) else len(gap)
-        rows = place + 1 + np.flatnonzero(cause[place + 1 : end] == launch)
+        rows = place + 1 + np.flatnonzero(is_launched[place + 1 : end] & (cause[place + 1 : end] == launch))
         before = np.cumsum(gap[rows]) - gap[rows]
-        due = rows[before < rest]
+        is_due = before < rest
+        due = rows[is_due]
         cause[due], event[due], is_late_effect[due] = cause[place], event[place], True
+        due_ns[due] = rest - before[is_due]
         rest = max(0, rest - int(gap[rows].sum()))
-    return is_late_effect
+    extended = replace(gaps, cause=cause, event=event, is_late_effect=is_late_effect)
+    return _split_rows(
+        extended, is_late_effect & (gap - due_ns >= MIN_GAP_NS), gaps.start + due_ns, "launch", gaps.event
+    )
 
 
 def _find_next_activities(view: RankView, times: NDArray[np.int64]) -> NDArray[np.int64]:

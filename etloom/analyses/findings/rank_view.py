@@ -46,8 +46,17 @@ COMPILES = (
 )
 _ALLOCATING_OPERATORS = rf"^aten::(?:(?:empty|new_empty|resize_){categories.WORD}*|set_)$"
 """Matches operators that only allocate: if one takes long, it initializes the device or waits for the allocator."""
+_METADATA_OPERATORS = (
+    r"^aten::(?:(?:_?unsafe_)?(?:view|split|chunk|unbind|unflatten|flatten|reshape|narrow|select|slice|unfold|t|expand"
+    r"|permute|transpose|squeeze|unsqueeze|movedim|swapaxes|diagonal|tensor_split)(?:_as|_dtype|_with_sizes|_copy_to)?_?"
+    r"|(?:_?reshape_alias|as_strided_?|alias|detach_?|to|lift_fresh|type_as|contiguous|unflatten_dense_tensors"
+    r"|numpy_T|mT|mH|real|imag|view_as_(?:real|complex)|is_nonzero|size|stride|dim|numel|result_type|set_data))$"
+)
+"""Matches operators that make views or read facts of tensors: they have nothing to compute or move."""
 _BLOCKS = r"(?i)synchronize|memcpy|wait|query"
 """Matches calls of the runtime that may wait for the device."""
+_COPIES = r"(?i)memcpy"
+_LAUNCHES = r"(?i)launch"
 _OVERHEAD = r"^(?:Activity Buffer|Buffer Flush|Instrumentation|CUPTI|Resource$)"
 _PROFILER = (
     r"torch/(?:autograd/)?profiler(?:/profiler)?\.py\(\d+\): "
@@ -367,6 +376,25 @@ class RankView:
         return arrays.make_frame({name: values[by_end] for name, values in columns.items()})
 
     @shared_property
+    def blocking_copies(self) -> pl.DataFrame:
+        """Calls of `LONG_PAUSE_NS` or more that copy, by start; columns as in `find_host_events`."""
+        is_long = self._durations >= LONG_PAUSE_NS
+        rows = np.flatnonzero(self._mask_host_events(categories.RUNTIME_CATEGORIES) & is_long)
+        calls = self._take_host_events(rows)
+        return calls.filter(pl.col("name").str.contains(_COPIES)).sort("ts")
+
+    @shared_property
+    def unlinked_launches(self) -> np.ndarray:
+        """The starts of the launch calls without a recorded GPU activity, ascending."""
+        rows = np.flatnonzero(
+            self._mask_host_events(categories.RUNTIME_CATEGORIES) & self.match_events(_LAUNCHES)
+        )
+        linked = np.zeros(self.trace.events.height + 1, np.bool_)
+        linked[self.find_rows(self.trace.launches["launch"])] = True
+        starts: np.ndarray = self.trace.events["ts"].to_numpy()[rows[~linked[rows]]]
+        return np.sort(starts)
+
+    @shared_property
     def data_loads(self) -> pl.DataFrame:
         """Host events that wait for the data loader (of nested events the outermost), columns as in
         `find_host_events`."""
@@ -486,7 +514,9 @@ class RankView:
         is_long = self._mask_host_events(categories.OPERATOR_CATEGORIES) & (self._durations >= MIN_COMPUTE_NS)
         rows = np.flatnonzero(is_long & ~self._calls_the_runtime)
         names = CodedColumn(take_rows(self.trace.events["name"], rows))
-        is_excluded = names.match_pattern(f"{_ALLOCATING_OPERATORS}|{categories.COMMUNICATION_CALL}")
+        is_excluded = names.match_pattern(
+            f"{_ALLOCATING_OPERATORS}|{_METADATA_OPERATORS}|{categories.COMMUNICATION_CALL}"
+        )
         rows = rows[names.match_pattern("^aten::") & ~is_excluded]
         # The last entry is for events without a parent.
         is_candidate = np.zeros(len(self.parents) + 1, np.bool_)

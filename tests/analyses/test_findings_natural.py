@@ -1,0 +1,117 @@
+"""Causes in recordings as people make them: cold starts, engines that run ahead, gaps with several causes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import etloom
+from etloom.analyses.findings.gaps import MIN_GAP_NS
+from etloom.analyses.findings.rank_view import RankView
+from etloom.core.intervals import Intervals
+from support.examples import examples
+from support.small_traces import RankBuilder, find_rows
+
+LOAD = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def measure_causes(path: Path) -> dict[str, int]:
+    """The idle time of rank 0 by cause, ns."""
+    gaps = RankView(etloom.link(etloom.open(path)[0])).gaps
+    return dict(gaps.group_by(pl.col("cause").cast(pl.String)).agg(pl.col("gap_ns").sum()).iter_rows())
+
+
+def test_idle_time_inside_slow_launch_calls_is_that_of_the_calls(data: Path) -> None:
+    path = data / "cases/turn3/lazy_launch.json"
+    assert measure_causes(path) == {"call": pytest.approx(40e6 - 150e3, abs=20e3)}
+    rows = etloom.analyze(etloom.open(path), "findings", min_pct=0)
+    assert rows["pattern"].to_list() == ["slow-calls"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "call_us", "cause"), [(50, 3_000, "call"), (130, 3_000, "call"), (50, 600, "launch")]
+)
+def test_a_gap_belongs_to_the_launch_until_it_returns(
+    begin: int, call_us: int, cause: str, tmp_path: Path
+) -> None:
+    """The device works from 10 to 110; the call that launches its next work begins before or after that."""
+    end = begin + call_us
+    run = RankBuilder().step(1, 0, end + 200).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    run.op("aten::mm", begin - 5, call_us + 10).kernel(begin, end - 2, 150, call_us=call_us)
+    gaps = RankView(etloom.link(run.trace(tmp_path))).gaps
+    between = gaps.filter(
+        pl.col("end") - gaps["start"].min() < 1000 * end, pl.col("start") - gaps["start"].min() >= 100_000
+    )
+    inside = between.filter(pl.col("cause") == cause)["gap_ns"].sum()
+    assert inside == 1000 * (end - 2 - max(begin if cause == "call" else 0, 110))
+    assert gaps.filter(pl.col("cause") == "device").is_empty()
+
+
+def test_time_before_the_first_device_event_is_unknown(data: Path) -> None:
+    path = data / "cases/turn3/device_behind_at_start.json"
+    assert measure_causes(path) == {"unrecorded": 20_000_000}
+    rows = etloom.analyze(etloom.open(path), "findings", min_pct=0)
+    assert rows["pattern"].to_list() == ["unrecorded-time"] and "unknown, not idle" in rows["title"][0]
+
+
+def test_unknown_time_comes_after_every_cause(tmp_path: Path) -> None:
+    run = RankBuilder().op("aten::mm", 0, 20).kernel(5, 9_000, 100)
+    run.op("aten::mm", 9_200, 20).kernel(9_205, 9_210, 10)
+    rows = etloom.analyze(run.trace(tmp_path), "findings", min_pct=0)
+    assert rows["pattern"].to_list()[-1] == "unrecorded-time" and rows.height > 1
+
+
+def test_work_that_was_launched_and_not_recorded_is_no_idle_time_at_the_end(tmp_path: Path) -> None:
+    run = RankBuilder().step(1, 0, 9_000).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    run.op("cudaLaunchKernel", 3_000, 10, "cuda_runtime", correlation=77)
+    gaps = RankView(etloom.link(run.trace(tmp_path))).gaps
+    assert gaps.filter(pl.col("cause") == "unrecorded")["gap_ns"].to_list() == [6_000_000]
+
+
+def test_operators_that_make_views_do_not_compute(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "cases/turn3/views_only/kineto_views.json"), "findings")
+    assert rows["pattern"][0] == "launch-bound" and "host-compute" not in rows["pattern"]
+
+
+def test_a_gap_after_the_last_kernel_is_no_data_loading(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "cases/turn3/trailing_gap.json.gz"), "findings", min_pct=0)
+    costs = dict(rows.select("pattern", "cost_ns").iter_rows())
+    assert rows["pattern"][0] == "idle-host" and costs["idle-host"] > 110e6
+    assert costs["data-loading"] <= 620_000
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.lists(st.tuples(st.integers(0, 4_000), st.integers(20, 3_000)), min_size=1, max_size=4),
+    st.integers(500, 6_000),
+)
+def test_a_gap_is_shared_by_overlap(
+    tmp_path_factory: pytest.TempPathFactory, loads: list[tuple[int, int]], launch: int
+) -> None:
+    run = RankBuilder().step(1, 0, launch + 300).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    for start, duration in loads:
+        run.op(LOAD, 120 + start, duration, "user_annotation", thread=start)
+    run.op("aten::mm", launch - 5, 20).kernel(launch, launch + 5, 290)
+    trace = run.trace(tmp_path_factory.mktemp("run"))
+    gaps = RankView(etloom.link(trace)).gaps
+    starts, durations = (1000 * pl.Series(values) for values in zip(*loads, strict=True))
+    base = trace.events["ts"].min()
+    assert base is not None
+    idle = Intervals.of([base + 110_000], [base + 1000 * launch + 5_000])  # type: ignore[operator]
+    loading = Intervals.of(base + 120_000 + starts, base + 120_000 + starts + durations) & idle
+    shared = gaps.filter((pl.col("cause") == "data") & ~pl.col("is_late_effect"))["gap_ns"].sum()
+    assert abs(shared - loading.total) <= 2 * (len(loads) + 1) * MIN_GAP_NS
+    assert gaps["gap_ns"].sum() <= idle.total + 20_000
+
+
+def test_slow_calls_of_a_cold_recording_come_first(tmp_path: Path) -> None:
+    run = RankBuilder().step(1, 0, 60_000).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    for number in range(5):
+        at = 200 + 10_000 * number
+        run.op("aten::mm", at, 9_500).kernel(at + 5, at + 9_400, 500, call_us=9_400)
+    assert [row["pattern"] for row in find_rows(run.trace(tmp_path), "slow-calls")] == ["slow-calls"]
+    assert find_rows(run.trace(tmp_path), "device-waits") == []
