@@ -100,11 +100,12 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     cause, responsible = _attribute_gaps(view, stalls, starts, until, late, is_last)
     stalls["sync"] = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
     exposed = view.activity.times["communication"] - view.activity.times["computation"]
-    stall_ns, stall = _measure_stalls(
-        {name: times - exposed for name, times in stalls.items()}, late & ~is_last & ~in_call, until
-    )
+    blocked = {name: times - exposed for name, times in stalls.items()}
+    stall_ns, stall = _measure_stalls(blocked, late & ~is_last & ~in_call, until)
+    hidden_ns = np.maximum(stall_ns - union(blocked.values()).covered(starts, until), 0)
     event = np.where(responsible < 0, launch, responsible)
-    gaps = _Gaps(starts, ends, cause, event, following, stall_ns, stall, np.zeros(len(starts), np.bool_))
+    is_late_effect = np.zeros(len(starts), np.bool_)
+    gaps = _Gaps(starts, ends, cause, event, following, stall_ns, hidden_ns, stall, is_late_effect)
     gaps = _split_rows(
         gaps, late & ~is_last & (ends - returned > _LAUNCH_LATENCY_NS), returned, "device", launch
     )
@@ -134,6 +135,7 @@ class _Gaps:
         event: the responsible call, -1 for none.
         following: the row of the activity after the gap, -1 for none.
         stall_ns: how long the host stalled after the late launch that ended the previous gap.
+        hidden_ns: the part of that time before the gap, while the device still worked.
         stall: its longest cause.
         is_late_effect: whether the stall that caused the gap was over before it began.
     """
@@ -144,6 +146,7 @@ class _Gaps:
     event: NDArray[np.int64]
     following: NDArray[np.int64]
     stall_ns: NDArray[np.int64]
+    hidden_ns: NDArray[np.int64]
     stall: NDArray[np.int64]
     is_late_effect: NDArray[np.bool_]
 
@@ -250,6 +253,7 @@ def _split_rows(
         event[split],
         gaps.following[split],
         np.zeros(split.size, np.int64),
+        np.zeros(split.size, np.int64),
         launch_cause,
         np.zeros(split.size, np.bool_),
     )
@@ -333,10 +337,10 @@ def _extend_stalls(gaps: _Gaps) -> _Gaps:
     cause, event, gap, stall_ns = gaps.cause.copy(), gaps.event.copy(), gaps.end - gaps.start, gaps.stall_ns
     launch = CAUSES.index("launch")
     # The device may have had work during all of a stall: then no gap is its own.
-    is_hidden = (cause == launch) & (2 * stall_ns > gap)
+    is_hidden = (cause == launch) & (2 * gaps.hidden_ns > gap)
     cause[is_hidden] = gaps.stall[is_hidden]
     is_late_effect = is_hidden.copy()
-    due_ns = np.where(is_hidden, stall_ns, gap)
+    due_ns = np.where(is_hidden, gaps.hidden_ns, gap)
     is_launched = gaps.following >= 0
     places = np.flatnonzero(cause < launch)
     rest, previous = 0, -1
