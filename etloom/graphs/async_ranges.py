@@ -38,7 +38,7 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 OPTIMIZER_PATTERN = r"^Optimizer\.step"
 _WAIT_OPERATOR = r"(?i)::_?wait"
 _FINALIZATION = r"^torch\.distributed\.ddp\.reducer::"
-_ENGINE = r"^autograd::engine::|^torch::autograd::|^c10d::|^DistributedDataParallel|^FSDP::"
+_ENGINE = r"^autograd::engine::|^torch::autograd::|^DistributedDataParallel|^FSDP::"
 """Events that order work: what they do themselves, between the operators inside them, may be a wait."""
 _NEVER = np.iinfo(np.int64).max
 _MAX_LATER_PAUSES = 8
