@@ -116,3 +116,29 @@ def test_slow_calls_of_a_cold_recording_come_first(tmp_path: Path) -> None:
         run.op("aten::mm", at, 9_500).kernel(at + 5, at + 9_400, 500, call_us=9_400)
     assert [row["pattern"] for row in find_rows(run.trace(tmp_path), "slow-calls")] == ["slow-calls"]
     assert find_rows(run.trace(tmp_path), "device-waits") == []
+
+
+def test_products_at_a_small_share_of_the_roofline_are_a_cause(data: Path) -> None:
+    rows = etloom.analyze(
+        etloom.open(data / "cases/turn3/slow_gemm.json"), "findings", pattern="slow-operators"
+    )
+    assert rows["cost_ns"].to_list() == [pytest.approx(28.6e6, abs=0.05e6)]
+    assert rows["operator"][0] == "aten::mm" and "4.6 %" in rows["title"][0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "duration_us", "is_slow"),
+    [("c10::BFloat16", 200_000, True), ("c10::BFloat16", 10_000, False), ("float", 200_000, False)],
+)
+def test_products_in_an_emulated_type_are_a_cause(
+    dtype: str, duration_us: int, is_slow: bool, tmp_path: Path
+) -> None:
+    """A product of 302 MFLOP: 1.5 GFLOP/s in 200 ms, 30 in 10 ms."""
+    run = RankBuilder().step(1, 0, 10 * duration_us)
+    shapes = {"Input Dims": [[1024, 192], [192, 768]], "Input type": [dtype, dtype]}
+    for number in range(8):
+        run.op("aten::mm", number * duration_us, duration_us - 10, **shapes)
+    rows = etloom.analyze(run.trace(tmp_path), "findings", pattern="slow-operators", min_pct=0)
+    assert rows.height == is_slow
+    if is_slow:
+        assert rows["confidence"][0] == "medium" and rows["cost_ns"][0] == pytest.approx(1.52e9, rel=0.02)

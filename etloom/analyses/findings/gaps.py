@@ -298,14 +298,19 @@ def _share_gaps(stalls: Mapping[str, Intervals], gaps: _Gaps) -> _Gaps:
     """Return the gaps that the host causes divided among its stalls, by the time in which each overlaps them.
 
     What no stall covers keeps the cause of the gap, unless that is one of the stalls: then the host was launching.
+    After a wait for the device the host would not be late without the wait, however long it pauses then.
     """
     is_host = (gaps.cause <= CAUSES.index("launch")) & ~gaps.is_late_effect
     host = gaps.select(is_host)
     rest = Intervals.of(host.start, host.end)
+    is_released = np.isin(host.cause, (CAUSES.index("copy"), CAUSES.index("sync")))
+    released = Intervals.of(host.start[is_released], host.end[is_released])
     parts = [gaps.select(~is_host)]
     shared = [name for name in CAUSES if name in stalls and name not in ("compute", "sync")]
     for name in shared:
         covered = rest & stalls[name]
+        if name in ("pause", "call"):
+            covered = covered - released
         parts.append(host.cut(covered, CAUSES.index(name)))
         rest = rest - covered
     remainder = host.cut(rest, None)
