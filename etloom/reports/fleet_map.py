@@ -29,9 +29,11 @@ MAX_OUTLIERS = 50
 DRAWN_OUTLIERS = 6
 """Outliers whose timelines are drawn, next to that of a typical rank."""
 MIN_EXCESS = 0.02
-"""An outlier takes at least this share longer than the median rank ..."""
+"""An outlier takes at least this share longer than the median rank of its kind ..."""
 OUTLIER = 5.0
 """... and exceeds it by this many standard deviations, estimated from the median deviation."""
+KIND_SHARE = 0.25
+"""Share of the ranks that have a kind of their own if their times differ from those of the others."""
 _NO_DATA, _LEVELS = 255, 254
 _NORMAL = 1.4826  # standard deviations per median deviation, of a normal distribution
 
@@ -94,27 +96,52 @@ def measure_fleet(times: pl.DataFrame, hosts: Mapping[int, str | None]) -> Fleet
 def _find_outliers(
     ranks: NDArray[np.int64], excess: NDArray[np.float64], hosts: Mapping[int, str | None]
 ) -> tuple[int, pl.DataFrame]:
-    """Return the rank closest to the median, and a table of slow outliers: rank, host, excess_pct, slow_steps."""
+    """Return the rank closest to the median, and a table of slow outliers: rank, host, excess_pct, slow_steps.
+
+    Ranks may have roles that take different times (stages of a pipeline, experts), so a rank is compared with the ranks
+    of its kind: see `_divide_into_kinds`. excess_pct is relative to their median.
+    """
     with np.errstate(all="ignore"):
         known = ~np.isnan(excess).all(axis=1)
         usual = np.full(len(ranks), np.nan)
         usual[known] = np.nanmedian(excess[known], axis=1)
-    center = np.nanmedian(usual)
-    spread = _NORMAL * np.nanmedian(np.abs(usual - center))
-    limit = max(MIN_EXCESS, OUTLIER * spread)
+    typical = int(ranks[np.nanargmin(np.abs(usual - np.nanmedian(usual)))])
+    center, limit = _divide_into_kinds(usual)
     rows = np.flatnonzero(np.nan_to_num(usual - center) > limit)
-    rows = rows[np.argsort(-usual[rows], kind="stable")]
-    typical = int(ranks[np.nanargmin(np.abs(usual - center))])
+    above = (1 + usual) / (1 + center) - 1
+    rows = rows[np.argsort(-above[rows], kind="stable")]
     outliers = pl.DataFrame(
         {
             "rank": ranks[rows],
             "host": [hosts.get(rank) for rank in ranks[rows].tolist()],
-            "excess_pct": 100 * usual[rows],
-            "slow_steps": (np.nan_to_num(excess[rows]) > limit).sum(axis=1),
+            "excess_pct": 100 * above[rows],
+            "slow_steps": (np.nan_to_num(excess[rows] - center[rows, None]) > limit[rows, None]).sum(axis=1),
         },
         schema={"rank": pl.Int64, "host": pl.String, "excess_pct": pl.Float64, "slow_steps": pl.Int64},
     )
     return typical, outliers
+
+
+def _divide_into_kinds(usual: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the usual time of the kind of each rank, and by how much more a rank of the kind is an outlier.
+
+    A kind is a quarter or more of the ranks without a gap of `MIN_EXCESS` between their times. Other ranks belong to
+    the next faster kind, or to the slower one if there is none. Both are those of all ranks if there is one kind.
+
+    Args:
+        usual: The time of each rank relative to the median rank, less 1; NaN if unknown.
+    """
+    order = np.argsort(usual, kind="stable")
+    order = order[~np.isnan(usual[order])]
+    clusters = np.split(order, np.flatnonzero(np.diff(usual[order]) > MIN_EXCESS) + 1)
+    kinds = [cluster for cluster in clusters if len(cluster) >= KIND_SHARE * len(order)]
+    if len(kinds) < 2:
+        kinds = [order]
+    centers = np.array([np.median(usual[kind]) for kind in kinds])
+    spreads = np.array([np.median(np.abs(usual[kind] - np.median(usual[kind]))) for kind in kinds])
+    lowest = np.array([usual[kind].min() for kind in kinds])
+    kind = np.clip(np.searchsorted(lowest, np.nan_to_num(usual), side="right") - 1, 0, None)
+    return centers[kind], np.maximum(MIN_EXCESS, OUTLIER * _NORMAL * spreads)[kind]
 
 
 def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> str:
@@ -128,7 +155,8 @@ def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Se
     outliers = fleet.outliers
     if outliers.height:
         listed = ", ".join(map(str, outliers["rank"].head(MAX_OUTLIERS).sort()))
-        summary = f"{count_noun(outliers.height, 'rank')} take longer than the others: {listed}"
+        verb = "takes" if outliers.height == 1 else "take"
+        summary = f"{count_noun(outliers.height, 'rank')} {verb} longer than others of the same kind: {listed}"
         summary += ", ..." if outliers.height > MAX_OUTLIERS else ""
     else:
         summary = "No rank takes notably longer than the others."

@@ -76,6 +76,32 @@ def test_ranks_that_take_longer_in_most_steps_are_outliers() -> None:
     assert fleet.notable_ranks == [40, 77, fleet.typical]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_rank_is_compared_with_its_kind(seed: int) -> None:
+    """Ranks of one to three kinds, of which one or two ranks take 10 to 60 % longer than the others of their kind."""
+    dice = np.random.default_rng(seed)
+    kinds = dice.integers(1, 4)
+    kind = np.arange(48) % kinds
+    own = 10_000 * (1 + 0.25 * kind[:, None]) * (1 + 0.003 * dice.standard_normal((48, 6)))
+    slow = dice.choice(48, dice.integers(1, 3), replace=False)
+    factors = dice.choice([1.1, 1.6], len(slow))
+    own[slow] *= factors[:, None]
+    outliers = measure(np.round(own).astype(np.int64)).outliers.sort("rank")
+    assert outliers["rank"].to_list() == sorted(slow.tolist())
+    # A rank that is slower than the next kind is compared with that one.
+    for rank, factor in zip(slow.tolist(), factors.tolist(), strict=True):
+        level = own[rank].mean() / (10_000 * (1 + 0.25 * np.arange(kinds)))
+        excess = outliers.filter(pl.col("rank") == rank)["excess_pct"][0]
+        assert excess == pytest.approx(100 * level[level > 1.02].min() - 100, abs=2), factor
+
+
+def test_the_slow_rank_of_a_fleet_with_two_kinds_is_named(data: Path) -> None:
+    run = etloom.open(data / "cases/turn3/fleet_bimodal/run")
+    fleet = measure_fleet(etloom.analyze(run, "temporal-breakdown"), NO_HOSTS)
+    assert fleet is not None and fleet.outliers["rank"].to_list() == [20]
+    assert fleet.outliers["excess_pct"][0] == pytest.approx(47, abs=3)
+
+
 def test_equal_ranks_have_no_outliers_and_few_ranks_no_map() -> None:
     assert measure(np.full((MIN_RANKS, 3), 1000)).outliers.is_empty()
     assert measure_fleet(make_times(np.full((MIN_RANKS - 1, 3), 1000)), NO_HOSTS) is None
@@ -122,7 +148,7 @@ def test_the_page_of_many_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_
     drawn = re.findall(r'data-rank="(\d+)"', page)
     assert drawn[:2] == ["9", "5"] and len(drawn) == 4
     assert f"rank {DRAWN_OUTLIERS}" not in drawn
-    assert "2 ranks take longer than the others: 5, 9" in page
+    assert "2 ranks take longer than others of the same kind: 5, 9" in page
     data = read_data(page)
     assert data["drawn"] == list(map(int, drawn))
     assert data["hosts"]["9"] == "rack2-node4"
