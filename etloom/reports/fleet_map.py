@@ -156,7 +156,9 @@ def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Se
     if outliers.height:
         listed = ", ".join(map(str, outliers["rank"].head(MAX_OUTLIERS).sort()))
         verb = "takes" if outliers.height == 1 else "take"
-        summary = f"{count_noun(outliers.height, 'rank')} {verb} longer than others of the same kind: {listed}"
+        summary = (
+            f"{count_noun(outliers.height, 'rank')} {verb} longer than others of the same kind: {listed}"
+        )
         summary += ", ..." if outliers.height > MAX_OUTLIERS else ""
     else:
         summary = "No rank takes notably longer than the others."

@@ -1,0 +1,85 @@
+"""Find DistributedDataParallel's broadcasts of the model's buffers, on the host and on the device, in each forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.findings.finding import DEVICE, HOST, Finding, format_times, sum_findings, sum_places
+from etloom.analyses.findings.rank_view import RankView
+from etloom.core import categories
+
+SCOPE = "rank"
+MIN_FORWARDS = 2
+"""The first forward of a model may broadcast what later ones do not."""
+_FORWARD = r"^DistributedDataParallel\.forward"
+_BROADCAST = r"^c10d::_?broadcast"
+_SYNCHRONIZATION = rf"{_BROADCAST}|^aten::(?:_?(?:un)?flatten_dense_tensors|cat|copy_)$|^record_param_comms$"
+"""Operators of which the synchronization of buffers consists."""
+_ADVICE = (
+    "DistributedDataParallel(..., broadcast_buffers=False) if the ranks may keep buffers of their own (running "
+    "statistics of batch norms), or SyncBatchNorm; else fewer buffers"
+)
+
+
+def find(view: RankView) -> Iterator[Finding]:
+    regions = _find_regions(view)
+    if regions.height < MIN_FORWARDS:
+        return
+    work = view.activities
+    at = (
+        np.searchsorted(regions["start"].to_numpy(), work["launch_ts"].fill_null(-1).to_numpy(), side="right")
+        - 1
+    )
+    inside = (at >= 0) & (work["launch_ts"].fill_null(-1).to_numpy() < regions["end"].to_numpy()[at])
+    device = work.filter(pl.Series(inside)).select(
+        "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
+    )
+    findings = [
+        *sum_places(view, regions, _describe, confidence="medium", advice=_ADVICE, tracks=HOST, by="name"),
+        *sum_places(view, device, _describe, confidence="medium", advice=_ADVICE, tracks=DEVICE, by="name"),
+    ]
+    if findings:
+        count = format_times(regions.height)
+        yield sum_findings(
+            findings,
+            f"DistributedDataParallel broadcasts the buffers of the model before its forward, {count}",
+        )
+
+
+def _describe(row: dict[str, object]) -> str:
+    return "buffers are broadcast"
+
+
+def _find_regions(view: RankView) -> pl.DataFrame:
+    """Return a row per forward that begins with broadcasts of buffers, as for `sum_places`: until its first other
+    operator."""
+    if not view.match_events(_BROADCAST).any():
+        return pl.DataFrame(schema={"start": pl.Int64, "end": pl.Int64})
+    forwards = view.find_host_events(_FORWARD, categories.ANNOTATION_CATEGORIES)
+    operators = view.find_host_events("", categories.OPERATOR_CATEGORIES)
+    children = operators.join(forwards.select(forward="id"), left_on="parent", right_on="forward").sort("ts")
+    is_part = pl.col("name").str.contains(_SYNCHRONIZATION)
+    is_first = is_part.cast(pl.Int8).cum_min().over("parent") == 1
+    return (
+        children.filter(is_first)
+        .group_by("parent", maintain_order=True)
+        .agg(
+            start=pl.col("ts").first(),
+            end=pl.col("end").max(),
+            event=pl.col("id").first(),
+            step=pl.col("step").first(),
+            is_broadcast=pl.col("name").str.contains(_BROADCAST).any(),
+        )
+        .filter("is_broadcast")
+        .select(
+            "start",
+            "end",
+            "event",
+            "step",
+            name=pl.lit("c10d::broadcast_"),
+            cost_ns=pl.col("end") - pl.col("start"),
+        )
+    )
