@@ -563,3 +563,18 @@ def test_operators_without_flops_are_named(tmp_path: Path) -> None:
         "etloom: the flops of up to 75.0 % of the time of matrix operations are unknown: both utilizations are "
         "underestimated; see `etloom analyze flops`\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "bytes_per_call"),
+    [
+        ("min_of_two_tensors", "aten::min", 6_291_456),
+        ("norm_backward_bytes", "aten::native_layer_norm_backward", 1_769_536),
+        ("norm_backward_bytes", "aten::native_group_norm_backward", 1_573_312),
+        ("triton_in_place", "triton_poi_fused_addmm_gelu_view_15", 318_786_560),
+    ],
+)
+def test_bytes_that_operators_write(name: str, operator: str, bytes_per_call: int, data: Path) -> None:
+    """Gradients of weights, results of two-argument min and tensors that a fused kernel changes in place."""
+    table = etloom.analyze(etloom.open(data / f"cases/turn3/{name}.json"), "flops")
+    assert table.filter(pl.col("name") == operator)["bytes"].to_list() == [bytes_per_call]

@@ -101,6 +101,8 @@ def _rank_dtype_kind(dtype: str | None) -> int:
 def _reduction(each: int, call: Call) -> Cost:
     """Return the cost of a reduction; its bytes are a lower bound unless the dimensions of the result were recorded."""
     x = call.tensor(0)
+    if call.name in ("aten::min", "aten::max") and call.optional(1) is not None:
+        return _elementwise(2, 1, False, None, call)
     result = call.output()
     return Cost(
         each * x.numel,
@@ -147,14 +149,30 @@ def _normalisation(call: Call) -> Cost:
 
 def _normalisation_backward(call: Call) -> Cost:
     """Return the cost of the gradient of normalization, about 11 FLOPs per element, which includes two sums per
-    group."""
+    group.
+
+    The gradients of weight and bias are written unless the output mask says otherwise; the bias is not read.
+    """
     first, second = call.tensor(0), call.tensor(1)
     if first.shape != second.shape:
         raise NotRecorded
-    return Cost(
-        11 * first.numel,
-        add_or_none(count_bytes(*call.every()), count_bytes(Tensor(first.shape, first.dtype))),
-    )
+    weight_at = next((at for name, at in _WEIGHT_AT.items() if name in call.name), 2)
+    weight = call.optional(weight_at)
+    reads = [
+        tensor
+        for tensor in call.every()
+        if tensor is not call.optional(_LAYER_NORM_BIAS_AT) or weight_at != 5
+    ]
+    mask = call.value(len(call.tensors) - 1)
+    is_mask = isinstance(mask, list) and all(isinstance(entry, bool) for entry in mask)
+    gradients = sum(mask[1:]) if is_mask else 2
+    written = [Tensor(first.shape, first.dtype)] if not is_mask or mask[0] else []
+    written += [weight] * gradients if weight is not None else []
+    return Cost(11 * first.numel, add_or_none(count_bytes(*reads), count_bytes(*written)))
+
+
+_WEIGHT_AT, _LAYER_NORM_BIAS_AT = {"layer_norm": 5, "group_norm": 4, "rms_norm": 4}, 6
+"""The place of the weight among the arguments of the gradient of a normalization (of batch norms: 2)."""
 
 
 def _rms_norm(call: Call) -> Cost:
@@ -246,11 +264,16 @@ def _adam(call: Call) -> Cost:
 
 def _fused(call: Call) -> Cost:
     """Return the cost of a fused Triton kernel: its tensor arguments are each read or written once; its FLOPs are
-    unknown."""
+    unknown.
+
+    A pointwise kernel with a single tensor of the full size reads and writes that one in place.
+    """
     tensors = call.every()
     if not tensors:
         raise NotRecorded
-    return Cost(None, count_bytes(*tensors))
+    largest = max(tensors, key=lambda tensor: tensor.numel)
+    is_in_place = call.name.startswith(POINTWISE) and [t.numel for t in tensors].count(largest.numel) == 1
+    return Cost(None, count_bytes(*tensors, *([largest] if is_in_place else [])))
 
 
 def _make_formulas(names: str, arity: int, each: int = 1, result: str | None = None) -> dict[str, Formula]:
@@ -322,6 +345,7 @@ COPY: dict[str, Formula] = {
     **{f"aten::{name}": _fill for name in _FILLS},
     "aten::cat": _cat,
 }
+POINTWISE = "triton_poi_"
 FUSED = "triton_"
 """Prefix of operators that stand for one Triton kernel."""
 FUSED_FORMULA: Formula = _fused
