@@ -20,6 +20,8 @@ MAX_ROOFLINE = 0.15
 """Matrix operators of a reasonable size reach a larger share of the roofline."""
 MIN_CALL_NS = 50_000
 """Fixed costs of shorter calls may explain their share of the roofline."""
+MIN_BUSY = 0.5
+"""If less of the time is busy, slow operators are not what costs it."""
 MIN_SHARE = 0.05
 """Operators that take less than this share of the busy time are not reported."""
 NARROW_TYPES = ("c10::BFloat16", "c10::Half")
@@ -34,6 +36,8 @@ EMULATED = 0.25
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    if view.window is None or view.busy.total < MIN_BUSY * (view.window[1] - view.window[0]):
+        return
     try:
         calls = count_calls(view.trace)
         peaks = find_device_peaks(view.trace) if view.activity.basis == "device" else None
