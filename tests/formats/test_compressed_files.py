@@ -169,6 +169,7 @@ def test_each_file_is_claimed_by_one_reader(data: Path, own: Path) -> None:
         "vtrain",
         "straggler_what_if",
         "serving",
+        "serving_requests",
         "astra_sim",
         "flight_recorder",
     }  # not only traces
