@@ -218,7 +218,11 @@ def _split_by_rank(
         cost, count = (sum(getattr(finding, field) for _, finding in rest) for field in ("cost_ns", "count"))
         parts.append(Part(f"{len(rest):,} more", cost, count, gains.compute_gain(rest)))
     _, rank, finding = alone[0]
-    return _describe(name, rank, finding, sizes[rank]) | {"parts": _format_parts(parts)}
+    # Without a gain of their own, other ranks are late for the same reason, or nobody waits for them.
+    others = sum(1 for gain, _, _ in alone[1:] if gain is None or gain > 0)
+    others += len(by_cost[MAX_PLACES:]) if rest and parts[-1].job_gain_ns != 0 else 0
+    title = finding.title + registry.get("patterns", name).describe_others(others)
+    return _describe(name, rank, finding, sizes[rank]) | {"title": title, "parts": _format_parts(parts)}
 
 
 def _format_parts(parts: Sequence[Part]) -> str | None:

@@ -43,6 +43,11 @@ _TEXTS = {
 }
 
 
+def describe_others(count: int) -> str:
+    """Return the end of a title: how many more ranks the finding is about."""
+    return f"; {count} more {'rank delays' if count == 1 else 'ranks delay'} others" if count else ""
+
+
 def find(views: JobView) -> Iterator[tuple[int, Finding]]:
     """Yield a finding for each rank that is late at communications without having inherited its lateness from another
     rank."""
@@ -53,7 +58,7 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
     for (is_message, is_artifact), rows in sorted(late.group_by(*kinds)):
         ranks = rows.partition_by("rank", as_dict=True)
         for (rank,), rank_rows in sorted(ranks.items()):
-            finding = _describe_rank(views[rank], rank_rows, is_message, (len(ranks), len(views)))
+            finding = _describe_rank(views[rank], rank_rows, is_message, len(views))
             if is_artifact:
                 finding = replace(
                     finding, kind=f"{finding.kind}, later recording", confidence="low", is_artifact=True
@@ -69,10 +74,9 @@ def _describe_axis(rows: pl.DataFrame, job_size: int) -> str:
     return f" in its {axis} group" if axis and size is not None and size < job_size else ""
 
 
-def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, counts: tuple[int, int]) -> Finding:
-    """Return the finding on a late rank; ``counts``: the number of ranks that delay others, and the number of all
-    ranks."""
-    rank, (rank_count, job_size) = view.trace.rank, counts
+def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, job_size: int) -> Finding:
+    """Return the finding on a late rank of a job of ``job_size`` ranks."""
+    rank = view.trace.rank
     confidence, effect, advice = _TEXTS[is_message]
     reasons = _REASONS
     if view.activity.basis != "device":
@@ -80,8 +84,6 @@ def _describe_rank(view: RankView, rows: pl.DataFrame, is_message: bool, counts:
     totals = rows.group_by("reason").agg(pl.col("own_late_ns").sum())
     reason = reasons[totals.sort("own_late_ns", "reason", descending=(True, False))["reason"][0]]
     title = f"rank {rank} {effect} {format_times(rows.height)}{_describe_axis(rows, job_size)}: {reason}"
-    if rank_count > 1:
-        title = f"{title}; {rank_count - 1} more {'rank delays' if rank_count == 2 else 'ranks delay'} others"
     worst = rows.sort("own_late_ns", "start", descending=(True, False)).row(0, named=True)
     # Several ranks may wait at once: count that time once.
     lost = Intervals.of(rows["own_start"] - rows["own_late_ns"], rows["own_start"])
