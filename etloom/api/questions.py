@@ -240,11 +240,12 @@ def check(
 
 
 @verb
-def hangs(path: StrPath) -> HangReport:
+def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
     """Find the cause of a hang or crash in the Flight Recorder dumps of a job.
 
     Args:
         path: a folder with a dump of each rank, a run of ``etloom collect --watch``, or a stored run of dumps.
+        rank_pattern: regular expression for the names of dumps with one group, the rank.
 
     Returns:
         The result: ``.sentence`` names the ranks, the collective and who waits, ``.cause`` holds the evidence,
@@ -274,7 +275,7 @@ def hangs(path: StrPath) -> HangReport:
     if is_store(source) or is_stored_run(source):
         calls = calls_of_job(as_job(source)).require_dumps()
     else:
-        dumps, stats = read_dumps(source)
+        dumps, stats = read_dumps(source, rank_pattern)
         calls, problems = combine_calls(dumps), tuple(f"{row.name}: {row.example}" for row in stats)
     calls.require_numbers()
     if source.is_file() and calls.absent:

@@ -22,6 +22,7 @@ _MAX_PROBLEMS = 5
 
 @command(
     path_argument("A folder with the Flight Recorder dump of each rank, or a run of etloom collect --watch."),
+    click.Option(["--rank-pattern"], help="Regular expression for the file names, with one group: the rank."),
     click.Option(
         ["--top"],
         type=click.IntRange(min=0),
@@ -32,7 +33,7 @@ _MAX_PROBLEMS = 5
         ["--format", "-f"], type=click.Choice(["text", "json"]), default="text", help="Output format."
     ),
 )
-def hangs(path: Path, top: int, format: str) -> None:
+def hangs(path: Path, rank_pattern: str | None, top: int, format: str) -> None:
     """Find which ranks stopped or diverged, in which collective, and who waits for them.
 
     The first line is the answer; evidence and the divergences between ranks follow. Kinds: not arrived, crashed,
@@ -49,7 +50,7 @@ def hangs(path: Path, top: int, format: str) -> None:
     """
     import etloom
 
-    report = etloom.hangs(path)
+    report = etloom.hangs(path, rank_pattern=rank_pattern)
     for problem in report.problems[:_MAX_PROBLEMS]:
         print_message(problem)
     if len(report.problems) > _MAX_PROBLEMS:

@@ -131,8 +131,9 @@ def open_job(
         job.check_lossless()
     if warn:
         report_loss(job, path)
-    for example in job.stats.filter(name="job.other_runs")["example"]:
-        print_message(f"{path}: {example}")
+    for name in ("job.other_runs", "job.ranks_inferred"):
+        for example in job.stats.filter(name=name)["example"]:
+            print_message(f"{path}: {example}")
     return job
 
 

@@ -132,7 +132,7 @@ _FAMILIES = [
 _COMMUNICATION = [
     {"pattern": r"(?i)all_?reduce\w*_?(?:rms_?norm|norm|residual|fusion)", "computes": "normalisation"},
     {"pattern": r"(?i)(?:rms_?norm|residual)\w*_?all_?(?:reduce|gather)", "computes": "normalisation"},
-    {"pattern": r"^(?:void\s+)?(?:\w+::)*(?:userbuffers_|multimem_)"},
+    {"pattern": r"^(?:void\s+)?(?:\w+::)*(?:k?userbuffers_|multimem_)"},
 ]
 
 KNOWN_NAMES: dict[str, list[dict[str, str]]] = {

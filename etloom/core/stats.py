@@ -78,6 +78,12 @@ DECLARED_STATS = (
         "open the file separately",
     ),
     DeclaredStat(
+        "job.ranks_inferred",
+        "info",
+        "traces that state no rank; it is inferred from the numbers in which their paths differ",
+        "if the ranks are others, specify them with --rank-pattern",
+    ),
+    DeclaredStat(
         "job.ranks_numbered",
         "info",
         "devices of profiles of several hosts, numbered as ranks by file name and device",

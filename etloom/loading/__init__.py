@@ -1,6 +1,7 @@
 """Load runs: discover the traces of each rank, plan how to load them, then read, link and cache them.
 
 rank_discovery            the traces of a folder and their ranks; run.json of `etloom collect`: run_json
+rank_inference            ranks of traces that do not state them, by the numbers in their paths
 file_names, captures      ranks and stages in names of files; traces of the capture of device graphs
 folder_contents           the files of a folder: salvaged and converted copies, the workload card
 plan                      `LoadPlan`: for each rank where its tables come from and where they are kept
@@ -26,7 +27,7 @@ from etloom.loading import consistency
 from etloom.loading.captures import find_captures
 from etloom.loading.engines import LOCAL_ENGINE
 from etloom.loading.executor import add_rank_stats, execute_plan
-from etloom.loading.file_names import find_rank_in_name, list_ranked_files
+from etloom.loading.file_names import find_companion_rank, find_rank_in_name, list_ranked_files
 from etloom.loading.file_reading import Progress
 from etloom.loading.plan import LoadOptions, LoadPlan, plan_file, plan_ranks
 from etloom.loading.rank_discovery import DiscoveredRun, discover_ranks
@@ -76,7 +77,10 @@ def _number_by_name(job: Job, path: Path, rank_pattern: str | None) -> Job:
     if len(job) != 1 or job.stored is not None:
         return job
     (trace,) = job.values()
-    rank = find_rank_in_name(path, rank_pattern) if trace.rank is None else None
+    rank = None
+    if trace.rank is None:
+        rank = find_rank_in_name(path, rank_pattern)
+        rank = find_companion_rank(path) if rank is None and rank_pattern is None else rank
     # A number beyond the world counts something else, such as steps.
     if rank is None or rank >= int(trace.meta.get("world_size") or rank + 1):
         return job

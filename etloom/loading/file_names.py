@@ -13,9 +13,10 @@ _RANK_NAME_PATTERNS = tuple(
     re.compile(pattern)
     for pattern in (
         r"(?:^|[._-])(?:kineto(?:_trace)?|(?:torch|pytorch|chakra)_et|et|observer|trace|nsys|fr_trace|flight_recorder|dump)_(\d+)(?:\.|$)",
-        r"(?:^|[._-])rank[-_]?(\d+)(?!\d)",
+        r"(?:^|[._\[-])(?<!local[._-])rank[-_]?(\d+)(?!\d)",
         r"(?:^|[._-])worker[-_]?(\d+)(?!\d)",
         r"^\w+\.(\d+)\.et(?:\.gz)?$",
+        r"^nccl_trace_rank_.+_(\d+)$",
         # Chakra's collection scripts: host.3.json, device.3.json, linked.3.json, chakra_host_et.3.json.gz
         r"(?:^|[._-])(?:host|device|linked|kineto|et)[._-](\d+)\.json(?:\.gz|\.zst)?$",
     )
@@ -30,8 +31,8 @@ CAPTURE_NAME = re.compile(r"(?i)(?:^|[._-])capture(?:[._-]|$)[^/]*\.json(?:\.gz|
 CAPTURE_FOLDER = "capture_traces"
 _STAGE = re.compile(r"(?i)(?<![a-z])(?:decode|extend|prefill|mixed|target_verify|idle)(?![a-z])")
 """Stage of an engine in the name of a trace; SGLang writes one file per stage of a rank."""
-TENSOR_RANK = re.compile(r"(?:^|[-_.])TP-?(\d+)(?!.*[-_.]PP-?\d)(?=[-_.])")
-"""Matches the tensor-parallel rank in names of SGLang, which is the rank if the name states no pipeline rank."""
+_COMPANION = re.compile(r"profiler_info_(\d{1,9})\.json")
+"""Name of the file in which torch_npu states the rank of a folder of traces."""
 OTHER_PROCESS = re.compile(
     r"(?i)(?<![a-z])(async_llm|(?:de)?tokenizer(?:_manager)?|scheduler|engine_?core|api_?server|frontend)(?![a-z])"
 )
@@ -66,22 +67,43 @@ def _compile_rank_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def match_rank(path: Path, patterns: Iterable[re.Pattern[str]]) -> int | None:
+def match_rank(path: Path | str, patterns: Iterable[re.Pattern[str]]) -> int | None:
     """Return the rank in a file name by the first matching pattern; numbers of more than nine digits are ignored.
 
     Those are times.
     """
     for pattern in patterns:
-        match = pattern.search(path.name)
+        match = pattern.search(path if isinstance(path, str) else path.name)
         if match is None or match[1] is None or len(match[1]) > 9:
             continue
         if not match[1].isdecimal():
             raise InvalidValue(
-                f"the group of {pattern.pattern!r} matches {match[1]!r} in {path.name}; expected a number",
+                f"the group of {pattern.pattern!r} matches {match[1]!r} in {match.string}; expected a number",
                 remedy=_PATTERN_EXAMPLE,
                 option="rank_pattern",
             )
         return int(match[1])
+    return None
+
+
+def match_folder_rank(path: str, patterns: Iterable[re.Pattern[str]]) -> int | None:
+    """Return the rank in the nearest part of a path that has one, else in the whole path."""
+    patterns = tuple(patterns)
+    for name in reversed(Path(path).parts):
+        if (rank := match_rank(Path(name), patterns)) is not None:
+            return rank
+    return match_rank(path, patterns)
+
+
+def find_companion_rank(path: Path) -> int | None:
+    """Return the rank in the name of the only profiler_info_N.json in a trace's folder or the one above, else None."""
+    for folder in (path.parent, path.parent.parent):
+        try:
+            ranks = {int(match[1]) for file in folder.iterdir() if (match := _COMPANION.fullmatch(file.name))}
+        except OSError:
+            return None
+        if ranks:
+            return ranks.pop() if len(ranks) == 1 else None
     return None
 
 

@@ -20,11 +20,12 @@ _DUMP_NAME = re.compile(r"_dump_\d+$|flight_recorder_\d+(?:\.\w+)*$")
 _MAX_NAMED_FOLDERS = 5
 
 
-def read_dumps(path: Path) -> tuple[dict[int, DumpedCalls], list[Stat]]:
+def read_dumps(path: Path, rank_pattern: str | None = None) -> tuple[dict[int, DumpedCalls], list[Stat]]:
     """Read the Flight Recorder dump of each rank in a folder, or a single dump.
 
     Args:
         path: a folder with files such as _dump_3 or flight_recorder_3.json; or a run of ``etloom collect --watch``.
+        rank_pattern: regular expression for the file names with one group, the rank.
 
     Returns:
         rank -> its calls, and rows of stats: damage, unreadable files.
@@ -51,10 +52,12 @@ def read_dumps(path: Path) -> tuple[dict[int, DumpedCalls], list[Stat]]:
         except EtloomError as error:
             stats.append(Stat("job.unreadable_file", "error", 1, str(error)))
             continue
-        rank = find_rank_in_name(file)
+        rank = find_rank_in_name(file, rank_pattern)
         if rank is None:
             if len(files) > 1:
-                raise ReadError("the rank of the dump is unknown", where=file, remedy="name it _dump_<rank>")
+                raise ReadError(
+                    "the rank of the dump is unknown", where=file, remedy="specify it with --rank-pattern"
+                )
             rank = 0
         if rank in dumps:
             raise ReadError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import Any
 
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.schema import Stat
-from etloom.loading.file_names import TRACE_NAME
+from etloom.formats import detect_format
+from etloom.loading.file_names import CAPTURE_FOLDER, TRACE_NAME
 from etloom.loading.run_json import find_unfinished_recording
 
 _SALVAGED = ".salvaged"
+_RESULT_FOLDER = "ASCEND_PROFILER_OUTPUT"
+"""Folder with the trace of a rank, next to the raw data that it was made from."""
+_MAX_DEPTH = 6
+_MAX_FILES = 100_000
 _MAX_ENDINGS = 6
 """Endings of files that a message names."""
 
@@ -34,9 +40,35 @@ def list_files(folder: Path) -> list[Path]:
         raise ReadError(f"cannot be read: {error.strerror}", where=folder) from None
 
 
+def list_tree(folder: Path) -> list[Path]:
+    """Return the files and trace folders below a folder, sorted; of a folder of torch_npu its result only.
+
+    Raises:
+        ReadError: there are too many files.
+    """
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        depth = len(Path(parent).relative_to(folder).parts)
+        if _RESULT_FOLDER in folders:
+            folders[:], names = [_RESULT_FOLDER], []
+        elif depth >= _MAX_DEPTH:
+            folders.clear()
+        visible = [
+            Path(parent, name) for name in folders if not name.startswith(".") and name != CAPTURE_FOLDER
+        ]
+        traces = [path for path in visible if detect_format(path) is not None]
+        folders[:] = [path.name for path in visible if path not in traces]
+        files += traces + [Path(parent, name) for name in names if depth and not name.startswith(".")]
+        if len(files) > _MAX_FILES:
+            raise ReadError(
+                f"contains more than {_MAX_FILES:,} files", where=folder, remedy="open one of its folders"
+            )
+    return sorted(files)
+
+
 def prefer_salvaged(paths: Sequence[Path]) -> tuple[list[Path], dict[Path, Stat]]:
     """Drop damaged files that have a salvaged copy; return the remaining paths, and a row of stats for each copy."""
-    stems = {path: path.name.partition(".json")[0] for path in paths}
+    stems = {path: f"{path.parent}/{path.name.partition('.json')[0]}" for path in paths}
     copies = {stem: path for path, stem in stems.items() if stem.endswith(_SALVAGED)}
     remaining = []
     stats: dict[Path, Stat] = {}

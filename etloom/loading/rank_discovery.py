@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from etloom.core import registry
 from etloom.core.errors import EtloomError, ReadError
@@ -19,21 +20,24 @@ from etloom.loading.file_names import (
     CAPTURE_FOLDER,
     CAPTURE_NAME,
     OTHER_PROCESS,
-    TENSOR_RANK,
     TRACE_NAME,
     are_parts,
     choose_patterns,
+    find_companion_rank,
     find_rank_in_name,
+    match_folder_rank,
     match_rank,
 )
 from etloom.loading.folder_contents import (
     find_converted_file,
     holds_traces,
     list_files,
+    list_tree,
     prefer_salvaged,
     read_first_card,
     suggest_remedy,
 )
+from etloom.loading.rank_inference import InferredRanks, infer_ranks, mask_recording, natural_key
 from etloom.loading.run_json import read_run_json
 
 _MAX_NAMED_FILES = 12
@@ -71,17 +75,18 @@ class DiscoveredRun:
 
 
 def discover_ranks(folder: str | PathLike[str], rank_pattern: str | None = None) -> DiscoveredRun:
-    """Find the trace files in a folder and determine the rank of each, from its name or contents.
+    """Find the trace files in a folder, else below it, and determine the rank of each.
 
-    The rank is taken from the name, by ``rank_pattern`` or the usual names of the field; else from the content. Traces
-    without any rank belong to rank 0 if there is one of each format. Metrics without a rank belong to the lowest one.
+    The rank is taken from the name, by ``rank_pattern`` or the usual names of the field; else from the content, from
+    profiler_info_N.json, or from the numbers in which the paths differ. Traces without any rank belong to rank 0 if
+    there is one of each format. Metrics without a rank belong to the rank of their folder, else to the lowest one.
 
     Args:
-        folder: the folder; folders in it are not searched.
-        rank_pattern: a regular expression for file names whose first group is the rank.
+        folder: the folder; if it has no traces, the folders below it hold the ranks of one run.
+        rank_pattern: a regular expression for file names, or paths below the folder, whose first group is the rank.
 
     Raises:
-        ReadError: the folder has no traces, or several whose rank is unknown.
+        ReadError: the folder has no traces, several whose rank is unknown, or several runs below it.
         EtloomError: the pattern is not a regular expression with a group, or the group does not match a number.
     """
     folder = Path(folder)
@@ -110,6 +115,7 @@ class _Discovery:
         self.folder = folder
         self.searches_content = rank_pattern is None
         self.patterns = choose_patterns(rank_pattern)
+        self.is_tree = False
         self.formats: dict[Path, str] = {}
         self.ranks: dict[int, list[Path]] = {}
         self.ignored: list[Path] = []
@@ -121,8 +127,15 @@ class _Discovery:
         """Rank, None for the whole job -> rows of stats."""
 
     def detect_formats(self) -> None:
-        """Detect the format of each file; a file named like a trace whose format is unknown counts as unreadable."""
-        paths, self.salvaged = prefer_salvaged(list_files(self.folder))
+        """Detect the format of each file in the folder; if none is a trace, of each file below the folder."""
+        self._detect_formats(list_files(self.folder))
+        if not self.formats and not self.unreadable:
+            self.is_tree = True
+            self._detect_formats(list_tree(self.folder))
+
+    def _detect_formats(self, files: Sequence[Path]) -> None:
+        """Detect the format of files; a file named like a trace whose format is unknown counts as unreadable."""
+        paths, self.salvaged = prefer_salvaged(files)
         for path in paths:
             if not (path.is_file() or path.is_dir()):  # opening a pipe would block; a link may be broken
                 self.ignored.append(path)
@@ -144,12 +157,14 @@ class _Discovery:
     def drop_converted_metrics(self) -> None:
         """Ignore metrics files that were converted to a folder next to them, since their samples would count twice."""
         metrics = self._list_metrics()
-        converted = {name: path for path in metrics if (name := find_converted_file(path)) is not None}
+        converted = {
+            path.with_name(name): path for path in metrics if (name := find_converted_file(path)) is not None
+        }
         for path in metrics:
-            if path.name in converted:
+            if path in converted:
                 del self.formats[path]
                 example = (
-                    f"{converted[path.name].name} is read instead of {path.name}, from which it was converted"
+                    f"{converted[path].name} is read instead of {path.name}, from which it was converted"
                 )
                 self.stats[None].append(Stat("job.converted_file_used", "info", 1, example))
 
@@ -187,23 +202,28 @@ class _Discovery:
             self.captures = [*captures, *find_captures(self.folder)]
 
     def assign_ranks(self) -> None:
-        """Assign each trace to the rank in its file name or contents; without such a rank, to the run's only rank."""
-        metrics = set(self._list_metrics())
-        unranked: list[Path] = []
-        for path, format in self.formats.items():
-            rank = match_rank(path, self.patterns)
-            if rank is None and self.searches_content:
+        """Assign each trace to the rank that it states or its path implies; else to the run's only rank."""
+        stated = self._drop_repeated({path: self._match_rank(path) for path in self.formats})
+        for path, format in list(self.formats.items()):
+            if stated[path] is None and self.searches_content:
                 try:
                     rank = _find_rank_in_content(path, format)
                 except EtloomError as error:
                     self.unreadable.append(error)
+                    del stated[path]
                     continue
-                if rank is None and (match := TENSOR_RANK.search(path.name)) is not None:
-                    rank = int(match[1])
+                stated[path] = find_companion_rank(path) if rank is None else rank
+        if self.is_tree and self.searches_content:
+            parents = {path: path.parent for path, rank in stated.items() if rank is None}
+            by_folder = {
+                path: match_folder_rank(self._relative(parents[path]), self.patterns) for path in parents
+            }
+            stated |= self._drop_repeated(by_folder)
+        self._check_one_run(stated)
+        for path, rank in stated.items():
             if rank is not None:
                 self.ranks.setdefault(rank, []).append(path)
-            elif path not in metrics:
-                unranked.append(path)
+        unranked = [path for path, rank in stated.items() if rank is None and self.formats[path] != "metrics"]
         unranked = self._separate_other_processes(self._skip_merged(unranked))
         if unranked:
             self._place_unranked(unranked)
@@ -212,6 +232,56 @@ class _Discovery:
         if not self.ranks:
             remedy = suggest_remedy(self.folder, self.ignored)
             raise ReadError("contains metrics, but no traces", where=self.folder, remedy=remedy)
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _match_rank(self, path: Path) -> int | None:
+        rank = match_rank(path, self.patterns)
+        if rank is None and self.is_tree and not self.searches_content:
+            return match_folder_rank(self._relative(path), self.patterns)
+        return rank
+
+    def _drop_repeated(self, ranks: Mapping[Path, int | None]) -> dict[Path, int | None]:
+        """Return the ranks by name without those of a format in which a tree repeats one: they count within a host."""
+        names = dict(ranks)
+        if not self.is_tree or not self.searches_content:
+            return names
+        for format in set(self.formats.values()) - {"metrics"}:
+            paths = [
+                path for path, rank in ranks.items() if rank is not None and self.formats[path] == format
+            ]
+            if len({ranks[path] for path in paths}) < len(paths):
+                names |= dict.fromkeys(paths)
+        return names
+
+    def _check_one_run(self, ranks: Mapping[Path, int | None]) -> None:
+        """Raise ReadError if two files of a tree are recordings of one process, with the command for each run."""
+        groups: defaultdict[tuple[str, int | str], list[Path]] = defaultdict(list)
+        for path, rank in ranks.items():
+            process = mask_recording(self._relative(path)) if rank is None else rank
+            if self.formats[path] != "metrics" and (self.is_tree or rank is None):
+                groups[self.formats[path], process].append(path)
+        repeated = [paths for paths in groups.values() if len(paths) > 1 and not are_parts(*paths[:2])]
+        if not repeated:
+            return
+        split = [path.relative_to(self.folder).parts for path in repeated[0][:2]]
+        depth = next(place for place, pair in enumerate(zip(*split, strict=False)) if len(set(pair)) > 1)
+        self._raise_several_runs(depth)
+
+    def _raise_several_runs(self, depth: int) -> NoReturn:
+        runs = {
+            self.folder.joinpath(*path.relative_to(self.folder).parts[: depth + 1]): None
+            for path in self.formats
+        }
+        ordered = sorted(runs, key=lambda path: natural_key(self._relative(path)))
+        commands = "; ".join(f"etloom info {path}" for path in ordered[:_MAX_NAMED_FILES])
+        more = f"; and {len(runs) - _MAX_NAMED_FILES} more" if len(runs) > _MAX_NAMED_FILES else ""
+        raise ReadError(
+            f"contains {len(runs)} recordings of the same processes, which are several runs",
+            where=self.folder,
+            remedy=f"open one: {commands}{more}",
+        )
 
     def _skip_merged(self, unranked: list[Path]) -> list[Path]:
         """Return the files without exports of several ranks; all files if there are no other traces.
@@ -250,15 +320,20 @@ class _Discovery:
             ReadError: the ranks are ambiguous.
         """
         formats = [self.formats[path] for path in unranked]
+        unranked = sorted(unranked, key=lambda path: natural_key(mask_recording(self._relative(path))))
         if not self.ranks and set(formats) == {"xplane"}:  # one per host; each device is a rank
             self.ranks.update((host, [path]) for host, path in enumerate(unranked))
             return
+        unranked = self._place_by_folder(unranked) if self.ranks and self.is_tree else unranked
         if len(self.ranks) <= 1 and len(formats) == len(set(formats)):
             self.ranks.setdefault(next(iter(self.ranks), 0), []).extend(unranked)
             return
-        names = ", ".join(path.name for path in unranked[:_MAX_NAMED_FILES])
+        if not unranked or self._place_by_path(unranked):
+            return
+        self._check_one_run({path: self._match_rank(path) for path in unranked})
+        names = ", ".join(map(self._relative, unranked[:_MAX_NAMED_FILES]))
         more = f" and {len(unranked) - _MAX_NAMED_FILES} more" if len(unranked) > _MAX_NAMED_FILES else ""
-        placed = [f"{path.name} ({rank})" for rank, paths in self.ranks.items() for path in paths]
+        placed = [f"{self._relative(path)} ({rank})" for rank, paths in self.ranks.items() for path in paths]
         others = f"; others have a rank: {', '.join(placed[:_MAX_NAMED_FILES])}" if placed else ""
         others += ", ..." if len(placed) > _MAX_NAMED_FILES else ""
         raise ReadError(
@@ -267,10 +342,48 @@ class _Discovery:
             remedy=r"specify it, for example --rank-pattern 'host-(\d+)', or open one of the files separately",
         )
 
+    def _place_by_folder(self, unranked: Sequence[Path]) -> list[Path]:
+        """Assign traces to the only rank whose traces are in their folder; return the remaining traces."""
+        rest: list[Path] = []
+        for path in unranked:
+            ranks = [
+                rank
+                for rank, paths in self.ranks.items()
+                if any(path.parent == other.parent for other in paths)
+            ]
+            (self.ranks[ranks[0]] if len(ranks) == 1 else rest).append(path)
+        return rest
+
+    def _place_by_path(self, unranked: Sequence[Path]) -> bool:
+        """Assign traces to ranks by the numbers in their paths; return False if these are ambiguous."""
+        if not self.searches_content:
+            return False
+        inferred: dict[str, tuple[list[Path], InferredRanks]] = {}
+        placed = {self.formats[path] for paths in self.ranks.values() for path in paths}
+        for format in {self.formats[path] for path in unranked}:
+            paths = [path for path in unranked if self.formats[path] == format]
+            texts = [mask_recording(self._relative(path)) for path in paths]
+
+            def find_device(number: int, paths: Sequence[Path] = paths) -> int | None:
+                return kineto.find_device(paths[number]) if self.formats[paths[number]] == "kineto" else None
+
+            ranks = infer_ranks(texts, find_device)
+            if ranks is None or format in placed:
+                return False
+            inferred[format] = (paths, ranks)
+        for paths, ranks in inferred.values():
+            for path, rank in zip(paths, ranks.ranks, strict=True):
+                self.ranks.setdefault(rank, []).append(path)
+            first = f"{self._relative(paths[0])} is rank {ranks.ranks[0]}"
+            example = f"the ranks of {len(paths)} traces are inferred from {ranks.source}: {first}"
+            self.stats[None].append(Stat("job.ranks_inferred", "info", len(paths), example))
+        return True
+
     def add_metrics(self) -> None:
-        """Assign metrics files without a rank to the lowest rank."""
+        """Assign metrics files without a rank to the rank of their folder in a tree, else to the lowest rank."""
         placed = {path for paths in self.ranks.values() for path in paths}
-        self.ranks[min(self.ranks)] += [path for path in self._list_metrics() if path not in placed]
+        metrics = [path for path in self._list_metrics() if path not in placed]
+        self.ranks[min(self.ranks)] += self._place_by_folder(metrics) if self.is_tree else metrics
 
     def select_one_per_side(self) -> None:
         """Select the files to read per rank: a host and a device trace (or a trace of another kind), and metrics."""
@@ -341,7 +454,7 @@ class _Discovery:
             for path in list_files(self.folder)
             if path not in self.formats and path.name != CAPTURE_FOLDER and holds_traces(path)
         ]
-        if others:
+        if others and not self.is_tree:
             selected = ", ".join(path.name for path in itertools.islice(self.formats, _MAX_NAMED_FILES // 4))
             names = ", ".join(path.name for path in others[: _MAX_NAMED_FILES // 2])
             more = ", ..." if len(others) > _MAX_NAMED_FILES // 2 else ""

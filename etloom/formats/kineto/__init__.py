@@ -42,6 +42,9 @@ _MERGED_BYTES = 1 << 12
 _JSON = json.JSONDecoder()
 _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*:\s*"?(\d{1,9})')
 
+_DEVICE = re.compile(rb'"device"\s*:\s*"?(\d{1,4})(?=\D)')
+"""The device of an activity, in its arguments."""
+
 _LONGEST_RECORDING = 10**17
 """Three years: times that follow the first one by more are not of one recording."""
 
@@ -125,6 +128,20 @@ def find_rank(path: Path) -> int | None:
         return None  # reading the trace itself reports what is wrong
     except OSError as error:
         raise ReadError(f"cannot be read: {error.strerror or error}", where=path) from None
+    return None
+
+
+def find_device(path: Path) -> int | None:
+    """Return the device of the first GPU activity in a file; None if there is none, or the file is damaged."""
+    buffer = b""
+    try:
+        for chunk in read_chunks(path):
+            buffer += chunk
+            if (match := _DEVICE.search(buffer)) is not None:
+                return int(match[1])
+            buffer = buffer[-64:]
+    except DECOMPRESSION_ERRORS + (OSError,):  # noqa: RUF005 - mypy does not follow the unpacking
+        return None
     return None
 
 
