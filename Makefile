@@ -37,7 +37,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-fleet bench-gpu bench-hangs clean
+.PHONY: help setup build-native demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-natural bench-fleet bench-gpu bench-hangs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -180,6 +180,9 @@ bench-hangs: setup ## causes of hangs: generated dumps and real gloo jobs with k
 bench-diagnosis: setup ## accuracy of findings: problems injected into real traces, and bugs in a training run on two ranks
 	$(BIN)/python benchmarks/diagnosis/injected.py
 	$(BIN)/python benchmarks/diagnosis/run.py
+
+bench-natural: setup ## findings next to an expert's verdicts on real traces (ETLOOM_DATA)
+	$(BIN)/python benchmarks/natural/run.py --write
 
 format: setup ## put the sources into the project's format
 	$(BIN)/ruff check --fix-only .

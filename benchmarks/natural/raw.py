@@ -2,8 +2,8 @@
 
     python benchmarks/natural/raw.py trace.json.gz ...
 
-Span, device busy time, gaps between device activities and where the host is in the longest of them, the times before the
-first and after the last device activity, communication that runs alone, the heaviest kernels, copies and operators.
+Span, device busy time, gaps between device activities and where the host is in the longest of them, the times before
+the first and after the last device activity, communication that runs alone, the heaviest kernels, copies and operators.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ LEAST_GAP_US = 1.0
 
 def read(path: Path) -> list[Event]:
     """Return the complete events of a file."""
-    data = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        data = gzip.decompress(data)
     trace = json.loads(data.decode("utf-8", "replace"), strict=False)
     events = trace["traceEvents"] if isinstance(trace, dict) else trace
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
@@ -114,7 +117,7 @@ def print_gaps(events: list[Event], device: list[Event], top: int) -> None:
     busy = unite(place(event) for event in device)
     starts = sorted(device, key=lambda event: event["ts"])
     times = [event["ts"] for event in starts]
-    gaps = [(a[1], b[0]) for a, b in zip(busy, busy[1:], strict=False) if b[0] - a[1] > LEAST_GAP_US]
+    gaps = [(a[1], b[0]) for a, b in pairwise(busy) if b[0] - a[1] > LEAST_GAP_US]
     shares: Counter[str] = Counter()
     for begin, end in gaps:
         following = starts[bisect_right(times, end) - 1]
@@ -170,11 +173,15 @@ def describe(path: Path, top: int) -> None:
         busy = unite(place(event) for event in device)
         computation = unite(place(event) for event in device if not is_communication(event))
         communication = unite(place(event) for event in device if is_communication(event))
+        copies, kernels = (
+            unite(place(event) for event in device if event["cat"] == kind)
+            for kind in ("gpu_memcpy", "kernel")
+        )
         print(
             f"  device {busy[0][0] - begin:,.0f} .. {busy[-1][1] - begin:,.0f} us, busy {measure(busy):,.0f} us"
             f" ({100 * measure(busy) / (busy[-1][1] - busy[0][0]):.1f} % of this);"
             f" communication {measure(communication):,.0f}, alone {subtract(communication, computation):,.0f} us;"
-            f" copies alone {subtract(unite(place(e) for e in device if e['cat'] == 'gpu_memcpy'), unite(place(e) for e in device if e['cat'] == 'kernel')):,.0f} us;"
+            f" copies alone {subtract(copies, kernels):,.0f} us;"
             f" streams {len({e.get('tid') for e in device})}, devices {len({e.get('pid') for e in device})}"
         )
         sums: Counter[str] = Counter()
