@@ -1,11 +1,11 @@
 """Time and bandwidth of communications by algorithm, protocol and channels, recorded by NCCL's profilers.
 
-One row per communicator, collective, message size, algorithm, protocol and number of channels. duration: of the kernel
-on all channels if it was recorded (timing: kernel...), else from the call to the end (host); a rank that arrives early
-waits within it, so min_ns is closest to the transfer. algo_gb_per_s and bus_gb_per_s: the mean of what the NCCL
-Inspector states, else computed from mean_ns as nccl-tests does. Null where the message size or the number of ranks is
-unknown: the profiler plugin states no number of ranks, and the count of an all-gather or a reduce-scatter is that of
-one rank.
+One row per communicator, collective, message size, algorithm, protocol and number of channels. duration: of the
+kernel on all channels if it was recorded (timing: kernel...), else null (host: the call returns before the transfer
+starts); a rank that arrives early waits within it, so min_ns is closest to the transfer. algo_gb_per_s and
+bus_gb_per_s: the mean of what the NCCL Inspector states, else computed from mean_ns as nccl-tests does. Null where
+the message size or the number of ranks is unknown: the profiler plugin states no number of ranks, and the count of an
+all-gather or a reduce-scatter is that of one rank.
 
 group: hash of the communicator.
 
@@ -65,7 +65,7 @@ def analyze(trace: Trace) -> pl.DataFrame:
     table = calls.group_by(_KEYS).agg(
         pl.col("group_size", "axis").first(),
         pl.len().alias("count"),
-        dur.sum().alias("total_ns"),
+        pl.when(dur.count() > 0).then(dur.sum()).alias("total_ns"),
         dur.min().alias("min_ns"),
         dur.mean().alias("mean_ns"),
         dur.max().alias("max_ns"),
@@ -80,7 +80,9 @@ def analyze(trace: Trace) -> pl.DataFrame:
     table = table.with_columns(factors, algo_gb_per_s=pl.coalesce("algo_gb_per_s", bandwidth)).with_columns(
         bus_gb_per_s=pl.coalesce("bus_gb_per_s", pl.col("algo_gb_per_s") * pl.col("factor"))
     )
-    return conform_columns(table, COLUMNS).sort("total_ns", *_KEYS, descending=[True, *[False] * len(_KEYS)])
+    return conform_columns(table, COLUMNS).sort(
+        "total_ns", *_KEYS, descending=[True, *[False] * len(_KEYS)], nulls_last=True
+    )
 
 
 def _list_calls(trace: Trace) -> pl.DataFrame:

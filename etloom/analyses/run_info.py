@@ -204,6 +204,7 @@ def list_devices(trace: Trace) -> list[str]:
     import polars as pl
 
     from etloom.core import categories
+    from etloom.core.stats import RECORDER_STATEMENTS
     from etloom.linker.merging import GPU_CUT_OFF, list_device_names
 
     if list(trace.meta.get("formats", ())) == ["flight_recorder"]:
@@ -217,7 +218,10 @@ def list_devices(trace: Trace) -> list[str]:
         called = counts["cat"].is_in(list(categories.RUNTIME_CATEGORIES)).any()
         if trace.table("stats")["name"].is_in([GPU_CUT_OFF]).any():
             return [f"{' or '.join(list_device_names(trace))} (the file ends before its work)"]
-        return ["cpu (calls to a device, but none of its work was recorded)" if called else "cpu"]
+        stated = trace.stats.filter(pl.col("name").is_in(list(RECORDER_STATEMENTS)))["example"].drop_nulls()
+        parts = ["calls to a device, but none of its work was recorded"] if called else []
+        parts += [f"the recorder states: {text}" for text in stated.head(1)]
+        return [f"cpu ({'; '.join(parts)})" if parts else "cpu"]
     properties = [entry for entry in trace.meta.get("device_properties", ()) if isinstance(entry, dict)]
     names = {entry.get("id"): entry.get("name") for entry in properties}
     return [str(names.get(device) or f"device {device}") for device in used.drop_nulls().sort()]

@@ -19,8 +19,13 @@ class DeclaredStat(NamedTuple):
 
 
 _COLLECT_AGAIN = "record again; this recording stays incomplete"
+_NO_TIME = "record again with a newer profiler and driver; figures leave these events out"
+_SEE_EXAMPLE = "see the example: record again when its cause is removed"
 _REWRITE = "the writer of the file has a defect; the rest of the file is used"
 _TRUNCATED = "the recording was killed or the disk was full: record again, or use what is there"
+
+RECORDER_STATEMENTS = frozenset({"read.nsys_problem", "read.profiler_problem", "read.xplane_problem"})
+"""What recorders say about their own losses: why GPU activity may be missing."""
 
 DECLARED_STATS = (
     # Runs and folders
@@ -356,6 +361,25 @@ DECLARED_STATS = (
         "read.out_of_range", "data_loss", "numbers beyond the range of their column; now null", _REWRITE
     ),
     DeclaredStat(
+        "read.unknown_time",
+        "data_loss",
+        "events and samples whose time the recorder wrote as zero, because it did not know it; left out",
+        _NO_TIME,
+    ),
+    DeclaredStat(
+        "read.outside_recording",
+        "data_loss",
+        "events and samples whose time lies far outside of the recording; left out",
+        _NO_TIME,
+    ),
+    DeclaredStat(
+        "read.impossible_duration",
+        "data_loss",
+        "durations that cannot be: activities that contain later ones of their stream, copies faster than any link, "
+        "ends long after the recording; now null",
+        _NO_TIME,
+    ),
+    DeclaredStat(
         "read.absent_value",
         "info",
         "required values that the file lacks; replaced by the number in the example",
@@ -579,6 +603,24 @@ DECLARED_STATS = (
         "data_loss",
         "errors and warnings of the profiler about itself",
         "see the example; raise the limits of the profiler, or record fewer steps",
+    ),
+    DeclaredStat(
+        "read.profiler_problem",
+        "data_loss",
+        "warnings, errors and counts of dropped records that the profiler wrote about itself",
+        _SEE_EXAMPLE,
+    ),
+    DeclaredStat(
+        "read.nsys_problem",
+        "data_loss",
+        "warnings and errors of Nsight about its own recording (DIAGNOSTIC_EVENT)",
+        _SEE_EXAMPLE,
+    ),
+    DeclaredStat(
+        "read.nccl_lost",
+        "data_loss",
+        "collectives that the NCCL Inspector did not write: holes in sequence numbers, and the losses it states",
+        "record with a larger ring, or accept that sums are of the collectives that were written",
     ),
     DeclaredStat(
         "read.ascend_tasks",

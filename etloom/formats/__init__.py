@@ -21,6 +21,7 @@ from etloom.core.errors import ReadError
 from etloom.core.registry import check_options
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, detect_compression, open_decompressed
+from etloom.formats.tables.doubtful_times import judge_times
 from etloom.formats.tables.value_checks import check_values
 
 __all__ = ["UNKNOWN_FORMAT", "convert_panics", "detect_format", "is_compressed", "read"]
@@ -77,7 +78,11 @@ def read(
         with registry.name_plugin_in_errors("readers", name):
             trace: Trace | Job = registry.get("readers", name).read(path, **options)
         # Here, once, so that neither a reader nor later code has to expect odd values.
-        return check_values(trace) if isinstance(trace, Trace) else trace.map(check_values)
+        return _check(trace) if isinstance(trace, Trace) else trace.map(_check)
+
+
+def _check(trace: Trace) -> Trace:
+    return judge_times(check_values(trace))
 
 
 @contextlib.contextmanager

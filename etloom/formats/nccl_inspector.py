@@ -23,16 +23,22 @@ from etloom.formats.io.compression import read_content
 from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.nccl_tables import build_communication_tables, format_hash
+from etloom.formats.tables.recorder_problems import list_losses
 
 _MAX_BYTES = 1 << 34
+_DUMP_STATS = "dump_stats"
 _RECORDS = {"coll_perf": "coll", "p2p_perf": "p2p"}
 """Member of a line -> prefix of the names of its values."""
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether the first line is a JSON object with ``header`` and ``coll_perf`` or ``p2p_perf``."""
+    """Return whether the first line is an object with ``header`` and ``coll_perf``, ``p2p_perf`` or ``dump_stats``."""
     line = head.lstrip().partition(b"\n")[0]
-    return line[:1] == b"{" and b'"header"' in line and any(f'"{key}"'.encode() in line for key in _RECORDS)
+    return (
+        line[:1] == b"{"
+        and b'"header"' in line
+        and any(f'"{key}"'.encode() in line for key in (*_RECORDS, _DUMP_STATS))
+    )
 
 
 def read(path: Path) -> Trace:
@@ -46,7 +52,14 @@ def read(path: Path) -> Trace:
     rows: list[dict[str, Any]] = []
     headers: list[dict[str, Any]] = []
     damaged = 0
+    problems: list[str] = []
+    lost = 0
     for position, line in enumerate(_parse_lines(content)):
+        if line is not None and isinstance(line.get(_DUMP_STATS), dict):
+            counts = list_losses(line[_DUMP_STATS])
+            problems += [f"{key}: {count:,}" for key, count in counts.items()]
+            lost += sum(counts.values())
+            continue
         row = None if line is None else _build_row(line, position)
         if line is None or row is None:
             damaged += 1
@@ -59,6 +72,8 @@ def read(path: Path) -> Trace:
     stats = [
         Stat("read.truncated", "data_loss", int(truncation is not None), truncation),
         Stat("read.damaged_entry", "data_loss", damaged, "a line that is not a communication"),
+        Stat("read.nccl_lost", "data_loss", lost, "dump_stats: " + ", ".join(problems)),
+        _count_holes(rows),
         Stat(
             "read.nccl_no_start", "info", untimed, "no start time; record with NCCL_INSPECTOR_DUMP_VERBOSE=1"
         ),
@@ -94,6 +109,19 @@ def _parse_lines(content: bytes) -> Iterator[dict[str, Any] | None]:
         except (ValueError, RecursionError):
             line = None
         yield line if isinstance(line, dict) and isinstance(line.get("header"), dict) else None
+
+
+def _count_holes(rows: list[dict[str, Any]]) -> Stat:
+    """Count the sequence numbers that lie between those of a communicator's collectives, but have no line."""
+    numbers: dict[tuple[Any, ...], set[int]] = {}
+    for row in rows:
+        if row["seq"] is not None:
+            numbers.setdefault((row["pg_name"], row["name"]), set()).add(row["seq"])
+    holes = {key: max(seqs) - min(seqs) + 1 - len(seqs) for key, seqs in numbers.items()}
+    count = sum(holes.values())
+    key = max(holes, key=lambda key: holes[key], default=None)
+    example = None if key is None else f"{key[1]} of {key[0]}: {holes[key]:,} sequence numbers have no line"
+    return Stat("read.nccl_lost", "data_loss", count, example)
 
 
 def _choose_rank(lines: list[dict[str, Any]]) -> int | None:

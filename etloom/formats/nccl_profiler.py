@@ -2,7 +2,7 @@
 
 A collective (COLL) or message (P2P) is an event of category ``nccl_collective`` and a row of comms: communicator hash,
 sequence number, count and type, and in ``args`` algorithm, protocol and channels. Its time is that of its kernel on
-all channels (KernelCh) if the file has it, else from the call to the end. Other begin and end pairs are events of the
+all channels (KernelCh) if the file has it; else its duration is unknown. Other begin and end pairs are events of the
 categories ``nccl_group``, ``nccl_proxy``, ``nccl_gpu``, ``nccl_net``, ... The rank is that in the communicator.
 
 Times are in microseconds since the plugin started. Format: ext-profiler/example/print_event.cc of NCCL, 2.23 to 2.28.
@@ -43,11 +43,12 @@ def read(path: Path) -> Trace:
         LimitError: For a decompression bomb.
     """
     source = kineto.read(path)
-    pairs, open_count = _pair_events(source.events)
+    pairs, open_count, endless = _pair_events(source.events)
     if pairs.is_empty():
         raise ReadError("contains no complete event (begin and end) of NCCL's profiler plugin", where=path)
     # The writer ends the list with an empty object.
     stats = [Stat(*row) for row in source.stats.iter_rows() if row[:3] != ("read.no_phase", "data_loss", 1)]
+    stats.append(Stat("read.negative_dur", "data_loss", endless, "ends at 0 or before the begin, now null"))
     stats.append(Stat("read.nccl_unfinished", "info", open_count, "begin events without an end"))
     is_call = pl.col("source_cat").is_in(_CALLS)
     calls = _add_kernels(pairs.filter(is_call), pairs.filter(pl.col("source_cat") == "GPU"))
@@ -82,8 +83,8 @@ def find_rank(path: Path) -> int | None:
     return None
 
 
-def _pair_events(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Join begin and end events (b, e) to complete events; also return the number of begins without an end.
+def _pair_events(events: pl.DataFrame) -> tuple[pl.DataFrame, int, int]:
+    """Join begin and end events (b, e) to complete events; also count begins without an end, and invalid ends.
 
     Columns are those of ``events``, source_cat, and end_position. The ends of one key are in the order of its begins.
     """
@@ -109,7 +110,12 @@ def _pair_events(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         name="name", ts="ts", dur=pl.col("end") - pl.col("ts"), pid="pid", tid="tid",
         args=pl.col("args").cast(pl.String), position="position", end_position="end_position", source_cat="source_cat",
     )  # fmt: skip
-    return table.with_columns(dur=pl.when(pl.col("dur") >= 0).then("dur")), begins.height - pairs.height
+    endless = int((table["dur"] < 0).sum())
+    return (
+        table.with_columns(dur=pl.when(pl.col("dur") >= 0).then("dur")),
+        begins.height - pairs.height,
+        endless,
+    )
 
 
 def _add_kernels(calls: pl.DataFrame, channels: pl.DataFrame) -> pl.DataFrame:
@@ -138,10 +144,12 @@ def _build_row(call: dict[str, Any]) -> dict[str, Any]:
         str(args.pop("Datatype", "")).removeprefix("nccl").lower() or None,
     )
     size = _get_natural(args, "nRanks") or None
-    start, dur, timing = call["ts"], call["dur"], "host"
+    # The call returns before its kernel starts: its time is not the duration of the transfer.
+    start, dur, timing = call["ts"], None, "host"
     if call["kernel_start"] is not None and call["kernel_end"] is not None:
         start, timing = call["kernel_start"], "kernel"
         dur = call["kernel_end"] - start
+        dur = dur if dur >= 0 else None
     elements = count_elements(name, count, size)
     width = itemsize(dtype)
     return {

@@ -30,6 +30,7 @@ from etloom.formats.io.json_text import load_json
 from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress, parse_file
 from etloom.formats.kineto import ascend
 from etloom.formats.tables import comms_table
+from etloom.formats.tables.recorder_problems import list_header_problems, state_problems
 
 _EPOCH_NS = 10**18
 """Larger than any relative time (31 years), and smaller than any absolute time since 2001."""
@@ -169,8 +170,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
         severity = "info" if len(others) <= _MAX_OTHER_METADATA else "data_loss"
         example = f"without a table; meta has the first {_MAX_OTHER_METADATA}: {others[0]['name']}"
         stats.append(Stat("read.other_metadata", severity, len(others), example))
-    first = tables["events"]["ts"].min() if first_ts is None else first_ts
-    first = first if isinstance(first, int) else 0
+    first = find_first_time(tables["events"]["ts"]) if first_ts is None else first_ts
     meta = _build_meta(parsed.header, path)
     base = _read_base_ns(parsed.header, first, stats)
     if others:
@@ -182,8 +182,17 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
         tables[name] = table.with_row_index("id")
     tables["comms"] = tables["comms"].with_row_index("id")
     tables["groups"] = comms_table.build_groups(meta["distributed"].get("pg_config"))
+    stats.append(state_problems("read.profiler_problem", list_header_problems(parsed.header)))
     stats.append(Stat("read.events", "info", parsed.rows, "rows of traceEvents in the file"))
     return Trace({**tables, "threads": threads}, meta).with_stats(stats)
+
+
+def find_first_time(times: pl.Series) -> int:
+    """Return the earliest time; 0, which recorders write for times that they do not know, only if all are 0."""
+    first = times.min()
+    if first == 0:
+        first = times.filter(times != 0).min()
+    return first if isinstance(first, int) else 0
 
 
 def normalize_tables(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:

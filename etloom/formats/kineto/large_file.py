@@ -22,10 +22,17 @@ from etloom import _native
 from etloom.core.schema import TABLES, Stat
 from etloom.formats import kineto
 from etloom.formats.io.native_parser import ParsedFile, Progress, collect_result, feed_file, take_frames
+from etloom.formats.tables.doubtful_times import (
+    Recording,
+    drop_unknown_starts,
+    find_recording,
+    judge_events,
+)
 from etloom.formats.tables.value_checks import check_table, check_values
 
 PART_ROWS = 1_000_000
 
+_DROPPED = (1 << 32) - 1
 _EVENT_TABLES = ("arguments", "kernels", "syncs", "frames", "comms")
 _TIMED_TABLES = ("memory", "counters", "flows")
 
@@ -55,11 +62,11 @@ def convert_large_file(
         parts = Path(scratch)
         parsed, offsets = _write_parts(path, parts, part_rows, progress)
         times = _scan_events(parts).select("ts").collect()["ts"]
-        first = times.min()
-        trace = kineto.to_trace(parsed, path, first if isinstance(first, int) else None)
+        trace = kineto.to_trace(parsed, path, kineto.find_first_time(times))
         base = trace.meta["base_ns"]
+        recording = find_recording(times.drop_nulls() + base, base)
         stats: list[Stat] = []
-        new_ids = _merge_events(parts, folder, base, times, part_rows, stats)
+        new_ids = _merge_events(parts, folder, recording, times, part_rows, stats)
         del times
         for name in (*_EVENT_TABLES, *_TIMED_TABLES):
             pieces = (
@@ -71,9 +78,11 @@ def convert_large_file(
                     piece.with_columns(pl.Series("event", new_ids[piece["event"].to_numpy() + offset]))
                     for piece, offset in zip(pieces, offsets, strict=True)
                 )
-                table = pl.concat(moved).sort("event", maintain_order=True)
+                table = pl.concat(moved).filter(pl.col("event") != _DROPPED)
+                table = table.sort("event", maintain_order=True)
             else:
                 table = pl.concat(pieces).sort("ts", maintain_order=True).with_columns(pl.col("ts") + base)
+                table = drop_unknown_starts(name, table.with_row_index("id"), recording, stats).drop("id")
             if "id" in TABLES[name].schema:
                 table = table.with_row_index("id")
             _write(check_table(name, TABLES[name].conform(table), stats), folder / f"{name}.parquet")
@@ -119,15 +128,19 @@ def _write_parts(
 
 
 def _merge_events(
-    parts: Path, folder: Path, base: int, times: pl.Series, part_rows: int, stats: list[Stat]
+    parts: Path, folder: Path, recording: Recording, times: pl.Series, part_rows: int, stats: list[Stat]
 ) -> np.ndarray:
-    """Merge the events of all parts into events.parquet in time order; return the new id of each event of the parts."""
-    new_ids = np.zeros(len(times), np.uint32)
+    """Merge the events of all parts into events.parquet in time order; return the new id of each event of the parts.
+
+    Events of unknown time have the id `_DROPPED`.
+    """
+    new_ids = np.full(len(times), _DROPPED, np.uint32)
     count = 0
     writer: pq.ParquetWriter | None = None
     for events in _read_time_slices(parts, times, part_rows):
+        events = judge_events(events.with_columns(pl.col("ts") + recording.zero), recording, stats)
         new_ids[events["row"].to_numpy()] = np.arange(count, count + events.height, dtype=np.uint32)
-        table = events.drop("row").with_columns(pl.col("ts") + base).with_row_index("id", offset=count)
+        table = events.drop("row").with_row_index("id", offset=count)
         arrow = check_table("events", TABLES["events"].conform(table), stats).to_arrow()
         writer = writer or pq.ParquetWriter(
             folder / "events.parquet", arrow.schema, compression="zstd", compression_level=1

@@ -28,9 +28,10 @@ from etloom.formats.io.compression import decompressed_file, open_decompressed
 from etloom.formats.nsys import cuda as cuda
 from etloom.formats.nsys import nvtx as nvtx
 from etloom.formats.nsys import processes as about
-from etloom.formats.nsys.containers import ExportFile, ParquetExport, SqliteExport
+from etloom.formats.nsys.containers import I64, TEXT, ExportFile, ParquetExport, SqliteExport
 from etloom.formats.nsys.event_tables import CUPTI, EventTables
 from etloom.formats.tables.building import build_trace, sort_events
+from etloom.formats.tables.recorder_problems import LOSS_WORDS, state_problems
 
 _SQLITE, _REPORT = b"SQLite format 3\0", b"NVIDIA Tegra Profiler Report"
 _EXPORT = ("nsys", "export", "--type=sqlite", "--force-overwrite=true")
@@ -46,6 +47,8 @@ _ACTIVITY_READERS: tuple[Callable[[ExportFile], EventTables], ...] = (
     nvtx.read_ranges,
 )
 _LATEST = 1 << 61
+_WARNING = 2
+"""Severity of Nsight's messages from which they are warnings and errors."""
 _NOT_ACTIVITY = ("ENUM_", "TARGET_INFO_", "META_DATA_", "ANALYSIS_", "EXPORT_", "NVTX_PAYLOAD", "sqlite_")
 _READ_TABLES = {
     *(CUPTI + kind for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET", "SYNCHRONIZATION")),
@@ -161,7 +164,7 @@ def _read(source: ExportFile, path: Path, all_processes: bool) -> Trace | Job:
     del events, sides
     # The stats of the whole file go to the lowest rank only.
     first = min(selected, key=lambda process: (ranks[process] or 0, process))
-    stats += [*more, *_count_unread_tables(source), *source.stats]
+    stats += [*more, *_read_diagnostics(source), *_count_unread_tables(source), *source.stats]
     traces: dict[int | None, Trace] = {}
     for process in selected:
         meta = {**header, "rank": ranks[process], "world_size": world, "pid": about.get_pid(process)}
@@ -264,6 +267,13 @@ def _select_processes(events: pl.DataFrame, all_processes: bool, stats: list[Sta
         ),
     ]
     return ranks["process"].to_list()
+
+
+def _read_diagnostics(source: ExportFile) -> list[Stat]:
+    """Return the warnings and errors of Nsight about its own recording, and what else says that events are missing."""
+    rows = source.read_table("DIAGNOSTIC_EVENT", {"severity": I64, "text": TEXT}).drop_nulls("text")
+    problems = rows.filter((pl.col("severity") >= _WARNING) | pl.col("text").str.contains(LOSS_WORDS))
+    return [state_problems("read.nsys_problem", problems["text"].to_list())]
 
 
 def _count_unread_tables(source: ExportFile) -> list[Stat]:
