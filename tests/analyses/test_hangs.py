@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import shutil
 import sys
 import time
@@ -42,6 +43,28 @@ def test_generated_faults_are_named(kind: str, generator: ModuleType, tmp_path: 
     report = etloom.hangs(tmp_path / "job")
     cause = report.cause
     assert generator.is_right(fault, cause and cause.kind, cause.ranks if cause else ()), report.sentence
+
+
+@pytest.mark.parametrize("ring", [0, 3])
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_both_of_two_culprits_are_named(kind: str, ring: int, generator: ModuleType, tmp_path: Path) -> None:
+    """Two ranks of a group fail together; rings of few calls may hold no call of the group any more."""
+    for seed in range(4):
+        job, other = tmp_path / f"{seed}", tmp_path / f"{seed}-other"
+        culprits = tuple(sorted(random.Random(seed).sample(range(8, 16), 2)))
+        for folder, rank in zip((job, other), culprits, strict=True):
+            generator.make_job(folder, 24, 20 + seed % 2, generator.Fault(kind, rank), seed)
+        name = f"_dump_{culprits[1]}"
+        (job / name).unlink()
+        if kind != "crashed":
+            shutil.copy(other / name, job / name)
+        for path in job.iterdir() if ring else ():
+            dump = json.loads(path.read_text())
+            dump["entries"] = dump["entries"][-1 - (int(path.name[6:]) + seed) % ring :]
+            path.write_text(json.dumps(dump))
+        report = etloom.hangs(job)
+        assert report.cause is not None
+        assert (report.cause.kind, report.cause.ranks) == (kind, culprits), report.sentence
 
 
 @pytest.mark.parametrize("is_partial", [False, True])

@@ -58,6 +58,8 @@ KERNELS = {
             "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<8>(x)",
             "all_reduce",
         ),
+        ("kernel", "kuserbuffers_pushsendrecv(int*, int*, int4*)", None),
+        ("kernel", "kuserbuffers_inc(int*)", None),
         (
             "kernel",
             "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -41,10 +41,13 @@ _COMPARED = ("collective", "dtype", "in_nelems", "out_nelems")
 def compare_calls(calls: JobCalls) -> pl.DataFrame:
     """Return the calls on which ranks of a group diverge (`COLUMNS`), by group and sequence number."""
     collectives = calls.table.filter(~pl.col("is_p2p"))
+    oldest = dict(calls.table.group_by("rank").agg(pl.col("created_ns").min()).iter_rows())
     rows = [
         {"group": group, **finding}
         for (group,), table in collectives.group_by("group", maintain_order=True)
-        for finding in _compare_group(table, calls.members.get(group) or sorted(calls.dumped), calls.dumped)
+        for finding in _compare_group(
+            table, calls.members.get(group) or sorted(calls.dumped), calls.dumped, oldest
+        )
     ]
     rows += compare_messages(calls)
     axes = {group: parse_axis(group) for group in {row["group"] for row in rows}}
@@ -56,7 +59,10 @@ def compare_calls(calls: JobCalls) -> pl.DataFrame:
 
 
 def _compare_group(
-    table: pl.DataFrame, members: tuple[int, ...] | list[int], dumped: frozenset[int]
+    table: pl.DataFrame,
+    members: tuple[int, ...] | list[int],
+    dumped: frozenset[int],
+    oldest: Mapping[int, int | None],
 ) -> Iterator[dict[str, Any]]:
     if absent := [rank for rank in members if rank not in dumped]:
         detail = "no dump of these ranks: a crash, or another file name"
@@ -74,7 +80,14 @@ def _compare_group(
     reach_start = max(first_seq.values())
     for (seq,), rows in _select_suspicious(table, len(present)).group_by("seq", maintain_order=True):
         calls: Calls = {row["rank"]: row for row in rows.iter_rows(named=True)}
-        reach = [rank for rank in present if first_seq.get(rank, reach_start) <= seq]
+        called_ns = max((row["created_ns"] or 0 for row in calls.values()), default=0)
+        reach = [
+            rank
+            for rank in present
+            if first_seq.get(rank, reach_start) <= seq
+            # A dump without any call of the group reaches as far back as its oldest call of other groups.
+            and (rank in first_seq or (oldest.get(rank) or 0) <= called_ns)
+        ]
         for finding in _compare_records(calls, reach):
             overwritten = sorted(set(present) - set(reach))
             if overwritten:
