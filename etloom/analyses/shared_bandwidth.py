@@ -2,8 +2,8 @@
 
 Communications that run at the same time share the links, so that the bandwidth of each looks lower than what the rank
 reaches. bus_bytes: the bytes of each communication times the bus factor of nccl-tests (of an uneven all-to-all: what
-crosses the busier direction), summed. busy_ns: the union of the times in which a communication ran. sized: the
-communications whose size is known, of which both are; communications: all.
+crosses the busier direction), summed. busy_ns: the union of the times of these communications. sized: number of
+communications whose size is known, which alone count; communications: number of all.
 
 Units: B, ns, GB/s with GB = 1e9 B. Definition: SharedBW of PARAM's et_replay (profiler_trace_analysis).
 """

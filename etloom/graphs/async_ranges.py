@@ -168,7 +168,7 @@ def _find_pauses(
 
     Also returns whether the thread needs the range for certain: it issued it, or paused since before it was issued.
     """
-    if not len(ranges.row):
+    if not len(ranges.row) or not len(threads.owner):
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
     is_engine = np.append(events.names.match_regex(_ENGINE), [False, False])[threads.owner]
     rests = find_rests(threads, idle | is_engine)

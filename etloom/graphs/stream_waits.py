@@ -84,11 +84,11 @@ def find_stream_waits(
 def _find_consumers(
     events: EventArrays, activities: GpuActivities, awaited: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Return GPU activities that need the result of a communication for which nothing is known to wait, and that one.
+    """Return pairs: a GPU activity, and a communication without a known waiter whose result the activity needs.
 
     If communication ends before its result is needed, the wait leaves no trace, yet a slower network would show it.
     What needs it is the first work of another stream, not before its end, that the host launches after a wait for an
-    event; or else in the optimizer, after a reduction; or else in the next step. One edge per consumer and stream: a
+    event (not that with which a communication waits for its input); or else in the optimizer, after a reduction; or else in the next step. One edge per consumer and stream: a
     stream is first in, first out. Communication among other kernels of a stream is followed by what needs it.
     """
     is_communication = mask_communication(events, activities)
@@ -104,12 +104,18 @@ def _find_consumers(
     launched = events.start[activities.launch[work]]
     consumer = np.full(len(unknown), -1, np.int64)
     is_reduction = events.names.match_regex(r"(?i)reduce")[activities.row[unknown]]
+    calls = events.start[activities.launch]
+    by_call = np.flatnonzero(activities.launch >= 0)
+    by_call = by_call[np.argsort(calls[by_call], kind="stable")]
     for pattern, selected in (
         (_STREAM_WAIT_NAME, np.True_),
         (OPTIMIZER_PATTERN, is_reduction),
         (steps.STEP_PATTERN, np.True_),
     ):
         gates = np.sort(events.start[events.host & events.names.match_regex(pattern)])
+        if pattern == _STREAM_WAIT_NAME:
+            following = np.append(by_call, -1)[np.searchsorted(calls[by_call], gates)]
+            gates = gates[(following >= 0) & ~is_communication[following]]
         gate = np.searchsorted(gates, events.start[activities.launch[unknown]], side="right")
         first = np.searchsorted(launched, np.append(gates, np.iinfo(np.int64).max)[gate])
         target = np.append(work, -1)[first]

@@ -106,7 +106,7 @@ def _find_outliers(
         usual = np.full(len(ranks), np.nan)
         usual[known] = np.nanmedian(excess[known], axis=1)
     typical = int(ranks[np.nanargmin(np.abs(usual - np.nanmedian(usual)))])
-    center, limit = _divide_into_kinds(usual)
+    center, limit = _divide_into_kinds(usual, [hosts.get(rank) for rank in ranks.tolist()])
     rows = np.flatnonzero(np.nan_to_num(usual - center) > limit)
     above = (1 + usual) / (1 + center) - 1
     rows = rows[np.argsort(-above[rows], kind="stable")]
@@ -122,19 +122,24 @@ def _find_outliers(
     return typical, outliers
 
 
-def _divide_into_kinds(usual: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _divide_into_kinds(
+    usual: NDArray[np.float64], hosts: Sequence[str | None]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the usual time of the kind of each rank, and by how much more a rank of the kind is an outlier.
 
-    A kind is a quarter or more of the ranks without a gap of `MIN_EXCESS` between their times. Other ranks belong to
-    the next faster kind, or to the slower one if there is none. Both are those of all ranks if there is one kind.
+    A kind is a quarter or more of the ranks without a gap of `MIN_EXCESS` between their times, unless these are all
+    the ranks of some hosts: then the hosts are slow. Other ranks belong to the next faster kind, or to the slower one
+    if there is none. Both are those of all ranks if there is one kind.
 
     Args:
         usual: The time of each rank relative to the median rank, less 1; NaN if unknown.
+        hosts: The host of each rank.
     """
     order = np.argsort(usual, kind="stable")
     order = order[~np.isnan(usual[order])]
     clusters = np.split(order, np.flatnonzero(np.diff(usual[order]) > MIN_EXCESS) + 1)
     kinds = [cluster for cluster in clusters if len(cluster) >= KIND_SHARE * len(order)]
+    kinds = [kind for kind in kinds if len(kind) > len(order) / 2 or not _are_whole_hosts(kind, hosts)]
     if len(kinds) < 2:
         kinds = [order]
     centers = np.array([np.median(usual[kind]) for kind in kinds])
@@ -142,6 +147,12 @@ def _divide_into_kinds(usual: NDArray[np.float64]) -> tuple[NDArray[np.float64],
     lowest = np.array([usual[kind].min() for kind in kinds])
     kind = np.clip(np.searchsorted(lowest, np.nan_to_num(usual), side="right") - 1, 0, None)
     return centers[kind], np.maximum(MIN_EXCESS, OUTLIER * _NORMAL * spreads)[kind]
+
+
+def _are_whole_hosts(kind: NDArray[np.intp], hosts: Sequence[str | None]) -> bool:
+    """Return whether some ranks are all the ranks of their hosts."""
+    names = {hosts[at] for at in kind.tolist()}
+    return None not in names and sum(host in names for host in hosts) == len(kind)
 
 
 def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> str:

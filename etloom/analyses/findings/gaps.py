@@ -58,7 +58,7 @@ _LAUNCH_LATENCY_NS = 50_000
 _USUAL_LATENCY_NS = 5_000
 """Usual time from the return of a launch to the start of the activity on an idle device, in ns."""
 _BEGIN_SHARE = 0.01
-"""A gap is one at the begin of the recording if less than this share of its length was busy before it."""
+"""A gap is at the beginning of the recording if less than this share of its length was busy before it."""
 _SYNC_RETURN_NS = 5_000
 """A synchronizing call returns slightly later than the work it waited for, in ns."""
 _GAP_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -352,6 +352,8 @@ def _extend_stalls(gaps: _Gaps) -> _Gaps:
     for i, place in enumerate(places.tolist()):
         rest = max(0, (rest if cause[place] == previous else 0) + int(stall_ns[place] - gap[place]))
         previous = cause[place]
+        if not rest:
+            continue
         end = int(places[i + 1]) if i + 1 < len(places) else len(gap)
         rows = place + 1 + np.flatnonzero(is_launched[place + 1 : end] & (cause[place + 1 : end] == launch))
         before = np.cumsum(gap[rows]) - gap[rows]

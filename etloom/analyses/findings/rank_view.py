@@ -472,10 +472,11 @@ class RankView:
 
     @shared_property
     def pausing(self) -> Intervals:
-        """Times of `LONG_PAUSE_NS` or more, from the first to the last annotated step, at which no host thread runs an
-        operator or a call of the runtime.
+        """Times of `LONG_PAUSE_NS` or more at which no host thread runs an operator or a call of the runtime.
+
+        From the first to the last annotated step; without annotations in the whole active time.
         """
-        span = self.step_intervals.span
+        span = self.step_intervals.span or self.window
         if span is None:
             return EMPTY
         names = categories.OPERATOR_CATEGORIES | categories.RUNTIME_CATEGORIES | {"overhead"}

@@ -21,12 +21,20 @@ class WorkWaits:
         self.count = 0
         self._original: Callable[..., Any] | None = None
         self._replacement: Callable[..., Any] | None = None
+        self._record_operator: Callable[..., None] | None = None
 
     def start(self) -> None:
         """Replace ``Work.wait``, if the job has imported torch.distributed."""
         work_class = _find_work_class()
+        try:
+            from torch._C._autograd import _record_function_with_args_enter, _record_function_with_args_exit
+        except ImportError:  # another version of torch
+            return
         if work_class is None:
             return
+        self._record_operator = lambda *tensors: _record_function_with_args_exit(
+            _record_function_with_args_enter(NAME, *tensors)
+        )
         original = self._original = work_class.wait
 
         @functools.wraps(original)
@@ -45,16 +53,13 @@ class WorkWaits:
         self._replacement = None
 
     def _record(self, work: Any) -> None:
-        if self._replacement is None:
+        if self._replacement is None or self._record_operator is None:
             return
-        from torch._C._autograd import _record_function_with_args_enter, _record_function_with_args_exit
-
         try:
-            tensors = _list_tensors(work.get_future().value())
+            self._record_operator(*_list_tensors(work.get_future().value()))
         except Exception:  # not every backend has a future for every operation
             return
         self.count += 1
-        _record_function_with_args_exit(_record_function_with_args_enter(NAME, *tensors))
 
 
 def _find_work_class() -> Any:

@@ -56,14 +56,21 @@ def _find_on_device(view: RankView, calls: pl.DataFrame, peaks: Peaks) -> Iterat
     work = assign_kernels(view.trace).join(
         calls.select("row", "replay", "id", "time_ns", "ideal_ns"), on=["row", "replay"], suffix="_call"
     )
-    lost = (pl.col("dur") * (1 - pl.col("ideal_ns") / pl.col("time_ns"))).cast(pl.Int64)
-    rows = work.select("step", "name", "end", start="ts", cost_ns=lost, event="id_call")
+    lost = (pl.col("dur") * (1 - pl.col("ideal_ns") / pl.col("time_ns"))).sum().cast(pl.Int64)
+    per_call = work.group_by("row", "replay", maintain_order=True)
+    rows = per_call.agg(
+        pl.col("step", "name").first(),
+        pl.col("end").max(),
+        start=pl.col("ts").min(),
+        cost_ns=lost,
+        event=pl.col("id_call").first(),
+    )
     share = 100 * float(calls["ideal_ns"].sum()) / float(calls["time_ns"].sum())
     yield from sum_places(
         view,
         rows,
         lambda row: (
-            f"{count_noun(row['count'], 'matrix operator')}{describe_place(row)} run at {share:.1f} % of the device's "
+            f"{count_noun(row['count'], 'matrix operator')}{describe_place(row)} at {share:.1f} % of the device's "
             "roofline on average"
         ),
         confidence="low",
@@ -93,8 +100,8 @@ def _find_on_host(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
         view,
         rows,
         lambda row: (
-            f"{count_noun(row['count'], 'matrix product')} in a 16-bit type{describe_place(row)} run at {rate:.1f} "
-            f"GFLOP/s, {basis} reach {reference:.0f}: this CPU emulates the type"
+            f"{count_noun(row['count'], 'matrix product')} in a 16-bit type{describe_place(row)} at {rate:.1f} "
+            f"GFLOP/s; {basis} reach {reference:.0f}: this CPU emulates the type"
         ),
         confidence="medium",
         advice="train in fp32 on this CPU (no autocast), or use one with instructions for the type (AVX512-BF16, AMX, "
