@@ -88,8 +88,9 @@ def _find_consumers(
 
     If communication ends before its result is needed, the wait leaves no trace, yet a slower network would show it.
     What needs it is the first work of another stream, not before its end, that the host launches after a wait for an
-    event (not that with which a communication waits for its input); or else in the optimizer, after a reduction; or else in the next step. One edge per consumer and stream: a
-    stream is first in, first out. Communication among other kernels of a stream is followed by what needs it.
+    event (not that with which a communication waits for its input); or else in the optimizer, after a reduction; or
+    else in the next step. One edge per consumer and stream: a stream is first in, first out. Communication among other
+    kernels of a stream is followed by what needs it.
     """
     is_communication = mask_communication(events, activities)
     copies = categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES

@@ -95,6 +95,14 @@ def test_a_slow_rank_is_compared_with_its_kind(seed: int) -> None:
         assert excess == pytest.approx(100 * level[level > 1.02].min() - 100, abs=2), factor
 
 
+@pytest.mark.parametrize("count", [7, 8, 9])
+def test_ranks_of_a_slow_host_are_no_kind(count: int) -> None:
+    own = np.full((32, 4), 10_000)
+    own[:count] = 13_000
+    fleet = measure_fleet(make_times(own), {rank: f"host{int(rank >= count)}" for rank in range(32)})
+    assert fleet is not None and sorted(fleet.outliers["rank"].to_list()) == list(range(count))
+
+
 def test_the_slow_rank_of_a_fleet_with_two_kinds_is_named(data: Path) -> None:
     run = etloom.open(data / "cases/turn3/fleet_bimodal/run")
     fleet = measure_fleet(etloom.analyze(run, "temporal-breakdown"), NO_HOSTS)
