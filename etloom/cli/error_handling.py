@@ -59,7 +59,7 @@ def handle_errors(**renamed: str) -> Iterator[None]:
         renamed: parameters that a lower level calls differently, mapped to the command's own name.
     """
     try:
-        with _print_warnings():
+        with print_warnings():
             yield
     except (SystemExit, GeneratorExit, click.exceptions.Exit):
         raise
@@ -92,7 +92,7 @@ def handle_errors(**renamed: str) -> Iterator[None]:
 
 
 @contextmanager
-def _print_warnings() -> Iterator[None]:
+def print_warnings() -> Iterator[None]:
     """Print each EtloomWarning raised in this context as a message on stderr; show other warnings as Python does."""
     show = warnings.showwarning
 

@@ -107,8 +107,8 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *,
     else:
         with writing_locally(out) as file:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(file) as partial:
-                frame.write_parquet(partial)
+            with replacing(file) as partial, partial.open("wb") as stream:
+                frame.write_parquet(stream)  # of a path, a full disk would be an error of polars
     if out is not None:
         print_message(f"wrote {frame.height:,} rows to {out}")
 

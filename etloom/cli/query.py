@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.command import PATH_TYPE, Argument, OptionGroup, command
 from etloom.cli.error_handling import as_usage_error, print_message
+from etloom.cli.limited_process import LimitedProcess
 from etloom.cli.output import TABLE_OPTIONS, TableOptions, choose_format, write_table
 from etloom.cli.run_arguments import RUN_OPTIONS, RunOptions, open_job
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from etloom.core.trace import Job
+
+MAX_SECONDS = 1e8
+MAX_GB = 1e9
+
+
+@dataclass(frozen=True)
+class QueryLimits:
+    """Options of the command that limit a query: seconds, and gigabytes of memory."""
+
+    time_limit: float | None = None
+    memory_limit: float | None = None
+
+
+_LIMITS = OptionGroup(
+    "limits",
+    QueryLimits,
+    [
+        click.Option(
+            ["--time-limit"],
+            type=click.FloatRange(min=0, min_open=True, max=MAX_SECONDS),
+            metavar="SECONDS",
+            help="End with an error if the query takes longer, without the time for reading the run.",
+        ),
+        click.Option(
+            ["--memory-limit"],
+            type=click.FloatRange(min=0, min_open=True, max=MAX_GB),
+            metavar="GB",
+            help="End with an error if the query needs more memory, without what the run takes.",
+        ),
+    ],
+)
 
 
 @command(
@@ -27,9 +63,17 @@ if TYPE_CHECKING:
     Argument(["sql"], required=False, metavar="SQL", help="A SELECT statement."),
     TABLE_OPTIONS,
     RUN_OPTIONS,
+    _LIMITS,
     click.Option(["--tables"], is_flag=True, help="List tables and columns and exit."),
 )
-def query(path: Path | None, sql: str | None, tables: bool, table: TableOptions, run: RunOptions) -> None:
+def query(
+    path: Path | None,
+    sql: str | None,
+    tables: bool,
+    table: TableOptions,
+    run: RunOptions,
+    limits: QueryLimits,
+) -> None:
     """Run an SQL SELECT over the tables of all ranks; each table has a column rank. Times are in ns, and
     values are shown as they are, whatever the name of their column.
 
@@ -54,11 +98,31 @@ def query(path: Path | None, sql: str | None, tables: bool, table: TableOptions,
 
     with as_usage_error("sql"):
         check_query(sql)  # before the run is opened
+    if limits == QueryLimits():
+        result = _open_run(path, run).query(sql)
+    else:
+        result = _query_within_limits(path, run, sql, limits)
+    write_table(result, table.format, table.out, raw=True)
+
+
+def _query_within_limits(path: Path, run: RunOptions, sql: str, limits: QueryLimits) -> pl.DataFrame:
+    from etloom.core.trace import Job
+
+    memory = None if limits.memory_limit is None else round(limits.memory_limit * 1e9)
+    process = LimitedProcess(functools.partial(_open_run, path, run), memory)
+    try:
+        table: pl.DataFrame = process.call(Job.query, sql, seconds=limits.time_limit, topic="query")
+        return table
+    finally:
+        process.close()
+
+
+def _open_run(path: Path, run: RunOptions) -> Job:
     job = open_job(path, run, lazy=True)
     for name, _, _, example in job.run_stats.iter_rows():
         if name == "job.not_linked":
             print_message(f"{path}: {example}")
-    write_table(job.query(sql), table.format, table.out, raw=True)
+    return job
 
 
 def _list_columns() -> pl.DataFrame:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -867,3 +868,21 @@ def test_a_process_ends_without_a_last_collection_but_a_caller_of_main_is_left_a
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     _, kept, _, frozen = done.stdout.split("\n")[:4]
     assert int(kept) == 0 < int(frozen)
+
+
+def test_a_query_ends_at_the_limits_that_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    small_traces.write_run(tmp_path / "run")
+    words = ["query", str(tmp_path / "run")]
+    limits = ["--time-limit", "60", "--memory-limit", "1"]
+    counted = "select count(*) n from events"
+    assert cli.main([*words, counted, "--format", "csv"]) == 0
+    expected = capfd.readouterr()
+    assert cli.main([*words, counted, "--format", "csv", *limits]) == 0
+    assert capfd.readouterr() == expected
+    assert cli.main([*words, "select lpad(name, 2000000000, 'x') from events", *limits]) == 1
+    assert capfd.readouterr().err.count("needs more than 1.0 GB") == 1
+    joined = " cross join ".join(f"events e{number}" for number in range(12))
+    assert cli.main([*words, f"select sum(e0.dur * e1.dur) s from {joined}", "--time-limit", "0.2"]) == 1
+    assert re.fullmatch(r"etloom: the query takes longer than 0.2 s; .*\n", capfd.readouterr().err)
+    assert cli.main([*words, "select nothing from events", *limits]) == 2
+    assert cli.main([*words[:1], str(tmp_path / "none"), counted, *limits]) == 1

@@ -22,14 +22,14 @@ from etloom.analyses import answers
 from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.cli import main
+from etloom.cli.mcp import tools as mcp_tools
 from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_lines, estimate_tokens, list_rows
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.preparation import prepare_run
-from etloom.cli.mcp.time_limit import TimeLimit
 from etloom.cli.mcp.tools import RunTools
 from etloom.cli.mcp.turns import Turns
 from etloom.core import registry
-from etloom.core.errors import EtloomError, LimitError
+from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs import quality
 from etloom.reports import summary
@@ -37,6 +37,7 @@ from etloom.simulator import parse_change, recorded_run
 from etloom.simulator.network import parse_target
 from etloom.simulator.resizing import parse_parallel
 from support import small_traces
+from support.examples import slow_after
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +385,7 @@ def test_a_run_that_is_being_opened_delays_no_question_about_others(
     for thread in threads:
         thread.start()
     assert opened.get_job("before") is job
-    assert "error" not in RunTools(opened).query("select count(*) from events", run="before")
+    assert not RunTools(opened).summary(run="before").startswith("error")
     gate.set()
     for thread in threads:
         thread.join(60)
@@ -399,17 +400,33 @@ def test_preparation_ends_when_the_run_is_closed(runs: OpenedRuns, monkeypatch: 
     prepare_run(opened, opened.resolve("before"))
 
 
-def test_a_query_has_a_time_limit_and_one_runs_at_a_time() -> None:
-    limit, gate = TimeLimit(0.05), threading.Event()
-    with pytest.raises(LimitError, match=r"longer than 0.05 s"):
-        limit.run(gate.wait)
-    with pytest.raises(LimitError, match="an earlier query still runs"):
-        limit.run(lambda: 1)
-    gate.set()
-    limit.seconds = 60
-    assert limit.run(lambda: 1) == 1
-    with pytest.raises(KeyError):
-        limit.run(lambda: {}["missing"])
+AMPLIFYING = (
+    "select lpad(name, 2000000000, 'x') from events limit 1",
+    "select replace(lpad(name, 100000, 'x'), 'x', lpad(name, 100000, 'y')) from events limit 1",
+)
+
+
+@pytest.mark.parametrize("sql", slow_after(1, AMPLIFYING))
+def test_a_query_that_amplifies_ends_at_the_memory_limit_and_the_next_one_is_answered(
+    sql: str, tools: RunTools
+) -> None:
+    assert re.match(r"error: the query needs more than 2\.1 GB of memory", tools.query(sql, run="before"))
+    assert tools.query("select count(*) from events", run="before").startswith("1 rows")
+
+
+def test_questions_of_any_length_end_at_the_time_limit(
+    tools: RunTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = tools.runs.get_process("before")
+    assert process.call(Job.query, "select 1 n from events limit 1", seconds=60, topic="query").height == 1
+    monkeypatch.setattr(mcp_tools, "MAX_QUERY_SECONDS", 0.2)
+    monkeypatch.setattr(mcp_tools, "MAX_PREDICTION_SECONDS", 0.05)
+    tables = ", ".join(f"events e{number}" for number in range(12))
+    sql = f"select sum(e0.dur * e1.dur) s from {tables}".replace(", ", " cross join ")
+    assert tools.query(sql, run="before").startswith("error: the query takes longer than 0.2 s")
+    answer = tools.predict(run="before", ranks=4096)
+    assert answer.startswith("error: the prediction takes longer than 0.05 s")
+    assert process._process is None
 
 
 def test_the_result_of_a_query_is_bounded(tools: RunTools) -> None:

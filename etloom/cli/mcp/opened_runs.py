@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections import OrderedDict
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etloom.cli.limited_process import LimitedProcess
 from etloom.cli.mcp.turns import Turns
 from etloom.core.errors import EtloomError
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_OPEN_RUNS = 4
 """Runs kept in memory; the one that was used longest ago is closed first."""
+MAX_MEMORY = 2 << 30
+"""Bytes that a question in a process of its own may use beyond the opened run."""
 _MAX_ANSWERS = 1024
 _MAX_CACHED_QUESTION = 2000
 
@@ -47,6 +51,7 @@ class OpenedRuns:
         self.turns = Turns()
         self._prepare = prepare
         self._jobs: OrderedDict[Path, Job] = OrderedDict()
+        self._processes: dict[Path, LimitedProcess] = {}
         self._differences: dict[tuple[Path, Path], Difference] = {}
         self._answers: OrderedDict[str, str] = OrderedDict()
         self._opening: dict[Path, threading.Lock] = {}
@@ -89,12 +94,32 @@ class OpenedRuns:
             with self._lock:
                 self._jobs[path] = job
                 while len(self._jobs) > MAX_OPEN_RUNS:
-                    self._jobs.popitem(last=False)
+                    oldest, _ = self._jobs.popitem(last=False)
+                    if process := self._processes.pop(oldest, None):
+                        process.close()
                     self._differences.clear()
                     self._answers.clear()  # a question may name a run by several paths
         if self._prepare is not None:
             threading.Thread(target=self._prepare, args=(self, path), daemon=True).start()
         return job
+
+    def get_process(self, run: str) -> LimitedProcess:
+        """Return the process for questions about a run that may need any time and memory; it opens the run itself.
+
+        Raises:
+            EtloomError: the path is refused or the run cannot be read.
+        """
+        import etloom
+        from etloom.core.machine import available_memory
+
+        self.get_job(run)
+        path = self.resolve(run)
+        with self._lock:
+            if path not in self._processes:
+                memory = min(MAX_MEMORY, available_memory() // 2)
+                open_run = functools.partial(etloom.open, path, use_cache=False)
+                self._processes[path] = LimitedProcess(open_run, memory)
+            return self._processes[path]
 
     def is_open(self, path: Path) -> bool:
         """Return whether the run at a path (a result of `resolve`) is in memory."""

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from etloom.cli.mcp.bounded_text import bound_lines, list_rows
 from etloom.cli.mcp.opened_runs import OpenedRuns
-from etloom.cli.mcp.time_limit import TimeLimit
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue
 from etloom.core.text import unknown_rank_error
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from etloom.core.trace import Trace
+    from etloom.core.trace import Job, Trace
 
 _FINDING_COLUMNS = (
     "pattern",
@@ -35,6 +34,7 @@ _NEIGHBOURS = 5
 _MAX_DEPTH = 64
 _MAX_PREDICTED_RANKS = 4096
 MAX_QUERY_SECONDS = 20.0
+MAX_PREDICTION_SECONDS = 60.0
 _MAX_ROWS = 400
 """Rows of a table that are looked at: far more than an answer can hold."""
 _EVENT_COLUMNS = ("id", "cat", "name", "ts", "dur", "tid", "stream", "depth")
@@ -88,7 +88,6 @@ class RunTools:
 
     def __init__(self, runs: OpenedRuns) -> None:
         self.runs = runs
-        self._query_limit = TimeLimit(MAX_QUERY_SECONDS)
 
     def list_tools(self) -> list[Callable[..., str]]:
         """Return the tools in the order in which agents see them."""
@@ -184,21 +183,17 @@ class RunTools:
         network and recorded_network: a factor of the recorded bandwidth ("x0.2"), a rate ("200Mbit/s"), a preset
         ("dgx-h100") or a YAML file below the roots; ranks: 1 to 4096; parallel: "tp=4,dp=16"; device: "b200".
         """
-        import etloom
-        from etloom.simulator.resizing import parse_parallel
-
         if not 0 <= ranks <= _MAX_PREDICTED_RANKS:
             raise InvalidValue(f"expected 1 to {_MAX_PREDICTED_RANKS:,} ranks, got {ranks:,}")
-        prediction = etloom.predict(
-            self.runs.get_job(run),
-            network=self._resolve_network(network),
-            recorded_network=self._resolve_network(recorded_network),
-            ranks=ranks or None,
-            parallel=parse_parallel(parallel) if parallel else None,
-            device=device or None,
+        networks = self._resolve_network(network), self._resolve_network(recorded_network)
+        arguments = (*networks, ranks or None, parallel, device or None)
+        if not (ranks or parallel):  # as large as the run
+            return _predict(self.runs.get_job(run), *arguments)
+        process = self.runs.get_process(run)
+        lines: list[str] = process.call(
+            _predict, *arguments, seconds=MAX_PREDICTION_SECONDS, topic="prediction"
         )
-        rows = list_rows(prediction.table.head(_MAX_ROWS), "times in ns; bounds: 90 % interval")
-        return [*prediction.reasons, *rows]
+        return lines
 
     def _resolve_network(self, network: str) -> str | None:
         """Return the network option, with the path of a YAML file resolved below the roots; None if it is empty."""
@@ -233,8 +228,10 @@ class RunTools:
     @_answer
     def query(self, sql: str, run: str = "") -> list[str]:
         """Run an SQL SELECT over the tables of a run (see schema); each has a column rank. Times: ns. Add a LIMIT."""
-        job = self.runs.get_job(run)
-        table = self._query_limit.run(lambda: job.query(sql, max_rows=_MAX_ROWS))
+        from etloom.core.trace import Job
+
+        function = functools.partial(Job.query, max_rows=_MAX_ROWS)
+        table = self.runs.get_process(run).call(function, sql, seconds=MAX_QUERY_SECONDS, topic="query")
         count = f"{table.height:,} rows" if table.height < _MAX_ROWS else f"the first {_MAX_ROWS:,} rows"
         return [count, *list_rows(table, "times in ns, sizes in bytes")]
 
@@ -278,6 +275,29 @@ class RunTools:
         from etloom.reports.summary import answer_once
 
         return answer_once(self.runs.get_job(run), "findings").table
+
+
+def _predict(
+    job: Job,
+    network: str | None,
+    recorded_network: str | None,
+    ranks: int | None,
+    parallel: str,
+    device: str | None,
+) -> list[str]:
+    import etloom
+    from etloom.simulator.resizing import parse_parallel
+
+    prediction = etloom.predict(
+        job,
+        network=network,
+        recorded_network=recorded_network,
+        ranks=ranks,
+        parallel=parse_parallel(parallel) if parallel else None,
+        device=device,
+    )
+    rows = list_rows(prediction.table.head(_MAX_ROWS), "times in ns; bounds: 90 % interval")
+    return [*prediction.reasons, *rows]
 
 
 def _is_problem() -> pl.Expr:
