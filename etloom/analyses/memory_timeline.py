@@ -41,6 +41,8 @@ COLUMNS = {
     "unknown_bytes": pl.Int64,
 }
 _PYTHON = re.compile(r"\.py:\d+\)$|<(?:string|stdin|ipython[^>]*)>:\d+\)$")
+_NATIVE = (re.compile(r"\b(\w*Backward\w*)::apply\b"), re.compile(r"\b(at::_ops::\w+)::"))
+"""Match the frames of C++ of a backward node and of an operator."""
 _TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
 
 
@@ -109,11 +111,17 @@ def _make_row(
 
 
 def _user_line(stack: list[str]) -> str | None:
-    """Return a stack's innermost Python frame outside of torch, else its innermost Python frame, else its innermost
-    frame."""
+    """Return a stack's innermost Python frame outside of torch, else its innermost Python frame, else the backward node
+    or the operator that allocated; None if it has none of them.
+
+    The innermost frames of C++ are those that gather the stack and allocate: they say nothing about the program.
+    """
     python = [frame for frame in stack if _PYTHON.search(frame)]
     user = [frame for frame in python if not _TORCH.search(frame)]
-    return next(iter([*user, *python, *stack]), None)
+    native = [match[1] for pattern in _NATIVE for frame in stack if (match := pattern.search(frame))]
+    # A stack without a frame of C++ names its places itself.
+    other = [] if any("::" in frame for frame in stack) else stack
+    return next(iter([*user, *python, *native, *other]), None)
 
 
 def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:

@@ -209,6 +209,8 @@ def list_devices(trace: Trace) -> list[str]:
 
     if list(trace.meta.get("formats", ())) == ["flight_recorder"]:
         return []
+    if list(trace.meta.get("formats", ())) == ["memory_snapshot"]:
+        return [f"CUDA device {number}" for number in trace.memory["device"].drop_nulls().unique().sort()]
     if not trace.rows("events"):
         devices = {str(name) for name in trace.tensors["device"].unique() if name}
         return sorted(devices - {"cpu"}) or sorted(devices)

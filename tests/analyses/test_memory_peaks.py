@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses import memory_timeline
 from etloom.comparison.measures import measure_peak_memory
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import TABLES
@@ -97,3 +98,40 @@ def test_peaks_of_a_real_run(data: Path) -> None:
     job = etloom.open(data / "tracelens" / "h100_qwen.json.gz")
     table = etloom.analyze(job, "memory-timeline").filter(pl.col("device_type") == 1)
     assert table["peak_bytes"].to_list() == [2_088_508_416] * 2
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        (
+            ["torch::unwind::unwind() (??:0)", "at::_ops::bmm::call(at::Tensor const&) (??:0)"],
+            "at::_ops::bmm",
+        ),
+        (
+            [
+                "torch::unwind::unwind() (??:0)",
+                "at::_ops::bmm::redispatch(c10::DispatchKeySet) (??:0)",
+                "torch::autograd::generated::BmmBackward0::apply(std::vector<at::Tensor>&&) (??:0)",
+            ],
+            "BmmBackward0",
+        ),
+        (
+            ["torch::unwind::unwind() (??:0)", "step (/x/torch/optim/adam.py:7)", "train (a.py:3)"],
+            "train (a.py:3)",
+        ),
+        (["torch::unwind::unwind() (??:0)", "malloc (:0)"], None),
+        (["kernel_a", "kernel_b"], "kernel_a"),
+    ],
+)
+def test_frames_that_gather_a_stack_are_not_where_memory_is_used(stack: list[str], line: str | None) -> None:
+    assert memory_timeline._user_line(stack) == line
+
+
+def test_a_snapshot_with_frames_of_c_plus_plus(data: Path) -> None:
+    trace = etloom.open(data / "cases/turn3/mem_cpp.pickle")[0]
+    row = etloom.analyze(trace, "memory-timeline").row(0, named=True)
+    assert (row["operator"], row["operator_bytes"], row["peak_bytes"]) == (
+        "BmmBackward0",
+        599_999_488,
+        999_999_488,
+    )

@@ -27,6 +27,8 @@ _CONTAINED = 3
 """Activities of one stream follow each other, or overlap a little: none contains so many of other launches."""
 _OFFSETS = (*range(1, 17), *(1 << power for power in range(5, 18)))
 """Distances (rows) of the later activities that are compared: kernels of a device graph share one launch."""
+_MIN_ZEROS = 3
+"""So many events without a time or duration do not begin a recording by chance."""
 _LARGE = 1 << 20
 _ROUNDING_NS = 1000
 _DEVICE_LIMIT, _LINK_LIMIT = 50_000, 2_000
@@ -178,12 +180,16 @@ def drop_unknown_starts(
 def _lacks_time(events: pl.DataFrame, recording: Recording) -> np.ndarray:
     """Return a mask of the events that state no time if they start at the zero: their duration is zero, too.
 
-    A long event may begin at the zero and reach into the recording.
+    A long event may begin at the zero and reach into the recording, and a few that take no time may begin a recording
+    that is near to its zero.
     """
     durations = to_array(events["dur"], -1)
     if recording.is_zero_null:
         return np.ones(events.height, np.bool_)
     is_timeless = (durations == 0) & is_in(events["ph"], ["X"])
+    is_at_zero = (events["ts"] == recording.zero).fill_null(False).to_numpy()
+    if not recording.is_zero_far and np.count_nonzero(is_timeless & is_at_zero) < _MIN_ZEROS:
+        return np.zeros(events.height, np.bool_)
     if recording.is_zero_far:
         distance = recording.first - recording.zero
         is_timeless |= ~((0 < distance <= _HOUR) & (durations >= distance))
