@@ -20,7 +20,6 @@ from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.findings_text import format_findings, is_findings_table
 from etloom.cli.output_files import check_writable, writing_locally
 from etloom.core.errors import EtloomError, InvalidValue
-from etloom.formats.io.atomic_file import replacing, write_atomically
 
 if TYPE_CHECKING:
     import polars as pl
@@ -107,6 +106,8 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *,
     else:
         with writing_locally(out) as file:
             file.parent.mkdir(parents=True, exist_ok=True)
+            from etloom.formats.io.atomic_file import replacing
+
             with replacing(file) as partial, partial.open("wb") as stream:
                 frame.write_parquet(stream)  # of a path, a full disk would be an error of polars
     if out is not None:
@@ -294,6 +295,8 @@ def write_text(text: str, out: Path | None) -> None:
     else:
         with writing_locally(out) as file:
             file.parent.mkdir(parents=True, exist_ok=True)
+            from etloom.formats.io.atomic_file import write_atomically
+
             write_atomically(file, text)
 
 

@@ -121,7 +121,12 @@ def list_ranked_files(folder: Path, rank_pattern: str | None = None) -> list[Pat
     return list(files.values())
 
 
+def mask_stage(name: str) -> str:
+    """Return a name with ``*`` in place of the stage of an engine in it."""
+    return _STAGE.sub("*", name)
+
+
 def are_parts(path: Path, other: Path) -> bool:
     """Return whether the names of two traces differ only in the engine's stage (such as prefill and decode)."""
-    names = [_STAGE.sub("*", file.name) for file in (path, other)]
+    names = [mask_stage(file.name) for file in (path, other)]
     return names[0] == names[1] and "*" in names[0]

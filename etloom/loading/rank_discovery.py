@@ -25,6 +25,7 @@ from etloom.loading.file_names import (
     choose_patterns,
     find_companion_rank,
     find_rank_in_name,
+    mask_stage,
     match_folder_rank,
     match_rank,
 )
@@ -362,15 +363,21 @@ class _Discovery:
         placed = {self.formats[path] for paths in self.ranks.values() for path in paths}
         for format in {self.formats[path] for path in unranked}:
             paths = [path for path in unranked if self.formats[path] == format]
-            texts = [mask_recording(self._relative(path)) for path in paths]
+            texts = [mask_stage(mask_recording(self._relative(path))) for path in paths]
+            processes = dict(zip(reversed(texts), reversed(paths), strict=True))
+            names = list(dict.fromkeys(texts))
 
-            def find_device(number: int, paths: Sequence[Path] = paths) -> int | None:
-                return kineto.find_device(paths[number]) if self.formats[paths[number]] == "kineto" else None
+            def find_device(
+                number: int, names: Sequence[str] = names, processes: Mapping[str, Path] = processes
+            ) -> int | None:
+                path = processes[names[number]]
+                return kineto.find_device(path) if self.formats[path] == "kineto" else None
 
-            ranks = infer_ranks(texts, find_device)
+            ranks = infer_ranks(names, find_device)
             if ranks is None or format in placed:
                 return False
-            inferred[format] = (paths, ranks)
+            of_names = dict(zip(names, ranks.ranks, strict=True))
+            inferred[format] = (paths, InferredRanks(tuple(of_names[text] for text in texts), ranks.source))
         for paths, ranks in inferred.values():
             for path, rank in zip(paths, ranks.ranks, strict=True):
                 self.ranks.setdefault(rank, []).append(path)

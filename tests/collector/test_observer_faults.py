@@ -322,7 +322,8 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Left]
     for kind, imports in (("stock", STOCK), ("ours", OWN)):
         places[kind] = place = tmp_path_factory.mktemp(kind)
         scripts = [
-            (file_of(name), imports + HEAD + fault.script, fault.alone) for name, fault in FAULTS.items()
+            (file_of(name, kind), imports + HEAD + fault.script, fault.alone)
+            for name, fault in FAULTS.items()
         ]
         (place / "scripts.json").write_text(json.dumps(sorted(scripts, key=lambda script: not script[2])))
         command = [sys.executable, "-c", RUNNER, str(place)]
@@ -331,15 +332,16 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Left]
         ended[kind] = json.loads((place / "ended.json").read_text())
 
     def one(kind: str, name: str) -> Left:
-        path = places[kind] / file_of(name)
+        path = places[kind] / file_of(name, kind)
         said = Path(f"{path}.stderr").read_text() if FAULTS[name].alone else ""
         return Left(path, ended[kind].get(path.name, 0), said)
 
     return one
 
 
-def file_of(name: str) -> str:
-    return name.replace(" ", "_") + ".json"
+def file_of(name: str, kind: str) -> str:
+    """The native observer writes its own format, unless the name asks for JSON."""
+    return name.replace(" ", "_") + (".json" if kind == "stock" else ".etob")
 
 
 def is_pinned_torch() -> bool:

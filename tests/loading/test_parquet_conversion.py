@@ -47,7 +47,15 @@ def test_real_traces(data: Path, tmp_path: Path, name: str, part_rows: int) -> N
 @pytest.mark.slow
 def test_equal_times_and_a_trace_without_events(tmp_path: Path) -> None:
     rows = [
-        {"ph": "X", "name": f"op{n % 7}", "cat": "cpu_op", "ts": n // 500, "dur": n % 3, "pid": 1, "tid": 1}
+        {
+            "ph": "X",
+            "name": f"op{n % 7}",
+            "cat": "cpu_op",
+            "ts": n // 500,
+            "dur": 1 + n % 3,
+            "pid": 1,
+            "tid": 1,
+        }
         for n in range(3000)
     ]
     for number, events in enumerate((rows, [])):
