@@ -268,8 +268,10 @@ def hangs(path: StrPath, *, rank_pattern: str | None = None) -> HangReport:
         find_cause,
     )
     from etloom.formats.parquet.store_layout import is_store, is_stored_run
+    from etloom.loading.file_names import choose_patterns
     from etloom.loading.flight_recorder_dumps import read_dumps
 
+    choose_patterns(rank_pattern)  # a wrong pattern is an error whatever the path contains
     source = Path(path)
     problems: tuple[str, ...] = ()
     if is_store(source) or is_stored_run(source):

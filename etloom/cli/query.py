@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, OptionGroup, command
+from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.limited_process import LimitedProcess
 from etloom.cli.output import TABLE_OPTIONS, TableOptions, choose_format, write_table
@@ -38,13 +38,13 @@ _LIMITS = OptionGroup(
     [
         click.Option(
             ["--time-limit"],
-            type=click.FloatRange(min=0, min_open=True, max=MAX_SECONDS),
+            type=FiniteFloat(min=0, min_open=True, max=MAX_SECONDS),
             metavar="SECONDS",
             help="End with an error if the query takes longer, without the time for reading the run.",
         ),
         click.Option(
             ["--memory-limit"],
-            type=click.FloatRange(min=0, min_open=True, max=MAX_GB),
+            type=FiniteFloat(min=0, min_open=True, max=MAX_GB),
             metavar="GB",
             help="End with an error if the query needs more memory, without what the run takes.",
         ),

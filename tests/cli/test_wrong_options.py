@@ -100,7 +100,7 @@ def wrong(option: Any) -> Iterator[tuple[str, str]]:
                 str(least - 1),
                 f"x>{'=' * (not option.type.min_open)}{least}"
                 if option.type.max is None
-                else f"{least}<=x<={option.type.max}",
+                else f"{least}<{'=' * (not option.type.min_open)}x<={option.type.max}",
             )
         if kind.startswith("float"):
             yield "nan", "expected a finite number, got nan"

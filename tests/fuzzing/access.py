@@ -53,6 +53,8 @@ def _note(event: str, details: tuple[Any, ...]) -> None:
     if not _watching:
         return
     allowed, accesses = _watching[-1]
+    if event == "subprocess.Popen" and details[0] == sys.executable:
+        return  # queries and predictions with limits run in a Python of their own
     if event in _STARTS or event in _CONNECTIONS:
         accesses.append(f"{event}: {details[0] if details else ''}"[:200])
     elif event == "open" and isinstance(details[0], (str, bytes)):
