@@ -7,12 +7,15 @@ that it needs, are imported when the verb runs, so that ``etloom --help`` answer
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -103,13 +106,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 os.environ.setdefault(name, value)
     try:
         with handle_errors():
-            status = app(args=arguments, prog_name="etloom", standalone_mode=False)
+            status = app(args=arguments, prog_name="etloom", standalone_mode=False) or 0
     except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-    finally:
-        if arguments is None:
-            gc.freeze()  # the collection at the end of the process would look at every object: 0.15 s
-    return status or 0
+        status = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    if arguments is None:
+        gc.freeze()  # the collection at the end of the process would look at every object: 0.15 s
+        _exit_despite_threads(status)
+    return int(status)
+
+
+def _exit_despite_threads(status: int) -> None:
+    """Exit at once if daemon threads still run: Python unwinds them at its end, and native code then aborts."""
+    if not any(thread.daemon for thread in threading.enumerate()):
+        return
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader is gone, or it is closed
+            stream.flush()
+    os._exit(status)
 
 
 def _exit_on_signal(number: int, frame: object) -> None:

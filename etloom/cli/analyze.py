@@ -158,7 +158,7 @@ def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -
     if top is not None and top >= 1:
         options["top"] = ALL_ROWS  # to be able to report how many rows are left out
     job = open_job(path, run, for_report=question.name == "findings")
-    result = _answer_part(job, Question(question.name, options, question.filters))
+    result = answer_part(job, Question(question.name, options, question.filters))
     shown, omission = _limit_rows(result.table, top, each_rank)
     write_table(shown, table.format, table.out)
     if omission:
@@ -172,7 +172,7 @@ def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -
         print_message(line)
 
 
-def _answer_part(job: Job, question: Question) -> Answer:
+def answer_part(job: Job, question: Question) -> Answer:
     """Run an analysis on the part of the job that the filters select.
 
     Raises:

@@ -23,7 +23,7 @@ from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.cli import main
 from etloom.cli.mcp import tools as mcp_tools
-from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_lines, estimate_tokens, list_rows
+from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_answer, bound_lines, estimate_tokens
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.preparation import prepare_run
 from etloom.cli.mcp.tools import RunTools
@@ -90,7 +90,8 @@ def test_an_official_client_lists_and_calls_every_tool(runs: OpenedRuns) -> None
             for name, arguments in CALLS.items():
                 result = await client.call_tool(name, arguments)
                 text = result.content[0].text
-                assert not result.is_error, text
+                assert result.is_error == (name == "hangs"), text
+                assert result.structured_content
                 assert 0 < estimate_tokens(text) <= MAX_TOKENS
                 assert text.startswith("error:") == (name == "hangs"), text
                 assert listed[name].input_schema["additionalProperties"] is False
@@ -343,7 +344,7 @@ def _describe_answer(job: Job, name: str) -> str:
     except EtloomError as error:
         return f"error: {error}"
     units = "times in ns, sizes in bytes, unless the name of the column states another unit"
-    return bound_lines(list_rows(table.head(400), units))
+    return bound_answer({"units": units, "rows": table.head(400)})
 
 
 def test_questions_go_before_preparation() -> None:

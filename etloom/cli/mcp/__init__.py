@@ -9,14 +9,19 @@ turns         the order of questions and preparation
 
 from __future__ import annotations
 
+import functools
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from etloom.cli.command import LOCAL_PATH_TYPE, Argument, command
 from etloom.core.errors import EtloomError
+
+if TYPE_CHECKING:
+    from etloom.cli.mcp.bounded_text import Answer
 
 _INSTRUCTIONS = """Execution traces of machine-learning jobs: what costs time, where, and what a change would gain.
 Begin with open_run, then findings; explain shows the evidence of a finding; what_if predicts the gain of a change.
@@ -90,12 +95,25 @@ def build_server(runs: Any) -> Any:
     try:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.tools import Tool
-        from mcp_types import ToolAnnotations
+        from mcp_types import CallToolResult, TextContent, ToolAnnotations
     except ImportError:
         raise EtloomError("the package mcp is not installed", remedy='pip install "etloom[mcp]"') from None
+
+    def make_result(tool: Callable[..., Answer]) -> Callable[..., CallToolResult]:
+        @functools.wraps(tool)
+        def call(**arguments: Any) -> CallToolResult:
+            answer = tool(**arguments)
+            return CallToolResult(
+                content=[TextContent(type="text", text=str(answer))],
+                structured_content=answer.content,
+                is_error=answer.is_error,
+            )
+
+        return call
+
     read_only = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
     tools = [
-        Tool.from_function(tool, annotations=read_only, structured_output=False)
+        Tool.from_function(make_result(tool), annotations=read_only, structured_output=False)
         for tool in RunTools(runs).list_tools()
     ]
     # An unknown argument, such as path for run, would be ignored: the answer would be about another run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import threading
@@ -16,6 +17,7 @@ from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
     from etloom.api.questions import Difference
+    from etloom.cli.mcp.bounded_text import Answer
     from etloom.core.trace import Job
 
 MAX_OPEN_RUNS = 4
@@ -24,6 +26,8 @@ MAX_MEMORY = 2 << 30
 """Bytes that a question in a process of its own may use beyond the opened run."""
 _MAX_ANSWERS = 1024
 _MAX_CACHED_QUESTION = 2000
+_LISTED_LEVELS = 2
+_MAX_LISTED = 1000
 
 
 class OpenedRuns:
@@ -53,7 +57,7 @@ class OpenedRuns:
         self._jobs: OrderedDict[Path, Job] = OrderedDict()
         self._processes: dict[Path, LimitedProcess] = {}
         self._differences: dict[tuple[Path, Path], Difference] = {}
-        self._answers: OrderedDict[str, str] = OrderedDict()
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._opening: dict[Path, threading.Lock] = {}
         self._lock = threading.RLock()
 
@@ -65,7 +69,11 @@ class OpenedRuns:
         """
         path = self._find_path(run) if run else self.roots[0]
         if path is None:
-            raise EtloomError(f"{run!r} is not a path below the roots", remedy=self.describe_roots())
+            near = difflib.get_close_matches(run, self.list_runs(), n=1, cutoff=0.5)
+            suggestion = f"did you mean {near[0]!r}? " if near else ""
+            raise EtloomError(
+                f"{run!r} is not a path below the roots", remedy=suggestion + self.describe_roots()
+            )
         outside = self._find_link_outside(path)
         if outside is not None:
             raise EtloomError(
@@ -140,7 +148,7 @@ class OpenedRuns:
                 self._differences[key] = etloom.diff(first, second)
             return self._differences[key]
 
-    def answer_once(self, question: str, compute: Callable[[], str]) -> str:
+    def answer_once(self, question: str, compute: Callable[[], Answer]) -> Answer:
         """Return the answer to a question about opened runs from the cache, or compute and cache it.
 
         Cached are the last 1,024 answers, each of bounded length, to questions of at most 2,000 characters.
@@ -156,6 +164,20 @@ class OpenedRuns:
                 if len(self._answers) > _MAX_ANSWERS:
                     self._answers.popitem(last=False)
         return answer
+
+    def list_runs(self) -> list[str]:
+        """Return the folders and files of the first levels below the roots, as paths that `resolve` accepts."""
+        runs: list[str] = []
+        for root in self.roots:
+            level = [root]
+            for _ in range(_LISTED_LEVELS):
+                level = [path for folder in level for path in _list_folder(folder)][:_MAX_LISTED]
+                runs += [str(path.relative_to(root)) for path in level]
+        return runs[:_MAX_LISTED]
+
+    def list_folders(self) -> list[str]:
+        """Return the folders of the first level below the first root, as paths that `resolve` accepts."""
+        return [path.name for path in _list_folder(self.roots[0])[:_MAX_LISTED] if path.is_dir()]
 
     def describe_roots(self) -> str:
         """Return the list of root folders as text, for messages."""
@@ -198,3 +220,13 @@ class OpenedRuns:
 
     def _is_inside(self, path: Path) -> bool:
         return any(path.is_relative_to(root) for root in self.roots)
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    """Return the visible entries of a folder in order; none for a file, a link or what cannot be read."""
+    try:
+        return sorted(
+            path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink()
+        )
+    except OSError:
+        return []
