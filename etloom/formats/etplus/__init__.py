@@ -28,7 +28,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES, TIME_LIMIT, Stat
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.communication import COMM_RECORD, describe_record
-from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed, read_content
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks, read_content
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
@@ -66,8 +66,8 @@ def contains_times(path: Path) -> bool:
 def _search_times(path: Path, size: int, mtime_ns: int) -> bool:
     """Search a file for durations; the size and the time of the last change identify the content for the cache."""
     before = b""
-    with contextlib.suppress(*DECOMPRESSION_ERRORS), open_decompressed(path) as stream:
-        while piece := stream.read():
+    with contextlib.suppress(*DECOMPRESSION_ERRORS):
+        for piece in read_chunks(path):
             if not before and _OBSERVER_HEAD.match(piece):
                 return False
             if _TIME_PATTERN.search(before + piece):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from etloom.core.errors import UnknownName
+from etloom.core.errors import InvalidValue, UnknownName
 
 BUILTIN_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 """The backends that torch knows, whether or not it was built with them."""
@@ -51,6 +51,8 @@ class Rendezvous:
 
 def resolve_options(options: CommsOptions) -> CommsOptions:
     """Replace "auto" as backend or device by a value that fits the other option or, if both are auto, the hardware."""
+    if options.repeats < 1:
+        raise InvalidValue(f"expected at least 1 repeat, got {options.repeats}", option="repeats")
     backend, device = options.backend, options.device
     if device == "auto":
         if backend == "auto":
