@@ -55,8 +55,12 @@ void RowStream::count_trailing() {
 
 void RowStream::finish() {
     retry_at_ = 0;
-    if (state_ == State::kTop && !found_rows_) skip_to_rows({});
     while (step(true)) {
+    }
+    // Only now: a member of many pieces may not have been looked at before.
+    if (state_ == State::kTop && !found_rows_ && skip_to_rows({})) {
+        while (step(true)) {
+        }
     }
     if (state_ != State::kDone) truncated_ = true;
     count_trailing();
