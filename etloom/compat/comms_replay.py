@@ -175,12 +175,13 @@ def call_rows(plan: Plan, calls: pl.DataFrame, rank: int) -> list[dict[str, Any]
 
 
 def _write_results(result: CommsReplay, folder: Path, ranks: Iterable[int]) -> None:
+    from etloom.formats.io.atomic_file import write_atomically
     from etloom.formats.parquet import writer
 
     folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         file = folder / f"replayedCommsPerf.rank-{rank}.json"
-        file.write_text(json.dumps(call_rows(result.plan, result.calls, rank), indent=1))
+        write_atomically(file, json.dumps(call_rows(result.plan, result.calls, rank), indent=1))
     writer.write(result.job, folder / "replay.parquet")
     sys.stderr.write(f"wrote {folder}\n")
 

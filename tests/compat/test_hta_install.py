@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pandas", reason="pandas is not installed")
 from etloom.compat.hta import ParserConfig, Trace, TraceAnalysis, trace_filter
+from etloom.core.errors import EtloomError
 from support import small_traces
 
 NOTEBOOK = """
@@ -81,6 +82,15 @@ def test_traces_are_parsed_with_the_times_of_the_file_and_loaded_from_zero(data:
     t.load_traces()
     analyzer = TraceAnalysis(trace_dir=str(data / "hta_multirank"))
     assert t.get_trace(1).equals(analyzer.t.get_trace(1))
+
+
+def test_a_trace_accepts_htas_positional_arguments_and_must_be_read_first(run: Path) -> None:
+    trace = Trace(trace_dir=str(run))
+    with pytest.raises(EtloomError, match="call parse_traces"):
+        trace.align_and_filter_trace()
+    trace.parse_traces(-1, True, False)
+    trace.align_and_filter_trace(True)
+    assert trace.is_parsed
 
 
 def test_filters_select_what_they_name(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""HTA's ``hta.common.trace.Trace``, whose frames appear when it is told to read them, and ``ParserConfig``."""
+"""HTA's ``hta.common.trace.Trace``, which has frames once `parse_traces` or `load_traces` ran, and ``ParserConfig``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from etloom import api
 from etloom.compat.hta.frames import HtaTrace, drop_last_step
 from etloom.compat.hta.trace_files import TraceFiles, resolve_trace_files
+from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.core.trace import Trace as RankTrace
 
@@ -25,7 +26,7 @@ class Trace(HtaTrace):
     def __init__(self, trace_files: TraceFiles | None = None, trace_dir: str | PathLike[str] = ".") -> None:
         self._source = resolve_trace_files(trace_files, trace_dir)
 
-    def parse_traces(self, max_ranks: int = -1, **_: Any) -> None:
+    def parse_traces(self, max_ranks: int = -1, *_: Any, **__: Any) -> None:
         """Read the traces; times are those of the files. ``max_ranks``: read the first ranks only (-1: all)."""
         job = api.open(self._source)
         kept = job.ranks if max_ranks < 0 else job.ranks[:max_ranks]
@@ -33,7 +34,7 @@ class Trace(HtaTrace):
         super().__init__(Job({rank: job[rank] for rank in kept}, job.meta, job.run_stats))
         self.is_parsed = True
 
-    def load_traces(self, include_last_profiler_step: bool | None = False, **_: Any) -> None:
+    def load_traces(self, include_last_profiler_step: bool | None = False, *_: Any, **__: Any) -> None:
         """Read the traces, without the last step unless ``include_last_profiler_step``; times begin at 0."""
         job = api.open(self._source)
         self._is_aligned = True
@@ -42,6 +43,8 @@ class Trace(HtaTrace):
 
     def align_and_filter_trace(self, include_last_profiler_step: bool | None = False) -> None:
         """Shift times to begin at 0, and drop the last step unless ``include_last_profiler_step``."""
+        if not self.is_parsed:
+            raise EtloomError("the traces are not read yet", remedy="call parse_traces() before")
         self._is_aligned = True
         super().__init__(self.job if include_last_profiler_step else self.job.map(drop_last_step))
 

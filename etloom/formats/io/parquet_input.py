@@ -48,10 +48,11 @@ def read_columns(
         LimitError: The file is too large.
         PARQUET_ERRORS: The file is damaged.
     """
-    present = [column for column in columns if column in pl.read_parquet_schema(path)]
+    check_parquet(path, path, columns, row_limit)
+    schema = pl.read_parquet_schema(path)
+    present = [column for column in columns if column in schema]
     if not present:
         return pl.DataFrame(schema=dict(columns))
-    check_parquet(path, path, present, row_limit)
     table = pl.read_parquet(path, columns=present, glob=False, hive_partitioning=False)
     result = table.select(
         pl.col(column).cast(dtype, strict=False).alias(column)

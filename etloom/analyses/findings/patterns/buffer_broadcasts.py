@@ -19,8 +19,8 @@ _BROADCAST = r"^c10d::_?broadcast"
 _SYNCHRONIZATION = rf"{_BROADCAST}|^aten::(?:_?(?:un)?flatten_dense_tensors|cat|copy_)$|^record_param_comms$"
 """Operators of which the synchronization of buffers consists."""
 _ADVICE = (
-    "DistributedDataParallel(..., broadcast_buffers=False) if the ranks may keep buffers of their own (running "
-    "statistics of batch norms), or SyncBatchNorm; else fewer buffers"
+    "DistributedDataParallel(..., broadcast_buffers=False), if each rank may keep its own buffers (running statistics "
+    "of batch norms) or has the same ones anyway (SyncBatchNorm)"
 )
 
 
