@@ -25,7 +25,7 @@ _REWRITE = "the writer of the file has a defect; the rest of the file is used"
 _TRUNCATED = "the recording was killed or the disk was full: record again, or use what is there"
 
 RECORDER_STATEMENTS = frozenset({"read.nsys_problem", "read.profiler_problem", "read.xplane_problem"})
-"""What recorders say about their own losses: why GPU activity may be missing."""
+"""Stats in which recorders state their own losses: reasons for missing GPU activity."""
 
 DECLARED_STATS = (
     # Runs and folders

@@ -45,7 +45,7 @@ after it are then late because of the stall, until they add up to the time that 
 communicates, perhaps because another rank is late, the host loses nothing.
 """
 MIN_GAP_NS = 1_500
-"""A device needs about 1 us between two activities: less is no gap."""
+"""A device needs about 1 us between two activities: less is not a gap."""
 LONG_PAUSE_NS = 1_000_000
 """Python needs less between two operators of a loop."""
 MIN_COMPUTE_NS = 50_000

@@ -269,7 +269,7 @@ _CODES_BY_EFFECT = {
     HANG: ("empty-all-gather",),
 }
 NODE_EFFECTS = {code: effect for effect, codes in _CODES_BY_EFFECT.items() for code in codes}
-"""What a node does to ASTRA-sim when it starts: end the process, raise an exception, or never end.
+"""The effect of a node on ASTRA-sim when it starts: the process ends, raises an exception, or never ends.
 
 The event loop catches exceptions, so that the node never ends; at the start of the simulation, and after a message,
 nothing catches them, and the process ends.

@@ -49,9 +49,9 @@ class Recording:
     low: int
     high: int
     is_zero_far: bool = False
-    """Whether the zero is far from the recording, so that a start at the zero is unknown."""
+    """The zero is far from the recording, so that a start at the zero is unknown."""
     is_zero_null: bool = False
-    """Whether a start at the zero is unknown in any case."""
+    """A start at the zero is unknown in any case."""
 
 
 def judge_times(trace: Trace) -> Trace:
