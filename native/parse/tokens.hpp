@@ -18,7 +18,7 @@ namespace etloom {
 // it would need escapes again. Valid until this thread looks for the tokens of another text.
 std::string_view unescaped_key(std::string_view key);
 inline std::string_view plain_key(std::string_view key) {
-    return std::memchr(key.data(), '\\', key.size()) == nullptr ? key : unescaped_key(key);
+    return key.find('\\') == std::string_view::npos ? key : unescaped_key(key);
 }
 
 // A place among the tokens of a text: brackets, commas, colons, and the first bytes of strings and of other scalars. The

@@ -876,9 +876,9 @@ def test_a_query_ends_at_the_limits_that_are_named(tmp_path: Path, capfd: pytest
     limits = ["--time-limit", "60", "--memory-limit", "1"]
     counted = "select count(*) n from events"
     assert cli.main([*words, counted, "--format", "csv"]) == 0
-    expected = capfd.readouterr()
+    expected = capfd.readouterr().out
     assert cli.main([*words, counted, "--format", "csv", *limits]) == 0
-    assert capfd.readouterr() == expected
+    assert capfd.readouterr().out == expected
     assert cli.main([*words, "select lpad(name, 2000000000, 'x') from events", *limits]) == 1
     assert capfd.readouterr().err.count("needs more than 1.0 GB") == 1
     joined = " cross join ".join(f"events e{number}" for number in range(12))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from etloom.collector.options import RecordingOptions
 from etloom.collector.recovery.gathering import gather
 from etloom.core.errors import CollectError
 from support.paths import ROOT
+from support.processes import free_port
 
 SECOND = 10**9
 
@@ -321,9 +321,7 @@ def test_two_hosts(tmp_path: Path, out: str) -> None:
     pytest.importorskip("torch")
     if not _host_names_are_free():
         pytest.skip("no host names of its own for a process here (unshare --uts)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "etloom", "collect", "--out", str(tmp_path / out), "--steps", "2:5"]
     command += ["--with", "et,shapes", "--observer", "stock", "--", sys.executable, str(tmp_path / "job.py")]

@@ -14,7 +14,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from fuzzing.hostile_replays import hostile_calls, hostile_operators
+from support.processes import free_port
 
 SECONDS, BYTES = 10, 2 << 30
 _STATUSES = {0, 1, 2, 3}
@@ -86,7 +86,7 @@ def _replay(kind: str, run: Path, channel: Path) -> None:
             more = (
                 ["--dry-run"]
                 if kind == "comms dry run"
-                else ["--timeout", "5", "--master-port", str(_free_port())]
+                else ["--timeout", "5", "--master-port", str(free_port())]
             )
             status = cli.main(["replay", "comms", str(run), *more])
     except SystemExit as leave:
@@ -99,12 +99,6 @@ def _replay(kind: str, run: Path, channel: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def _wait(child: int) -> int | None:
