@@ -86,12 +86,12 @@ def analyze(job: Job) -> pl.DataFrame:
     rows = []
     for rank, (starts, waits) in measured.items():
         fit, counts = latency_fits[rank], dependencies.counts[rank]
-        reason = quality.explain_misfit(starts, fit.makespan, fit.residual, waits)
+        misfit = quality.explain_misfit(starts, fit.makespan, fit.residual, waits)
         rows.append(
             {
                 "rank": rank,
-                "explainable": reason is None,
-                "reason": reason,
+                "explainable": misfit is None,
+                "reason": None if misfit is None else misfit.reason,
                 **_fit_columns(fit),
                 **_start_columns(starts),
                 "unexplained_wait_ns": waits,

@@ -155,26 +155,40 @@ def sum_residuals(graph: Graph) -> int:
     return int(_native.residual_sum(graph.first, graph.source, graph.time, graph.min_latency))
 
 
+@dataclass(frozen=True)
+class Misfit:
+    """Why the graph does not explain a rank's recording.
+
+    ``error``: the share (from 0) of kernel starts or of time that the graph places wrongly; 0 if it is unknown, or if
+    the bounds of what-ifs contain it, as they contain unexplained delays.
+    """
+
+    reason: str
+    error: float = 0.0
+
+
 def explain_misfit(
     explained: ExplainedStarts, makespan: int, residual: int, unexplained_waits: int
-) -> str | None:
-    """Return the reason why the graph does not explain a rank's recording; None if it does.
+) -> Misfit | None:
+    """Return why the graph does not explain a rank's recording; None if it does.
 
     See `LatencyFit` for the times, and `measure_unexplained_waits`.
     """
     if explained.starts and explained.starts < MIN_STARTS:
-        return f"only {explained.starts} kernel starts"
+        return Misfit(f"only {explained.starts} kernel starts")
     if explained.share < MIN_EXPLAINED_SHARE:
-        return f"{100 * (1 - explained.share):.0f} % of the kernel starts are unexplained"
+        share = 1 - explained.share
+        return Misfit(f"{100 * share:.0f} % of the kernel starts are unexplained", share)
     if makespan and residual > makespan / 2:
-        return f"unexplained delays sum to {100 * residual / makespan:.0f} % of the makespan"
+        return Misfit(f"unexplained delays sum to {100 * residual / makespan:.0f} % of the makespan")
     if unexplained_waits > MAX_UNEXPLAINED_WAIT_SHARE * makespan:
-        share = 100 * unexplained_waits / makespan
-        return f"calls that wait for the GPU count as host work for {share:.0f} % of the makespan"
+        share = unexplained_waits / makespan
+        reason = f"calls that wait for the GPU count as host work for {100 * share:.0f} % of the makespan"
+        return Misfit(reason, share)
     return None
 
 
-def find_unexplained_ranks(graph: Graph, job: Job) -> dict[int, str]:
+def find_unexplained_ranks(graph: Graph, job: Job) -> dict[int, Misfit]:
     """Return the ranks whose recording the graph does not explain, with the reason.
 
     The graph of such a rank states little more than the order of its events.
@@ -183,16 +197,16 @@ def find_unexplained_ranks(graph: Graph, job: Job) -> dict[int, str]:
     return dict(job.compute_once(_find_unexplained_ranks, weakref.ref(graph)))
 
 
-def _find_unexplained_ranks(job: Job, reference: weakref.ref[Graph]) -> dict[int, str]:
+def _find_unexplained_ranks(job: Job, reference: weakref.ref[Graph]) -> dict[int, Misfit]:
     graph = reference()
     assert graph is not None
-    reasons: dict[int, str] = {}
+    misfits: dict[int, Misfit] = {}
     for rank, part in graph.split_by_rank(job.ranks):
         time = part.time if len(job) == 1 else part.time[part.rank == rank]
         if len(time):
             explained = measure_explained_starts(part, job[rank], rank, shifts=())
             waits = measure_unexplained_waits(part, job[rank], rank)
             makespan = algorithms.compute_makespan(part, time)
-            reason = explain_misfit(explained, makespan, explained.residual, waits)
-            reasons |= {rank: reason} if reason is not None else {}
-    return reasons
+            misfit = explain_misfit(explained, makespan, explained.residual, waits)
+            misfits |= {rank: misfit} if misfit is not None else {}
+    return misfits

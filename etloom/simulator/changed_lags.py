@@ -235,6 +235,32 @@ def _change_latencies(change: Change, before: Int64Array) -> Int64Array:
     return np.asarray(np.maximum(before + (change.plus_ns or 0), 0))
 
 
+def resize_calls(change: Change, calls: Int64Array, edges: Int32Array, before: Lags) -> SetLags:
+    """Return a change that sets or increases the time of calls, in which the pieces of a call keep their proportions.
+
+    Args:
+        change: sets a time, or adds to it.
+        calls: the call that each edge is a piece of.
+        edges: the numbers of the edges, ascending.
+        before: the lags of the edges.
+    """
+    order = np.argsort(calls, kind="stable")
+    latency = before.min_latency[order]
+    first = np.flatnonzero(np.diff(calls[order], prepend=calls.min() - 1))
+    total = np.add.reduceat(latency, first)
+    wanted = total + change.plus_ns if change.plus_ns is not None else np.full(len(total), change.to_ns)
+    sizes = np.diff(np.append(first, len(order)))
+    passed = np.cumsum(latency) - np.repeat(np.cumsum(total) - total, sizes)
+    shares = passed / np.repeat(np.maximum(total, 1), sizes)
+    shares[np.repeat(total == 0, sizes)] = 1.0  # a call that took no time gets it all in its first piece
+    ends = np.round(shares * np.repeat(np.maximum(wanted, 0), sizes)).astype(np.int64)
+    ends_before = np.concatenate([[0], ends[:-1]])
+    ends_before[first] = 0
+    latencies = np.empty_like(before.min_latency)
+    latencies[order] = ends - ends_before
+    return SetLags(edges, Lags(latencies, before.upper, before.lower))
+
+
 def scale_lags(lag: Int64Array, factor: float) -> Int64Array:
     """Return lags (ns) times a factor, rounded to whole ns and limited to +-2**62, which the engine rejects as too
     large."""

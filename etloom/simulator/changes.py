@@ -4,7 +4,8 @@
 
 WHAT is one of `TARGETS`; NAME a pattern (``*gemm*``) for the name of the kernel, operator, call or collective;
 KEY=VALUE restricts it to a rank, step, stream or process group; CHANGE is ``x0.5`` (times), ``=20us`` (to), or
-``+3us`` and ``-3us`` (more, less; never below 0). "kernel:*gemm* step=5 x0.5", "comm x0", "launch =2us".
+``+3us`` and ``-3us`` (more, less; never below 0), of each kernel, transfer, delay or call as a whole.
+"kernel:*gemm* step=5 x0.5", "comm x0", "launch =2us".
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _CHANGE = re.compile(
 
 @dataclass(frozen=True)
 class Change:
-    """A change of lags: multiplies the selected lags by ``times``, sets them to ``to_ns``, or adds ``plus_ns``."""
+    """A change of lags: multiplies the selected lags by ``times``, sets them to ``to_ns``, or adds ``plus_ns``.
+
+    On the host, ``to_ns`` and ``plus_ns`` are of a whole call, which may consist of several edges."""
 
     target: str
     name: str | None = None

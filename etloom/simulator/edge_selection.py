@@ -24,6 +24,8 @@ from etloom.graphs.transfers import owner_rows as find_owner_rows
 from etloom.simulator.changes import TARGETS, Change, Network
 
 HOST_KINDS = (EdgeKind.SEGMENT, EdgeKind.IDLE)
+HOST_TARGETS = ("op", "host", "python")
+"""Targets whose calls consist of several edges."""
 GPU_TARGETS = ("kernel", "copy", "launch", "stream", "sync")
 """Targets that require GPU activities."""
 Edges: TypeAlias = Int32Array
@@ -158,6 +160,21 @@ class EdgeSelector:
     def communication(self) -> Mask:
         """Mask of the edges whose time is the transfer of data between ranks."""
         return mask_transfers(self.graph, self.job)
+
+    def find_calls(self, change: Change, edges: Edges) -> Int64Array:
+        """Return for each edge the row of the call whose time a change of `HOST_TARGETS` sets or increases.
+
+        For the target op with a name this is the outermost operator of that name around the edge, else the event that
+        owns the edge. An edge without an owner is a call of its own, with a negative number.
+        """
+        owners = self.owner_rows[edges].astype(np.int64)
+        if change.target == "op" and change.name is not None:
+            expression = wildcard_to_regex(change.name)
+            is_match = self._match_names(lambda names: arrays.match_text(names, expression))
+            enclosing = nesting.find_nearest_ancestor(self._parents, is_match)
+            is_outermost = is_match & ((self._parents < 0) | (enclosing[self._parents] < 0))
+            owners = nesting.find_nearest_ancestor(self._parents, is_outermost, owners)
+        return np.where(owners >= 0, owners, -1 - edges.astype(np.int64))
 
     def select_syncs_in(self, name: str) -> Edges:
         """Return the edges by which the host waits for the device in calls named ``name``, or in operators of that

@@ -22,11 +22,12 @@ from etloom.graphs.algorithms import REMOVED_LAG
 from etloom.graphs.contraction import ChainLags
 from etloom.graphs.graph import Int64Array
 from etloom.graphs.peers import PeerTimes, compute_peer_times
-from etloom.simulator.changed_lags import ChangedLags, Lags, LagStep, ScaleLags, SetLags
+from etloom.simulator.changed_lags import ChangedLags, Lags, LagStep, ScaleLags, SetLags, resize_calls
 from etloom.simulator.changes import AnyChange, Change, LikePeers, Network, NoStraggler, RemoveSync
-from etloom.simulator.edge_selection import no_communication_error
+from etloom.simulator.edge_selection import HOST_TARGETS, no_communication_error
 from etloom.simulator.network import apply_network, resolve_change
 from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
+from etloom.simulator.reproduction import require_models
 from etloom.simulator.retiming import retime_job
 
 MAX_CHANGES = 1000
@@ -160,7 +161,8 @@ def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | No
 
     Raises:
         LinkError: a trace is not linked.
-        AnalysisError: the job has no timed event.
+        AnalysisError: the job has no timed event, or the graph or the fitted network is too far from the recording
+            (`etloom.simulator.reproduction`).
         EtloomError: a change matches nothing, or its times exceed 64 bits; there are more than `MAX_CHANGES`.
     """
     if len(changes) > MAX_CHANGES:
@@ -169,6 +171,10 @@ def simulate(job: Job, changes: Sequence[AnyChange], graph: DependencyGraph | No
             remedy="use patterns that match many names, such as kernel:*gemm*",
         )
     recording = get_recorded_run(job, graph)
+    if changes:
+        # Other changes of a network keep each transfer as far from the fitted network as it was recorded.
+        has_rate = any(isinstance(c, Network) and c.bytes_per_second is not None for c in changes)
+        require_models(recording, needs_network=has_rate)
     schedule = _Schedule(recording, job)
     for change in changes:
         schedule.apply(change)
@@ -277,6 +283,12 @@ class _Schedule:
 
     def _change_lags(self, change: Change) -> None:
         selection = self.edges.select(change)
+        if change.target in HOST_TARGETS and change.times is None:
+            edges = selection.edges
+            calls = self.edges.find_calls(change, edges)
+            self._add(resize_calls(change, calls, edges, self.lags.read(edges)))
+            _check_range(change, self.total_lower)
+            return
         step = ScaleLags(selection, change, self.graph.kind, self.recording.usual_delays)
         if self.lags.is_recorded:
             groups = self.recording.group_target(change.target) if selection.is_whole else None

@@ -19,7 +19,7 @@ import polars as pl
 
 from etloom.analyses.helpers.pipeline_schedule import has_operations
 from etloom.collectives.process_mesh import infer_mesh
-from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs import DependencyGraph
 from etloom.graphs.graph import Int64Array
@@ -34,11 +34,10 @@ from etloom.simulator.network import (
 )
 from etloom.simulator.pipelines import PIPELINE_AXES, RelaidPipeline, relay
 from etloom.simulator.recorded_run import RecordedRun, get_recorded_run
+from etloom.simulator.reproduction import describe_models, require_models
 from etloom.simulator.resizing import resize, synthesize_job
 from etloom.simulator.scenario import Basis, Scenario
 
-MAX_REPRODUCTION_ERROR = 0.5
-"""Largest error of the step time of the recording, relative, with which another network is still predicted."""
 _NO_NETWORK = ["no network could be fitted: no communication between recorded ranks has a known size"]
 _MAX_NS = float(1 << 60)
 """Limit of the sum of all lags at the upper end of their interval, so that times remain 64-bit integers."""
@@ -133,11 +132,8 @@ class Prediction:
         return [*self._explain_reproduction(), *self.scenario.notes, *self._explain_bases()]
 
     def _explain_reproduction(self) -> list[str]:
-        if self.reproduction_error is None:
-            return _NO_NETWORK if len(self.recorded_job) > 1 else []
-        error = 100 * self.reproduction_error
-        line = f"the models reproduce the recorded step time with an error of {error:+.1f} %"
-        return [line if abs(error) <= 5 else f"do not rely on this: {line}"]
+        lines = describe_models(self.recording)
+        return lines + (_NO_NETWORK if self.reproduction_error is None and len(self.recorded_job) > 1 else [])
 
     def _explain_bases(self) -> list[str]:
         """Return a sentence per `Basis` (source of times): its share of all lags, and its standard deviation."""
@@ -204,28 +200,20 @@ def predict(
             "a pipeline operation trace has neither sizes of messages nor kernels: only its pipeline can change",
             remedy="specify pipeline sizes only, such as --parallel pp=8,mb=32",
         )
+    recording = get_recorded_run(job, graph)
+    if (
+        not changes_pipeline_only
+    ):  # else the recording itself is predicted, to show how accurate the models are
+        require_models(recording)
     prediction = _predict_times(
-        job, get_recorded_run(job, graph), (network, recorded_network), (ranks, parallel or None), device
+        job, recording, (network, recorded_network), (ranks, parallel or None), device
     )
-    if network is not None:
-        _check_reproduction(prediction)
     if not laid_out:
         return prediction
     row = prediction.table.row(0, named=True)
     deviation = float(np.log(row["upper_bound_ns"] / max(row["lower_bound_ns"], 1)) / (2 * Z_90))
     notes = tuple(prediction.reasons)
     return relay(job, laid_out, changed=prediction.job, deviation=deviation, notes=notes)
-
-
-def _check_reproduction(prediction: Prediction) -> None:
-    """Refuse to predict another network with a model that is far from the recording itself."""
-    error = prediction.reproduction_error
-    if error is not None and abs(error) > MAX_REPRODUCTION_ERROR:
-        raise AnalysisError(
-            f"no prediction: the models reproduce the recorded step time with an error of {100 * error:+.0f} %",
-            remedy="record all ranks and more steps; etloom predict RUN without options shows the fit, "
-            'etloom simulate RUN --set "comm x0.5" needs none',
-        )
 
 
 def _split_parallel(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
-from etloom.graphs import quality
 from etloom.graphs.graph import Int32Array, Int64Array
 from etloom.simulator.changes import AnyChange, Change, Network
 from etloom.simulator.engine import Simulated
 from etloom.simulator.recorded_run import sum_wait_and_transfer
+from etloom.simulator.reproduction import describe_models
 
 _NEGLIGIBLE = 0.001
 """Share of the makespan below which a delay is not mentioned."""
@@ -26,7 +26,7 @@ def explain_simulation(simulated: Simulated) -> list[str]:
 
     predicted_path = simulated.recording.describe_path(simulated.upper_times, simulated.upper_lags, read_lags)
     lines = [
-        *_explain_misfit(simulated),
+        *describe_models(simulated.recording, needs_network=False),
         *simulated.recorded_job.compute_once(_explain_coverage),
         f"the critical path was {simulated.recording.critical_path}",
         f"it becomes {predicted_path}",
@@ -47,16 +47,6 @@ def explain_simulation(simulated: Simulated) -> list[str]:
     if any(map(_changes_communication, simulated.changes)):
         lines += _explain_communication(simulated)
     return lines
-
-
-def _explain_misfit(simulated: Simulated) -> list[str]:
-    """Return a warning if the graph does not explain the recording of some rank."""
-    reasons = quality.find_unexplained_ranks(simulated.graph.graph, simulated.recorded_job)
-    if not reasons:
-        return []
-    rank, reason = next(iter(reasons.items()))
-    more = f"; {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return [f"do not rely on this: the graph does not explain the recording (rank {rank}, {reason}{more})"]
 
 
 def _explain_coverage(job: Job) -> list[str]:

@@ -52,7 +52,7 @@ class RecordedRun:
         self.graph = graph or build_dependencies(job)
         check_timed(self.graph, job)
         self._groups: dict[str, GroupedEdges | None] = {}
-        self._job = job.replace({})  # the job itself may keep this object: a cycle would outlive it
+        self.job = job.replace({})  # the job itself may keep this object: a cycle would outlive it
 
     def prepare(self) -> None:
         """Compute in advance the values that the first prediction would otherwise have to wait for."""
@@ -65,7 +65,7 @@ class RecordedRun:
     @cached_property
     def edges(self) -> EdgeSelector:
         """The `EdgeSelector`, which selects graph edges by the events to which their times belong."""
-        return EdgeSelector(self.graph.graph, self._job)
+        return EdgeSelector(self.graph.graph, self.job)
 
     def group_target(self, target: str) -> GroupedEdges | None:
         """Group the graph edges that a change of ``target`` affects by the chain of edges that each was merged into.
@@ -141,13 +141,13 @@ class RecordedRun:
         path = self.contraction.find_longest_path(end, time, lags)
         lag = read(path)
         before = int(time.max() - time.min()) - int(lag.sum()) if path.size else 0
-        table = critical_paths.summarize_path(self.graph.graph, self._job, path, lag, before)
+        table = critical_paths.summarize_path(self.graph.graph, self.job, path, lag, before)
         return ", ".join(critical_paths.format_path_shares(table, digits=0, most=4, least_pct=0.5))
 
     @cached_property
     def scenario(self) -> Scenario:
         """The recording as a scenario, from which predictions start."""
-        return describe_recording(self._job, self.graph)
+        return describe_recording(self.job, self.graph)
 
     @cached_property
     def chains(self) -> ChainScenario:
@@ -173,7 +173,7 @@ class RecordedRun:
     @cached_property
     def _extremes(self) -> Extremes:
         """The points that can be the first or the last ones of the run, of a rank, and of a step of a rank."""
-        return find_extremes(self.graph.graph, self._job, {rank: rank for rank in self._job})
+        return find_extremes(self.graph.graph, self.job, {rank: rank for rank in self.job})
 
     @cached_property
     def wait_and_transfer_ns(self) -> tuple[int, int]:

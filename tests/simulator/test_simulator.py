@@ -17,7 +17,7 @@ import etloom
 from etloom import _native
 from etloom.analyses.helpers import dependency_graph
 from etloom.cli import app, main
-from etloom.core.errors import EtloomError
+from etloom.core.errors import AnalysisError, EtloomError
 from etloom.graphs import algorithms, build_graph, critical_paths
 from etloom.graphs.graph import EdgeKind
 from etloom.reports.summary import summarize_run
@@ -214,13 +214,21 @@ def test_memcpys_that_fill_the_queue_of_the_device(data: Path) -> None:
     assert done.table["upper_bound_change_pct"].to_list() == pytest.approx([-48.5] * 3, abs=0.1)
 
 
-def test_a_recording_that_is_not_explained_is_not_to_be_relied_on(data: Path) -> None:
-    sampled = etloom.simulate(open_run(data / "hta_multirank"), "kernel x0.5")
-    assert sampled.reasons[0].startswith(
-        "do not rely on this: the graph does not explain the recording (rank 0, "
+def test_a_recording_that_is_not_explained_is_not_predicted(data: Path) -> None:
+    sampled = open_run(data / "hta_multirank")
+    message = r"no prediction: the graph does not explain the recording \(rank 0, 63 % of the kernel starts"
+    for predict in (
+        lambda: etloom.simulate(sampled, "kernel x0.5"),
+        lambda: etloom.predict(sampled, device="h100"),
+    ):
+        with pytest.raises(AnalysisError, match=message):
+            predict()
+    few = etloom.simulate(open_run(data / "simple_add"), "kernel x0.5")
+    assert few.reasons[0].startswith(
+        "doubtful: the graph does not explain the recording (rank 0, only 4 kernel"
     )
     whole = etloom.simulate(open_run(data / "dlrm"), "comm x0")
-    assert "do not rely" not in " ".join(whole.reasons)
+    assert "doubtful" not in " ".join(whole.reasons)
 
 
 def test_bandwidth_leaves_latency(data: Path) -> None:

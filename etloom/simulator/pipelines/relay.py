@@ -21,6 +21,7 @@ from etloom.simulator.pipelines.recognition import RecordedPipelines, recognize_
 from etloom.simulator.pipelines.schedules import FORWARD, Operation, Schedule
 from etloom.simulator.pipelines.stretching import stretch
 from etloom.simulator.pipelines.timing import Pipelines, Timeline, compute_timeline
+from etloom.simulator.reproduction import describe_error, require_error
 
 PIPELINE_AXES = {"pp": "stages", "vp": "chunks", "mb": "micro_batches"}
 """Key of --parallel -> field of `Schedule`."""
@@ -127,9 +128,8 @@ class RelaidPipeline:
     def reasons(self) -> list[str]:
         """Explanations of the prediction, a sentence each: reproduction error, schedules, assumptions, bubble."""
         before = self.recorded.schedule
-        error = 100 * self.reproduction_error
-        line = f"the layout of the recorded schedule reproduces the recorded step time with an error of {error:+.1f} %"
-        lines = [line if abs(error) <= 5 else f"do not rely on this: {line}", *self.notes]
+        error = self.reproduction_error
+        lines = [describe_error(_describe_layout_error(error), error), *self.notes]
         lines.append(f"the recorded schedule ({before.describe()}) becomes {self.schedule.describe()}")
         if skipped := self.recorded.skipped_steps:
             lines.append(
@@ -194,12 +194,14 @@ def relay(
             f"the new pipelines would have {operations:,} operations, more than {MAX_OPERATIONS:,}",
             remedy="predict fewer micro-batches or stages, or record fewer steps",
         )
+    error = measure_error(recorded)
+    require_error(_describe_layout_error(error), error)
     pipelines = stretch(base, schedule)
     parts = (
         deviation,
         BASE_DEVIATION,
         measure_variation(recorded),
-        measure_error(recorded),
+        error,
         STAGE_DEVIATION * math.log2(schedule.virtual_stages / before.virtual_stages),
         MICRO_BATCH_DEVIATION * math.log2(schedule.micro_batches / before.micro_batches),
     )
@@ -230,6 +232,10 @@ def measure(pipelines: Pipelines, timeline: Timeline) -> list[dict[str, Any]]:
     return [
         dict(zip(("scope", "rank", "step", "ns"), (*row[:3], round(row[3])), strict=True)) for row in rows
     ]
+
+
+def _describe_layout_error(error: float) -> str:
+    return f"the schedule, laid out again, reproduces the recorded step time with an error of {100 * error:+.1f} %"
 
 
 def measure_error(recorded: RecordedPipelines) -> float:
