@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.core import arrays, categories
+from etloom.core import arrays, categories, nesting
 from etloom.core.trace import Trace
 from etloom.linker.group_axes import infer_group_axes
 from etloom.timeline.activity import select_device_events
@@ -69,8 +69,11 @@ def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
         .with_columns(
             pl.coalesce(name, f"{name}_issuer").alias(name) for name in facts.columns if name != "event"
         )
-        .with_columns(pl.coalesce("collective", parse_collective_column("name")).alias("collective"))
     )
+    if described["collective"].null_count():
+        described = described.with_columns(by_call=_name_by_calls(trace.events, described["issuer"]))
+        named = pl.coalesce("collective", "by_call", parse_collective_column("name"))
+        described = described.with_columns(named.alias("collective"))
     groups = trace.groups.select(
         pl.col("pg_name").cast(pl.String), ranks_="ranks", size_="size", desc_="pg_desc"
     ).unique("pg_name", keep="first")
@@ -83,6 +86,23 @@ def list_participations(trace: Trace, rank: int) -> pl.DataFrame:
     rows = [_complete_row(row, rank) for row in described.iter_rows(named=True)]
     table = pl.DataFrame(rows, schema=COLUMNS, infer_schema_length=None)
     return table.sort("start", "event", maintain_order=True)
+
+
+def _name_by_calls(events: pl.DataFrame, issuers: pl.Series) -> pl.Series:
+    """Return the collective that the innermost communication call around each issuer denotes; null if there is none.
+
+    Libraries build collectives from kernels of other names: oneCCL's all-reduce ends with a reduce.
+    """
+    is_call = categories.match_names(events, categories.COMMUNICATION_CALL)
+    is_call &= ~categories.match_names(events, WAIT_PATTERN)
+    if not is_call.any():
+        return pl.Series("by_call", [None], dtype=pl.String).new_from_index(0, len(issuers))
+    names = categories.parse_collectives(events["name"]).cast(pl.String)
+    parent = arrays.rows_of_ids(events, events["parent"])
+    call = nesting.find_nearest_ancestor(
+        parent, is_call & arrays.is_present(names), arrays.rows_of_ids(events, issuers)
+    )
+    return arrays.take_rows(names, call).alias("by_call")
 
 
 def parse_collective_column(name: str) -> pl.Expr:

@@ -207,6 +207,16 @@ DECLARED_STATS = (
         "see the reasons in the following names",
     ),
     DeclaredStat(
+        "link.launches_by_arrow",
+        "info",
+        "GPU activity without an id of a call, linked by the file's arrows (flow events)",
+    ),
+    DeclaredStat(
+        "link.launches_by_order",
+        "info",
+        "GPU activity without ids and arrows, linked by order: one thread launched as many activities for one stream",
+    ),
+    DeclaredStat(
         "link.launched_before_recording", "info", "GPU activity launched before the recording began"
     ),
     DeclaredStat(
@@ -626,6 +636,12 @@ DECLARED_STATS = (
         "read.ascend_tasks",
         "info",
         "tasks of an NPU that wait or notify; events of the category npu_task, which no sum includes",
+    ),
+    DeclaredStat(
+        "read.summary_differs",
+        "error",
+        "sums that the recorder wrote (Ascend's Overlap Analysis) differ from those of its events",
+        "report the file: kinds of tasks are read wrongly, or the recorder lost some",
     ),
     DeclaredStat(
         "read.nccl_no_start",

@@ -22,6 +22,7 @@ from etloom.core.nesting import find_innermost
 from etloom.core.schema import TABLES, Stat
 from etloom.core.steps import NUMBERED_STEP_PATTERN
 from etloom.core.trace import Trace
+from etloom.linker.launches_without_ids import find_by_arrows, find_by_order, find_operators_of_thread
 from etloom.linker.placement import format_example, get_ids
 
 _FACT_COLUMNS = [name for name in TABLES["comms"].schema if name not in ("id", "node", "event")]
@@ -41,9 +42,7 @@ def join_launches(trace: Trace) -> Trace:
         return trace.replace(launches=trace.table("launches").clear(), events=_add_device_steps(events, None))
     process = encode_processes(events, work)
     call, repeated = find_calls(events, work, process)
-    around = np.where(call >= 0, find_enclosing_operator(events, call), _operators_from_file(trace, work))
-    if (around < 0).any():
-        around = np.where(around >= 0, around, _find_operators_by_id(events, work, call))
+    call, around, without_ids = _find_operators(trace, work, call)
     launches = pl.DataFrame(
         {
             "launch": get_ids(events, call),
@@ -64,6 +63,7 @@ def join_launches(trace: Trace) -> Trace:
     cause = np.where(call >= 0, call, around)
     return trace.replace(launches=launches, events=_add_device_steps(events, (work, cause))).with_stats(
         [
+            *without_ids,
             Stat("link.launch_missing", "info", missing.size, format_example(events, missing)),
             *(
                 Stat(f"link.{reason}", "info", rows.size, format_example(events, rows))
@@ -82,6 +82,41 @@ def join_launches(trace: Trace) -> Trace:
             *([_count_shared_correlations(events, process, work, call)] if repeated else []),
         ]
     )
+
+
+def _find_operators(
+    trace: Trace, work: np.ndarray, call: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[Stat]]:
+    """Return the row of the call and of the operator of each device event, -1 for none, and how many lacked ids.
+
+    The operator is the one around the call, else the one with the event's External id. Without ids both are at the
+    start of the file's arrows; without arrows calls and events are paired by order.
+
+    Args:
+        trace: The trace, with placed events.
+        work: Rows of device events.
+        call: Row of the call that shares an id with each, -1 for none.
+    """
+    events = trace.events
+    stats: list[Stat] = []
+    arrow_call, arrow_operator = find_by_arrows(trace, work, call < 0)
+    if (arrow_call >= 0).any():
+        stats.append(Stat("link.launches_by_arrow", "info", *_count_linked(events, work, arrow_call)))
+        call = np.where(call >= 0, call, arrow_call)
+    if (call < 0).all() and (ordered := find_by_order(events, work)).max() >= 0:
+        stats.append(Stat("link.launches_by_order", "info", *_count_linked(events, work, ordered)))
+        call = ordered
+    around = np.where(call >= 0, find_enclosing_operator(events, call), _operators_from_file(trace, work))
+    if (around < 0).any():
+        around = np.where(around >= 0, around, _find_operators_by_id(events, work, call))
+        around = np.where(around >= 0, around, arrow_operator)
+        around = np.where(around >= 0, around, find_operators_of_thread(events, call))
+    return call, around, stats
+
+
+def _count_linked(events: pl.DataFrame, work: np.ndarray, call: np.ndarray) -> tuple[int, str | None]:
+    rows = work[call >= 0]
+    return rows.size, format_example(events, rows)
 
 
 def _count_shared_correlations(

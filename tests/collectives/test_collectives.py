@@ -662,3 +662,15 @@ def test_one_rank_does_not_show_who_waited(data: Path) -> None:
     assert rows["wait_ns"].null_count() == rows["transfer_ns"].null_count() == rows.height
     with pytest.raises(AnalysisError, match="at least two ranks"):
         etloom.analyze(job, "clocks")
+
+
+def test_kernels_without_stream_and_arguments_have_queues_and_the_collective_of_their_operator(
+    data: Path,
+) -> None:
+    job = etloom.open(data / "cases/turn3/xpu", use_cache=False)
+    assert set(job[0].events.filter(pl.col("cat") == "kernel").select("tid", "stream").iter_rows()) == {
+        (0, 64),
+        (1, 65),
+    }
+    assert set(etloom.analyze(job, "collectives")["collective"]) == {"all_reduce"}
+    assert set(etloom.analyze(job, "queue-summary")["stream"]) == {64, 65}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import polars as pl
 import pytest
 
@@ -49,3 +52,41 @@ def test_collectives_have_size_and_group(trace: Trace) -> None:
         4096,
         70_000,
     )
+
+
+def test_tasks_of_unknown_type_are_work_if_they_have_an_operators_name(data: Path) -> None:
+    level0 = etloom.open(data / "cases/turn3/ascend_level0.json", use_cache=False)[0]
+    names = level0.events.select("id", pl.col("name").cast(pl.String))
+    rows = level0.launches
+    for column in ("device_event", "launch", "operator"):
+        rows = rows.join(names.rename({"id": column, "name": f"{column}_name"}), on=column)
+    assert set(rows.select("device_event_name", "launch_name", "operator_name").iter_rows()) == {
+        ("aclnnMm_MatMulAiCore_MatMul", "AscendCL@aclnnMm", "aten::mm"),
+        ("aclnnAdd_AddAiCore_Add", "AscendCL@aclnnAdd", "aten::add_"),
+    }
+    assert etloom.analyze(level0, "kernel-breakdown")["total_ns"].sum() == 50_000
+
+
+def test_tasks_of_unknown_type_with_the_name_of_a_type(tmp_path: Path) -> None:
+    path = write_trace_view(tmp_path)
+    path.write_text(re.sub('"Task Type": "[^"]*"', '"Task Type": "Other"', path.read_text()))
+    categories = etloom.read(path).events.select(pl.col("name", "cat").cast(pl.String))
+    expected = {
+        "MatMulV2": "kernel",
+        "Cast": "kernel",
+        "EVENT_WAIT": "npu_task",
+        "MEMCPY_ASYNC": "gpu_memcpy",
+    }
+    assert dict(categories.filter(pl.col("name").is_in(list(expected))).iter_rows()) == expected
+
+
+def test_sums_of_the_file_that_differ_are_stated(tmp_path: Path, trace: Trace) -> None:
+    assert "read.summary_differs" not in set(trace.stats["name"])
+    path = write_trace_view(tmp_path)
+    path.write_text(
+        path.read_text().replace('"name": "Cast"', '"name": "EVENT_WAIT"').replace("MIX_AIV", "EVENT_WAIT")
+    )
+    stats = etloom.read(path).stats.filter(pl.col("name") == "read.summary_differs")
+    assert stats["example"].to_list() == [
+        "Computing: 130,000 ns in the file's own sums, 100,000 ns in its computation events"
+    ]

@@ -172,3 +172,74 @@ def test_a_recorded_synchronization_without_a_device_waits_for_device_0(
         del row["pid"], row["tid"]
     waits = linked(tmp_path, *rows).table("sync_dependencies")
     assert waits.select("kind", "how").rows() == [("Context Sync", "recorded")]
+
+
+def _draw_arrow(
+    number: int, start: tuple[int, int, int], end: tuple[int, int, int], cat: str = "ac2g"
+) -> list[dict[str, Any]]:
+    """Return both ends of an arrow between two (pid, tid, ts)."""
+    return [
+        {"ph": phase, "cat": cat, "name": cat, "id": number, "pid": pid, "tid": tid, "ts": ts}
+        for phase, (pid, tid, ts) in (("s", start), ("f", end))
+    ]
+
+
+WITHOUT_IDS = [
+    event("cpu_op", "mm", 0, 20),
+    event("cuda_runtime", "launch", 5),
+    event("cuda_runtime", "cudaStreamSynchronize", 12, 30),
+    event("kernel", "early", 1, 3, pid=2, device=0, stream=7),
+    event("kernel", "gemm", 30, 10, pid=2, device=0, stream=7),
+    event("cpu_op", "add", 60, 20),
+    event("kernel", "add_kernel", 90, 5, pid=2, device=0, stream=7),
+]
+
+
+def test_arrows_lead_from_calls_and_operators_to_activity_without_ids(tmp_path: Path) -> None:
+    trace = linked(
+        tmp_path,
+        *WITHOUT_IDS,
+        *_draw_arrow(1, (1, 1, 6), (2, 1, 30)),
+        *_draw_arrow(2, (1, 1, 13), (2, 1, 39)),  # of the synchronization, which launches nothing
+        *_draw_arrow(3, (1, 1, 65), (2, 1, 90), "async_npu"),
+        *_draw_arrow(1, (1, 1, 13), (2, 1, 90), "fwdbwd")[:1],
+    )
+    assert launches(trace) == [("early", None, None), ("gemm", "launch", "mm"), ("add_kernel", None, "add")]
+    assert dict(trace.stats.select("name", "count").iter_rows())["link.launches_by_arrow"] == 1
+
+
+def test_arrows_with_a_repeated_id_start_at_the_last_call_before(tmp_path: Path) -> None:
+    rows = [
+        row
+        for begin in (0, 100)
+        for row in (
+            event("cuda_runtime", f"launch{begin}", begin),
+            event("kernel", f"k{begin}", begin + 50, pid=2, device=0, stream=7),
+            *_draw_arrow(9, (1, 1, begin), (2, 1, begin + 50)),
+        )
+    ]
+    assert launches(linked(tmp_path, *rows)) == [("k0", "launch0", None), ("k100", "launch100", None)]
+
+
+def _two_kernels_and_a_copy(stream: int, copies: int = 1) -> list[dict[str, Any]]:
+    device = {"pid": 2, "device": 0}
+    return [
+        event("cpu_op", "mm", 0, 20),
+        event("cuda_runtime", "cudaLaunchKernel", 5),
+        event("cuda_runtime", "cudaMemcpyAsync", 30),
+        event("cuda_runtime", "cudaLaunchKernel", 40),
+        event("kernel", "first", 25, **device, stream=7),
+        *(event("gpu_memcpy", "copy", 50 + 2 * number, **device, stream=7) for number in range(copies)),
+        event("kernel", "second", 60, **device, stream=stream),
+    ]
+
+
+def test_activity_without_ids_and_arrows_is_paired_in_order(tmp_path: Path) -> None:
+    assert launches(linked(tmp_path, *_two_kernels_and_a_copy(7))) == [
+        ("first", "cudaLaunchKernel", "mm"), ("copy", "cudaMemcpyAsync", None), ("second", "cudaLaunchKernel", None)
+    ]  # fmt: skip
+
+
+def test_no_order_is_assumed_between_streams_and_for_other_numbers_of_calls(tmp_path: Path) -> None:
+    calls = [call for _, call, _ in launches(linked(tmp_path, *_two_kernels_and_a_copy(8, copies=2)))]
+    assert calls == [None] * 4

@@ -16,11 +16,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from etloom import _native
 from etloom.core import arrays
-from etloom.core.categories import OPERATOR_CATEGORIES, mask_events
+from etloom.core.categories import DEVICE_CATEGORIES, OPERATOR_CATEGORIES, mask_events
 from etloom.core.errors import ReadError
 from etloom.core.schema import TIME_LIMIT, Stat
 from etloom.core.steps import match_steps
@@ -45,6 +46,10 @@ _RANK_INSIDE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]{0,4096}?"rank"\s*
 
 _DEVICE = re.compile(rb'"device"\s*:\s*"?(\d{1,4})(?=\D)')
 """The device of an activity, in its arguments."""
+
+_NUMBER = r': ?"?(0x[0-9a-fA-F]{1,16}|\d{1,18})\b'
+_QUEUES = (r'"(?:sycl )?queue(?:[ _]id)?"' + _NUMBER, '"l0 queue"' + _NUMBER)
+"""The queue of an activity, in its other arguments."""
 
 _LONGEST_RECORDING = 10**17
 """Three years: times that follow the first one by more are not of one recording."""
@@ -196,11 +201,11 @@ def find_first_time(times: pl.Series) -> int:
 
 
 def normalize_tables(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:
-    """Join begin and end events, and normalize step annotations and communication, in the parser's tables."""
+    """Join begin and end events, and normalize steps, streams and communication, in the parser's tables."""
     tables = close_ranges(tables, stats)
     return {
         **tables,
-        "events": _annotate_steps(tables["events"], stats),
+        "events": _fill_streams(_annotate_steps(tables["events"], stats)),
         "comms": comms_table.convert_event_comms(tables["comms"], stats),
     }
 
@@ -301,6 +306,31 @@ def _annotate_steps(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     stats.append(Stat("read.step_operators", "info", int(steps.sum()), events["name"].filter(steps)[0]))
     cat = pl.when(pl.Series(steps)).then(pl.lit("user_annotation")).otherwise(pl.col("cat").cast(pl.String))
     return events.with_columns(cat=cat.cast(events.schema["cat"]))
+
+
+def _fill_streams(events: pl.DataFrame) -> pl.DataFrame:
+    """Set the stream of device activities that state none (Intel GPUs): their queue, else their track."""
+    lacking = mask_events(events, DEVICE_CATEGORIES) & ~arrays.is_present(events["stream"])
+    if not lacking.any():
+        return events
+    rows = np.flatnonzero(lacking)
+    frame = events.select("tid", pl.col("args").cast(pl.String))[rows]
+    track = (
+        pl.when(pl.col("tid") >= 0)
+        .then("tid")
+        .when(pl.col("tid") <= FIRST_TEXT_ID)
+        .then(FIRST_TEXT_ID - pl.col("tid"))
+    )
+    queues = (_to_integer(pl.col("args").str.extract(pattern)) for pattern in _QUEUES)
+    return events.with_columns(
+        events["stream"].scatter(rows, frame.select(pl.coalesce(*queues, track)).to_series())
+    )
+
+
+def _to_integer(text: pl.Expr) -> pl.Expr:
+    """Return an expression for the number that a text states, as decimal or hexadecimal (0x) digits."""
+    address = text.str.strip_prefix("0x").str.to_integer(base=16, strict=False)
+    return pl.when(text.str.starts_with("0x")).then(address).otherwise(text.cast(pl.Int64, strict=False))
 
 
 def close_ranges(tables: dict[str, pl.DataFrame], stats: list[Stat]) -> dict[str, pl.DataFrame]:

@@ -18,6 +18,8 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.categories import add_kernel_type
+from etloom.core.intervals import Intervals
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import read_content
@@ -29,12 +31,23 @@ HARDWARE = "Ascend Hardware"
 """Name of the process of the NPU."""
 _CALLS = ("CANN",)
 _COMMUNICATION, _SUMMARIES = ("Communication", "HCCL"), ("Overlap Analysis",)
-_COMPUTE_TASK = r"^(?:KERNEL_)?(?:AI_?(?:CORE|CPU|VEC|VECTOR_CORE)|AIC|AIV|MIX_AI[CV]|DSA)"
-_COPY_TASK = r"^MEMCPY"
+_UNKNOWN_TASK = r"^(?:OTHER|UNKNOWN|N/?A|INVALID)?$"
+"""Task types that state nothing, such as all of Level0: the name is an operator's, or the type of the task."""
+_COPY_TASK = r"^(?:MEMCPY|SDMA|PCIE_DMA)"
+_COMPUTE_TASK = r"^(?:KERNEL_)?(?:AI_?(?:CORE|CPU|VEC|VECTOR_CORE)|AIC|AIV|MIX_AI[CV]|DSA)|KERNEL"
+_WAIT_TASK = (
+    r"EVENT|NOTIFY|WAIT|RECORD|PROFILER|^MODEL|LABEL|STREAM|PLACE_?HOLDER|MAINT|BARRIER|WRITE_?VALUE|FLIP"
+)
+_TASK_TYPE = r"^[A-Z][A-Z0-9]*(?:[_ ][A-Z0-9]+)*$"
+"""The form of a type instead of an operator's name: EVENT_WAIT, PROFILER_TRACE_EX."""
 _COLLECTIVE = r"^hcom_"
 _GROUP = r"__(\w+?)_\d+_\d+$"
 TASK, COLLECTIVE_TASK, SUMMARY = "npu_task", "hccl_task", "overlap_analysis"
 """Categories of tasks that wait or notify, of parts of a collective, and of sums of other events."""
+
+_SUMMARY_KINDS = {"Computing": "computation", "Communication": "communication"}
+"""Rows of the sums, and the kernel type whose time each states."""
+_SUMMARY_TOLERANCE = 0.02
 
 
 @contextlib.contextmanager
@@ -93,24 +106,49 @@ def categorize(trace: Trace) -> Trace:
     stats.append(
         Stat("read.ascend_tasks", "info", waits, "waits, notifications and other tasks without work")
     )
+    stats += _compare_summaries(events)
     tables: dict[str, Any] = {"events": events.drop("process", "number", "recorded", "connection", "queue")}
     if trace.comms.is_empty() and comms.height:
         tables["comms"] = TABLES["comms"].conform(comms.with_row_index("id"))
     return trace.replace(None, **tables).with_stats(stats)
 
 
+def _compare_summaries(events: pl.DataFrame) -> list[Stat]:
+    """Compare the time in the file's own sums (Overlap Analysis) with the time in the events; state what differs."""
+    sums = events.filter(pl.col("cat") == SUMMARY)
+    kinds = add_kernel_type(events.filter(pl.col("cat") == "kernel"))
+    stats = []
+    for name, kind in _SUMMARY_KINDS.items():
+        stated = _measure_union(sums.filter(pl.col("name") == name), "pid")
+        measured = _measure_union(kinds.filter(pl.col("kind") == kind), "device")
+        if stated and abs(measured - stated) > max(_SUMMARY_TOLERANCE * stated, 1000):
+            example = f"{name}: {stated:,} ns in the file's own sums, {measured:,} ns in its {kind} events"
+            stats.append(Stat("read.summary_differs", "error", 1, example))
+    return stats
+
+
+def _measure_union(events: pl.DataFrame, track: str) -> int:
+    """Return the time, ns, in which any of the events ran, summed over the values of the column ``track``."""
+    parts = events.drop_nulls("dur").partition_by(track)
+    ends = ((part["ts"], part["ts"] + part["dur"]) for part in parts)
+    return sum(Intervals.of(*times).total for times in ends)
+
+
 def _choose_category(connection: pl.Expr) -> pl.Expr:
     """Return a polars expression for an event's category, by process, task type and name; null leaves it unchanged."""
     args, name = pl.col("args").cast(pl.String), pl.col("name").cast(pl.String)
-    task = args.str.extract(r'"Task Type": ?"([^"]*)"').str.to_uppercase()
+    stated = args.str.extract(r'"Task Type": ?"([^"]*)"').str.to_uppercase().fill_null("")
+    is_unknown = stated.str.contains(_UNKNOWN_TASK)
+    task = pl.when(is_unknown).then(name.str.to_uppercase()).otherwise(stated)
+    is_operator = ~task.str.contains(_WAIT_TASK) & ~name.str.contains(_TASK_TYPE)
     on_hardware, in_hccl = (pl.col("process").is_in(list(names)) for names in ((HARDWARE,), _COMMUNICATION))
     return (
         pl.when(pl.col("process").is_in(list(_SUMMARIES)))
         .then(pl.lit(SUMMARY))
-        .when(on_hardware & task.str.contains(_COMPUTE_TASK))
-        .then(pl.lit("kernel"))
         .when(on_hardware & task.str.contains(_COPY_TASK))
         .then(pl.lit("gpu_memcpy"))
+        .when(on_hardware & (is_operator | task.str.contains(_COMPUTE_TASK)))
+        .then(pl.lit("kernel"))
         .when(on_hardware)
         .then(pl.lit(TASK))
         .when(in_hccl & name.str.contains(_COLLECTIVE))
