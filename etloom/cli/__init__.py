@@ -117,9 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _exit_despite_threads(status: int) -> None:
     """Exit at once if daemon threads still run: Python unwinds them at its end, and native code then aborts."""
+    threading._shutdown()  # type: ignore[attr-defined]  # threads that it waits for may start daemon threads
     if not any(thread.daemon for thread in threading.enumerate()):
         return
-    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # its reader is gone, or it is closed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -471,6 +473,40 @@ def test_the_server_on_http_answers_the_official_client(runs: OpenedRuns) -> Non
             assert "Top finding" in anyio.run(ask)
         finally:
             server.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["close", "signal"])
+def test_a_client_that_leaves_while_answers_are_computed_ends_the_server(
+    ending: str, runs: OpenedRuns
+) -> None:
+    pytest.importorskip("mcp", reason="the optional package mcp is not installed")
+    command = [sys.executable, "-m", "etloom", "mcp", str(runs.roots[0])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        start = {
+            "protocolVersion": "2025-03-26",
+            "capabilities": {},
+            "clientInfo": {"name": "a", "version": "1"},
+        }
+        messages: list[dict[str, Any]] = [
+            {"id": 0, "method": "initialize", "params": start},
+            {"method": "notifications/initialized"},
+        ]
+        for number, (name, arguments) in enumerate(CALLS.items(), start=1):
+            call = {"name": name, "arguments": arguments}
+            messages.append({"id": number, "method": "tools/call", "params": call})
+        for message in messages:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        server.stdin.flush()
+        for _ in range(2):
+            server.stdout.readline()  # the start, and the first answer: the run is prepared from now on
+        if ending == "close":
+            server.stdin.close()
+        else:
+            server.terminate()
+        server.stdout.read()
+        assert server.wait(60) == (0 if ending == "close" else 128 + signal.SIGTERM)
 
 
 def _accepts(port: int) -> bool:

@@ -10,6 +10,8 @@ turns         the order of questions and preparation
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
     from etloom.cli.mcp.bounded_text import Answer
+    from etloom.cli.mcp.opened_runs import OpenedRuns
 
 _INSTRUCTIONS = """Execution traces of machine-learning jobs: what costs time, where, and what a change would gain.
 Begin with open_run, then findings; explain shows the evidence of a finding; what_if predicts the gain of a change.
@@ -60,12 +63,21 @@ def mcp(runs: tuple[Path, ...], http: int | None) -> None:
     from etloom.cli.mcp.opened_runs import OpenedRuns
     from etloom.cli.mcp.preparation import prepare_run
 
-    server = build_server(OpenedRuns(runs, prepare_run))
+    opened = OpenedRuns(runs, prepare_run)
+    server = build_server(opened)
     if http is None:
+        signal.signal(signal.SIGTERM, functools.partial(_end, opened))
         server.run("stdio")
     else:
         _check_port(http)
         server.run("streamable-http", host="127.0.0.1", port=http)
+    opened.close()
+
+
+def _end(runs: OpenedRuns, number: int, frame: object) -> None:
+    """End the server on a signal, without waiting for the questions that are being answered."""
+    runs.close()
+    os._exit(128 + number)
 
 
 def _check_port(port: int) -> None:

@@ -129,6 +129,12 @@ class OpenedRuns:
                 self._processes[path] = LimitedProcess(open_run, memory)
             return self._processes[path]
 
+    def close(self) -> None:
+        """End the processes for questions, and with the next piece of work all preparation."""
+        for process in list(self._processes.values()):
+            process.close()
+        self._jobs.clear()
+
     def is_open(self, path: Path) -> bool:
         """Return whether the run at a path (a result of `resolve`) is in memory."""
         return path in self._jobs
