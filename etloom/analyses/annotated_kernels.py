@@ -1,7 +1,8 @@
 """GPU activities grouped by the annotation that launched them: the kernels each record_function range ran.
 
 annotation is the innermost record_function range around the call that launched the activity; null if there is none or
-if the launch was not recorded. One row per annotation and kernel name; all kernels of one name are counted together.
+if the launch was not recorded. A kernel of a device graph that torch.cuda's graph annotations name has that name: of
+its range, else of its module. One row per annotation and kernel name; all kernels of one name are counted together.
 
 annotation: only ranges with this name. by: kernel (one row per kernel name) or annotation (one row per annotation).
 step: only activities launched in this step.
@@ -15,7 +16,11 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns, filter_step
-from etloom.analyses.helpers.launched_work import find_annotations, select_launched_work
+from etloom.analyses.helpers.launched_work import (
+    find_annotations,
+    read_graph_annotations,
+    select_launched_work,
+)
 from etloom.core import arrays
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
@@ -55,6 +60,10 @@ def analyze(
 
 def add_annotation(trace: Trace) -> pl.DataFrame:
     """Return GPU activities (launch, step, name, kind, dur) with the innermost ``annotation`` around their launch."""
-    work = select_launched_work(trace, "launch", "step", "name", "kind", "dur")
+    work = select_launched_work(trace, "id", "launch", "step", "name", "kind", "dur")
     at = find_annotations(trace, work["launch"])
-    return work.with_columns(arrays.take_rows(trace.events["name"], at).alias("annotation"))
+    named = read_graph_annotations(trace, work["id"]).with_columns(
+        around=arrays.take_rows(trace.events["name"], at)
+    )
+    annotation = pl.coalesce(pl.col("annotation", "module", "around").cast(pl.String).cast(pl.Categorical))
+    return work.drop("id").with_columns(named.select(annotation.alias("annotation")))

@@ -1,9 +1,10 @@
 """Device graphs (CUDA, HIP): replays of each captured graph, and its share of the time of all replays.
 
-One row per captured graph, and one (graph null) for replays, or kernels of replays, without a matching capture. graph
-is the annotation around the capture; replays the number of launches; kernels and device_ns count the GPU activity.
-operators: different operators that the capture recorded around its calls. attributed_pct: share of the time of all
-replays that belongs to the graph.
+One row per captured graph, and one per graph id for replays, or kernels of replays, without a matching capture. graph
+is the annotation around the capture, else "graph" and the id, if recorded; replays the number of launches; kernels and
+device_ns count the GPU activity. operators: different operators that the capture recorded around its calls, null
+without one. modules: different modules that torch.cuda's graph annotations name. attributed_pct: share of the time of
+all replays that belongs to the graph; without a capture only that of kernels with a module counts.
 
 step: only replays launched in this step.
 
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, filter_step, percent_of_total, require_linked
+from etloom.analyses.helpers import conform_columns, filter_step, percent, require_linked
+from etloom.analyses.helpers.launched_work import read_graph_annotations
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
@@ -29,6 +31,7 @@ COLUMNS = {
     "device_ns": pl.Int64,
     "attributed_pct": pl.Float64,
     "operators": pl.Int64,
+    "modules": pl.Int64,
 }
 
 
@@ -48,19 +51,30 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     parent = rows_of_ids(events, events["parent"])
     graphs = categories.mask_events(events, (categories.CAPTURED_GRAPH,))
     graph = nesting.find_nearest_ancestor(parent, graphs, rows_of_ids(events, replays["captured"]))
-    replays = filter_step(trace, replays.with_columns(pl.Series("row", graph)), step)
+    graph_id = trace.kernels.select("graph_id", device_event="event")
+    replays = replays.join(graph_id, on="device_event", how="left", maintain_order="left").with_columns(
+        pl.Series("row", graph), read_graph_annotations(trace, replays["device_event"])["module"]
+    )
+    has_capture = pl.col("row") >= 0
+    replays = replays.with_columns(graph_id=pl.when(~has_capture).then("graph_id"))
     table = (
-        replays.group_by("row")
+        filter_step(trace, replays, step)
+        .group_by("row", "graph_id")
         .agg(
             pl.col("launch").n_unique().alias("replays"),
             pl.len().alias("kernels"),
             pl.col("dur").sum().alias("device_ns"),
-            pl.col("operator").filter(pl.col("row") >= 0).n_unique().alias("operators"),
+            pl.col("operator").n_unique().alias("operators"),
+            pl.col("module").drop_nulls().n_unique().alias("modules"),
+            pl.col("dur").filter(has_capture | pl.col("module").is_not_null()).sum().alias("attributed"),
         )
-        .with_columns(percent_of_total("device_ns").alias("attributed_pct"))
+        .with_columns(
+            percent("attributed", pl.col("device_ns").sum()).alias("attributed_pct"),
+            pl.when(has_capture).then("operators").alias("operators"),
+        )
     )
-    names = take_rows(events["name"], table["row"].to_numpy())
-    table = table.with_columns(names.alias("graph"))
+    names = take_rows(events["name"], table["row"].to_numpy()).cast(pl.String)
+    table = table.with_columns(pl.coalesce(names, pl.format("graph {}", "graph_id")).alias("graph"))
     return conform_columns(table, COLUMNS).sort(
         "device_ns", "graph", descending=(True, False), nulls_last=True
     )

@@ -3,7 +3,9 @@
 One row per module class and position among the enclosing classes (path). Instances of one class at one position are
 counted together. self_device_ns: time of the GPU activity launched in the module and not in a module below it; device
 columns are null if the trace has no GPU activity. Backward runs outside of the modules and is not included. Each
-replay of a device graph counts as a call, without host time, of the modules that its capture recorded.
+replay of a device graph counts as a call, without host time, of the modules that its capture recorded. Without a
+capture the modules of its kernels are those that torch.cuda's graph annotations name (module_fqn, torch 2.12 and
+later): path is then the qualified name, and the kernels do not count for the module that launched the graph.
 
 depth: only modules up to this depth; 0 is the outermost. top: maximum number of rows, most expensive first (default:
 all). step: only this step.
@@ -18,6 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.analyses.helpers import check_step, check_top, conform_columns, filter_step, require_linked
+from etloom.analyses.helpers.launched_work import read_graph_annotations
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
@@ -50,14 +53,21 @@ def analyze(
     is_module = arrays.match_text(events["name"], _MODULE)
     is_module &= arrays.is_present(events["depth"]) | categories.mask_events(events, (_CAPTURED_FUNCTION,))
     rows = np.flatnonzero(is_module)
-    if not rows.size:
+    launches = filter_step(
+        trace, trace.launches.join(events.select("dur", "step", device_event="id"), on="device_event"), step
+    )
+    named = read_graph_annotations(trace, launches["device_event"])["module"].cast(pl.String)
+    named = pl.select(pl.when(launches["captured"].is_null()).then(named)).to_series()
+    if not rows.size and named.null_count() == len(named):
         raise AnalysisError(
             "the trace contains no modules",
             where=describe_rank(trace),
             remedy="profile with with_stack=True or with_modules=True",
         )
     check_step(trace, step)
-    table = _list_calls(trace, is_module, rows, step)
+    unnamed = launches.filter(named.is_null())
+    tables = [_list_calls(trace, is_module, rows, step, unnamed), _list_named_modules(launches, named)]
+    table = pl.concat(tables, how="vertical_relaxed")
     table = table if depth is None else table.filter(pl.col("depth") <= depth)
     sums = (
         table.group_by("path", "module", "depth", maintain_order=True)
@@ -77,7 +87,11 @@ def analyze(
 
 
 def _list_calls(
-    trace: Trace, is_module: NDArray[np.bool_], rows: NDArray[np.int64], step: int | None
+    trace: Trace,
+    is_module: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    step: int | None,
+    launches: pl.DataFrame,
 ) -> pl.DataFrame:
     """Return the calls of nn.Modules in a step: path, module, instance, depth, dur, device_ns, self_device_ns, kernels,
     calls.
@@ -92,9 +106,6 @@ def _list_calls(
     instances = events["name"][rows].cast(pl.String)
     modules = instances.str.extract(_MODULE, 1).to_list()
     paths, depths = list(modules), [0] * len(modules)
-    launches = filter_step(
-        trace, trace.launches.join(events.select("dur", "step", device_event="id"), on="device_event"), step
-    )
     self_device, self_kernels = _sum_launched(events, launches, is_module, rows, parent)
     device, kernels = self_device.copy(), self_kernels.copy()
     # Captured events have no depth, and come after the events around them.
@@ -125,6 +136,37 @@ def _list_calls(
         True if step is None else (events["step"][rows] == step).fill_null(False).to_numpy()
     )
     return table.filter(pl.Series(in_step & (calls > 0)))
+
+
+def _list_named_modules(launches: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
+    """Return the modules, and those around them, that annotations of graph kernels name; columns as `_list_calls`."""
+    parts = pl.col("name").str.split(".")
+    prefixes = pl.int_ranges(1, parts.list.len() + 1)
+    kernels = launches.select("launch", "dur", name=names).drop_nulls("name").with_columns(length=prefixes)
+    path = pl.col("name").str.split(".").list.head(pl.col("length")).list.join(".")
+    return (
+        kernels.explode("length")
+        .with_columns(path=path, is_innermost=pl.col("length") == pl.col("name").str.split(".").list.len())
+        .group_by("path", maintain_order=True)
+        .agg(
+            pl.col("length").first().cast(pl.Int64).alias("depth"),
+            pl.col("dur").sum().alias("device_ns"),
+            pl.col("dur").filter("is_innermost").sum().alias("self_device_ns"),
+            pl.len().cast(pl.Int64).alias("kernels"),
+            pl.col("launch").n_unique().cast(pl.Int64).alias("calls"),
+        )
+        .select(
+            "path",
+            pl.col("path").str.split(".").list.last().alias("module"),
+            pl.col("path").alias("instance"),
+            pl.col("depth") - 1,
+            pl.lit(None, pl.Int64).alias("dur"),
+            "device_ns",
+            "self_device_ns",
+            "kernels",
+            "calls",
+        )
+    )
 
 
 def _count_replays(

@@ -160,7 +160,7 @@ COUNTS = """
 communications sized
 activities allocations calls channels communications count counted critical device_starts edges gaps ignored_threads
 inferred_syncs instances inter_thread_dependencies kernel_count kernels last late_activities late_confirmed
-launches linked local_communications matched matched_communications operators points queue_length ranks recorded
+launches linked local_communications matched matched_communications modules operators points queue_length ranks recorded
 replayed replays requests tokens
 short_activities slow_calls small total unlinked unmatched_syncs
 """

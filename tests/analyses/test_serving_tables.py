@@ -137,3 +137,28 @@ def test_flops_of_products(job: Job, folder: Path) -> None:
         assert call["time_ns"] == pytest.approx(ns(row["Kernel Time (µs)_sum"]), abs=2 * call["calls"])
         checked += 1
     assert checked == 4
+
+
+def test_modules_that_annotations_of_graph_kernels_name(data: Path) -> None:
+    trace = etloom.open(data / "cases/turn3/cudagraph_annot.json", use_cache=False)[0]
+    times = {
+        "layers.0.attention.wq": 300_000, "layers.0.feed_forward.w1": 600_000, "layers.1": 450_000, "norm": 60_000
+    }  # fmt: skip
+    modules = etloom.analyze(trace, "module-view")
+    innermost = modules.filter(pl.col("self_device_ns") > 0)
+    assert dict(innermost.select("path", "self_device_ns").rows()) == times
+    assert modules.filter(path="layers").select("device_ns", "self_device_ns", "kernels", "count").rows() == [
+        (1_350_000, 0, 9, 3)
+    ]
+    assert dict(etloom.analyze(trace, "annotated-kernels").select("annotation", "total_ns").rows()) == times
+    assert etloom.analyze(trace, "device-graphs").select(
+        "graph", "replays", "kernels", "attributed_pct", "operators", "modules"
+    ).rows() == [("graph 3", 3, 12, 100.0, None, 4)]
+    assert etloom.analyze(trace, "module-view", step=6).filter(path="norm")["device_ns"].item() == 20_000
+
+
+def test_a_graph_without_capture_and_annotations_is_not_attributed(data: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "trace.json"
+    plain.write_text((data / "cases/turn3/cudagraph_annot.json").read_text().replace("module_fqn", "note"))
+    table = etloom.analyze(etloom.open(plain, use_cache=False), "device-graphs")
+    assert table.select("graph", "attributed_pct", "modules").rows() == [("graph 3", 0.0, 0)]

@@ -13,6 +13,28 @@ from etloom.core.trace import Trace
 from etloom.timeline import activity
 from etloom.timeline.activity import describe_rank, has_device_events
 
+_MODULE_NAME = r'"module_fqn": ?"((?:[^"\\]|\\.)+)"'
+_ANNOTATION = r'"(?:annotation|str|name)": ?"((?:[^"\\]|\\.)+)"'
+
+
+def read_graph_annotations(trace: Trace, device_events: pl.Series) -> pl.DataFrame:
+    """Return what torch.cuda's graph annotations (torch 2.12 and later) state of each device event (ids).
+
+    Returns:
+        A row per id. Columns: module (the qualified name of the nn.Module) and annotation; null if not stated.
+    """
+    rows = arrays.rows_of_ids(trace.events, device_events)
+    texts = arrays.take_rows(trace.events["args"], rows)
+    nodes = trace.kernels.drop_nulls("graph_node_id")["event"]
+    in_graph = device_events.is_in(nodes.implode())
+    texts = pl.select(pl.when(in_graph).then(texts)).to_series()
+    return pl.DataFrame(
+        {
+            "module": arrays.map_text(texts, lambda text: text.str.extract(_MODULE_NAME)),
+            "annotation": arrays.map_text(texts, lambda text: text.str.extract(_ANNOTATION)),
+        }
+    )
+
 
 def select_launched_work(trace: Trace, *columns: str) -> pl.DataFrame:
     """Return GPU activities with their launch call, reduced to the columns ``columns`` (see `select_launched_events`).
