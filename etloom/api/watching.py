@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.core.errors import ReadError
+from etloom.formats.io.atomic_file import naming_output
 from etloom.loading.flight_recorder_dumps import WATCH_FOLDER, read_dumps
 
 if TYPE_CHECKING:
@@ -66,10 +68,19 @@ class JobWatcher:
         Raises OSError.
         """
         folder = self.run / INCIDENTS_FOLDER / time.strftime("%Y%m%d-%H%M%S")
+        while folder.exists():
+            folder = folder.with_name(f"{folder.name}-2")
         unfinished = shutil.ignore_patterns(".*")
-        shutil.copytree(self.run / WATCH_FOLDER, folder, dirs_exist_ok=True, ignore=unfinished)
         cause = describe_cause(observation)
-        (folder / "cause.json").write_text(json.dumps(cause, indent=1) + "\n", encoding="utf-8")
+        folder.parent.mkdir(exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        try:
+            with naming_output(folder):
+                shutil.copytree(self.run / WATCH_FOLDER, new, dirs_exist_ok=True, ignore=unfinished)
+                (new / "cause.json").write_text(json.dumps(cause, indent=1) + "\n", encoding="utf-8")
+                new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
         return folder
 
 

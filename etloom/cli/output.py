@@ -105,7 +105,6 @@ def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *,
         frame.write_parquet(sys.stdout.buffer)
     else:
         with writing_locally(out) as file:
-            file.parent.mkdir(parents=True, exist_ok=True)
             from etloom.formats.io.atomic_file import replacing
 
             with replacing(file) as partial, partial.open("wb") as stream:
@@ -294,7 +293,6 @@ def write_text(text: str, out: Path | None) -> None:
         sys.stdout.flush()
     else:
         with writing_locally(out) as file:
-            file.parent.mkdir(parents=True, exist_ok=True)
             from etloom.formats.io.atomic_file import write_atomically
 
             write_atomically(file, text)

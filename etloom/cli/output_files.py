@@ -101,9 +101,16 @@ def check_writable(target: Path, option: str, in_place: bool = False) -> None:
 
 @contextmanager
 def writing_locally(target: Path) -> Iterator[Path]:
-    """Yield a local path to write to; for a URL it is a temporary file that is uploaded when the block ends."""
+    """Yield a local path to write to, in a folder that exists; the file of a URL is uploaded when the block ends.
+
+    Raises:
+        EtloomError: it cannot be written.
+    """
+    from etloom.api.arguments import writing
+
     if (url := clean_url(target)) is None:
-        yield target
+        with writing(target):
+            yield target
         return
     from etloom.formats.io import mirror
 

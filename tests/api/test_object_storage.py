@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,6 +119,43 @@ def test_a_connection_that_is_always_cut_is_one_line(
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert "s3://bucket/run/" in err and "the connection failed 2 times" in err
     assert not list(mirror.cache_folder().rglob("*.partial"))
+
+
+@pytest.mark.parametrize("fault", ["short", "flipped"])
+def test_changed_bytes_are_noticed_by_the_md5(s3: S3Server, run: Path, call: Call, fault: str) -> None:
+    put_folder(s3, run, "bucket/run")
+    s3.fault = fault
+    status, out, err = call("info", "s3://bucket/run")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert re.search(r"bucket/run/\S+: the bytes of \d objects differ from the MD5", err)
+    assert not list(mirror.cache_folder().glob("remote/*/run/*"))
+    s3.fault = ""
+    assert call("info", "s3://bucket/run")[0] == 0
+
+
+def test_etags_that_are_no_md5_are_ignored_on_request(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.put("bucket/x.json", b"content")
+    s3.hash_etag = lambda content: hashlib.md5(b"a key" + content)
+    with pytest.raises(ReadError, match=r"KMS\), set ETLOOM_REMOTE_MD5=0"):
+        mirror.fetch("s3://bucket/x.json")
+    monkeypatch.setenv("ETLOOM_REMOTE_MD5", "0")
+    assert mirror.fetch("s3://bucket/x.json").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("fault", ["slow", "garbage"])
+def test_a_server_that_sends_slowly_or_garbage_is_one_line(s3: S3Server, run: Path, fault: str) -> None:
+    put_folder(s3, run, "bucket/run")
+    s3.fault = fault
+    limit = 2 if fault == "slow" else 30
+    code = (
+        "import sys; from etloom.formats.io import object_store, transfers; from etloom import cli;"
+        f"object_store.REQUEST_S = {limit}; transfers.TRIES = 1; sys.argv = ['etloom', 'info', 's3://bucket/run'];"
+        "sys.exit(cli.main())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.stderr
+    expected = "the answer is not complete after 2 s" if fault == "slow" else "the connection failed 1 times"
+    assert "s3://bucket/run/" in result.stderr and expected in result.stderr
 
 
 @pytest.mark.parametrize(

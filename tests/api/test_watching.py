@@ -283,3 +283,20 @@ def test_a_webhook_of_any_kind_loses_no_incident(
     assert time.monotonic() - start < 15
     assert [len(files) for files in seen] == [1]
     assert "internal error" not in capsys.readouterr().err
+
+
+def test_an_incident_that_cannot_be_saved_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_state(tmp_path, 0, 20)
+    watcher = JobWatcher(tmp_path)
+    seen = watcher.observe()
+    assert seen is not None
+
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match=r"No space left on device: '\S+/incidents/\d+-\d+'"):
+        watcher.keep_incident(seen)
+    assert list((tmp_path / "incidents").iterdir()) == []

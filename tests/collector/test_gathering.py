@@ -239,7 +239,7 @@ def test_a_full_disk_leaves_no_partial_result(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(CollectError, match="cannot be written: No space left on device"):
         gather([one, two], tmp_path / "run")
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()
     # Nor is what was there before lost.
     run = tmp_path / "run"
     gather([one], run)

@@ -16,6 +16,8 @@ pytest.importorskip("pandas")
 pytest.importorskip("altair")
 
 from etloom.compat.hta import TraceAnalysis
+from etloom.compat.hta.charts import draw_diff
+from etloom.core.errors import EtloomError
 
 METHODS: dict[str, tuple[Callable[[TraceAnalysis], Any], set[str]]] = {
     "get_comm_comp_overlap": (lambda t: t.get_comm_comp_overlap(), {"comp_comm_overlap_pctg"}),
@@ -90,3 +92,25 @@ def test_the_shares_of_a_rank_are_stacked(
     assert first == {name: frame[name][0] for name in first}
     assert len(first) == 3
     assert chart["encoding"]["color"]["field"] == "part"
+
+
+def test_a_chart_that_cannot_be_written_leaves_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import altair
+    import pandas
+
+    columns = ("a_counts", "b_counts", "diff_counts", "a_total_duration", "b_total_duration")
+    frame = pandas.DataFrame({name: [1.0] for name in columns}, index=["aten::mm"])
+    file = tmp_path / "diff.html"
+    draw_diff(frame, "counts", "title", False, str(file))
+    assert "<html" in (earlier := file.read_text())
+
+    def fail(chart: object, path: str, **_: object) -> None:
+        Path(path).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(altair.Chart, "save", fail)
+    with pytest.raises(EtloomError, match=r"diff\.html: cannot be written: .*No space left on device"):
+        draw_diff(frame, "counts", "title", False, str(file))
+    assert file.read_text() == earlier and list(tmp_path.iterdir()) == [file]

@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +24,9 @@ class S3Server:
     Attributes:
         objects: "bucket/key" -> content and time of change in ms.
         buckets: names of the buckets.
+        fault: what is wrong with all downloads: short (50 bytes are missing, also in the stated length), flipped (one
+            byte is another), slow (a byte a second), garbage (no HTTP).
+        hash_etag: the hash function of ETags.
         cuts: number of downloads whose connection is cut in the middle.
         refused_uploads: number of writes that are answered with an error of the server.
         requests: number of requests by method and key.
@@ -34,6 +37,8 @@ class S3Server:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.buckets = {"bucket"}
+        self.fault = ""
+        self.hash_etag: Callable[[bytes], Any] = hashlib.md5
         self.cuts = 0
         self.refused_uploads = 0
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -85,6 +90,10 @@ def serve_s3() -> Iterator[S3Server]:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Print nothing: the client is gone."""
+
     request_queue_size = 128
 
 
@@ -154,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "NoSuchKey")
             return
         content, changed = entry
-        headers = {"Last_Modified": formatdate(changed // 1000, usegmt=True), "ETag": _etag(content)}
+        headers = {"Last_Modified": formatdate(changed // 1000, usegmt=True), "ETag": self._etag(content)}
         status, span = 200, self.headers.get("Range")
         if span:
             first, _, last = span.removeprefix("bytes=").partition("-")
@@ -165,7 +174,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, content[: len(content) // 2], Content_Length=str(len(content)), **headers)
             self.close_connection = True
             return
+        if self.command == "GET" and self.state.fault:
+            content = self._spoil(content)
         self._answer(status, content, Content_Length=str(len(content)), **headers)
+
+    def _spoil(self, content: bytes) -> bytes:
+        if self.state.fault == "garbage":
+            self.wfile.write(b"no HTTP\r\n" * 100)
+            self.close_connection = True
+        elif self.state.fault == "slow":
+            self.wfile.write(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 4000\r\n\r\n")
+            for _ in range(60):
+                self.wfile.write(b"x")
+                time.sleep(1)
+        elif self.state.fault == "flipped":
+            return bytes([content[0] ^ 1]) + content[1:]
+        return content[:-50]
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
@@ -199,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         stamp = f"{seconds}.{changed % 1000:03}Z"
         return (
             f"<Contents><Key>{escape(name)}</Key><LastModified>{stamp}</LastModified>"
-            f"<ETag>{_etag(content)}</ETag><Size>{len(content)}</Size></Contents>"
+            f"<ETag>{self._etag(content)}</ETag><Size>{len(content)}</Size></Contents>"
         )
 
     def do_PUT(self) -> None:
@@ -211,10 +235,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif "uploadId" in query:
             with self.state.lock:
                 self.state.uploads[query["uploadId"]][int(query["partNumber"])] = self.body
-            self._answer(200, ETag=_etag(self.body))
+            self._answer(200, ETag=self._etag(self.body))
         else:
             self.state.put(f"{bucket}/{key}", self.body)
-            self._answer(200, ETag=_etag(self.body))
+            self._answer(200, ETag=self._etag(self.body))
 
     def do_POST(self) -> None:
         if (request := self._parse()) is None:
@@ -236,9 +260,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.state.put(f"{bucket}/{key}", content)
             self._answer(
                 200,
-                f"<CompleteMultipartUploadResult><ETag>{_etag(content)}</ETag>"
+                f"<CompleteMultipartUploadResult><ETag>{self._etag(content)}</ETag>"
                 "</CompleteMultipartUploadResult>".encode(),
             )
+
+    def _etag(self, content: bytes) -> str:
+        return f'"{self.state.hash_etag(content).hexdigest()}"'
 
     def do_DELETE(self) -> None:
         if (request := self._parse()) is None:
@@ -247,10 +274,6 @@ class _Handler(BaseHTTPRequestHandler):
         with self.state.lock:
             self.state.objects.pop(f"{bucket}/{key}", None)
         self._answer(204)
-
-
-def _etag(content: bytes) -> str:
-    return f'"{hashlib.md5(content).hexdigest()}"'
 
 
 def _decode_aws_chunks(body: bytes) -> bytes:

@@ -6,6 +6,7 @@ import filecmp
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ..run_folder import (
     write_run,
 )
 from ..text import format_ranges
+from ..workload_card import generated_cards
 from .killed_windows import find_hidden_folders
 
 Facts = dict[str, Any]
@@ -92,35 +94,67 @@ def gather(
     warnings: list[str] = []
     contents = _assign_files(_distinct_folders(folders, target, warnings), warnings)
     _check_single_job(contents, warnings, same_job)
-    if not overwrite:
-        claim_folder(str(target), overwrite=False)
     scratch = Path(new_scratch_name(str(target)))
-    try:
-        for name, window in sorted(contents.items()):
-            (scratch / name).mkdir(parents=True, exist_ok=True)
-            for file_name, path in window.files.items():
-                shutil.copy2(path, scratch / name / file_name)
-        claim_folder(str(target), overwrite)  # removes its previous traces only now
-        windows = {
-            target / name: _publish_window(target / name, window, scratch / name, scratch, warnings)
-            for name, window in sorted(contents.items())
-        }
-    except OSError as error:
-        raise CollectError(f"cannot be written: {error.strerror}", where=error.filename or target) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with ExitStack() as undo:  # unless everything succeeds
+        if not target.exists():
+            undo.callback(_remove_folder, target)
+        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        try:
+            if not overwrite:
+                claim_folder(str(target), overwrite=False)
+            for name, window in sorted(contents.items()):
+                (scratch / name).mkdir(parents=True, exist_ok=True)
+                for file_name, path in window.files.items():
+                    shutil.copy2(path, scratch / name / file_name)
+            _move_earlier(target, scratch / "earlier", undo)
+            windows = {
+                target / name: _publish_window(target / name, window, scratch / name, warnings, undo)
+                for name, window in sorted(contents.items())
+            }
+        except OSError as error:
+            raise CollectError(f"cannot be written: {error.strerror}", where=target) from error
+        undo.pop_all()
+    shutil.rmtree(scratch, ignore_errors=True)
     return GatherResult(target, windows, tuple(warnings))
 
 
+def _move_earlier(target: Path, aside: Path, undo: ExitStack) -> None:
+    """Move the traces and workload cards of an earlier run to the folder `aside`."""
+    for number, folder in enumerate((target, *list_windows(target))):
+        files = [*(path for path, _ in list_trace_files(folder)), *generated_cards(folder)]
+        for path in files:
+            (aside / str(number)).mkdir(parents=True, exist_ok=True)
+            _move(path, aside / str(number) / path.name, undo)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder if it is empty."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _move(source: Path, target: Path, undo: ExitStack) -> None:
+    source.replace(target)
+    undo.callback(target.replace, source)
+
+
 def _publish_window(
-    place: Path, window: _WindowContents, copies: Path, scratch: Path, warnings: list[str]
+    place: Path, window: _WindowContents, copies: Path, warnings: list[str], undo: ExitStack
 ) -> tuple[int, ...]:
     """Move the copied files of a recording window to the folder `place`, write its run.json, and return its ranks."""
-    place.mkdir(exist_ok=True)
+    if not place.exists():
+        place.mkdir()
+        undo.callback(_remove_folder, place)
     for name in window.files:
-        (copies / name).replace(place / name)
+        _move(copies / name, place / name, undo)
+
+    def remove_written() -> None:
+        for path in (place / "run.json", *generated_cards(place)):
+            path.unlink(missing_ok=True)
+
+    undo.callback(remove_written)
     sources = sorted({path.parent for path in window.files.values()})
-    ranks = write_run(place, _merge_run_facts(sources, warnings), scratch)
+    ranks = write_run(place, _merge_run_facts(sources, warnings), copies)
     _check_completeness(place, ranks, window, warnings)
     return tuple(sorted(window.folders))
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.paths import expand_home
+from etloom.formats.io.atomic_file import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,8 +116,10 @@ def draw_diff(df: pd.DataFrame, quantity: str, title: str, show: bool, path: str
             )
         )
         if path:
+            target = expand_home(path)
             try:
-                chart.save(str(expand_home(path)))
+                with replacing(target) as partial:
+                    chart.save(str(partial), format=target.suffix[1:].lower())
             except (OSError, ValueError, ImportError) as error:
                 raise EtloomError(f"cannot be written: {error}", where=path) from None
         if show:

@@ -32,6 +32,7 @@ from etloom.core.paths import expand_home
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
 from etloom.exports.chrome.graph_overlays import build_edge_arrows
+from etloom.formats.io.atomic_file import open_atomic
 from etloom.linker.selection import keep_events
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class CPGraph:
         target = Path(f"{expand_home(out_dir)}.zip")
         ((_, part),) = self.job.items()
         tables = {_PATH_FILE: self.path, _EVENTS_FILE: part.events.select("id")}
-        with writing(target), zipfile.ZipFile(target, "w") as archive:
+        with writing(target), open_atomic(target) as file, zipfile.ZipFile(file, "w") as archive:
             for name, table in tables.items():
                 content = io.BytesIO()
                 table.write_parquet(content)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from etloom.core.urls import describe_path
 from etloom.core.version import __version__, compute_code_digest
 from etloom.exports.store import batches, staging, summaries
 from etloom.exports.store.rank_results import attach_results, open_results
+from etloom.formats.io.atomic_file import find_write_problem
 from etloom.formats.parquet import checksums, sniff_folder, writer
 from etloom.formats.parquet.store_layout import (
     STORE_VERSION,
@@ -116,10 +115,10 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
             ranks = tuple(read_json(stage.folder / "meta.json").get("ranks", ()))
             stage.publish()
         except (OSError, pl.exceptions.PolarsError) as error:
-            if (reason := _find_write_problem(error)) is None:
+            if (problem := find_write_problem(error)) is None:
                 raise
             raise EtloomError(
-                f"cannot be written: {reason}",
+                f"cannot be written: {problem.strerror}",
                 where=store,
                 remedy="free space there and add the run again; it goes on where it stopped",
             ) from error
@@ -127,14 +126,6 @@ def add_run(run: Path, store: Path, options: AddOptions) -> AddedRun:
             if not options.resumable:
                 stage.discard()
     return AddedRun(name, stage.target, ranks, True, has_replaced=published is not None)
-
-
-def _find_write_problem(error: OSError | pl.exceptions.PolarsError) -> str | None:
-    """Return the operating system's message (such as a full disk) in a write error; None if the error has none."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    code = re.search(r"\(os error (\d+)\)", str(error))
-    return None if code is None else os.strerror(int(code[1]))
 
 
 def _default_name(run: Path) -> str:
@@ -181,7 +172,9 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
     job_entries, skipped = summaries.write_job_answers(job, stage.folder, options.for_report)
     job = job.with_stats(skipped)
     write_json(folder / "facts.json", describe_run(job))
-    job.stats.write_parquet(folder / "stats.parquet")
+    writer.write_tables(
+        {folder / "stats.parquet": job.stats, folder / "ranks.parquet": build_rank_table(job)}
+    )
     content = {
         "etloom": __version__,
         "code": compute_code_digest(),
@@ -194,7 +187,6 @@ def _prepare(source: staging.Source, stage: staging.Staging, options: AddOptions
         "meta": dict(job.meta),
         "answers": [*entries, *job_entries],
     }
-    build_rank_table(job).write_parquet(folder / "ranks.parquet")
     content[checksums.KEY] = list_checksums(stage.folder)
     write_json(stage.folder / "meta.json", content)
 

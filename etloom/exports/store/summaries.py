@@ -86,9 +86,7 @@ def summarize_ranks(ranks: Iterable[tuple[int, Trace]], folder: Path, for_report
     with writer.create_atomically(folder) as new:
         for file in questions:
             if tables := [by_file[file].table for by_file in answers.values() if by_file[file].table.columns]:
-                pl.concat(tables).write_parquet(
-                    new / f"{file}.parquet", compression="zstd", compression_level=1
-                )
+                writer.write_tables({new / f"{file}.parquet": pl.concat(tables)})
         refusals = {
             file: [
                 [rank, *_split_error(error)]
@@ -173,7 +171,7 @@ def _split_error(error: AnalysisError) -> tuple[str, str | None, str | None]:
 
 
 def _write_answer(folder: Path, question: StoredQuestion, table: pl.DataFrame) -> None:
-    table.write_parquet(_locate_answer(folder, question), compression="zstd", compression_level=1)
+    writer.write_tables({_locate_answer(folder, question): table})
 
 
 def _locate_answer(folder: Path, question: StoredQuestion) -> Path:

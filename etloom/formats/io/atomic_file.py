@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import polars as pl
 from isal import igzip
+
+_LOST_NUMBER = "Invalid thrift: transport error"
+"""What polars reports if it cannot write the metadata of a Parquet file."""
 
 
 @contextmanager
@@ -42,9 +48,30 @@ def replacing(path: Path) -> Iterator[Path]:
     path = path.resolve() if path.is_symlink() else path
     partial = path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}.partial")
     try:
-        yield partial
-        if path.exists():
-            shutil.copymode(path, partial)
-        partial.replace(path)
+        with naming_output(path):
+            yield partial
+            if path.exists():
+                shutil.copymode(path, partial)
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming_output(path: Path) -> Iterator[None]:
+    """Let a failed write in the block, by Python or polars, be an OSError that names ``path``, not a temporary file."""
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        if (problem := find_write_problem(error)) is None:
+            raise
+        raise type(problem)(problem.errno, problem.strerror, str(path)) from error
+
+
+def find_write_problem(error: BaseException) -> OSError | None:
+    """Return an error as an OSError, if it is one of the operating system; polars states it in the text."""
+    if isinstance(error, OSError):
+        return error if error.errno else None
+    if code := re.search(r"\(os error (\d+)\)", str(error)):
+        return OSError(int(code[1]), os.strerror(int(code[1])))
+    return OSError(errno.EIO, "a write failed") if _LOST_NUMBER in str(error) else None

@@ -6,15 +6,19 @@ that were refused for load; `etloom.formats.io.transfers` retries what was cut.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Thread
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from etloom.core.errors import EtloomError, ReadError
@@ -25,15 +29,23 @@ _ARROW = ("s3", "gs", *_HADOOP)
 _NS = 10**9
 _S3_OPTIONS = ("region", "scheme", "endpoint_override", "access_key", "secret_key", "session_token")
 _BLOCK_BYTES = 8 << 20
+REQUEST_S = 60.0
+"""Time limit of a request, without the time for its bytes at `_SLOWEST_BYTES_S` per second."""
+_SLOWEST_BYTES_S = 20_000
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in an object store: key, size in bytes, and a stamp in ns that differs after a change (time, ETag)."""
+    """A file in an object store: key, size in bytes, a stamp in ns that differs after a change (time, ETag), and MD5.
+
+    The MD5 (hexadecimal) is empty if it is unknown. The ETag of an object that was uploaded in one part is its MD5,
+    unless the store encrypts it with a key of its own (KMS).
+    """
 
     key: str
     size: int
     stamp_ns: int
+    md5: str = ""
 
 
 class TransientError(ReadError):
@@ -59,8 +71,8 @@ class ObjectStore(Protocol):
         """Return whether the bucket of a key exists; true if the store has no buckets."""
         ...
 
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        """Return ``length`` bytes of a file from the byte offset ``start``."""
+    def read_range(self, key: str, start: int, length: int) -> tuple[bytes, str]:
+        """Return ``length`` bytes of a file from the byte offset ``start``, and the file's MD5 or an empty text."""
         ...
 
     def upload(self, source: Path, key: str) -> None:
@@ -90,7 +102,54 @@ def connect(url: str) -> ObjectStore:
     scheme, _, rest = url.partition("://")
     host = rest.partition("/")[0]
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    return _connect(scheme, host, *connection_of(url), endpoint)
+    store = _BoundedStore(_connect(scheme, host, *connection_of(url), endpoint), split_url(url)[0])
+    return cast("ObjectStore", store)
+
+
+class _BoundedStore:
+    """An `ObjectStore` whose requests end after a time that depends on their size, even if the server sends slowly.
+
+    The thread of a request that takes longer ends with the process.
+    """
+
+    def __init__(self, store: ObjectStore, base: str) -> None:
+        self._store = store
+        self._base = base
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def request(*words: Any) -> Any:
+            source = next((word for word in words if isinstance(word, Path)), None)
+            size = source.stat().st_size if source else words[2] if name == "read_range" else 0
+            key = words[1] if source else words[0]
+            return _run_within(
+                REQUEST_S + size / _SLOWEST_BYTES_S, partial(method, *words), f"{self._base}{key}"
+            )
+
+        return request
+
+
+def _run_within(seconds: float, action: Callable[[], Any], url: str) -> Any:
+    result: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(action())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=work, daemon=True, name="etloom-request").start()
+    try:
+        return result.result(seconds)
+    except TimeoutError:
+        if "pyarrow.fs" in sys.modules:  # it would wait for the request at the end of the process
+            atexit.unregister(sys.modules["pyarrow.fs"].ensure_s3_finalized)
+        raise ReadError(
+            f"the answer is not complete after {seconds:.0f} s",
+            where=url,
+            remedy="check the URL and the network, and try again",
+        ) from None
 
 
 @lru_cache(maxsize=64)
@@ -200,9 +259,10 @@ class _ArrowStore:
         with convert_errors(self._url(bucket)):
             return bool(self._fs.get_file_info(bucket).type != FileType.NotFound)
 
-    def read_range(self, key: str, start: int, length: int) -> bytes:
+    def read_range(self, key: str, start: int, length: int) -> tuple[bytes, str]:
         with convert_errors(self._url(key)), self._fs.open_input_file(key) as file:
-            return bytes(file.read_at(length, start))
+            data = bytes(file.read_at(length, start))
+            return data, _select_md5((file.metadata() or {}).get("ETag", b"").decode())
 
     def upload(self, source: Path, key: str) -> None:
         with convert_errors(self._url(key)):
@@ -262,9 +322,9 @@ class _FsspecStore:
     def has_bucket(self, key: str) -> bool:
         return True
 
-    def read_range(self, key: str, start: int, length: int) -> bytes:
+    def read_range(self, key: str, start: int, length: int) -> tuple[bytes, str]:
         with convert_errors(self._url(key)):
-            return bytes(self._fs.cat_file(self._path(key), start=start, end=start + length))
+            return bytes(self._fs.cat_file(self._path(key), start=start, end=start + length)), ""
 
     def upload(self, source: Path, key: str) -> None:
         path = self._path(key)
@@ -294,7 +354,13 @@ class _FsspecStore:
         if tag:  # in the fraction of the second
             digest = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8], "big")
             stamp = stamp // _NS * _NS + digest % _NS
-        return RemoteFile(self._key(entry["name"]), int(entry.get("size") or 0), stamp)
+        return RemoteFile(self._key(entry["name"]), int(entry.get("size") or 0), stamp, _select_md5(tag))
+
+
+def _select_md5(tag: str) -> str:
+    """Return an ETag if it is an MD5, else an empty text; of an object of several parts it has their number."""
+    digest = tag.strip('"').lower()
+    return digest if re.fullmatch("[0-9a-f]{32}", digest) else ""
 
 
 _REFUSALS = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import os
 import random
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from etloom.core.errors import EtloomError, LimitError, ReadError
+from etloom.core.text import count_noun
 from etloom.formats.io.object_store import ObjectStore, RemoteFile, TransientError
 
 TRIES = 5
@@ -29,6 +31,8 @@ BACKOFF_S = 0.2
 PARALLEL = 16
 RANGE_BYTES = 8 << 20
 _NS = 10**9
+_CHECK = "ETLOOM_REMOTE_MD5"
+"""Environment variable: 0 if ETags are not MD5s."""
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
@@ -88,7 +92,13 @@ def download(store: ObjectStore, files: Sequence[tuple[RemoteFile, Path]]) -> No
             folder.mkdir(parents=True, exist_ok=True)
         for item in downloads:
             item.partial.touch()
-        run_parallel(lambda task: task[0].read(store, task[1]), _list_ranges(downloads))
+        damaged = _read_files(store, downloads)
+        if damaged := damaged and _read_files(store, damaged):
+            raise ReadError(
+                f"the bytes of {count_noun(len(damaged), 'object')} differ from the MD5 (ETag)",
+                where=damaged[0].file.key,
+                remedy=f"upload it again; if the store encrypts with keys of its own (KMS), set {_CHECK}=0",
+            )
         run_parallel(lambda item: item.finish(store), downloads)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -101,6 +111,17 @@ def download(store: ObjectStore, files: Sequence[tuple[RemoteFile, Path]]) -> No
     finally:
         for item in downloads:
             item.partial.unlink(missing_ok=True)
+
+
+def _read_files(store: ObjectStore, downloads: Sequence[_Download]) -> list[_Download]:
+    """Download the partial files; return those whose bytes are others than the object's, by the MD5 if it is known."""
+    ranges = list(_list_ranges(downloads))
+    digests = run_parallel(lambda task: task[0].read(store, task[1]), ranges)
+    known = {item: digest for (item, _), digest in zip(ranges, digests, strict=True) if digest}
+    if os.environ.get(_CHECK) == "0":
+        return []
+    same = run_parallel(lambda item: item.has_md5(known[item]), known)
+    return [item for item, is_same in zip(known, same, strict=True) if not is_same]
 
 
 def _list_ranges(downloads: Iterable[_Download]) -> Iterable[tuple[_Download, int]]:
@@ -117,10 +138,10 @@ class _Download:
     target: Path
     partial: Path
 
-    def read(self, store: ObjectStore, start: int) -> None:
-        """Download the range of at most `RANGE_BYTES` at the offset ``start`` into the partial file."""
+    def read(self, store: ObjectStore, start: int) -> str:
+        """Download the range of at most `RANGE_BYTES` at the offset ``start`` into the partial file; return the MD5."""
         length = min(RANGE_BYTES, self.file.size - start)
-        data = store.read_range(self.file.key, start, length)
+        data, md5 = store.read_range(self.file.key, start, length)
         if len(data) != length:
             raise TransientError(f"got {len(data):,} of {length:,} bytes", where=self.file.key)
         descriptor = os.open(self.partial, os.O_WRONLY)
@@ -131,6 +152,15 @@ class _Download:
                 view, offset = view[written:], offset + written
         finally:
             os.close(descriptor)
+        return md5 or self.file.md5
+
+    def has_md5(self, md5: str) -> bool:
+        """Return whether the partial file has this MD5 (hexadecimal)."""
+        digest = hashlib.md5(usedforsecurity=False)
+        with self.partial.open("rb") as file:
+            while block := file.read(RANGE_BYTES):
+                digest.update(block)
+        return digest.hexdigest() == md5
 
     def finish(self, store: ObjectStore) -> None:
         """Rename the complete partial file to its final path; raise ReadError if a large object changed meanwhile."""

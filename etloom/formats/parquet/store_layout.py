@@ -22,6 +22,7 @@ from typing import Any
 from etloom.core.errors import EtloomError, InvalidValue, ReadError
 from etloom.core.text import count_noun
 from etloom.core.version import __version__
+from etloom.formats.io.atomic_file import write_atomically
 from etloom.formats.io.json_text import load_json
 
 STORE_VERSION = 1
@@ -153,6 +154,4 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a manifest (a JSON object); the file appears under its name only when it is complete."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(json.dumps(content, indent=1), encoding="ascii")
-    partial.replace(file)
+    write_atomically(file, json.dumps(content, indent=1))

@@ -29,6 +29,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.core.version import __version__
+from etloom.formats.io.atomic_file import naming_output
 from etloom.formats.parquet import checksums
 from etloom.formats.parquet.table_files import PACKED_FILE, pack_tables
 
@@ -50,7 +51,7 @@ def write(trace: Trace | Job, path: str | PathLike[str], *, packs: bool = False)
     """
     with create_atomically(path, packs=packs) as new:
         if isinstance(trace, Job):
-            trace.run_stats.write_parquet(new / "stats.parquet")
+            write_tables({new / "stats.parquet": trace.run_stats})
             write_meta(new, "job", trace.meta, trace.ranks)
             for rank, rank_trace in trace.items():
                 (new / f"rank={rank}").mkdir()
@@ -82,10 +83,11 @@ def create_atomically(path: str | PathLike[str], *, packs: bool = False) -> Iter
     clean = partial(_remove_scratch, target, new, old)
     atexit.register(clean)  # a daemon thread ends with the process, wherever it is
     try:
-        yield new
-        if target.exists():
-            target.rename(old)
-        new.rename(target)
+        with naming_output(target):
+            yield new
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
     finally:
         clean()
         atexit.unregister(clean)
