@@ -98,18 +98,50 @@ def measure_device_tail(steps: pl.DataFrame) -> int:
     return max(0, longest) if isinstance(longest, int) else 0
 
 
-def measure_device_periods(steps: pl.DataFrame) -> pl.Series:
-    """Return the time between the ends of the GPU activity of consecutive steps, ns, averaged over ranks.
+MIN_DEVICE_TAIL = 0.01
+"""Share of the time of all steps above which GPU activity after the last annotation on the host belongs to steps."""
 
-    This is the step time if the device lags behind the host: its annotations then end when the launches are done.
+
+def measure_step_times(steps: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return the time of each step, which covers all that the step does, and what was measured.
+
+    On the host a step lasts as long as its annotation. If the device lags behind, so that the annotation ends before
+    the GPU activity that it launched, a step lasts from the end of the GPU activity of the step before to the end of
+    its own. Without consecutive steps, it lasts from the begin of its annotation (or from its first GPU activity, if
+    the annotation had ended by then) to the end of its GPU activity.
 
     Args:
         steps: the tables of ranks.
+
+    Returns:
+        rank, step, time_ns; and "annotation", "period" (end to end) or "extent".
+    """
+    by_annotation = steps.select("rank", "step", time_ns="dur_ns")
+    tail_ns = measure_device_tail(steps)
+    ranks = max(steps["rank"].n_unique(), 1)
+    if tail_ns < max(1, MIN_DEVICE_TAIL * int(steps["dur_ns"].sum()) / ranks):
+        return by_annotation, "annotation"
+    periods = _measure_device_periods(steps)
+    if periods.height:
+        return periods, "period"
+    host_end = pl.col("start_ns") + pl.col("dur_ns")
+    begin = pl.when(pl.col("device_start_ns") >= host_end).then("device_start_ns").otherwise("start_ns")
+    extents = steps.select(
+        "rank", "step", time_ns=pl.max_horizontal(host_end, "device_end_ns").fill_null(host_end) - begin
+    )
+    return extents, "extent"
+
+
+def _measure_device_periods(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return rank, step, and the time between the ends of the GPU activity of consecutive steps, ns.
+
+    This is the step time if the device lags behind the host: its annotations then end when the launches are done.
     """
     ordered = steps.drop_nulls("device_end_ns").sort("rank", "step")
     periods = ordered.select(
+        "rank",
         "step",
         follows=pl.col("step") - pl.col("step").shift().over("rank") == 1,
-        period=pl.col("device_end_ns") - pl.col("device_end_ns").shift().over("rank"),
+        time_ns=pl.col("device_end_ns") - pl.col("device_end_ns").shift().over("rank"),
     ).filter("follows")
-    return periods.group_by("step").agg(pl.col("period").mean()).sort("step")["period"]
+    return periods.select("rank", "step", "time_ns")

@@ -56,8 +56,6 @@ MAX_OPERATORS = 20
 """Operators listed per rank, by exclusive time."""
 MAX_GRAPH_EVENTS = 8_000_000
 """The critical path of a larger run is left to `etloom analyze critical-path`: its graph takes too much memory."""
-MIN_DEVICE_TAIL = 0.01
-"""Share of the time of all steps below which GPU activity after the last annotation is not mentioned."""
 MIN_LINKED_PCT = 95.0
 """Percentage of linked host operators below which the summary warns."""
 
@@ -198,14 +196,21 @@ def _analyze_job(job: Job, name: str) -> tuple[pl.DataFrame, str | None]:
 def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     """Return a table with one row per rank: step count and times, span, and time shares in percent of the span.
 
-    Columns: rank, basis, steps, step_mean_ns, step_std_ns, span_ns (see `add_step_margins`), <part>_pct, overlap_pct
+    Columns: rank, basis, steps, step_mean_ns and step_std_ns (as in the line on step times), span_ns (see
+    `add_step_margins`), <part>_pct, overlap_pct
     (of the communication).
     """
-    dur = pl.col("dur_ns")
+    time_ns = pl.col("time_ns")
+    times = step_analysis.measure_step_times(tables["steps"])[0].group_by("rank")
     steps = (
         tables["steps"]
         .group_by("rank")
-        .agg(pl.len().alias("steps"), dur.mean().alias("step_mean_ns"), dur.std().alias("step_std_ns"))
+        .agg(pl.len().alias("steps"))
+        .join(
+            times.agg(time_ns.mean().alias("step_mean_ns"), time_ns.std().alias("step_std_ns")),
+            on="rank",
+            how="left",
+        )
     )
     is_total = pl.col("step").is_null()
     time = add_step_margins(job, tables["temporal-breakdown"]).filter(is_total)
@@ -262,11 +267,9 @@ def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> Summ
     """
     if steps.is_empty():
         return SummaryLine("Step time", "unknown", "no ProfilerStep annotation in these traces")
-    times = steps.group_by("step").agg(pl.col("dur_ns").mean())["dur_ns"]
-    note = _describe_device_tail(steps, len(times) * float(times.mean() or 0))  # type: ignore[arg-type]
-    if note and len(periods := step_analysis.measure_device_periods(steps)):
-        times = periods
-        note = "; from end to end on the device, which lags behind the host"
+    by_rank, measured = step_analysis.measure_step_times(steps)
+    times = by_rank.group_by("step").agg(pl.col("time_ns").mean()).sort("step")["time_ns"]
+    note = _describe_measured(steps, measured)
     if before is not None:
         note += f"; {format_duration(before.step_ns)} before the recording"
     statistics: tuple[Any, ...] = (times.mean(), times.median(), times.min(), times.max())
@@ -290,12 +293,17 @@ def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> Summ
     )
 
 
-def _describe_device_tail(steps: pl.DataFrame, total_ns: float) -> str:
-    """Return a note if the GPU finishes clearly after the last step annotation on the host; else an empty text."""
-    tail_ns = step_analysis.measure_device_tail(steps)
-    if tail_ns < MIN_DEVICE_TAIL * total_ns:
+def _describe_measured(steps: pl.DataFrame, measured: str) -> str:
+    """Return a note on what the step times measure (see `measure_step_times`), if not the annotations alone."""
+    if measured == "annotation":
         return ""
-    return f"; measured between annotations on the host; the GPU finishes {format_duration(tail_ns)} after the last one"
+    if measured == "period":
+        return "; from end to end on the device, which lags behind the host"
+    annotation = format_duration(float(steps["dur_ns"].mean() or 0))  # type: ignore[arg-type]
+    tail = format_duration(step_analysis.measure_device_tail(steps))
+    starts_later = (steps["device_start_ns"] >= steps["start_ns"] + steps["dur_ns"]).all()
+    extent = "from its first to its last GPU activity" if starts_later else "until its GPU activity ends"
+    return f"; {extent}: the annotation on the host takes {annotation}, and the GPU finishes {tail} after it"
 
 
 def _summarize_top_operator(operators: pl.DataFrame) -> SummaryLine:

@@ -41,6 +41,20 @@ def step_behind(folder: Path, kernel_ns: int) -> Job:
     return run.open(folder)
 
 
+@pytest.mark.parametrize(
+    ("kernel_at", "time", "extent"),
+    [(50, "450.0", "until its GPU activity ends"), (200, "400.0", "from its first to its last GPU activity")],
+)
+def test_the_time_of_a_single_step_covers_its_gpu_activity(
+    kernel_at: int, time: str, extent: str, tmp_path: Path
+) -> None:
+    run = OperatorTraceBuilder().step(0, 0, 100).kernel("gemm", 5, kernel_at, 400)
+    summary = summarize_run(run.open(tmp_path))
+    line = {line.topic: line for line in summary.lines}["Step time"]
+    assert line.figure.startswith(time) and extent in line.text and "takes 100.0" in line.text
+    assert summary.tables["overview"]["step_mean_ns"].to_list() == [float(time) * 1000]
+
+
 def test_the_step_time_is_that_of_a_device_that_lags_behind(tmp_path: Path) -> None:
     short, long = step_behind(tmp_path / "a", 50), step_behind(tmp_path / "b", 400)
     line = {line.topic: line for line in summarize_run(long).lines}["Step time"]
