@@ -2,6 +2,8 @@
 
 One row per iteration and rank, in order of time; a training step (ProfilerStep#N) counts as one without a phase.
 
+- engine: by the operators, modules, frames and kernels in the trace. The form of an annotation is no evidence, since
+  forks and tools write that of other engines: without other names it is "a serving engine".
 - phase: prefill, decode, mixed or denoise; requests and tokens of the batch. They come from the name of the iteration,
   else phase from the functions in it and tokens from the indices of its first embedding; null if unknown.
 - launch: graph (device graphs ran at least 90 % of its GPU time), eager (none), or partial. graph_pct: that share.
@@ -21,6 +23,7 @@ Units: ns, percent. docs/serving.md describes the names; --names adds others, --
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -30,7 +33,14 @@ from etloom.core import arrays, categories
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
-from etloom.core.iterations import Iteration, find_iterations, find_step_events, has_step_numbers
+from etloom.core.iterations import (
+    Iteration,
+    find_engine,
+    find_iterations,
+    find_step_events,
+    has_step_numbers,
+)
+from etloom.core.known_names import SERVING
 from etloom.core.nesting import find_innermost
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Job, Trace
@@ -148,6 +158,8 @@ def _describe(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     rows, iterations = find_iterations(trace.events)
     by_row = dict(zip(rows.tolist(), iterations, strict=True))
     parsed = [by_row.get(row) or Iteration("") for row in steps["row"]]
+    if any(iteration.engine == SERVING for iteration in parsed) and (engine := find_engine(trace.events)):
+        parsed = [replace(item, engine=engine) if item.engine == SERVING else item for item in parsed]
     phases = _infer_phases(trace, steps)
     tokens = _infer_tokens(trace, steps)
     return steps.with_columns(

@@ -37,7 +37,7 @@ class Iteration:
     """The facts that the name of an engine iteration contains: phase, batch, tokens; None for a fact that is missing.
 
     Attributes:
-        engine: Name of the engine.
+        engine: Name of the engine, or `SERVING` if the name does not determine it (see `find_engine`).
         phase: One of `PHASES`.
         number: Number of the iteration.
         requests: Requests in the batch.
@@ -126,6 +126,17 @@ def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Itera
         rows = _drop_nested(events, rows)
         return rows, [by_name[name] for name in events["name"][rows].cast(pl.String)]
     return none, []
+
+
+def find_engine(events: pl.DataFrame) -> str | None:
+    """Return the inference engine that the operators, modules, frames and kernels of a trace show; None for none.
+
+    The form of an annotation is no evidence: forks and tools write the annotations of other engines, too.
+    """
+    is_annotation = categories.mask_events(events, categories.ANNOTATION_CATEGORIES)
+    names = events["name"].filter(pl.Series(~is_annotation)).unique().drop_nulls().cast(pl.String)
+    rows = (row for row in list_names("engines") if names.str.contains(row["pattern"].pattern).any())
+    return next((str(row["engine"]) for row in rows), None)
 
 
 def _has_duration(events: pl.DataFrame) -> NDArray[np.bool_]:

@@ -1,10 +1,13 @@
-"""Name patterns that etloom recognizes: engine iterations, graph captures, kernel families, communication kernels.
+"""Name patterns that etloom recognizes: iterations and engines, graph captures, kernel families, communication kernels.
 
 `etloom.core.names` compiles the rows, behind those of the user's files (``--names FILE.yaml``), which have the same
 sections. This is Python, not YAML, because every process that opens a run needs it and a YAML parser takes 30 ms.
 """
 
 from __future__ import annotations
+
+SERVING = "a serving engine"
+"""Engine of an iteration known by an annotation only: forks and tools write the annotations of other engines, too."""
 
 # The event that spans an iteration of an inference engine, by a regular expression over its name.
 #   category: annotation (default), python (a frame) or module (a call of an nn.Module).
@@ -14,28 +17,28 @@ from __future__ import annotations
 # The first row that matches an event of a trace is used; within an iteration, others do not count.
 _ITERATIONS = [
     {
-        "engine": "vLLM",
+        "engine": SERVING,
         "pattern": r"^execute_context_(?P<prefill_requests>\d+)\((?P<prefill_tokens>\d+)\)"
         r"_generation_(?P<decode_requests>\d+)\((?P<decode_tokens>\d+)\)",
     },
     {  # ROCm's fork: sums of query lengths (sq), of key lengths (sk) and of their products
-        "engine": "vLLM",
+        "engine": SERVING,
         "pattern": r"^execute_(?P<tokens>\d+)"
         r"_context_(?P<prefill_requests>\d+)\(sq(?P<prefill_tokens>\d+)sk\d+sqsq\d+sqsk\d+\)"
         r"_generation_(?P<decode_requests>\d+)\(sq(?P<decode_tokens>\d+)sk\d+sqsq\d+sqsk\d+\)",
     },
-    {"engine": "vLLM", "pattern": r"^execute_new_(?P<prefill_requests>\d+)_cached_(?P<decode_requests>\d+)"},
+    {"engine": SERVING, "pattern": r"^execute_new_(?P<prefill_requests>\d+)_cached_(?P<decode_requests>\d+)"},
     {
-        "engine": "TensorRT-LLM",
+        "engine": SERVING,
         "pattern": r"^\[Executor\] _forward_step (?P<number>\d+): (?P<prefill_requests>\d+) ctx reqs"
         r"(?:, (?P<prefill_tokens>\d+) ctx (?:tkns|tokens))?, (?P<decode_requests>\d+) gen reqs",
     },
     {
-        "engine": "SGLang",
+        "engine": SERVING,
         "pattern": r"^step\[(?P<phase>[A-Z_]+) bs=(?P<requests>\d+)(?: toks=(?P<tokens>\d+))?",
     },
     {
-        "engine": "diffusers",
+        "engine": SERVING,
         "pattern": r"(?i)^denois(?:e|ing)[ _-]?step[ _#:-]*(?P<number>\d+)",
         "phase": "denoise",
     },
@@ -78,6 +81,23 @@ _ITERATIONS = [
         "pattern": r"^nn\.Module: \w*(?:Transformer[23]D\w*|UNet\w*ConditionModel|DiT\w*Model)_\d+$",
         "phase": "denoise",
     },
+]
+
+# Engine of iterations that are `SERVING`, by operators, modules, frames and kernels. The first row that matches any
+# name of the trace is used: SGLang runs kernels of vLLM, and both run kernels of TensorRT-LLM. Rust's regex.
+_ENGINES = [
+    {
+        "engine": "SGLang",
+        "pattern": r"\b(?:sglang|sgl_kernel)::|\bsglang/(?:srt|jit_kernel|multimodal_gen)/|\bsgl_kernel/",
+    },
+    {
+        "engine": "vLLM",
+        "pattern": r"\bvllm::|^_(?:C_cache_ops|moe_C|rocm_C|vllm_fa\d_C)::"
+        r"|\bvllm/(?:v1|worker|model_executor|engine|executor|attention|distributed|entrypoints|compilation)/",
+    },
+    {"engine": "xDiT", "pattern": r"\bxfuser/|\bxFuser"},
+    {"engine": "diffusers", "pattern": r"\bdiffusers/(?:models|pipelines|schedulers)/"},
+    {"engine": "TensorRT-LLM", "pattern": r"\b(?:trtllm|tensorrt_llm)(?:::|/)"},
 ]
 
 # Batch size in the name of the annotation around the capture of a device graph.
@@ -137,6 +157,7 @@ _COMMUNICATION = [
 
 KNOWN_NAMES: dict[str, list[dict[str, str]]] = {
     "iterations": _ITERATIONS,
+    "engines": _ENGINES,
     "captures": _CAPTURES,
     "families": [{"family": family, "pattern": pattern} for family, pattern in _FAMILIES],
     "communication": _COMMUNICATION,

@@ -16,7 +16,7 @@ from etloom.core.errors import InvalidValue
 from etloom.core.known_names import KNOWN_NAMES
 from etloom.core.registry import list_entry_points
 
-SECTIONS = ("iterations", "captures", "families", "communication")
+SECTIONS = ("iterations", "engines", "captures", "families", "communication")
 ENTRY_POINT = "etloom.names"
 FAMILIES = (
     *(
@@ -43,10 +43,11 @@ FAMILIES = (
 )
 """Families of kernels. routing: of tokens to experts; sorting: also scans and sampling; waiting: they only wait;
 fused_communication: kernels that communicate and compute, in unknown shares."""
-_POLARS_SECTIONS = ("families", "communication")
+_POLARS_SECTIONS = ("engines", "families", "communication")
 """Sections whose patterns polars evaluates, for millions of kernels."""
 _KEYS = {
     "iterations": {"engine", "pattern", "category", "phase"},
+    "engines": {"engine", "pattern"},
     "captures": {"pattern"},
     "families": {"family", "pattern"},
     "communication": {"pattern", "computes"},

@@ -13,28 +13,29 @@ import etloom
 from etloom.core import names
 from etloom.core.errors import EtloomError
 from etloom.core.iterations import Iteration, parse_iteration
+from etloom.core.known_names import SERVING
 from etloom.core.trace import Job
 
 DECODE = "execute_context_0(0)_generation_{0}({0})"
 NAMES = [
-    ("execute_context_2(300)_generation_3(3)", Iteration("vLLM", "mixed", None, 5, 303, 300)),
-    ("execute_context_1(128)_generation_0(0)", Iteration("vLLM", "prefill", None, 1, 128, 128)),
-    (DECODE.format(7), Iteration("vLLM", "decode", None, 7, 7, 0)),
+    ("execute_context_2(300)_generation_3(3)", Iteration(SERVING, "mixed", None, 5, 303, 300)),
+    ("execute_context_1(128)_generation_0(0)", Iteration(SERVING, "prefill", None, 1, 128, 128)),
+    (DECODE.format(7), Iteration(SERVING, "decode", None, 7, 7, 0)),
     (
         "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)",
-        Iteration("vLLM", "decode", None, 32, 32, 0),
+        Iteration(SERVING, "decode", None, 32, 32, 0),
     ),
-    ("execute_new_1_cached_4", Iteration("vLLM", "mixed", None, 5, None, None)),
+    ("execute_new_1_cached_4", Iteration(SERVING, "mixed", None, 5, None, None)),
     (
         "[Executor] _forward_step 12: 1 ctx reqs, 100 ctx tkns, 8 gen reqs",
-        Iteration("TensorRT-LLM", "mixed", 12, 9, 108, 100),
+        Iteration(SERVING, "mixed", 12, 9, 108, 100),
     ),
     (
         "[Executor] _forward_step 13: 0 ctx reqs, 8 gen reqs",
-        Iteration("TensorRT-LLM", "decode", 13, 8, 8, None),
+        Iteration(SERVING, "decode", 13, 8, 8, None),
     ),
-    ("step[DECODE bs=4 toks=4]", Iteration("SGLang", "decode", None, 4, 4, None)),
-    ("denoise_step_3", Iteration("diffusers", "denoise", 3, None, None, None)),
+    ("step[DECODE bs=4 toks=4]", Iteration(SERVING, "decode", None, 4, 4, None)),
+    ("denoise_step_3", Iteration(SERVING, "denoise", 3, None, None, None)),
     ("aten::mm", None),
 ]
 
@@ -81,6 +82,28 @@ def open_run(folder: Path, *ranks: list[dict[str, Any]], **options: Any) -> Job:
 @pytest.mark.parametrize(("name", "expected"), NAMES)
 def test_a_name_states_phase_and_batch(name: str, expected: Iteration | None) -> None:
     assert parse_iteration(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("evidence", "engine"),
+    [
+        ([], SERVING),
+        ([("cpu_op", "vllm::unified_attention")], "vLLM"),
+        ([("python_function", "/env/vllm/lib/site-packages/other/model.py(3): forward")], SERVING),
+        ([("python_function", "/usr/lib/vllm/v1/engine/core.py(3): step")], "vLLM"),
+        (
+            [("cpu_op", "sglang::unified_attention"), ("kernel", "void vllm::rms_norm_kernel<float>()")],
+            "SGLang",
+        ),
+        ([("kernel", "void tensorrt_llm::kernels::rope<float>()")], "TensorRT-LLM"),
+    ],
+)
+@pytest.mark.parametrize("name", [DECODE.format(4), "step[DECODE bs=4 toks=4]"])
+def test_the_engine_follows_from_its_names_and_not_from_the_annotation(
+    name: str, evidence: list[tuple[str, str]], engine: str, tmp_path: Path
+) -> None:
+    rows = iteration(name, 0, 1) + [event(cat, row, 2, 5, stream=7, device=0) for cat, row in evidence]
+    assert etloom.analyze(open_run(tmp_path / "run", rows), "iterations")["engine"].to_list() == [engine]
 
 
 def test_times_of_iterations(tmp_path: Path) -> None:
