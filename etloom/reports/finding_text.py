@@ -27,6 +27,8 @@ def format_gain(row: Mapping[str, Any]) -> tuple[str, str]:
         return _format_time(
             row["cost_ns"], row["step_cost_ns"]
         ), f"{row['pct'] or 0:.1f} % of rank {row['rank']}"
+    if row["job_gain_ns"] == 0:
+        return "no gain", "the job waits for something else"
     return _format_time(
         row["job_gain_ns"], row["step_gain_ns"]
     ), f"{row['job_gain_pct'] or 0:.1f} % of the job"

@@ -16,6 +16,7 @@ from etloom.analyses.findings import job_gain
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.patterns import idle_host
 from etloom.core.trace import Job
+from etloom.reports.finding_text import format_gain
 from support.real_runs import open_run
 from support.small_traces import RankBuilder, find_costs, find_rows
 
@@ -66,6 +67,14 @@ def test_the_gain_is_that_of_the_job_and_the_cost_that_of_the_rank(tmp_path: Pat
     assert rows["job_gain_ns"].is_sorted(descending=True)
     # What the victims wait for is not a cause of its own.
     assert by_pattern["exposed-communication"]["cost_ns"] <= 30 * 21_000
+
+
+def test_a_finding_without_which_the_job_is_not_faster_is_not_listed(data: Path) -> None:
+    job = open_run(data / "dlrm")
+    everything = etloom.analyze(job, "findings", min_pct=0)
+    assert 0.0 in everything["job_gain_pct"].to_list()
+    assert etloom.analyze(job, "findings")["job_gain_pct"].min() >= 0.05  # type: ignore[operator]
+    assert format_gain({"job_gain_ns": 0})[0] == "no gain"
 
 
 def make_chain(late_us: float) -> list[RankBuilder]:

@@ -417,6 +417,13 @@ def test_on_the_host_only_durations_of_operators_count_and_device_peaks_do_not(t
     )
 
 
+def test_shapes_of_operators_without_a_formula_are_not_missing(tmp_path: Path) -> None:
+    run = OperatorTraceBuilder().operator("mine::attention", 100, 50, [[4, 64], [4, 8]])
+    with pytest.raises(AnalysisError, match=r"shapes are recorded, but .* \(mine::attention\)") as error:
+        etloom.analyze(run.kernel("gemm", 110, 200, 10).open(tmp_path), "flops")
+    assert "record_shapes" not in str(error.value)
+
+
 def test_without_shapes_the_error_suggests_a_remedy(tmp_path: Path) -> None:
     job = OperatorTraceBuilder().operator("aten::mm", 100, 50).kernel("gemm", 110, 200, 10).open(tmp_path)
     for analysis in ("flops", "roofline", "mfu"):

@@ -28,7 +28,7 @@ from etloom.cli.mcp import tools as mcp_tools
 from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_answer, bound_lines, estimate_tokens
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.preparation import prepare_run
-from etloom.cli.mcp.tools import RunTools
+from etloom.cli.mcp.tools import RunTools, _use_one_unit
 from etloom.cli.mcp.turns import Turns
 from etloom.core import registry
 from etloom.core.errors import EtloomError
@@ -113,8 +113,18 @@ def test_answers_state_figures_units_and_event_ids(tools: RunTools) -> None:
     timeline = tools.timeline(rank=0, start_ns=0, end_ns=4 * 10**18, run="before")
     assert " ns " in timeline
     assert "event id" in timeline
-    assert "cost_ns" in tools.findings(run="before")
+    assert "upper bounds in ns per step" in tools.findings(run="before")
     assert "pattern: " in tools.explain(run="before", number=1)
+
+
+@pytest.mark.parametrize(
+    ("step_gain", "unit", "cost"), [(20, "ns per step", 40), (None, "ns per recording", 400)]
+)
+def test_costs_and_gains_of_findings_have_one_unit(step_gain: int | None, unit: str, cost: int) -> None:
+    columns = {"step_cost_ns": [40], "cost_ns": [400], "pct": [1.0], "step_pct": [1.0]}
+    table, used = _use_one_unit(pl.DataFrame({**columns, "job_gain_ns": [200], "step_gain_ns": [step_gain]}))
+    assert used == unit and table["cost"].to_list() == [cost]
+    assert not [name for name in table.columns if name.endswith("_ns")]
 
 
 def test_the_neighbours_of_a_kernel_are_those_of_its_stream(
@@ -124,7 +134,7 @@ def test_the_neighbours_of_a_kernel_are_those_of_its_stream(
     events = tools.runs.get_job("before")[0].events
     kernels = events.filter(pl.col("cat") == "kernel")
     finding = pl.DataFrame({"pattern": ["kernel"], "rank": [0], "event": [kernels["id"][0]]})
-    monkeypatch.setattr(tools, "_list_findings", lambda run: finding)
+    monkeypatch.setattr(tools, "_list_findings", lambda run: (finding, "ns per step"))
     answer = tools.explain(run="before", number=1)
     neighbours = answer.partition("neighbours on thread")[2].splitlines()[2:]
     assert len(neighbours) == kernels.filter(pl.col("stream") == kernels["stream"][0]).height

@@ -22,7 +22,8 @@ after it), so they do not add up. A rank with several devices is idle when all o
 - title describes the problem, advice the remedy. pattern names the rule, which its module in
   etloom.analyses.findings.patterns describes.
 
-pattern: only this pattern. min_pct: hide findings that cost the job, or the rank, less than this share of the time.
+pattern: only this pattern. min_pct: hide findings that cost the job, or the rank, less than this share of the time, and
+unless it is 0 also those without which the job would not be faster (by less than 0.05 %).
 
 Units: ns, percent.
 """
@@ -49,6 +50,8 @@ from etloom.timeline.activity import explain_missing_times
 
 SCOPE = "job"
 DEFAULT_MIN_PCT = 0.5
+MIN_SHOWN_PCT = 0.05
+"""Smallest known gain of the job, in percent, with which a finding is listed."""
 EMPTY_MESSAGE = (
     f"no finding costs the job or a rank at least --min-pct of its time (default {DEFAULT_MIN_PCT:g} %); checked: all "
     f"{len(registry.list_plugins('patterns'))} patterns, or that of --pattern; --min-pct 0 shows all findings"
@@ -132,6 +135,10 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
         infer_schema_length=None,
     )
     relevant = table.filter((pl.col("pct") >= min_pct) | (pl.col("job_gain_pct") >= min_pct))
+    if min_pct > 0:  # a known gain that would be shown as 0.0 % is not worth a line, whatever a rank loses
+        relevant = relevant.filter(
+            pl.col("job_gain_pct").is_null() | (pl.col("job_gain_pct") >= MIN_SHOWN_PCT)
+        )
     ranked = relevant.sort(
         *("is_artifact", "order", "job_gain_ns", "cost_ns", "rank", "pattern"),
         descending=(False, True, True, True, False, False),

@@ -91,6 +91,21 @@ def _check_costs(trace: Trace, units: pl.DataFrame) -> pl.DataFrame:
     units = units.with_columns(
         lookup_families(units["name"]), known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null()
     )
+    with_shapes = units.filter(pl.col("dims").is_not_null()) if "dims" in units.columns else units.clear()
+    if not units["known"].any() and with_shapes.height:
+        counts = (
+            with_shapes.drop_nulls("name")
+            .group_by("name")
+            .len()
+            .sort("len", "name", descending=(True, False))
+        )
+        names = ", ".join(counts["name"].cast(pl.String).head(3))
+        raise AnalysisError(
+            f"shapes are recorded, but FLOPs and bytes of no operator that ran are known ({names}"
+            f"{', ...' if counts.height > 3 else ''})",
+            where=describe_rank(trace),
+            remedy="docs/flops.md lists the operators with a formula; etloom analyze kernel-families needs no shapes",
+        )
     if not units["known"].any():
         raise AnalysisError(
             "no operator that ran has recorded shapes",

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 _FINDING_COLUMNS = (
     "pattern",
     "title",
-    "job_gain_ns",
-    "step_gain_ns",
+    "job_gain",
     "job_gain_pct",
-    "cost_ns",
-    "step_cost_ns",
+    "cost",
     "rank",
     "ranks",
     "event",
@@ -144,13 +142,10 @@ class RunTools:
     @_answer
     def findings(self, run: str = "", top: int = 8) -> dict[str, Any]:
         """List performance problems, largest job gain (ns) first. Pass the number of a row to the tool explain."""
-        table = (
-            self._list_findings(run).head(max(top, 1)).select(_FINDING_COLUMNS).with_row_index("number", 1)
-        )
+        table, unit = self._list_findings(run)
         return {
-            "note": "cost_ns and job_gain_ns are upper bounds over the recording, step_* per step; event is an id of "
-            "the rank's table events",
-            "findings": table,
+            "note": f"cost and job_gain are upper bounds in {unit}; event is an id of the rank's table events",
+            "findings": table.head(max(top, 1)).select(_FINDING_COLUMNS).with_row_index("number", 1),
         }
 
     @_answer
@@ -158,14 +153,17 @@ class RunTools:
         """Show the evidence of a finding: cost, gain, its operators, and the events around the one that it cites."""
         import polars as pl
 
-        table = self._list_findings(run)
+        table, unit = self._list_findings(run)
         if not 1 <= number <= table.height:
             raise InvalidValue(f"unknown finding {number}", remedy=f"expected 1 to {table.height}")
         row = {name: value for name, value in table.row(number - 1, named=True).items() if value is not None}
         places = json.loads(row.pop("parts", "[]"))
-        parts: dict[str, Any] = {name: f"{name}: {value}" for name, value in row.items()}
+        parts: dict[str, Any] = {"units": f"cost and job_gain in {unit}"}
+        parts |= {name: f"{name}: {value}" for name, value in row.items()}
         if places:
-            parts["places"] = pl.DataFrame(places)
+            total = sum(place["cost_ns"] for place in places) or 1
+            share = 100 * pl.col("cost_ns") / total
+            parts["places"] = pl.DataFrame(places).select("place", "count", cost_pct=share.round(1))
         trace = self.runs.get_job(run)[row["rank"]]
         operators = _list_named_operators(trace, row, [place["place"] for place in places])
         if operators.height:
@@ -265,6 +263,7 @@ class RunTools:
         """
         from etloom.analyses.answers import answer_first_rows
         from etloom.core import registry
+        from etloom.reports.summary import answer_once
 
         if not name:
             return {"analyses": list(map(_describe_analysis, registry.list_plugins("analyses")))}
@@ -275,7 +274,7 @@ class RunTools:
         if chosen:
             return parts | _list_first(_answer_with_options(job, name, chosen), top or _MAX_ROWS)
         if name == "findings":
-            return parts | {"rows": self._list_findings(run).head(_MAX_ROWS)}
+            return parts | {"rows": answer_once(job, "findings").table.head(_MAX_ROWS)}
         return parts | {"rows": answer_first_rows(job, name, _MAX_ROWS, self.runs.turns.give_way)}
 
     @_answer
@@ -328,10 +327,23 @@ class RunTools:
         ]
         return {"columns": columns}
 
-    def _list_findings(self, run: str) -> pl.DataFrame:
+    def _list_findings(self, run: str) -> tuple[pl.DataFrame, str]:
+        """Return the findings with cost and job_gain in one unit, and the unit."""
         from etloom.reports.summary import answer_once
 
-        return answer_once(self.runs.get_job(run), "findings").table
+        return _use_one_unit(answer_once(self.runs.get_job(run), "findings").table)
+
+
+def _use_one_unit(findings: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return findings with the columns cost and job_gain, in ns per step if all are known per step, and their unit."""
+    import polars as pl
+
+    gain = pl.col("job_gain_ns").is_null() | pl.col("step_gain_ns").is_not_null()
+    per_step = bool(findings.select((pl.col("step_cost_ns").is_not_null() & gain).all()).item())
+    cost, job_gain = ("step_cost_ns", "step_gain_ns") if per_step else ("cost_ns", "job_gain_ns")
+    dropped = ("cost_ns", "step_cost_ns", "job_gain_ns", "step_gain_ns", "pct" if per_step else "step_pct")
+    table = findings.with_columns(cost=cost, job_gain=job_gain).drop(dropped)
+    return table, "ns per step" if per_step else "ns per recording"
 
 
 def _predict(
