@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,17 +82,29 @@ def _compute_matches(job: Job) -> MatchedCollectives:
         check_linked(trace, rank)
         tables.append(trace.compute_once(list_participations, rank))
     participations = pl.concat(tables)
-    # If a trace counts from its own zero, the host's clock gives no information.
-    hosts = {
-        rank: trace.meta.get("host") for rank, trace in job.items() if trace.meta.get("clock") == "epoch"
-    }
-    table = estimate_clocks(match_participations(participations), hosts)
+    table = estimate_clocks(match_participations(participations), _identify_clocks(job))
     # Matches inferred from order and time are inferred again with corrected clocks.
     local_times = participations.select("rank", "event", own_start="start", own_end="end")
     matched = match_participations(correct_clocks(participations, table))
     matched = matched.join(local_times, on=("rank", "event"), how="left", maintain_order="left")
     residuals = table.filter(pl.col("verdict").is_in(COMPARABLE)).select("rank", residual="residual_ns")
     return MatchedCollectives(matched.join(residuals, on="rank", how="left", maintain_order="left"), table)
+
+
+def _identify_clocks(job: Job) -> dict[int, str | None]:
+    """Return the host of each rank whose times count from the epoch, and the file of ranks that one file holds.
+
+    If a trace counts from a zero of its own, the host's clock gives no information.
+    """
+    clocks: dict[int, str | None] = {}
+    files = {rank: str(trace.meta.get("files")) for rank, trace in job.items() if trace.meta.get("files")}
+    shared = Counter(files.values())
+    for rank, trace in job.items():
+        if trace.meta.get("clock") == "epoch":
+            clocks[rank] = trace.meta.get("host")
+        elif shared[files.get(rank, "")] > 1:
+            clocks[rank] = files[rank]
+    return clocks
 
 
 def _merge_by_operator(parts: pl.DataFrame) -> pl.DataFrame:

@@ -44,9 +44,8 @@ def align_ends(parts: pl.DataFrame, matched: pl.DataFrame) -> pl.DataFrame:
         parts: Participations of all ranks with ``part`` and ``group``; the result is for matching by order only.
         matched: Columns part and instance of those that match as recorded.
     """
-    collectives = parts.filter(pl.col("collective") != "message").join(
-        matched.select("part", "instance"), on="part", how="left", maintain_order="left"
-    )
+    timed = parts.filter(pl.col("collective") != "message", pl.col("end").is_not_null())
+    collectives = timed.join(matched.select("part", "instance"), on="part", how="left", maintain_order="left")
     shifts: list[tuple[object, ...]] = []
     for (where, group), rows in collectives.group_by("where", "group", maintain_order=True):
         if rows["rank"].n_unique() > (rows["group_size"].min() or math.inf):  # type: ignore[operator]

@@ -191,7 +191,7 @@ def _match_overlapping(rows: pl.DataFrame) -> list[list[int]]:
     """
     waiting: dict[int, list[int]] = defaultdict(list)
     order = rows.sort("start", "event", descending=True)
-    latest, earliest = order["start"].to_list(), order["end"].to_list()
+    latest, earliest = order["start"].to_list(), order["end"].cast(pl.Float64).fill_null(np.inf).to_list()
     for at, (part_rank, source, root, collective) in enumerate(
         order.select("rank", "source", "root", "collective").iter_rows()
     ):

@@ -44,7 +44,7 @@ COLUMNS = {
     "uneven": pl.Boolean,  # an all-to-all whose input and output differ in size on this rank
     "synchronizes": pl.Boolean,  # nobody can end before the others begin; null if unknown, see `_synchronizes`
     "start": pl.Int64,
-    "end": pl.Int64,
+    "end": pl.Int64,  # null if only the start of a library's communication is recorded
 }
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives in which every rank needs data of all others."""
@@ -161,7 +161,7 @@ def _from_library(trace: Trace) -> list[pl.DataFrame]:
         return []
     calls = (
         trace.events.filter(pl.Series(is_call))
-        .drop_nulls(["ts", "dur"])
+        .drop_nulls("ts")
         .select(
             event="id",
             issuer=pl.lit(None, dtype=pl.UInt32),

@@ -644,6 +644,12 @@ DECLARED_STATS = (
         "report the file: kinds of tasks are read wrongly, or the recorder lost some",
     ),
     DeclaredStat(
+        "read.nccl_unknown_device",
+        "data_loss",
+        "calls of a process with several GPUs in communicators that do not state which GPU they are of; left out",
+        "record one process per GPU",
+    ),
+    DeclaredStat(
         "read.nccl_no_start",
         "info",
         "collectives of the NCCL Inspector without a start; they have a duration only",

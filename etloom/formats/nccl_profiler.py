@@ -3,7 +3,8 @@
 A collective (COLL) or message (P2P) is an event of category ``nccl_collective`` and a row of comms: communicator hash,
 sequence number, count and type, and in ``args`` algorithm, protocol and channels. Its time is that of its kernel on
 all channels (KernelCh) if the file has it; else its duration is unknown. Other begin and end pairs are events of the
-categories ``nccl_group``, ``nccl_proxy``, ``nccl_gpu``, ``nccl_net``, ... The rank is that in the communicator.
+categories ``nccl_group``, ``nccl_proxy``, ``nccl_gpu``, ``nccl_net``, ... The rank is that in the communicator. If a
+process drives several GPUs, which are several ranks of a communicator, its file is a Job.
 
 Times are in microseconds since the plugin started. Format: ext-profiler/example/print_event.cc of NCCL, 2.23 to 2.28.
 """
@@ -18,7 +19,7 @@ import polars as pl
 from etloom.core.categories import itemsize
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
-from etloom.core.trace import Trace
+from etloom.core.trace import Job, Trace
 from etloom.formats import kineto
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed
 from etloom.formats.io.json_text import load_json
@@ -35,8 +36,10 @@ def sniff(head: bytes) -> bool:
     return text[:1] == b"[" and b'"ph"' in text and kineto.is_nccl_profile(text)
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> Trace | Job:
     """Read the events of one process; its collectives and point-to-point calls are also rows of comms.
+
+    The result is a Job if the process drives several GPUs.
 
     Raises:
         ReadError: The file has no event of the plugin.
@@ -50,20 +53,75 @@ def read(path: Path) -> Trace:
     stats = [Stat(*row) for row in source.stats.iter_rows() if row[:3] != ("read.no_phase", "data_loss", 1)]
     stats.append(Stat("read.negative_dur", "data_loss", endless, "ends at 0 or before the begin, now null"))
     stats.append(Stat("read.nccl_unfinished", "info", open_count, "begin events without an end"))
-    is_call = pl.col("source_cat").is_in(_CALLS)
-    calls = _add_kernels(pairs.filter(is_call), pairs.filter(pl.col("source_cat") == "GPU"))
-    rows = [_build_row(call) for call in calls.iter_rows(named=True)]
-    tables = build_communication_tables(
-        rows, pairs.filter(~is_call).drop("source_cat", "end_position"), stats
+    calls = _add_kernels(
+        pairs.filter(pl.col("source_cat").is_in(_CALLS)), pairs.filter(pl.col("source_cat") == "GPU")
     )
-    ranks = {row["rank"] for row in rows} - {None}
-    meta = {
-        **source.meta,
-        "formats": ["nccl-profiler"],
-        "files": [str(path)],
-        "rank": ranks.pop() if len(ranks) == 1 else None,
-    }
-    return build_trace(tables, meta, stats)
+    rows = [
+        {**_build_row(call), "end_position": call["end_position"]} for call in calls.iter_rows(named=True)
+    ]
+    others = pairs.filter(~pl.col("source_cat").is_in(_CALLS)).drop("source_cat")
+    meta = {**source.meta, "formats": ["nccl-profiler"], "files": [str(path)]}
+    members = _list_members(rows)
+    if len(members) < 2:
+        ranks = {row["rank"] for row in rows} - {None}
+        rank = ranks.pop() if len(ranks) == 1 else None
+        tables = build_communication_tables(rows, others.drop("end_position"), stats)
+        return build_trace(tables, {**meta, "rank": rank}, stats)
+    return Job(_split_ranks(rows, others, members, meta, stats), {"formats": meta["formats"]})
+
+
+def _list_members(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the ranks of the communicator of which the process has most ranks."""
+    members: dict[str | None, set[int]] = {}
+    for row in rows:
+        if row["rank"] is not None:
+            members.setdefault(row["pg_name"], set()).add(row["rank"])
+    return sorted(max(members.values(), key=len, default=()))
+
+
+def _split_ranks(
+    rows: list[dict[str, Any]],
+    others: pl.DataFrame,
+    members: list[int],
+    meta: dict[str, Any],
+    stats: list[Stat],
+) -> dict[int, Trace]:
+    """Return a Trace per rank of a process with several GPUs.
+
+    Other events belong to the rank of the call around them, else of the next one. A communicator in which the ranks
+    have other numbers does not state which GPU its calls are of: they are left out.
+    """
+    by_name: dict[str | None, set[int | None]] = {}
+    for row in rows:
+        by_name.setdefault(row["pg_name"], set()).add(row["rank"])
+    same = {name for name, ranks in by_name.items() if ranks == set(members)}
+    placed = [row for row in rows if row["pg_name"] in same]
+    stats.append(
+        Stat(
+            "read.nccl_unknown_device",
+            "data_loss",
+            len(rows) - len(placed),
+            "calls of communicators of some of the process's GPUs; which GPU is not stated",
+        )
+    )
+    calls = pl.DataFrame(
+        [{name: row[name] for name in ("position", "end_position", "rank")} for row in placed],
+        schema={"position": others.schema["position"], "end_position": pl.Int64, "rank": pl.Int64},
+    ).sort("position")
+    around = others.select("position").sort("position").join_asof(calls, on="position")
+    after = around.select("position").join_asof(calls, on="position", strategy="forward")["rank"]
+    is_inside = around["position"] < around["end_position"]
+    owner = around.select(
+        "position", owner=pl.when(is_inside).then("rank").otherwise(pl.coalesce(after, "rank"))
+    )
+    owned = others.join(owner, on="position", how="left").drop("end_position")
+    traces = {}
+    for rank in members:
+        own_stats = stats if rank == min(members) else []
+        own_rows = [row for row in placed if row["rank"] == rank]
+        tables = build_communication_tables(own_rows, owned.filter(owner=rank).drop("owner"), own_stats)
+        traces[rank] = build_trace(tables, {**meta, "rank": rank}, own_stats)
+    return traces
 
 
 def find_rank(path: Path) -> int | None:
@@ -146,10 +204,10 @@ def _build_row(call: dict[str, Any]) -> dict[str, Any]:
     size = _get_natural(args, "nRanks") or None
     # The call returns before its kernel starts: its time is not the duration of the transfer.
     start, dur, timing = call["ts"], None, "host"
-    if call["kernel_start"] is not None and call["kernel_end"] is not None:
+    if call["kernel_start"] is not None:
         start, timing = call["kernel_start"], "kernel"
-        dur = call["kernel_end"] - start
-        dur = dur if dur >= 0 else None
+        dur = None if call["kernel_end"] is None else call["kernel_end"] - start
+        dur = dur if dur is not None and dur >= 0 else None
     elements = count_elements(name, count, size)
     width = itemsize(dtype)
     return {
@@ -163,6 +221,7 @@ def _build_row(call: dict[str, Any]) -> dict[str, Any]:
         "seq": _get_natural(args, "SeqNum"),
         "group_size": size,
         "rank": _get_natural(args, "Rank"),
+        "peer": _get_natural(args, "Peer"),
         "dtype": dtype,
         **elements,
         "bytes": None if width is None or elements["in_nelems"] is None else elements["in_nelems"] * width,

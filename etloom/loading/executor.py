@@ -81,7 +81,7 @@ def _join_stages(parts: Sequence[Trace]) -> Sequence[Trace]:
 
 
 def _join_files(contents: Sequence[Trace | Job]) -> Job:
-    """Combine the ranks of all files into one Job; with several files, ranks are renumbered in file order."""
+    """Combine the ranks of all files into one Job; those that several files repeat are numbered in file order."""
     if len(contents) == 1 and isinstance(contents[0], Job):
         return contents[0]
     traces = [
@@ -89,6 +89,9 @@ def _join_files(contents: Sequence[Trace | Job]) -> Job:
         for content in contents
         for trace in (content.values() if isinstance(content, Job) else [content])
     ]
+    ranks = [trace.rank for trace in traces if trace.rank is not None]
+    if len(set(ranks)) == len(traces):
+        return Job(dict(sorted(zip(ranks, traces, strict=True))))
     example = f"{len(traces)} devices of {len(contents)} files, in the order of their names"
     return Job({rank: trace.replace(meta={"rank": rank}) for rank, trace in enumerate(traces)}).with_stats(
         [Stat("job.ranks_numbered", "info", len(traces), example)]
@@ -224,9 +227,9 @@ class _Execution:
         return parts
 
     def _may_hold_ranks(self, job: Job) -> bool:
-        """Return whether a file read as ``job`` may hold several ranks: the plan's only file, or an XLA profile."""
+        """Return whether a file read as ``job`` may hold several ranks: the plan's only file, or one per host."""
         is_only = len(self.plan.ranks) == 1 and all(len(plan.files) == 1 for plan in self.plan.ranks.values())
-        return is_only or job.meta.get("formats") == ["xplane"]
+        return is_only or job.meta.get("formats") in (["xplane"], ["nccl-profiler"])
 
     def _read_captures(self, files: Sequence[Path]) -> tuple[list[Trace], list[Stat]]:
         """Read traces of CUDA graph captures; unreadable files are reported in stats and do not stop loading."""

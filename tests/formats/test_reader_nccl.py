@@ -134,3 +134,64 @@ def test_unexpected_values_end_in_an_answer_or_one_line(tmp_path: Path, key: str
         etloom.read(write_lines(tmp_path, lines[1:]), "nccl-inspector")
     except EtloomError as error:
         assert "\n" not in str(error)
+
+
+def test_a_process_with_several_gpus_is_several_ranks(data: Path) -> None:
+    job = etloom.open(data / "cases/turn3/nccl_plugin_single_process.json", use_cache=False)
+    assert job.ranks == [0, 1]
+    row = etloom.analyze(job, "collectives").row(0, named=True)
+    assert (row["collective"], row["source"], row["destination"], row["recorded"], row["bytes"]) == (
+        "message", 0, 1, 2, 1 << 30
+    )  # fmt: skip
+    assert [row[name] for name in ("duration_ns", "transfer_ns", "algo_gb_per_s", "bus_gb_per_s")] == [
+        None
+    ] * 4
+    bandwidths = etloom.analyze(job, "nccl-bandwidth")
+    assert bandwidths.select("rank", "mean_ns", "bus_gb_per_s").rows() == [(0, None, None), (1, None, None)]
+
+
+def _write_calls(path: Path, calls: list[tuple[int, int, int]]) -> Path:
+    """Write all-reduces of (communicator, rank, sequence number), 1 ms apart, each with a kernel of unknown end."""
+    lines = []
+    for number, (communicator, rank, sequence) in enumerate(calls):
+        start = 1000.0 * (number + 1)
+        common = {"id": number, "pid": 7, "tid": 1}
+        args = {
+            "CommHash": communicator,
+            "Rank": rank,
+            "SeqNum": sequence,
+            "Count": 8,
+            "Datatype": "ncclFloat32",
+        }
+        call, kernel = {"name": "AllReduce", "cat": "COLL"}, {"name": "KernelCh", "cat": "GPU"}
+        lines += [
+            {**call, **common, "ph": "b", "ts": start, "args": args},
+            {**kernel, **common, "ph": "b", "ts": start + 50, "args": {"Channel": 0}},
+            {**kernel, **common, "ph": "e", "ts": 0},
+            {**call, **common, "ph": "e", "ts": start + 10},
+        ]
+    path.write_text("[\n" + "".join(json.dumps(line) + ",\n" for line in lines) + "{}]\n")
+    return path
+
+
+def test_files_of_several_ranks_each_are_one_run(tmp_path: Path) -> None:
+    _write_calls(tmp_path / "host-a.json", [(9, 0, 0), (9, 1, 0)])
+    _write_calls(tmp_path / "host-b.json", [(9, 2, 0), (9, 3, 0)])
+    job = etloom.open(tmp_path, use_cache=False)
+    assert job.ranks == [0, 1, 2, 3]
+    assert [trace.events.height for trace in job.values()] == [2] * 4
+
+
+def test_calls_of_a_communicator_of_some_gpus_have_no_rank(tmp_path: Path) -> None:
+    path = _write_calls(tmp_path / "trace.json", [(9, 0, 0), (9, 1, 0), (9, 2, 0), (5, 0, 0), (5, 1, 0)])
+    job = etloom.read(path)
+    assert isinstance(job, etloom.Job)
+    assert [trace.comms.height for trace in job.values()] == [1] * 3
+    counts = dict(job[0].stats.select("name", "count").iter_rows())
+    assert counts["read.nccl_unknown_device"] == 2
+
+
+def test_a_gpu_of_two_communicators_is_one_rank(tmp_path: Path) -> None:
+    trace = etloom.read(_write_calls(tmp_path / "trace.json", [(9, 3, 0), (5, 0, 0)]))
+    assert isinstance(trace, Trace)
+    assert (trace.rank, trace.comms.height) == (None, 2)

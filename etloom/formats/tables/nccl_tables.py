@@ -75,7 +75,7 @@ def build_communication_tables(
             "group_size",
             "seq",
         ),
-        *("dtype", "in_nelems", "out_nelems", "comms_id", "bytes"),
+        *("dtype", "in_nelems", "out_nelems", "peer", "comms_id", "bytes"),
     )
     schema = {name: pl.String if name in texts else pl.Int64 for name in columns} | {"comms_id": pl.UInt64}
     flat = [
