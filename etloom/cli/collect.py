@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from etloom.cli.error_handling import print_message
 from etloom.collector.options import CollectOptions
 from etloom.core.errors import CollectError
 from etloom.core.urls import clean_url
+
+if TYPE_CHECKING:
+    from etloom.collector import CollectResult
 
 
 class StepCount(click.ParamType[int]):
@@ -226,15 +229,12 @@ def collect(
 
 def _collect(words: Sequence[str], out: Path, recording: CollectOptions, actions: ActionOptions) -> None:
     """Run the command, print what was recorded, and exit with the command's status."""
-    import etloom
-    from etloom.api.recording import collect_failures, describe_recording, get_user_path
-
-    result = etloom.collect(
-        words, out, overwrite=actions.overwrite, on_build=_report_build, **asdict(recording)
-    )
+    result = _record(words, out, recording, actions.overwrite)
     for warning in result.warnings:
         print_message(warning)
     if result.ranks:
+        from etloom.api.recording import collect_failures, describe_recording, get_user_path
+
         last = (result.windows or (result.out,))[-1]
         is_uploaded = clean_url(out) is None or clean_url(result.out) is not None
         where = get_user_path(last, result.out, out) if is_uploaded else last
@@ -248,6 +248,22 @@ def _collect(words: Sequence[str], out: Path, recording: CollectOptions, actions
             for failure in failures:
                 print_message(failure)
     raise click.exceptions.Exit(result.exit_status)
+
+
+def _record(words: Sequence[str], out: Path, recording: CollectOptions, overwrite: bool) -> CollectResult:
+    """Run the command as `etloom.collect` does, whose libraries are loaded when something has been recorded."""
+    if clean_url(out) is not None:
+        import etloom
+
+        return etloom.collect(words, out, overwrite=overwrite, on_build=_report_build, **asdict(recording))
+    from etloom import collector
+
+    result = collector.collect(words, out, recording, overwrite=overwrite, on_build=_report_build)
+    if not result.windows:
+        return result
+    from etloom.api.recording import finish_recording
+
+    return replace(result, warnings=(*finish_recording(result, out), *result.warnings))
 
 
 def _check_exclusive(words: Sequence[str], out: Path | None, actions: ActionOptions) -> None:

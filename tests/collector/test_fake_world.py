@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import polars as pl
@@ -129,3 +132,26 @@ def test_sizes_ranks_and_options_are_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises(CollectError, match=message):
             etloom.collect([sys.executable, "train.py"], tmp_path / "run", **options)
+
+
+@pytest.mark.parametrize("handler", ["SIG_DFL", "lambda *_: sys.exit(0)"])
+def test_sigterm_ends_all_ranks(tmp_path: Path, handler: str) -> None:
+    """Also the ranks that have not started, and of a script that ends well on the signal."""
+    code = (
+        f"import os, signal, sys, time; from signal import SIG_DFL; signal.signal(signal.SIGTERM, {handler})\n"
+        f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    )
+    words = ["collect", "--out", str(tmp_path / "run"), "--fake-world", "8", "--ranks", "0-7"]
+    command = [sys.executable, "-m", "etloom", *words, "--", sys.executable, "-c", code]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text().endswith("\n"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    (pid,) = (tmp_path / "pids").read_text().split()
+    assert process.returncode == 143
+    assert "rank 1 and later ones did not run: SIGTERM" in err
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)

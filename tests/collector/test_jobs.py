@@ -306,6 +306,17 @@ def test_a_command_without_torch(tmp_path: Path) -> None:
     assert "no Python of the command imported torch.optim" in warning and "PYTHONPATH" in warning
 
 
+def test_collect_loads_neither_torch_nor_the_readers_for_a_command_without_torch(
+    tmp_path: Path, native: None
+) -> None:
+    """Torch alone would take 2 s of CPU time."""
+    words = ["-X", "importtime", "-m", "etloom", "collect", "--out", str(tmp_path / "out"), "--", "true"]
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "|" in line}
+    assert result.returncode == 0 and "etloom.collector.launcher.finalization" in loaded
+    assert not loaded & {"torch", "polars", "numpy", "pyarrow", "etloom.api", "etloom.formats"}
+
+
 def test_exit_status_of_a_signal(tmp_path: Path) -> None:
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     assert collect([sys.executable, "-c", kill], tmp_path / "out").exit_status == 143

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .child_process import run_command
 
 _MAX_WORLD_SIZE = 1 << 20
 _DEFAULT_STEPS = "1:2"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RANKS_PER_HOST = 8
 _NATIVE = Path(__file__).resolve().parent.parent / "fake_world" / "native"
 
@@ -65,19 +67,19 @@ def record_fake_ranks(
     recorded: list[int] = []
     messages: list[str] = []
     status = 0
+    received: list[int] = []
     for rank in ranks:
+        if ending := [number for number in received if number in _ENDING]:
+            status = status or 128 + ending[0]
+            messages.append(f"rank {rank} and later ones did not run: {signal.Signals(ending[0]).name}")
+            break
         code, facts = _run_rank(
-            command, Path(folder), rank, {**variables, **_rank_variables(rank, world_size)}
+            command, Path(folder), rank, {**variables, **_rank_variables(rank, world_size)}, received
         )
         status = status or code
-        if facts is None:
-            loss = (
-                f"nothing recorded: it ended with status {code} before step {recording.last} of its optimizer"
-            )
-            messages.append(f"rank {rank}: {loss}")
-        else:
-            recorded.append(rank)
-            messages.append(f"rank {rank} of {world_size}: {_describe_facts(facts)}")
+        recorded += [rank] if facts is not None else []
+        name = f"rank {rank}" if facts is None else f"rank {rank} of {world_size}"
+        messages.append(f"{name}: {_describe_result(facts, code, recording.last)}")
     return Path(folder), status, tuple(recorded), (Path(folder),), tuple(messages)
 
 
@@ -95,7 +97,7 @@ def _build_device() -> Path:
 
 
 def _run_rank(
-    command: Sequence[str], folder: Path, rank: int, environment: Mapping[str, str]
+    command: Sequence[str], folder: Path, rank: int, environment: Mapping[str, str], received: list[int]
 ) -> tuple[int, dict[str, Any] | None]:
     """Run the command as one rank; return its exit status and facts about its recording (None without a recording)."""
     from etloom.core.errors import CollectError
@@ -103,7 +105,7 @@ def _run_rank(
     facts_file = folder / FACTS_NAME.format(rank=rank)
     facts_file.unlink(missing_ok=True)
     try:
-        code = run_command(command, environment)
+        code = run_command(command, environment, received=received)
     except OSError as error:
         raise CollectError(f"cannot run: {error.strerror}", where=command[0]) from error
     try:
@@ -112,7 +114,9 @@ def _run_rank(
         return code, None
 
 
-def _describe_facts(facts: Mapping[str, Any]) -> str:
+def _describe_result(facts: Mapping[str, Any] | None, code: int, last: int | None) -> str:
+    if facts is None:
+        return f"nothing recorded: it ended with status {code} before step {last} of its optimizer"
     steps = ", ".join(map(str, facts["steps"]))
     memory = facts["peak_memory_bytes"] / 1e9
     return f"{facts['operators']:,} operators in step {steps}, peak memory {memory:,.2f} GB"

@@ -8,9 +8,11 @@ next to it and repeated for some minutes, so that a job waits for it once and no
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,6 +29,12 @@ _SOURCES = Path(__file__).resolve().parent / "native"
 _TRIAL = Path(__file__).resolve().parent / "library_trial.py"
 _TIMEOUT_S, _TRIAL_TIMEOUT_S = 900, 120
 _MAX_MESSAGE_LENGTH = 300
+_FLAGS = (
+    *("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra"),
+    "-DNDEBUG",  # without it the header declares a member that torch's own build does not have
+    # Without it every function of the library can be replaced by another library, so none is inlined.
+    "-fno-semantic-interposition",
+)
 _MAX_FAILURE_AGE_S = 600
 
 
@@ -114,14 +122,29 @@ def _compiler_words() -> list[str]:
 
 
 def _library_path(sources: Path = _SOURCES, name: str = "observer") -> Path:
-    import torch
-
+    """Return the path of a library for the installed torch, which is not imported. Raises ImportError without torch."""
     if sys.platform not in ("linux", "darwin"):
         raise BuildError(f"the native observer does not support {sys.platform}")
-    digest = hashlib.sha256("\0".join([torch.__version__, platform.machine(), *_compiler_flags()]).encode())
+    torch = _find_torch()
+    try:
+        version = (torch / "version.py").read_text(encoding="utf-8")
+        library = next((torch / "lib").glob("libtorch_python.*"), torch / "version.py").stat()
+    except OSError as error:
+        raise BuildError(f"{error.filename}: {error.strerror}") from None
+    number = re.search(r"^__version__ = ['\"]([\w.+-]+)['\"]", version, re.MULTILINE)
+    facts = (version, str(torch), f"{library.st_size} {library.st_mtime_ns}", platform.machine(), *_FLAGS)
+    digest = hashlib.sha256("\0".join(facts).encode())
     for source in sorted(sources.glob("*.*pp") if sources != _SOURCES else sources.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return _cache_folder() / f"{name}-{torch.__version__}-{digest.hexdigest()[:16]}.so"
+    return _cache_folder() / f"{name}-{number[1] if number else 'torch'}-{digest.hexdigest()[:16]}.so"
+
+
+def _find_torch() -> Path:
+    """Return the folder of torch without importing it. Raises ImportError."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ImportError("torch is not installed")
+    return Path(spec.origin).parent
 
 
 def _cache_folder() -> Path:
@@ -136,11 +159,7 @@ def _compiler_flags() -> list[str]:
     import torch
 
     libraries = Path(torch.__file__).parent / "lib"
-    # -DNDEBUG: without it the header declares a member that torch's own build does not have.
-    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-DNDEBUG"]
-    # Without it every function of the library can be replaced by another library, so none is inlined.
-    flags.append("-fno-semantic-interposition")
-    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    flags = [*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     if torch.distributed.is_available():
         flags += ["-DUSE_DISTRIBUTED", "-DUSE_C10D"]
         flags += ["-DUSE_C10D_GLOO"] if torch.distributed.is_gloo_available() else []
