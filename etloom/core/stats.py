@@ -24,8 +24,10 @@ _SEE_EXAMPLE = "see the example: record again when its cause is removed"
 _REWRITE = "the writer of the file has a defect; the rest of the file is used"
 _TRUNCATED = "the recording was killed or the disk was full: record again, or use what is there"
 
-RECORDER_STATEMENTS = frozenset({"read.nsys_problem", "read.profiler_problem", "read.xplane_problem"})
-"""Stats in which recorders state their own losses: reasons for missing GPU activity."""
+RECORDER_STATEMENTS = frozenset(
+    {"read.nsys_problem", "read.profiler_problem", "read.xplane_problem", "read.xla_copy"}
+)
+"""Stats that state what a recorder lost or left out: reasons for missing GPU activity."""
 
 DECLARED_STATS = (
     # Runs and folders
@@ -409,7 +411,18 @@ DECLARED_STATS = (
     DeclaredStat(
         "read.invalid_event", "data_loss", "entries that are not valid JSON objects; skipped", _REWRITE
     ),
-    DeclaredStat("read.no_phase", "data_loss", "events without a phase (ph); skipped", _REWRITE),
+    DeclaredStat(
+        "read.no_phase",
+        "data_loss",
+        "events without a phase (ph); skipped. A single empty entry, with which TSL and NCCL end a list, is no loss",
+        _REWRITE,
+    ),
+    DeclaredStat(
+        "read.xla_copy",
+        "data_loss",
+        "device events of the JSON file that XLA's profiler (JAX, TensorFlow) writes next to its .xplane.pb",
+        "open the .xplane.pb, which holds all of the profile",
+    ),
     DeclaredStat(
         "read.no_time", "data_loss", "entries without a valid time; skipped or without time", _REWRITE
     ),

@@ -36,6 +36,7 @@ _PARQUET_MAGIC = b"PAR1"
 _ESCAPE = re.compile(rb"\\(?:u00([2-7][0-9a-fA-F])|(/))")
 """Escapes of letters in JSON: the keys of a format may be written with them."""
 _HTML = (b"<!doctype html", b"<html")
+_ROCPROF_COLUMNS = {b"Kind", b"Correlation_Id", b"Start_Timestamp", b"End_Timestamp"}
 _SAMPLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _COMMON_FORMATS = ("kineto", "execution-trace")
 FOLDER_FORMATS = ("parquet", "nsys")
@@ -188,6 +189,11 @@ def _explain_unknown(path: Path) -> str:
 def _suggest_remedy(path: Path) -> str:
     if path.is_dir():
         return "open it as a run (etloom.open), or specify one file in it"
+    if set(re.findall(rb"\w+", _read_head(path).partition(b"\n")[0])) >= _ROCPROF_COLUMNS:
+        return (
+            "rocprofv3 wrote it: open it in a spreadsheet, or read the .db of the same run with rocpd summary; for "
+            "etloom, record with torch.profiler or etloom collect"
+        )
     if path.stat().st_size and path.name.lower().removesuffix(".gz").endswith(_SAMPLE_SUFFIXES):
         return (
             "for samples, name the column with their time: etloom convert FILE OUT.parquet --time-column NAME"

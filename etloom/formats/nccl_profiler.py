@@ -49,8 +49,7 @@ def read(path: Path) -> Trace | Job:
     pairs, open_count, endless = _pair_events(source.events)
     if pairs.is_empty():
         raise ReadError("contains no complete event (begin and end) of NCCL's profiler plugin", where=path)
-    # The writer ends the list with an empty object.
-    stats = [Stat(*row) for row in source.stats.iter_rows() if row[:3] != ("read.no_phase", "data_loss", 1)]
+    stats = [Stat(*row) for row in source.stats.iter_rows()]
     stats.append(Stat("read.negative_dur", "data_loss", endless, "ends at 0 or before the begin, now null"))
     stats.append(Stat("read.nccl_unfinished", "info", open_count, "begin events without an end"))
     calls = _add_kernels(

@@ -249,3 +249,20 @@ def test_an_operation_that_contains_another_one_is_a_region(
     ]
     marked = trace.events.filter(pl.col("cat").cast(pl.String) == "xla_region")
     assert sorted((ts - EPOCH, dur) for ts, dur in marked.select("ts", "dur").iter_rows()) == sorted(regions)
+
+
+def test_registers_out_of_uninitialised_memory_are_unknown_and_no_loss(tmp_path: Path) -> None:
+    """XLA on ROCm states such numbers."""
+    space = XSpace()
+    gpu = PlaneBuilder(space, "/device:GPU:0")
+    for start, registers in ((0, 2191500840), (10, 32)):
+        gpu.add(
+            "Stream #1(Compute)",
+            "fusion",
+            start,
+            5,
+            kernel_details=f"regs:{registers} grid:2,1,1 block:64,1,1",
+        )
+    trace = open_ranks(write_space(space, tmp_path))[0]
+    assert trace.kernels["registers"].to_list() == [None, 32]
+    assert "read.out_of_range" not in counts(trace)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import json
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +15,8 @@ import pytest
 import zstandard
 
 import etloom
-from etloom import cli
+from etloom import cli, formats
+from etloom.analyses.run_info import list_devices
 from etloom.core import registry
 from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES
@@ -133,3 +137,34 @@ def test_a_page_is_offered_to_readers_of_other_packages_only(
     page.write_bytes(b"<!doctype html><html>")
     assert detect_format(page) is None
     assert not imported
+
+
+def test_files_of_rocm_profilers_name_the_tool_that_reads_them(tmp_path: Path) -> None:
+    csv = tmp_path / "7_kernel_trace.csv"
+    csv.write_text('"Kind","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"\n"K","k",1,2,3\n')
+    databases = {"a.db": ["rocpd_metadata_1", "rocpd_kernel_dispatch_1"], "b.rpd": ["rocpd_op", "rocpd_api"]}
+    for name, tables in databases.items():
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as database:
+            for table in tables:
+                database.execute(f"create table {table} (id int)")
+    for name, tool in ((csv.name, "rocprofv3"), ("a.db", "rocpd summary"), ("b.rpd", "rpd2tracing.py")):
+        with pytest.raises(ReadError, match=tool):
+            formats.read(tmp_path / name)
+
+
+def test_the_json_of_xla_names_its_profile(tmp_path: Path) -> None:
+    path = tmp_path / "host.trace.json"
+    device = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}
+    fusion = {"ph": "X", "pid": 1, "tid": 13, "ts": 100, "dur": 50, "name": "loop_add_fusion"}
+    path.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": [device, fusion, {}]}))
+    (tmp_path / "host.xplane.pb").touch()
+    trace = formats.read(path)
+    assert isinstance(trace, Trace)
+    rows = {name: (severity, text) for name, severity, _, text in trace.stats.iter_rows()}
+    assert "host.xplane.pb" in rows["read.xla_copy"][1]
+    assert "host.xplane.pb" in list_devices(trace)[0]
+    assert rows["read.no_phase"][0] == "info"  # the empty entry at the end
+    path.write_text(json.dumps({"traceEvents": [fusion, {"name": "x", "ts": 1}]}))
+    unnamed = formats.read(path)
+    assert isinstance(unnamed, Trace)
+    assert dict(unnamed.stats.select("name", "severity").iter_rows())["read.no_phase"] == "data_loss"

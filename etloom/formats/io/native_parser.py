@@ -66,6 +66,8 @@ _MEANING = {
     "metadata_events": ("info", "metadata events (names of processes and threads): "),
 }
 
+_EMPTY_ENTRY = ("info", "skipped: an empty entry, with which TSL and NCCL end a list")
+
 
 @dataclass(frozen=True)
 class ParsedFile:
@@ -120,7 +122,7 @@ def collect_result(parser: Any, path: Path, stats: list[Stat]) -> ParsedFile:
             )
         )
     for name, (count, example) in sorted(summary["troubles"].items()):
-        severity, meaning = _MEANING[name]
+        severity, meaning = _EMPTY_ENTRY if (name, count, example) == ("no_phase", 1, b"") else _MEANING[name]
         stats.append(Stat(f"read.{name}", severity, count, (meaning + _to_line(example)).rstrip(" :")))
     return ParsedFile(take_frames(parser), header, stats, summary["rows"])
 

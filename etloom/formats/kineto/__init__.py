@@ -51,6 +51,9 @@ _NUMBER = r': ?"?(0x[0-9a-fA-F]{1,16}|\d{1,18})\b'
 _QUEUES = (r'"(?:sycl )?queue(?:[ _]id)?"' + _NUMBER, '"l0 queue"' + _NUMBER)
 """The queue of an activity, in its other arguments."""
 
+_XLA_DEVICE = r"^/device:(?:GPU|TPU):\d"
+"""The name of the process of a device in the JSON files of XLA's profiler."""
+
 _LONGEST_RECORDING = 10**17
 """Three years: times that follow the first one by more are not of one recording."""
 
@@ -91,12 +94,23 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
     """
     path = Path(source)
     trace = to_trace(parse_file(_native.kineto_parser(), path, progress), path)
+    trace = trace.with_stats([_find_profile_of_copy(trace, path)])
     if not (trace.threads["name"].cast(pl.String).str.strip_chars() == ascend.HARDWARE).any():
         return trace
     if trace.events.is_empty():
         with ascend.unquote_times(path) as plain:
             trace = to_trace(parse_file(_native.kineto_parser(), plain, None), path)
     return ascend.categorize(trace)
+
+
+def _find_profile_of_copy(trace: Trace, path: Path) -> Stat:
+    """Return the stat that names the .xplane.pb of a JSON file that XLA's profiler wrote: it has no categories."""
+    devices = trace.threads.filter(pl.col("name").cast(pl.String).str.contains(_XLA_DEVICE))["pid"]
+    count = trace.events.filter(pl.col("pid").is_in(devices.implode()), pl.col("cat").is_null()).height
+    profile = path.with_name(path.name.partition(".trace.json")[0] + ".xplane.pb")
+    source = str(profile) if profile.is_file() else "the .xplane.pb that the profiler writes next to it"
+    example = f"XLA's copy of a profile, without launches and kinds of device activity: open {source}"
+    return Stat("read.xla_copy", "data_loss", count, example)
 
 
 def is_merged(path: Path) -> bool:

@@ -127,11 +127,25 @@ def _export_report(report: Path, named: Path, timeout: float) -> Iterator[Path]:
         yield out
 
 
+def _name_tool_for(tables: set[str]) -> str:
+    """Return what to do with a database that is not Nsight's, by its tables."""
+    if {"rocpd_op", "rocpd_api"} <= tables:
+        return "rpd (rocmProfileData) wrote it: convert it with rpd2tracing.py FILE OUT.json, and open that"
+    if any(table.startswith("rocpd_") for table in tables):
+        return (
+            "rocprofv3 wrote it: rocpd summary -i FILE (or rocpd convert) of ROCm reads it; for etloom, record "
+            "with torch.profiler or etloom collect"
+        )
+    return "export with nsys export"
+
+
 def _read(source: ExportFile, path: Path, all_processes: bool) -> Trace | Job:
     if not any(
         name == "StringIds" or name.startswith(CUPTI) or name == "NVTX_EVENTS" for name in source.tables
     ):
-        raise ReadError("has no table of an Nsight export", where=path, remedy="export with nsys export")
+        raise ReadError(
+            "has no table of an Nsight export", where=path, remedy=_name_tool_for(set(source.tables))
+        )
     header = about.read_meta(source)
     header["files"] = [str(path)]
     base = header["base_ns"]

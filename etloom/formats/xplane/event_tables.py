@@ -20,6 +20,8 @@ from etloom.formats.xplane.planes import Plane
 
 HOST_PID = 701
 """Process number of the host, as xprof's trace viewer has it; the process number of a device is the device's number."""
+_MAX_REGISTERS = 1 << 16
+"""No thread has more; XLA writes numbers out of uninitialised memory on ROCm."""
 _DEVICE_PLANE = re.compile(r"^/device:(GPU|TPU):(\d{1,6})(?:\D|$)")
 _HOST_PLANE = "/host:"
 _STREAM_LINE = r"^Stream #"
@@ -295,7 +297,7 @@ class _PlaneTables:
         )
         return work.select(
             "position",
-            registers=number("regs"),
+            registers=pl.when(number("regs") <= _MAX_REGISTERS).then(number("regs")),
             shared_mem=pl.coalesce(shared, number("group_mem")),
             occupancy=pl.when(occupancy > 0).then(occupancy),  # ROCm writes 0
             bytes=copied,
