@@ -22,7 +22,7 @@ from etloom.core.nesting import find_innermost
 from etloom.core.schema import TABLES, Stat
 from etloom.core.steps import NUMBERED_STEP_PATTERN
 from etloom.core.trace import Trace
-from etloom.linker.launches_without_ids import find_by_arrows, find_by_order, find_operators_of_thread
+from etloom.linker.launches_without_ids import find_by_arrows, find_by_order, find_thread_operators
 from etloom.linker.placement import format_example, get_ids
 
 _FACT_COLUMNS = [name for name in TABLES["comms"].schema if name not in ("id", "node", "event")]
@@ -52,7 +52,7 @@ def join_launches(trace: Trace) -> Trace:
         }
     )
     missing = work[(call < 0) & (around < 0)]
-    alone = call[(call >= 0) & (around < 0)]
+    unscoped = call[(call >= 0) & (around < 0)]
     several = np.flatnonzero(np.bincount(call[call >= 0]) > 1)
     graphs = several[arrays.match_text(events["name"][several], categories.GRAPH_LAUNCH)]
     idle = find_launches_without_work(events, call)
@@ -71,7 +71,7 @@ def join_launches(trace: Trace) -> Trace:
             ),
             Stat("link.activity_after_recording", "info", late.size, format_example(events, late)),
             Stat("link.launches_without_activity", "info", other.size, format_example(events, other)),
-            Stat("link.launch_without_operator", "info", alone.size, format_example(events, alone)),
+            Stat("link.launch_without_operator", "info", unscoped.size, format_example(events, unscoped)),
             Stat("link.graph_launches", "info", graphs.size, format_example(events, graphs)),
             Stat(
                 "link.repeated_correlations",
@@ -110,7 +110,7 @@ def _find_operators(
     if (around < 0).any():
         around = np.where(around >= 0, around, _find_operators_by_id(events, work, call))
         around = np.where(around >= 0, around, arrow_operator)
-        around = np.where(around >= 0, around, find_operators_of_thread(events, call))
+        around = np.where(around >= 0, around, find_thread_operators(events, call))
     return call, around, stats
 
 
@@ -170,8 +170,8 @@ def find_calls(
     if repeated:
         ids = {"process": process, "correlation": numbers, "external_id": external}
         table = pl.DataFrame({**ids, "row": np.arange(events.height)}).with_columns(events["ts"])
-        wanted = table[rows].drop("row").with_columns(at=pl.int_range(pl.len()))
-        ambiguous = wanted.filter(pl.Series(call < 0), pl.col("correlation") > 0)
+        unmatched = table[rows].drop("row").with_columns(at=pl.int_range(pl.len()))
+        ambiguous = unmatched.filter(pl.Series(call < 0), pl.col("correlation") > 0)
         for pairs in _join_repeated(ambiguous, table[hosts]):
             call[pairs["at"].to_numpy()] = pairs["row"].to_numpy()
     unnumbered = np.flatnonzero((call < 0) & (external[rows] > 0))
@@ -214,7 +214,7 @@ def _group_by_process(
     return [(np.flatnonzero(calls == number), np.flatnonzero(rows == number)) for number in np.unique(calls)]
 
 
-def _join_repeated(wanted: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def _join_repeated(unmatched: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """Yield pairs (at, row) of device events and calls that share a repeated correlation; later pairs prevail.
 
     By time these are the first call after the device event, then the last one before it; last the only call with its
@@ -223,12 +223,12 @@ def _join_repeated(wanted: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.Dat
     keys = ["process", "correlation", "external_id"]
     for strategy in _SEARCH_ORDER:
         yield (
-            wanted.sort("ts")
+            unmatched.sort("ts")
             .join_asof(calls.sort("ts"), on="ts", by=keys[:2], strategy=strategy, check_sortedness=False)
             .drop_nulls("row")
         )
     named = calls.filter(pl.col("external_id") > 0).unique(keys, keep="none")
-    yield wanted.join(named, on=keys, how="inner")
+    yield unmatched.join(named, on=keys, how="inner")
 
 
 def encode_processes(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:

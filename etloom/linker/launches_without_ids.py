@@ -117,7 +117,7 @@ def find_by_order(events: pl.DataFrame, work: np.ndarray) -> np.ndarray:
     return matches
 
 
-def find_operators_of_thread(events: pl.DataFrame, calls: np.ndarray) -> np.ndarray:
+def find_thread_operators(events: pl.DataFrame, calls: np.ndarray) -> np.ndarray:
     """Return the row of the innermost operator around each call in another process, if its own has no operators.
 
     Ascend's recorder gives the runtime a process of its own, with the numbers of the threads that called it.

@@ -94,7 +94,7 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
     """
     path = Path(source)
     trace = to_trace(parse_file(_native.kineto_parser(), path, progress), path)
-    trace = trace.with_stats([_find_profile_of_copy(trace, path)])
+    trace = trace.with_stats([_name_xla_profile(trace, path)])
     if not (trace.threads["name"].cast(pl.String).str.strip_chars() == ascend.HARDWARE).any():
         return trace
     if trace.events.is_empty():
@@ -103,7 +103,7 @@ def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Tr
     return ascend.categorize(trace)
 
 
-def _find_profile_of_copy(trace: Trace, path: Path) -> Stat:
+def _name_xla_profile(trace: Trace, path: Path) -> Stat:
     """Return the stat that names the .xplane.pb of a JSON file that XLA's profiler wrote: it has no categories."""
     devices = trace.threads.filter(pl.col("name").cast(pl.String).str.contains(_XLA_DEVICE))["pid"]
     count = trace.events.filter(pl.col("pid").is_in(devices.implode()), pl.col("cat").is_null()).height
