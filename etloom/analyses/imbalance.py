@@ -1,6 +1,10 @@
-"""Load imbalance across ranks: each part of the time breakdown, compared over all ranks.
+"""Load imbalance across ranks: each part of the time breakdown, compared over ranks of one kind.
 
 One row per part of temporal-breakdown: its minimum, median and maximum over the ranks, and the ranks with these values.
+Ranks with different roles (stages of a pipeline, experts) take different times. A kind is the ranks that run the same
+program; of 17 or more ranks, those whose times outside of communication differ from those of other quarters are a kind
+of their own. Each kind of two or more ranks has rows of its own, numbered in order of the first rank. kind is null if
+all ranks are of one kind, or none has peers: then all ranks are compared.
 imbalance_pct is 100 (max / mean - 1): the possible speedup if the part were evenly distributed and the slowest rank
 determined the time.
 
@@ -15,12 +19,14 @@ import polars as pl
 
 from etloom.analyses import temporal_breakdown
 from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers.rank_kinds import KINDS
 from etloom.core.errors import AnalysisError
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job, concat_ranks
 
 SCOPE = "job"
 COLUMNS = {
+    "kind": pl.Int64,
     "part": pl.String,
     "ranks": pl.Int64,
     "min_ns": pl.Int64,
@@ -51,10 +57,14 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
             else f"exclude rank {minority[0]} with --rank",
         )
     parts = [name for name in temporal_breakdown.COLUMNS if name.endswith("_ns") and name != "start_ns"]
-    times = rows.unpivot(parts, index="rank", variable_name="part", value_name="time")
+    kinds = KINDS.read(job)
+    if kinds["kind"].n_unique() > 1:  # ranks without peers are compared with nobody
+        kinds = kinds.drop_nulls("kind")
+    rows = rows.join(kinds, on="rank", how="inner", maintain_order="left")
+    times = rows.unpivot(parts, index=["rank", "kind"], variable_name="part", value_name="time")
     table = (
         times.with_columns(pl.col("part").str.strip_suffix("_ns"))
-        .group_by("part", maintain_order=True)
+        .group_by("kind", "part", maintain_order=True)
         .agg(
             pl.len().alias("ranks"),
             pl.col("time").min().alias("min_ns"),
@@ -65,6 +75,7 @@ def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
             pl.col("rank").get(pl.col("time").arg_max()).alias("max_rank"),
         )
     )
+    table = table.sort("kind", maintain_order=True)
     imbalance = 100.0 * (pl.col("max_ns") / pl.col("mean_ns") - 1)
     return conform_columns(
         table.with_columns(pl.when(pl.col("mean_ns") > 0).then(imbalance).alias("imbalance_pct")), COLUMNS

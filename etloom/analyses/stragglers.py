@@ -1,5 +1,7 @@
 """Stragglers: which ranks delay others at communications, for how long, and why; one row per rank.
 
+The rank with the largest delay of its own (not inherited) comes first.
+
 The last rank to arrive at a communication, while another waits for it, delays it by delay_ns: from the arrival of the
 second-last rank to its own. The activities of the two since each left the previous communication of the same group are
 compared, which splits the delay completely:
@@ -8,7 +10,8 @@ compared, which splits the delay completely:
 - other_work_ns: it spent longer on other work: communication of groups with other members, memcpys.
 - late_launch_ns: its device was idle for longer because the host launched late. (For gloo, on the host: it was outside
   of operators for longer, which is Python, input data, or a blocked thread.)
-- inherited_delay_ns: it left the previous communication later, or that was not recorded.
+- inherited_delay_ns: it left the previous communication later; or that was not recorded, so that the cause is unknown:
+  the delay at the first recorded communication of a group is never the rank's own.
 
 A part can be negative: the rank made up for some of the others.
 
@@ -73,6 +76,7 @@ def analyze(job: Job) -> pl.DataFrame:
         pl.col("start").get(worst).alias("worst_start_ns"),
         pl.col("own_start").get(worst).alias("own_start"),
     )
+    caused_delay = pl.col("delay_ns") - pl.col("inherited_delay_ns").clip(0)
     table = (
         parts.group_by("rank", maintain_order=True)
         .agg(pl.len().alias("communications"), pl.col("wait").sum().alias("waited_ns"))
@@ -80,7 +84,7 @@ def analyze(job: Job) -> pl.DataFrame:
         .join(_compare_links(parts), on="rank", how="left")
         .with_columns(pl.col("last", "late_confirmed", "delay_ns", *CAUSES).fill_null(0))
         .with_columns(pct=100.0 * pl.col("delay_ns") / span, cause=largest_cause("slow_link_ns"))
-        .sort("delay_ns", "rank", descending=(True, False))
+        .sort(caused_delay, "delay_ns", "rank", descending=(True, True, False))
     )
     marks = [_find_step(job, rank, at) for rank, at in table.select("rank", "own_start").iter_rows()]
     return conform_columns(table.with_columns(worst_step=pl.Series(marks, dtype=pl.Int64)), COLUMNS)

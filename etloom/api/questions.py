@@ -190,7 +190,7 @@ def diff(before: Run, after: Run) -> Difference:
 
     Returns:
         The difference: ``.verdict`` says whether the second run is slower beyond noise, ``.table(by)`` what changed
-        by "category", "operator", "kernel", "collective" or "step".
+        by "category", "operator", "kernel", "collective", "rank" or "step".
 
     Example:
         >>> difference = etloom.diff("run/", "run/")

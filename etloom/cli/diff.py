@@ -12,7 +12,7 @@ from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format
 from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
 
-_ROWS = ["category", "family", "operator", "kernel", "collective", "step"]
+_ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step"]
 
 
 @command(
@@ -42,9 +42,9 @@ def diff(
     """Show whether a run is slower than another beyond noise, and which parts account for the difference.
 
     Figures are per step, averaged over ranks. With --by step, before and after are medians over the steps (as shown by
-    etloom report next to its mean), and change is the estimate over all pairs of steps. Operator times are exclusive:
-    without the operators they call. share is the part of the table's total change, so it sums to 100 %; it is omitted
-    if the change is within noise or changes cancel. The interval is Hodges and Lehmann's, over steps.
+    etloom report next to its mean), and change is the estimate over all pairs of steps. Times of ranks are those
+    outside of communication, of operators exclusive. share is the part of the table's total change, so it sums to
+    100 %, and omitted if the change is within noise or changes cancel. The interval is Hodges and Lehmann's.
 
     Examples:
 

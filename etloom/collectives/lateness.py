@@ -55,6 +55,7 @@ def largest_cause(*others: str) -> pl.Expr:
     """
     names = (*CAUSES, *others)
     words = {at: name.removesuffix("_ns").replace("_", " ") for at, name in enumerate(names)}
+    words[CAUSES.index("inherited_delay_ns")] = "inherited or unknown"
     delays = pl.when(pl.col("delay_ns") > 0).then(pl.col(*CAUSES)).otherwise(0)
     parts = pl.concat_list(delays, pl.col(*others).fill_null(0)) if others else pl.concat_list(delays)
     named = parts.list.arg_max().replace_strict(words, return_dtype=pl.String)

@@ -24,6 +24,7 @@ from etloom.comparison.difference_tables import (
     UNATTRIBUTED,
     common_operator_shares,
     describe_largest_changes,
+    find_changed_ranks,
     format_signed_time,
     join_sides,
     sum_run,
@@ -33,6 +34,7 @@ from etloom.comparison.run_tables import BASES, STEPS, has_steps
 from etloom.comparison.shift_estimate import Shift as Shift
 from etloom.comparison.shift_estimate import estimate_shift as shift
 from etloom.core.errors import UnknownName
+from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 
 RUN_TABLES = (STEPS, BASES, UNATTRIBUTED, ESTIMATES, *VALUES.values(), *SUMS.values())
@@ -170,6 +172,8 @@ class Difference:
                 lines.append(f"{best_case}: suspect other work on the machine, or occasional slow steps")
             elif clear and not self.step_time.is_clear:
                 lines.append(f"{best_case}: the noise of the step times hides it")
+        if ranks_line := self._describe_ranks():
+            lines.append(ranks_line)
         if len(self.before) != len(self.after):
             ranks = f"ranks: {len(self.before)} before, {len(self.after)} after"
             lines.append(f"{ranks}; figures are means over ranks")
@@ -193,6 +197,22 @@ class Difference:
             )
         return lines
 
+    def _describe_ranks(self) -> str | None:
+        """Name the ranks that changed unlike the others, outside of communication; None if no rank did."""
+        if "mixed" in self._bases or min(len(self.before), len(self.after)) < 2:
+            return None
+        changes = find_changed_ranks(self.table("rank"))
+        if changes is None:
+            return None
+        rows, usual = changes
+        first = rows.row(0, named=True)
+        unit = "step" if self.stepped else "run"
+        more = f" ({format_ranks(rows['rank'])} differ)" if rows.height > 1 else ""
+        return (
+            f"rank {first['rank']} changed by {format_signed_time(first['change_ns'])} per {unit} outside of "
+            f"communication, the usual rank by {format_signed_time(usual)}{more}; see --by rank"
+        )
+
     def _describe_device_tails(self) -> str | None:
         """Describe the GPU time after the last step annotation of each run, which step times do not include.
 
@@ -213,7 +233,7 @@ class Difference:
         """Return a table of the changes grouped by category, operator, kernel, ... (`BY`), largest change first.
 
         Args:
-            by: category, family, operator, kernel, collective or step.
+            by: category, family, operator, kernel, collective, rank or step.
             top: maximum number of rows.
 
         Raises:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from etloom.analyses import kernel_families, temporal_breakdown
@@ -25,7 +26,9 @@ from etloom.timeline.activity import (
     to_intervals,
 )
 
-BY = ("category", "family", "operator", "kernel", "collective", "step")
+BY = ("category", "family", "operator", "kernel", "collective", "rank", "step")
+MIN_RANK_CHANGE, OUTLIER = 0.02, 5.0
+"""By how much a rank must change unlike the usual one: share of its time, and standard deviations of the ranks."""
 NEGLIGIBLE = 0.001
 """Share of a total below which percentages are not meaningful."""
 MIN_NET_SHARE = 0.2
@@ -49,6 +52,7 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "wait_ns": pl.Float64,
         "transfer_ns": pl.Float64,
     },
+    "rank": {"rank": pl.Int64, "ns": pl.Float64},
 }
 
 
@@ -118,6 +122,39 @@ def by_collective(job: Job, stepped: bool) -> pl.DataFrame:
     per_step = pl.col("count", *sums).cast(pl.Float64) / pl.col("number")
     means = by_rank.group_by(keys, maintain_order=True).agg(per_step.sum() / len(job))
     return means.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+
+
+def by_rank(job: Job, stepped: bool) -> pl.DataFrame:
+    """Return rank and the mean time of its step outside of exposed communication, in which it may wait for others."""
+    outside = pl.col("span_ns") - pl.col("exposed_communication_ns")
+    tables = {rank: temporal_breakdown.analyze(trace) for rank, trace in job.items()}
+    means = [
+        (rank, table.filter(pl.col("step").is_not_null() == stepped).select(outside.mean()).item())
+        for rank, table in tables.items()
+    ]
+    return pl.DataFrame(means, schema=_SCHEMAS["rank"], orient="row")
+
+
+def find_changed_ranks(table: pl.DataFrame) -> tuple[pl.DataFrame, float] | None:
+    """Return the rows of ranks that changed unlike the usual rank, the largest change first, and the usual change, ns.
+
+    A rank differs if its change exceeds the usual one by `MIN_RANK_CHANGE` of its time, and by `OUTLIER` standard
+    deviations. Of two ranks, that with the smaller change is the usual one. None if no rank differs.
+
+    Args:
+        table: of `join_sides` for ``rank``.
+    """
+    rows = table.filter(pl.col("in") == "both")
+    if rows.height < 2:
+        return None
+    change = rows["change_ns"].to_numpy().astype(float)
+    middle = np.sort(change)[[(len(change) - 1) // 2, len(change) // 2]]
+    usual = float(middle[np.argmin(np.abs(middle))])
+    deviation = np.abs(change - usual)
+    spread = 1.4826 * float(np.sort(deviation)[(len(deviation) - 1) // 2])
+    limit = np.maximum(MIN_RANK_CHANGE * rows["before_ns"].to_numpy(), OUTLIER * spread)
+    changed = rows.filter(pl.Series(deviation > limit))
+    return (changed, usual) if changed.height else None
 
 
 def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
@@ -234,6 +271,7 @@ _SUMS: Mapping[str, Callable[[Job, bool], pl.DataFrame]] = {
     "operator": by_operator,
     "kernel": by_kernel,
     "collective": by_collective,
+    "rank": by_rank,
 }
 
 

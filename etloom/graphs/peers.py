@@ -56,7 +56,7 @@ class PeerTimes:
 
 def find_peers(job: Job) -> dict[int, int]:
     """Return rank -> group number; the ranks of a group run the same program (events of the same names)."""
-    counts = {rank: _count_names(trace) for rank, trace in job.items()}
+    counts = {rank: dict(trace.compute_once(count_work_names).iter_rows()) for rank, trace in job.items()}
     models: list[dict[str, int]] = []
     groups: dict[int, int] = {}
     for rank, count in counts.items():
@@ -69,11 +69,11 @@ def find_peers(job: Job) -> dict[int, int]:
     return groups
 
 
-def _count_names(trace: Trace) -> dict[str, int]:
-    """Return name -> number of events for the operators, runtime calls and GPU activities of a rank."""
+def count_work_names(trace: Trace) -> pl.DataFrame:
+    """Return name and number of events of the operators, runtime calls and GPU activities of a rank."""
     cats = categories.OPERATOR_CATEGORIES | categories.RUNTIME_CATEGORIES | categories.DEVICE_CATEGORIES
     events = trace.events.filter(pl.Series(categories.mask_events(trace.events, cats)))
-    return dict(events.group_by(pl.col("name").cast(pl.String)).len().drop_nulls().iter_rows())
+    return events.group_by(pl.col("name").cast(pl.String)).len().drop_nulls().sort("name")
 
 
 def _overlap(a: dict[str, int], b: dict[str, int]) -> float:

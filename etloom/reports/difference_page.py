@@ -37,6 +37,7 @@ _TABLE_TITLES = {
         "Collectives",
         "The shortest time of a rank in each collective, the wait for the last rank, and the transfer.",
     ),
+    "rank": ("Ranks", "Time of each rank outside of communication, in which it may wait for others."),
 }
 
 

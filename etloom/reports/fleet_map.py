@@ -16,24 +16,22 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from etloom.analyses.helpers.rank_kinds import MIN_EXCESS, MIN_FLEET, divide_by_time
 from etloom.core.text import format_ranges
 from etloom.reports.formatting import count_noun, format_duration
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import fill_template, read_asset
 
-MIN_RANKS = 17
+MIN_RANKS = MIN_FLEET
 """Fewer ranks are compared by their bars."""
 MAX_ROWS, MAX_COLUMNS = 512, 128
 MAX_OUTLIERS = 50
 """Outliers that are listed."""
 DRAWN_OUTLIERS = 6
 """Outliers whose timelines are drawn, next to that of a typical rank."""
-MIN_EXCESS = 0.02
-"""An outlier takes at least this share longer than the median rank of its kind ..."""
 OUTLIER = 5.0
-"""... and exceeds it by this many standard deviations, estimated from the median deviation."""
-KIND_SHARE = 0.25
-"""Share of the ranks that have a kind of their own if their times differ from those of the others."""
+"""An outlier exceeds the median rank of its kind by `MIN_EXCESS` and by this many standard deviations, estimated from
+the median deviation."""
 _NO_DATA, _LEVELS = 255, 254
 _NORMAL = 1.4826  # standard deviations per median deviation, of a normal distribution
 
@@ -99,14 +97,21 @@ def _find_outliers(
     """Return the rank closest to the median, and a table of slow outliers: rank, host, excess_pct, slow_steps.
 
     Ranks may have roles that take different times (stages of a pipeline, experts), so a rank is compared with the ranks
-    of its kind: see `_divide_into_kinds`. excess_pct is relative to their median.
+    of its kind: see `divide_by_time`. excess_pct is relative to their median.
     """
     with np.errstate(all="ignore"):
         known = ~np.isnan(excess).all(axis=1)
         usual = np.full(len(ranks), np.nan)
         usual[known] = np.nanmedian(excess[known], axis=1)
     typical = int(ranks[np.nanargmin(np.abs(usual - np.nanmedian(usual)))])
-    center, limit = _divide_into_kinds(usual, [hosts.get(rank) for rank in ranks.tolist()])
+    kind = divide_by_time(usual, [hosts.get(rank) for rank in ranks.tolist()])
+    center, limit = np.zeros_like(usual), np.zeros_like(usual)
+    for number in np.unique(kind):
+        members = usual[(kind == number) & known]
+        median = np.median(members)
+        center[kind == number] = median
+        spread = OUTLIER * _NORMAL * np.median(np.abs(members - median))
+        limit[kind == number] = max(MIN_EXCESS, spread)
     rows = np.flatnonzero(np.nan_to_num(usual - center) > limit)
     above = (1 + usual) / (1 + center) - 1
     rows = rows[np.argsort(-above[rows], kind="stable")]
@@ -120,39 +125,6 @@ def _find_outliers(
         schema={"rank": pl.Int64, "host": pl.String, "excess_pct": pl.Float64, "slow_steps": pl.Int64},
     )
     return typical, outliers
-
-
-def _divide_into_kinds(
-    usual: NDArray[np.float64], hosts: Sequence[str | None]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the usual time of the kind of each rank, and by how much more a rank of the kind is an outlier.
-
-    A kind is a quarter or more of the ranks without a gap of `MIN_EXCESS` between their times, unless these are all
-    the ranks of some hosts: then the hosts are slow. Other ranks belong to the next faster kind, or to the slower one
-    if there is none. Both are those of all ranks if there is one kind.
-
-    Args:
-        usual: The time of each rank relative to the median rank, less 1; NaN if unknown.
-        hosts: The host of each rank.
-    """
-    order = np.argsort(usual, kind="stable")
-    order = order[~np.isnan(usual[order])]
-    clusters = np.split(order, np.flatnonzero(np.diff(usual[order]) > MIN_EXCESS) + 1)
-    kinds = [cluster for cluster in clusters if len(cluster) >= KIND_SHARE * len(order)]
-    kinds = [kind for kind in kinds if len(kind) > len(order) / 2 or not _are_whole_hosts(kind, hosts)]
-    if len(kinds) < 2:
-        kinds = [order]
-    centers = np.array([np.median(usual[kind]) for kind in kinds])
-    spreads = np.array([np.median(np.abs(usual[kind] - np.median(usual[kind]))) for kind in kinds])
-    lowest = np.array([usual[kind].min() for kind in kinds])
-    kind = np.clip(np.searchsorted(lowest, np.nan_to_num(usual), side="right") - 1, 0, None)
-    return centers[kind], np.maximum(MIN_EXCESS, OUTLIER * _NORMAL * spreads)[kind]
-
-
-def _are_whole_hosts(kind: NDArray[np.intp], hosts: Sequence[str | None]) -> bool:
-    """Return whether some ranks are all the ranks of their hosts."""
-    names = {hosts[at] for at in kind.tolist()}
-    return None not in names and sum(host in names for host in hosts) == len(kind)
 
 
 def render_fleet_map(fleet: FleetMap, hosts: Mapping[int, str | None], drawn: Sequence[int]) -> str:

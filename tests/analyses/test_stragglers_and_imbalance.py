@@ -12,7 +12,7 @@ import pytest
 import etloom
 from etloom.core.errors import AnalysisError
 from support.real_runs import open_run
-from support.small_traces import complete_event
+from support.small_traces import RankBuilder, complete_event
 
 CAUSES = ["longer_compute_ns", "other_work_ns", "late_launch_ns", "inherited_delay_ns"]
 
@@ -212,6 +212,30 @@ def test_sums_of_communications_are_those_of_their_rows(data: Path) -> None:
     for name in ("wait_ns", "transfer_ns", "duration_ns"):
         assert sums[name].sum() == rows[name].sum()
     assert sums["count"].sum() == rows.height
+
+
+def test_imbalance_compares_ranks_of_one_kind(tmp_path: Path) -> None:
+    """Odd ranks compute 65 us, even ones 80 us, rank 20 120 us: it is compared with the other even ones."""
+    for rank in range(32):
+        compute = 120 if rank == 20 else 80 if rank % 2 == 0 else 65
+        run = RankBuilder().step(0, 0, compute + 5).op("aten::mm", 1, 2).kernel(2, 4, compute)
+        run.trace(tmp_path, distributedInfo={"rank": rank, "world_size": 32})
+        (tmp_path / "kineto_trace_0.json").rename(tmp_path / f"rank{rank}_trace.json")
+    table = etloom.analyze(etloom.open(tmp_path, use_cache=False), "imbalance").filter(part="compute")
+    columns = ("kind", "ranks", "median_ns", "max_rank", "max_ns")
+    assert table.select(columns).rows() == [(0, 16, 80_000, 20, 120_000), (1, 16, 65_000, 1, 65_000)]
+
+
+def test_imbalance_of_two_programs(tmp_path: Path) -> None:
+    """Ranks 0 and 1 run another program than ranks 2 and 3; rank 4 has no peer."""
+    for rank in range(5):
+        name, compute = ("a", "b", "c")[rank // 2], 100 + 10 * rank
+        run = RankBuilder().op(f"aten::{name}", 1, 2).kernel(2, 4, compute, name=f"kernel_{name}")
+        run.op(f"aten::{name}2", 5, 2).op(f"aten::{name}3", 8, 2)
+        run.trace(tmp_path, distributedInfo={"rank": rank, "world_size": 5})
+        (tmp_path / "kineto_trace_0.json").rename(tmp_path / f"rank{rank}_trace.json")
+    table = etloom.analyze(etloom.open(tmp_path, use_cache=False), "imbalance").filter(part="compute")
+    assert table.select("kind", "ranks", "max_rank").rows() == [(0, 2, 1), (1, 2, 3)]
 
 
 def test_imbalance(late_pair: Path) -> None:

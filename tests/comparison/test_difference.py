@@ -11,11 +11,17 @@ import pytest
 
 import etloom
 from etloom.cli import main
-from etloom.comparison.difference_tables import _assign_steps, common_operator_shares, join_sides
+from etloom.comparison.difference_tables import (
+    _assign_steps,
+    common_operator_shares,
+    find_changed_ranks,
+    join_sides,
+)
 from etloom.comparison.measures import compare_measures
 from etloom.comparison.shift_estimate import _autocorrelation, _statistic_counts, estimate_shift
 from etloom.core.trace import Job
 from support import small_traces
+from support.fleets import LATE_US, write_fleet
 from support.real_runs import open_run
 from support.small_traces import write_stepped_run
 
@@ -273,3 +279,27 @@ def test_a_run_without_steps_is_compared_as_a_whole(own: Path, tmp_path: Path) -
         table = difference.table("category")
         assert table["change_ns"].sum() == pytest.approx(after - before, rel=1e-6, abs=10)
         assert abs(after / before - 1) < 0.02
+
+
+def test_ranks_that_changed_unlike_the_others_are_named(tmp_path: Path) -> None:
+    before, after = write_fleet(tmp_path / "a", slow=()), write_fleet(tmp_path / "b", slow=(2,))
+    difference = etloom.diff(before, after)
+    assert difference.table("rank").select("rank", "change_ns").row(0) == (2, LATE_US * 1000)
+    (note,) = (note for note in difference.notes if "rank 2" in note)
+    assert note == (
+        "rank 2 changed by +300.0 µs per step outside of communication, the usual rank by +0.0 µs; see --by rank"
+    )
+    assert not [note for note in etloom.diff(before, before).notes if "outside of communication" in note]
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [((0, 30), [1]), ((30, 30, 30, 30), None), ((0, 1, 0, -1, 30, 0), [4]), ((0, 1), None)],
+)
+def test_a_rank_differs_from_the_usual_change(changes: tuple[int, ...], ranks: list[int] | None) -> None:
+    before, after = (
+        pl.DataFrame({"rank": range(len(changes)), "ns": [1000.0 + by * add for by in changes]})
+        for add in (0, 1)
+    )
+    changed = find_changed_ranks(join_sides(before, after))
+    assert (None if changed is None else changed[0]["rank"].to_list()) == ranks

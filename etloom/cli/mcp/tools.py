@@ -182,7 +182,7 @@ class RunTools:
 
     @_answer
     def compare(self, before: str, after: str, by: str = "category") -> dict[str, Any]:
-        """Compare two runs by category, family, operator, kernel, collective or step: is the second slower, and why."""
+        """Is the second run slower, and why: by category, family, operator, kernel, collective, rank or step."""
         difference = self.runs.get_difference(before, after)
         lines = list(filter(None, (difference.verdict, difference.explanation, *difference.notes)))
         return {"verdict": lines, f"by {by}": difference.table(by, _MAX_ROWS)}

@@ -3,7 +3,9 @@
 A host delays a communication from the last arrival of a rank of another host to the last arrival of its own ranks, if
 these arrive last, and at most as long as a rank of another host waits. It is slow in a run if one of its delays exceeds
 the uncertainty of the clocks, their sum is at least min_pct of the run, and at least OUTLIER times that of the median
-of the other hosts: in every run some host is last at some communication. Ranks and racks are compared likewise.
+of the other hosts: in every run some host is last at some communication. Ranks and racks are compared likewise, ranks
+with those of their kind. Delays at the first recorded communication of a group do not count: they come from before the
+recording.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ COLUMNS = {
 - mean_pct, worst_pct: its delay as a share of the time of a run (from the first communication to the end of the last),
   on average and in worst_run.
 """
+_PLACES = ("group", "group_size", "source", "destination")
 _ARRIVALS = ("communication", "rank", "start_ns", "duration_ns", "wait_ns")
 
 
@@ -122,11 +125,19 @@ def _read_delays(run: Path, by: str, rack_pattern: str) -> pl.DataFrame | None:
     if by == "rack":
         matches = [None if host is None else re.search(rack_pattern, host) for host in hosts["host"]]
         hosts = hosts.with_columns(pl.Series("rack", [match and match[1] for match in matches], pl.String))
-    errors = files.read("collectives", ("clock_error_ns",)).with_row_index("communication")
+    errors = files.read("collectives", ("clock_error_ns", *_PLACES, "start_ns")).with_row_index(
+        "communication"
+    )
+    is_later = pl.col("start_ns") > pl.col("start_ns").min().over(_PLACES)
+    errors = errors.select("communication", "clock_error_ns", is_later=is_later)
     rows = arrivals.join(hosts, on="rank").join(errors.cast({"communication": pl.Int64}), on="communication")
     span = rows.select((pl.col("start_ns") + pl.col("duration_ns")).max() - pl.col("start_ns").min()).item()
-    delays = _measure_delays(rows.drop_nulls("wait_ns"), by)
-    units = hosts.group_by(by, maintain_order=True).agg(pl.len().alias("ranks"))
+    if by == "rank" and (folder / "kinds.parquet").is_file():
+        hosts = hosts.join(files.read("kinds"), on="rank", how="left", maintain_order="left")
+    else:
+        hosts = hosts.with_columns(kind=pl.lit(None, pl.Int64))
+    delays = _measure_delays(rows.filter("is_later").drop_nulls("wait_ns"), by)
+    units = hosts.group_by(by, maintain_order=True).agg(pl.len().alias("ranks"), pl.col("kind").first())
     table = units.join(delays, on=by, how="left", maintain_order="left")
     counts = ("late", "late_confirmed", "delay_ns")
     filled = table.with_columns(pl.col(counts).fill_null(0).cast(pl.Int64))
@@ -160,11 +171,11 @@ def _summarize(rows: pl.DataFrame, by: str, min_pct: float, runs: Sequence[str])
     ``rows``: the delays per run.
     """
     # The median of the others of a unit above the median; below it does not matter.
-    others = pl.col("pct").sort().get(((pl.len().cast(pl.Int64) - 2) // 2).clip(0)).over("run")
+    others = pl.col("pct").sort().get(((pl.len().cast(pl.Int64) - 2) // 2).clip(0)).over("run", "kind")
     is_slow = (
         (pl.col("late_confirmed") > 0) & (pl.col("pct") >= min_pct) & (pl.col("pct") >= OUTLIER * others)
     )
-    alone = pl.len().over("run") < 2
+    alone = pl.len().over("run", "kind") < 2
     table = (
         rows.with_columns(is_slow=is_slow & ~alone, run=pl.col("run").cast(pl.Enum(list(runs))))
         .sort("run", by)

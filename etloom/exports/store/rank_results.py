@@ -37,6 +37,7 @@ from etloom.core.errors import AnalysisError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Job, Trace
 from etloom.formats.parquet.writer import write_tables
+from etloom.graphs.peers import count_work_names
 from etloom.loading.consistency import list_first_calls
 from etloom.timeline.activity import (
     Activity,
@@ -215,6 +216,7 @@ RESULTS = (
     RankResult("window", compute_window, encode=_encode_values("start", "end"), decode=_decode_window),
     RankResult("first-calls", list_first_calls),
     RankResult("event-counts", categories.count_events),
+    RankResult("work-names", count_work_names),
     RankResult("annotated-steps", find_annotated_steps),
     RankResult("devices", list_devices, encode=_encode_devices, decode=lambda table: table.item().to_list()),
     RankResult("on-device", has_device_events, encode=_encode_flag, decode=lambda table: table.item()),

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.answers import Answer, answer, answer_by_rank
+from etloom.analyses.helpers.rank_kinds import KINDS
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS, RunTable
 from etloom.comparison import RUN_TABLES
 from etloom.core.errors import AnalysisError
@@ -144,7 +145,7 @@ def write_job_answers(
         (question, partial(answer, job, question.analysis, **question.options))
         for question in (*JOB_QUESTIONS, *graph_questions)
     ]
-    tables = (WINDOWS, ARRIVAL_ORDER, *(() if for_report else RUN_TABLES))
+    tables = (KINDS, WINDOWS, ARRIVAL_ORDER, *(() if for_report else RUN_TABLES))
     computations += [(StoredQuestion(table.name), partial(_read_table, table, job)) for table in tables]
     entries = []
     for question, compute in computations:
