@@ -144,15 +144,16 @@ def test_products_in_an_emulated_type_are_a_cause(
         assert rows["confidence"][0] == "medium" and rows["cost_ns"][0] == pytest.approx(1.52e9, rel=0.02)
 
 
-def build_forwards(names: tuple[str, ...], count: int) -> RankBuilder:
-    """Steps of 4 ms whose forward begins with operators of 100 us, each of which launches a kernel."""
+def build_forwards(names: tuple[str, ...], count: int, pause_us: int = 0) -> RankBuilder:
+    """Steps of 4 ms whose forward begins with operators of 100 us, each of which launches a kernel; the host pauses
+    after the first one."""
     run = RankBuilder()
     for step in range(count):
         at = 4_000 * step
         run.step(step, at, 3_900)
         run.op("DistributedDataParallel.forward", at + 10, 3_000, "user_annotation")
         for place, name in enumerate((*names, "aten::conv2d")):
-            start = at + 20 + 110 * place
+            start = at + 20 + 110 * place + (pause_us if place else 0)
             run.op(name, start, 100).kernel(start + 10, start + 20, 30)
     return run
 
@@ -160,13 +161,15 @@ def build_forwards(names: tuple[str, ...], count: int) -> RankBuilder:
 BUFFERS = ("aten::flatten_dense_tensors", "c10d::broadcast_", "aten::unflatten_dense_tensors", "aten::copy_")
 
 
-@pytest.mark.parametrize(("names", "count", "rows"), [(BUFFERS, 3, 1), (BUFFERS, 1, 0), (BUFFERS[::2], 3, 0)])
+@pytest.mark.parametrize(
+    ("names", "count", "pause_us", "rows"),
+    [(BUFFERS, 3, 0, 1), (BUFFERS, 3, 1_500, 1), (BUFFERS, 1, 0, 0), (BUFFERS[::2], 3, 0, 0)],
+)
 def test_broadcasts_of_buffers_are_named(
-    names: tuple[str, ...], count: int, rows: int, tmp_path: Path
+    names: tuple[str, ...], count: int, pause_us: int, rows: int, tmp_path: Path
 ) -> None:
-    table = etloom.analyze(
-        build_forwards(names, count).trace(tmp_path), "findings", pattern="buffer-broadcasts", min_pct=0
-    )
+    trace = build_forwards(names, count, pause_us).trace(tmp_path)
+    table = etloom.analyze(trace, "findings", pattern="buffer-broadcasts", min_pct=0)
     assert table.height == rows
     if rows:
         assert table["step_cost_ns"][0] == pytest.approx(430_000, abs=15_000)

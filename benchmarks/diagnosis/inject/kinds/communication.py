@@ -170,7 +170,12 @@ COMMUNICATION = (
     Kind("small buckets", MULTI, small_buckets, ("small-collectives",)),
     Kind("redundant all-gathers", MULTI, gathered_again, ("exposed-communication",)),
     Kind("reduction per micro-batch", MULTI, synchronized_micro_batches, ("exposed-communication",)),
-    Kind("broadcast of buffers", MULTI, broadcast_buffers, ("small-collectives", "exposed-communication")),
+    Kind(
+        "broadcast of buffers",
+        MULTI,
+        broadcast_buffers,
+        ("buffer-broadcasts", "small-collectives", "exposed-communication"),
+    ),
     Kind("synchronized norms", MULTI, synchronized_norms, ("small-collectives", "exposed-communication")),
     Kind("metric reduced and read", MULTI, reduced_metrics, ("host-sync",)),
     Kind("network hiccup", MULTI, network_hiccup, ("exposed-communication",)),

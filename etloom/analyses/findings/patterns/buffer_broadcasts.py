@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, HOST, Finding, format_times, sum_findings, sum_places
+from etloom.analyses.findings.gaps import LONG_PAUSE_NS
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 
@@ -63,17 +64,18 @@ def _find_regions(view: RankView) -> pl.DataFrame:
     children = operators.join(forwards.select(forward="id"), left_on="parent", right_on="forward").sort("ts")
     is_part = pl.col("name").str.contains(_SYNCHRONIZATION)
     is_first = is_part.cast(pl.Int8).cum_min().over("parent") == 1
+    # A pause of the host between the broadcasts, such as a garbage collection, would not go away with them.
+    follows_pause = pl.col("ts") - pl.col("end").shift().over("parent") >= LONG_PAUSE_NS
     return (
         children.filter(is_first)
-        .group_by("parent", maintain_order=True)
+        .filter(pl.col("name").str.contains(_BROADCAST).any().over("parent"))
+        .group_by("parent", follows_pause.fill_null(False).cum_sum().alias("part"), maintain_order=True)
         .agg(
             start=pl.col("ts").first(),
             end=pl.col("end").max(),
             event=pl.col("id").first(),
             step=pl.col("step").first(),
-            is_broadcast=pl.col("name").str.contains(_BROADCAST).any(),
         )
-        .filter("is_broadcast")
         .select(
             "start",
             "end",
