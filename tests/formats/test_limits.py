@@ -134,6 +134,30 @@ def test_long_texts_that_rows_of_a_database_share(
         formats.read(path)
 
 
+def write_nulls(path: Path, rows: int, columns: int, *values: Any) -> None:
+    """Write a table of values and of columns of nulls."""
+    nulls = {f"n{index}": pl.lit(None, dtype=pl.Int64).repeat_by(rows).explode() for index in range(columns)}
+    pl.select(*values, **nulls).write_parquet(path, compression="zstd")
+
+
+def test_columns_without_values_are_no_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, path = 200_000, tmp_path / "gpu.parquet"
+    hashes = pl.int_range(rows).hash().cast(pl.UInt8, strict=False, wrap_numerical=True).alias("v")
+    write_nulls(path, rows, 100, pl.int_range(rows).alias("timestamp"), hashes)
+    assert rows * 8 * 100 > limits.MAX_RATIO * path.stat().st_size
+    parquet_input.check_parquet(path, path)
+    monkeypatch.setattr(parquet_input, "max_table_bytes", lambda: 100 << 20)  # nulls take memory
+    with pytest.raises(LimitError, match="ETLOOM_MAX_BYTES"):
+        parquet_input.check_parquet(path, path)
+
+
+def test_a_file_of_nulls_alone_cannot_have_any_number_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.parquet"
+    write_nulls(path, 1_100_000, 2)
+    with pytest.raises(LimitError, match="ETLOOM_MAX_RATIO"):
+        parquet_input.check_parquet(path, path)
+
+
 def test_a_damaged_footer_is_an_error(tmp_path: Path) -> None:
     """Whatever bytes of the footer change, it is read, refused or damaged, within a moment."""
     path = write_metrics(tmp_path)

@@ -26,8 +26,12 @@ _COLUMNS = 1
 """Field of a row group."""
 _CHUNK_META = 3
 """Field of a column of a row group."""
-_TYPE, _PATH, _VALUES, _DECODED_BYTES = 1, 3, 5, 6
+_TYPE, _PATH, _VALUES, _DECODED_BYTES, _STATISTICS = 1, 3, 5, 6, 12
 """Fields of the metadata of a column of a row group."""
+_NULLS = 3
+"""Field of the statistics of a column of a row group."""
+_MIN_ROW_BYTES = 32
+"""Bytes that a row counts at least for the ratio, so that a file of nulls alone cannot have any number of rows."""
 _WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}
 """Bytes of a value in memory, by its type in the file."""
 _DEFAULT_WIDTH = 8
@@ -86,6 +90,8 @@ def check_parquet(
 ) -> None:
     """Check the numbers of rows and bytes that the footer of a Parquet file states.
 
+    Nulls take memory, but do not count for the ratio: honest files have columns without values.
+
     Args:
         source: The file, or its content.
         path: The file, for messages.
@@ -108,26 +114,36 @@ def check_parquet(
         check_bytes(length, path, _MAX_FOOTER_BYTES)
         file.seek(file_bytes - 8 - length)
         footer = _CompactMessage(file.read(length)).read_struct()
+    rows = _get(footer, _ROWS, int)
     if into_memory:
-        rows = _get(footer, _ROWS, int)
         check_rows(rows, path, max_rows(rows if row_limit is None else row_limit))
-    decoded_bytes = _sum_decoded_bytes(
+    decoded_bytes, stored_bytes = _sum_decoded_bytes(
         footer, None if columns is None else {name.encode() for name in columns}
     )
-    check_ratio(file_bytes, decoded_bytes, path)
+    check_ratio(file_bytes, max(stored_bytes, rows * _MIN_ROW_BYTES), path)
     if into_memory:
         check_bytes(decoded_bytes, path, max_table_bytes())
 
 
-def _sum_decoded_bytes(footer: dict[int, Any], columns: set[bytes] | None) -> int:
-    size = 0
+def _sum_decoded_bytes(footer: dict[int, Any], columns: set[bytes] | None) -> tuple[int, int]:
+    """Return the bytes of the decoded columns, with and without the nulls that the footer states."""
+    size = without_nulls = 0
     for group in _get(footer, _ROW_GROUPS, list):
         for chunk in _get(group, _COLUMNS, list):
             facts = _get(chunk, _CHUNK_META, dict)
             if columns is None or columns.intersection(_get(facts, _PATH, list)[:1]):
-                values = _get(facts, _VALUES, int) * _WIDTHS.get(_get(facts, _TYPE, int), _DEFAULT_WIDTH)
-                size += max(values, _get(facts, _DECODED_BYTES, int))
-    return size
+                values, stored = _get(facts, _VALUES, int), _get(facts, _DECODED_BYTES, int)
+                width = _WIDTHS.get(_get(facts, _TYPE, int), _DEFAULT_WIDTH)
+                size += max(values * width, stored)
+                without_nulls += max((values - _count_nulls(facts)) * width, stored)
+    return size, without_nulls
+
+
+def _count_nulls(facts: dict[int, Any]) -> int:
+    """Return the number of nulls that the footer states for a column of a row group; 0 if it is unknown."""
+    statistics = facts.get(_STATISTICS)
+    nulls = statistics.get(_NULLS) if isinstance(statistics, dict) else None
+    return nulls if isinstance(nulls, int) and 0 <= nulls <= facts[_VALUES] else 0
 
 
 def _get(fields: Any, number: int, kind: type) -> Any:

@@ -99,7 +99,7 @@ def _is_world_size(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return _is_integer(value) or (type(value) is float and math.isfinite(value))
 
 
 def _is_flag(value: Any) -> bool:
