@@ -27,6 +27,8 @@ _BOOTSTRAP = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from etloom.cli import limited_process; limited_process.serve(int(sys.argv[1]))"
 )
+_WAIT_S = 60.0
+"""Time that a call waits for the end of earlier ones."""
 
 
 class LimitedProcess:
@@ -43,7 +45,14 @@ class LimitedProcess:
         self._answers: BinaryIO | None = None
         self._is_busy = threading.Lock()
 
-    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None, topic: str) -> Any:
+    def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        seconds: float | None,
+        topic: str,
+        memory: int | None = None,
+    ) -> Any:
         """Return ``function(job, *arguments)``, computed in the child process.
 
         Args:
@@ -51,17 +60,19 @@ class LimitedProcess:
             arguments: its arguments, which can be pickled.
             seconds: time that it may take, without opening the run; None: any.
             topic: "query" or the like, for messages.
+            memory: another limit than that of the process.
 
         Raises:
             LimitError: it takes more time or memory, or an earlier call does not end.
             EtloomError: the run cannot be opened, or the function raised it.
         """
-        if not self._is_busy.acquire(timeout=-1 if seconds is None else seconds):
-            raise LimitError(f"an earlier {topic} still runs", remedy="ask again later")
+        memory = self._memory if memory is None else memory
+        if not self._is_busy.acquire(timeout=-1 if seconds is None else max(seconds, _WAIT_S)):
+            raise LimitError("an earlier question still runs", remedy="ask again later")
         try:
-            has_failed, result = self._ask((function, arguments, seconds, self._memory))
+            has_failed, result = self._ask((function, arguments, seconds, memory))
         except (EOFError, OSError, pickle.UnpicklingError):
-            raise self._explain_end(topic, seconds) from None
+            raise self._explain_end(topic, seconds, memory) from None
         except BaseException:  # Ctrl-C
             self.close()
             raise
@@ -104,7 +115,7 @@ class LimitedProcess:
         assert self._process.stdin is not None
         pickle.dump(self._open_run, self._process.stdin)
 
-    def _explain_end(self, topic: str, seconds: float | None) -> EtloomError:
+    def _explain_end(self, topic: str, seconds: float | None, memory: int | None) -> EtloomError:
         """Return the error of a process that has ended, of which nothing remains."""
         status = None if self._process is None else self._process.wait()
         self.close()
@@ -113,9 +124,9 @@ class LimitedProcess:
                 f"the {topic} takes longer than {seconds:g} s",
                 remedy=f"narrow the {topic}, or allow more time",
             )
-        if self._memory is None:
+        if memory is None:
             return EtloomError(f"the process of the {topic} was ended with status {status}")
-        return _memory_error(topic, self._memory)
+        return _memory_error(topic, memory)
 
 
 def _memory_error(topic: str, memory: int) -> LimitError:

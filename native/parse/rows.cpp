@@ -128,9 +128,21 @@ bool RowStream::step_top() {
         return false;
     }
     const std::string_view member(value, static_cast<size_t>(after - value));
-    // Where a quote is missing, what follows is taken for text and the other way round.
-    if (!found_rows_ && find_rows(value, after) != nullptr && fault_of_json(member) == Fault::kNoJson) return skip_to_rows(key);
-    header_.emplace_back(key, member);
+    if (!found_rows_) {
+        const char* next = skip_space(after, to);
+        // Where a closing brace is missing, the rest of the document is taken for the member: `finish` sees whether it is.
+        if (next == to) {
+            retry_at_ = size_ * 2;
+            return false;
+        }
+        // A key in the place of a value, or in a number.
+        const bool holds_key = *next == ':' || (std::strchr("\"{[", *value) == nullptr && member.find('"') != std::string_view::npos);
+        // Where a quote is missing, what follows is taken for text and the other way round.
+        const bool swaps_text = find_rows(value, after) != nullptr && fault_of_json(member) == Fault::kNoJson;
+        if (holds_key || swaps_text) return skip_to_rows(key);
+    }
+    const bool bad_key = fault_of_text({p, static_cast<size_t>(key_end - p)}) == Fault::kBadEscape;
+    header_.emplace_back(key, bad_key ? "damaged" : member);
     consume(static_cast<size_t>(after - begin()));
     return true;
 }

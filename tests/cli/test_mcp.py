@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ from etloom.analyses import answers
 from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
 from etloom.cli import main
+from etloom.cli.limited_process import LimitedProcess
 from etloom.cli.mcp import tools as mcp_tools
 from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_answer, bound_lines, estimate_tokens
 from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.cli.mcp.preparation import prepare_run
 from etloom.cli.mcp.tools import RunTools, _use_one_unit
 from etloom.cli.mcp.turns import Turns
-from etloom.core import registry
+from etloom.core import machine, registry
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs import quality
@@ -328,7 +330,11 @@ def test_a_question_finds_everything_prepared(runs: OpenedRuns, monkeypatch: pyt
         (quality, "measure_explained_starts"),
     ):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("not prepared"))
+    etloom.simulate(opened.get_job("before"), "kernel x0.5")
+    process = opened.get_process("before")._process
+    assert process is not None  # with an opened run, whose graph the prediction needed
     assert "error" not in RunTools(opened).what_if(run="before", changes=["kernel x0.5"])
+    assert opened.get_process("before")._process is process
 
 
 def test_prepared_answers_are_those_of_all_ranks(runs: OpenedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,13 +439,32 @@ def test_questions_of_any_length_end_at_the_time_limit(
     process = tools.runs.get_process("before")
     assert process.call(Job.query, "select 1 n from events limit 1", seconds=60, topic="query").height == 1
     monkeypatch.setattr(mcp_tools, "MAX_QUERY_SECONDS", 0.2)
-    monkeypatch.setattr(mcp_tools, "MAX_PREDICTION_SECONDS", 0.05)
     tables = ", ".join(f"events e{number}" for number in range(12))
     sql = f"select sum(e0.dur * e1.dur) s from {tables}".replace(", ", " cross join ")
     assert tools.query(sql, run="before").startswith("error: the query takes longer than 0.2 s")
-    answer = tools.predict(run="before", ranks=4096)
-    assert answer.startswith("error: the prediction takes longer than 0.05 s")
+    monkeypatch.setattr(mcp_tools, "MAX_PREDICTION_SECONDS", 0.001)
+    questions = (
+        partial(tools.predict, ranks=4096),
+        partial(tools.predict, network="200Gbit/s"),
+        partial(tools.what_if, ["kernel x0.5"]),
+    )
+    for ask in questions:
+        assert ask(run="before").startswith("error: the prediction takes longer than 0.001 s")
     assert process._process is None
+
+
+def test_predictions_have_limits_of_time_and_memory(tools: RunTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[dict[str, Any]] = []
+
+    def call(*_: object, **limit: Any) -> tuple[list[str], pl.DataFrame]:
+        limits.append(limit)
+        return [], pl.DataFrame()
+
+    monkeypatch.setattr(machine, "available_memory", lambda: 10 << 30)
+    monkeypatch.setattr(LimitedProcess, "call", call)
+    tools.what_if(["kernel x0.25"], run="before")
+    tools.predict(run="before", network="7Gbit/s")
+    assert limits == [{"seconds": 60, "topic": "prediction", "memory": 5 << 30}] * 2
 
 
 def test_the_result_of_a_query_is_bounded(tools: RunTools) -> None:

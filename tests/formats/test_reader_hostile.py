@@ -507,12 +507,10 @@ HEAD = (
 )
 
 
-@pytest.mark.parametrize("byte", ['"', "", "}", "[", ",", "#"])
+@pytest.mark.parametrize("byte", ['"', "", "}", "[", ",", "#", "\\", ":"])
 def test_a_damaged_byte_of_the_head_does_not_cost_the_events(byte: str, tmp_path: Path) -> None:
     for place in range(1, len(HEAD)):
         text = HEAD[:place] + byte + HEAD[place + 1 :] + f'"traceEvents": [{EVENT}, {EVENT}]}}'
-        if place == HEAD.rindex("}") and not byte:
-            continue  # the events are then inside of a member that is closed
         try:
             json.loads(text)
         except ValueError:
@@ -520,6 +518,17 @@ def test_a_damaged_byte_of_the_head_does_not_cost_the_events(byte: str, tmp_path
             assert trace.events.height == 2, text
             is_lost = trace.meta.get("rank") != 3 or "device_properties" not in trace.meta
             assert trace.stats.filter(pl.col("severity") == "data_loss").height or not is_lost, text
+
+
+@pytest.mark.parametrize("value", ["5", '"ns": 5, "other": {"a": [1]', '[{"a": 1', '{"a": {"b": 1}'])
+@pytest.mark.parametrize("comma", ["", ", "])
+@pytest.mark.parametrize("rest", ["}", ', "traceName": "a.json"}', ', "traceName": "a.json"'])
+def test_a_member_of_the_head_without_end_does_not_cost_the_events(
+    value: str, comma: str, rest: str, tmp_path: Path
+) -> None:
+    trace = read(tmp_path, f'{{"baseTimeNanoseconds": {value}{comma}"traceEvents": [{EVENT}, {EVENT}]{rest}')
+    assert trace.events.height == 2
+    assert value == "5" or trace.stats.filter(pl.col("severity") == "data_loss").height
 
 
 def test_no_line_about_leaked_objects(tmp_path: Path) -> None:

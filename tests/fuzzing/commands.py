@@ -49,7 +49,10 @@ class Command:
 
     def check(self, run: Path, file: Path, out: Path) -> str | None:
         """Run the command; return what is wrong with how it ended, or None."""
-        status, output, messages = self.run(run, file, out)
+        return self.judge(*self.run(run, file, out))
+
+    def judge(self, status: int, output: str, messages: str) -> str | None:
+        """Return what is wrong with how the command ended, or None."""
         if status not in _STATUSES:
             return f"exit status {status}: {messages.strip()[-500:]}"
         if status and not messages.strip() and self.name != "lint":  # whose errors are its result

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli.mcp.bounded_text import Answer, answer_error, bound_answer
-from etloom.cli.mcp.opened_runs import OpenedRuns
+from etloom.cli.mcp.opened_runs import MAX_MEMORY, OpenedRuns
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue
 from etloom.core.text import unknown_rank_error
 
@@ -190,14 +190,8 @@ class RunTools:
     @_answer
     def what_if(self, changes: list[str], run: str = "") -> dict[str, Any]:
         """Predict times with all changes applied: "kernel:*gemm* x0.5", "comm x0", "op:aten::copy_ x0", "launch x0"."""
-        import etloom
-
-        simulated = etloom.simulate(self.runs.get_job(run), *changes)
-        return {
-            "units": "times in ns",
-            "times": simulated.table,
-            "reasons": list(map(str, simulated.reasons)),
-        }
+        reasons, table = self._ask_process(run, _simulate, changes)
+        return {"units": "times in ns", "times": table, "reasons": reasons}
 
     @_answer
     def predict(
@@ -220,15 +214,21 @@ class RunTools:
             raise InvalidValue(f"expected 1 to {_MAX_PREDICTED_RANKS:,} ranks, got {ranks:,}")
         networks = self._resolve_network(network), self._resolve_network(recorded_network)
         arguments = (*networks, ranks or None, parallel, device or None)
-        if ranks or parallel:  # larger than the run
-            process = self.runs.get_process(run)
-            reasons, table = process.call(
-                _predict, *arguments, seconds=MAX_PREDICTION_SECONDS, topic="prediction"
-            )
-        else:
-            reasons, table = _predict(self.runs.get_job(run), *arguments)
+        reasons, table = self._ask_process(run, _predict, *arguments)
         units = "times in ns; bounds: 90 % interval"
         return {"reasons": reasons, "units": units} | _list_first(table, top)
+
+    def _ask_process(
+        self, run: str, function: Callable[..., tuple[list[str], pl.DataFrame]], *arguments: Any
+    ) -> tuple[list[str], pl.DataFrame]:
+        """Return the reasons and the table of a prediction, whose time and memory are limited."""
+        from etloom.core.machine import available_memory
+
+        memory = max(MAX_MEMORY, available_memory() // 2)  # of the graph of a large run
+        answer: tuple[list[str], pl.DataFrame] = self.runs.get_process(run).call(
+            function, *arguments, seconds=MAX_PREDICTION_SECONDS, topic="prediction", memory=memory
+        )
+        return answer
 
     def _resolve_network(self, network: str) -> str | None:
         """Return the network option, with the path of a YAML file resolved below the roots; None if it is empty."""
@@ -344,6 +344,14 @@ def _use_one_unit(findings: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     dropped = ("cost_ns", "step_cost_ns", "job_gain_ns", "step_gain_ns", "pct" if per_step else "step_pct")
     table = findings.with_columns(cost=cost, job_gain=job_gain).drop(dropped)
     return table, "ns per step" if per_step else "ns per recording"
+
+
+def _simulate(job: Job, changes: list[str]) -> tuple[list[str], pl.DataFrame]:
+    """Return the reasons and the table of a what-if, which a process can hand over."""
+    import etloom
+
+    simulated = etloom.simulate(job, *changes)
+    return list(map(str, simulated.reasons)), simulated.table
 
 
 def _predict(

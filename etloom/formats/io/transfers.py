@@ -117,11 +117,11 @@ def _read_files(store: ObjectStore, downloads: Sequence[_Download]) -> list[_Dow
     """Download the partial files; return those whose bytes are others than the object's, by the MD5 if it is known."""
     ranges = list(_list_ranges(downloads))
     digests = run_parallel(lambda task: task[0].read(store, task[1]), ranges)
-    known = {item: digest for (item, _), digest in zip(ranges, digests, strict=True) if digest}
+    md5s = {item: digest for (item, _), digest in zip(ranges, digests, strict=True) if digest}
     if os.environ.get(_CHECK) == "0":
         return []
-    same = run_parallel(lambda item: item.has_md5(known[item]), known)
-    return [item for item, is_same in zip(known, same, strict=True) if not is_same]
+    checks = run_parallel(lambda item: item.has_md5(md5s[item]), md5s)
+    return [item for item, is_same in zip(md5s, checks, strict=True) if not is_same]
 
 
 def _list_ranges(downloads: Iterable[_Download]) -> Iterable[tuple[_Download, int]]:
