@@ -1,7 +1,10 @@
 """Peak memory allocation by device and step, and the operator that holds most of it at the peak.
 
 One row per device and step, and one with a null step for the whole recording. peak_bytes is the maximum allocation (at
-peak_at_ns), including what was allocated before the step; peak_reserved_bytes the most that the allocator had reserved
+peak_at_ns, peak_after_ns after the first recorded entry of the device's allocator), including what was allocated
+before the step. In a memory snapshot it counts sizes as requested, and peak_rounded_bytes those of the allocator's
+blocks at that time, which torch.cuda.max_memory_allocated counts. A snapshot without times (PyTorch before 2.2) has the
+row of the whole recording, by the order of its entries. peak_reserved_bytes is the most that the allocator had reserved
 from the device. operator is the innermost operator whose allocations hold most bytes (operator_bytes) at the peak, or,
 in a memory snapshot, the innermost Python line outside of torch. The origin of allocations from before the recording is
 unknown; unknown_bytes is their part of the peak. Memory of several processes of a rank on a device is summed.
@@ -33,7 +36,9 @@ COLUMNS = {
     "device": pl.Int64,
     "step": pl.Int64,
     "peak_bytes": pl.Int64,
+    "peak_rounded_bytes": pl.Int64,
     "peak_at_ns": pl.Int64,
+    "peak_after_ns": pl.Int64,
     "peak_reserved_bytes": pl.Int64,
     "allocations": pl.Int64,
     "operator": pl.String,
@@ -48,7 +53,7 @@ _TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
 
 def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
     require_linked(trace)
-    allocations = find_allocations(trace)
+    allocations = find_allocations(trace, in_order=True)
     if not allocations.height:
         raise AnalysisError(
             "the trace contains no allocations",
@@ -66,25 +71,31 @@ def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
         operator=_operator_names(trace, allocations).fill_null(allocations["line"])
     )
     for _, device_events in attributed.group_by("device_type", "device", maintain_order=True):
-        times = device_events["ts"].to_numpy()
+        times = device_events["ts"].fill_null(0).to_numpy()
         for number, start, end in windows:
             if start is None or end is None:
-                rows.append(_make_row(device_events, 0, device_events.height, int(times[0]), number))
+                rows.append(_make_row(device_events, 0, device_events.height, device_events["ts"][0], number))
+            elif device_events["ts"][0] is None:
+                continue
             else:
                 first, last = np.searchsorted(times, [start, end]).tolist()
                 rows.append(_make_row(device_events, first, last, start, number))
-    return conform_columns(pl.DataFrame(rows, schema=COLUMNS, orient="row"), COLUMNS).sort(
+    table = pl.DataFrame(rows, schema=COLUMNS, orient="row")
+    table = table.join(_find_first_entries(trace), on=["device_type", "device"], how="left", nulls_equal=True)
+    table = table.with_columns(peak_after_ns=pl.col("peak_at_ns") - pl.col("first_ns"))
+    return conform_columns(table, COLUMNS).sort(
         "device_type", "device", "step", nulls_last=True, maintain_order=True
     )
 
 
 def _make_row(
-    device_events: pl.DataFrame, first: int, last: int, begin: int, number: int | None
+    device_events: pl.DataFrame, first: int, last: int, begin: int | None, number: int | None
 ) -> tuple[object, ...]:
     """Return a step's table row from the memory events ``first`` to ``last`` of a device; ``begin``: start of the step
-    (ns)."""
+    (ns), None without times."""
     in_step = device_events[first:last]
     peak, peak_at, until = in_step["total_allocated"].max(), None, first
+    rounded = device_events["total_rounded"][first - 1] if first else None
     # Allocation at the start of the step: as of the previous event, else before the first event's change.
     initial = (
         device_events["total_allocated"][first - 1]
@@ -95,7 +106,7 @@ def _make_row(
         peak, peak_at = initial, begin
     else:
         at = in_step["total_allocated"].arg_max() or 0
-        peak_at, until = in_step["ts"][at], first + at + 1
+        peak_at, until, rounded = in_step["ts"][at], first + at + 1, in_step["total_rounded"][at]
     # An address is live if its last event until then is an allocation.
     live = device_events[:until].group_by("pid", "addr").last().filter(pl.col("bytes") > 0)
     by_operator = live.group_by("operator").agg(pl.col("bytes").sum()).drop_nulls().sort("bytes", "operator")
@@ -105,9 +116,19 @@ def _make_row(
     unknown = max(0, peak - int(live["bytes"].sum()))  # type: ignore[operator]
     reserved = device_events["total_reserved"][max(0, first - 1) : last].max()
     return (
-        device_events["device_type"][0], device_events["device"][0], number, peak, peak_at, reserved,
+        device_events["device_type"][0], device_events["device"][0], number, peak, rounded, peak_at,
+        None, reserved,
         in_step.filter(pl.col("bytes") > 0).height, name, operator_bytes, unknown,
     )  # fmt: skip
+
+
+def _find_first_entries(trace: Trace) -> pl.DataFrame:
+    """Return device_type, device, and the time of the allocator's first entry (first_ns), also of a segment."""
+    keys = [pl.col(name).cast(pl.Int64) for name in ("device_type", "device")]
+    changes = trace.memory.select(*keys, "ts")
+    is_entry = pl.col("cat").cast(pl.String) == "memory_snapshot"
+    others = trace.events.filter(is_entry).select(pl.lit(1, pl.Int64).alias("device_type"), keys[1], "ts")
+    return pl.concat([changes, others]).group_by("device_type", "device").agg(first_ns=pl.col("ts").min())
 
 
 def _user_line(stack: list[str]) -> str | None:

@@ -4,8 +4,9 @@ Supported: the pickle of torch.cuda.memory._dump_snapshot, read without running 
 JSON. An allocation and its release (at the request; at the completion if skip_actions excluded the requests) are rows
 of memory. Other actions of the allocator, such as allocating a segment from the driver or running out of memory, are
 events, and so are annotations recorded with the history (global_record_annotations). Sizes are as requested, before the
-allocator rounds them up to 512 B. Totals are computed backwards from the segments and blocks of the snapshot, so they
-include memory allocated before the history begins. The file does not contain its rank; that is in its name.
+allocator rounds them up; total_rounded is the sum of its blocks: as the snapshot states them, others rounded up to
+512 B. Totals are computed backwards from the segments and blocks of the snapshot, so they include memory allocated
+before the history begins. The file does not contain its rank; that is in its name.
 
 Format: torch/cuda/memory.py (_snapshot), with time_us as PyTorch 2.2 and later write it.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -27,6 +28,8 @@ from etloom.formats.io.compression import read_content
 from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_frame, build_trace, sort_events
 
+_ROUNDING = 512
+"""The allocator rounds sizes up to multiples of this, in bytes, or more."""
 _KEYS = re.compile(rb'\s*\{\s*"(?:segments|device_traces|allocator_settings|external_annotations)"\s*:')
 _MAX_FRAMES = 256
 _CUDA = 1
@@ -97,19 +100,21 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
 
 
 def _convert_history(
-    history: list[list[Any]], in_use: dict[int, tuple[int, int, int]], counts: dict[str, int]
+    history: list[list[Any]], in_use: dict[int, _Usage], counts: dict[str, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Convert the allocator entries of all devices to rows of the memory table and rows of the events table."""
     stacks = _StackTexts()
     memory: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     for device, entries in enumerate(history):
-        live, pending, reserved = in_use.get(device, (0, 0, 0))
+        usage = in_use.get(device, _Usage(0, 0, 0, 0, {}))
         actions = [entry.get("action") for entry in entries if isinstance(entry, dict)]
         only_completed = "free_completed" in actions and "free_requested" not in actions
         signs = _SIGNS_WITHOUT_REQUESTS if only_completed else _SIGNS
         rows, device_events = _convert_entries(device, entries, signs, stacks, counts)
-        _add_totals(rows, live + pending * only_completed, reserved, counts)
+        _add_rounded_sizes(rows, usage.blocks)
+        allocated = usage.live + usage.pending * only_completed
+        _add_totals(rows, (allocated, usage.reserved, usage.rounded), counts)
         memory += [row for row in rows if row.pop("action") in signs]
         events += device_events
     return memory, events
@@ -143,22 +148,44 @@ def _to_int(value: Any) -> int | None:
     return value if is_valid else None
 
 
-def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
-    """Return, by device, the bytes in use, freed but pending, and reserved at the time of the snapshot.
+class _Usage(NamedTuple):
+    """The memory of a device at the time of the snapshot, in bytes.
 
-    Bytes in use and pending count sizes as requested, before the allocator rounds them up.
+    ``live`` (in use) and ``pending`` (freed, but not yet reusable) count sizes as requested, ``rounded`` the blocks in
+    use. ``blocks``: address of a block in use -> its size as requested, and its size.
     """
-    by_device: dict[int, tuple[int, int, int]] = {}
+
+    live: int
+    pending: int
+    reserved: int
+    rounded: int
+    blocks: dict[int, tuple[int, int]]
+
+
+def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, _Usage]:
+    """Return the memory in use at the time of the snapshot by device."""
+    by_device: dict[int, _Usage] = {}
     for segment in segments:
         device = _to_int(segment.get("device")) or 0
-        sizes = dict.fromkeys((_LIVE, *_PENDING), 0)
+        usage = by_device.get(device, _Usage(0, 0, 0, 0, {}))
+        sizes, rounded = dict.fromkeys((_LIVE, *_PENDING), 0), 0
         blocks = segment.get("blocks")
         for block in blocks if isinstance(blocks, list) else []:
             if isinstance(block, dict) and isinstance(state := block.get("state"), str) and state in sizes:
-                sizes[state] += _to_int(block.get("requested_size", block.get("size"))) or 0
-        live, pending, reserved = by_device.get(device, (0, 0, 0))
-        live, pending = live + sizes[_LIVE], pending + sum(sizes[state] for state in _PENDING)
-        by_device[device] = live, pending, reserved + (_to_int(segment.get("total_size")) or 0)
+                requested = _to_int(block.get("requested_size", block.get("size"))) or 0
+                sizes[state] += requested
+                if state == _LIVE:
+                    size = max(requested, _to_int(block.get("size")) or 0)
+                    address = _to_int(block.get("address", block.get("addr")))
+                    rounded += size
+                    usage.blocks.update({} if address is None else {address: (requested, size)})
+        by_device[device] = _Usage(
+            usage.live + sizes[_LIVE],
+            usage.pending + sum(sizes[state] for state in _PENDING),
+            usage.reserved + (_to_int(segment.get("total_size")) or 0),
+            usage.rounded + rounded,
+            usage.blocks,
+        )
     return by_device
 
 
@@ -208,21 +235,40 @@ def _convert_entries(
     return rows, events
 
 
-def _add_totals(rows: list[dict[str, Any]], allocated: int, reserved: int, counts: dict[str, int]) -> None:
-    """Add total_allocated and total_reserved (bytes after each entry), computed backwards from the final totals."""
-    for column, total, end in (
-        ("bytes", "total_allocated", allocated),
-        ("reserved", "total_reserved", reserved),
-    ):
+def _add_rounded_sizes(rows: list[dict[str, Any]], blocks: dict[int, tuple[int, int]]) -> None:
+    """Add ``rounded``, the change of the bytes of blocks, from the last entry to the first.
+
+    Args:
+        blocks: of the snapshot, by address.
+    """
+    sizes = {address: rounded for address, (_, rounded) in blocks.items()}
+    for row in reversed(rows):
+        requested, address = row["bytes"], row["addr"]
+        usual = -(-abs(requested) // _ROUNDING) * _ROUNDING
+        if requested < 0:  # before, its block is in use; it is not in the snapshot
+            sizes[address] = usual
+            row["rounded"] = -usual
+        else:
+            row["rounded"] = max(requested, sizes.pop(address, usual)) if requested else 0
+
+
+def _add_totals(rows: list[dict[str, Any]], ends: tuple[int, int, int], counts: dict[str, int]) -> None:
+    """Add the totals (bytes after each entry), computed backwards from those at the end.
+
+    Args:
+        ends: allocated, reserved and rounded bytes at the end.
+    """
+    totals = ("total_allocated", "total_reserved", "total_rounded")
+    for column, total, end in zip(("bytes", "reserved", "rounded"), totals, ends, strict=True):
         after = [end]
         for row in reversed(rows):
             after.append(after[-1] - row[column])
         is_consistent = min(after) >= 0
-        counts["totals_unknown"] += 0 if is_consistent else len(rows)
+        counts["totals_unknown"] += 0 if is_consistent or column == "rounded" else len(rows)
         for row, now in zip(reversed(rows), after, strict=False):
             row[total] = now if is_consistent else None
     for row in rows:
-        del row["reserved"]
+        del row["reserved"], row["rounded"]
 
 
 def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str, Any]]:

@@ -118,6 +118,18 @@ def test_memory_timeline_names_the_line_with_the_most_memory(tmp_path: Path) -> 
     assert (row["operator"], row["operator_bytes"]) == ("forward (/home/me/model.py:12)", 1000)
     assert row["unknown_bytes"] == 800 and row["allocations"] == 3 and row["device"] == 1
     assert row["peak_reserved_bytes"] == 40 << 20
+    # Blocks: 1024 B for the layer, 512 B for the data, 1024 B from before; the first entry is a segment at 5 us.
+    assert (row["peak_rounded_bytes"], row["peak_after_ns"]) == (2560, 25_000)
+
+
+def test_without_times_the_peak_follows_from_the_order(tmp_path: Path) -> None:
+    content = snapshot()
+    for item in content["device_traces"][1]:
+        del item["time_us"]
+    job = etloom.open(write(tmp_path / "snapshot.pickle", content), use_cache=False)
+    (row,) = etloom.analyze(job, "memory-timeline").rows(named=True)
+    assert (row["peak_bytes"], row["peak_rounded_bytes"], row["peak_at_ns"]) == (2100, 2560, None)
+    assert row["operator"] == "forward (/home/me/model.py:12)"
 
 
 def test_snapshots_of_several_ranks_are_a_run(tmp_path: Path) -> None:
