@@ -151,13 +151,13 @@ def compiling(steps: int, *at: float) -> RankBuilder:
 def test_the_first_compilation_is_not_one_again(tmp_path: Path) -> None:
     """What began in the first of several steps may be warm-up, what came after it, between steps too, is not."""
     (row,) = find_rows(compiling(3, 20, 85, 210).trace(tmp_path), "recompilation")
-    assert row["title"] == "torch.compile still compiles after the first step (2 times)"
+    assert row["title"] == "torch.compile compiles after the first step, too (2 times)"
     assert (row["cost_ns"], row["confidence"]) == (20_000, "high")
     (row,) = find_rows(compiling(1, 20, 85).trace(tmp_path), "recompilation")
-    said = "torch.compile compiles 2 times (only one step is annotated: may be the first compilation)"
+    said = "torch.compile compiles 2 times (only one step is annotated: may be the first time)"
     assert (row["title"], row["confidence"]) == (said, "low")
     (row,) = find_rows(compiling(0, 20).trace(tmp_path), "recompilation")
-    assert row["title"] == "torch.compile compiles once (no step is annotated: may be the first compilation)"
+    assert row["title"] == "torch.compile compiles once (no step is annotated: may be the first time)"
     # One that is under way when the first step ends has begun in it.
     assert find_costs(compiling(2, 75).trace(tmp_path), "recompilation") == []
 

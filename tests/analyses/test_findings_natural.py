@@ -180,3 +180,55 @@ def test_broadcasts_of_buffers_in_a_recording(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "nccl_ddp"), "findings")
     assert rows["pattern"].to_list()[:2] == ["launch-bound", "buffer-broadcasts"]
     assert "host-compute" not in rows["pattern"]
+
+
+@pytest.mark.parametrize(("sync_at", "cause"), [(110, "sync"), (600, "launch")])
+def test_a_synchronization_that_begins_after_the_device_fell_idle_waits_for_nothing(
+    sync_at: int, cause: str, tmp_path: Path
+) -> None:
+    """The device works from 10 to 110, and again from 900 on; the host synchronizes in between."""
+    run = RankBuilder().step(1, 0, 1_200).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    run.op("cudaDeviceSynchronize", sync_at, 5, "cuda_runtime", correlation=77)
+    run.op("aten::mm", 880, 30).kernel(890, 900, 200)
+    gaps = RankView(etloom.link(run.trace(tmp_path))).gaps.filter(pl.col("gap_ns") > 500_000)
+    assert gaps["cause"].cast(pl.String).to_list() == [cause]
+
+
+@pytest.mark.parametrize("frames", [False, True])
+def test_the_capture_of_a_graph_is_no_steady_state(frames: bool, tmp_path: Path) -> None:
+    """From 200 to 5,000 the host captures a graph, and waits for the device meanwhile."""
+    run = RankBuilder().step(1, 0, 6_000).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    if frames:
+        run.op("torch/cuda/graphs.py(98): capture_begin", 200, 10, "python_function")
+        run.op("torch/cuda/graphs.py(119): capture_end", 4_990, 10, "python_function")
+    else:
+        run.op("cudaStreamBeginCapture", 200, 5, "cuda_runtime").op(
+            "cudaStreamEndCapture", 4_990, 10, "cuda_runtime"
+        )
+    run.op("cudaDeviceSynchronize", 220, 5, "cuda_runtime", correlation=77)
+    run.op("aten::mm", 5_050, 30).kernel(5_060, 5_070, 500)
+    rows = etloom.analyze(run.trace(tmp_path), "findings", min_pct=1)
+    first = rows.row(0, named=True)
+    assert (first["pattern"], first["confidence"]) == ("recompilation", "low")
+    assert first["title"].startswith("device graphs are captured once") and first["cost_ns"] == 4_800_000
+    assert "host-sync" not in rows["pattern"]
+
+
+def test_the_first_launch_of_a_recording_without_steps_is_not_late(tmp_path: Path) -> None:
+    run = RankBuilder().op("aten::add", 0, 200).kernel(100, 158, 400, call_us=50)
+    for at in range(210, 260, 10):
+        run.op("aten::add", at, 8).kernel(at + 1, 158 + 40 * (at - 200), 390)
+    assert find_rows(run.trace(tmp_path), "launch-bound") == []
+
+
+@pytest.mark.parametrize(("backend", "confidence"), [("nccl", "low"), ("gloo", "medium")])
+def test_host_times_of_a_job_on_gpus_are_no_measure_of_its_work(
+    backend: str, confidence: str, tmp_path: Path
+) -> None:
+    """Without the device's activities, operators that launch copies seem to be copies."""
+    run = RankBuilder().step(1, 0, 1_000).op(f"{backend}:all_reduce", 5, 10)
+    for at in range(20, 900, 100):
+        run.op("aten::to", at, 50).op("aten::copy_", at + 2, 46)
+    (row,) = find_rows(run.trace(tmp_path), "copies")
+    assert row["confidence"] == confidence
+    assert ("GPU activity is not recorded" in row["title"]) == (backend == "nccl")

@@ -197,6 +197,11 @@ def _attribute_gaps(
     wait = _find_last_before(view.sync_calls, until)
     released = _take(view.sync_calls["end"], wait)
     is_synced = (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
+    # A call that begins when the device has been idle for long does not wait for it: the host was late before.
+    called = _take(view.sync_calls["ts"], wait)
+    is_synced &= called <= starts + _LAUNCH_LATENCY_NS
+    # What waits while a graph is captured or compiled belongs to that.
+    is_synced &= 2 * view.compiling.covered(called, released) <= np.maximum(released - called, 1)
     # Before the first activity there is nothing to wait for; after the last one, the host launches nothing more.
     is_synced &= (starts >= view.busy.starts[0]) & ~is_last
     allocation = _find_last_before(view.allocations, until)

@@ -27,7 +27,7 @@ def find_in_rank(trace: Trace) -> RankFindings:
 
     def find(name: str) -> list[Finding] | None:
         try:
-            return list(patterns[name].find(view))
+            return view.apply(patterns[name])
         except _NeedsOtherRanks:
             return None
 

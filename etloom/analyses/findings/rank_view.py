@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,8 +42,14 @@ SAVES = r"torch[/.]serialization\.py\(\d+\): save$|torch/distributed/checkpoint/
 """Matches frames of torch.save and of distributed checkpoints."""
 COMPILES = (
     r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
-    r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)"
+    r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)|deferred_cudagraphify"
 )
+_GPU_ONLY = r"^nccl:|^aten::record_stream$|^(?:cuda|hip)[A-Z]|^cuLaunch"
+"""Matches operators and calls of jobs on GPUs."""
+CAPTURES = r"StreamBeginCapture|\bcapture_begin\b|cudagraph|CUDAGraphNode"
+"""Matches events of `RankView.compiles` that capture a device graph."""
+_CAPTURE_BEGIN, _CAPTURE_END = r"StreamBeginCapture|\bcapture_begin\b", r"StreamEndCapture|\bcapture_end\b"
+"""Matches calls of the runtime, and frames without which these are not recorded."""
 _ALLOCATING_OPERATORS = rf"^aten::(?:(?:empty|new_empty|resize_){categories.WORD}*|set_)$"
 """Matches operators that only allocate: if one takes long, it initializes the device or waits for the allocator."""
 _METADATA_OPERATORS = (
@@ -143,7 +149,24 @@ class RankView:
         """Return the findings of a pattern that examines one rank at a time."""
         if self._stored is not None and pattern in self._stored.findings:
             return self._stored.findings[pattern]
-        return list(registry.get("patterns", pattern).find(self))
+        return self.apply(registry.get("patterns", pattern))
+
+    def apply(self, pattern: Any) -> list[Finding]:
+        """Return the findings of a pattern (a module).
+
+        If the GPU activity of a job on GPUs is not recorded, all of them are estimates: operators then launch work, and
+        their times on the host are not those of the work.
+        """
+        findings = list(pattern.find(self))
+        if findings and self.activity.basis == "host" and self._uses_gpu:
+            note = " (host times only: the GPU activity is not recorded)"
+            return [replace(item, title=item.title + note, confidence="low") for item in findings]
+        return findings
+
+    @shared_property
+    def _uses_gpu(self) -> bool:
+        """True if the rank communicates by NCCL, or calls what exists for GPUs only."""
+        return bool((self.match_categories(categories.HOST_CATEGORIES) & self.match_events(_GPU_ONLY)).any())
 
     @shared_property
     def activity(self) -> Activity:
@@ -451,12 +474,23 @@ class RankView:
 
     @shared_property
     def compiles(self) -> pl.DataFrame:
-        """Events in which torch.compile compiles (of nested events the outermost), columns as in `find_host_events`."""
-        return select_outermost(self.find_host_events(COMPILES))
+        """Events in which torch.compile compiles or a device graph is captured, of nested events the outermost.
+
+        Columns as in `find_host_events`. A capture lasts until it is ended.
+        """
+        begins, ends = self.find_host_events(_CAPTURE_BEGIN), self.find_host_events(_CAPTURE_END)
+        if begins.height and ends.height:
+            ends = ends.select("pid", until="end", at="ts").sort("at")
+            begins = begins.join_asof(
+                ends, left_on="ts", right_on="at", by="pid", strategy="forward", check_sortedness=False
+            )
+            until = pl.coalesce("until", "end")
+            begins = begins.with_columns(end=until, dur=until - pl.col("ts")).drop("until", "at")
+        return select_outermost(pl.concat([self.find_host_events(COMPILES), begins]))
 
     @shared_property
     def compiling(self) -> Intervals:
-        """Times at which some thread compiled."""
+        """Times at which some thread compiled or captured."""
         return Intervals.of(self.compiles["ts"], self.compiles["end"])
 
     @shared_property
@@ -620,13 +654,12 @@ def _make_empty_iterations() -> pl.DataFrame:
 
 
 def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the host events that are not nested in another event of the table ``events`` (pid, tid, ts, end), by
-    start."""
+    """Return the host events that do not lie in another event of the table ``events`` (pid, tid, ts, end), by start."""
     if events.height < 2:
         return events
     ordered = events.sort("ts", "end", descending=(False, True), maintain_order=True)
     before = pl.col("end").cum_max().shift(1).over("pid", "tid")
-    return ordered.filter((before <= pl.col("ts")).fill_null(True))
+    return ordered.filter((before < pl.col("end")).fill_null(True))
 
 
 ALLOCATES = r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree)|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release)"

@@ -1,4 +1,5 @@
-"""Find compilations by torch.compile in steady state, and graph breaks that split a compiled step."""
+"""Find compilations by torch.compile and captures of device graphs in steady state, and graph breaks that split a
+compiled step."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, compute_cost, format_times, sum_places
-from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.findings.rank_view import CAPTURES, RankView
 from etloom.core.intervals import Intervals
 
 REGION = r"^Torch-Compiled Region: (\d+)/(\d+)"
@@ -25,11 +26,20 @@ def find(view: RankView) -> Iterator[Finding]:
     if since is not None:
         compiles = compiles.filter(pl.col("ts") >= since)
 
+    is_capture = compiles["name"].str.contains(CAPTURES)
+    subject = (
+        "torch.compile compiles"
+        if not is_capture.any()
+        else "device graphs are captured"
+        if is_capture.all()
+        else "torch.compile compiles and captures device graphs"
+    )
+
     def title(row: dict[str, Any]) -> str:
         times = format_times(row["count"])
         if since is None:
-            return f"torch.compile compiles {times} ({view.warmup_caveat}: may be the first compilation)"
-        return f"torch.compile still compiles after the first step ({times})"
+            return f"{subject} {times} ({view.warmup_caveat}: may be the first time)"
+        return f"{subject} after the first step, too ({times})"
 
     yield from sum_places(
         view,
