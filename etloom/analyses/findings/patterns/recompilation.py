@@ -26,14 +26,7 @@ def find(view: RankView) -> Iterator[Finding]:
     if since is not None:
         compiles = compiles.filter(pl.col("ts") >= since)
 
-    is_capture = compiles["name"].str.contains(CAPTURES)
-    subject = (
-        "torch.compile compiles"
-        if not is_capture.any()
-        else "device graphs are captured"
-        if is_capture.all()
-        else "torch.compile compiles and captures device graphs"
-    )
+    subject = _describe_subject(compiles["name"].str.contains(CAPTURES))
 
     def title(row: dict[str, Any]) -> str:
         times = format_times(row["count"])
@@ -84,3 +77,13 @@ def find(view: RankView) -> Iterator[Finding]:
             in_steps_ns=in_steps_ns,
             kind="graph breaks",
         )
+
+
+def _describe_subject(is_capture: pl.Series) -> str:
+    if not is_capture.any():
+        return "torch.compile compiles"
+    return (
+        "device graphs are captured"
+        if is_capture.all()
+        else "torch.compile compiles and captures device graphs"
+    )
