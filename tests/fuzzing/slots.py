@@ -13,7 +13,7 @@ import yaml
 ODD_VALUES: tuple[Any, ...] = (None, True, -1, 1 << 200, 0.5, "text", "\ud800", [], [1], {}, {"a": [1]}, [{}])
 SIDE_FILES = ("meta.json", "run.json", "rank_*.json", "*.yaml", "facts.json")
 _LONGEST_LIST = 2
-"""Items of a list of which each is replaced."""
+"""Items of a list, or of an object that maps names to numbers, of which each is replaced."""
 
 
 def find_side_files(folder: Path) -> list[Path]:
@@ -36,8 +36,9 @@ def list_slots(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
     """Yield the place of each value in a tree: the keys and indices that lead to it."""
     yield place
     if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from list_slots(value, (*place, key))
+        is_map = all(type(value) is int for value in tree.values())
+        for key in list(tree)[: _LONGEST_LIST if is_map else None]:
+            yield from list_slots(tree[key], (*place, key))
     elif isinstance(tree, list):
         for index, value in enumerate(tree[:_LONGEST_LIST]):
             yield from list_slots(value, (*place, index))

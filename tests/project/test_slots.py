@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ COMMANDS = (
     Command("info", ("info", "{run}", "--format", "json")),
     Command("analyze", ("analyze", "temporal-breakdown", "{run}")),
 )
-_QUICK_BATCHES = 8
-_BATCH = 8
-"""Slots of a file that are replaced together; where a command then ends with an error, each is replaced alone."""
+_QUICK_BATCHES = 3
+_BATCH = 16
+"""Slots of a file that are replaced together."""
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +36,22 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def list_batches(tree: Any) -> Iterator[list[Slot]]:
-    """Yield all slots of a tree with all odd values, in groups of which none contains another."""
+def list_batches(tree: Any, alone: Set[Place]) -> Iterator[list[Slot]]:
+    """Yield all slots of a tree with all odd values, in groups of which none contains another.
+
+    Args:
+        tree: the content of a file.
+        alone: places to be replaced alone; may grow.
+    """
     generator = random.Random(7)
-    for value in ODD_VALUES:
+    for value in generator.sample(ODD_VALUES, len(ODD_VALUES)):
         rest = list(list_slots(tree))
         generator.shuffle(rest)
         while rest:
-            batch: list[Place] = []
-            for place in rest:
-                if len(batch) < _BATCH and not any(_contains(a, place) or _contains(place, a) for a in batch):
+            batch = rest[:1]
+            for place in rest[1:] if batch[0] not in alone else ():
+                is_apart = not any(_contains(a, place) or _contains(place, a) for a in batch)
+                if len(batch) < _BATCH and is_apart and place not in alone:
                     batch.append(place)
             rest = [place for place in rest if place not in batch]
             yield [(place, value) for place in batch]
@@ -64,30 +71,44 @@ def list_files(folder: Path) -> dict[Path, Any]:
     return dict(files.values())
 
 
-def check_batch(batch: Sequence[Slot], file: Path, tree: Any, run: Path, out: Path) -> list[str]:
-    """Replace slots of a file and run the commands; return their faults."""
+def check_batch(
+    batch: Sequence[Slot], file: Path, tree: Any, run: Path, out: Path, alone: set[Place]
+) -> list[str]:
+    """Replace slots of a file and run the commands; return their faults.
+
+    Where a command ends with an error, each slot is replaced alone; those that cause it are added to ``alone``.
+    """
     changed = tree
     for place, value in batch:
         changed = replace_slot(changed, place, value)
     write_tree(file, changed)
-    results = [(command, command.run(run, file, out)) for command in COMMANDS]
-    judged = [(command.name, command.judge(*result)) for command, result in results]
-    faults = [f"{name} {file.name} {batch}: {fault}" for name, fault in judged if fault]
-    if len(batch) > 1 and any(status != 0 for _, (status, *_) in results):
-        faults = [fault for slot in batch for fault in check_batch([slot], file, tree, run, out)] or faults
+    faults: list[str] = []
+    for command in COMMANDS:
+        status, *texts = command.run(run, file, out)
+        if fault := command.judge(status, *texts):
+            faults.append(f"{command.name} {file.name} {batch}: {fault}")
+        if status == 0:
+            continue
+        if len(batch) == 1:
+            alone.add(batch[0][0])
+        else:
+            singles = (check_batch([slot], file, tree, run, out, alone) for slot in batch)
+            faults = [fault for single in singles for fault in single] or faults
+        break  # the other commands read the same
     return faults
 
 
 def check_slots(format: str, seeds: Path, folder: Path, count: int | None) -> list[str]:
-    """Return the faults of the commands on each changed file of a format, or on ``count`` random batches of slots."""
+    """Return the faults of the commands on each changed file of a format, or on ``count`` batches of slots per file."""
     faults = []
     run = shutil.copytree(seeds / format, folder / format)
     files = list_files(run)
-    batches = [(file, batch) for file, tree in files.items() for batch in list_batches(tree)]
-    assert batches
-    for file, batch in random.Random(7).sample(batches, min(count or len(batches), len(batches))):
+    assert files
+    for file, tree in files.items():
         content = file.read_bytes()
-        faults += check_batch(batch, file, files[file], run / SEEDS[format].root, folder)
+        alone: set[Place] = set()
+        for batch in itertools.islice(list_batches(tree, alone), count):
+            faults += check_batch(batch, file, tree, run / SEEDS[format].root, folder, alone)
         file.write_bytes(content)
     return faults
 
