@@ -19,15 +19,27 @@ if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
 
 CAUSES = (
-    *("data", "save", "compile", "profiler", "compute", "allocator", "copy", "sync", "pause", "call"),
+    *(
+        "data",
+        "tokenizer",
+        "save",
+        "compile",
+        "profiler",
+        "compute",
+        "allocator",
+        "copy",
+        "sync",
+        "pause",
+        "call",
+    ),
     *("launch", "device", "unrecorded"),
 )
 """Causes of a gap between activities, which is shared among them by their overlap with it in time.
 
 In this order, the host:
 
-- was loading data, saving a checkpoint, compiling, held up by the profiler, computing itself (operators that launch
-  nothing), or allocating device memory;
+- was loading data, tokenizing text, saving a checkpoint, compiling, held up by the profiler, computing itself
+  (operators that launch nothing), or allocating device memory;
 - returned, after the device had become idle, from a copy out of pageable memory or from another call that synchronizes;
 - ran no operator for `LONG_PAUSE_NS` or more within an annotated step, or was in one call of the runtime for that long;
 - launched late (or nothing more) for another reason.
@@ -165,6 +177,7 @@ def list_stalls(view: RankView) -> dict[str, Intervals]:
     """Return the times at which the host is blocked by something other than the device, by cause."""
     stalls = {
         "data": view.data_loading,
+        "tokenizer": Intervals.of(view.tokenizer_calls["ts"], view.tokenizer_calls["end"]),
         "save": view.saving - (view.busy - view.busy_computing),  # its copies were not queued before it
         "compile": view.compiling,
         "profiler": view.profiling,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.findings.rank_view import RankView, select_outermost
-from etloom.core import categories
+from etloom.core import categories, nesting
 
 TINY_NS = 50_000
 """An operator that usually takes less computes little: most of its time is overhead."""
@@ -22,6 +22,7 @@ _SCHEMA = dict.fromkeys(
     "name": pl.String,
     "read_name": pl.String,
 }
+OPTIMIZER_STEP = r"^Optimizer\.step#"
 READS_VALUE = r"^aten::(?:item|_local_scalar_dense|is_nonzero)$"
 
 
@@ -43,9 +44,13 @@ def find_operator_runs(view: RankView) -> pl.DataFrame:
     )
     thread = ("pid", "tid")
     ordered = calls.sort(*thread, "ts").with_columns(tiny=is_tiny, interrupted=interruption)
+    optimizers = view.find_host_events(OPTIMIZER_STEP, categories.ANNOTATION_CATEGORIES)
+    around = nesting.find_innermost(optimizers["ts"], optimizers["end"], ordered["ts"])
+    ordered = ordered.with_columns(optimizer=pl.Series(around))
     pause = pl.col("ts") - pl.col("end").shift(1).over(thread)
     ordered = ordered.with_columns(
-        run=pl.struct(*thread, "step", "tiny").rle_id() + (pause > MAX_PAUSE_NS).fill_null(False).cum_sum()
+        run=pl.struct(*thread, "step", "tiny", "optimizer").rle_id()
+        + (pause > MAX_PAUSE_NS).fill_null(False).cum_sum()
     )
     reads_value = pl.col("name").str.contains(READS_VALUE)
     runs = (

@@ -38,6 +38,16 @@ _MODULE = r"^nn\.Module: (.*)$"
 _FRAME = r"^.*\(\d+\): "
 _LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
 LOADS_DATA = r"^enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__"
+TOKENIZES = (
+    r"(?i)(?:tokenization_\w+|tokenizers?|sentencepiece|tiktoken)(?:/\w+)*\.py\(\d+\): "
+    r"(?:__call__|_?(?:batch_)?encode\w*)$"
+    r"|\): \w*(?:^|_|\b)tokeni[sz]e\w*$|encode\w* of (?:builtins\.)?(?:tokenizers\.|Tokenizer|sentencepiece|CoreBPE)"
+)
+"""Matches Python frames of tokenizers."""
+_PARSES_PYTHON = r"(?:^|/)tokenize\.py\("
+"""Matches frames of Python's own module, with which compilers read source code."""
+_TOKENIZES_RANGE = r"(?i)(?:^|[^a-z])tokeni[sz]"
+"""Matches annotations of tokenizers."""
 SAVES = r"torch[/.]serialization\.py\(\d+\): save$|torch/distributed/checkpoint/.*\(\d+\): (?:async_)?save$"
 """Matches frames of torch.save and of distributed checkpoints."""
 COMPILES = (
@@ -427,6 +437,19 @@ class RankView:
     def data_loading(self) -> Intervals:
         """Times at which some thread waited for the data loader."""
         return Intervals.of(self.data_loads["ts"], self.data_loads["end"])
+
+    @shared_property
+    def tokenizer_calls(self) -> pl.DataFrame:
+        """Outermost frames and annotations of tokenizers outside of data loaders, columns as in `find_host_events`."""
+        frames = self.find_host_events(TOKENIZES, categories.PYTHON_CATEGORIES)
+        frames = frames.filter(~pl.col("name").str.contains(_PARSES_PYTHON))
+        ranges = self.find_host_events(_TOKENIZES_RANGE, categories.ANNOTATION_CATEGORIES)
+        calls = select_outermost(pl.concat([frames, ranges]).sort("ts"))
+        launched = np.sort(arrays.to_array(self.activities["launch_ts"], -1))
+        starts, ends = calls["ts"].to_numpy(), calls["end"].to_numpy()
+        is_pure = np.searchsorted(launched, starts) == np.searchsorted(launched, ends)
+        loading = self.data_loading.covered(starts, ends)
+        return calls.filter(pl.Series(is_pure & (2 * loading < ends - starts), dtype=pl.Boolean))
 
     @shared_property
     def gaps(self) -> pl.DataFrame:

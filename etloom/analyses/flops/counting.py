@@ -86,11 +86,23 @@ def count_calls(trace: Trace) -> pl.DataFrame:
     ).filter(~pl.col("family").cast(pl.String).str.ends_with("communication"))
 
 
+_EXTREMES = ("aten::min", "aten::max")
+_TWO = r"^\[\[[^\[\]]*\], ?\[[^\[\]]*\]\]$"
+"""Dimensions of two arguments: then these operators compare two tensors instead of reducing one."""
+
+
 def _check_costs(trace: Trace, units: pl.DataFrame) -> pl.DataFrame:
     """Add the columns `known` and `family`; raise AnalysisError if no cost is known."""
     units = units.with_columns(
         lookup_families(units["name"]), known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null()
     )
+    if "dims" in units.columns:
+        is_pairwise = pl.col("name").cast(pl.String).is_in(_EXTREMES) & pl.col("dims").cast(
+            pl.String
+        ).str.contains(_TWO)
+        units = units.with_columns(
+            pl.when(is_pairwise).then(pl.lit("elementwise", dtype=FAMILY)).otherwise("family").alias("family")
+        )
     with_shapes = units.filter(pl.col("dims").is_not_null()) if "dims" in units.columns else units.clear()
     if not units["known"].any() and with_shapes.height:
         counts = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import polars as pl
 
-from etloom.analyses.findings.finding import DEVICE, HOST, Finding, format_times, sum_findings, sum_places
+from etloom.analyses.findings.finding import Finding, format_times
 from etloom.analyses.findings.gaps import LONG_PAUSE_NS
 from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.findings.removed_work import list_launched, sum_removed
 from etloom.core import categories
 
 SCOPE = "rank"
@@ -27,31 +27,14 @@ _ADVICE = (
 
 def find(view: RankView) -> Iterator[Finding]:
     regions = _find_regions(view)
-    if regions.height < MIN_FORWARDS:
-        return
-    work = view.activities
-    at = (
-        np.searchsorted(regions["start"].to_numpy(), work["launch_ts"].fill_null(-1).to_numpy(), side="right")
-        - 1
-    )
-    inside = (at >= 0) & (work["launch_ts"].fill_null(-1).to_numpy() < regions["end"].to_numpy()[at])
-    device = work.filter(pl.Series(inside)).select(
-        "step", "stream", "name", "end", start="ts", cost_ns="dur", event="launch"
-    )
-    findings = [
-        *sum_places(view, regions, _describe, confidence="medium", advice=_ADVICE, tracks=HOST, by="name"),
-        *sum_places(view, device, _describe, confidence="medium", advice=_ADVICE, tracks=DEVICE, by="name"),
-    ]
-    if findings:
-        count = format_times(regions.height)
-        yield sum_findings(
-            findings,
-            f"DistributedDataParallel broadcasts the buffers of the model before its forward, {count}",
+    if regions.height >= MIN_FORWARDS:
+        title = (
+            "DistributedDataParallel broadcasts the buffers of the model before its forward, "
+            f"{format_times(regions.height)}"
         )
-
-
-def _describe(row: dict[str, object]) -> str:
-    return "buffers are broadcast"
+        yield from sum_removed(
+            view, regions, list_launched(view, regions), title, confidence="medium", advice=_ADVICE
+        )
 
 
 def _find_regions(view: RankView) -> pl.DataFrame:

@@ -8,7 +8,10 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, Finding, describe_place, sum_places
+from etloom.analyses.findings.patterns.parameter_loops import find_parameter_loops
+from etloom.analyses.findings.patterns.unfused_attention import find_attention
 from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.findings.removed_work import list_launched
 from etloom.core import arrays, nesting
 from etloom.core.text import count_noun
 
@@ -43,6 +46,9 @@ def _find_chains(view: RankView) -> pl.DataFrame:
         view.match_activities(kernels, ELEMENTWISE)
         & ~view.match_activities(kernels, f"{FUSED}|{WRITES_ONLY}")
     ).to_numpy()
+    for find_regions in (find_parameter_loops, find_attention):  # these patterns report their kernels
+        reported = list_launched(view, view.compute_once(find_regions))["event"]
+        is_elementwise &= ~kernels["launch"].is_in(reported.implode()).fill_null(False).to_numpy()
     track = nesting.track_codes(kernels, ("device", "stream"))
     rows = nesting.order_by_track(track)
     step = arrays.to_array(kernels["step"], np.iinfo(np.int64).min)

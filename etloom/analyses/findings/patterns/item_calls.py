@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, sum_places
-from etloom.analyses.findings.operator_runs import find_operator_runs
+from etloom.analyses.findings.operator_runs import READS_VALUE, find_operator_runs
 from etloom.analyses.findings.patterns.tiny_operators import MAX_READ_SHARE
-from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.analyses.findings.removed_work import REGION_SCHEMA, list_launched, sum_removed
+from etloom.core import categories, nesting
 
 SCOPE = "rank"
+MIN_READS = 8
+MAX_PERIOD = 8
+"""Operators from one read to the next in a loop."""
+_ADVICE = (
+    "compute the values of all parameters together (torch._foreach_norm, torch.stack, clip_grad_norm_ with "
+    "foreach=True) and read them with one .tolist(), not in every step"
+)
 
 
 def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
+        loops = _find_loops(view)
+        count = int(loops["reads"].sum())
+        title = f"loops that read values of tensors {count:,} times (.item(), float(), if tensor)"
+        yield from sum_removed(
+            view, loops, list_launched(view, loops), title, confidence="medium", advice=_ADVICE
+        )
         return
     runs = find_operator_runs(view).filter(pl.col("reads") >= MAX_READ_SHARE * pl.col("count"))
     reads = int(runs["reads"].sum())
@@ -24,8 +40,47 @@ def find(view: RankView) -> Iterator[Finding]:
         runs.select("step", "start", "end", "cost_ns", name="read_name", event="read_event"),
         lambda _: f"loops that read values of tensors {reads:,} times (.item(), float(), if tensor)",
         confidence="medium",
-        advice="compute the values of all parameters together (torch._foreach_norm, torch.stack) and read them with "
-        "one .tolist(), not in every step",
+        advice=_ADVICE,
         tracks=HOST,
         by="name",
     )
+
+
+def _find_loops(view: RankView) -> pl.DataFrame:
+    """Return the times in which operators repeat around reads of values, and then one of them for each read.
+
+    The columns are those of `REGION_SCHEMA`, and ``reads``.
+    """
+    empty = pl.DataFrame(schema=REGION_SCHEMA | {"reads": pl.Int64})
+    if not view.match_events(READS_VALUE).any():
+        return empty
+    calls = select_outermost(view.find_host_events("", categories.OPERATOR_CATEGORIES))
+    calls = calls.sort("pid", "tid", "ts")
+    waits = np.sort(view.sync_calls["ts"].to_numpy())  # a tensor on the host is read without a wait
+    has_wait = np.searchsorted(waits, calls["ts"]) < np.searchsorted(waits, calls["end"])
+    reads = np.flatnonzero(calls["name"].str.contains(READS_VALUE).to_numpy() & has_wait)
+    if reads.size < MIN_READS:
+        return empty
+    thread = nesting.track_codes(calls, ("pid", "tid", "step"))
+    period = np.diff(reads)
+    cuts = np.flatnonzero((period > MAX_PERIOD) | (np.diff(thread[reads]) != 0)) + 1
+    bounds = [run for run in np.split(reads, cuts) if run.size >= MIN_READS]
+    repeats = calls["name"].rle_id().to_numpy()
+    rows = []
+    for run in bounds:
+        usual = int(np.median(np.diff(run)))
+        begin, last = max(int(run[0]) - usual + 1, 0), int(run[-1])
+        after = last + 1
+        while after < calls.height and thread[after] == thread[last] and repeats[after] == repeats[last + 1]:
+            after += 1
+        # Such as a product with each gradient.
+        rows.append((begin, after - 1 if after - last - 1 >= run.size / 2 else last, run.size))
+    if not rows:
+        return empty
+    begins, ends, counts = (list(column) for column in zip(*rows, strict=True))
+    regions = calls[begins].select("step", "name", start="ts", event="id")
+    regions = regions.with_columns(end=calls["end"][ends], reads=pl.Series(counts))
+    cost = ((pl.col("end") - pl.col("start")) * (1 - 1 / pl.col("reads"))).round()
+    regions = regions.with_columns(cost_ns=cost).sort("start")
+    regions = regions.filter((pl.col("start") >= pl.col("end").shift(1)).fill_null(True))
+    return regions.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items())

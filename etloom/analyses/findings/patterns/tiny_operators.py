@@ -8,6 +8,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, describe_place, sum_places
 from etloom.analyses.findings.operator_runs import find_operator_runs
+from etloom.analyses.findings.patterns.parameter_loops import find_parameter_loops, mask_updates
 from etloom.analyses.findings.rank_view import RankView
 
 SCOPE = "rank"
@@ -19,6 +20,9 @@ def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
         return
     runs = find_operator_runs(view).filter(pl.col("reads") < MAX_READ_SHARE * pl.col("count"))
+    runs = runs.filter(
+        ~pl.Series(mask_updates(runs, view.compute_once(find_parameter_loops)), dtype=pl.Boolean)
+    )
     count = int(runs["count"].sum())
     yield from sum_places(
         view,

@@ -1,0 +1,77 @@
+"""Findings of a part of the program that would not run: its time on the host, and what it launches on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from etloom.analyses.findings.finding import DEVICE, HOST, Finding, sum_findings, sum_places
+from etloom.analyses.findings.rank_view import RankView
+from etloom.core import arrays
+from etloom.core.intervals import Intervals
+
+MAX_LEAD_NS = 3_000
+"""A device needs a few us between two kernels: such a pause goes with the kernel after it."""
+REGION_SCHEMA = dict.fromkeys(("start", "end", "event", "step", "cost_ns"), pl.Int64) | {"name": pl.String}
+
+
+def list_launched(view: RankView, regions: pl.DataFrame) -> pl.DataFrame:
+    """Return the GPU activities that were launched inside regions of the host, as rows for `sum_places`.
+
+    Args:
+        view: The rank.
+        regions: start and end (ns) of disjoint times, ascending.
+
+    Returns:
+        region (row of ``regions``), cat, step, stream, name, start (with the pause since the kernel before), end,
+        dur, event (the launch call), cost_ns (end - start).
+    """
+    work = view.activities
+    starts, ends = regions["start"].to_numpy(), regions["end"].to_numpy()
+    called = arrays.to_array(work["launch_ts"], -1) if work.height else np.zeros(0, np.int64)
+    region = np.searchsorted(starts, called, side="right") - 1
+    inside = np.flatnonzero((region >= 0) & (called < ends[region])) if len(starts) else region[:0]
+    rows = work[inside].with_columns(region=pl.Series(region[inside], dtype=pl.Int64))
+    pause = (pl.col("ts") - pl.col("end").shift(1)).over("device", "stream", "region").fill_null(0)
+    lead = pl.when(pause.is_between(0, MAX_LEAD_NS)).then(pause).otherwise(0)
+    return rows.with_columns(start=pl.col("ts") - lead).select(
+        *("region", "cat", "step", "stream", "name", "start", "end", "dur"),
+        event="launch",
+        cost_ns=pl.col("end") - pl.col("start"),
+    )
+
+
+def sum_removed(
+    view: RankView, regions: pl.DataFrame, launched: pl.DataFrame, title: str, **facts: Any
+) -> Iterator[Finding]:
+    """Yield a single finding on regions of the host without which their work on host and device would not run.
+
+    Its cost on the rank does not count time in which the device is busy with other work; the simulated gain decides
+    for itself what that time hides.
+
+    Args:
+        view: The rank.
+        regions: start, end, event, step, name and cost_ns (the host's time that would be saved).
+        launched: Rows of `list_launched` with the device's time that would be saved.
+        title: The problem.
+        **facts: confidence and advice, as for `sum_places`.
+    """
+    parts = [
+        *sum_places(view, regions, lambda _: title, tracks=HOST, by="name", **facts),
+        *sum_places(view, launched, lambda _: title, tracks=DEVICE, by="name", **facts),
+    ]
+    if not parts:
+        return
+    finding = sum_findings(parts, title)
+    other = view.activities.filter(~pl.col("launch").is_in(launched["event"].implode()).fill_null(False))
+    exposed = finding.lost - Intervals.of(other["ts"], other["end"])
+    yield replace(
+        finding,
+        cost_ns=min(finding.cost_ns, exposed.total),
+        in_steps_ns=min(finding.in_steps_ns, (exposed & view.step_intervals).total),
+        components=tuple(parts),
+    )
