@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import random
+import re
 import shutil
 import sys
 import time
@@ -65,6 +67,36 @@ def test_both_of_two_culprits_are_named(kind: str, ring: int, generator: ModuleT
         report = etloom.hangs(job)
         assert report.cause is not None
         assert (report.cause.kind, report.cause.ranks) == (kind, culprits), report.sentence
+
+
+FAULTS = [kind for kind in KINDS if kind not in ("device", "healthy")]
+
+
+@pytest.mark.parametrize("ring", [0, 3])
+@pytest.mark.parametrize("kinds", itertools.combinations(FAULTS, 2), ids="-".join)
+def test_culprits_of_two_kinds_are_both_named(
+    kinds: tuple[str, str], ring: int, generator: ModuleType, tmp_path: Path
+) -> None:
+    """Two ranks of a group fail in the same call, each in its own way, and no other rank is named."""
+    for seed in range(2):
+        shuffled = random.Random(f"{seed} {kinds} {ring}")
+        culprits = shuffled.sample(range(6), 2)
+        for rank, kind in zip(culprits, kinds, strict=True):
+            generator.make_job(tmp_path / f"{seed} {rank}", 12, 8, generator.Fault(kind, rank), seed, 6)
+        job, other = (tmp_path / f"{seed} {rank}" for rank in culprits)
+        name = f"_dump_{culprits[1]}"
+        (job / name).unlink()
+        if (other / name).exists():
+            shutil.copy(other / name, job / name)
+        for path in job.iterdir() if ring else ():
+            dump = json.loads(path.read_text())
+            dump["entries"] = dump["entries"][-1 - shuffled.randrange(ring) :]
+            path.write_text(json.dumps(dump))
+        report = etloom.hangs(job)
+        assert report.cause is not None
+        assert report.cause.ranks == tuple(sorted(culprits)), report.sentence
+        named = set(map(int, re.findall(r"\brank (\d+) (?:diverged|did not|left|crashed)", report.sentence)))
+        assert named == set(culprits), report.sentence
 
 
 @pytest.mark.parametrize("is_partial", [False, True])

@@ -231,9 +231,10 @@ def _name_host_place(state: ProcessState) -> str:
 
 def _make_cause(scene: _Scene, kind: str, ranks: Iterable[int], text: str) -> HangCause:
     """Return the cause of a hang, with the ranks that wait, the call in which they wait, and the evidence."""
-    named = set(ranks)
+    companions = _find_companions(scene, set(ranks))
+    named = set(ranks).union(*companions.values())
     direct, indirect = find_waiting(build_waits(scene.table), named)
-    parts = [text]
+    parts = [text, *(f"{format_ranks(others)} {fault}" for fault, others in companions.items())]
     is_missing = (pl.col("finding") == "missing") & pl.col("seq").is_not_null()
     # The first of the calls that most of these ranks have not made, in the sentence and in the evidence.
     missing = sorted(
@@ -249,6 +250,38 @@ def _make_cause(scene: _Scene, kind: str, ranks: Iterable[int], text: str) -> Ha
     if missing:
         parts.append(f"only {format_ranks(missing[0]['others'])} called {_name_call(missing[0])}")
     return HangCause(kind, tuple(sorted(named)), "; ".join(parts), _list_evidence(scene, named, missing))
+
+
+def _find_companions(scene: _Scene, named: set[int]) -> dict[str, set[int]]:
+    """Return what other ranks did wrong in the calls in which the ranks ``named`` failed: fault -> ranks.
+
+    Several ranks of a group may fail at once, each in its own way.
+    """
+    faults = [*_MISMATCHES, "missing"]
+    rows = list(scene.table.filter(pl.col("finding").is_in(faults)).iter_rows(named=True))
+    failed = [row for row in rows if named.intersection(row["ranks"])]
+    # What the ranks did not call after a call that differs is a consequence.
+    failed = [row for row in failed if row["finding"] in _MISMATCHES] or failed
+    groups = {row["group"] for row in failed if row["seq"] is None}
+    is_stuck = (pl.col("finding") == "not finished") & pl.col("group").is_in(groups)
+    calls = {(row["group"], row["seq"]) for row in failed if row["seq"] is not None}
+    calls |= set(scene.table.filter(is_stuck).select("group", "seq").iter_rows())
+    waiting = scene.table.filter(pl.col("finding") == "not finished")["ranks"].explode().drop_nulls()
+    late = {rank for root in find_roots(build_waits(scene.table)) for rank in root} - set(waiting)
+    companions: dict[str, set[int]] = {}
+    for row in rows:
+        if (row["group"], row["seq"]) not in calls | {(group, None) for group, _ in calls}:
+            continue
+        if row["finding"] in _MISMATCHES:
+            fault, ranks = f"diverged with an{_MISMATCHES[row['finding']]} in it", set(row["ranks"])
+            ranks = ranks if row["others"] else set()  # without a majority nobody is known to be wrong
+        elif row["seq"] is None:
+            fault, ranks = "left no readable dump", set(row["ranks"]) if row["others"] else set()
+        else:
+            fault, ranks = "did not call it", late.intersection(row["ranks"])
+        if others := ranks - named - set().union(*companions.values()):
+            companions.setdefault(fault, set()).update(others)
+    return companions
 
 
 def _describe_waiting(direct: set[int], indirect: set[int], awaited: int) -> str:
