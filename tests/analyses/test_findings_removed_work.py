@@ -162,8 +162,18 @@ def test_servers_of_tokenizers_and_compilers_are_not_a_cause(name: str, tmp_path
 def test_an_optimizer_of_a_cpu_run_is_named(tmp_path: Path) -> None:
     rank = RankBuilder().step(1, 0, 2_000)
     rank.op("Optimizer.step#SGD.step", 10, 1_900, "user_annotation")
-    for number in range(100):
-        rank.op(("aten::mul_", "aten::add_")[number % 2], 20 + 15 * number, 10)
+    for number in range(120):
+        rank.op(("aten::mul_", "aten::add_", "aten::add_", "aten::item")[number % 4], 20 + 15 * number, 10)
     patterns = etloom.analyze(rank.trace(tmp_path), "findings")["pattern"].to_list()
     assert "parameter-loops" in patterns
-    assert "tiny-operators" not in patterns
+    assert not {"tiny-operators", "item-calls"} & set(patterns)
+
+
+def test_operators_in_float64_count_inside_of_others_without_types(tmp_path: Path) -> None:
+    rank = RankBuilder().step(1, 0, 2_000)
+    for number in range(4):
+        start = 20 + 400 * number
+        rank.op("autograd::engine::evaluate_function: MmBackward0", start, 300)
+        rank.op("aten::mm", start + 10, 200, **{"Input Dims": [[64, 64]] * 2, "Input type": ["double"] * 2})
+    table = etloom.analyze(rank.trace(tmp_path), "findings", pattern="double-precision")
+    assert table["cost_ns"].to_list() == [4 * 100_000]

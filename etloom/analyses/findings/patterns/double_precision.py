@@ -37,8 +37,8 @@ def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
         yield from _find_on_device(view, wide)
         return
-    calls = select_outermost(view.find_host_events("", categories.OPERATOR_CATEGORIES))
-    calls = calls.filter(pl.col("id").is_in(wide.implode()))
+    calls = view.find_host_events("", categories.OPERATOR_CATEGORIES)
+    calls = select_outermost(calls.filter(pl.col("id").is_in(wide.implode())))
     rows = calls.select("step", "name", "end", start="ts", event="id", cost_ns=pl.col("dur") // 2)
     yield from _sum_rows(view, rows, HOST, "the cost assumes half the time")
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, sum_places
 from etloom.analyses.findings.operator_runs import READS_VALUE, find_operator_runs
+from etloom.analyses.findings.patterns.parameter_loops import find_parameter_loops, mask_updates
 from etloom.analyses.findings.patterns.tiny_operators import MAX_READ_SHARE
 from etloom.analyses.findings.rank_view import RankView, select_outermost
 from etloom.analyses.findings.removed_work import REGION_SCHEMA, list_launched, sum_removed
@@ -34,6 +35,7 @@ def find(view: RankView) -> Iterator[Finding]:
         )
         return
     runs = find_operator_runs(view).filter(pl.col("reads") >= MAX_READ_SHARE * pl.col("count"))
+    runs = runs.filter(~mask_updates(runs, view.compute_once(find_parameter_loops)))
     reads = int(runs["reads"].sum())
     yield from sum_places(
         view,
