@@ -167,7 +167,7 @@ short_activities slow_calls small total unlinked unmatched_syncs
 """Columns that say how many; the name says of what."""
 NAMES = """
 communication depth destination device device_type event first_rank group_size last_rank max_rank min_rank node parent
-pid rank reference seq source step stream tid worst_step
+kind pid rank reference seq source step stream tid worst_step
 """
 """Columns of numbers that name something."""
 OWN_UNITS = {

@@ -1,5 +1,4 @@
-"""Find compilations by torch.compile and captures of device graphs in steady state, and graph breaks that split a
-compiled step."""
+"""Find compilations and captures of device graphs in steady state, and graph breaks that split a compiled step."""
 
 from __future__ import annotations
 
