@@ -140,7 +140,7 @@ def _choose_category(connection: pl.Expr) -> pl.Expr:
     stated = args.str.extract(r'"Task Type": ?"([^"]*)"').str.to_uppercase().fill_null("")
     is_unknown = stated.str.contains(_UNKNOWN_TASK)
     task = pl.when(is_unknown).then(name.str.to_uppercase()).otherwise(stated)
-    is_operator = ~task.str.contains(_WAIT_TASK) & ~name.str.contains(_TASK_TYPE)
+    is_operator = (is_unknown | ~stated.str.contains(_WAIT_TASK)) & ~name.str.contains(_TASK_TYPE)
     on_hardware, in_hccl = (pl.col("process").is_in(list(names)) for names in ((HARDWARE,), _COMMUNICATION))
     return (
         pl.when(pl.col("process").is_in(list(_SUMMARIES)))
