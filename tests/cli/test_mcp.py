@@ -24,6 +24,7 @@ from etloom import comparison
 from etloom.analyses import answers
 from etloom.analyses.findings import job_gain
 from etloom.analyses.flops.peaks import lookup_peaks
+from etloom.api.shared_results import prepare_predictions
 from etloom.cli import main
 from etloom.cli.limited_process import LimitedProcess
 from etloom.cli.mcp import tools as mcp_tools
@@ -324,6 +325,7 @@ def test_a_question_finds_everything_prepared(runs: OpenedRuns, monkeypatch: pyt
     opened = OpenedRuns(runs.roots)
     opened.get_job("before")
     prepare_run(opened, opened.resolve("before"))
+    prepare_predictions(opened.get_job("before"))  # as in the process for predictions
     for module, name in (
         (recorded_run, "contract_graph"),
         (recorded_run, "EdgeSelector"),
@@ -445,8 +447,8 @@ def test_questions_of_any_length_end_at_the_time_limit(
     monkeypatch.setattr(mcp_tools, "MAX_PREDICTION_SECONDS", 0.001)
     questions = (
         partial(tools.predict, ranks=4096),
-        partial(tools.predict, network="200Gbit/s"),
-        partial(tools.what_if, ["kernel x0.5"]),
+        partial(tools.predict, network="201Gbit/s"),
+        partial(tools.what_if, ["kernel x0.51"]),
     )
     for ask in questions:
         assert ask(run="before").startswith("error: the prediction takes longer than 0.001 s")

@@ -43,13 +43,15 @@ def prepare_run(runs: OpenedRuns, path: Path) -> None:
 
 def _list_work(runs: OpenedRuns, run: str) -> Iterator[Callable[[], object]]:
     """Yield functions that compute shared results and answers in advance, for the most likely questions first."""
-    from etloom.api.shared_results import list_shared_work
+    from etloom.api.shared_results import list_shared_work, prepare_predictions
     from etloom.core import registry
 
     tools, job = RunTools(runs), runs.get_job(run)
     yield partial(tools.open_run, run)
     yield from list_shared_work(job)
-    yield from (partial(tool, run) for tool in (tools.summary, tools.findings, tools.predict))
+    yield from (partial(tool, run) for tool in (tools.summary, tools.findings))
+    yield partial(tools.ask_process, run, prepare_predictions)
+    yield partial(tools.predict, run)
     yield partial(tools.compare, run, run)
     names = [name for name in registry.list_plugins("analyses") if name not in _COSTLY]
     is_small = len(job) * sum(trace.rows("events") for trace in job.values()) <= _MAX_SIMULATED_EVENTS

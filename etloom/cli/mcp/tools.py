@@ -190,7 +190,7 @@ class RunTools:
     @_answer
     def what_if(self, changes: list[str], run: str = "") -> dict[str, Any]:
         """Predict times with all changes applied: "kernel:*gemm* x0.5", "comm x0", "op:aten::copy_ x0", "launch x0"."""
-        reasons, table = self._ask_process(run, _simulate, changes)
+        reasons, table = self.ask_process(run, _simulate, changes)
         return {"units": "times in ns", "times": table, "reasons": reasons}
 
     @_answer
@@ -214,21 +214,18 @@ class RunTools:
             raise InvalidValue(f"expected 1 to {_MAX_PREDICTED_RANKS:,} ranks, got {ranks:,}")
         networks = self._resolve_network(network), self._resolve_network(recorded_network)
         arguments = (*networks, ranks or None, parallel, device or None)
-        reasons, table = self._ask_process(run, _predict, *arguments)
+        reasons, table = self.ask_process(run, _predict, *arguments)
         units = "times in ns; bounds: 90 % interval"
         return {"reasons": reasons, "units": units} | _list_first(table, top)
 
-    def _ask_process(
-        self, run: str, function: Callable[..., tuple[list[str], pl.DataFrame]], *arguments: Any
-    ) -> tuple[list[str], pl.DataFrame]:
-        """Return the reasons and the table of a prediction, whose time and memory are limited."""
+    def ask_process(self, run: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a function about predictions of a run, whose time and memory are limited."""
         from etloom.core.machine import available_memory
 
         memory = max(MAX_MEMORY, available_memory() // 2)  # of the graph of a large run
-        answer: tuple[list[str], pl.DataFrame] = self.runs.get_process(run).call(
+        return self.runs.get_process(run).call(
             function, *arguments, seconds=MAX_PREDICTION_SECONDS, topic="prediction", memory=memory
         )
-        return answer
 
     def _resolve_network(self, network: str) -> str | None:
         """Return the network option, with the path of a YAML file resolved below the roots; None if it is empty."""
