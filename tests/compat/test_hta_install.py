@@ -24,7 +24,11 @@ from hta.trace_analysis import TraceAnalysis, TimeSeriesTypes
 from hta.trace_diff import TraceDiff, LabeledTrace, DeviceType
 from hta.common import execution_trace
 from hta.common.execution_trace import load_execution_trace
-from hta.common.trace import Trace
+from hta.common.trace import Trace, TraceSymbolTable
+from hta.common.trace_call_graph import CallGraph
+from hta.common.timeline import Timeline, PlotFormat, align_module_with_kernels
+from hta.analyzers.timeline import plot_timeline_gpu_kernels
+from hta.configs.config import logger
 from hta.common.trace_filter import (CompositeFilter, CPUOperatorFilter, FirstIterationFilter, GPUKernelFilter,
     IterationFilter, IterationIndexFilter, NameFilter, TimeRangeFilter)
 from hta.common.trace_symbol_table import TraceSymbolTable

@@ -89,10 +89,7 @@ def draw_diff(df: pd.DataFrame, quantity: str, title: str, show: bool, path: str
     Raises:
         EtloomError: Altair is not installed, the frame is not of compare_traces, or the file cannot be written.
     """
-    try:
-        import altair
-    except ImportError:
-        raise EtloomError("Altair is not installed", remedy='pip install "etloom[plot]"') from None
+    altair = _import_altair()
     labels = [column.removesuffix(_TOTAL) for column in df.columns if column.endswith(_TOTAL)]
     if len(labels) != 2 or f"diff_{quantity}" not in df:
         raise InvalidValue(
@@ -116,11 +113,74 @@ def draw_diff(df: pd.DataFrame, quantity: str, title: str, show: bool, path: str
             )
         )
         if path:
-            target = expand_home(path)
-            try:
-                with replacing(target) as partial:
-                    chart.save(str(partial), format=target.suffix[1:].lower())
-            except (OSError, ValueError, ImportError) as error:
-                raise EtloomError(f"cannot be written: {error}", where=path) from None
+            _save(chart, path)
         if show:
             chart.show()
+
+
+def draw_timeline(
+    values: pd.DataFrame,
+    title: str,
+    *,
+    x: tuple[str, str],
+    y: str,
+    color: str,
+    show: bool,
+    as_html: bool,
+    path: str | None,
+) -> str | None:
+    """Draw a bar per row between two columns (us), on the line of its ``y``; return it as HTML if ``as_html``.
+
+    Args:
+        values: the rows; all columns appear next to the pointer.
+        title: The title of the chart.
+        x: The columns of the starts and ends.
+        y: The column of the lines.
+        color: The column of the colors.
+        show: Whether to show it in a notebook that has Altair.
+        as_html: Whether to return the text of a page.
+        path: File to write, or None.
+
+    Raises:
+        EtloomError: Altair is not installed, or the file cannot be written.
+    """
+    if values.empty or not (path or as_html or (show and _find_altair() is not None)):
+        return None
+    altair = _import_altair()
+    with altair.data_transformers.enable("default", max_rows=None):
+        chart = (
+            altair.Chart(values, title=title)
+            .mark_bar()
+            .encode(
+                x=altair.X(field=x[0], type="quantitative", title="us"),
+                x2=altair.X2(field=x[1]),
+                y=altair.Y(field=y, type="nominal", title=None),
+                color=altair.Color(field=color, type="nominal", sort=None, legend=None),
+                tooltip=[altair.Tooltip(field=column) for column in values.columns],
+            )
+            .interactive()
+        )
+        if path:
+            _save(chart, path)
+        if show and _find_altair() is not None:
+            importlib.import_module("IPython.display").display(chart)
+        return str(chart.to_html()) if as_html else None
+
+
+def _import_altair() -> Any:
+    """Return the module Altair. Raises EtloomError if it is not installed."""
+    try:
+        import altair
+    except ImportError:
+        raise EtloomError("Altair is not installed", remedy='pip install "etloom[plot]"') from None
+    return altair
+
+
+def _save(chart: Any, path: str) -> None:
+    """Write a chart to a file in the format of its suffix. Raises EtloomError if it cannot be written."""
+    target = expand_home(path)
+    try:
+        with replacing(target) as partial:
+            chart.save(str(partial), format=target.suffix[1:].lower())
+    except (OSError, ValueError, ImportError) as error:
+        raise EtloomError(f"cannot be written: {error}", where=path) from None

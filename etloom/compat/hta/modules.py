@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from types import ModuleType
 
@@ -17,10 +18,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "hta.common.trace": ("Trace",),
     "hta.common.trace_filter": (),
     "hta.common.trace_symbol_table": (),
+    "hta.common.trace_call_graph": (),
+    "hta.common.timeline": (),
     "hta.analyzers": (),
+    "hta.analyzers.timeline": (),
     "hta.analyzers.critical_path_analysis": ("CPGraph", "CPNode", "CPEdge", "CPEdgeType", "restore_cpgraph"),
     "hta.analyzers.trace_counters": ("TimeSeriesTypes", "CUDA_SASS_INSTRUCTION_COUNTER_FLOPS"),
     "hta.configs": (),
+    "hta.configs.config": (),
     "hta.configs.parser_config": ("ParserConfig",),
     "hta.utils": (),
     "hta.utils.utils": ("shorten_name", "flatten_column_names"),
@@ -29,6 +34,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
 _ALIASES = {
     "hta.common.execution_trace": "etloom.compat.hta.execution_trace",
     "hta.common.trace_filter": "etloom.compat.hta.trace_filter",
+    "hta.common.trace_call_graph": "etloom.compat.hta.call_graph",
+    "hta.common.timeline": "etloom.compat.hta.timeline",
+    "hta.analyzers.timeline": "etloom.compat.hta.timeline",
 }
 """HTA's modules that are modules here."""
 
@@ -60,4 +68,6 @@ def install() -> None:
             module.__file__, module.__path__ = front.__file__, []
     from etloom.compat.hta.frames import SymbolTable
 
-    sys.modules["hta.common.trace_symbol_table"].__dict__["TraceSymbolTable"] = SymbolTable
+    for name in ("hta.common.trace_symbol_table", "hta.common.trace"):
+        sys.modules[name].__dict__["TraceSymbolTable"] = SymbolTable
+    sys.modules["hta.configs.config"].__dict__["logger"] = logging.getLogger("hta")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Filter(ABC):
-    """Selects rows of a frame: ``filter(df)``, or ``filter(df, symbol_table)`` for names that are numbers."""
+class Filter:
+    """Selects rows of a frame: ``filter(df)``, or ``filter(df, symbol_table)`` for names that are numbers.
+
+    A filter of one's own overrides ``mask`` or, as with HTA, ``__call__``.
+    """
 
     column = ""
     """The column that the filter requires; a frame without it is returned unchanged, with a warning."""
@@ -27,9 +29,9 @@ class Filter(ABC):
             return df
         return df.loc[self.mask(df, symbol_table)]
 
-    @abstractmethod
     def mask(self, df: pd.DataFrame, symbol_table: SymbolTable | None) -> pd.Series[bool]:
         """Return whether each row is selected."""
+        raise NotImplementedError
 
 
 class IterationFilter(Filter):
