@@ -15,7 +15,7 @@ from statistics import fmean
 import polars as pl
 
 from etloom.analyses.answers import answer
-from etloom.analyses.steps import measure_device_tail
+from etloom.analyses.helpers.step_times import measure_device_tail
 from etloom.comparison.best_case import CONFIDENCE, ESTIMATES, BestCaseShift, estimate_best_case_shift
 from etloom.comparison.difference_tables import BY as BY
 from etloom.comparison.difference_tables import (

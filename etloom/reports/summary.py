@@ -14,8 +14,8 @@ from typing import Any
 
 import polars as pl
 
-from etloom.analyses import steps as step_analysis
 from etloom.analyses.answers import Answer, answer, answer_by_rank, find_stored_answer
+from etloom.analyses.helpers import step_times
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.step_before import StepBefore, find_step_before
@@ -201,7 +201,7 @@ def _build_overview(job: Job, tables: Mapping[str, pl.DataFrame]) -> pl.DataFram
     (of the communication).
     """
     time_ns = pl.col("time_ns")
-    times = step_analysis.measure_step_times(tables["steps"])[0].group_by("rank")
+    times = step_times.measure_step_times(tables["steps"])[0].group_by("rank")
     steps = (
         tables["steps"]
         .group_by("rank")
@@ -267,7 +267,7 @@ def _summarize_step_time(steps: pl.DataFrame, before: StepBefore | None) -> Summ
     """
     if steps.is_empty():
         return SummaryLine("Step time", "unknown", "no ProfilerStep annotation in these traces")
-    by_rank, measured = step_analysis.measure_step_times(steps)
+    by_rank, measured = step_times.measure_step_times(steps)
     times = by_rank.group_by("step").agg(pl.col("time_ns").mean()).sort("step")["time_ns"]
     note = _describe_measured(steps, measured)
     if before is not None:
@@ -300,7 +300,7 @@ def _describe_measured(steps: pl.DataFrame, measured: str) -> str:
     if measured == "period":
         return "; from end to end on the device, which lags behind the host"
     annotation = format_duration(float(steps["dur_ns"].mean() or 0))  # type: ignore[arg-type]
-    tail = format_duration(step_analysis.measure_device_tail(steps))
+    tail = format_duration(step_times.measure_device_tail(steps))
     starts_later = (steps["device_start_ns"] >= steps["start_ns"] + steps["dur_ns"]).all()
     extent = "from its first to its last GPU activity" if starts_later else "until its GPU activity ends"
     return f"; {extent}: the annotation on the host takes {annotation}, and the GPU finishes {tail} after it"
