@@ -259,7 +259,7 @@ def _record(words: Sequence[str], out: Path, recording: CollectOptions, overwrit
     from etloom import collector
 
     result = collector.collect(words, out, recording, overwrite=overwrite, on_build=_report_build)
-    if not result.windows:
+    if not (result.windows or result.ranks or any(result.out.glob("*.etob"))):
         return result
     from etloom.api.recording import finish_recording
 
