@@ -93,14 +93,14 @@ def _split_ranks(
     by_name: dict[str | None, set[int | None]] = {}
     for row in rows:
         by_name.setdefault(row["pg_name"], set()).add(row["rank"])
-    same = {name for name, ranks in by_name.items() if ranks == set(members)}
-    placed = [row for row in rows if row["pg_name"] in same]
+    same = {name for name, ranks in by_name.items() if ranks - {None} == set(members)}
+    placed = [row for row in rows if row["pg_name"] in same and row["rank"] is not None]
     stats.append(
         Stat(
             "read.nccl_unknown_device",
             "data_loss",
             len(rows) - len(placed),
-            "calls of communicators of some of the process's GPUs; which GPU is not stated",
+            "calls without a rank, or of communicators of some of the process's GPUs: which GPU is not stated",
         )
     )
     calls = pl.DataFrame(

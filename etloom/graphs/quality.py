@@ -170,22 +170,24 @@ class Misfit:
 def explain_misfit(
     explained: ExplainedStarts, makespan: int, residual: int, unexplained_waits: int
 ) -> Misfit | None:
-    """Return why the graph does not explain a rank's recording; None if it does.
+    """Return why the graph does not explain a rank's recording, by the largest error; None if it does.
 
     See `LatencyFit` for the times, and `measure_unexplained_waits`.
     """
+    misfits = []
     if explained.starts and explained.starts < MIN_STARTS:
-        return Misfit(f"only {explained.starts} kernel starts")
-    if explained.share < MIN_EXPLAINED_SHARE:
+        misfits.append(Misfit(f"only {explained.starts} kernel starts"))
+    elif explained.share < MIN_EXPLAINED_SHARE:
         share = 1 - explained.share
-        return Misfit(f"{100 * share:.0f} % of the kernel starts are unexplained", share)
+        misfits.append(Misfit(f"{100 * share:.0f} % of the kernel starts are unexplained", share))
     if makespan and residual > makespan / 2:
-        return Misfit(f"unexplained delays sum to {100 * residual / makespan:.0f} % of the makespan")
+        share = residual / makespan
+        misfits.append(Misfit(f"unexplained delays sum to {100 * share:.0f} % of the makespan"))
     if unexplained_waits > MAX_UNEXPLAINED_WAIT_SHARE * makespan:
         share = unexplained_waits / makespan
         reason = f"calls that wait for the GPU count as host work for {100 * share:.0f} % of the makespan"
-        return Misfit(reason, share)
-    return None
+        misfits.append(Misfit(reason, share))
+    return max(misfits, key=lambda misfit: misfit.error, default=None)
 
 
 def find_unexplained_ranks(graph: Graph, job: Job) -> dict[int, Misfit]:

@@ -171,6 +171,14 @@ class EdgeSelector:
         if change.target == "op" and change.name is not None:
             expression = wildcard_to_regex(change.name)
             is_match = self._match_names(lambda names: arrays.match_text(names, expression))
+            is_operator = np.concatenate(
+                [
+                    categories.mask_events(trace.events, categories.OPERATOR_CATEGORIES)
+                    for trace in self.job.values()
+                ]
+            )
+            if (is_match & is_operator).any():  # else the name is one of annotations or functions
+                is_match &= is_operator
             enclosing = nesting.find_nearest_ancestor(self._parents, is_match)
             is_outermost = is_match & ((self._parents < 0) | (enclosing[self._parents] < 0))
             owners = nesting.find_nearest_ancestor(self._parents, is_outermost, owners)

@@ -93,8 +93,9 @@ def test_no_streams_means_all_that_are_stated(tmp_path: Path) -> None:
     analyzer = TraceAnalysis(trace_files={0: write_trace(tmp_path / "t.json", [*events, *copies])})
     everything, _ = analyzer.get_idle_time_breakdown()
     listed, stats = analyzer.get_idle_time_breakdown(streams=[], show_idle_interval_stats=True)
-    assert set(everything["stream"]) == set(listed["stream"]) == set(stats["stream"]) == {7}
-    assert everything["stream"].dtype.kind == "i" and listed["idle_time"].sum() == 5
+    # Activity without a stream is on that of its thread.
+    assert set(everything["stream"]) == set(listed["stream"]) == set(stats["stream"]) == {7, 9}
+    assert everything["stream"].dtype.kind == "i" and listed["idle_time"].sum() == 5 + 25
 
 
 def test_annotations_have_an_empty_schema(data: Path) -> None:

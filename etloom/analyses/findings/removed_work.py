@@ -11,7 +11,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, HOST, Finding, sum_findings, sum_places
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core import arrays
+from etloom.core import nesting
 from etloom.core.intervals import Intervals
 
 MAX_LEAD_NS = 3_000
@@ -20,21 +20,28 @@ REGION_SCHEMA = dict.fromkeys(("start", "end", "event", "step", "cost_ns"), pl.I
 
 
 def list_launched(view: RankView, regions: pl.DataFrame) -> pl.DataFrame:
-    """Return the GPU activities that were launched inside regions of the host, as rows for `sum_places`.
+    """Return the GPU activities that were launched by the thread of a region inside of it, as rows for `sum_places`.
 
     Args:
         view: The rank.
-        regions: start and end (ns) of disjoint times, ascending.
+        regions: start and end (ns) of times that are disjoint on a thread, ascending; event (id), of that thread.
 
     Returns:
         region (row of ``regions``), cat, step, stream, name, start (with the pause since the kernel before), end,
         dur, event (the launch call), cost_ns (end - start).
     """
-    work = view.activities
+    work = view.activities.filter(pl.col("launch_ts").is_not_null())
+    threads = nesting.track_codes(view.trace.events, ("pid", "tid"))
+    callers, called = threads[view.find_rows(work["launch"])], work["launch_ts"].to_numpy()
+    owners = threads[view.find_rows(regions["event"])]
     starts, ends = regions["start"].to_numpy(), regions["end"].to_numpy()
-    called = arrays.to_array(work["launch_ts"], -1) if work.height else np.zeros(0, np.int64)
-    region = np.searchsorted(starts, called, side="right") - 1
-    inside = np.flatnonzero((region >= 0) & (called < ends[region])) if len(starts) else region[:0]
+    region = np.full(work.height, -1)
+    for thread in np.unique(owners):
+        own, calls = np.flatnonzero(owners == thread), np.flatnonzero(callers == thread)
+        at = np.searchsorted(starts[own], called[calls], side="right") - 1
+        is_inside = (at >= 0) & (called[calls] < ends[own][at])
+        region[calls[is_inside]] = own[at[is_inside]]
+    inside = np.flatnonzero(region >= 0)
     rows = work[inside].with_columns(region=pl.Series(region[inside], dtype=pl.Int64))
     pause = (pl.col("ts") - pl.col("end").shift(1)).over("device", "stream", "region").fill_null(0)
     lead = pl.when(pause.is_between(0, MAX_LEAD_NS)).then(pause).otherwise(0)
@@ -43,6 +50,17 @@ def list_launched(view: RankView, regions: pl.DataFrame) -> pl.DataFrame:
         event="launch",
         cost_ns=pl.col("end") - pl.col("start"),
     )
+
+
+def keep_disjoint(regions: pl.DataFrame) -> pl.DataFrame:
+    """Return regions by start, without those that begin before the one kept last has ended."""
+    regions = regions.sort("start")
+    kept, end = [], None
+    for row, (start, its_end) in enumerate(regions.select("start", "end").iter_rows()):
+        if end is None or start >= end:
+            kept.append(row)
+            end = its_end
+    return regions[kept]
 
 
 def sum_removed(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etloom.cli.mcp.bounded_text import Answer, answer_error, bound_answer
-from etloom.cli.mcp.opened_runs import MAX_MEMORY, OpenedRuns
+from etloom.cli.mcp.opened_runs import OpenedRuns
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue
 from etloom.core.text import unknown_rank_error
 
@@ -222,7 +222,7 @@ class RunTools:
         """Return the result of a function about predictions of a run, whose time and memory are limited."""
         from etloom.core.machine import available_memory
 
-        memory = max(MAX_MEMORY, available_memory() // 2)  # of the graph of a large run
+        memory = available_memory() // 2  # of the graph of a large run
         return self.runs.get_process(run).call(
             function, *arguments, seconds=MAX_PREDICTION_SECONDS, topic="prediction", memory=memory
         )

@@ -154,8 +154,11 @@ class CallGraph:
     def _add_rank(self, rank: int) -> Iterator[tuple[object, ...]]:
         """Add the columns to the frame of a rank, and its call stacks; yield their rows of the mapping."""
         frame = self.trace_data.get_trace(rank)
-        texts = np.array(self.trace_data.symbol_table.sym_table, dtype=object)
-        names = texts[frame["name"].to_numpy()].astype(str)
+        texts, names = self.trace_data.symbol_table.sym_table, frame["name"].to_numpy()
+        is_step, is_backward = (
+            np.array([text.startswith(label) for text in texts])[names] for label in (STEP, BACKWARD)
+        )
+        is_autograd = np.array(["autograd::" in text for text in texts])[names]
         parent = _find_parents(self.trace_data, rank, frame)
         host = (frame["stream"] == HOST).to_numpy()
         threads = frame[host].sort_values("ts", kind="stable").groupby(["pid", "tid"], sort=False)
@@ -163,22 +166,21 @@ class CallGraph:
             thread: np.searchsorted(frame["index"].to_numpy(), part["index"].to_numpy())
             for thread, part in threads
         }
-        labels = {thread: _find_label(names[at]) for thread, at in rows.items()}
+        labels = {
+            thread: "main" if is_step[at].any() else "bwd" if is_autograd[at].any() else texts[names[at[0]]]
+            for thread, at in rows.items()
+        }
         for thread, at in rows.items():
             if labels[thread] == "bwd":
-                _hang_backward(frame, names, parent, at, [rows[t] for t in rows if labels[t] == "main"])
+                main = np.concatenate([rows[t] for t in rows if labels[t] == "main"] or [at[:0]])
+                for is_annotation in (is_backward, is_step):
+                    _hang_backward(frame, parent, at, main[is_annotation[main]])
         for name, values in _summarize(frame, parent, host).items():
             frame[name] = values
         for (pid, tid), at in rows.items():
             identity = CallStackIdentity(rank, pid, tid)
             self.call_stacks.append(CallStack(identity, frame.iloc[at], frame))
             yield (*identity, labels[pid, tid], len(self.call_stacks) - 1)
-
-
-def _find_label(names: NDArray[np.str_]) -> str:
-    if np.char.startswith(names, STEP).any():
-        return "main"
-    return "bwd" if (np.char.find(names, "autograd::") >= 0).any() else str(names[0])
 
 
 def _find_parents(trace: HtaTrace, rank: int, frame: pd.DataFrame) -> NDArray[np.int64]:
@@ -199,22 +201,14 @@ def _find_parents(trace: HtaTrace, rank: int, frame: pd.DataFrame) -> NDArray[np
 
 
 def _hang_backward(
-    frame: pd.DataFrame,
-    names: NDArray[np.str_],
-    parent: NDArray[np.int64],
-    thread: NDArray[np.int64],
-    main_threads: list[NDArray[np.int64]],
+    frame: pd.DataFrame, parent: NDArray[np.int64], thread: NDArray[np.int64], annotations: NDArray[np.int64]
 ) -> None:
-    """Give the outermost events of a backward thread the annotation of the main thread as their parent, in place."""
+    """Give the outermost events of a backward thread the annotation (rows) around their begin as parent, in place."""
     start, end = frame["ts"].to_numpy(), frame["end"].to_numpy()
-    for label in (BACKWARD, STEP):
-        around = np.array(
-            [row for at in main_threads for row in at if names[row].startswith(label)], dtype=int
-        )
-        for row in thread[parent[thread] < 0]:
-            inside = around[(start[around] <= start[row]) & (start[row] < end[around])]
-            if inside.size:
-                parent[row] = inside[-1]
+    for row in thread[parent[thread] < 0]:
+        inside = annotations[(start[annotations] <= start[row]) & (start[row] < end[annotations])]
+        if inside.size:
+            parent[row] = inside[-1]
 
 
 def _summarize(

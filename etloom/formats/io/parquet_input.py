@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ _TYPE, _PATH, _VALUES, _DECODED_BYTES, _STATISTICS = 1, 3, 5, 6, 12
 """Fields of the metadata of a column of a row group."""
 _NULLS = 3
 """Field of the statistics of a column of a row group."""
-_MIN_ROW_BYTES = 32
-"""Bytes that a row counts at least for the ratio, so that a file of nulls alone cannot have any number of rows."""
+_NULL_ROW_BYTES = 32
+"""Bytes that a row with a null counts at least for the ratio, so that a file of nulls cannot have any length."""
 _WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}
 """Bytes of a value in memory, by its type in the file."""
 _DEFAULT_WIDTH = 8
@@ -117,17 +118,19 @@ def check_parquet(
     rows = _get(footer, _ROWS, int)
     if into_memory:
         check_rows(rows, path, max_rows(rows if row_limit is None else row_limit))
-    decoded_bytes, stored_bytes = _sum_decoded_bytes(
+    decoded_bytes, stored_bytes, nulls = _sum_decoded_bytes(
         footer, None if columns is None else {name.encode() for name in columns}
     )
-    check_ratio(file_bytes, max(stored_bytes, rows * _MIN_ROW_BYTES), path)
+    check_ratio(file_bytes, max(stored_bytes, nulls * _NULL_ROW_BYTES), path)
     if into_memory:
         check_bytes(decoded_bytes, path, max_table_bytes())
 
 
-def _sum_decoded_bytes(footer: dict[int, Any], columns: set[bytes] | None) -> tuple[int, int]:
-    """Return the bytes of the decoded columns, with and without the nulls that the footer states."""
+def _sum_decoded_bytes(footer: dict[int, Any], columns: set[bytes] | None) -> tuple[int, int, int]:
+    """Return the bytes of the decoded columns, with and without the nulls that the footer states, and the number of
+    nulls in the column with most of them."""
     size = without_nulls = 0
+    nulls: Counter[tuple[bytes, ...]] = Counter()
     for group in _get(footer, _ROW_GROUPS, list):
         for chunk in _get(group, _COLUMNS, list):
             facts = _get(chunk, _CHUNK_META, dict)
@@ -136,7 +139,8 @@ def _sum_decoded_bytes(footer: dict[int, Any], columns: set[bytes] | None) -> tu
                 width = _WIDTHS.get(_get(facts, _TYPE, int), _DEFAULT_WIDTH)
                 size += max(values * width, stored)
                 without_nulls += max((values - _count_nulls(facts)) * width, stored)
-    return size, without_nulls
+                nulls[tuple(_get(facts, _PATH, list))] += _count_nulls(facts)
+    return size, without_nulls, max(nulls.values(), default=0)
 
 
 def _count_nulls(facts: dict[int, Any]) -> int:

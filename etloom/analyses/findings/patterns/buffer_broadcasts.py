@@ -56,7 +56,9 @@ def _find_regions(view: RankView) -> pl.DataFrame:
         .agg(
             start=pl.col("ts").first(),
             end=pl.col("end").max(),
-            event=pl.col("id").first(),
+            event=pl.coalesce(
+                pl.col("id").filter(pl.col("name").str.contains(_BROADCAST)).first(), pl.col("id").first()
+            ),
             step=pl.col("step").first(),
         )
         .select(

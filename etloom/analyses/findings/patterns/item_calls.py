@@ -8,17 +8,20 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, sum_places
+from etloom.analyses.findings.gaps import LONG_PAUSE_NS
 from etloom.analyses.findings.operator_runs import READS_VALUE, find_operator_runs
 from etloom.analyses.findings.patterns.parameter_loops import find_parameter_loops, mask_updates
 from etloom.analyses.findings.patterns.tiny_operators import MAX_READ_SHARE
 from etloom.analyses.findings.rank_view import RankView, select_outermost
-from etloom.analyses.findings.removed_work import REGION_SCHEMA, list_launched, sum_removed
+from etloom.analyses.findings.removed_work import REGION_SCHEMA, keep_disjoint, list_launched, sum_removed
 from etloom.core import categories, nesting
 
 SCOPE = "rank"
 MIN_READS = 8
 MAX_PERIOD = 8
 """Operators from one read to the next in a loop."""
+MAX_WORK_NS = 200_000
+"""Time on the device that a loop launches per read at most."""
 _ADVICE = (
     "compute the values of all parameters together (torch._foreach_norm, torch.stack, clip_grad_norm_ with "
     "foreach=True) and read them with one .tolist(), not in every step"
@@ -65,15 +68,19 @@ def _find_loops(view: RankView) -> pl.DataFrame:
         return empty
     thread = nesting.track_codes(calls, ("pid", "tid", "step"))
     period = np.diff(reads)
-    cuts = np.flatnonzero((period > MAX_PERIOD) | (np.diff(thread[reads]) != 0)) + 1
+    idle = np.append(0, calls["ts"].to_numpy()[1:] - calls["end"].to_numpy()[:-1])
+    # Part: of a thread and step, without a pause.
+    part = np.cumsum(np.append(False, np.diff(thread) != 0) | (idle >= LONG_PAUSE_NS))
+    cuts = np.flatnonzero((period > MAX_PERIOD) | (np.diff(part[reads]) != 0)) + 1
     bounds = [run for run in np.split(reads, cuts) if run.size >= MIN_READS]
     repeats = calls["name"].rle_id().to_numpy()
     rows = []
     for run in bounds:
         usual = int(np.median(np.diff(run)))
-        begin, last = max(int(run[0]) - usual + 1, 0), int(run[-1])
+        last = int(run[-1])
+        begin = max(int(run[0]) - usual + 1, int(np.searchsorted(part, part[last])))
         after = last + 1
-        while after < calls.height and thread[after] == thread[last] and repeats[after] == repeats[last + 1]:
+        while after < calls.height and part[after] == part[last] and repeats[after] == repeats[last + 1]:
             after += 1
         # Such as a product with each gradient.
         rows.append((begin, after - 1 if after - last - 1 >= run.size / 2 else last, run.size))
@@ -83,6 +90,13 @@ def _find_loops(view: RankView) -> pl.DataFrame:
     regions = calls[begins].select("step", "name", start="ts", event="id")
     regions = regions.with_columns(end=calls["end"][ends], reads=pl.Series(counts))
     cost = ((pl.col("end") - pl.col("start")) * (1 - 1 / pl.col("reads"))).round()
-    regions = regions.with_columns(cost_ns=cost).sort("start")
-    regions = regions.filter((pl.col("start") >= pl.col("end").shift(1)).fill_null(True))
-    return regions.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items())
+    regions = keep_disjoint(regions.with_columns(cost_ns=cost))
+    regions = regions.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items())
+    # Else the loop does the work of the program, such as a model that writes token by token: host-sync.
+    launched = list_launched(view, regions).group_by("region").agg(pl.col("dur").sum())
+    launched = (
+        regions.with_row_index("region")
+        .select(pl.col("region").cast(pl.Int64), "reads")
+        .join(launched, on="region", how="left", maintain_order="left")
+    )
+    return regions.filter(launched["dur"].fill_null(0) <= MAX_WORK_NS * launched["reads"])

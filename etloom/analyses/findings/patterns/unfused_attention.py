@@ -9,7 +9,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import Finding, format_times
 from etloom.analyses.findings.rank_view import RankView, select_outermost
-from etloom.analyses.findings.removed_work import REGION_SCHEMA, list_launched, sum_removed
+from etloom.analyses.findings.removed_work import REGION_SCHEMA, keep_disjoint, list_launched, sum_removed
 from etloom.core import arrays, categories, nesting
 
 SCOPE = "rank"
@@ -34,7 +34,7 @@ def find(view: RankView) -> Iterator[Finding]:
     if regions.is_empty():
         return
     products = view.find_host_events(_BATCHED, categories.OPERATOR_CATEGORIES).sort("ts")
-    kept = list_launched(view, select_outermost(products).select("end", start="ts"))["event"]
+    kept = list_launched(view, select_outermost(products).select("end", start="ts", event="id"))["event"]
     share = pl.when(pl.col("event").is_in(kept.implode())).then(1 - KEPT_SHARE).otherwise(1.0)
     launched = list_launched(view, regions)
     launched = launched.with_columns(cost_ns=(pl.col("cost_ns") * share).round().cast(pl.Int64))
@@ -69,8 +69,7 @@ def find_attention(view: RankView) -> pl.DataFrame:
         end=pl.Series(end),
         cost_ns=pl.Series(np.round((end - start) * (1 - 1 / count))),
     )
-    regions = regions.sort("start").filter((pl.col("start") >= pl.col("end").shift(1)).fill_null(True))
-    return regions.select(pl.col(name).cast(dtype) for name, dtype in REGION_SCHEMA.items())
+    return keep_disjoint(regions).select(pl.col(name).cast(dtype) for name, dtype in REGION_SCHEMA.items())
 
 
 def _list_marks(view: RankView) -> pl.DataFrame:
