@@ -37,10 +37,10 @@ def list_launched(view: RankView, regions: pl.DataFrame) -> pl.DataFrame:
     starts, ends = regions["start"].to_numpy(), regions["end"].to_numpy()
     region = np.full(work.height, -1)
     for thread in np.unique(owners):
-        own, calls = np.flatnonzero(owners == thread), np.flatnonzero(callers == thread)
-        at = np.searchsorted(starts[own], called[calls], side="right") - 1
-        is_inside = (at >= 0) & (called[calls] < ends[own][at])
-        region[calls[is_inside]] = own[at[is_inside]]
+        region_rows, calls = np.flatnonzero(owners == thread), np.flatnonzero(callers == thread)
+        at = np.searchsorted(starts[region_rows], called[calls], side="right") - 1
+        is_inside = (at >= 0) & (called[calls] < ends[region_rows][at])
+        region[calls[is_inside]] = region_rows[at[is_inside]]
     inside = np.flatnonzero(region >= 0)
     rows = work[inside].with_columns(region=pl.Series(region[inside], dtype=pl.Int64))
     pause = (pl.col("ts") - pl.col("end").shift(1)).over("device", "stream", "region").fill_null(0)
@@ -55,12 +55,12 @@ def list_launched(view: RankView, regions: pl.DataFrame) -> pl.DataFrame:
 def keep_disjoint(regions: pl.DataFrame) -> pl.DataFrame:
     """Return regions by start, without those that begin before the one kept last has ended."""
     regions = regions.sort("start")
-    kept, end = [], None
-    for row, (start, its_end) in enumerate(regions.select("start", "end").iter_rows()):
+    rows, end = [], None
+    for row, (start, region_end) in enumerate(regions.select("start", "end").iter_rows()):
         if end is None or start >= end:
-            kept.append(row)
-            end = its_end
-    return regions[kept]
+            rows.append(row)
+            end = region_end
+    return regions[rows]
 
 
 def sum_removed(

@@ -143,8 +143,8 @@ def align_module_with_kernels(
     moved = events_df[is_host & is_named & (events_df["num_kernels"] > 0)].copy()
     moved["ts"], moved["dur"] = moved["first_kernel_start"], moved["kernel_span"]
     moved["stream"] = ANNOTATION_STREAM
-    kept = events_df if include_original_cpu_events else events_df[~is_host]
-    return import_pandas().concat([kept, moved], ignore_index=True)
+    originals = events_df if include_original_cpu_events else events_df[~is_host]
+    return import_pandas().concat([originals, moved], ignore_index=True)
 
 
 def plot_timeline_gpu_kernels(
