@@ -16,6 +16,7 @@ from fuzzing.cases import build_seeds
 from fuzzing.commands import Command
 from fuzzing.seeds import SEEDS
 from fuzzing.slots import ODD_VALUES, find_side_files, list_slots, read_tree, replace_slot, write_tree
+from support.examples import is_quick
 
 Place = tuple[Any, ...]
 Slot = tuple[Place, Any]
@@ -24,7 +25,7 @@ COMMANDS = (
     Command("info", ("info", "{run}", "--format", "json")),
     Command("analyze", ("analyze", "temporal-breakdown", "{run}")),
 )
-_QUICK_BATCHES = 3
+_QUICK_BATCHES, _MORE_BATCHES = 3, 20
 _BATCH = 16
 """Slots of a file that are replaced together."""
 
@@ -121,4 +122,5 @@ def test_an_odd_value_of_some_slots_is_one_line(format: str, seeds: Path, tmp_pa
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.slow
 def test_each_odd_value_of_each_slot_is_one_line(format: str, seeds: Path, tmp_path: Path) -> None:
-    assert check_slots(format, seeds, tmp_path, None) == []
+    """All of them in pytest alone."""
+    assert check_slots(format, seeds, tmp_path, _MORE_BATCHES if is_quick() else None) == []

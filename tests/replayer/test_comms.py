@@ -345,7 +345,7 @@ def test_a_recording_with_long_gaps_reports_how_long_it_takes(tmp_path: Path) ->
             "startTime_ns": at,
             "req": one,
         }
-        for one, at in enumerate((0, 10**15))
+        for one, at in enumerate((10**6, 10**12))
     ]
     run.write_text(json.dumps(calls))
     (one,) = processes(
@@ -355,7 +355,7 @@ def test_a_recording_with_long_gaps_reports_how_long_it_takes(tmp_path: Path) ->
     one.send_signal(signal.SIGINT)
     ((status, _, err),) = ended([one])
     assert status == 130
-    assert "the recorded gaps between calls are kept: 2 passes take 2,000,000 s" in err
+    assert "the recorded gaps between calls are kept: 2 passes take 2,000 s" in err
 
 
 @pytest.mark.slow

@@ -17,6 +17,11 @@ def examples(count: int) -> int:
     return max(3, count * settings.default.max_examples // FULL_EXAMPLES)
 
 
+def is_quick() -> bool:
+    """Whether the profile is "quick"."""
+    return settings.default.max_examples < FULL_EXAMPLES
+
+
 def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
     """Parameters of a test, of which all but the first ``count`` are marked as slow."""
     return [
