@@ -2,8 +2,8 @@
 
 One row per iteration and rank, in order of time; a training step (ProfilerStep#N) counts as one without a phase.
 
-- engine: by the operators, modules, frames and kernels in the trace. The form of an annotation is no evidence, since
-  forks and tools write that of other engines: without other names it is "a serving engine".
+- engine: by the names of operators, modules, frames and kernels. Annotations do not identify it, since forks and tools
+  copy their form: without other names it is "a serving engine".
 - phase: prefill, decode, mixed or denoise; requests and tokens of the batch. They come from the name of the iteration,
   else phase from the functions in it and tokens from the indices of its first embedding; null if unknown.
 - launch: graph (device graphs ran at least 90 % of its GPU time), eager (none), or partial. graph_pct: that share.

@@ -131,7 +131,7 @@ def find_iterations(events: pl.DataFrame) -> tuple[NDArray[np.int64], list[Itera
 def find_engine(events: pl.DataFrame) -> str | None:
     """Return the inference engine that the operators, modules, frames and kernels of a trace show; None for none.
 
-    The form of an annotation is no evidence: forks and tools write the annotations of other engines, too.
+    Annotations do not identify an engine: forks and tools copy their form.
     """
     is_annotation = categories.mask_events(events, categories.ANNOTATION_CATEGORIES)
     names = events["name"].filter(pl.Series(~is_annotation)).unique().drop_nulls().cast(pl.String)

@@ -414,7 +414,7 @@ DECLARED_STATS = (
     DeclaredStat(
         "read.no_phase",
         "data_loss",
-        "events without a phase (ph); skipped. A single empty entry, with which TSL and NCCL end a list, is no loss",
+        "events without a phase (ph); skipped. The empty entry with which TSL and NCCL end a list counts as info",
         _REWRITE,
     ),
     DeclaredStat(

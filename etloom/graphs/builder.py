@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from etloom.core import categories
 from etloom.core.errors import AnalysisError
 from etloom.core.machine import run_both
 from etloom.core.trace import Job, Trace
@@ -31,6 +32,11 @@ from etloom.graphs.stream_waits import (
 from etloom.graphs.synchronization import SynchronizationEdges
 from etloom.linker import check_linked
 from etloom.timeline.activity import explain_missing_times
+
+_WORK_CATEGORIES = (
+    categories.HOST_CATEGORIES - categories.ANNOTATION_CATEGORIES
+) | categories.DEVICE_CATEGORIES
+"""Categories of events that do something: a recording of annotations alone, or of memory, predicts nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +128,9 @@ def build_graph(
 
 
 def check_timed(dependencies: DependencyGraph, job: Job) -> None:
-    """Raise AnalysisError if the makespan of the graph is 0: the job has no timed events, or none with a duration."""
-    if not len(dependencies.graph):
+    """Raise AnalysisError if the job has no timed operators, calls or GPU activity, or none with a duration."""
+    has_work = any(categories.mask_events(trace.events, _WORK_CATEGORIES).any() for trace in job.values())
+    if not len(dependencies.graph) or not has_work:
         raise next(filter(None, map(explain_missing_times, job.values())), None) or AnalysisError(
             "the run contains no timed operators and no GPU activity",
             remedy="record with torch.profiler and CPU activity",

@@ -14,7 +14,7 @@ DOUBTFUL_ERROR = 0.05
 """Relative error above which a prediction is doubtful."""
 
 MAX_ERROR = 0.5
-"""Relative error above which there is no prediction."""
+"""Relative error above which a prediction is refused."""
 
 _REMEDY = "record all ranks and more steps"
 

@@ -585,3 +585,8 @@ def test_bytes_that_operators_write(name: str, operator: str, bytes_per_call: in
     """Gradients of weights, results of two-argument min and tensors that a fused kernel changes in place."""
     table = etloom.analyze(etloom.open(data / f"cases/turn3/{name}.json"), "flops")
     assert table.filter(pl.col("name") == operator)["bytes"].to_list() == [bytes_per_call]
+
+
+def test_the_smaller_of_two_tensors_is_no_reduction(data: Path) -> None:
+    table = etloom.analyze(etloom.open(data / "cases/turn3/min_of_two_tensors.json"), "flops")
+    assert table["family"].to_list() == ["elementwise"]

@@ -66,6 +66,10 @@ NOTHING: dict[str, tuple[Events, str]] = {
         [host("f.py(1): f", 0, 9, "python_function")],
         "contains no timed operators and no GPU activity",
     ),
+    "annotations only": (
+        [host("batch", 0, 9, "user_annotation")],
+        "contains no timed operators and no GPU activity",
+    ),
     "one rank": ([host("aten::mm", 0, 9)], "matches nothing"),
 }
 

@@ -19,20 +19,8 @@ if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
 
 CAUSES = (
-    *(
-        "data",
-        "tokenizer",
-        "save",
-        "compile",
-        "profiler",
-        "compute",
-        "allocator",
-        "copy",
-        "sync",
-        "pause",
-        "call",
-    ),
-    *("launch", "device", "unrecorded"),
+    *("data", "tokenizer", "save", "compile", "profiler", "compute", "allocator"),
+    *("copy", "sync", "pause", "call", "launch", "device", "unrecorded"),
 )
 """Causes of a gap between activities, which is shared among them by their overlap with it in time.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.analyses.findings.host_calls import select_outermost
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories, nesting
 
 TINY_NS = 50_000

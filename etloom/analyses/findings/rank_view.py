@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.gaps import CAUSES, LONG_PAUSE_NS, MIN_COMPUTE_NS, find_gaps
+from etloom.analyses.findings.host_calls import find_compiles, find_tokenizer_calls, select_outermost
 from etloom.analyses.iterations import measure_iterations
 from etloom.core import arrays, categories, nesting, registry
 from etloom.core.arrays import take_rows
@@ -38,28 +39,10 @@ _MODULE = r"^nn\.Module: (.*)$"
 _FRAME = r"^.*\(\d+\): "
 _LIBRARY = r"(?:^|/)(?:torch|importlib|contextlib|threading|runpy|_weakrefset|<frozen|site-packages/torch)(?:/|\.|$|\()"
 LOADS_DATA = r"^enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__"
-TOKENIZES = (
-    r"(?i)(?:tokenization_\w+|tokenizers?|sentencepiece|tiktoken)(?:/\w+)*\.py\(\d+\): "
-    r"(?:__call__|_?(?:batch_)?encode\w*)$"
-    r"|\): \w*(?:^|_|\b)tokeni[sz]e\w*$|encode\w* of (?:builtins\.)?(?:tokenizers\.|Tokenizer|sentencepiece|CoreBPE)"
-)
-"""Matches Python frames of tokenizers."""
-_PARSES_PYTHON = r"(?:^|/)tokenize\.py\("
-"""Matches frames of Python's own module, with which compilers read source code."""
-_TOKENIZES_RANGE = r"(?i)(?:^|[^a-z])tokeni[sz]"
-"""Matches annotations of tokenizers."""
 SAVES = r"torch[/.]serialization\.py\(\d+\): save$|torch/distributed/checkpoint/.*\(\d+\): (?:async_)?save$"
 """Matches frames of torch.save and of distributed checkpoints."""
-COMPILES = (
-    r"dynamo_timed|^compile_fx|_compile\.compile_inner|^convert_frame|^aot_autograd"
-    r"|inductor_compile|^CachingAutotuner\.(?:benchmark|precompile)|deferred_cudagraphify"
-)
 _GPU_ONLY = r"^nccl:|^aten::record_stream$|^(?:cuda|hip)[A-Z]|^cuLaunch"
 """Matches operators and calls of jobs on GPUs."""
-CAPTURES = r"StreamBeginCapture|\bcapture_begin\b|cudagraph|CUDAGraphNode"
-"""Matches events of `RankView.compiles` that capture a device graph."""
-_CAPTURE_BEGIN, _CAPTURE_END = r"StreamBeginCapture|\bcapture_begin\b", r"StreamEndCapture|\bcapture_end\b"
-"""Matches calls of the runtime, and frames without which these are not recorded."""
 _ALLOCATING_OPERATORS = rf"^aten::(?:(?:empty|new_empty|resize_){categories.WORD}*|set_)$"
 """Matches operators that only allocate: if one takes long, it initializes the device or waits for the allocator."""
 _METADATA_OPERATORS = (
@@ -330,6 +313,11 @@ class RankView:
         return rows
 
     @shared_property
+    def threads(self) -> np.ndarray:
+        """Number of the thread of each event."""
+        return nesting.track_codes(self.trace.events, ("pid", "tid"))
+
+    @shared_property
     def parents(self) -> np.ndarray:
         """Row number of the event that encloses each event, -1 for none."""
         rows = self.find_rows(self.trace.events["parent"])
@@ -440,16 +428,8 @@ class RankView:
 
     @shared_property
     def tokenizer_calls(self) -> pl.DataFrame:
-        """Outermost frames and annotations of tokenizers outside of data loaders, columns as in `find_host_events`."""
-        frames = self.find_host_events(TOKENIZES, categories.PYTHON_CATEGORIES)
-        frames = frames.filter(~pl.col("name").str.contains(_PARSES_PYTHON))
-        ranges = self.find_host_events(_TOKENIZES_RANGE, categories.ANNOTATION_CATEGORIES)
-        calls = select_outermost(pl.concat([frames, ranges]).sort("ts"))
-        launched = np.sort(arrays.to_array(self.activities["launch_ts"], -1))
-        starts, ends = calls["ts"].to_numpy(), calls["end"].to_numpy()
-        is_pure = np.searchsorted(launched, starts) == np.searchsorted(launched, ends)
-        loading = self.data_loading.covered(starts, ends)
-        return calls.filter(pl.Series(is_pure & (2 * loading < ends - starts), dtype=pl.Boolean))
+        """Calls of tokenizers; see `host_calls.find_tokenizer_calls`."""
+        return find_tokenizer_calls(self)
 
     @shared_property
     def gaps(self) -> pl.DataFrame:
@@ -497,19 +477,8 @@ class RankView:
 
     @shared_property
     def compiles(self) -> pl.DataFrame:
-        """Events in which torch.compile compiles or a device graph is captured, of nested events the outermost.
-
-        Columns as in `find_host_events`. A capture lasts until it is ended.
-        """
-        begins, ends = self.find_host_events(_CAPTURE_BEGIN), self.find_host_events(_CAPTURE_END)
-        if begins.height and ends.height:
-            ends = ends.select("pid", until="end", at="ts").sort("at")
-            begins = begins.join_asof(
-                ends, left_on="ts", right_on="at", by="pid", strategy="forward", check_sortedness=False
-            )
-            until = pl.coalesce("until", "end")
-            begins = begins.with_columns(end=until, dur=until - pl.col("ts")).drop("until", "at")
-        return select_outermost(pl.concat([self.find_host_events(COMPILES), begins]))
+        """Compilations and captures; see `host_calls.find_compiles`."""
+        return find_compiles(self)
 
     @shared_property
     def compiling(self) -> Intervals:
@@ -674,15 +643,6 @@ def _measure_engine_iterations(trace: Trace) -> pl.DataFrame:
 @cache
 def _make_empty_iterations() -> pl.DataFrame:
     return _measure_engine_iterations(Trace(meta={"linked": True}))
-
-
-def select_outermost(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the host events that do not lie in another event of the table ``events`` (pid, tid, ts, end), by start."""
-    if events.height < 2:
-        return events
-    ordered = events.sort("ts", "end", descending=(False, True), maintain_order=True)
-    before = pl.col("end").cum_max().shift(1).over("pid", "tid")
-    return ordered.filter((before < pl.col("end")).fill_null(True))
 
 
 ALLOCATES = r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree)|^cuMem(?:Alloc|Free|Create|Map|Unmap|Release)"

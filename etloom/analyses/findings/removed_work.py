@@ -11,7 +11,6 @@ import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, HOST, Finding, sum_findings, sum_places
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core import nesting
 from etloom.core.intervals import Intervals
 
 MAX_LEAD_NS = 3_000
@@ -30,10 +29,10 @@ def list_launched(view: RankView, regions: pl.DataFrame) -> pl.DataFrame:
         region (row of ``regions``), cat, step, stream, name, start (with the pause since the kernel before), end,
         dur, event (the launch call), cost_ns (end - start).
     """
-    work = view.activities.filter(pl.col("launch_ts").is_not_null())
-    threads = nesting.track_codes(view.trace.events, ("pid", "tid"))
-    callers, called = threads[view.find_rows(work["launch"])], work["launch_ts"].to_numpy()
-    owners = threads[view.find_rows(regions["event"])]
+    launched = view.activities["launch_ts"].is_not_null()
+    work = view.activities.filter(launched & (not regions.is_empty()))
+    callers, called = view.threads[view.find_rows(work["launch"])], work["launch_ts"].to_numpy()
+    owners = view.threads[view.find_rows(regions["event"])]
     starts, ends = regions["start"].to_numpy(), regions["end"].to_numpy()
     region = np.full(work.height, -1)
     for thread in np.unique(owners):
@@ -64,7 +63,7 @@ def keep_disjoint(regions: pl.DataFrame) -> pl.DataFrame:
 
 
 def sum_removed(
-    view: RankView, regions: pl.DataFrame, launched: pl.DataFrame, title: str, **facts: Any
+    view: RankView, regions: pl.DataFrame, title: str, launched: pl.DataFrame | None = None, **facts: Any
 ) -> Iterator[Finding]:
     """Yield a single finding on regions of the host without which their work on host and device would not run.
 
@@ -74,10 +73,12 @@ def sum_removed(
     Args:
         view: The rank.
         regions: start, end, event, step, name and cost_ns (the host's time that would be saved).
-        launched: Rows of `list_launched` with the device's time that would be saved.
         title: The problem.
+        launched: Rows of `list_launched` with the device's time that would be saved; by default all of it.
         **facts: confidence and advice, as for `sum_places`.
     """
+    if launched is None:
+        launched = list_launched(view, regions)
     parts = [
         *sum_places(view, regions, lambda _: title, tracks=HOST, by="name", **facts),
         *sum_places(view, launched, lambda _: title, tracks=DEVICE, by="name", **facts),

@@ -93,38 +93,35 @@ _TWO = r"^\[\[[^\[\]]*\], ?\[[^\[\]]*\]\]$"
 
 def _check_costs(trace: Trace, units: pl.DataFrame) -> pl.DataFrame:
     """Add the columns `known` and `family`; raise AnalysisError if no cost is known."""
-    units = units.with_columns(
-        lookup_families(units["name"]), known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null()
-    )
-    if "dims" in units.columns:
-        is_pairwise = pl.col("name").cast(pl.String).is_in(_EXTREMES) & pl.col("dims").cast(
-            pl.String
-        ).str.contains(_TWO)
-        units = units.with_columns(
-            pl.when(is_pairwise).then(pl.lit("elementwise", dtype=FAMILY)).otherwise("family").alias("family")
-        )
-    with_shapes = units.filter(pl.col("dims").is_not_null()) if "dims" in units.columns else units.clear()
-    if not units["known"].any() and with_shapes.height:
-        counts = (
-            with_shapes.drop_nulls("name")
-            .group_by("name")
-            .len()
-            .sort("len", "name", descending=(True, False))
-        )
-        names = ", ".join(counts["name"].cast(pl.String).head(3))
-        raise AnalysisError(
-            f"shapes are recorded, but FLOPs and bytes of no operator that ran are known ({names}"
-            f"{', ...' if counts.height > 3 else ''})",
-            where=describe_rank(trace),
-            remedy="docs/flops.md lists the operators with a formula; etloom analyze kernel-families needs no shapes",
-        )
+    units = units.with_columns(known=pl.col("flops").is_not_null() | pl.col("bytes").is_not_null())
     if not units["known"].any():
-        raise AnalysisError(
+        raise _explain_missing_costs(trace, units)
+    families = lookup_families(units["name"])
+    if "dims" in units.columns:
+        dims = units["dims"].cast(pl.String)
+        is_pairwise = units["name"].cast(pl.String).is_in(_EXTREMES) & dims.str.contains(_TWO).fill_null(
+            False
+        )
+        families = families.set(is_pairwise, "elementwise")
+    return units.with_columns(families)
+
+
+def _explain_missing_costs(trace: Trace, units: pl.DataFrame) -> AnalysisError:
+    with_shapes = units.drop_nulls(["dims", "name"]) if "dims" in units.columns else units.clear()
+    if with_shapes.is_empty():
+        return AnalysisError(
             "no operator that ran has recorded shapes",
             where=describe_rank(trace),
             remedy="profile with record_shapes=True, or add the run's execution trace to the folder",
         )
-    return units
+    counts = with_shapes.group_by("name").len().sort("len", "name", descending=(True, False))
+    names = ", ".join(counts["name"].cast(pl.String).head(3))
+    return AnalysisError(
+        f"shapes are recorded, but FLOPs and bytes of no operator that ran are known ({names}"
+        f"{', ...' if counts.height > 3 else ''})",
+        where=describe_rank(trace),
+        remedy="docs/flops.md lists the operators with a formula; etloom analyze kernel-families needs no shapes",
+    )
 
 
 def lookup_families(names: pl.Series) -> pl.Series:

@@ -27,7 +27,7 @@ _START, _END, _TASK = "calibrated_start_global", "calibrated_end_global", "task"
 
 
 class PlotFormat(Enum):
-    """What becomes of a chart: an HTML text, shown in the notebook, or only written to a file."""
+    """Output of a chart: the text of an HTML page, the notebook, or only the file of ``save_path``."""
 
     HTML = "html"
     Inline = "inline"
@@ -36,7 +36,8 @@ class PlotFormat(Enum):
 
 @dataclass
 class TimelinePlotSetting:
-    """How to draw: short events as long as ``short_events_display_duration`` (us) if ``amplify_short_events``."""
+    """Settings of a chart. Events shorter than ``short_events_display_duration`` (us) are drawn as long as that if
+    ``amplify_short_events``."""
 
     amplify_short_events: bool = True
     short_events_display_duration: float = 1000

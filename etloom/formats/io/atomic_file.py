@@ -15,7 +15,7 @@ import polars as pl
 from isal import igzip
 
 _LOST_NUMBER = "Invalid thrift: transport error"
-"""What polars reports if it cannot write the metadata of a Parquet file."""
+"""Text of the error of polars that cannot write the metadata of a Parquet file."""
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import polars as pl
 from etloom.analyses.findings.finding import Finding, format_times
 from etloom.analyses.findings.gaps import LONG_PAUSE_NS
 from etloom.analyses.findings.rank_view import RankView
-from etloom.analyses.findings.removed_work import list_launched, sum_removed
+from etloom.analyses.findings.removed_work import sum_removed
 from etloom.core import categories
 
 SCOPE = "rank"
@@ -32,9 +32,7 @@ def find(view: RankView) -> Iterator[Finding]:
             "DistributedDataParallel broadcasts the buffers of the model before its forward, "
             f"{format_times(regions.height)}"
         )
-        yield from sum_removed(
-            view, regions, list_launched(view, regions), title, confidence="medium", advice=_ADVICE
-        )
+        yield from sum_removed(view, regions, title, confidence="medium", advice=_ADVICE)
 
 
 def _find_regions(view: RankView) -> pl.DataFrame:

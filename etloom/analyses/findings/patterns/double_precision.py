@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, HOST, Finding, sum_places
-from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.analyses.findings.host_calls import select_outermost
+from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.flops.limits import find_device_peaks
 from etloom.core import arrays, categories
 from etloom.core.errors import AnalysisError
@@ -103,12 +104,11 @@ def _sum_rows(view: RankView, rows: pl.DataFrame, tracks: str, basis: str) -> It
     yield from sum_places(
         view,
         rows,
-        lambda row: f"{count_noun(row['count'], 'operator')} in float64{_name_places(row)}",
+        lambda row: (
+            f"{count_noun(row['count'], 'operator')} in float64"
+            + (f", mostly {row['operator']}" if row.get("operator") else "")
+        ),
         confidence="medium",
         advice=f"{_ADVICE}; {basis}",
         tracks=tracks,
     )
-
-
-def _name_places(row: dict[str, object]) -> str:
-    return f", mostly {row['operator']}" if row.get("operator") else ""

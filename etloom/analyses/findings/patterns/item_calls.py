@@ -9,10 +9,11 @@ import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, sum_places
 from etloom.analyses.findings.gaps import LONG_PAUSE_NS
+from etloom.analyses.findings.host_calls import select_outermost
 from etloom.analyses.findings.operator_runs import READS_VALUE, find_operator_runs
 from etloom.analyses.findings.patterns.parameter_loops import find_parameter_loops, mask_updates
 from etloom.analyses.findings.patterns.tiny_operators import MAX_READ_SHARE
-from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.findings.removed_work import REGION_SCHEMA, keep_disjoint, list_launched, sum_removed
 from etloom.core import categories, nesting
 
@@ -33,9 +34,7 @@ def find(view: RankView) -> Iterator[Finding]:
         loops = _find_loops(view)
         count = int(loops["reads"].sum())
         title = f"loops that read values of tensors {count:,} times (.item(), float(), if tensor)"
-        yield from sum_removed(
-            view, loops, list_launched(view, loops), title, confidence="medium", advice=_ADVICE
-        )
+        yield from sum_removed(view, loops, title, confidence="medium", advice=_ADVICE)
         return
     runs = find_operator_runs(view).filter(pl.col("reads") >= MAX_READ_SHARE * pl.col("count"))
     runs = runs.filter(~mask_updates(runs, view.compute_once(find_parameter_loops)))

@@ -110,9 +110,8 @@ def list_late_launches(view: RankView) -> pl.DataFrame:
         part of the first step that is due to warm-up.
     """
     idle = view.select_gaps("launch").drop("cost_ns")
-    if (
-        idle.height and view.steps.is_empty()
-    ):  # the recording begins with its first launch, before which no work can run
+    if idle.height and view.steps.is_empty():
+        # The recording begins with its first launch, before which no work can run.
         idle = idle.filter(pl.col("end") > view.busy.starts[0])
     hidden = _find_hidden(view)
     is_hidden = pl.Series("is_hidden", np.arange(idle.height + hidden.height) >= idle.height)

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, sum_places
+from etloom.analyses.findings.host_calls import select_outermost
 from etloom.analyses.findings.operator_runs import OPTIMIZER_STEP, find_operator_runs
-from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.findings.removed_work import REGION_SCHEMA, list_launched, sum_removed
 from etloom.core import arrays, categories, nesting
 from etloom.core.intervals import Intervals
@@ -37,7 +38,7 @@ def find(view: RankView) -> Iterator[Finding]:
         launched = list_launched(view, regions)
         fixed = pl.min_horizontal("dur", pl.lit(FIXED_NS)) + (pl.col("cost_ns") - pl.col("dur"))
         launched = launched.with_columns(cost_ns=fixed)
-        yield from sum_removed(view, regions, launched, title, confidence="medium", advice=_ADVICE)
+        yield from sum_removed(view, regions, title, launched, confidence="medium", advice=_ADVICE)
         return
     runs = find_operator_runs(view)
     yield from sum_places(

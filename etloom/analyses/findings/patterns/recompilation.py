@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, compute_cost, format_times, sum_places
-from etloom.analyses.findings.rank_view import CAPTURES, RankView
+from etloom.analyses.findings.host_calls import CAPTURES
+from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
 
 REGION = r"^Torch-Compiled Region: (\d+)/(\d+)"

@@ -20,9 +20,7 @@ def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
         return
     runs = find_operator_runs(view).filter(pl.col("reads") < MAX_READ_SHARE * pl.col("count"))
-    runs = runs.filter(
-        ~pl.Series(mask_updates(runs, view.compute_once(find_parameter_loops)), dtype=pl.Boolean)
-    )
+    runs = runs.filter(~mask_updates(runs, view.compute_once(find_parameter_loops)))
     count = int(runs["count"].sum())
     yield from sum_places(
         view,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from etloom.analyses.findings.finding import Finding, format_times
 from etloom.analyses.findings.rank_view import RankView
-from etloom.analyses.findings.removed_work import list_launched, sum_removed
+from etloom.analyses.findings.removed_work import sum_removed
 
 SCOPE = "rank"
 _ADVICE = (
@@ -19,6 +19,4 @@ def find(view: RankView) -> Iterator[Finding]:
     calls = view.tokenizer_calls
     regions = calls.select("end", "step", "name", start="ts", event="id", cost_ns="dur")
     title = f"the loop tokenizes text, {format_times(regions.height)}"
-    yield from sum_removed(
-        view, regions, list_launched(view, regions), title, confidence="high", advice=_ADVICE
-    )
+    yield from sum_removed(view, regions, title, confidence="high", advice=_ADVICE)

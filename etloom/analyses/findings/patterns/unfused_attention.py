@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, format_times
-from etloom.analyses.findings.rank_view import RankView, select_outermost
+from etloom.analyses.findings.host_calls import select_outermost
+from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.findings.removed_work import REGION_SCHEMA, keep_disjoint, list_launched, sum_removed
 from etloom.core import arrays, categories, nesting
 
@@ -39,7 +40,7 @@ def find(view: RankView) -> Iterator[Finding]:
     launched = list_launched(view, regions)
     launched = launched.with_columns(cost_ns=(pl.col("cost_ns") * share).round().cast(pl.Int64))
     title = f"attention runs as separate products and softmax, {format_times(regions.height)}"
-    yield from sum_removed(view, regions, launched, title, confidence="medium", advice=_ADVICE)
+    yield from sum_removed(view, regions, title, launched, confidence="medium", advice=_ADVICE)
 
 
 def find_attention(view: RankView) -> pl.DataFrame:
