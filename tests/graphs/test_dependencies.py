@@ -283,7 +283,7 @@ def test_a_step_that_not_all_ranks_have() -> None:
         steps = [
             event("user_annotation", f"ProfilerStep#{n}", 100 * n, 100 * n + 90 + rank) for n in (3, last)
         ]
-        ranks[rank] = linked(*steps[: last - 2], rank=rank)
+        ranks[rank] = linked(*steps[: last - 2], event("cpu_op", "aten::mm", 300, 301), rank=rank)
     job = Job(ranks)
     path = etloom.analyze(job, "critical-path", step=4, by="edge")
     assert (path["rank"].unique().to_list(), path["time_ns"].sum()) == ([0], 90_000)

@@ -103,11 +103,12 @@ def sum_places(
         rows: event (the responsible host event, or null), cost_ns, start and end of the time it covers, and, if known,
             step, stream and name.
         title: Returns the title, given that row with ``cost_ns`` and ``count`` of all, ``places`` (their number) and
-            ``longest``, the LONGEST_COUNT highest costs.
+            ``longest``, the LONGEST_COUNT highest costs. Rows of one event are one occurrence.
         confidence: high, medium or low.
         advice: The advice, or a function like ``title``.
         tracks: See `Finding`.
-        by: operator, name, or block, which is the class of the module, else the operator.
+        by: operator, name, call (the operator, else the event's own name), or block (the class of the module, else the
+            operator).
         kind: Distinguishes findings of one pattern.
         min_rows: Minimum number of rows of a place.
         hidden: Times at which nothing is lost.
@@ -124,14 +125,16 @@ def sum_places(
     if rows.is_empty():
         return
     costs = rows["cost_ns"].to_numpy()
-    places, place_costs, counts = _rank_places(encode_texts(labels), costs)
+    events = rows["event"]
+    is_new = (events.is_first_distinct() | events.is_null()).to_numpy()
+    places, place_costs, counts = _rank_places(encode_texts(labels), costs, is_new)
     first = int(places[0])
     row = rows.row(first, named=True) | view.locate(rows["event"][first : first + 1]).row(0, named=True)
     row[by] = labels[first]
     row["longest"] = np.sort(costs)[::-1][:LONGEST_COUNT].tolist()
     lost = Intervals.of(rows["start"], rows["end"]) - hidden
     row["cost_ns"], row["in_steps_ns"] = _sum_cost(view, rows, lost)
-    row |= {"count": rows.height, "places": places.size}
+    row |= {"count": int(is_new.sum()), "places": places.size}
     location: dict[str, Any] = {name: row.get(name) for name in _LOCATION}
     yield Finding(
         title(row),
@@ -152,20 +155,29 @@ def sum_places(
     )
 
 
-def _rank_places(place: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, list[int], list[int]]:
-    """Return the costliest row, total cost (ns) and number of rows of each place, sorted by descending total cost."""
+def _rank_places(
+    place: np.ndarray, costs: np.ndarray, is_new: np.ndarray
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Return the costliest row, total cost (ns) and number of new rows of each place, sorted by descending total cost."""
     by_place = np.lexsort((-costs, place))
     firsts = np.flatnonzero(np.diff(place[by_place], prepend=-1))
     rows, sums = by_place[firsts], np.add.reduceat(costs[by_place], firsts)
     order = np.lexsort((rows, -costs[rows], -sums))
-    return rows[order], sums[order].tolist(), np.diff(firsts, append=costs.size)[order].tolist()
+    return (
+        rows[order],
+        sums[order].tolist(),
+        np.add.reduceat(is_new[by_place], firsts, dtype=int)[order].tolist(),
+    )
 
 
 def _label_places(view: RankView, rows: pl.DataFrame, by: str) -> pl.Series:
-    """Return the place of each row of lost time as text: its operator, module, block or kernel name, as ``by``
-    selects."""
+    """Return the place of each row of lost time as text; ``by``: as in `sum_places`."""
     if by == "name":
         return rows["name"]
+    if by == "call":
+        operators = view.locate(rows["event"], ["operator"])["operator"]
+        calls = take_rows(view.trace.events["name"], view.find_rows(rows["event"]))
+        return operators.zip_with(operators.is_not_null(), calls)
     if by != "block":
         return view.locate(rows["event"], [by])[by]
     located = view.locate(rows["event"], ["operator", "module"])

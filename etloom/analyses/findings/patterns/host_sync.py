@@ -15,11 +15,12 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         view.select_gaps("sync"),
         lambda row: (
-            f"the host waits for the device{describe_place(row)} {format_times(row['count'])}; afterwards the device "
+            f"the host waits for the device{describe_place(row, 'call')} {format_times(row['count'])}; afterwards the device "
             "waits for the host"
         ),
         confidence="high",
         advice="keep the value on the device: log it later or copy it with non_blocking=True; .item(), .cpu(), "
-        "nonzero, boolean masks, printing a tensor and torch.cuda.empty_cache() all synchronize",
+        "nonzero, boolean masks, printing a tensor, torch.cuda.synchronize() and torch.cuda.empty_cache() all wait",
         tracks=BOTH,
+        by="call",
     )
