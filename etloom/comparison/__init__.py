@@ -25,6 +25,7 @@ from etloom.comparison.difference_tables import (
     common_operator_shares,
     describe_largest_changes,
     find_changed_ranks,
+    find_common_caller,
     format_signed_time,
     join_sides,
     sum_run,
@@ -155,9 +156,13 @@ class Difference:
         shared = common_operator_shares(self._operators)
         if shared is not None and min(shared) < MIN_COMMON_SHARE:
             parts = f"{100 * shared[0]:.0f} % of the time before and {100 * shared[1]:.0f} % after"
+            caller = find_common_caller(self._operators)
             lines.append(
                 f"little in common: operators of both runs take {parts}; "
                 "for two different programs, the change is not meaningful"
+                if caller is None
+                else f"other operators in {caller['operator']}, whose GPU time changes by "
+                f"{format_signed_time(caller['device_total_change_ns'])}: those of both runs take {parts}"
             )
         counts = [STEPS.read(job)["most"].item() for job in (self.before, self.after)]
         if not self.stepped:

@@ -11,7 +11,7 @@ import polars as pl
 
 from etloom.analyses import kernel_families, temporal_breakdown
 from etloom.analyses.collectives import number_instances, summarize_instances
-from etloom.analyses.helpers.operator_times import measure_operators
+from etloom.analyses.helpers.operator_times import measure_operators, measure_replayed_operators
 from etloom.analyses.helpers.run_tables import RunTable
 from etloom.collectives import list_participations, match_collectives
 from etloom.comparison.run_tables import has_steps, is_stepped, measure_rank
@@ -42,7 +42,12 @@ _SUM_COLUMNS = dict.fromkeys(("count", "ns"), pl.Float64)
 _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "category": {"category": pl.String, "ns": pl.Float64},
     "family": {"family": pl.String, **_SUM_COLUMNS},
-    "operator": {"operator": pl.String, **_SUM_COLUMNS, "device_ns": pl.Float64},
+    "operator": {
+        "operator": pl.String,
+        **_SUM_COLUMNS,
+        "device_ns": pl.Float64,
+        "device_total_ns": pl.Float64,
+    },
     "kernel": {"kernel": pl.String, "kind": pl.String, **_SUM_COLUMNS},
     "collective": {
         "collective": pl.String,
@@ -70,10 +75,11 @@ def by_category(job: Job, stepped: bool) -> pl.DataFrame:
 
 
 def by_operator(job: Job, stepped: bool) -> pl.DataFrame:
-    """Return per operator its count, exclusive host time (ns) and the time of the GPU activity it launched (device_ns).
+    """Return per operator its count, exclusive host time (ns) and the time of the GPU activity it launched.
 
     Host time: self time and runtime calls. device_ns: of GPU activities that the operator launched directly, not
-    through an inner operator.
+    through an inner operator. device_total_ns: of those it or an inner operator launched, which stays comparable if the
+    operator is implemented by others.
 
     GPU activities without an operator have a row with a null operator, so that device_ns sums to all GPU activities.
     """
@@ -175,9 +181,18 @@ def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
         .rename({"operator": "name"})
     )
     launched = _sum_per_step(trace, activities, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
-    both = calls.join(launched, on="name", how="full", coalesce=True, nulls_equal=True)
+    columns = "name", "step", "device_ns"
+    inclusive = pl.concat(
+        table.filter("outermost").select(columns)
+        for table in (measure_operators(trace), measure_replayed_operators(trace))
+    )
+    totals = _sum_per_step(
+        trace, inclusive, stepped, ["name"], pl.col("device_ns").sum().alias("device_total_ns")
+    )
+    for table in (launched, totals):
+        calls = calls.join(table, on="name", how="full", coalesce=True, nulls_equal=True)
     return (
-        both.select("count", "ns", "device_ns", operator="name")
+        calls.select("count", "ns", "device_ns", "device_total_ns", operator="name")
         .select(*_SCHEMAS["operator"])
         .fill_null(0.0)
         .sort("operator")
@@ -363,6 +378,21 @@ def common_operator_shares(operators: pl.DataFrame) -> tuple[float, float] | Non
         return None
     first, second = named.filter(pl.col("in") == "both").select(times).sum().row(0)
     return first / named_totals[0], second / named_totals[1]
+
+
+def find_common_caller(operators: pl.DataFrame) -> dict[str, Any] | None:
+    """Return the operator of both runs that launches most of their GPU time itself or through others, as a row of
+    ``operators``, the table of `join_sides`; None if none launches `MIN_COMMON_SHARE` of each run's."""
+    shares = [
+        pl.col(f"device_total_{side}_ns") / pl.col(f"device_{side}_ns").sum() for side in ("before", "after")
+    ]
+    callers = operators.with_columns(share=pl.min_horizontal(shares)).drop_nulls("operator")
+    callers = callers.filter(pl.col("in") == "both", pl.col("share") >= MIN_COMMON_SHARE)
+    return (
+        callers.sort("share", descending=True, maintain_order=True).row(0, named=True)
+        if callers.height
+        else None
+    )
 
 
 def describe_largest_changes(table: pl.DataFrame, name: str, change: str, most: int = 3) -> list[str]:

@@ -149,7 +149,7 @@ def _render_table_section(by: str, table: pl.DataFrame) -> Section:
     main = [
         name
         for name in sides
-        if name.startswith("device_") == is_gpu and not name.startswith(("wait", "transfer"))
+        if name.startswith("device_") == is_gpu and not name.startswith(("wait", "transfer", "device_total"))
     ]
     first = [name for name in table.columns if name not in (*sides, *counts, "change_pct", "share_pct")]
     order = [*first, *main, "change_pct", "share_pct", *counts, *(name for name in sides if name not in main)]

@@ -241,6 +241,20 @@ def test_two_programs_have_little_in_common(data: Path) -> None:
     assert told("tracelens/mi300_qwen.json.gz", "tracelens/h100_qwen.json.gz") == []
 
 
+def test_other_operators_inside_one_are_the_same_program(data: Path) -> None:
+    before, after = (
+        etloom.open(data / f"cases/turn3/attention_{kind}.json") for kind in ("unfused", "fused")
+    )
+    found = etloom.diff(before, after)
+    row = found.table("operator").row(by_predicate=pl.col("operator") == "my_attention", named=True)
+    assert [row[f"device_total_{side}_ns"] for side in ("before", "after", "change")] == [
+        780_000,
+        350_000,
+        -430_000,
+    ]
+    assert found.notes[0].startswith("other operators in my_attention, whose GPU time changes by -430.0 µs")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "shares"),
     [

@@ -15,8 +15,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         view.select_gaps("sync"),
         lambda row: (
-            f"the host waits for the device{describe_place(row, 'call')} {format_times(row['count'])}; afterwards the device "
-            "waits for the host"
+            f"the host waits for the device{describe_place(row, 'call')} {format_times(row['count'])}; afterwards the "
+            "device waits for the host"
         ),
         confidence="high",
         advice="keep the value on the device: log it later or copy it with non_blocking=True; .item(), .cpu(), "
