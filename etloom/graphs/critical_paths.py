@@ -15,6 +15,7 @@ from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms
 from etloom.graphs.event_arrays import EventArrays, rows_of_ids
 from etloom.graphs.graph import EdgeKind, Graph, Int32Array, Int64Array
+from etloom.timeline.activity import MAX_LAUNCH_LATENCY_NS
 
 LATER_START = "later start"
 """The kind of the time from the beginning of the window to the path's first point."""
@@ -190,7 +191,14 @@ def format_path_shares(path: pl.DataFrame, digits: int, most: int, least_pct: fl
         .then(pl.lit("memcpy and memset"))
         .otherwise(pl.lit("kernels"))
     )
-    name = pl.when(kind == EdgeKind.KERNEL.label).then(memory).otherwise(kind.replace(KIND_LABELS))
+    is_late = (kind == EdgeKind.LAUNCH.label) & (pl.col("time_ns") > MAX_LAUNCH_LATENCY_NS)
+    name = (
+        pl.when(kind == EdgeKind.KERNEL.label)
+        .then(memory)
+        .when(is_late)
+        .then(pl.lit("unexplained delays after a launch"))
+        .otherwise(kind.replace(KIND_LABELS))
+    )
     parts = path.group_by(name.alias("part")).agg(pct=100.0 * pl.col("time_ns").sum() / total)
     parts = parts.filter(pl.col("pct") > least_pct).sort("pct", "part", descending=(True, False)).head(most)
     return [f"{pct:.{digits}f} % {part}" for part, pct in parts.iter_rows()]

@@ -141,6 +141,7 @@ def _compute_summary(job: Job) -> RunSummary:
             tables["steps"],
             basis,
             devices,
+            tables["findings"],
         ),
         _summarize_critical_path(tables["critical-path"], unanswered.get("critical-path")),
         _summarize_top_operator(operators),

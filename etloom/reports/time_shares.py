@@ -57,7 +57,12 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize_time_shares(
-    time: pl.DataFrame, overlap: pl.DataFrame, steps: pl.DataFrame, basis: str, devices: Mapping[int, int]
+    time: pl.DataFrame,
+    overlap: pl.DataFrame,
+    steps: pl.DataFrame,
+    basis: str,
+    devices: Mapping[int, int],
+    findings: pl.DataFrame,
 ) -> list[SummaryLine]:
     """Return summary lines on compute, exposed communication and idle time, in percent of the spans of all ranks.
 
@@ -69,6 +74,7 @@ def summarize_time_shares(
         steps: the answer to steps.
         basis: see `etloom.reports.summary.RunSummary`.
         devices: rank -> number of devices, for ranks with several.
+        findings: the answer to findings, which names the time that is unknown instead of idle.
     """
     without_gpu: list[int] = []
     if basis == "mixed":
@@ -119,6 +125,13 @@ def summarize_time_shares(
     if copies:
         idle += f"; memcpy and memset alone take {100 * copies / span:.1f} %"
     idle += _note_steps_without_activity(steps)
+    for unknown in findings.filter(pattern="unrecorded-time").head(1).iter_rows(named=True):
+        if unknown["ranks"] == 1:
+            total["idle_ns"] = max(total["idle_ns"] - unknown["cost_ns"], 0)
+            idle += f"; for {100 * unknown['cost_ns'] / span:.1f} % it is unknown whether any does"
+        else:
+            most = format_duration(unknown["cost_ns"])
+            idle += f"; a part of it is unknown on {unknown['ranks']:,} ranks, at most {most} of each"
     return [
         SummaryLine("Compute", share("compute_ns"), busy),
         SummaryLine("Exposed communication", share("exposed_communication_ns"), communication),

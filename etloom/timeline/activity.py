@@ -29,6 +29,10 @@ from etloom.core.trace import Trace
 
 RowArray = NDArray[np.int64]
 
+MAX_LAUNCH_LATENCY_NS = 50_000
+"""Longest time from the return of a launch to the start of the activity that counts as part of launching, in ns: about
+5 us on an idle device, several times that for large graphs and with a profiler."""
+
 
 @dataclass(frozen=True)
 class Activity:

@@ -14,6 +14,7 @@ from etloom.core import categories
 from etloom.core.arrays import join_columns, make_frame, select_values, take_rows, to_array
 from etloom.core.intervals import Intervals, union
 from etloom.core.schema import TIME_LIMIT
+from etloom.timeline.activity import MAX_LAUNCH_LATENCY_NS
 
 if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
@@ -52,9 +53,6 @@ MIN_COMPUTE_NS = 50_000
 """An operator that launches nothing and takes this long itself computes on the host; others only prepare launches."""
 PAGEABLE = r"(?i)(?:HtoD|HostToDevice).*pageable"
 """Matches copies from pageable memory to the device, which block the host."""
-_LAUNCH_LATENCY_NS = 50_000
-"""Longest time from the return of a launch to the start of the activity that counts as part of launching, in ns: about
-5 us on an idle device, several times that for large graphs and with a profiler."""
 _USUAL_LATENCY_NS = 5_000
 """Usual time from the return of a launch to the start of the activity on an idle device, in ns."""
 _BEGIN_SHARE = 0.01
@@ -107,7 +105,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     is_late_effect = np.zeros(len(starts), np.bool_)
     gaps = _Gaps(starts, ends, cause, event, following, stall_ns, hidden_ns, stall, is_late_effect)
     gaps = _split_rows(
-        gaps, late & ~is_last & (ends - returned > _LAUNCH_LATENCY_NS), returned, "device", launch
+        gaps, late & ~is_last & (ends - returned > MAX_LAUNCH_LATENCY_NS), returned, "device", launch
     )
     gaps = _mark_unrecorded(view, gaps)
     gaps = _share_gaps(stalls, _extend_stalls(gaps))
@@ -200,7 +198,7 @@ def _attribute_gaps(
     is_synced = (wait >= 0) & (released >= starts - _SYNC_RETURN_NS)
     # A call that begins when the device has been idle for long does not wait for it: the host was late before.
     called = _take(view.sync_calls["ts"], wait)
-    is_synced &= called <= starts + _LAUNCH_LATENCY_NS
+    is_synced &= called <= starts + MAX_LAUNCH_LATENCY_NS
     # What waits while a graph is captured or compiled belongs to that.
     is_synced &= 2 * view.compiling.covered(called, released) <= np.maximum(released - called, 1)
     # Before the first activity there is nothing to wait for; after the last one, the host launches nothing more.
@@ -281,7 +279,7 @@ def _mark_unrecorded(view: RankView, gaps: _Gaps) -> _Gaps:
     launch call on whose activity is missing.
     """
     first = view.activities.row(0, named=True)
-    is_behind = first["launch_end"] is None or first["ts"] - first["launch_end"] > _LAUNCH_LATENCY_NS
+    is_behind = first["launch_end"] is None or first["ts"] - first["launch_end"] > MAX_LAUNCH_LATENCY_NS
     unrecorded = (gaps.start < view.busy.starts[0]) & is_behind
     calls = view.blocking_copies
     if calls.height:
