@@ -125,18 +125,28 @@ def summarize_time_shares(
     if copies:
         idle += f"; memcpy and memset alone take {100 * copies / span:.1f} %"
     idle += _note_steps_without_activity(steps)
-    for unknown in findings.filter(pattern="unrecorded-time").head(1).iter_rows(named=True):
-        if unknown["ranks"] == 1:
-            total["idle_ns"] = max(total["idle_ns"] - unknown["cost_ns"], 0)
-            idle += f"; for {100 * unknown['cost_ns'] / span:.1f} % it is unknown whether any does"
-        else:
-            most = format_duration(unknown["cost_ns"])
-            idle += f"; a part of it is unknown on {unknown['ranks']:,} ranks, at most {most} of each"
+    unknown_ns, unknown = _find_unknown_time(findings, span)
+    total["idle_ns"] = max(total["idle_ns"] - unknown_ns, 0)
+    idle += unknown
     return [
         SummaryLine("Compute", share("compute_ns"), busy),
         SummaryLine("Exposed communication", share("exposed_communication_ns"), communication),
         SummaryLine("Idle", share("idle_ns"), idle),
     ]
+
+
+def _find_unknown_time(findings: pl.DataFrame, span_ns: int) -> tuple[int, str]:
+    """Return the time (ns) for which a recording does not show whether the device worked, and a note on it.
+
+    Of several ranks only the longest is known, which a note states: the time is 0.
+    """
+    rows = findings.filter(pattern="unrecorded-time")
+    if rows.is_empty():
+        return 0, ""
+    cost_ns, ranks = rows.select("cost_ns", "ranks").row(0)
+    if ranks == 1:
+        return cost_ns, f"; for {100 * cost_ns / span_ns:.1f} % it is unknown whether any does"
+    return 0, f"; a part of it is unknown on {ranks:,} ranks, at most {format_duration(cost_ns)} of each"
 
 
 def _note_steps_without_activity(steps: pl.DataFrame) -> str:

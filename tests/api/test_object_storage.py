@@ -154,7 +154,11 @@ def test_a_server_that_sends_slowly_or_garbage_is_one_line(s3: S3Server, run: Pa
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.stderr
-    expected = "the answer is not complete after 2 s" if fault == "slow" else "the connection failed 1 times"
+    expected = (
+        "failed 2 times: the answer is not complete after 2 s"
+        if fault == "slow"
+        else "the connection failed 1 times"
+    )
     assert "s3://bucket/run/" in result.stderr and expected in result.stderr
 
 

@@ -52,6 +52,10 @@ class TransientError(ReadError):
     """Raised when a connection is cut or refused, so that the request may succeed when it is repeated."""
 
 
+class StalledRequest(TransientError):
+    """Raised when a request got no complete answer in its time."""
+
+
 class ObjectStore(Protocol):
     """A connection to an object store; keys are paths that begin with the bucket. Raises ReadError or EtloomError."""
 
@@ -145,10 +149,9 @@ def _run_within(seconds: float, action: Callable[[], Any], url: str) -> Any:
     except TimeoutError:
         if "pyarrow.fs" in sys.modules:  # it would wait for the request at the end of the process
             atexit.unregister(sys.modules["pyarrow.fs"].ensure_s3_finalized)
-        raise ReadError(
+        raise StalledRequest(
             f"the answer is not complete after {seconds:.0f} s",
             where=url,
-            remedy="check the URL and the network, and try again",
         ) from None
 
 

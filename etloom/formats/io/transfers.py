@@ -23,9 +23,10 @@ from typing import TypeVar
 
 from etloom.core.errors import EtloomError, LimitError, ReadError
 from etloom.core.text import count_noun
-from etloom.formats.io.object_store import ObjectStore, RemoteFile, TransientError
+from etloom.formats.io.object_store import ObjectStore, RemoteFile, StalledRequest, TransientError
 
-TRIES = 5
+TRIES, STALLED_TRIES = 5, 2
+"""Tries of a request whose connection fails, or that gets no complete answer in a minute."""
 BACKOFF_S = 0.2
 """Pause before the second try; it doubles with each."""
 PARALLEL = 16
@@ -38,7 +39,7 @@ _Item = TypeVar("_Item")
 
 
 def retry(action: Callable[[], _Result]) -> _Result:
-    """Call ``action`` and return its result; if a connection fails, pause and repeat it, at most `TRIES` times in all.
+    """Call ``action`` and return its result; if a connection fails or stalls, pause and repeat it.
 
     Raises:
         ReadError: the connection failed every time, or the action was refused.
@@ -47,9 +48,9 @@ def retry(action: Callable[[], _Result]) -> _Result:
         try:
             return action()
         except TransientError as error:
-            if attempt == TRIES:
+            if attempt == (tries := STALLED_TRIES if isinstance(error, StalledRequest) else TRIES):
                 raise ReadError(
-                    f"the connection failed {TRIES} times: {error.what}",
+                    f"the connection failed {tries} times: {error.what}",
                     where=error.where,
                     remedy="check the URL and the network, and try again",
                 ) from None
