@@ -28,7 +28,9 @@ A part can be negative: the rank made up for some of the others.
 
 The finding `stragglers` answers another question, what would be gained if the rank were like its peers: it counts from
 the arrival of the median rank instead of the second-last one, without the inherited part, and each moment once. So its
-cost is the larger one if several ranks are late, and the smaller one if a rank passes on the lateness of others.
+cost is the larger one if several ranks are late, and the smaller one if a rank passes on the lateness of others. At the
+first recorded communication of a group, it compares the work since the recordings began, so that it may name a cause
+where this table has none.
 
 Units: ns, percent. Times of the ranks are first converted to one clock, see clocks.
 """
