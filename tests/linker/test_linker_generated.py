@@ -208,6 +208,7 @@ def test_traces_of_two_programs_are_refused(seed: int) -> None:
     draw = random.Random(seed)
     host, _ = operators(LinkedTraceGenerator(draw, threads=2, trees=30).linked)
     other = repeated(LinkedTraceGenerator(draw, threads=2, trees=30).linked, 1)
+    assume(host.rows("nodes") >= 20)  # a few names may agree by chance
     with pytest.raises(LinkError, match=r"not of one program: at best \d+ of \d+"):
         link(host, other)
 
