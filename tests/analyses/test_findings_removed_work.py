@@ -177,3 +177,39 @@ def test_operators_in_float64_count_inside_of_others_without_types(tmp_path: Pat
         rank.op("aten::mm", start + 10, 200, **{"Input Dims": [[64, 64]] * 2, "Input type": ["double"] * 2})
     table = etloom.analyze(rank.trace(tmp_path), "findings", pattern="double-precision")
     assert table["cost_ns"].to_list() == [4 * 100_000]
+
+
+def test_a_stall_inside_of_removed_work_is_another_cause(tmp_path: Path) -> None:
+    """A call of 5 ms in the loop over the parameters would still be made without the loop."""
+
+    def update_with_pause(program: Program, pause_us: float) -> None:
+        with program.inside("Optimizer.step#Adam.step", "user_annotation"):
+            for number in range(2 * PARAMETERS):
+                if pause_us and number == PARAMETERS:
+                    program.pause(pause_us, "cuModuleLoadData", "cuda_driver")
+                program.op("aten::lerp_", (ELEMENTWISE.format("Functor"), 4))
+
+    costs = []
+    for pause_us in (0, 5_000):
+        step = chain(run_layers, partial(update_with_pause, pause_us=pause_us), Program.item)
+        job, _ = run_steps(tmp_path / str(pause_us), step)
+        table = etloom.analyze(job, "findings", pattern="parameter-loops", min_pct=0)
+        costs.append(table["cost_ns"].item())
+    assert costs[1] < 2 * costs[0]  # not 20 times; the device has less queued after the pause
+
+
+def test_a_grouped_gemm_is_not_in_float64(tmp_path: Path) -> None:
+    def step(program: Program) -> None:
+        for name in (
+            "moe_grouped_gemm_kernel",
+            "void grouped_gemm::GroupedGemm<bf16>",
+            "volta_dgemm_64x64_nn",
+        ):
+            program.op("my::experts", (name, 100))
+
+    job, _ = run_steps(tmp_path / "run", step)
+    (row,) = etloom.analyze(job, "findings", pattern="double-precision", min_pct=0).to_dicts()
+    assert (row["name"], row["count"]) == (
+        "volta_dgemm_64x64_nn",
+        len(job[0].events.filter(name="my::experts")) // 3,
+    )

@@ -536,3 +536,10 @@ def test_no_line_about_leaked_objects(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "etloom", "info", str(tmp_path / "trace.json")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr
+
+
+def test_deeply_nested_metadata_costs_that_entry(tmp_path: Path) -> None:
+    nested = "[" * 150 + "]" * 150
+    rows = [EVENT, '{"ph":"M","name":"process_name","pid":1,"args":{"name":' + nested + "}}"]
+    trace = read(tmp_path, f'{{"traceEvents":[{",".join(rows)}]}}')
+    assert (trace.events.height, counts(trace)["read.invalid_event"]) == (1, 1)

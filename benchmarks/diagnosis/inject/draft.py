@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from etloom.analyses.findings.patterns.buffer_broadcasts import find_regions
+from etloom.analyses.findings.rank_view import RankView
+from etloom.core.intervals import Intervals
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.graphs import algorithms
@@ -494,7 +497,10 @@ class Draft:
 
 
 def find_slots(base: Base, rank: int) -> list[Slot]:
-    """Return the places between outermost operators of a rank's main thread, in steps, after the first launch."""
+    """Return the places between outermost operators of a rank's main thread, in steps, after the first launch.
+
+    Not in DDP's broadcasts of buffers: what is slow inside of them is theirs, too.
+    """
     graph, trace = base.dependencies.graph, base.job[rank]
     annotated = find_steps(trace)
     annotation = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep"))
@@ -513,6 +519,8 @@ def find_slots(base: Base, rank: int) -> list[Slot]:
     if base.has_device:
         first = trace.launches["launch"].drop_nulls().min()
         ok &= times > trace.events["ts"].gather([first]).item()
+    broadcasts = find_regions(RankView(trace))
+    ok &= Intervals.of(broadcasts["start"], broadcasts["end"]).covered(times, graph.time[target]) == 0
     slots = []
     for step, start, end in annotated.iter_rows():
         rows = np.flatnonzero(ok & (times >= start) & (times < end) & (graph.time[target] <= end))

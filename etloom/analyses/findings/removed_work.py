@@ -10,11 +10,14 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.findings.finding import DEVICE, HOST, Finding, sum_findings, sum_places
+from etloom.analyses.findings.gaps import list_stalls
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core.intervals import Intervals
+from etloom.core.intervals import Intervals, union
 
 MAX_LEAD_NS = 3_000
 """A device needs a few us between two kernels: such a pause goes with the kernel after it."""
+_OTHER_STALLS = ("data", "save", "compile", "profiler", "allocator", "pause", "call")
+"""Stalls of the host, by cause in `gaps.list_stalls`, that do not go away with a part of the program around them."""
 REGION_SCHEMA = dict.fromkeys(("start", "end", "event", "step", "cost_ns"), pl.Int64) | {"name": pl.String}
 
 
@@ -68,7 +71,7 @@ def sum_removed(
     """Yield a single finding on regions of the host without which their work on host and device would not run.
 
     Its cost on the rank does not count time in which the device is busy with other work; the simulated gain decides
-    for itself what that time hides.
+    for itself what that time hides. A stall of the host inside a region, such as a garbage collection, would remain.
 
     Args:
         view: The rank.
@@ -79,8 +82,10 @@ def sum_removed(
     """
     if launched is None:
         launched = list_launched(view, regions)
+    stalls = dict(view.compute_once(list_stalls))
+    hidden = union(stalls[name] for name in _OTHER_STALLS)
     parts = [
-        *sum_places(view, regions, lambda _: title, tracks=HOST, by="name", **facts),
+        *sum_places(view, regions, lambda _: title, tracks=HOST, by="name", hidden=hidden, **facts),
         *sum_places(view, launched, lambda _: title, tracks=DEVICE, by="name", **facts),
     ]
     if not parts:

@@ -8,8 +8,14 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.errors import ReadError
+
 MAX_DEPTH = 100
 """The deepest accepted nesting of JSON; a document of any format has less than ten levels."""
+
+
+class NestingError(ReadError, RecursionError):
+    """Raised for JSON that is nested too deeply; where no reader skips the entry, the file is refused."""
 
 
 def quote_texts(column: pl.Series) -> pl.Series:
@@ -42,7 +48,7 @@ def load_json(text: str | bytes) -> Any:
 
     Raises:
         ValueError: If it is not JSON.
-        RecursionError: If it is nested more deeply than `MAX_DEPTH`, so that callers may walk it by recursion.
+        NestingError: If it is nested more deeply than `MAX_DEPTH`, so that callers may walk it by recursion.
     """
     value = json.loads(text)
     _check_depth(value)
@@ -57,7 +63,10 @@ def _check_depth(value: Any) -> None:
     while containers:
         depth += 1
         if depth > MAX_DEPTH:
-            raise RecursionError(f"nested more than {MAX_DEPTH} levels deep")
+            raise NestingError(
+                f"JSON is nested more than {MAX_DEPTH} levels deep",
+                remedy="the writer of the file has a defect",
+            )
         containers = [
             item
             for container in containers

@@ -27,7 +27,7 @@ from etloom.core.schema import TIME_LIMIT, Stat
 from etloom.core.steps import match_steps
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed, read_chunks
-from etloom.formats.io.json_text import load_json
+from etloom.formats.io.json_text import NestingError, load_json
 from etloom.formats.io.native_parser import FIRST_TEXT_ID, ParsedFile, Progress, parse_file
 from etloom.formats.kineto import ascend
 from etloom.formats.tables import comms_table
@@ -184,7 +184,7 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
         )
     stats = list(parsed.stats)
     tables = normalize_tables(parsed.tables, stats)
-    threads, others = _build_threads(tables.pop("metadata"), tables.pop("tracks"))
+    threads, others = _build_threads(tables.pop("metadata"), tables.pop("tracks"), stats)
     if others:
         severity = "info" if len(others) <= _MAX_OTHER_METADATA else "data_loss"
         example = f"without a table; meta has the first {_MAX_OTHER_METADATA}: {others[0]['name']}"
@@ -274,9 +274,12 @@ def _to_int(value: Any) -> int | None:
 
 
 def _build_threads(
-    metadata: pl.DataFrame, text_ids: pl.DataFrame
+    metadata: pl.DataFrame, text_ids: pl.DataFrame, stats: list[Stat]
 ) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
-    """Merge metadata events (name, labels, sort index) to a row per process and per thread; also return the others."""
+    """Merge metadata events (name, labels, sort index) to a row per process and per thread; also return the others.
+
+    Those that are nested too deeply are counted in ``stats``.
+    """
     rows: dict[tuple[int, int | None], dict[str, Any]] = {}
     others: list[dict[str, Any]] = []
     for kind, pid, tid, text in metadata.select(
@@ -284,7 +287,11 @@ def _build_threads(
     ).iter_rows():
         if text is None:
             continue  # counted as invalid_json
-        args = load_json(text)
+        try:
+            args = load_json(text)
+        except NestingError as error:
+            stats.append(Stat("read.invalid_event", "data_loss", 1, error.what))
+            continue
         owner, _, key = (kind or "").partition("_")
         value = args.get(key)
         merged = _to_int(value) if key == "sort_index" else str(value).strip()

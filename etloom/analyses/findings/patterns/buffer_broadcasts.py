@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import polars as pl
 
 from etloom.analyses.findings.finding import Finding, format_times
-from etloom.analyses.findings.gaps import LONG_PAUSE_NS
 from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.findings.removed_work import sum_removed
 from etloom.core import categories
@@ -26,7 +25,7 @@ _ADVICE = (
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    regions = _find_regions(view)
+    regions = find_regions(view)
     if regions.height >= MIN_FORWARDS:
         title = (
             "DistributedDataParallel broadcasts the buffers of the model before its forward, "
@@ -35,7 +34,7 @@ def find(view: RankView) -> Iterator[Finding]:
         yield from sum_removed(view, regions, title, confidence="medium", advice=_ADVICE)
 
 
-def _find_regions(view: RankView) -> pl.DataFrame:
+def find_regions(view: RankView) -> pl.DataFrame:
     """Return a row per forward that begins with broadcasts of buffers, as for `sum_places`: until its first other
     operator."""
     if not view.match_events(_BROADCAST).any():
@@ -45,12 +44,10 @@ def _find_regions(view: RankView) -> pl.DataFrame:
     children = operators.join(forwards.select(forward="id"), left_on="parent", right_on="forward").sort("ts")
     is_part = pl.col("name").str.contains(_SYNCHRONIZATION)
     is_first = is_part.cast(pl.Int8).cum_min().over("parent") == 1
-    # A pause of the host between the broadcasts, such as a garbage collection, would not go away with them.
-    follows_pause = pl.col("ts") - pl.col("end").shift().over("parent") >= LONG_PAUSE_NS
     return (
         children.filter(is_first)
         .filter(pl.col("name").str.contains(_BROADCAST).any().over("parent"))
-        .group_by("parent", follows_pause.fill_null(False).cum_sum().alias("part"), maintain_order=True)
+        .group_by("parent", maintain_order=True)
         .agg(
             start=pl.col("ts").first(),
             end=pl.col("end").max(),
