@@ -142,14 +142,17 @@ def _send(url: str | None, observation: Observation) -> None:
     """
     if url is None:
         return
-    sending = threading.Thread(target=_post, args=(url, observation), daemon=True)
+    failures: list[str] = []
+    sending = threading.Thread(target=_post, args=(url, observation, failures), daemon=True)
     sending.start()
     sending.join(_WEBHOOK_TIMEOUT_S)
     if sending.is_alive():
-        print_message(f"webhook {url}: no answer within {_WEBHOOK_TIMEOUT_S} s")
+        failures = [f"no answer within {_WEBHOOK_TIMEOUT_S} s"]
+    for failure in failures:
+        print_message(f"webhook {url}: {failure}")
 
 
-def _post(url: str, observation: Observation) -> None:
+def _post(url: str, observation: Observation, failures: list[str]) -> None:
     import http.client
     import urllib.request
 
@@ -161,4 +164,4 @@ def _post(url: str, observation: Observation) -> None:
         with urllib.request.urlopen(request, timeout=_WEBHOOK_TIMEOUT_S):  # noqa: S310
             pass
     except (OSError, ValueError, http.client.HTTPException) as error:
-        print_message(f"webhook {url}: {error}")
+        failures.append(str(error))
