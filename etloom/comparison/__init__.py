@@ -156,14 +156,17 @@ class Difference:
         shared = common_operator_shares(self._operators)
         if shared is not None and min(shared) < MIN_COMMON_SHARE:
             parts = f"{100 * shared[0]:.0f} % of the time before and {100 * shared[1]:.0f} % after"
-            caller = find_common_caller(self._operators)
-            lines.append(
-                f"little in common: operators of both runs take {parts}; "
-                "for two different programs, the change is not meaningful"
-                if caller is None
-                else f"other operators in {caller['operator']}, whose GPU time changes by "
-                f"{format_signed_time(caller['device_total_change_ns'])}: those of both runs take {parts}"
-            )
+            if caller := find_common_caller(self._operators):
+                change = format_signed_time(caller["device_total_change_ns"])
+                lines.append(
+                    f"{caller['operator']} runs other operators inside ({change} of GPU time): "
+                    f"operators of both runs take {parts}"
+                )
+            else:
+                lines.append(
+                    f"little in common: operators of both runs take {parts}; "
+                    "for two different programs, the change is not meaningful"
+                )
         counts = [STEPS.read(job)["most"].item() for job in (self.before, self.after)]
         if not self.stepped:
             lines.append("a run has no step annotations, so both are compared as a whole")

@@ -36,6 +36,8 @@ MIN_NET_SHARE = 0.2
 MIN_MENTIONED_SHARE = 0.03
 MIN_COMMON_SHARE = 1 / 3
 """Share of the time in operators of both runs below which they may be different programs."""
+_WRAPPERS = r"^(?:Compiled|Torch-Compiled|Distributed|FullySharded|autograd::|nn\.Module|Optimizer)"
+"""Matches operators in which any program may run."""
 _PARTS = ("compute", "exposed_communication", "exposed_memory", "exposed_other", "idle")
 _DURATIONS = pl.len().alias("count"), pl.col("dur").sum().alias("ns")
 _SUM_COLUMNS = dict.fromkeys(("count", "ns"), pl.Float64)
@@ -171,7 +173,8 @@ def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
         stepped: per step; None: if the rank has steps.
     """
     sums = pl.len().alias("count"), pl.col("exclusive_ns").sum().alias("ns")
-    calls = _sum_per_step(trace, measure_operators(trace), stepped, ["name"], *sums)
+    measured = measure_operators(trace)
+    calls = _sum_per_step(trace, measured, stepped, ["name"], *sums)
     by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
     names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")
     activities = (
@@ -183,8 +186,7 @@ def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
     launched = _sum_per_step(trace, activities, stepped, ["name"], pl.col("dur").sum().alias("device_ns"))
     columns = "name", "step", "device_ns"
     inclusive = pl.concat(
-        table.filter("outermost").select(columns)
-        for table in (measure_operators(trace), measure_replayed_operators(trace))
+        table.filter("outermost").select(columns) for table in (measured, measure_replayed_operators(trace))
     )
     totals = _sum_per_step(
         trace, inclusive, stepped, ["name"], pl.col("device_ns").sum().alias("device_total_ns")
@@ -382,12 +384,17 @@ def common_operator_shares(operators: pl.DataFrame) -> tuple[float, float] | Non
 
 def find_common_caller(operators: pl.DataFrame) -> dict[str, Any] | None:
     """Return the operator of both runs that launches most of their GPU time itself or through others, as a row of
-    ``operators``, the table of `join_sides`; None if none launches `MIN_COMMON_SHARE` of each run's."""
-    shares = [
-        pl.col(f"device_total_{side}_ns") / pl.col(f"device_{side}_ns").sum() for side in ("before", "after")
-    ]
-    callers = operators.with_columns(share=pl.min_horizontal(shares)).drop_nulls("operator")
-    callers = callers.filter(pl.col("in") == "both", pl.col("share") >= MIN_COMMON_SHARE)
+    ``operators``, the table of `join_sides`; None if none launches `MIN_COMMON_SHARE` of each run's.
+
+    Operators in which any program may run (`_WRAPPERS`) do not count.
+    """
+    totals = operators.select("device_before_ns", "device_after_ns").sum().row(0)
+    if not all(totals):
+        return None
+    shares = pl.col("device_total_before_ns") / totals[0], pl.col("device_total_after_ns") / totals[1]
+    callers = operators.drop_nulls("operator").with_columns(share=pl.min_horizontal(shares))
+    is_common = (pl.col("in") == "both") & (pl.col("share") >= MIN_COMMON_SHARE)
+    callers = callers.filter(is_common & ~pl.col("operator").str.contains(_WRAPPERS))
     return (
         callers.sort("share", descending=True, maintain_order=True).row(0, named=True)
         if callers.height

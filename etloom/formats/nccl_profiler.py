@@ -24,6 +24,7 @@ from etloom.formats import kineto
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, open_decompressed
 from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_trace
+from etloom.formats.tables.meta_checks import is_rank
 from etloom.formats.tables.nccl_tables import build_communication_tables, count_elements, format_hash
 
 _CALLS = ("COLL", "P2P")
@@ -136,7 +137,7 @@ def find_rank(path: Path) -> int | None:
                 rank = load_json(line.strip().rstrip(","))["args"]["Rank"]
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-            return rank if type(rank) is int else None
+            return rank if is_rank(rank) else None
     return None
 
 
@@ -200,7 +201,7 @@ def _build_row(call: dict[str, Any]) -> dict[str, Any]:
         _get_natural(args, "Count"),
         str(args.pop("Datatype", "")).removeprefix("nccl").lower() or None,
     )
-    size = _get_natural(args, "nRanks") or None
+    rank, size = _get_natural(args, "Rank"), _get_natural(args, "nRanks") or None
     # The call returns before its kernel starts: its time is not the duration of the transfer.
     start, dur, timing = call["ts"], None, "host"
     if call["kernel_start"] is not None:
@@ -219,7 +220,7 @@ def _build_row(call: dict[str, Any]) -> dict[str, Any]:
         "pg_name": communicator,
         "seq": _get_natural(args, "SeqNum"),
         "group_size": size,
-        "rank": _get_natural(args, "Rank"),
+        "rank": rank if is_rank(rank) else None,
         "peer": _get_natural(args, "Peer"),
         "dtype": dtype,
         **elements,

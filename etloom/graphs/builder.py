@@ -34,9 +34,9 @@ from etloom.linker import check_linked
 from etloom.timeline.activity import explain_missing_times
 
 _WORK_CATEGORIES = (
-    categories.HOST_CATEGORIES - categories.ANNOTATION_CATEGORIES
-) | categories.DEVICE_CATEGORIES
-"""Categories of events that do something: a recording of annotations alone, or of memory, predicts nothing."""
+    categories.OPERATOR_CATEGORIES | categories.RUNTIME_CATEGORIES | categories.DEVICE_CATEGORIES
+)
+"""Categories of events that do something: annotations, Python functions or memory alone predict nothing."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -196,7 +196,7 @@ def format_path_shares(path: pl.DataFrame, digits: int, most: int, least_pct: fl
         pl.when(kind == EdgeKind.KERNEL.label)
         .then(memory)
         .when(is_late)
-        .then(pl.lit("unexplained delays after a launch"))
+        .then(pl.lit("late starts after a launch"))
         .otherwise(kind.replace(KIND_LABELS))
     )
     parts = path.group_by(name.alias("part")).agg(pct=100.0 * pl.col("time_ns").sum() / total)

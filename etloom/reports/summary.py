@@ -141,7 +141,6 @@ def _compute_summary(job: Job) -> RunSummary:
             tables["steps"],
             basis,
             devices,
-            tables["findings"],
         ),
         _summarize_critical_path(tables["critical-path"], unanswered.get("critical-path")),
         _summarize_top_operator(operators),
@@ -251,7 +250,7 @@ def _summarize_critical_path(path: pl.DataFrame, reason: str | None) -> SummaryL
     if not total:
         return SummaryLine("Critical path", "unknown", reason or "no timed operators and no GPU activities")
     first, *rest = critical_paths.format_path_shares(path, digits=1, most=4, least_pct=0.05)
-    text = f"of {format_duration(total)}; then {', '.join(rest)}" if rest else "of all"
+    text = f"of {format_duration(total)}" + (f"; then {', '.join(rest)}" if rest else "")
     if not path["explainable"].all():
         text += "; not reliable: the graph does not explain the recording"
     return SummaryLine("Critical path", first, text)

@@ -40,9 +40,11 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
 
     That analysis counts from the first to the last activity, as its peers do. The time in which a step prepares its
     input before its first kernel is idle time, too, and so is the time between the first launch and its kernel. Adds
-    this time to span_ns and idle_ns, and recomputes the percentages.
+    this time to span_ns and idle_ns, and recomputes the percentages. The time before the first activity is left out if
+    it is unknown whether the device worked, and is in the additional column unknown_ns.
     """
-    lengths = WINDOWS.read(job).select("rank", length=pl.col("end") - pl.col("start"))
+    length = pl.col("end") - pl.col("start") - pl.col("unknown_ns")
+    lengths = WINDOWS.read(job).select("rank", "unknown_ns", length=length)
     margin = (pl.col("length") - pl.col("span_ns")).clip(0).fill_null(0)
     is_total = pl.col("step").is_null()
     extended = time.filter(is_total).join(lengths, on="rank", how="left", maintain_order="left")
@@ -53,7 +55,7 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
         .alias(f"{part}_pct")
         for part in PART_LABELS
     )
-    return pl.concat((extended.with_columns(*shares), time.filter(~is_total)))
+    return pl.concat((extended.with_columns(*shares), time.filter(~is_total)), how="diagonal")
 
 
 def summarize_time_shares(
@@ -62,7 +64,6 @@ def summarize_time_shares(
     steps: pl.DataFrame,
     basis: str,
     devices: Mapping[int, int],
-    findings: pl.DataFrame,
 ) -> list[SummaryLine]:
     """Return summary lines on compute, exposed communication and idle time, in percent of the spans of all ranks.
 
@@ -74,7 +75,6 @@ def summarize_time_shares(
         steps: the answer to steps.
         basis: see `etloom.reports.summary.RunSummary`.
         devices: rank -> number of devices, for ranks with several.
-        findings: the answer to findings, which names the time that is unknown instead of idle.
     """
     without_gpu: list[int] = []
     if basis == "mixed":
@@ -112,6 +112,9 @@ def summarize_time_shares(
         f"of the {basis_time} from {begin} to the end: {format_duration(span / time['rank'].n_unique())} "
         "per rank in total"
     )
+    if total["unknown_ns"]:
+        unknown = format_duration(total["unknown_ns"] / time["rank"].n_unique())
+        busy += f"; before its first recorded activity, {unknown} are left out: it is unknown whether the GPU worked"
     if without_gpu:
         verbs = ("has", "is") if len(without_gpu) == 1 else ("have", "are")
         busy += f"; {format_ranks(without_gpu)} {verbs[0]} no GPU activity and {verbs[1]} left out"
@@ -125,28 +128,11 @@ def summarize_time_shares(
     if copies:
         idle += f"; memcpy and memset alone take {100 * copies / span:.1f} %"
     idle += _note_steps_without_activity(steps)
-    unknown_ns, unknown = _find_unknown_time(findings, span)
-    total["idle_ns"] = max(total["idle_ns"] - unknown_ns, 0)
-    idle += unknown
     return [
         SummaryLine("Compute", share("compute_ns"), busy),
         SummaryLine("Exposed communication", share("exposed_communication_ns"), communication),
         SummaryLine("Idle", share("idle_ns"), idle),
     ]
-
-
-def _find_unknown_time(findings: pl.DataFrame, span_ns: int) -> tuple[int, str]:
-    """Return the time (ns) for which a recording does not show whether the device worked, and a note on it.
-
-    Of several ranks only the longest is known, which a note states: the time is 0.
-    """
-    rows = findings.filter(pattern="unrecorded-time")
-    if rows.is_empty():
-        return 0, ""
-    cost_ns, ranks = rows.select("cost_ns", "ranks").row(0)
-    if ranks == 1:
-        return cost_ns, f"; for {100 * cost_ns / span_ns:.1f} % it is unknown whether any does"
-    return 0, f"; a part of it is unknown on {ranks:,} ranks, at most {format_duration(cost_ns)} of each"
 
 
 def _note_steps_without_activity(steps: pl.DataFrame) -> str:

@@ -269,6 +269,20 @@ def compute_window(trace: Trace) -> tuple[int, int] | None:
     return min(start, int(steps["start"].to_numpy().min())), max(end, int(steps["end"].to_numpy().max()))
 
 
+def find_unknown_time(trace: Trace) -> int:
+    """Return how long (ns), from the start of `find_window`, the recording does not show whether the device worked.
+
+    This is the time before the first activity, unless that started soon after its launch: the device may have worked
+    for what was launched before the recording.
+    """
+    window = find_window(trace)
+    if window is None or compute_activity(trace).basis != "device":
+        return 0
+    start, launched = select_launched_events(trace, "ts", "launch_end").row(0)
+    is_behind = launched is None or start - launched > MAX_LAUNCH_LATENCY_NS
+    return max(start - window[0], 0) if is_behind else 0
+
+
 def find_first_time(trace: Trace) -> int | None:
     """Return the start of the earliest event, ns; None if no event has a time."""
     first: int | None = trace.compute_once(categories.count_events)["first_ts"].min()  # type: ignore[assignment]

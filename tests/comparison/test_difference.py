@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -252,7 +253,24 @@ def test_other_operators_inside_one_are_the_same_program(data: Path) -> None:
         350_000,
         -430_000,
     ]
-    assert found.notes[0].startswith("other operators in my_attention, whose GPU time changes by -430.0 µs")
+    assert found.notes[0].startswith("my_attention runs other operators inside (-430.0 µs of GPU time)")
+
+
+def test_programs_in_the_same_wrapper_or_on_the_cpu_have_little_in_common(data: Path, tmp_path: Path) -> None:
+    def compare(keeps: Callable[[str], bool]) -> list[str]:
+        runs = []
+        for kind in ("unfused", "fused"):
+            content = json.loads((data / f"cases/turn3/attention_{kind}.json").read_text())
+            content["traceEvents"] = [row for row in content["traceEvents"] if keeps(row.get("cat", ""))]
+            text = json.dumps(content).replace("my_attention", "CompiledFunction")
+            (tmp_path / f"{kind}.json").write_text(text)
+            runs.append(etloom.open(tmp_path / f"{kind}.json"))
+        return etloom.diff(*runs).notes
+
+    assert compare(lambda cat: True)[0].startswith("little in common")
+    assert not any(
+        "runs other operators" in line for line in compare(lambda cat: cat not in ("kernel", "cuda_runtime"))
+    )
 
 
 @pytest.mark.parametrize(

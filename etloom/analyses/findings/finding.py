@@ -103,12 +103,12 @@ def sum_places(
         rows: event (the responsible host event, or null), cost_ns, start and end of the time it covers, and, if known,
             step, stream and name.
         title: Returns the title, given that row with ``cost_ns`` and ``count`` of all, ``places`` (their number) and
-            ``longest``, the LONGEST_COUNT highest costs. Rows of one event are one occurrence.
+            ``longest``, the LONGEST_COUNT highest costs.
         confidence: high, medium or low.
         advice: The advice, or a function like ``title``.
         tracks: See `Finding`.
-        by: operator, name, call (the operator, else the event's own name), or block (the class of the module, else the
-            operator).
+        by: operator, name, call (the operator, else the event's own name; rows of one event count once), or block (the
+            class of the module, else the operator).
         kind: Distinguishes findings of one pattern.
         min_rows: Minimum number of rows of a place.
         hidden: Times at which nothing is lost.
@@ -125,8 +125,8 @@ def sum_places(
     if rows.is_empty():
         return
     costs = rows["cost_ns"].to_numpy()
-    events = rows["event"]
-    is_new = (events.is_first_distinct() | events.is_null()).to_numpy()
+    # A call that waits delays several launches after it.
+    is_new = rows["event"].is_first_distinct().to_numpy() if by == "call" else np.ones(rows.height, np.bool_)
     places, place_costs, counts = _rank_places(encode_texts(labels), costs, is_new)
     first = int(places[0])
     row = rows.row(first, named=True) | view.locate(rows["event"][first : first + 1]).row(0, named=True)

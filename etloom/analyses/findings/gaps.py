@@ -14,7 +14,7 @@ from etloom.core import categories
 from etloom.core.arrays import join_columns, make_frame, select_values, take_rows, to_array
 from etloom.core.intervals import Intervals, union
 from etloom.core.schema import TIME_LIMIT
-from etloom.timeline.activity import MAX_LAUNCH_LATENCY_NS
+from etloom.timeline.activity import MAX_LAUNCH_LATENCY_NS, find_unknown_time
 
 if TYPE_CHECKING:
     from etloom.analyses.findings.rank_view import RankView
@@ -102,6 +102,11 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     stall_ns, stall = _measure_stalls(blocked, late & ~is_last & ~in_call, until)
     hidden_ns = np.maximum(stall_ns - union(blocked.values()).covered(starts, until), 0)
     event = np.where(responsible < 0, launch, responsible)
+    # A wait that was over before the gap began is the call to name, not the launch that came late.
+    waited = _find_last_before(view.sync_calls, until)
+    is_waited = (cause == CAUSES.index("launch")) & (stall == CAUSES.index("sync")) & (waited >= 0)
+    is_waited &= 2 * hidden_ns > ends - starts
+    event[is_waited] = _take(view.sync_calls["id"], waited)[is_waited]
     is_late_effect = np.zeros(len(starts), np.bool_)
     gaps = _Gaps(starts, ends, cause, event, following, stall_ns, hidden_ns, stall, is_late_effect)
     gaps = _split_rows(
@@ -278,9 +283,7 @@ def _mark_unrecorded(view: RankView, gaps: _Gaps) -> _Gaps:
     a long call that copies, which waits for all earlier work; and the time after the last activity from the first
     launch call on whose activity is missing.
     """
-    first = view.activities.row(0, named=True)
-    is_behind = first["launch_end"] is None or first["ts"] - first["launch_end"] > MAX_LAUNCH_LATENCY_NS
-    unrecorded = (gaps.start < view.busy.starts[0]) & is_behind
+    unrecorded = (gaps.start < view.busy.starts[0]) & (find_unknown_time(view.trace) > 0)
     calls = view.blocking_copies
     if calls.height:
         at = np.searchsorted(calls["ts"].to_numpy(), gaps.start, side="right") - 1

@@ -16,7 +16,7 @@ from etloom.core.intervals import Intervals, union
 
 MAX_LEAD_NS = 3_000
 """A device needs a few us between two kernels: such a pause goes with the kernel after it."""
-_OTHER_STALLS = ("data", "save", "compile", "profiler", "allocator", "pause", "call")
+_OTHER_STALLS = ("data", "save", "compile", "profiler", "pause", "call")
 """Stalls of the host, by cause in `gaps.list_stalls`, that do not go away with a part of the program around them."""
 REGION_SCHEMA = dict.fromkeys(("start", "end", "event", "step", "cost_ns"), pl.Int64) | {"name": pl.String}
 
@@ -82,10 +82,11 @@ def sum_removed(
     """
     if launched is None:
         launched = list_launched(view, regions)
-    stalls = dict(view.compute_once(list_stalls))
-    hidden = union(stalls[name] for name in _OTHER_STALLS)
+    stalls = _select_inner(view, regions)
+    stalled = stalls.covered(regions["start"], regions["end"])
+    host = regions.with_columns(cost_ns=(pl.col("cost_ns") - stalled).clip(0))
     parts = [
-        *sum_places(view, regions, lambda _: title, tracks=HOST, by="name", hidden=hidden, **facts),
+        *sum_places(view, host, lambda _: title, tracks=HOST, by="name", hidden=stalls, **facts),
         *sum_places(view, launched, lambda _: title, tracks=DEVICE, by="name", **facts),
     ]
     if not parts:
@@ -99,3 +100,13 @@ def sum_removed(
         in_steps_ns=min(finding.in_steps_ns, (exposed & view.step_intervals).total),
         components=tuple(parts),
     )
+
+
+def _select_inner(view: RankView, regions: pl.DataFrame) -> Intervals:
+    """Return the stalls that lie in a region: those around one, or next to it, may be of another thread."""
+    stalls = dict(view.compute_once(list_stalls))
+    inner = union(stalls[name] for name in _OTHER_STALLS)
+    starts, ends = regions["start"].to_numpy(), np.maximum.accumulate(regions["end"].to_numpy())
+    at = np.searchsorted(starts, inner.starts, side="right") - 1
+    is_inner = (at >= 0) & (inner.ends <= ends[np.maximum(at, 0)]) if len(starts) else at >= 0
+    return Intervals.of(inner.starts[is_inner], inner.ends[is_inner])

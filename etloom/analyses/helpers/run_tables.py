@@ -12,7 +12,7 @@ from etloom.analyses.answers import find_stored_table
 from etloom.collectives import match_collectives
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Job
-from etloom.timeline.activity import find_window
+from etloom.timeline.activity import find_unknown_time, find_window
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _list_windows(job: Job) -> pl.DataFrame:
         except AnalysisError:
             continue
         if window is not None:
-            rows.append((rank, *window))
+            rows.append((rank, *window, find_unknown_time(trace)))
     return pl.DataFrame(rows, schema=WINDOWS.schema, orient="row")
 
 
@@ -72,9 +72,10 @@ def _order_arrivals(job: Job) -> pl.DataFrame:
 
 
 WINDOWS = RunTable(
-    "windows", dict.fromkeys(("rank", "start", "end"), pl.Int64), _list_windows, has_nulls=False
+    "windows", dict.fromkeys(("rank", "start", "end", "unknown_ns"), pl.Int64), _list_windows, has_nulls=False
 )
-"""The time in which each rank should be busy (`find_window`), on its own clock; no row for a rank without activity."""
+"""The time in which each rank should be busy (`find_window`), on its own clock, and how long it is unknown at its start
+whether it was (`find_unknown_time`); no row for a rank without activity."""
 ARRIVAL_ORDER = RunTable(
     "arrival-order",
     {

@@ -50,12 +50,21 @@ def load_json(text: str | bytes) -> Any:
         ValueError: If it is not JSON.
         NestingError: If it is nested more deeply than `MAX_DEPTH`, so that callers may walk it by recursion.
     """
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _nesting_error() from None
     _check_depth(value)
     encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     # Searching for the pattern alone takes as long as parsing.
     has_surrogates = (b"\\u" in encoded or b"\xed" in encoded) and _SURROGATE_BYTES.search(encoded)
     return replace_surrogates(value) if has_surrogates else value
+
+
+def _nesting_error() -> NestingError:
+    return NestingError(
+        f"JSON is nested more than {MAX_DEPTH} levels deep", remedy="the writer of the file has a defect"
+    )
 
 
 def _check_depth(value: Any) -> None:

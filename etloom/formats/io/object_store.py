@@ -126,10 +126,14 @@ class _BoundedStore:
         def request(*words: Any) -> Any:
             source = next((word for word in words if isinstance(word, Path)), None)
             size = source.stat().st_size if source else words[2] if name == "read_range" else 0
-            key = words[1] if source else words[0]
-            return _run_within(
-                REQUEST_S + size / _SLOWEST_BYTES_S, partial(method, *words), f"{self._base}{key}"
-            )
+            url = f"{self._base}{words[1] if source else words[0]}"
+            try:
+                return _run_within(REQUEST_S + size / _SLOWEST_BYTES_S, partial(method, *words), url)
+            except StalledRequest as error:
+                if name not in ("upload", "delete"):
+                    raise
+                # Its thread may still succeed, after what a repeated request wrote.
+                raise ReadError(error.what, where=url, remedy="check the network, and try again") from None
 
         return request
 

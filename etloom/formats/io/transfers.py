@@ -44,13 +44,15 @@ def retry(action: Callable[[], _Result]) -> _Result:
     Raises:
         ReadError: the connection failed every time, or the action was refused.
     """
+    stalls = 0
     for attempt in itertools.count(1):
         try:
             return action()
         except TransientError as error:
-            if attempt == (tries := STALLED_TRIES if isinstance(error, StalledRequest) else TRIES):
+            stalls += isinstance(error, StalledRequest)
+            if attempt >= TRIES or stalls >= STALLED_TRIES:
                 raise ReadError(
-                    f"the connection failed {tries} times: {error.what}",
+                    f"the connection failed {attempt} times: {error.what}",
                     where=error.where,
                     remedy="check the URL and the network, and try again",
                 ) from None

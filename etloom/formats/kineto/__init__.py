@@ -282,6 +282,7 @@ def _build_threads(
     """
     rows: dict[tuple[int, int | None], dict[str, Any]] = {}
     others: list[dict[str, Any]] = []
+    nested: list[str] = []
     for kind, pid, tid, text in metadata.select(
         pl.col("kind").cast(pl.String), "pid", "tid", pl.col("args").cast(pl.String)
     ).iter_rows():
@@ -290,7 +291,7 @@ def _build_threads(
         try:
             args = load_json(text)
         except NestingError as error:
-            stats.append(Stat("read.invalid_event", "data_loss", 1, error.what))
+            nested.append(f"{kind}: {error.what}")
             continue
         owner, _, key = (kind or "").partition("_")
         value = args.get(key)
@@ -300,6 +301,8 @@ def _build_threads(
             if len(args) == 1 and merged is not None:
                 continue
         others.append({"name": kind, "pid": pid, "tid": tid, "args": args})
+    if nested:
+        stats.append(Stat("read.invalid_json", "data_loss", len(nested), nested[0]))
     # A process or thread that the file identifies by text gets that text as its name.
     for code, name in enumerate(text_ids["name"].cast(pl.String)):
         id = FIRST_TEXT_ID - code

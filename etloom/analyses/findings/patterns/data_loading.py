@@ -26,7 +26,7 @@ def find(view: RankView) -> Iterator[Finding]:
     longest = loads.row(int(alone.argmax()), named=True)
     yield Finding(
         f"nothing else runs while the host waits for the data loader ({count_noun(int((alone > 0).sum()), 'load')})",
-        lost.total,
+        min(lost.total, view.data_loading.total),  # what is longer has other causes, too
         "high",
         "increase num_workers and prefetch_factor, enable persistent_workers and pin_memory, or move the "
         "preprocessing into the workers",
@@ -38,5 +38,5 @@ def find(view: RankView) -> Iterator[Finding]:
         event=longest["id"],
         start_ns=longest["ts"],
         end_ns=longest["end"],
-        in_steps_ns=(lost & view.step_intervals).total,
+        in_steps_ns=min((lost & view.step_intervals).total, view.data_loading.total),
     )

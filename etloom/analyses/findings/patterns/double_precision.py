@@ -20,7 +20,7 @@ BYTES_SHARE = 0.5
 """Share of the time that work bound by memory saves in float32: half of the bytes."""
 _KERNEL = (
     r"^[^(]*<[^(]*\bdouble\b|\{lambda\(double(?:, double)*\)"
-    r"|(?i:(?:^|[^a-z])d(?:884|168\d+|gemm)|[_f]f64|fp64|float64)|^Cijk_A\w+_B\w+_D_?B_"
+    r"|(?i:(?:^|[^a-z])d(?:884|168\d+)|(?:^|[^e])dgemm|[_f]f64|fp64|float64)|^Cijk_A\w+_B\w+_D_?B_"
 )
 """Matches kernels on float64, where the types of the operator were not recorded."""
 _SCALARS = r"multi_tensor_apply"
