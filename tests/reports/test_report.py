@@ -180,7 +180,7 @@ def test_the_summary_states_what_the_run_shows(job: Job) -> None:
     assert said["Read"].figure == "2 ranks"
     assert found.basis == "device"
     assert found.tables["overview"]["exposed_communication_pct"].to_list() == pytest.approx(
-        [100 * 50 / 1000] * 2
+        [100 * 50 / 700] * 2
     )
 
 
