@@ -17,6 +17,7 @@ import polars as pl
 import yaml
 
 from etloom.formats.chakra import protobuf as pb
+from etloom.formats.io.safe_pickle import load_plain_values
 from etloom.formats.kineto.event_json import ARGUMENT_NAMES, MEMORY_ARGUMENT_NAMES
 from fuzzing.mutations import mutate_bytes, mutate_tree
 from fuzzing.values import odd_value
@@ -88,7 +89,8 @@ def _mutate_json(rng: random.Random, data: bytes, path: Path) -> bytes:
 
 
 def _mutate_pickle(rng: random.Random, data: bytes, path: Path) -> bytes:
-    return pickle.dumps(mutate_tree(rng, pickle.loads(data)), protocol=2)
+    # What an earlier mutation damaged could take all memory in pickle itself.
+    return pickle.dumps(mutate_tree(rng, load_plain_values(data, path)), protocol=2)
 
 
 def _mutate_yaml(rng: random.Random, data: bytes, path: Path) -> bytes:
