@@ -59,11 +59,7 @@ def add_step_margins(job: Job, time: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize_time_shares(
-    time: pl.DataFrame,
-    overlap: pl.DataFrame,
-    steps: pl.DataFrame,
-    basis: str,
-    devices: Mapping[int, int],
+    time: pl.DataFrame, overlap: pl.DataFrame, steps: pl.DataFrame, basis: str, devices: Mapping[int, int]
 ) -> list[SummaryLine]:
     """Return summary lines on compute, exposed communication and idle time, in percent of the spans of all ranks.
 
@@ -114,7 +110,7 @@ def summarize_time_shares(
     )
     if total["unknown_ns"]:
         unknown = format_duration(total["unknown_ns"] / time["rank"].n_unique())
-        busy += f"; before its first recorded activity, {unknown} are left out: it is unknown whether the GPU worked"
+        busy += f"; before the first recorded activity, {unknown} are left out: it is unknown whether the GPU worked"
     if without_gpu:
         verbs = ("has", "is") if len(without_gpu) == 1 else ("have", "are")
         busy += f"; {format_ranks(without_gpu)} {verbs[0]} no GPU activity and {verbs[1]} left out"

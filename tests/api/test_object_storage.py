@@ -18,6 +18,7 @@ import etloom
 from etloom.core.errors import EtloomError, ReadError
 from etloom.core.urls import clean_url, redact
 from etloom.formats.io import mirror, transfers
+from etloom.formats.io.object_store import StalledRequest, TransientError
 from support import small_traces
 from support.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
@@ -317,3 +318,29 @@ def test_only_arguments_are_opened_as_urls(s3: S3Server, run: Path) -> None:
     (run / "s3:" / "bucket").symlink_to("s3://bucket/run")
     etloom.report(run, run / "report.html")
     assert not s3.requests
+
+
+@pytest.mark.parametrize(
+    ("errors", "tries"),
+    [("", 1), ("t", 2), ("s", 2), ("tts", 4), ("ss", 0), ("tstts", 0), ("ttttt", 0), ("ttss", 0)],
+)
+def test_requests_that_fail_or_stall_are_repeated(
+    monkeypatch: pytest.MonkeyPatch, errors: str, tries: int
+) -> None:
+    """t: the connection fails; s: no complete answer. At most five tries, of which two stall; 0: given up."""
+    monkeypatch.setattr(transfers, "BACKOFF_S", 0)
+    kinds = {"t": TransientError, "s": StalledRequest}
+    left, calls = list(errors), []
+
+    def action() -> str:
+        calls.append(1)
+        if left:
+            raise kinds[left.pop(0)]("no answer", where="s3://bucket/x")
+        return "answer"
+
+    if not tries:
+        with pytest.raises(ReadError, match=r"failed \d times: no answer"):
+            transfers.retry(action)
+        assert len(calls) <= transfers.TRIES
+    else:
+        assert (transfers.retry(action), len(calls)) == ("answer", tries)

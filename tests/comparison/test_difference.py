@@ -246,14 +246,14 @@ def test_other_operators_inside_one_are_the_same_program(data: Path) -> None:
     before, after = (
         etloom.open(data / f"cases/turn3/attention_{kind}.json") for kind in ("unfused", "fused")
     )
-    found = etloom.diff(before, after)
-    row = found.table("operator").row(by_predicate=pl.col("operator") == "my_attention", named=True)
+    difference = etloom.diff(before, after)
+    row = difference.table("operator").row(by_predicate=pl.col("operator") == "my_attention", named=True)
     assert [row[f"device_total_{side}_ns"] for side in ("before", "after", "change")] == [
         780_000,
         350_000,
         -430_000,
     ]
-    assert found.notes[0].startswith("my_attention runs other operators inside (-430.0 µs of GPU time)")
+    assert difference.notes[0].startswith("my_attention runs other operators inside (-430.0 µs of GPU time)")
 
 
 def test_programs_in_the_same_wrapper_or_on_the_cpu_have_little_in_common(data: Path, tmp_path: Path) -> None:

@@ -191,7 +191,9 @@ def test_no_process_outlives_an_interrupt(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         engines.run_in_processes(worker_tasks.note_process, list(map(str, files)), 2, raise_interrupt)
     assert processes and all(process.returncode is not None for process in processes)
-    assert not all(file.exists() for file in files)
+    assert (
+        sum(file.exists() for file in files) < len(files) // 2
+    )  # two at a time, and one that ends meanwhile
 
 
 @pytest.mark.parametrize("executable", ["", "/nonexistent", "/bin/false"])

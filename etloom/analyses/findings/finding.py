@@ -158,7 +158,7 @@ def sum_places(
 def _rank_places(
     place: np.ndarray, costs: np.ndarray, is_new: np.ndarray
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """Return the costliest row, total cost (ns) and number of new rows of each place, the highest total first."""
+    """Return the costliest row, total cost (ns) and occurrences (new rows) of each place, by descending total."""
     by_place = np.lexsort((-costs, place))
     firsts = np.flatnonzero(np.diff(place[by_place], prepend=-1))
     rows, sums = by_place[firsts], np.add.reduceat(costs[by_place], firsts)

@@ -12,7 +12,7 @@ import polars as pl
 from etloom.analyses.findings.finding import DEVICE, HOST, Finding, sum_findings, sum_places
 from etloom.analyses.findings.gaps import list_stalls
 from etloom.analyses.findings.rank_view import RankView
-from etloom.core.intervals import Intervals, union
+from etloom.core.intervals import EMPTY, Intervals, union
 
 MAX_LEAD_NS = 3_000
 """A device needs a few us between two kernels: such a pause goes with the kernel after it."""
@@ -104,9 +104,11 @@ def sum_removed(
 
 def _select_inner(view: RankView, regions: pl.DataFrame) -> Intervals:
     """Return the stalls that lie in a region: those around one, or next to it, may be of another thread."""
+    if regions.is_empty():
+        return EMPTY
     stalls = dict(view.compute_once(list_stalls))
     inner = union(stalls[name] for name in _OTHER_STALLS)
     starts, ends = regions["start"].to_numpy(), np.maximum.accumulate(regions["end"].to_numpy())
     at = np.searchsorted(starts, inner.starts, side="right") - 1
-    is_inner = (at >= 0) & (inner.ends <= ends[np.maximum(at, 0)]) if len(starts) else at >= 0
+    is_inner = (at >= 0) & (inner.ends <= ends[at])
     return Intervals.of(inner.starts[is_inner], inner.ends[is_inner])

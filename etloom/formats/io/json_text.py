@@ -72,10 +72,7 @@ def _check_depth(value: Any) -> None:
     while containers:
         depth += 1
         if depth > MAX_DEPTH:
-            raise NestingError(
-                f"JSON is nested more than {MAX_DEPTH} levels deep",
-                remedy="the writer of the file has a defect",
-            )
+            raise _nesting_error()
         containers = [
             item
             for container in containers
