@@ -1,7 +1,8 @@
 """Device time by kernel family: gemm, attention, convolution, elementwise, communication, ...
 
 One row per family. The family of a kernel is that of the operator that launched it if the operator's cost is known
-(aten::mm is gemm), else it is inferred from the kernel's name; other: neither. total_ns is the sum of durations, so
+(aten::mm is gemm), else it is inferred from the kernel's name; other: neither. That of a copy or fill (memcpy, memset)
+is always inferred. total_ns is the sum of durations, so
 concurrent kernels are each counted in full.
 
 step: only activities launched in this step.
@@ -38,7 +39,7 @@ def classify_kernels(trace: Trace) -> pl.DataFrame:
     work = assign_kernels(trace)
     operator_families = lookup_families(take_rows(trace.events["name"], work["row"].to_numpy()))
     return work.with_columns(
-        family=pl.when(pl.col("kind") == "communication")
+        family=pl.when(pl.col("kind") != "computation")
         .then("kernel_family")
         .otherwise(pl.coalesce(operator_families, "kernel_family"))
         .cast(pl.String),

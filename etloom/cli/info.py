@@ -23,7 +23,7 @@ from etloom.cli.output import (
     write_table,
     write_text,
 )
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, check_readable, open_job
 from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
@@ -73,8 +73,6 @@ def _describe(
     )  # sets the threads of polars, so imports of it come later
     import etloom
     from etloom.analyses.run_info import describe_ranks
-    from etloom.core.errors import ReadError
-    from etloom.core.losses import describe_loss
 
     facts = {**etloom.info(job), "path": str(path)}
     text = ""
@@ -90,14 +88,8 @@ def _describe(
         text = _format_facts(job, facts, out)
     if text:
         write_text(text, out)
-    unread = job.stats.filter(job.stats["name"].str.starts_with("read."))
-    if _is_empty(facts) and (loss := describe_loss(unread)):
-        raise ReadError(f"no event or operator could be read: {loss}", where=path, remedy="record it again")
+    check_readable(job, path)
     return Output(text)
-
-
-def _is_empty(facts: dict[str, Any]) -> bool:
-    return not facts["tables"].keys() - {"stats"}
 
 
 def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:
@@ -121,13 +113,14 @@ def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:
         Text(),
         build_table(ranks),
     ]
-    if _is_empty(facts):
+    is_empty = not facts["tables"].keys() - {"stats"}
+    if is_empty:
         parts.append(Text("\nno events"))
     if has_many_ranks:
         parts.append(Text("one row per rank: --format csv; everything: --format json"))
     if stats.height:
         parts += [Text(), build_table(stats)]
-    elif not _is_empty(facts):
+    elif not is_empty:
         parts.append(Text(f"\nno data was lost in {count_noun(len(job), 'rank')}"))
     return render_text(*parts, out=out)
 

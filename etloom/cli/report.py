@@ -12,7 +12,7 @@ from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.kept_output import Output, reuse_output
 from etloom.cli.output import build_table, render_text, write_text
 from etloom.cli.output_files import check_writable, describe_page
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, check_readable, open_job
 from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def write_report(path: Path, out: Path | None = None, run: RunOptions | None = N
         import etloom
 
         job = open_job(path, options, warn=False, for_report=True)
+        check_readable(job, path)
         text = _format_summary(job)
         write_text(text, None)
         etloom.report(job, target)

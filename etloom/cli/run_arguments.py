@@ -143,6 +143,19 @@ def limit_threads(run: RunOptions) -> None:
         os.environ.setdefault("POLARS_MAX_THREADS", str(min(run.jobs, os.cpu_count() or 1)))
 
 
+def check_readable(job: Job, path: Path) -> None:
+    """Raise ReadError if nothing could be read of files that hold something."""
+    from etloom.core.errors import ReadError
+    from etloom.core.losses import describe_loss
+
+    unread = job.stats.filter(job.stats["name"].str.starts_with("read."))
+    is_empty = not any(
+        trace.rows(name) for trace in job.values() for name in trace.table_names if name != "stats"
+    )
+    if is_empty and (loss := describe_loss(unread)):
+        raise ReadError(f"no event or operator could be read: {loss}", where=path, remedy="record it again")
+
+
 def report_loss(job: Job, path: Path | str) -> None:
     """Print a line on stderr that lists lost or doubtful data of a run by rank; nothing if there is none."""
     from etloom.core.losses import describe_loss

@@ -373,6 +373,13 @@ DECLARED_STATS = (
         "read.out_of_range", "data_loss", "numbers beyond the range of their column; now null", _REWRITE
     ),
     DeclaredStat(
+        "read.missing_operators",
+        "data_loss",
+        "operators that the recorder numbered but the file lacks, if they are most: the file is a sample, so what "
+        "looks idle may have been work; findings on the rank have low confidence",
+        "open the complete file",
+    ),
+    DeclaredStat(
         "read.unknown_time",
         "data_loss",
         "events and samples whose time the recorder wrote as zero, because it did not know it; left out",

@@ -232,3 +232,62 @@ def test_host_times_of_a_job_on_gpus_are_no_measure_of_its_work(
     (row,) = find_rows(run.trace(tmp_path), "copies")
     assert row["confidence"] == confidence
     assert ("GPU activity is not recorded" in row["title"]) == (backend == "nccl")
+
+
+def test_calls_before_the_first_launch_create_the_context(tmp_path: Path) -> None:
+    run = RankBuilder().op("cudaDeviceGetStreamPriorityRange", 100, 90_000, "cuda_runtime", correlation=77)
+    for at in (100_000, 101_000):
+        run.op("aten::mm", at, 100).kernel(at + 10, at + 30, 500)
+    (row,) = find_rows(run.trace(tmp_path), "slow-calls")
+    assert (row["cost_ns"], row["name"]) == (90_000_000, "cudaDeviceGetStreamPriorityRange")
+    assert "0.09 s before the first launch" in row["title"]
+
+
+def write_ranks(folder: Path, times: list[int], *, communicates: bool = False) -> Path:
+    """A job of ranks with three steps each, which take these times (us)."""
+    folder.mkdir()
+    for rank, time in enumerate(times):
+        run = RankBuilder()
+        for number in range(3):
+            at = number * time
+            run.step(number, at, time).op("aten::mm", at + 5, 50).kernel(at + 10, at + 20, time - 100)
+            if communicates:
+                run.all_reduce(at + 70, at + time - 50, 20, number)
+        run.trace(folder, distributedInfo={"rank": rank, "world_size": len(times)})
+        (folder / "kineto_trace_0.json").rename(folder / f"rank_{rank}.json")
+    return folder
+
+
+@given(
+    times=st.lists(st.integers(10_000, 10_400), min_size=3, max_size=12),
+    excess=st.sampled_from([0, 5, 20, 80]),
+    data=st.data(),
+)
+@settings(max_examples=examples(6), deadline=None)
+def test_the_slow_rank_of_a_job_without_communication_is_named(
+    times: list[int], excess: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    slow = data.draw(st.integers(0, len(times) - 1))
+    times[slow] = 10_400 * (100 + excess) // 100
+    path = write_ranks(tmp_path_factory.mktemp("job") / "run", times)
+    rows = etloom.analyze(etloom.open(path), "findings", pattern="slow-ranks", min_pct=0)
+    assert rows["rank"].to_list() == ([slow] if excess >= 20 else [])
+    if excess >= 20:
+        median = int(pl.Series(times).median() or 0)
+        assert rows["cost_ns"].to_list() == [pytest.approx(3000 * (times[slow] - median), rel=0.01)]
+
+
+def test_ranks_that_communicate_are_left_to_stragglers(tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "run", [10_000, 10_000, 10_000, 20_000], communicates=True)
+    rows = etloom.analyze(etloom.open(path), "findings", min_pct=0)
+    assert "slow-ranks" not in rows["pattern"].to_list()
+
+
+def test_the_slow_rank_of_its_kind_is_named(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "cases/turn3/fleet_bimodal/run"), "findings")
+    assert rows.filter(pattern="slow-ranks").select("rank", "cost_ns").rows() == [(20, 12_000_000)]
+
+
+def test_findings_on_a_sample_of_a_recording_have_low_confidence(data: Path) -> None:
+    rows = etloom.analyze(etloom.open(data / "hta_multirank"), "findings", min_pct=0)
+    assert rows.height and set(rows["confidence"]) == {"low"}

@@ -11,6 +11,7 @@ import etloom
 from etloom.analyses.flops.formulas import infer_kernel_family
 from etloom.analyses.kernel_families import classify_kernels
 from etloom.core import categories, names
+from support.small_traces import RankBuilder
 
 NAMES = {
     "void deep_ep::internode::dispatch<true, 8>(int4*, float*)": "communication",
@@ -98,3 +99,10 @@ def test_families_cover_shared_traces(pattern: str, data: Path) -> None:
             kernels = classify_kernels(trace)
             unknown = kernels.filter(pl.col("family") == "other")["dur"].sum()
             assert unknown <= 0.03 * kernels["dur"].sum(), path
+
+
+def test_copies_and_fills_have_a_family_of_their_own(tmp_path: Path) -> None:
+    run = RankBuilder().op("aten::mm", 0, 100)
+    run.kernel(5, 10, 20, "Memset (Device)", "gpu_memset").kernel(20, 40, 100, "sgemm")
+    families = etloom.analyze(etloom.link(run.trace(tmp_path)), "kernel-families")
+    assert families.select("family", "total_ns").rows() == [("gemm", 100_000), ("copy", 20_000)]

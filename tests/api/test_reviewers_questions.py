@@ -126,12 +126,18 @@ def test_an_even_all_to_all_has_a_bus_bandwidth_without_splits() -> None:
     assert (even["uneven"], uneven["uneven"], gathered["uneven"]) == (False, True, False)
 
 
-def test_info_fails_if_nothing_could_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_and_report_fail_if_nothing_could_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "kineto_trace_0.json"
     file.write_text('{"traceEvents": [{"ph": "X", "name": "a", "ts": "x", "dur": 1, "pid": 1, "tid": 1}]}')
     for arguments in ([], ["--format", "json"], ["--format", "csv"]):
         assert cli.main(["info", str(file), *arguments]) == 1
         assert "no event or operator could be read: read.no_time 1" in capsys.readouterr().err
+    page = tmp_path / "report.html"
+    assert cli.main(["report", str(file), "--out", str(page)]) == 1
+    assert "no event or operator could be read: read.no_time 1" in capsys.readouterr().err
+    assert not page.exists()
     assert cli.main(["info", str(file), "--strict"]) == 1
     assert "rank 0: read.no_time" in capsys.readouterr().err
     file.write_text('{"traceEvents": []}')  # nothing lost

@@ -199,3 +199,29 @@ def test_healthy_dump_stats_and_complete_numbers_are_no_loss(tmp_path: Path) -> 
     stats = {"header": inspector_line(2, 1)["header"], "dump_stats": {"dropped": 0, "dumped": 9}}
     lines = [stats, *(inspector_line(2, number) for number in (7, 8, 9))]
     assert read_rows(write_lines(tmp_path, lines))[1] == {}
+
+
+@pytest.mark.parametrize("base", [BASE, None])
+def test_times_of_the_host_that_are_all_zero_are_unknown(tmp_path: Path, base: int | None) -> None:
+    events = [{**event, "ts": 0} if event["pid"] == 4 else event for event in list_launches(20, 0)]
+    rows, lost = read_rows(write_trace(tmp_path / "a.json", events, base))
+    assert [name for _, _, name in rows] == ["gemm"] * 20
+    assert lost == {"read.unknown_time": 40}
+    rows, lost = read_rows(write_trace(tmp_path / "b.json", [{**event, "ts": 0} for event in events], base))
+    assert (rows, lost) == ([], {"read.unknown_time": 60})
+
+
+def test_a_file_with_few_of_the_numbered_operators_is_a_sample(tmp_path: Path) -> None:
+    def write(name: str, stride: int) -> Path:
+        events = list_launches(600, 0)
+        for number, event in enumerate(event for event in events if event["cat"] == "cpu_op"):
+            event["args"] = {"External id": 7 + stride * number}
+        return write_trace(tmp_path / name, events)
+
+    sample, complete = write("sample.json", 30), write("complete.json", 10)
+    missing = 30 * 599 + 1 - 600
+    assert read_rows(sample)[1] == {"read.missing_operators": missing}
+    assert read_rows(complete)[1] == {}
+    convert_large_file(sample, tmp_path)
+    stats = pl.read_parquet(tmp_path / "stats.parquet")
+    assert stats.filter(pl.col("name") == "read.missing_operators")["count"].to_list() == [missing]

@@ -99,7 +99,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
     stalls["sync"] = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
     exposed = view.activity.times["communication"] - view.activity.times["computation"]
     blocked = {name: times - exposed for name, times in stalls.items()}
-    stall_ns, stall = _measure_stalls(blocked, late & ~is_last & ~in_call, until)
+    stall_ns, stall = _measure_stalls(blocked, late & ~is_last & ~in_call, until, view.window[0])
     hidden_ns = np.maximum(stall_ns - union(blocked.values()).covered(starts, until), 0)
     event = np.where(responsible < 0, launch, responsible)
     # A wait that was over before the gap began is the call to name, not the launch that came late.
@@ -327,14 +327,14 @@ def _share_gaps(stalls: Mapping[str, Intervals], gaps: _Gaps) -> _Gaps:
 
 
 def _measure_stalls(
-    stalls: dict[str, Intervals], late: NDArray[np.bool_], until: NDArray[np.int64]
+    stalls: dict[str, Intervals], late: NDArray[np.bool_], until: NDArray[np.int64], begin: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how long (ns) the host stalled between the previous late launch and that of each gap, and the longest
-    cause."""
+    cause; ``begin``: the start of the rank's active time, before which the device has no work to run out of."""
     stall_ns, stall = np.zeros(len(until), np.int64), np.full(len(until), CAUSES.index("launch"))
     if late.any():
         ends = np.maximum.accumulate(until[late])
-        since = np.concatenate(([-TIME_LIMIT], ends[:-1]))
+        since = np.concatenate(([begin], ends[:-1]))
         covered = np.array([times.covered(since, ends) for times in stalls.values()])
         stall_ns[late] = union(stalls.values()).covered(since, ends)
         stall[late] = np.array([CAUSES.index(name) for name in stalls])[covered.argmax(axis=0)]

@@ -147,10 +147,12 @@ class RankView:
     def apply(self, pattern: Any) -> list[Finding]:
         """Return the findings of a pattern (a module).
 
-        If the GPU activity of a job on GPUs is not recorded, all of them are estimates: operators then launch work, and
-        their times on the host are not those of the work.
+        All of them are estimates if the file is a sample of the recording, and if the GPU activity of a job on GPUs is
+        not recorded: operators then launch work, and their times on the host are not those of the work.
         """
         findings = list(pattern.find(self))
+        if self.trace.stats.filter(name="read.missing_operators").height:
+            findings = [replace(item, confidence="low") for item in findings]
         if findings and self.activity.basis == "host" and self._uses_gpu:
             note = " (host times only: the GPU activity is not recorded)"
             return [replace(item, title=item.title + note, confidence="low") for item in findings]

@@ -58,6 +58,10 @@ _LONGEST_RECORDING = 10**17
 """Three years: times that follow the first one by more are not of one recording."""
 
 _TRACK_KEYS = ("name", "labels", "sort_index")
+_MIN_NUMBERED = 500
+_MIN_RECORDED = 0.05
+"""A file with less than this share of the operators that its numbers (External ids) state is a sample: other threads,
+and ids of communications, took up to 93 % of the numbers of complete recordings."""
 _MAX_OTHER_METADATA = 1000
 """The number of metadata events without a table that are stored in the meta of the Trace."""
 
@@ -201,9 +205,22 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
         tables[name] = table.with_row_index("id")
     tables["comms"] = tables["comms"].with_row_index("id")
     tables["groups"] = comms_table.build_groups(meta["distributed"].get("pg_config"))
+    stats.append(state_missing_operators(tables["events"]))
     stats.append(state_problems("read.profiler_problem", list_header_problems(parsed.header)))
     stats.append(Stat("read.events", "info", parsed.rows, "rows of traceEvents in the file"))
     return Trace({**tables, "threads": threads}, meta).with_stats(stats)
+
+
+def state_missing_operators(events: pl.DataFrame) -> Stat:
+    """Return the stat on operators that the file lacks, which the profiler numbers one after the other."""
+    numbers = events.filter(mask_events(events, OPERATOR_CATEGORIES))["external_id"].drop_nulls()
+    recorded, first, last = numbers.n_unique(), numbers.min(), numbers.max()
+    if recorded < _MIN_NUMBERED or not isinstance(first, int) or not isinstance(last, int):
+        return Stat("read.missing_operators", "data_loss", 0, "")
+    numbered = last - first + 1
+    is_part = recorded < _MIN_RECORDED * numbered
+    example = f"the file has {recorded:,} of {numbered:,} operators: it is a sample, or other threads are not recorded"
+    return Stat("read.missing_operators", "data_loss", (numbered - recorded) * is_part, example)
 
 
 def find_first_time(times: pl.Series) -> int:

@@ -65,7 +65,8 @@ def convert_large_file(
         trace = kineto.to_trace(parsed, path, kineto.find_first_time(times))
         base = trace.meta["base_ns"]
         recording = find_recording(times.drop_nulls() + base, base)
-        stats: list[Stat] = []
+        numbered = _scan_events(parts).select("cat", "external_id").drop_nulls("external_id").collect()
+        stats = [kineto.state_missing_operators(numbered)]
         new_ids = _merge_events(parts, folder, recording, times, part_rows, stats)
         del times
         for name in (*_EVENT_TABLES, *_TIMED_TABLES):

@@ -29,6 +29,8 @@ _OFFSETS = (*range(1, 17), *(1 << power for power in range(5, 18)))
 """Distances (rows) of the later activities that are compared: kernels of a device graph share one launch."""
 _MIN_ZEROS = 3
 """So many events without a time or duration do not begin a recording by chance."""
+_CROWD = 16
+"""So many events, if they are most of all, do not start at one time."""
 _LARGE = 1 << 20
 _ROUNDING_NS = 1000
 _DEVICE_LIMIT, _LINK_LIMIT = 50_000, 2_000
@@ -93,9 +95,12 @@ def find_recording(starts: pl.Series, zero: int, is_zero_null: bool = False) -> 
     """
     smallest, largest = starts.min(), starts.max()
     if isinstance(smallest, int) and isinstance(largest, int) and smallest <= zero <= largest:
-        starts = starts.filter(starts != zero)
+        is_zero = starts == zero
+        zeros = is_zero.sum()
+        is_zero_null |= zeros >= _CROWD and 2 * zeros > len(starts)
+        starts = starts.filter(~is_zero)
     if starts.is_empty():  # then nothing contradicts the zeros
-        return Recording(zero, zero, zero - _HOUR, zero + _HOUR)
+        return Recording(zero, zero, zero - _HOUR, zero + _HOUR, is_zero_null=is_zero_null)
     first, last, allowed = _find_window(starts.to_numpy())
     is_far = max(first - zero, zero - last) > max(_SECOND, last - first)
     return Recording(zero, first, first - allowed, last + allowed, is_far, is_zero_null)
@@ -157,7 +162,9 @@ def drop_unknown_starts(
     first, last = starts.min(), starts.max()
     if not isinstance(first, int) or not isinstance(last, int):
         return table
-    has_zero = first <= recording.zero <= last and recording.zero != recording.first
+    has_zero = first <= recording.zero <= last and (
+        recording.is_zero_null or recording.zero != recording.first
+    )
     if not has_zero and recording.low <= first and last <= recording.high:
         return table
     is_unknown = (starts == recording.zero).fill_null(False).to_numpy() & has_zero

@@ -1,12 +1,13 @@
-"""Find idle device time during a long runtime or driver call, which loads kernels or waits for a lock."""
+"""Find time in long runtime or driver calls, which create the context, load kernels or wait for a lock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+import polars as pl
 
-from etloom.analyses.findings.finding import BOTH, Finding, describe_place, format_times, sum_places
+from etloom.analyses.findings.finding import BOTH, HOST, Finding, describe_place, format_times, sum_places
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.arrays import take_rows
 
@@ -14,6 +15,7 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
+    yield from _find_at_start(view)
     gaps = view.select_gaps("call").drop("name", "event")
     if gaps.is_empty():
         return
@@ -33,4 +35,26 @@ def find(view: RankView) -> Iterator[Finding]:
         "CUDA_MODULE_LOADING=EAGER; else other threads or processes hold a lock of the driver",
         tracks=BOTH,
         by="name",
+    )
+
+
+def _find_at_start(view: RankView) -> Iterator[Finding]:
+    """Yield the finding on calls before the first launch: the device is not in use yet, so this time is no gap."""
+    if view.activity.basis != "device" or view.window is None or view.steps.height:
+        return
+    begin = view.window[0]
+    calls = view.long_calls.filter(pl.col("ts") < begin)
+    end = pl.min_horizontal("end", begin)
+    yield from sum_places(
+        view,
+        calls.select("name", event="id", start="ts", end=end, cost_ns=end - pl.col("ts")),
+        lambda row: (
+            f"the host is in calls of the runtime for {row['cost_ns'] / 1e9:,.2f} s before the first launch, mostly "
+            f"{row['name']}: the process creates its context and loads libraries"
+        ),
+        confidence="medium",
+        advice="this happens once per process: record after warm-up, and leave it out of comparisons",
+        tracks=HOST,
+        by="name",
+        kind="start",
     )
