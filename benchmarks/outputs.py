@@ -113,7 +113,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = list(list_runs(options.only))
     outputs: dict[str, str] = {}
-    with ProcessPoolExecutor(options.processes, get_context("spawn"), max_tasks_per_child=8) as pool:
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         for result in pool.map(hash_run, *zip(*runs, strict=True)):
             outputs |= result
     options.out.write_text(json.dumps(outputs, indent=0, sort_keys=True))
