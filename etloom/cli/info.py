@@ -88,7 +88,7 @@ def _describe(
         text = _format_facts(job, facts, out)
     if text:
         write_text(text, out)
-    check_readable(job, path)
+    check_readable(job, path, may_be_empty=True)
     return Output(text)
 
 

@@ -143,8 +143,8 @@ def limit_threads(run: RunOptions) -> None:
         os.environ.setdefault("POLARS_MAX_THREADS", str(min(run.jobs, os.cpu_count() or 1)))
 
 
-def check_readable(job: Job, path: Path) -> None:
-    """Raise ReadError if nothing could be read of files that hold something."""
+def check_readable(job: Job, path: Path, *, may_be_empty: bool = False) -> None:
+    """Raise ReadError if nothing could be read of the files; ``may_be_empty``: only if they hold something."""
     from etloom.core.errors import ReadError
     from etloom.core.losses import describe_loss
 
@@ -154,6 +154,8 @@ def check_readable(job: Job, path: Path) -> None:
     )
     if is_empty and (loss := describe_loss(unread)):
         raise ReadError(f"no event or operator could be read: {loss}", where=path, remedy="record it again")
+    if is_empty and not may_be_empty:
+        raise ReadError("contains no event or operator", where=path, remedy="record it again")
 
 
 def report_loss(job: Job, path: Path | str) -> None:

@@ -380,6 +380,11 @@ DECLARED_STATS = (
         "open the complete file",
     ),
     DeclaredStat(
+        "read.open_annotation",
+        "info",
+        "annotations that ended after the profiler had stopped and the last other event had ended; cut to that time",
+    ),
+    DeclaredStat(
         "read.unknown_time",
         "data_loss",
         "events and samples whose time the recorder wrote as zero, because it did not know it; left out",

@@ -182,16 +182,13 @@ def test_broadcasts_of_buffers_in_a_recording(data: Path) -> None:
     assert "host-compute" not in rows["pattern"]
 
 
-@pytest.mark.parametrize(("sync_at", "cause"), [(110, "sync"), (600, "launch")])
-def test_a_synchronization_that_begins_after_the_device_fell_idle_waits_for_nothing(
-    sync_at: int, cause: str, tmp_path: Path
-) -> None:
+def test_a_synchronization_that_begins_after_the_device_fell_idle_waits_for_nothing(tmp_path: Path) -> None:
     """The device works from 10 to 110, and again from 900 on; the host synchronizes in between."""
     run = RankBuilder().step(1, 0, 1_200).op("aten::mm", 0, 20).kernel(5, 10, 100)
-    run.op("cudaDeviceSynchronize", sync_at, 5, "cuda_runtime", correlation=77)
+    run.op("cudaDeviceSynchronize", 600, 5, "cuda_runtime", correlation=77)
     run.op("aten::mm", 880, 30).kernel(890, 900, 200)
     gaps = RankView(etloom.link(run.trace(tmp_path))).gaps.filter(pl.col("gap_ns") > 500_000)
-    assert gaps["cause"].cast(pl.String).to_list() == [cause]
+    assert gaps["cause"].cast(pl.String).to_list() == ["launch"]
 
 
 @pytest.mark.parametrize("frames", [False, True])
@@ -291,3 +288,80 @@ def test_the_slow_rank_of_its_kind_is_named(data: Path) -> None:
 def test_findings_on_a_sample_of_a_recording_have_low_confidence(data: Path) -> None:
     rows = etloom.analyze(etloom.open(data / "hta_multirank"), "findings", min_pct=0)
     assert rows.height and set(rows["confidence"]) == {"low"}
+
+
+@given(wait_us=st.integers(2, 300), late_us=st.integers(20, 900))
+@settings(max_examples=examples(10), deadline=None)
+def test_a_wait_costs_at_most_the_time_for_which_it_blocked(
+    wait_us: int, late_us: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The device works from 10 to 1,010; the host waits until then, and launches the next kernel ``late_us`` later."""
+    run = RankBuilder().step(1, 0, 3000).op("aten::mm", 0, 20).kernel(5, 10, 1000)
+    run.op("cudaDeviceSynchronize", 1010 - wait_us, wait_us, "cuda_runtime", correlation=77)
+    run.op("aten::mm", 1010 + late_us - 5, 20).kernel(1010 + late_us, 1014 + late_us, 100)
+    gaps = RankView(etloom.link(run.trace(tmp_path_factory.mktemp("run")))).gaps
+    between = gaps.filter(pl.col("start") >= 1_010_000, pl.col("start") < 1_014_000 + 1000 * late_us)
+    by_cause = dict(between.group_by(pl.col("cause").cast(pl.String)).agg(pl.col("gap_ns").sum()).iter_rows())
+    gap = 1000 * (late_us + 4)
+    assert by_cause["sync"] == min(1000 * wait_us, gap)
+    assert sum(by_cause.values()) == gap and set(by_cause) <= {"sync", "launch"}
+
+
+def test_launches_that_stay_late_are_due_to_the_longest_wait(tmp_path: Path) -> None:
+    """A wait of 1 ms; all later launches are late, also those after a wait of 5 us."""
+    run = RankBuilder().step(1, 0, 4000).op("aten::mm", 0, 20).kernel(5, 10, 1100)
+    run.op("cudaDeviceSynchronize", 110, 1000, "cuda_runtime", correlation=77)
+    for at in range(1150, 1550, 40):
+        run.op("aten::mm", at, 10).kernel(at + 2, at + 5, 20)
+    run.op("aten::item", 1568, 8).op("cudaStreamSynchronize", 1571, 5, "cuda_runtime", correlation=78)
+    for at in range(1590, 1990, 40):
+        run.op("aten::mm", at, 10).kernel(at + 2, at + 5, 20)
+    trace = etloom.link(run.trace(tmp_path))
+    (row,) = find_rows(trace, "host-sync")
+    assert "in cudaDeviceSynchronize once" in row["title"]
+    (first,) = trace.events.filter(pl.col("name") == "cudaDeviceSynchronize")["id"]
+    waits = RankView(trace).gaps.filter(cause="sync")
+    of_first = waits.filter(event=first)["gap_ns"].sum()
+    assert of_first > 0.9 * waits["gap_ns"].sum() > 200_000
+
+
+def test_a_call_that_delays_several_launches_counts_once(tmp_path: Path) -> None:
+    run = RankBuilder().step(1, 0, 9000).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    run.op("aten::mm", 200, 3000).kernel(210, 2900, 50, call_us=2900).kernel(3120, 3130, 50)
+    for at in (3200, 3300, 3400):
+        run.op("aten::mm", at, 20).kernel(at + 5, at + 10, 20)
+    (row,) = find_rows(run.trace(tmp_path), "slow-calls")
+    assert row["count"] == 1 and "once: cudaLaunchKernel" in row["title"]
+
+
+def test_one_gap_that_makes_up_most_is_named(tmp_path: Path) -> None:
+    run = RankBuilder().step(1, 0, 4000).op("aten::mm", 0, 20).kernel(5, 10, 100)
+    for at in (2500, 2700, 2900, 3100):
+        run.op("aten::mm", at, 20).kernel(at + 5, at + 10, 100)
+    run.op("aten::empty", 150, 2300)
+    (row,) = find_rows(run.trace(tmp_path), "launch-bound")
+    assert "most of it in 1 gap of 2 ms" in row["title"] and "check on the timeline" in row["advice"]
+
+
+def test_communication_of_few_bytes_is_a_matter_of_latency(tmp_path: Path) -> None:
+    def find_advice(elements: int) -> str:
+        run = RankBuilder().step(1, 0, 4000).op("aten::mm", 0, 20).kernel(5, 10, 100)
+        for number in range(3):
+            run.all_reduce(200 + 500 * number, 210 + 500 * number, 400, number, elements)
+        (row,) = find_rows(run.trace(tmp_path), "exposed-communication")
+        return str(row["advice"])
+
+    assert "latency, not bandwidth" in find_advice(1000)
+    assert "--bandwidth" in find_advice(10_000_000)
+
+
+def test_a_pause_inside_an_annotation_is_named_by_it(tmp_path: Path) -> None:
+    run = RankBuilder().step(1, 0, 40_000).op("aten::mm", 0, 500)
+    run.op("## backward ##", 1000, 34_000, "user_annotation").op("aten::add", 36_000, 500)
+    (row,) = find_rows(run.trace(tmp_path), "idle-host")
+    assert "inside '## backward ##'" in row["title"]
+
+
+def test_few_activities_are_no_proof_of_slow_launches(tmp_path: Path) -> None:
+    run = RankBuilder().step(1, 0, 2000).op("aten::mm", 1000, 20).kernel(1005, 1010, 2)
+    assert {row["confidence"] for row in find_rows(run.trace(tmp_path), "launch-bound")} == {"low"}

@@ -142,6 +142,8 @@ def test_info_and_report_fail_if_nothing_could_be_read(
     assert "rank 0: read.no_time" in capsys.readouterr().err
     file.write_text('{"traceEvents": []}')  # nothing lost
     assert cli.main(["info", str(file)]) == 0
+    assert cli.main(["report", str(file), "--out", str(page)]) == 1
+    assert "contains no event or operator" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [-1.0, 100.5, float("nan")])

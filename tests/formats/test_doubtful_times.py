@@ -225,3 +225,18 @@ def test_a_file_with_few_of_the_numbered_operators_is_a_sample(tmp_path: Path) -
     convert_large_file(sample, tmp_path)
     stats = pl.read_parquet(tmp_path / "stats.parquet")
     assert stats.filter(pl.col("name") == "read.missing_operators")["count"].to_list() == [missing]
+
+
+def test_an_annotation_that_was_open_when_the_profiler_stopped_ends_there(tmp_path: Path) -> None:
+    host = {"ph": "X", "pid": 4, "tid": 4}
+    step = {**host, "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 9e6}
+    span = {**host, "cat": "Trace", "name": "PyTorch Profiler (0)", "ts": 0, "dur": 700.0}
+    events = [step, span, *list_launches(20, 10)]
+    trace = etloom.read(write_trace(tmp_path / "a.json", events))
+    assert isinstance(trace, Trace)
+    kernels_end = 10 + 30 * 19 + 60
+    assert trace.events.filter(pl.col("cat") == "user_annotation")["dur"].to_list() == [700_000]
+    assert kernels_end < 700 and "read.open_annotation" in trace.stats["name"].to_list()
+    without = etloom.read(write_trace(tmp_path / "b.json", [step, *events[2:]]))
+    assert isinstance(without, Trace)
+    assert without.events.filter(pl.col("cat") == "user_annotation")["dur"].to_list() == [9_000_000_000]

@@ -7,7 +7,7 @@ after it), so they do not add up. A rank with several devices is idle when all o
 - job_gain_ns: upper bound of the time that the job would save without the problem on all affected ranks, simulated on
   the dependency graph of all ranks, from the start of the first annotated step (else of the recording). step_gain_ns:
   per annotated step. job_gain_pct: share of that time. All are null if the graph does not explain the recording (see
-  graph-quality) or the run is too large; the order is then that of the costs.
+  graph-quality) or the run is too large; the order is then that of the costs per step, then of the costs.
 - cost_ns: upper bound of the time that the rank itself would save; concurrent losses of several streams or threads are
   counted once. pct: share of the time from the rank's first to its last event. step_cost_ns: per annotated step.
   step_pct: the part of the cost inside annotated steps (on the host), as share of their time. Both are null if no step
@@ -140,8 +140,8 @@ def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MI
             pl.col("job_gain_pct").is_null() | (pl.col("job_gain_pct") >= MIN_SHOWN_PCT)
         )
     ranked = relevant.sort(
-        *("is_artifact", "order", "job_gain_ns", "cost_ns", "rank", "pattern"),
-        descending=(False, True, True, True, False, False),
+        *("is_artifact", "order", "job_gain_ns", "step_cost_ns", "cost_ns", "rank", "pattern"),
+        descending=(False, True, True, True, True, False, False),
         nulls_last=True,
         maintain_order=True,
     )

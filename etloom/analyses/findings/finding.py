@@ -18,7 +18,7 @@ _LOCATION = ("step", "stream", "name", "operator", "module", "frame", "event")
 MAX_PLACES = 5
 """Maximum number of places by which a finding is split; the others are one more part."""
 LONGEST_COUNT = 3
-LONG_GAP_NS = 5_000_000
+LONG_GAP_NS, LONG_SINGLE_GAP_NS = 5_000_000, 1_000_000
 """Gap length in ns: a launch takes a few us, so in a gap this long the host, or the device, did something else."""
 HOST, DEVICE, BOTH = "host", "device", "both"
 
@@ -107,8 +107,8 @@ def sum_places(
         confidence: high, medium or low.
         advice: The advice, or a function like ``title``.
         tracks: See `Finding`.
-        by: operator, name, call (the operator, else the event's own name; rows of one event count once), or block (the
-            class of the module, else the operator).
+        by: operator, name, call (the operator, else the event's own name), or block (the class of the module, else the
+            operator). By name and call, rows of one event count once.
         kind: Distinguishes findings of one pattern.
         min_rows: Minimum number of rows of a place.
         hidden: Times at which nothing is lost.
@@ -126,7 +126,9 @@ def sum_places(
         return
     costs = rows["cost_ns"].to_numpy()
     # A call that waits delays several launches after it.
-    is_new = rows["event"].is_first_distinct().to_numpy() if by == "call" else np.ones(rows.height, np.bool_)
+    is_new = np.ones(rows.height, np.bool_)
+    if by in ("call", "name"):
+        is_new = (rows["event"].is_first_distinct() | rows["event"].is_null()).to_numpy()
     places, place_costs, counts = _rank_places(encode_texts(labels), costs, is_new)
     first = int(places[0])
     row = rows.row(first, named=True) | view.locate(rows["event"][first : first + 1]).row(0, named=True)
@@ -276,11 +278,12 @@ def describe_place(row: dict[str, Any], name: str = "operator", before: str = " 
 
 def find_long_gaps(row: dict[str, Any]) -> list[int]:
     """Return the lengths (ns) of the longest idle gaps of a finding if they make up most of its cost, else an empty
-    list.
+    list. One gap that makes up most of it is long from `LONG_SINGLE_GAP_NS` on.
 
     ``row``: as in `sum_places`.
     """
-    long = [gap for gap in row["longest"] if gap >= LONG_GAP_NS]
+    least = LONG_SINGLE_GAP_NS if 2 * row["longest"][0] > row["cost_ns"] else LONG_GAP_NS
+    long = [gap for gap in row["longest"] if gap >= least]
     return long if 2 * sum(long) > row["cost_ns"] else []
 
 

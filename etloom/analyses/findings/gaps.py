@@ -113,7 +113,7 @@ def find_gaps(view: RankView) -> pl.DataFrame:
         gaps, late & ~is_last & (ends - returned > MAX_LAUNCH_LATENCY_NS), returned, "device", launch
     )
     gaps = _mark_unrecorded(view, gaps)
-    gaps = _share_gaps(stalls, _extend_stalls(gaps))
+    gaps = _share_gaps(view, stalls, _extend_stalls(gaps))
     gaps = gaps.select(gaps.end - gaps.start >= MIN_GAP_NS)
     columns: dict[str, np.ndarray | pl.Series] = {
         "start": gaps.start,
@@ -301,17 +301,20 @@ def _mark_unrecorded(view: RankView, gaps: _Gaps) -> _Gaps:
     )
 
 
-def _share_gaps(stalls: Mapping[str, Intervals], gaps: _Gaps) -> _Gaps:
+def _share_gaps(view: RankView, stalls: Mapping[str, Intervals], gaps: _Gaps) -> _Gaps:
     """Return the gaps that the host causes divided among its stalls, by the time in which each overlaps them.
 
     What no stall covers keeps the cause of the gap, unless that is one of the stalls: then the host was launching.
-    After a wait for the device the host would not be late without the wait, however long it pauses then.
+    Without a wait for the device the host would have launched earlier by the time for which it was blocked: a gap
+    after the wait is its effect for so long, also while the host pauses, and not longer.
     """
     is_host = (gaps.cause <= CAUSES.index("launch")) & ~gaps.is_late_effect
     host = gaps.select(is_host)
     rest = Intervals.of(host.start, host.end)
     is_released = np.isin(host.cause, (CAUSES.index("copy"), CAUSES.index("sync")))
-    released = Intervals.of(host.start[is_released], host.end[is_released])
+    waits = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
+    blocked = waits.covered(np.concatenate(([-TIME_LIMIT], host.end))[:-1], host.end)
+    released = Intervals.of(host.start[is_released], np.minimum(host.start + blocked, host.end)[is_released])
     parts = [gaps.select(~is_host)]
     shared = [name for name in CAUSES if name in stalls and name not in ("compute", "sync")]
     for name in shared:
@@ -320,9 +323,11 @@ def _share_gaps(stalls: Mapping[str, Intervals], gaps: _Gaps) -> _Gaps:
             covered = covered - released
         parts.append(host.cut(covered, CAUSES.index(name)))
         rest = rest - covered
-    remainder = host.cut(rest, None)
-    is_stall = np.isin(remainder.cause, [CAUSES.index(name) for name in shared])
+    parts.append(host.cut(rest & released, None))
+    remainder = host.cut(rest - released, None)
+    is_stall = np.isin(remainder.cause, [CAUSES.index(name) for name in (*shared, "copy", "sync")])
     remainder.cause[is_stall] = CAUSES.index("launch")
+    remainder.event[is_stall] = _take_following(view, "launch", remainder.following, -1)[is_stall]
     return _join_gaps(*parts, remainder)
 
 
@@ -355,10 +360,12 @@ def _extend_stalls(gaps: _Gaps) -> _Gaps:
     due_ns = np.where(is_hidden, gaps.hidden_ns, gap)
     is_launched = gaps.following >= 0
     places = np.flatnonzero(cause < launch)
-    rest, previous = 0, -1
+    rest, previous, responsible = 0, -1, -1
     for i, place in enumerate(places.tolist()):
-        rest = max(0, (rest if cause[place] == previous else 0) + int(stall_ns[place] - gap[place]))
-        previous = cause[place]
+        earlier, own = rest if cause[place] == previous else 0, int(stall_ns[place] - gap[place])
+        if earlier <= own:  # else most of the lead was lost at an earlier stall
+            responsible = int(event[place])
+        rest, previous = max(0, earlier + own), cause[place]
         if not rest:
             continue
         end = int(places[i + 1]) if i + 1 < len(places) else len(gap)
@@ -366,7 +373,7 @@ def _extend_stalls(gaps: _Gaps) -> _Gaps:
         before = np.cumsum(gap[rows]) - gap[rows]
         is_due = before < rest
         due = rows[is_due]
-        cause[due], event[due], is_late_effect[due] = cause[place], event[place], True
+        cause[due], event[due], is_late_effect[due] = cause[place], responsible, True
         due_ns[due] = rest - before[is_due]
         rest = max(0, rest - int(gap[rows].sum()))
     extended = replace(gaps, cause=cause, event=event, is_late_effect=is_late_effect)

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from etloom.core.arrays import is_in, rows_of_ids, to_array
-from etloom.core.categories import DEVICE_CATEGORIES, mask_events
+from etloom.core.categories import ANNOTATION_CATEGORIES, DEVICE_CATEGORIES, mask_events
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
 
@@ -31,6 +31,7 @@ _MIN_ZEROS = 3
 """So many events without a time or duration do not begin a recording by chance."""
 _CROWD = 16
 """So many events, if they are most of all, do not start at one time."""
+_ANNOTATIONS = ANNOTATION_CATEGORIES | {"gpu_user_annotation"}
 _LARGE = 1 << 20
 _ROUNDING_NS = 1000
 _DEVICE_LIMIT, _LINK_LIMIT = 50_000, 2_000
@@ -69,7 +70,7 @@ def judge_times(trace: Trace) -> Trace:
     recording = find_recording(
         events["ts"].drop_nulls(), zero, not _ZERO_IS_NULL.isdisjoint(trace.meta.get("formats", ()))
     )
-    judged = judge_events(events, recording, stats)
+    judged = _cut_open_annotations(judge_events(events, recording, stats), stats)
     if "kernels" not in trace.loaders:
         judged = _clear_impossible_transfers(judged, trace.kernels, stats)
     changed = {} if judged is events else {"events": judged}
@@ -215,6 +216,28 @@ def _clear_durations(events: pl.DataFrame, mask: np.ndarray, reason: str, stats:
     example = f"{events['name'][row]}: {reason}; {total:,} ns as recorded, now null"
     stats.append(Stat("read.impossible_duration", "data_loss", int(mask.sum()), example))
     return events.with_columns(durations.set(pl.Series(mask), None))
+
+
+def _cut_open_annotations(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
+    """Cut annotations that were open when the profiler stopped to that time, or to the last other event.
+
+    Kineto ends them with their scope, which may be seconds later: that time was not recorded.
+    """
+    ends = events["ts"] + events["dur"]
+    stop = ends.filter(events["cat"] == "Trace").max()
+    latest = ends.max()
+    if not isinstance(stop, int) or not isinstance(latest, int) or latest <= stop:
+        return events
+    is_annotation = mask_events(events, _ANNOTATIONS)
+    last = ends.filter(pl.Series(~is_annotation)).max()
+    stop = last if isinstance(last, int) and last > stop else stop
+    is_open = pl.Series(is_annotation) & (ends > stop).fill_null(False) & (events["ts"] < stop)
+    if not is_open.any():
+        return events
+    row = is_open.arg_max() or 0
+    example = f"{events['name'][row]}: {ends[row] - stop:,} ns after the last event"
+    stats.append(Stat("read.open_annotation", "info", int(is_open.sum()), example))
+    return events.with_columns(pl.when(is_open).then(stop - pl.col("ts")).otherwise("dur").alias("dur"))
 
 
 def _find_overlong_activities(events: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:

@@ -8,12 +8,25 @@ import polars as pl
 
 from etloom.analyses.findings.finding import BOTH, DEVICE, Finding
 from etloom.analyses.findings.rank_view import RankView
+from etloom.collectives import list_participations
 from etloom.core.intervals import Intervals, union
 from etloom.timeline.activity import select_host_calls
 
 SCOPE = "rank"
 LIMITED_BY_TRANSFERS = True
 """The job gains at most what it would if all transfers of data took no time."""
+
+
+_SMALL_BYTES = 1 << 16
+"""Transfers of fewer bytes take the latency of a call, whatever the bandwidth."""
+_ADVICE = (
+    "issue collectives earlier and on a separate stream (gradient buckets during backward, FSDP prefetch), use "
+    "larger buckets or messages; estimate other networks with etloom simulate --bandwidth"
+)
+_SMALL_ADVICE = (
+    "combine the collectives or leave some out: most move less than 64 KiB, so they take latency, not bandwidth; on a "
+    "host without a GPU also give the backend's threads processors of their own"
+)
 
 
 def find(view: RankView) -> Iterator[Finding]:
@@ -39,8 +52,7 @@ def find(view: RankView) -> Iterator[Finding]:
         title,
         lost.total,
         "medium",
-        "issue collectives earlier and on a separate stream (gradient buckets during backward, FSDP prefetch), use "
-        "larger buckets or messages; estimate other networks with etloom simulate --bandwidth",
+        _SMALL_ADVICE if _are_small(view) else _ADVICE,
         lost,
         DEVICE if view.activity.basis == "device" else BOTH,
         int((cost > 0).sum()),
@@ -52,6 +64,12 @@ def find(view: RankView) -> Iterator[Finding]:
         end_ns=end_ns,
         in_steps_ns=(lost & view.step_intervals).total,
     )
+
+
+def _are_small(view: RankView) -> bool:
+    """Return whether most communications are known to move few bytes."""
+    sizes = view.trace.compute_once(list_participations, view.trace.rank or 0)["bytes"]
+    return 2 * int((sizes < _SMALL_BYTES).sum()) > len(sizes)
 
 
 def list_communication(view: RankView) -> pl.DataFrame:

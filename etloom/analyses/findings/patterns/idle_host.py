@@ -6,6 +6,7 @@ With a GPU, while it is idle in an annotated step; without, in each step at the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,9 +17,13 @@ from etloom.analyses.findings.rank_view import RankView
 from etloom.core import categories
 from etloom.core.arrays import take_rows
 from etloom.core.intervals import union
+from etloom.core.steps import STEP_PATTERN
 
 MIN_STEP_SHARE = 0.5
 """Share of the steps in which a pause must follow the same operator; in fewer steps it may be the scheduler's."""
+
+MIN_INSIDE = 0.8
+"""Share of a pause inside an annotation that is named with it."""
 
 SCOPE = "rank"
 
@@ -41,13 +46,24 @@ def find(view: RankView) -> Iterator[Finding]:
         pauses,
         lambda row: (
             f"{format_times(row['count'])} no operator runs for 1 ms or more, up to {row['longest'][0] / 1e6:,.0f} ms, "
-            f"most often after {row['name'] or 'the start of a step'}: Python, files or waiting"
+            f"most often after {row['name'] or 'the start of a step'}{_describe_annotation(view, row)}: Python, files, "
+            "waiting, or a thread that is not recorded"
         ),
         confidence="low",
         advice="record Python stacks (etloom collect --stack, torch.profiler with_stack=True) to see the lines",
         tracks=BOTH,
         by="name",
     )
+
+
+def _describe_annotation(view: RankView, row: dict[str, Any]) -> str:
+    """Return " inside NAME", the innermost annotation around a pause except steps; empty if there is none."""
+    annotations = view.find_host_events("", categories.ANNOTATION_CATEGORIES)
+    overlap = pl.min_horizontal("end", row["end"]) - pl.max_horizontal("ts", row["start"])
+    around = annotations.filter(
+        overlap >= MIN_INSIDE * (row["end"] - row["start"]), ~pl.col("name").str.contains(STEP_PATTERN)
+    )
+    return f" inside {around.sort('dur')['name'][0]!r}" if around.height else ""
 
 
 def _find_idle_device(view: RankView) -> Iterator[Finding]:

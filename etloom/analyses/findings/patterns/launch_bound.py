@@ -26,6 +26,8 @@ from etloom.core.intervals import Intervals, union
 from etloom.core.text import count_noun
 
 SCOPE = "rank"
+MIN_ACTIVITIES = 4
+"""A recording of fewer device activities does not show whether launches are slow in general."""
 MIN_STEPS = 3
 MIN_WARM_UP = 0.1
 """The host's work in the first step is warm-up if it exceeds that of any other step by at least this share."""
@@ -76,7 +78,7 @@ def find(view: RankView) -> Iterator[Finding]:
             view,
             late.filter(~pl.col("is_hidden")),
             title,
-            confidence="medium",
+            confidence="medium" if view.activities.height >= MIN_ACTIVITIES else "low",
             advice=advice,
             tracks=BOTH,
             by="block",

@@ -20,9 +20,10 @@ def find(view: RankView) -> Iterator[Finding]:
     if not lost.total:
         return
     worst = both.row(both["dur"].arg_max() or 0, named=True)
+    mostly = "mostly " if both["name"].n_unique() > 1 else ""
     yield Finding(
-        f"tracer artefact: the GPU idles while the profiler works {format_times(both.height)} ({worst['name']}); this "
-        "time does not exist without profiling",
+        f"tracer artefact: the GPU idles while the profiler works {format_times(both.height)} "
+        f"({mostly}{worst['name']}); this time does not exist without profiling",
         lost.total,
         "high",
         "leave it out of comparisons; record fewer steps, or without stacks and shapes, to shrink it",

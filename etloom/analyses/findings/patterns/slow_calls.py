@@ -27,8 +27,8 @@ def find(view: RankView) -> Iterator[Finding]:
         view,
         gaps,
         lambda row: (
-            f"the device is idle {format_times(row['count'])} while the host is in a call of the runtime for 1 ms or "
-            f"more{describe_place(row, 'name', ': ')}"
+            f"the device is idle while the host is in a call of the runtime for 1 ms or more, "
+            f"{format_times(row['count'])}{describe_place(row, 'name', ': ')}"
         ),
         confidence="medium",
         advice="first uses of kernels load their code: warm up with all shapes before the trace, or set "
