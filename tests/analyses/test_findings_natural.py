@@ -365,3 +365,11 @@ def test_a_pause_inside_an_annotation_is_named_by_it(tmp_path: Path) -> None:
 def test_few_activities_are_no_proof_of_slow_launches(tmp_path: Path) -> None:
     run = RankBuilder().step(1, 0, 2000).op("aten::mm", 1000, 20).kernel(1005, 1010, 2)
     assert {row["confidence"] for row in find_rows(run.trace(tmp_path), "launch-bound")} == {"low"}
+
+
+def test_long_calls_count_on_the_host_where_no_gpu_activity_is_recorded(tmp_path: Path) -> None:
+    run = (
+        RankBuilder().op("aten::mm", 0, 9000).op("cudaLaunchKernel", 10, 8000, "cuda_runtime", correlation=7)
+    )
+    (row,) = find_rows(run.trace(tmp_path), "slow-calls")
+    assert (row["cost_ns"], row["confidence"], row["name"]) == (8_000_000, "low", "cudaLaunchKernel")

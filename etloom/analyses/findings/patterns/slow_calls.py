@@ -39,21 +39,28 @@ def find(view: RankView) -> Iterator[Finding]:
 
 
 def _find_at_start(view: RankView) -> Iterator[Finding]:
-    """Yield the finding on calls before the first launch: the device is not in use yet, so this time is no gap."""
-    if view.activity.basis != "device" or view.window is None or view.steps.height:
+    """Yield the finding on calls before the first launch: the device is not in use yet, so this time is no gap.
+
+    Without recorded GPU activity all long calls count, since nothing shows what the device does.
+    """
+    has_device = view.activity.basis == "device"
+    if has_device and (view.window is None or view.steps.height):
         return
-    begin = view.window[0]
-    calls = view.long_calls.filter(pl.col("ts") < begin)
-    end = pl.min_horizontal("end", begin)
+    calls = view.long_calls
+    until = view.window[0] if has_device and view.window else calls["end"].max()
+    calls = calls.filter(pl.col("ts") < until)
+    end = pl.min_horizontal("end", until)
+    when = " before the first launch" if has_device else ""
+    reason = ": the process creates its context and loads libraries" if has_device else ""
     yield from sum_places(
         view,
         calls.select("name", event="id", start="ts", end=end, cost_ns=end - pl.col("ts")),
         lambda row: (
-            f"the host is in calls of the runtime for {row['cost_ns'] / 1e9:,.2f} s before the first launch, mostly "
-            f"{row['name']}: the process creates its context and loads libraries"
+            f"the host is in calls of the runtime for {row['cost_ns'] / 1e9:,.2f} s{when}, mostly {row['name']}{reason}"
         ),
         confidence="medium",
-        advice="this happens once per process: record after warm-up, and leave it out of comparisons",
+        advice="first calls create the context and load kernels, once per process: record after warm-up, and leave "
+        "them out of comparisons",
         tracks=HOST,
         by="name",
         kind="start",
