@@ -45,6 +45,7 @@ class Call:
     """A host event to add. Its children run in it, after its own time: ``fixed`` ns, and ``weight``.
 
     ``waits``: it returns after the device has finished what was launched before. ``columns``: others of its row.
+    ``pause``: weight of the time before it, outside of any event.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Call:
     waits: bool = False
     fixed: int = 0
     columns: dict[str, Any] = field(default_factory=dict)
+    pause: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Draft:
             rank, cat=call.cat, name=call.name, correlation=correlation, **track, **call.columns
         )
         start = self._add_point(rank, event, PointRole.START, track["ts"])
-        self._add_edge(tail, start, kind, owner=-1)
+        self._add_edge(tail, start, kind, weight=call.pause)
         inner = start
         inner_weight, inner_lag = call.weight, call.fixed
         for child in call.children:

@@ -63,12 +63,11 @@ def item_per_parameter(draft: Draft, random: Random) -> None:
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float> > >"
     )
     launch = Call("cudaLaunchKernel", cat="cuda_runtime", kernel=Kernel(norm, fixed=3000), fixed=3000)
+    calls = [Call("aten::norm", fixed=2000, children=(launch,), pause=1.0), read_value()]
     for _, slots in draw_slots(draft, random, 1, low=0.7):
         for slot in slots:
             for _ in range(count):
-                draft.add_calls(
-                    slot, [Call("aten::norm", fixed=2000, children=(launch,)), read_value()], pause=1.0
-                )
+                draft.add_calls(slot, calls)
 
 
 def collector_pauses(draft: Draft, random: Random) -> None:

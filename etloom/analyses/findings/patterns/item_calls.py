@@ -21,6 +21,8 @@ SCOPE = "rank"
 MIN_READS = 8
 MAX_PERIOD = 8
 """Operators from one read to the next in a loop."""
+MAX_USUAL_PAUSES = 4
+"""A pause of the host of more than this many usual ones between two reads does not belong to the loop."""
 MAX_WORK_NS = 200_000
 """Time on the device that a loop launches per read at most."""
 _ADVICE = (
@@ -31,7 +33,7 @@ _ADVICE = (
 
 def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device":
-        loops = _find_loops(view)
+        loops = view.compute_once(find_read_loops)
         count = int(loops["reads"].sum())
         title = f"loops that read values of tensors {count:,} times (.item(), float(), if tensor)"
         yield from sum_removed(view, loops, title, confidence="medium", advice=_ADVICE)
@@ -50,7 +52,7 @@ def find(view: RankView) -> Iterator[Finding]:
     )
 
 
-def _find_loops(view: RankView) -> pl.DataFrame:
+def find_read_loops(view: RankView) -> pl.DataFrame:
     """Return the times in which operators repeat around reads of values, and then one of them for each read.
 
     The columns are those of `REGION_SCHEMA`, and ``reads``.
@@ -68,8 +70,10 @@ def _find_loops(view: RankView) -> pl.DataFrame:
     thread = nesting.track_codes(calls, ("pid", "tid", "step"))
     period = np.diff(reads)
     idle = np.append(0, calls["ts"].to_numpy()[1:] - calls["end"].to_numpy()[:-1])
-    # Part: of a thread and step, without a pause.
-    part = np.cumsum(np.append(False, np.diff(thread) != 0) | (idle >= LONG_PAUSE_NS))
+    # Part: of a thread and step, without a pause that is longer than those of the loop.
+    usual_pause = np.median(np.maximum.reduceat(idle, reads[:-1] + 1)[:-1])
+    is_pause = idle >= max(LONG_PAUSE_NS, MAX_USUAL_PAUSES * usual_pause)
+    part = np.cumsum(np.append(False, np.diff(thread) != 0) | is_pause)
     cuts = np.flatnonzero((period > MAX_PERIOD) | (np.diff(part[reads]) != 0)) + 1
     bounds = [run for run in np.split(reads, cuts) if run.size >= MIN_READS]
     repeats = calls["name"].rle_id().to_numpy()

@@ -20,6 +20,7 @@ from etloom.analyses.findings.finding import (
     sum_places,
 )
 from etloom.analyses.findings.gaps import list_stalls
+from etloom.analyses.findings.patterns.item_calls import find_read_loops
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import arrays, categories
 from etloom.core.intervals import Intervals, union
@@ -115,6 +116,9 @@ def list_late_launches(view: RankView) -> pl.DataFrame:
     if idle.height and view.steps.is_empty():
         # The recording begins with its first launch, before which no work can run.
         idle = idle.filter(pl.col("end") > view.busy.starts[0])
+    loops = view.compute_once(find_read_loops)
+    in_loop = Intervals.of(loops["start"], loops["end"]).covered(idle["start"], idle["end"])
+    idle = idle.filter(pl.Series(2 * in_loop <= idle["gap_ns"].to_numpy()))  # item-calls names these
     hidden = _find_hidden(view)
     is_hidden = pl.Series("is_hidden", np.arange(idle.height + hidden.height) >= idle.height)
     late = (pl.concat([idle, hidden]) if hidden.height else idle).hstack([is_hidden])
