@@ -47,6 +47,8 @@ def _find_at_start(view: RankView) -> Iterator[Finding]:
     if has_device and (view.window is None or view.steps.height):
         return
     calls = view.long_calls
+    if calls.is_empty():
+        return
     until = view.window[0] if has_device and view.window else calls["end"].max()
     calls = calls.filter(pl.col("ts") < until)
     end = pl.min_horizontal("end", until)
