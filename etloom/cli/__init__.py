@@ -47,14 +47,14 @@ _VERBS = {
     "convert": "Convert one trace file to another format.",
     "mcp": "Serve runs to agents (Model Context Protocol).",
     "salvage": "Repair a truncated or damaged trace.",
+    "cache": "Show how large the cache is, or remove it.",
 }
 """Verb -> its short help. The command is the object of that name in the module of that name."""
 _SIGNAL_FORWARDERS = {"collect", "replay"}
 """Verbs that run other programs, which get signals and the environment unchanged."""
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "RUST_MIN_STACK": str(16 << 20)}
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 """Variables that verbs set, except those that run other programs: threads for linear algebra, which would keep a CPU
-busy for 0.1 s and which nothing needs; stack of polars' threads, in which `info` and `report` work: that of
-`etloom.core.machine.QUERY_STACK_BYTES`, whose module imports polars."""
+busy for 0.1 s and which nothing needs."""
 
 
 class VerbGroup(click.Group):

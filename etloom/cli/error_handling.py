@@ -21,27 +21,9 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
-_recordings: list[list[str]] = []
-"""Lists that receive the messages that are printed, the innermost last."""
-
-
 def print_message(line: str) -> None:
     """Print a message to the user on stderr."""
-    line = redact(line)
-    for messages in _recordings:
-        messages.append(line)
-    print(f"etloom: {make_printable(line)}", file=sys.stderr)
-
-
-@contextmanager
-def recording_messages() -> Iterator[list[str]]:
-    """Yield a list to which `print_message` adds every message that it prints within the block."""
-    messages: list[str] = []
-    _recordings.append(messages)
-    try:
-        yield messages
-    finally:
-        _recordings.remove(messages)
+    print(f"etloom: {make_printable(redact(line))}", file=sys.stderr)
 
 
 def make_printable(text: str) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from etloom.cli.command import command
 from etloom.cli.error_handling import make_printable
-from etloom.cli.kept_output import Output, reuse_output
 from etloom.cli.output import (
     MONITORING_FORMAT,
     OUT,
@@ -24,7 +23,6 @@ from etloom.cli.output import (
     write_text,
 )
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, check_readable, open_job
-from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     import polars as pl
@@ -49,47 +47,22 @@ def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: Run
     """
     table_format, metric_format = split_format(format)
     selected = choose_format(table_format, out)
-
-    def compute() -> Output:
-        return _describe(path, run, selected, metric_format, out)
-
-    # Time stamps in the output, and tables, are not kept.
-    is_text = selected in (Format.table, Format.json) and metric_format is not MonitoringFormat.otlp
-    if not is_text or (out is not None and clean_url(out)):
-        compute()
-        return
-    name = (metric_format or selected).value
-    reuse_output(
-        "info", path, run, compute, lambda output: write_text(output.text, out), format=name, out=out
-    )
-
-
-def _describe(
-    path: Path, run: RunOptions, selected: Format, metric_format: MonitoringFormat | None, out: Path | None
-) -> Output:
-    """Open the run and write its facts in the selected format; return the written text (empty for csv and parquet)."""
-    job = open_job(
-        path, run, lazy=True, warn=False
-    )  # sets the threads of polars, so imports of it come later
+    job = open_job(path, run, lazy=True, warn=False)  # sets the threads of polars, so its imports come later
     import etloom
     from etloom.analyses.run_info import describe_ranks
 
     facts = {**etloom.info(job), "path": str(path)}
-    text = ""
     if metric_format is not None:
         from etloom.reports.monitoring import measure_run
 
-        text = format_metrics(measure_run(facts), path, metric_format)
+        write_text(format_metrics(measure_run(facts), path, metric_format), out)
     elif selected is Format.json:
-        text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+        write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", out)
     elif selected in (Format.csv, Format.parquet):
         write_table(describe_ranks(job), selected, out)
     else:
-        text = _format_facts(job, facts, out)
-    if text:
-        write_text(text, out)
+        write_text(_format_facts(job, facts, out), out)
     check_readable(job, path, may_be_empty=True)
-    return Output(text)
 
 
 def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:

@@ -9,11 +9,9 @@ import click
 
 from etloom.cli.command import PATH_TYPE, command
 from etloom.cli.error_handling import make_printable, print_message
-from etloom.cli.kept_output import Output, reuse_output
 from etloom.cli.output import build_table, render_text, write_text
 from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, check_readable, open_job
-from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job
@@ -50,23 +48,12 @@ def write_report(path: Path, out: Path | None = None, run: RunOptions | None = N
     target = out or (path if path.is_dir() else Path()) / "report.html"
     if path.exists():
         check_writable(target, "--out")
-    options = run or RunOptions()
+    import etloom
 
-    def compute() -> Output:
-        import etloom
-
-        job = open_job(path, options, warn=False, for_report=True)
-        check_readable(job, path)
-        text = _format_summary(job)
-        write_text(text, None)
-        etloom.report(job, target)
-        return Output(text, None if clean_url(target) else target.read_text(encoding="utf-8"))
-
-    def show(output: Output) -> None:
-        write_text(output.text, None)
-        write_text(output.page or "", target)
-
-    reuse_output("report", path, options, compute, show, out=target)
+    job = open_job(path, run or RunOptions(), warn=False, for_report=True)
+    check_readable(job, path)
+    write_text(_format_summary(job), None)
+    etloom.report(job, target)
     print_message(describe_page(target))
 
 

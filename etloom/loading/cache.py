@@ -152,7 +152,7 @@ def open_or_create(keys: Sequence[str | None], make: Callable[[Path], None]) -> 
 def _create_entry(key: str, make: Callable[[Path], None]) -> Trace | None:
     """Create a cache entry and open it, with its tables on disk; None if the cache cannot be used."""
     entry, usage = cache_folder() / key, get_usage(cache_folder())
-    if usage.in_use >= _limit_bytes() or not _is_writable():
+    if usage.in_use >= limit_bytes() or not _is_writable():
         return None
     with contextlib.suppress(*WRITE_ERRORS):
         _lease = usage.hold(entry, 0)  # no other process removes it before it is opened
@@ -183,7 +183,7 @@ def hold_entry(entry: Path) -> EntryLease:
 
 def has_room(size: int) -> bool:
     """Return whether the cache can store an entry of ``size`` bytes: writable, within its limit, enough free disk."""
-    return size <= _limit_bytes() and _is_writable() and size <= shutil.disk_usage(cache_folder()).free
+    return size <= limit_bytes() and _is_writable() and size <= shutil.disk_usage(cache_folder()).free
 
 
 def _is_writable() -> bool:
@@ -208,20 +208,21 @@ def store_entry(key: str | None, trace: Trace) -> None:
 def register_entry(entry: Path) -> None:
     """Record that a cache entry was written; if the cache exceeds its size limit, remove the least recently used."""
     with contextlib.suppress(OSError):  # another process may have removed it
-        if get_usage(cache_folder()).record_write(_entry_bytes(entry), _limit_bytes() // _PRUNE_FRACTION):
-            _prune(_limit_bytes())
+        if get_usage(cache_folder()).record_write(_entry_bytes(entry), limit_bytes() // _PRUNE_FRACTION):
+            _prune(limit_bytes())
 
 
 def clear_cache() -> int:
     """Remove all cache entries that no process has open, and return the sum of their sizes in bytes."""
     in_use = find_entries_in_use(cache_folder())
-    entries = [(size, entry) for _, size, entry in _list_entries() if entry.name not in in_use]
+    entries = [(size, entry) for _, size, entry in list_entries() if entry.name not in in_use]
     for _, entry in entries:
         _remove_entry(entry)
     return sum(size for size, _ in entries)
 
 
-def _limit_bytes() -> int:
+def limit_bytes() -> int:
+    """Return the size limit of the cache, bytes."""
     try:
         return int(os.environ.get("ETLOOM_CACHE_BYTES", LIMIT_BYTES))
     except ValueError:
@@ -229,7 +230,7 @@ def _limit_bytes() -> int:
 
 
 def _prune(limit: int) -> None:
-    entries = sorted(_list_entries())
+    entries = sorted(list_entries())
     in_use = find_entries_in_use(cache_folder())
     total = sum(size for _, size, _ in entries)
     for _, size, entry in entries:
@@ -265,7 +266,7 @@ def _entry_bytes(entry: Path) -> int:
         )
 
 
-def _list_entries() -> list[tuple[float, int, Path]]:
+def list_entries() -> list[tuple[float, int, Path]]:
     """List (time of last use, size in bytes, path) of each cache entry; other files in the folder are ignored."""
     entries = []
     for folder in _list_entry_folders():

@@ -95,7 +95,7 @@ def fetch(url: str, *, complete: bool = False) -> Path:
             check_bucket(store, url, key)
             raise ReadError("no such file or folder", where=url, remedy="check the URL")
     _update(mirror, selection, removes_others=file is None)
-    _prune()
+    prune_copies(_limit_bytes())
     if selection.skipped:
         names = ", ".join(selection.skipped[:3]) + (", ..." if len(selection.skipped) > 3 else "")
         warn(
@@ -256,16 +256,23 @@ def _limit_bytes() -> int:
         return LIMIT_BYTES
 
 
-def _prune() -> None:
-    """Delete the least recently used local copies until the rest fits the size limit; skip copies in use."""
-    units = []
-    for unit in (cache_folder().absolute() / "remote").iterdir():
-        with contextlib.suppress(OSError):
-            size = sum(file.stat().st_size for file in unit.rglob("*") if file.is_file())
-            units.append((unit.stat().st_mtime, size, unit))
-    total = sum(size for _, size, _ in units)
-    for _, size, unit in sorted(units):
-        if total <= _limit_bytes():
+def list_copies() -> list[tuple[float, int, Path]]:
+    """List (time of last use, bytes, folder) of each local copy of a remote run."""
+    copies = []
+    with contextlib.suppress(OSError):  # there is none
+        for folder in (cache_folder().absolute() / "remote").iterdir():
+            with contextlib.suppress(OSError):
+                size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+                copies.append((folder.stat().st_mtime, size, folder))
+    return copies
+
+
+def prune_copies(limit: int) -> None:
+    """Delete the least recently used local copies until the rest fits ``limit`` bytes; skip copies in use."""
+    copies = list_copies()
+    total = sum(size for _, size, _ in copies)
+    for _, size, unit in sorted(copies):
+        if total <= limit:
             return
         with contextlib.suppress(OSError), (unit / ".lock").open("wb") as lock:
             if _lock(lock.fileno(), exclusive=True):

@@ -213,7 +213,9 @@ def to_trace(parsed: ParsedFile, path: Path, first_ts: int | None = None) -> Tra
 
 def state_missing_operators(events: pl.DataFrame) -> Stat:
     """Return the stat on operators that the file lacks, which the profiler numbers one after the other."""
-    numbers = events.filter(mask_events(events, OPERATOR_CATEGORIES))["external_id"].drop_nulls()
+    numbers = (
+        events["external_id"].filter(arrays.to_series(mask_events(events, OPERATOR_CATEGORIES))).drop_nulls()
+    )
     recorded, first, last = numbers.n_unique(), numbers.min(), numbers.max()
     if recorded < _MIN_NUMBERED or not isinstance(first, int) or not isinstance(last, int):
         return Stat("read.missing_operators", "data_loss", 0, "")

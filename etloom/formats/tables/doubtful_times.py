@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from etloom.core.arrays import is_in, rows_of_ids, to_array
+from etloom.core.arrays import is_in, rows_of_ids, to_array, to_series
 from etloom.core.categories import ANNOTATION_CATEGORIES, DEVICE_CATEGORIES, mask_events
 from etloom.core.schema import TABLES, Stat
 from etloom.core.trace import Trace
@@ -228,10 +228,10 @@ def _cut_open_annotations(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFra
     latest = ends.max()
     if not isinstance(stop, int) or not isinstance(latest, int) or latest <= stop:
         return events
-    is_annotation = mask_events(events, _ANNOTATIONS)
-    last = ends.filter(pl.Series(~is_annotation)).max()
+    is_annotation = to_series(mask_events(events, _ANNOTATIONS))
+    last = ends.filter(~is_annotation).max()
     stop = last if isinstance(last, int) and last > stop else stop
-    is_open = pl.Series(is_annotation) & (ends > stop).fill_null(False) & (events["ts"] < stop)
+    is_open = is_annotation & (ends > stop).fill_null(False) & (events["ts"] < stop)
     if not is_open.any():
         return events
     row = is_open.arg_max() or 0
