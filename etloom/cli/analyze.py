@@ -127,7 +127,7 @@ def make_analysis_command(name: str) -> click.Command:
     example = f"Example:\n\n\b\n  etloom analyze {name} run/" + "".join(
         f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
     )
-    text = _split_list_items(registry.remove_option_help(inspect.cleandoc(module.__doc__ or ""), own_names))
+    text = _split_list_items(inspect.cleandoc(module.__doc__ or ""))
     declare = command(
         PATH, *map(make_option, options), *filters.values(), TABLE_OPTIONS, RUN_OPTIONS,
         name=name, help=f"{text}\n\n{example}",

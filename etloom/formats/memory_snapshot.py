@@ -24,7 +24,7 @@ from etloom.core.errors import LimitError, ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io import safe_pickle
-from etloom.formats.io.compression import read_content
+from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_frame, build_trace, sort_events
 
@@ -58,10 +58,12 @@ def sniff(head: bytes) -> bool:
     return _KEYS.match(head) is not None and (b'"total_size"' in head or b'"device_traces"' in head)
 
 
-def read(path: Path, *, limit: int = 1 << 30) -> Trace:
+def read(
+    path: Path,
+    *,
+    limit: SizeLimit = 1 << 30,
+) -> Trace:
     """Read a snapshot of one rank: allocations and releases as rows of memory, other allocator actions as events.
-
-    limit: the largest accepted size of the decompressed file in bytes.
 
     Raises:
         ReadError: If the file cannot be read or is not a snapshot.
