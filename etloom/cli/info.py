@@ -11,10 +11,10 @@ from etloom.cli.command import command
 from etloom.cli.error_handling import make_printable
 from etloom.cli.kept_output import Output, reuse_output
 from etloom.cli.output import (
-    MONITORING_FORMAT,
-    OUT,
     Format,
+    MetricsFormat,
     MonitoringFormat,
+    OutFile,
     build_table,
     choose_format,
     format_metrics,
@@ -23,7 +23,7 @@ from etloom.cli.output import (
     write_table,
     write_text,
 )
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, check_readable, open_job
+from etloom.cli.run_arguments import RunOptions, RunPath, check_readable, open_job
 from etloom.core.urls import clean_url
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from etloom.core.trace import Job
 
 
-@command(PATH, MONITORING_FORMAT, OUT, RUN_OPTIONS)
-def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: RunOptions) -> None:
+@command()
+def info(*, path: RunPath, format: MetricsFormat = None, out: OutFile = None, run: RunOptions) -> None:
     """Show what traces contain: formats, ranks, devices, steps, row counts, linked share, lost data.
 
     --format json prints everything; csv and parquet give the table with one row per rank; prometheus and otlp give

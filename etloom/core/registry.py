@@ -25,8 +25,9 @@ from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args
 
+from etloom.core.annotations import split_annotation
 from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 
 CONTRACT = {
@@ -239,19 +240,13 @@ def list_options(kind: str, name: str) -> list[Option]:
     The help of an option is the text in its ``Annotated`` type; it is empty for any other type.
     """
     function = getattr(get(kind, name), _ENTRY_FUNCTIONS[kind])
-    return [
-        Option(item.name, *_split_help(item.annotation), item.default)
-        for item in inspect.signature(function, eval_str=True).parameters.values()
-        if item.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-
-
-def _split_help(annotation: Any) -> tuple[Any, str]:
-    """Return the type and the help text of ``Annotated[type, "help"]``; any other type is returned with ``""``."""
-    if get_origin(annotation) is not Annotated:
-        return annotation, ""
-    declared, *notes = get_args(annotation)
-    return declared, next((note for note in notes if isinstance(note, str)), "")
+    options = []
+    for item in inspect.signature(function, eval_str=True).parameters.values():
+        if item.kind is inspect.Parameter.KEYWORD_ONLY:
+            declared, notes = split_annotation(item.annotation)
+            help = next((note for note in notes if isinstance(note, str)), "")
+            options.append(Option(item.name, declared, help, item.default))
+    return options
 
 
 def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
