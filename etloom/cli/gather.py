@@ -32,7 +32,7 @@ def gather(
       etloom gather /shared/run-* --out run
     """
     import etloom
-    from etloom.reports.formatting import count_noun
+    from etloom.core.text import count_noun
 
     result = etloom.gather(*folders, out=out, overwrite=overwrite, same_job=same_job)
     for warning in result.warnings:

@@ -98,7 +98,7 @@ def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:
     from rich.text import Text
 
     from etloom.analyses.run_info import get_rank_schema
-    from etloom.reports.formatting import count_noun
+    from etloom.core.text import count_noun
     from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name, summarize_rank_spread
 
     ranks = pl.DataFrame(facts["by_rank"], schema=get_rank_schema()).drop("start_ns", "end_ns")
@@ -174,8 +174,8 @@ def _describe_steps(job: Job, facts: dict[str, Any]) -> str:
 
 def _describe_rings(facts: dict[str, Any]) -> str:
     """Describe the steps in the ring buffer of the rank whose buffer holds the fewest whole steps."""
-    from etloom.core.text import format_ranges
-    from etloom.reports.formatting import count_noun, format_duration
+    from etloom.core.text import count_noun, format_ranges
+    from etloom.reports.formatting import format_duration
 
     if not facts["rings"]:
         return ""

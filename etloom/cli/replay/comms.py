@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from etloom.cli.command import FiniteFloat, Flag, Positional, command
+from etloom.cli.command import FieldFlags, FiniteFloat, Flag, Positional, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import to_json, write_table, write_text
 from etloom.cli.output_files import check_export, check_writable, write_run
-from etloom.cli.replay.options import ProcessOptions, Repeats, TableFormat, Warmup
+from etloom.cli.replay.options import AT_LEAST_0, AT_LEAST_1, ProcessOptions, TableFormat
 from etloom.cli.replay.printing import (
     contention_warning,
     end_on_failure,
@@ -24,7 +24,7 @@ from etloom.cli.replay.printing import (
 )
 from etloom.cli.run_arguments import RankPattern, report_loss
 from etloom.replayer.comms.callbacks import Callbacks
-from etloom.replayer.comms.comms_options import check_backend
+from etloom.replayer.comms.comms_options import CommsOptions, check_backend
 from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:
@@ -82,18 +82,6 @@ class SourceOptions:
 
 
 @dataclass(frozen=True)
-class TimingOptions:
-    """Options for the timing, repetition and verification of the replayed calls."""
-
-    timing: Annotated[Literal["fast", "recorded"], "recorded: keep the recorded gaps between calls."] = "fast"
-    gap: Annotated[Literal["spin", "load"], "How gaps are filled; load: matrix products."] = "spin"
-    blocking: Annotated[bool, "Wait for each call before the next."] = False
-    repeats: Repeats = 5
-    warmup: Warmup = 1
-    verify: Annotated[bool, "Check every result once, before the timed passes."] = False
-
-
-@dataclass(frozen=True)
 class OutputOptions:
     """Options of a communication replay's results: output files, grouping of table rows, and table format."""
 
@@ -116,13 +104,16 @@ class OutputOptions:
             check_writable(self.json_file, "--json")
 
 
+_RUN_FLAGS = FieldFlags(repeats=AT_LEAST_1, warmup=AT_LEAST_0)
+
+
 @command()
 def comms(
     *,
     source: SourceOptions,
     processes: ProcessOptions,
     dry_run: Annotated[bool, "Print the plan without running it."] = False,
-    run: TimingOptions,
+    run: Annotated[CommsOptions, _RUN_FLAGS],
     output: OutputOptions,
 ) -> None:
     """Re-run the recorded communication with one process per rank, and measure it.
@@ -169,7 +160,7 @@ def comms(
         replay = replay_comms(
             open_run,
             plan_options,
-            processes.comms_options(**asdict(run)),
+            processes.comms_options(run),
             Callbacks(end_process, print_message),
             path=path,
             process=process,

@@ -12,9 +12,10 @@ import click
 
 from etloom.cli.command import FiniteFloat, Flag, command
 from etloom.cli.output_files import check_export
-from etloom.cli.replay.options import AllowedNamespaces, Repeats, TableFormat, Warmup
+from etloom.cli.replay.options import AT_LEAST_0, AT_LEAST_1, AllowedNamespaces, TableFormat
 from etloom.cli.run_arguments import RunPath
 from etloom.core.errors import EtloomError
+from etloom.replayer.comms.comms_options import Repeats, Warmup
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class ReplayOptions:
         Flag(metavar="NAME"),
     ] = None
     allow_namespace: AllowedNamespaces = ()
-    repeats: Repeats = 3
-    warmup: Warmup = 1
+    repeats: Annotated[Repeats, AT_LEAST_1] = 3
+    warmup: Annotated[Warmup, AT_LEAST_0] = 1
     max_memory: Annotated[
         float | None,
         "Memory limit in GB; default: 80 % of the free memory, which the ranks of a host share on a CPU. "

@@ -9,7 +9,7 @@ from etloom.cli.command import Flag, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import Format
 from etloom.cli.output_files import check_export, write_run
-from etloom.cli.replay.options import AllowedNamespaces, ProcessOptions, Repeats, TableFormat, Warmup
+from etloom.cli.replay.options import AT_LEAST_0, AT_LEAST_1, AllowedNamespaces, ProcessOptions, TableFormat
 from etloom.cli.replay.printing import (
     contention_warning,
     end_on_failure,
@@ -20,6 +20,7 @@ from etloom.cli.replay.printing import (
 )
 from etloom.cli.run_arguments import RunPath, report_loss
 from etloom.replayer.comms.callbacks import Callbacks
+from etloom.replayer.comms.comms_options import CommsOptions, Repeats, Warmup
 from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def full(
     path: RunPath,
     processes: ProcessOptions,
     allow_namespace: AllowedNamespaces = (),
-    repeats: Repeats = 3,
-    warmup: Warmup = 1,
+    repeats: Annotated[Repeats, AT_LEAST_1] = 3,
+    warmup: Annotated[Warmup, AT_LEAST_0] = 1,
     out: Annotated[Path | None, "Write the communication as a trace.", Flag("-o")] = None,
     format: TableFormat = None,
 ) -> None:
@@ -70,7 +71,7 @@ def full(
     with end_on_failure(process):
         replay = replay_full(
             open_run,
-            processes.comms_options(repeats=repeats, warmup=warmup),
+            processes.comms_options(CommsOptions(repeats=repeats, warmup=warmup)),
             Callbacks(end_process, print_message),
             path=path,
             namespaces=frozenset({"aten", *allow_namespace}),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import click
 
@@ -28,16 +28,15 @@ class ProcessOptions:
         Flag(type=click.IntRange(0, 65_535)),
     ] = None
 
-    def comms_options(self, **others: Any) -> CommsOptions:
-        """Return the options of a replay of communication: these and ``others``, by their names there."""
-        return CommsOptions(self.backend, self.device or "auto", timeout_s=self.timeout, **others)
+    def comms_options(self, run: CommsOptions) -> CommsOptions:
+        """Return the options of a replay of communication: ``run``, with these."""
+        return replace(run, backend=self.backend, device=self.device or "auto", timeout_s=self.timeout)
 
     def rendezvous(self) -> Rendezvous:
         return Rendezvous(self.master_addr, self.master_port)
 
 
-Repeats = Annotated[int, "Number of timed passes.", Flag(type=click.IntRange(min=1))]
-Warmup = Annotated[int, "Number of passes before the timed ones.", Flag(type=click.IntRange(min=0))]
+AT_LEAST_0, AT_LEAST_1 = (Flag(type=click.IntRange(min=minimum)) for minimum in (0, 1))
 TableFormat = Annotated[Format | None, "Format of the printed table; default: table."]
 AllowedNamespaces = Annotated[
     tuple[str, ...],
