@@ -4,18 +4,17 @@ annotation is the innermost record_function range around the call that launched 
 if the launch was not recorded. A kernel of a device graph that torch.cuda's graph annotations name has that name: of
 its range, else of its module. One row per annotation and kernel name; all kernels of one name are counted together.
 
-annotation: only ranges with this name. by: kernel (one row per kernel name) or annotation (one row per annotation).
-step: only activities launched in this step.
-
 Units: ns. Definition: HolisticTraceAnalysis get_gpu_kernels_with_user_annotations, but assigned by launch instead of by
 overlap in time with Kineto's device ranges, because ranges that are neighbors on a stream share kernels.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers import LaunchStep, conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import (
     find_annotations,
     read_graph_annotations,
@@ -38,7 +37,11 @@ COLUMNS = {
 
 
 def analyze(
-    trace: Trace, *, annotation: str | None = None, by: str = "kernel", step: int | None = None
+    trace: Trace,
+    *,
+    annotation: Annotated[str | None, "Only ranges with this name."] = None,
+    by: Annotated[str, "kernel (one row per kernel name) or annotation (one row per annotation)."] = "kernel",
+    step: LaunchStep = None,
 ) -> pl.DataFrame:
     if by not in ("kernel", "annotation"):
         raise UnknownName("grouping", by, ("kernel", "annotation"), option="by")

@@ -7,17 +7,17 @@ launches. total_ns sums all ranges; pct is
 the share of time in which at least one range of this name is open, relative to the time from the first to the last
 annotation there (or in the step).
 
-where: only these annotations: host or device. step: only this step.
-
 Units: ns (std of a sample, null for one range), percent. Definition: HolisticTraceAnalysis
 get_gpu_user_annotation_breakdown, which is wrong if there are more names than it lists.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, filter_step, percent, require_linked
+from etloom.analyses.helpers import Step, conform_columns, filter_step, percent, require_linked
 from etloom.core import arrays, categories, nesting
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Trace
@@ -38,7 +38,12 @@ COLUMNS = {
 ON_DEVICE = "gpu_user_annotation"
 
 
-def analyze(trace: Trace, *, where: str | None = None, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    where: Annotated[str | None, "Only these annotations: host or device."] = None,
+    step: Step = None,
+) -> pl.DataFrame:
     if where not in (None, "host", "device"):
         raise UnknownName("place", str(where), ("host", "device"), option="where")
     require_linked(trace)

@@ -7,17 +7,14 @@ of the kernels, memcpys and memsets launched by the calls or their callees; self
 trace has no GPU activity, like the number of kernels. GPU activity whose launch was not recorded has a row of its own,
 outside of all threads.
 
-joined: attach each backward operator to the forward operator it belongs to, across threads, so that a module or
-operator includes its full cost. kernels: add rows for GPU activities, below the call that launched them. depth: only
-calls up to this depth; 0 is the outermost. min_pct: only calls with at least this share of the total host time or of
-the total device time; 0 shows every call.
-
 Units: ns, percent. Definition: HolisticTraceAnalysis' call stacks, as one tree for host and device. The caller and the
 depth of a single call are in the events table (etloom query); etloom export --to folded writes stacks for a flame
 graph.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import polars as pl
 
@@ -35,10 +32,18 @@ _DEVICE = ("device_ns", "self_device_ns", "kernels")
 def analyze(
     trace: Trace,
     *,
-    joined: bool = False,
-    kernels: bool = False,
-    depth: int | None = None,
-    min_pct: float = 1.0,
+    joined: Annotated[
+        bool,
+        "Attach each backward operator to the forward operator it belongs to, across threads, so that a "
+        "module or operator includes its full cost.",
+    ] = False,
+    kernels: Annotated[bool, "Add rows for GPU activities, below the call that launched them."] = False,
+    depth: Annotated[int | None, "Only calls up to this depth; 0 is the outermost."] = None,
+    min_pct: Annotated[
+        float,
+        "Only calls with at least this share of the total host time or of the total device time; 0 shows "
+        "every call.",
+    ] = 1.0,
 ) -> pl.DataFrame:
     require_linked(trace)
     check_percentage(min_pct, "min_pct")

@@ -5,8 +5,6 @@ computation runs too. exposed_ns: the rest. overlap_pct = 100 overlapped / commu
 communication. One row per step (the time between the start and the end of its ProfilerStep) and one with a null step
 for the whole trace. ``basis``: device, or host if the trace has no GPU activity (see temporal-breakdown).
 
-step: only this step.
-
 Units: ns, percent. Definition: HolisticTraceAnalysis get_comm_comp_overlap, CCL-Bench
 compute_comm_overlap.
 """
@@ -15,7 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, percent, step_windows
+from etloom.analyses.helpers import Step, conform_columns, percent, step_windows
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
 
@@ -30,7 +28,7 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: Step = None) -> pl.DataFrame:
     work = compute_activity(trace)
     communication, computation = work.times["communication"], work.times["computation"]
     rows = step_windows(trace, work.busy, step)

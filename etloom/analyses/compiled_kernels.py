@@ -5,14 +5,12 @@ reduction, persistent reduction, template (a matrix product or convolution), for
 wrote. fused: the operators in the name that Inductor gave it, as it abbreviates them. source: the file of the kernel's
 code, from the operator that launched it (kernel_file) or its node of the execution trace; null where neither states it.
 
-step: only kernels launched in this step.
-
 Units: ns (mean rounded to integers), percent of the time of all GPU activity. Names: torch/_inductor/codegen/triton.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -46,7 +44,9 @@ _COMPILED_NAME = r"^triton_"
 _FACTS = {"kernel_backend": pl.String, "kernel_file": pl.String}
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, step: Annotated[int | None, "Only kernels launched in this step."] = None
+) -> pl.DataFrame:
     work = filter_step(trace, select_device_events(trace, "id", "kind", "name", "step", "dur"), step)
     operators = trace.launches.select("device_event", "operator").unique("device_event", keep="first")
     kernels = (

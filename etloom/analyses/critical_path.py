@@ -15,15 +15,6 @@ dependency that was ready last. Its times add up to the makespan. One row per gr
 - explainable: whether the graph explains the recording (as in graph-quality, for all ranks). If it does not, the path
   is only a chain of consecutive events.
 
-by: grouping: kind, category, name, operator, module, or edge (every segment, in time order unless top is set).
-
-top: maximum number of rows, longest time first (default: all).
-
-rank: the path to the last event of this rank (default: of any rank).
-
-step: the path from the start of this ProfilerStep to the last event of the step, on the given rank or on the rank where
-it ends last.
-
 Units: ns; start_ns is the start of the first segment, on the trace's clock. Definition: Yang and Miller (1988), on the
 graph of etloom.graphs.
 """
@@ -31,6 +22,7 @@ graph of etloom.graphs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import polars as pl
 
@@ -73,7 +65,20 @@ _MIN_REMARK_PCT = 1
 
 
 def analyze(
-    job: Job, *, by: str = "kind", top: int | None = None, rank: int | None = None, step: int | None = None
+    job: Job,
+    *,
+    by: Annotated[
+        str,
+        "Grouping: kind, category, name, operator, module, or edge (every segment, in time order unless "
+        "top is set).",
+    ] = "kind",
+    top: Annotated[int | None, "Maximum number of rows, longest time first (default: all)."] = None,
+    rank: Annotated[int | None, "The path to the last event of this rank (default: of any rank)."] = None,
+    step: Annotated[
+        int | None,
+        "The path from the start of this ProfilerStep to the last event of the step, on the given rank "
+        "or on the rank where it ends last.",
+    ] = None,
 ) -> pl.DataFrame:
     if by not in _GROUP_COLUMNS:
         raise UnknownName("grouping", by, _GROUP_COLUMNS, option="by")
@@ -84,8 +89,7 @@ def analyze(
     end, begin = _window(graph, job, rank, step)
     if end is None:
         raise AnalysisError(
-            f"rank {rank} contains no timed event",
-            remedy="choose another rank, or omit --rank",
+            f"rank {rank} contains no timed event", remedy="choose another rank, or omit --rank"
         )
     labels = (
         critical_paths.EVENT_LABELS

@@ -8,8 +8,6 @@ Kineto measures one kernel at a time and writes a cuda_profiler_range for each, 
 timestamps; only the order connects a range to its launch. Therefore the numbers of ranges and kernel launches must be
 equal.
 
-counter: only counters whose name matches this glob. by: operator, or kernel (without operators; needs no launches).
-
 Definition: HolisticTraceAnalysis get_cupti_counter_data_with_operators, which lists the single kernels.
 """
 
@@ -17,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import polars as pl
@@ -48,7 +46,12 @@ _LAUNCHES_KERNEL = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
 _VALUE = pl.List(pl.Struct({"counter": pl.String, "value": pl.Float64}))
 
 
-def analyze(trace: Trace, *, counter: str | None = None, by: str = "operator") -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    counter: Annotated[str | None, "Only counters whose name matches this glob."] = None,
+    by: Annotated[str, "operator, or kernel (without operators; needs no launches)."] = "operator",
+) -> pl.DataFrame:
     require_linked(trace)
     if by not in ("operator", "kernel"):
         raise UnknownName("grouping", by, ("operator", "kernel"), option="by")

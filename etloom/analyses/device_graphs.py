@@ -6,12 +6,12 @@ device_ns count the GPU activity. operators: different operators that the captur
 without one. modules: different modules that torch.cuda's graph annotations name. attributed_pct: share of the time of
 all replays that belongs to the graph; without a capture only that of kernels with a module counts.
 
-step: only replays launched in this step.
-
 Units: ns, percent. The rows of stats ``link.graph_activity_*`` say why activity could not be attributed.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import polars as pl
 
@@ -35,7 +35,9 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, step: Annotated[int | None, "Only replays launched in this step."] = None
+) -> pl.DataFrame:
     require_linked(trace)
     events, launches = trace.events, trace.launches
     calls = take_rows(events["name"], rows_of_ids(events, launches["launch"]))

@@ -12,10 +12,6 @@ One row per stream and cause, for each step and (null step) in total. busy_ns is
 busy + the idle time of all causes = span_ns: in total, from the first start to the last end; per step, including the
 gap before its first activity. idle_pct is the share of the stream's idle time, span_pct of its span; null if that is 0.
 
-consecutive_kernel_delay: gaps shorter than this (in ns) are normal between kernels that were launched in time.
-
-step: only this step.
-
 Units: ns (mean, median and std rounded to integers; std of a sample), percent. Definition: HolisticTraceAnalysis
 get_idle_time_breakdown, whose gaps are negative if activities of one stream overlap, and which documents its delay as
 ns but uses us.
@@ -23,10 +19,12 @@ ns but uses us.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import check_step, conform_columns
+from etloom.analyses.helpers import Step, check_step, conform_columns
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.core.arrays import take_rows
 from etloom.core.nesting import group_by_track, order_by_track
@@ -57,7 +55,14 @@ _TOTAL = np.iinfo(np.int64).max
 """Stands for the total in place of a step; sorts after all steps."""
 
 
-def analyze(trace: Trace, *, consecutive_kernel_delay: int = 30_000, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    consecutive_kernel_delay: Annotated[
+        int, "Gaps shorter than this (in ns) are normal between kernels that were launched in time."
+    ] = 30_000,
+    step: Step = None,
+) -> pl.DataFrame:
     work = select_launched_work(trace, "device", "stream", "ts", "dur")
     check_step(trace, step)
     track = encode_streams(trace)

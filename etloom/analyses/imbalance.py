@@ -8,12 +8,12 @@ all ranks are of one kind, or none has peers: then all ranks are compared.
 imbalance_pct is 100 (max / mean - 1): the possible speedup if the part were evenly distributed and the slowest rank
 determined the time.
 
-step: only this step (default: the whole trace of each rank).
-
 Units: ns, percent. Definition: Pearce et al. (2012), percent imbalance.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import polars as pl
 
@@ -39,7 +39,9 @@ COLUMNS = {
 }
 
 
-def analyze(job: Job, *, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    job: Job, *, step: Annotated[int | None, "Only this step (default: the whole trace of each rank)."] = None
+) -> pl.DataFrame:
     if len(job) < 2:
         raise AnalysisError("imbalance needs at least two ranks", remedy="open the folder with all ranks")
     rows = concat_ranks(job, lambda trace: temporal_breakdown.analyze(trace, step=step))

@@ -7,22 +7,17 @@ rows. Sorted by total time, longest first.
 If the trace has no GPU activity (basis "host"), a row is an operator or a backend's range of a collective
 (gloo:all_reduce), and its duration is its self time, excluding nested events.
 
-by: name (one row per name, with its type in kind) or kind (one row per type: computation, communication, memory,
-other).
-
-step: only activities launched in this step.
-
-top: number of rows, longest total first (default: all). Shares remain relative to all rows.
-
 Units: ns (mean and std rounded to integers), percent. Definition: the second table of
 HolisticTraceAnalysis get_gpu_kernel_breakdown, which is wrong if there are more names than it lists.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
-from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_total
+from etloom.analyses.helpers import LaunchStep, check_top, conform_columns, filter_step, percent_of_total
 from etloom.analyses.helpers.operator_times import add_self_time
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
@@ -44,7 +39,17 @@ COLUMNS = {
 
 
 def analyze(
-    trace: Trace, *, by: str = "name", step: int | None = None, top: int | None = None
+    trace: Trace,
+    *,
+    by: Annotated[
+        str,
+        "name (one row per name, with its type in kind) or kind (one row per type: computation, "
+        "communication, memory, other).",
+    ] = "name",
+    step: LaunchStep = None,
+    top: Annotated[
+        int | None, "Number of rows, longest total first (default: all). Shares remain relative to all rows."
+    ] = None,
 ) -> pl.DataFrame:
     if by not in ("name", "kind"):
         raise UnknownName("grouping", by, ("name", "kind"), option="by")

@@ -5,8 +5,6 @@ One row per family. The family of a kernel is that of the operator that launched
 is always inferred. total_ns is the sum of durations, so
 concurrent kernels are each counted in full.
 
-step: only activities launched in this step.
-
 Units: ns, percent (of the sum of all rows). Needs no shapes; see flops for the computed operations of the families.
 """
 
@@ -15,7 +13,7 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.flops.counting import assign_kernels, lookup_families
-from etloom.analyses.helpers import conform_columns, filter_step, percent_of_total
+from etloom.analyses.helpers import LaunchStep, conform_columns, filter_step, percent_of_total
 from etloom.core.arrays import take_rows
 from etloom.core.trace import Trace
 
@@ -47,7 +45,7 @@ def classify_kernels(trace: Trace) -> pl.DataFrame:
     )
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: LaunchStep = None) -> pl.DataFrame:
     dur = pl.col("dur")
     sums = filter_step(trace, classify_kernels(trace), step)
     longest = (

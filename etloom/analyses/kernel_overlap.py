@@ -5,8 +5,6 @@ these types run, on any streams. The rows are disjoint and add up to the busy ti
 no row. pct is relative to the busy time. ``basis``: device, or host if the trace has no GPU activity (see
 temporal-breakdown).
 
-step: only the time from the start to the end of this step.
-
 Units: ns, percent. Definition: the first table of HolisticTraceAnalysis get_gpu_kernel_breakdown, "A
 overlapping B", which omits other activities and sums over ranks.
 """
@@ -14,6 +12,7 @@ overlapping B", which omits other activities and sums over ranks.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Annotated
 
 import polars as pl
 
@@ -26,7 +25,11 @@ SCOPE = "rank"
 COLUMNS = {"kinds": pl.String, "basis": pl.String, "time_ns": pl.Int64, "time_pct": pl.Float64}
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    step: Annotated[int | None, "Only the time from the start to the end of this step."] = None,
+) -> pl.DataFrame:
     work = compute_activity(trace)
     *_, (_, start, end) = step_windows(trace, work.busy, step).iter_rows()
     times = {kind: time.clip(start, end) for kind, time in work.times.items() if time}

@@ -5,16 +5,13 @@ the call count; those of its backward only if autograd runs it inside the call. 
 and the names of its kernels in order of start. count: number of calls with exactly this pattern. kernel_ns: sum of the
 kernel durations; host_ns: sum of the call durations.
 
-operator: part of the name of an operator, annotation or Python frame, such as "aten::linear", "forward" or
-"nn.Module: Attention"; default: every outermost operator.
-
-min_length: minimum number of kernels in a pattern. top: number of rows. step: only calls in this step.
-
 Units: ns. Definition: HolisticTraceAnalysis get_frequent_cuda_kernel_sequences, except that HTA takes only the calls at
 the smallest nesting depth at which the name occurs, and here each call counts that is not inside another matching call.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import polars as pl
 
@@ -39,7 +36,16 @@ COLUMNS = {
 
 
 def analyze(
-    trace: Trace, *, operator: str = "", min_length: int = 3, top: int = 20, step: int | None = None
+    trace: Trace,
+    *,
+    operator: Annotated[
+        str,
+        'Part of the name of an operator, annotation or Python frame, such as "aten::linear", "forward" '
+        'or "nn.Module: Attention"; default: every outermost operator.',
+    ] = "",
+    min_length: Annotated[int, "Minimum number of kernels in a pattern."] = 3,
+    top: Annotated[int, "Number of rows."] = 20,
+    step: Annotated[int | None, "Only calls in this step."] = None,
 ) -> pl.DataFrame:
     check_top(top)
     table = (

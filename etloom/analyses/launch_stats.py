@@ -7,21 +7,17 @@ together took less time than the call itself, so that the device waits for the h
 with the one call that launched them. slow_calls: calls longer than call_cutoff. late_activities: launches whose first
 activity began more than delay_cutoff after the call.
 
-call_cutoff: duration in ns above which a call is slow.
-
-delay_cutoff: delay in ns above which an activity is late.
-
-step: only activities launched in this step.
-
 Units: ns (mean rounded to integers). Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which only plots
 its cutoffs (50 and 100 µs), and does not support calls with several activities.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns
+from etloom.analyses.helpers import LaunchStep, conform_columns
 from etloom.analyses.launches import join_calls_and_work
 from etloom.core.trace import Trace
 
@@ -43,7 +39,11 @@ COLUMNS = {
 
 
 def analyze(
-    trace: Trace, *, call_cutoff: int = 50_000, delay_cutoff: int = 100_000, step: int | None = None
+    trace: Trace,
+    *,
+    call_cutoff: Annotated[int, "Duration in ns above which a call is slow."] = 50_000,
+    delay_cutoff: Annotated[int, "Delay in ns above which an activity is late."] = 100_000,
+    step: LaunchStep = None,
 ) -> pl.DataFrame:
     works = join_calls_and_work(trace, step)
     calls = works.unique("launch", keep="first", maintain_order=True)

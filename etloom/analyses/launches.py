@@ -5,8 +5,6 @@ end of the call to the start of the activity, 0 if it began before the call retu
 (cudaLaunchKernel and its variants, hip*, cuLaunchKernel*, memcpy, memset, graphs); each activity of a graph launch has
 a row.
 
-step: only activities launched in this step.
-
 Units: ns. Definition: HolisticTraceAnalysis get_cuda_kernel_launch_stats, which supports four CUDA calls.
 """
 
@@ -14,7 +12,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers import LaunchStep, conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -35,7 +33,7 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: LaunchStep = None) -> pl.DataFrame:
     return conform_columns(join_calls_and_work(trace, step), COLUMNS)
 
 

@@ -3,12 +3,12 @@
 The bandwidths of concurrent operations of one direction add up. Operations without recorded bandwidth or size are
 omitted. See memory-bandwidth-summary for totals.
 
-step: only operations launched in this step.
-
 Units: ns on the trace's clock; GB/s with GB = 1e9 B. Definition: HolisticTraceAnalysis get_memory_bw_time_series.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import numpy as np
 import polars as pl
@@ -24,7 +24,9 @@ SCOPE = "rank"
 COLUMNS = {"name": pl.String, "ts_ns": pl.Int64, "gb_per_s": pl.Float64}
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, step: Annotated[int | None, "Only operations launched in this step."] = None
+) -> pl.DataFrame:
     transfers = measure_transfers(trace).drop_nulls("gbps")
     if not transfers.height:
         raise AnalysisError(

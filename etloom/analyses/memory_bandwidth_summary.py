@@ -4,13 +4,13 @@ mean_gb_per_s is bytes over the time in which such an operation ran; the other b
 Operations without recorded size are excluded from it. small: operations of less than 64 KiB, which are dominated by
 their startup cost; null if no size is known.
 
-step: only operations launched in this step.
-
 Units: ns, B, GB/s with GB = 1e9 B. Definition: HolisticTraceAnalysis get_memory_bw_summary, which describes the points
 where its time series changes.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import polars as pl
 
@@ -35,7 +35,9 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace, *, step: Annotated[int | None, "Only operations launched in this step."] = None
+) -> pl.DataFrame:
     check_step(trace, step)
     work = measure_transfers(trace)
     work = work if step is None else work.filter(pl.col("step") == step)

@@ -9,8 +9,6 @@ from the device. operator is the innermost operator whose allocations hold most 
 in a memory snapshot, the innermost Python line outside of torch. The origin of allocations from before the recording is
 unknown; unknown_bytes is their part of the peak. Memory of several processes of a rank on a device is summed.
 
-step: only this step.
-
 Units: B, ns. For host memory, device_type is 0 and device is null (c10::DeviceType).
 """
 
@@ -21,7 +19,7 @@ import re
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import check_step, conform_columns, require_linked
+from etloom.analyses.helpers import Step, check_step, conform_columns, require_linked
 from etloom.core import categories
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
@@ -51,7 +49,7 @@ _NATIVE = (re.compile(r"\b(\w*Backward\w*)::apply\b"), re.compile(r"\b(at::_ops:
 _TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: Step = None) -> pl.DataFrame:
     require_linked(trace)
     allocations = find_allocations(trace, in_order=True)
     if not allocations.height:

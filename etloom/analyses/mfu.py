@@ -9,9 +9,6 @@ flops of a step are those launched in it; its dur is that of the annotation. cov
 of matrix operations (recognized by kernel name if the operator is unknown) whose flops are known; below 100, both
 utilizations are underestimated.
 
-step: only this step. device_peaks: a file of device peaks, as shown in docs/flops.md. peak_tflops: use this peak, for
-any precision.
-
 Units: FLOP, ns, TFLOP/s (10^12), percent. Several devices of one rank are counted together. Needs shapes, and a device
 with known peaks. Definitions: MFU, Chowdhery et al. 2022 (PaLM); HFU, Korthikanti et al. 2022.
 """
@@ -19,14 +16,14 @@ with known peaks. Definitions: MFU, Chowdhery et al. 2022 (PaLM); HFU, Korthikan
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
 from etloom.analyses.flops.counting import count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, find_device_peaks, list_used_devices
-from etloom.analyses.helpers import conform_columns, step_windows
+from etloom.analyses.helpers import Step, conform_columns, step_windows
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
 
@@ -49,9 +46,9 @@ COLUMNS = {
 def analyze(
     trace: Trace,
     *,
-    step: int | None = None,
-    device_peaks: str | None = None,
-    peak_tflops: float | None = None,
+    step: Step = None,
+    device_peaks: Annotated[str | None, "A file of device peaks, as shown in docs/flops.md."] = None,
+    peak_tflops: Annotated[float | None, "Use this peak, for any precision."] = None,
 ) -> pl.DataFrame:
     calls = count_calls(trace).filter(pl.col("family").is_in(MATRIX))
     peaks = find_device_peaks(trace, device_peaks=device_peaks, peak_tflops=peak_tflops, memory=False)

@@ -7,19 +7,18 @@ replay of a device graph counts as a call, without host time, of the modules tha
 capture the modules of its kernels are those that torch.cuda's graph annotations name (module_fqn, torch 2.12 and
 later): path is then the qualified name, and the kernels do not count for the module that launched the graph.
 
-depth: only modules up to this depth; 0 is the outermost. top: maximum number of rows, most expensive first (default:
-all). step: only this step.
-
 Units: ns. Needs Python frames: profile with with_stack=True (or with_modules=True). Definition: TraceLens' module view.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from etloom.analyses.helpers import check_step, check_top, conform_columns, filter_step, require_linked
+from etloom.analyses.helpers import Step, check_step, check_top, conform_columns, filter_step, require_linked
 from etloom.analyses.helpers.launched_work import read_graph_annotations
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
@@ -45,7 +44,11 @@ _MODULE = r"^nn\.Module: (.*?)(?:_\d+)?$"
 
 
 def analyze(
-    trace: Trace, *, depth: int | None = None, top: int | None = None, step: int | None = None
+    trace: Trace,
+    *,
+    depth: Annotated[int | None, "Only modules up to this depth; 0 is the outermost."] = None,
+    top: Annotated[int | None, "Maximum number of rows, most expensive first (default: all)."] = None,
+    step: Step = None,
 ) -> pl.DataFrame:
     check_top(1 if top is None else top)
     require_linked(trace)

@@ -8,17 +8,17 @@ operator, which did not run at the replay that launched its kernels. device_ns: 
 The operator of a launch is the innermost one around the call on its thread; if there is none, the innermost annotation
 (Optimizer.step) except steps.
 
-operator: only operators with this name. step: only this step.
-
 Units: ns. Definition: HolisticTraceAnalysis get_aten_op_kernels_and_delay, which uses any operator that covers the
 launch in time, even on another thread, and only aten operators.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers import Step, conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import find_annotations, select_launched_work
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.categories import CAPTURED, mask_events
@@ -38,7 +38,12 @@ COLUMNS = {
 KERNEL_SEPARATOR = " -> "
 
 
-def analyze(trace: Trace, *, operator: str | None = None, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    operator: Annotated[str | None, "Only operators with this name."] = None,
+    step: Step = None,
+) -> pl.DataFrame:
     work = select_launched_work(trace, "id", "step", "name", "ts", "dur", "launch", "launch_ts", "operator")
     annotations = take_rows(trace.events["id"], find_annotations(trace, work["launch"]))
     work = work.with_columns(pl.coalesce("operator", annotations))

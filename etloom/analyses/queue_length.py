@@ -4,13 +4,13 @@ One row per change: from this time until the next row of the stream, queue_lengt
 enters the queue when its launch call begins and leaves it when it starts; changes at the same time are combined. A
 queue that stays empty means that the device waits for the host. See `queue-summary` for totals.
 
-step: only the time from the start to the end of this step.
-
 Units: ns. Definition: HolisticTraceAnalysis get_queue_length_time_series, which counts synchronizations as activities
 and lists simultaneous changes in arbitrary order.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import numpy as np
 import polars as pl
@@ -24,7 +24,11 @@ SCOPE = "rank"
 COLUMNS = {"device": pl.Int64, "stream": pl.Int64, "time_ns": pl.Int64, "queue_length": pl.Int64}
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    step: Annotated[int | None, "Only the time from the start to the end of this step."] = None,
+) -> pl.DataFrame:
     queues = compute_queue_changes(trace)
     check_step(trace, step)
     rows = np.arange(queues.time.size)

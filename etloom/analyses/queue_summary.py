@@ -5,20 +5,18 @@ the step. mean, median, p95 and max are statistics of the queue length, weighted
 is the time in which nothing was queued; blocked the time in which at least ``limit`` launches were queued, where
 another launch blocks the host. See `queue-length` for the time series.
 
-limit: number of launches that may be queued on a stream before the next one blocks.
-
-step: only this step.
-
 Units: ns; percent of span; launches. Definitions: HolisticTraceAnalysis get_queue_length_summary, which weights by
 number of changes instead of time, and get_time_spent_blocked_on_full_queue, which keeps only the last stream of a rank.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import check_step, conform_columns
+from etloom.analyses.helpers import Step, check_step, conform_columns
 from etloom.analyses.helpers.launch_queue import compute_queue_changes
 from etloom.core.errors import InvalidValue
 from etloom.core.nesting import order_by_track
@@ -43,7 +41,14 @@ COLUMNS = {
 _TOTAL_STEP = pl.Series([None], dtype=pl.Int64)
 
 
-def analyze(trace: Trace, *, limit: int = 1024, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    limit: Annotated[
+        int, "Number of launches that may be queued on a stream before the next one blocks."
+    ] = 1024,
+    step: Step = None,
+) -> pl.DataFrame:
     if limit < 1:
         raise InvalidValue(
             f"expected a limit of at least 1, got {limit}", remedy="specify 1 or more", option="limit"

@@ -15,8 +15,6 @@ outermost such operator is counted) if
 
 Fused kernels of torch.compile that recompute, and modules that recompute without autograd, are not detected.
 
-step: only this step.
-
 Units: ns, percent. Definition: TraceLens' detect_recompute.
 """
 
@@ -25,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import check_step, conform_columns, require_linked
+from etloom.analyses.helpers import Step, check_step, conform_columns, require_linked
 from etloom.analyses.helpers.operator_times import Rows, sum_device_time
 from etloom.core import arrays, categories, nesting
 from etloom.core.arrays import rows_of_ids
@@ -49,7 +47,7 @@ _CHECKPOINT_BACKWARD = rf"^{categories.WORD}*Checkpoint{categories.WORD}*Backwar
 _CHECKPOINT_FRAME = r"torch/utils/checkpoint\.py\("
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: Step = None) -> pl.DataFrame:
     require_linked(trace)
     check_step(trace, step)
     events = trace.events

@@ -9,22 +9,19 @@ split products), and concurrent activities slow it down. A memcpy over the host'
 The precision of a matrix product is that of its inputs (tf32 if a kernel's name indicates it); other operators use the
 vector units.
 
-by: arguments, operator (all its shapes), or kernel (flops and bytes of a call are divided among its kernels by time).
-step: only this step. top: number of rows, longest time first. device_peaks: a file of device peaks, as shown in
-docs/flops.md. peak_tflops: use this peak for matrix products of any precision. bandwidth_gbs: use this memory
-bandwidth.
-
 Units: FLOP, B, FLOP/B, ns, TFLOP/s and TB/s (10^12), percent. Needs shapes, and a device with known peaks.
 Definition: Williams, Waterman, Patterson 2009.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.limits import add_limits, find_device_peaks
-from etloom.analyses.helpers import check_top, conform_columns, filter_step
+from etloom.analyses.helpers import Step, check_top, conform_columns, filter_step
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank
@@ -58,12 +55,16 @@ _GROUP_COLUMNS = {
 def analyze(
     trace: Trace,
     *,
-    by: str = "arguments",
-    step: int | None = None,
-    top: int = 50,
-    device_peaks: str | None = None,
-    peak_tflops: float | None = None,
-    bandwidth_gbs: float | None = None,
+    by: Annotated[
+        str,
+        "arguments, operator (all its shapes), or kernel (flops and bytes of a call are divided among "
+        "its kernels by time).",
+    ] = "arguments",
+    step: Step = None,
+    top: Annotated[int, "Number of rows, longest time first."] = 50,
+    device_peaks: Annotated[str | None, "A file of device peaks, as shown in docs/flops.md."] = None,
+    peak_tflops: Annotated[float | None, "Use this peak for matrix products of any precision."] = None,
+    bandwidth_gbs: Annotated[float | None, "Use this memory bandwidth."] = None,
 ) -> pl.DataFrame:
     if by not in _GROUP_COLUMNS:
         raise UnknownName("grouping", by, _GROUP_COLUMNS, option="by")

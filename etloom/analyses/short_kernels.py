@@ -3,16 +3,16 @@
 One row per kernel name: the number and time of its kernels that are shorter than threshold_ns. operator: the one that
 launches most of them. gap_ns: idle time of the stream before them, which a fused kernel or a CUDA graph avoids.
 
-threshold_ns: duration below which a kernel is short. step: only this step.
-
 Units: ns, percent (of all kernels of the trace or step). Definition: TraceLens' short kernel study.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, filter_step
+from etloom.analyses.helpers import Step, conform_columns, filter_step
 from etloom.analyses.helpers.launched_work import select_launched_work
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.trace import Trace
@@ -30,7 +30,12 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, threshold_ns: int = 10_000, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    threshold_ns: Annotated[int, "Duration below which a kernel is short."] = 10_000,
+    step: Step = None,
+) -> pl.DataFrame:
     before = pl.col("end").cum_max().shift(1).over("device", "stream")
     kernels = select_launched_work(
         trace, "device", "stream", "step", "kind", "name", "ts", "end", "dur", "operator"

@@ -7,16 +7,13 @@ durations. Sorted by the time of events without slack, largest first.
 - explainable: whether the graph explains the recording (as in graph-quality, for all ranks). If it does not, slack is
   only the distance between consecutive events.
 
-top: maximum number of rows (default: all).
-
-category: events of this category (python_function, user_annotation, ...) instead of operators and GPU activity.
-
 Units: ns. The slack is valid for one event at a time: events of one chain share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Annotated
 
 import numpy as np
 import polars as pl
@@ -48,7 +45,16 @@ COLUMNS = {
 }
 
 
-def analyze(job: Job, *, category: str | None = None, top: int | None = None) -> pl.DataFrame:
+def analyze(
+    job: Job,
+    *,
+    category: Annotated[
+        str | None,
+        "Events of this category (python_function, user_annotation, ...) instead of operators and GPU "
+        "activity.",
+    ] = None,
+    top: Annotated[int | None, "Maximum number of rows (default: all)."] = None,
+) -> pl.DataFrame:
     check_top(1 if top is None else top)
     graph = build_dependencies(job).graph
     selected = (

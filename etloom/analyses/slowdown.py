@@ -10,9 +10,6 @@ step time divided by the ideal one: 1.25 means that a quarter is added by operat
 - slowest workers: only operations of the slowest 3 % of ranks, at least one, as recorded; the item names the ranks.
 - step: the step as recorded.
 
-by: show only these rows: job, type, worker, slowest workers, stage, data rank or step (default: all). worker and
-slowest workers are refused where events times ranks exceed 2,000,000,000, since each rank is simulated alone.
-
 - time_ns, ideal_ns: step time (mean over steps) with the item as recorded, and ideal.
 - recorded_ns: the recorded step time. Its difference from time_ns of the job is what the dependencies do not explain.
 - explained_pct: part of the job's slowdown that disappears if the item alone becomes ideal. Items overlap, so the sum
@@ -35,7 +32,7 @@ Units: ns, percent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -66,7 +63,16 @@ _JOB = "all"
 Row: TypeAlias = "tuple[str, str, float, float | None]"
 
 
-def analyze(job: Job, *, by: str | None = None) -> pl.DataFrame:
+def analyze(
+    job: Job,
+    *,
+    by: Annotated[
+        str | None,
+        "Show only these rows: job, type, worker, slowest workers, stage, data rank or step (default: "
+        "all). worker and slowest workers are refused where events times ranks exceed 2,000,000,000, "
+        "since each rank is simulated alone.",
+    ] = None,
+) -> pl.DataFrame:
     if by is not None and by not in ITEMS:
         raise UnknownName("kind of item", by, ITEMS, option="by")
     model = _build_model(job, by)

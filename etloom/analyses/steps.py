@@ -6,8 +6,6 @@ result. dur_ns is the duration of the annotation. The device columns cover the G
 activity launched in the step, whenever it ran: its first start, its last end, and the time in which some of it ran
 (concurrent streams are counted once). They are null if the step launched none, for example on a CPU-only trace.
 
-step: only this step.
-
 Units: ns. operators and kernels are the number of operators and the number of kernels, memcpys and memsets of the step.
 """
 
@@ -16,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from etloom.analyses.helpers import check_step, explain_unmatched_name, require_linked
+from etloom.analyses.helpers import Step, check_step, explain_unmatched_name, require_linked
 from etloom.core import categories
 from etloom.core.arrays import group_rows
 from etloom.core.errors import AnalysisError
@@ -42,7 +40,7 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: Step = None) -> pl.DataFrame:
     require_linked(trace)
     steps_table = find_steps(trace)
     if steps_table.is_empty():

@@ -18,8 +18,6 @@ some thread; idle: outside of operators, which is Python or waiting).
 Where the device runs far behind the host, as in inference, the work that a step launched lies after the end of its
 ProfilerStep, and the row of the step is idle: `etloom analyze iterations` measures the device time of each iteration.
 
-step: only this step.
-
 Units: ns; percent of span. Definitions: HolisticTraceAnalysis get_temporal_breakdown (its non-compute
 time is busy - compute), TraceLens gpu_timeline (its parts), CCL-Bench (steps). Unlike in HTA,
 synchronization is not counted as activity.
@@ -29,7 +27,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.helpers import conform_columns, percent, step_windows
+from etloom.analyses.helpers import Step, conform_columns, percent, step_windows
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
 
@@ -46,7 +44,7 @@ COLUMNS = {
 }
 
 
-def analyze(trace: Trace, *, step: int | None = None) -> pl.DataFrame:
+def analyze(trace: Trace, *, step: Step = None) -> pl.DataFrame:
     return trace.compute_once(measure_parts, step)
 
 

@@ -10,18 +10,14 @@ callees; null if the trace has no GPU activity. exclusive_pct and self_pct are r
 time of all operators. replayed: calls within replays of device graphs; they count for device_ns, but take no time on
 the host.
 
-top: number of rows, largest first.
-
-by: sort key: exclusive, self, runtime, total, mean, count or device.
-
-step: only operators in this step.
-
 Units: ns (mean rounded to integers), percent. Definition: as torch.profiler's key_averages (self_ns is its self CPU
 time, which excludes runtime calls: they have rows of their own there), which counts an operator nested in one of the
 same name twice.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import polars as pl
 
@@ -50,7 +46,13 @@ _SORT_COLUMNS = {
 } | {"count": "count"}
 
 
-def analyze(trace: Trace, *, top: int = 20, by: str = "exclusive", step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    top: Annotated[int, "Number of rows, largest first."] = 20,
+    by: Annotated[str, "Sort key: exclusive, self, runtime, total, mean, count or device."] = "exclusive",
+    step: Annotated[int | None, "Only operators in this step."] = None,
+) -> pl.DataFrame:
     if by not in _SORT_COLUMNS:
         raise UnknownName("order", by, _SORT_COLUMNS, option="by")
     check_top(top)

@@ -6,19 +6,17 @@ record the shapes of an operator, they are taken from its node in the execution 
 tensor is null. replayed: calls within replays of device graphs, which count for device_ns but take no host time. For
 an execution trace alone: its operators without times, most frequent first.
 
-operator: only operators with this name. top: number of rows, most expensive first. step: only this step.
-
 Units: ns. Needs shapes: record_shapes=True, or the run's execution trace. Definition: TraceLens' ops_unique_args.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
-from etloom.analyses.helpers import check_top, conform_columns, filter_step, require_linked
+from etloom.analyses.helpers import Step, check_top, conform_columns, filter_step, require_linked
 from etloom.analyses.helpers.operator_times import measure_operators, measure_replayed_operators
 from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.errors import AnalysisError
@@ -48,7 +46,11 @@ _NOT_OPERATOR = (
 
 
 def analyze(
-    trace: Trace, *, operator: str | None = None, top: int = 50, step: int | None = None
+    trace: Trace,
+    *,
+    operator: Annotated[str | None, "Only operators with this name."] = None,
+    top: Annotated[int, "Number of rows, most expensive first."] = 50,
+    step: Step = None,
 ) -> pl.DataFrame:
     check_top(top)
     require_linked(trace)

@@ -6,14 +6,12 @@ framework_op: the operation of JAX or TensorFlow that it came from; source: its 
 flops and bytes are what XLA estimated for one run of the operation, times count; null where the profile has none (GPU
 profiles have none). tflops_per_s and gb_per_s are relative to total_ns.
 
-top: number of rows, largest first.
-
-step: only operations in this step.
-
 Units: ns, percent (of total_ns of all rows), FLOP, bytes, TFLOP/s, GB/s. Definition: as xprof's hlo_op_profile.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import polars as pl
 
@@ -52,7 +50,12 @@ _NO_FRAMEWORK_OP = "XlaModule"
 _NUMBERS = {"flops": ("flops", "model_flops"), "bytes": ("bytes_accessed", "raw_bytes_accessed")}
 
 
-def analyze(trace: Trace, *, top: int = 20, step: int | None = None) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    top: Annotated[int, "Number of rows, largest first."] = 20,
+    step: Annotated[int | None, "Only operations in this step."] = None,
+) -> pl.DataFrame:
     check_top(top)
     work = trace.events.filter(pl.Series(categories.mask_events(trace.events, categories.DEVICE_CATEGORIES)))
     operations = _read_operations(filter_step(trace, work, step))

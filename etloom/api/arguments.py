@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import enum
 import functools
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path, PosixPath
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, is_typeddict
 
 from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.paths import expand_home
@@ -18,18 +19,23 @@ from etloom.core.registry import unknown_options_error
 from etloom.core.trace import Job, Trace
 from etloom.core.urls import UrlPath, as_path, clean_url
 
-StrPath = str | os.PathLike[str]
-OutPath = str | os.PathLike[str]
-"""A file or folder that a verb writes. For the URL of an object store it is written locally and uploaded when it is
-complete."""
-OwnPath = str | os.PathLike[str]
-"""A path that the verb resolves itself if it is a URL."""
-Run = Trace | Job | str | os.PathLike[str]
+
+class PathUse(enum.Enum):
+    """What a verb does with an argument that is, or may be, a path."""
+
+    READS = enum.auto()
+    """The verb reads it; a URL is downloaded first."""
+    WRITES = enum.auto()
+    """The verb writes a file or folder; for a URL it is written locally, and uploaded when it is complete."""
+    RESOLVES = enum.auto()
+    """The verb itself resolves a URL."""
+
+
+StrPath = Annotated[str | os.PathLike[str], PathUse.READS]
+OutPath = Annotated[str | os.PathLike[str], PathUse.WRITES]
+OwnPath = Annotated[str | os.PathLike[str], PathUse.RESOLVES]
+Run = Trace | Job | StrPath
 """A run as the verbs take it: a Trace, a Job, or a path that is opened."""
-_READ_TYPE = re.compile(r"\b(?:StrPath|Run)\b")
-"""Matches the annotation of an argument that is, or may be, a path to read."""
-_UNPACKED_TYPE = re.compile(r"Unpack\[(\w+)\]")
-"""Matches the annotation of keywords that a TypedDict declares."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -40,17 +46,17 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
     A keyword that it does not have raises EtloomError with the nearest one it has. Paths may begin with ``~``, or be
     URLs of object stores: the function receives local paths.
     """
-    signature = inspect.signature(function)
+    names = _Names(vars(builtins) | function.__globals__)
+    signature = inspect.signature(function, locals=names, eval_str=True)
     parameters = signature.parameters.values()
-    read = {item.name for item in parameters if _READ_TYPE.search(str(item.annotation))}
-    written = {item.name for item in parameters if "OutPath" in str(item.annotation)}
-    resolved = {item.name for item in parameters if "OwnPath" in str(item.annotation)}
+    uses = {item.name: set(_list_uses(item.annotation)) for item in parameters}
+    read, written = ({name for name in uses if use in uses[name]} for use in (PathUse.READS, PathUse.WRITES))
     keyword_names = [
         item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)
     ]
-    others = next((str(item.annotation) for item in parameters if item.kind is item.VAR_KEYWORD), None)
-    if others is not None and (unpacked := _UNPACKED_TYPE.fullmatch(others)):
-        keyword_names += function.__globals__[unpacked[1]].__annotations__
+    others = next((item.annotation for item in parameters if item.kind is item.VAR_KEYWORD), None)
+    if is_typeddict(others):  # Unpack[others]
+        keyword_names += others.__annotations__
         others = None
 
     @functools.wraps(function)
@@ -59,7 +65,7 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
             raise unknown_options_error(f"etloom.{function.__name__}", unknown, keyword_names)
         bound = signature.bind(*args, **keywords)
         values = bound.arguments
-        for name in values.keys() & (read | written | resolved):
+        for name in filter(uses.get, values):
             values[name] = _map_paths(values[name], _expand_path)
         with ExitStack() as uploads:
             staged = [_stage(values, name, uploads) for name in values.keys() & written]
@@ -77,6 +83,32 @@ def verb(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
         return result
 
     return call
+
+
+class _Names(dict[str, Any]):
+    """The names that annotations may use; a name that only type checkers import is a `_NotImported`."""
+
+    def __missing__(self, name: str) -> type:
+        return _NotImported(name, (), {})
+
+
+class _NotImported(type):
+    """A type, or a module of types, that only type checkers import; ``T[X]``, as in ``Unpack[X]``, is X."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, item: Any) -> Any:
+        return item
+
+
+def _list_uses(annotation: Any) -> Iterator[PathUse]:
+    """Yield the `PathUse` markers of a type, and of the types that it contains."""
+    yield from (note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, PathUse))
+    for part in get_args(annotation):
+        yield from _list_uses(part)
 
 
 def _check_tables_on_disk(runs: Any) -> None:

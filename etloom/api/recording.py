@@ -81,7 +81,7 @@ def describe_recording(collected: CollectResult, user_path: Path) -> str:
         collected: the recording.
         user_path: the folder of the last window, as the user wrote it.
     """
-    from etloom.reports.formatting import count_noun
+    from etloom.core.text import count_noun
 
     has_windows = len(collected.windows) > 1
     contents = "" if has_windows else describe_window((collected.windows or (collected.out,))[0])
@@ -102,8 +102,7 @@ def describe_recording(collected: CollectResult, user_path: Path) -> str:
 def describe_window(folder: Path) -> str:
     """Describe a recording window, as ", steps 3-4, 120 operators"; empty if the rank records do not list the steps."""
     from etloom.collector import process_endings, run_folder
-    from etloom.core.text import format_ranges
-    from etloom.reports.formatting import count_noun
+    from etloom.core.text import count_noun, format_ranges
 
     ranks = run_folder.read_rank_records(folder)
     is_cut = process_endings.describe_losses(ranks) is not None
@@ -133,7 +132,7 @@ def convert_observer_files(folders: Sequence[Path], get_name: Callable[[Path], P
         Messages about files that are not converted, and how to convert them.
     """
     from etloom.api.files import convert
-    from etloom.reports.formatting import count_noun
+    from etloom.core.text import count_noun
 
     messages: list[str] = []
     skipped: list[tuple[Path, Path]] = []

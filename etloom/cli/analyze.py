@@ -7,15 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from etloom.cli.command import CONTEXT_SETTINGS, FiniteFloat, command
+from etloom.cli.command import CONTEXT_SETTINGS, Flag, command, read_parameters
 from etloom.cli.error_handling import as_usage_error, handle_errors, print_message
-from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format, write_table
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.output import Format, TableOptions, choose_format, write_table
+from etloom.cli.run_arguments import RunOptions, RunPath, open_job
 
 if TYPE_CHECKING:
     import polars as pl
@@ -118,7 +117,7 @@ def make_analysis_command(name: str) -> click.Command:
     own_names = {option.name for option in options}
     filters = {flag: option for flag, option in FILTERS.items() if flag not in own_names}
 
-    def run_analysis(path: Path, table: TableOptions, run: RunOptions, **values: Any) -> None:
+    def run_analysis(path: RunPath, table: TableOptions, run: RunOptions, **values: Any) -> None:
         choose_format(table.format, table.out)
         filter_values = {flag: _list_or_none(values.pop(flag)) for flag in filters}
         _check_time(filter_values.get("time"))
@@ -127,24 +126,20 @@ def make_analysis_command(name: str) -> click.Command:
     example = f"Example:\n\n\b\n  etloom analyze {name} run/" + "".join(
         f" --{option.name.replace('_', '-')} {option.default}" for option in options[:1] if option.default
     )
-    text = _split_list_items(registry.remove_option_help(inspect.cleandoc(module.__doc__ or ""), own_names))
+    text = _split_list_items(inspect.cleandoc(module.__doc__ or ""))
+    path, *shared = read_parameters(run_analysis)
     declare = command(
-        PATH, *map(make_option, options), *filters.values(), TABLE_OPTIONS, RUN_OPTIONS,
-        name=name, help=f"{text}\n\n{example}",
-    )  # fmt: skip
+        path, *map(make_option, options), *filters.values(), *shared, name=name, help=f"{text}\n\n{example}"
+    )
     return declare(run_analysis)
 
 
-def make_option(option: Option) -> click.Option:
-    """Build the click option for an option of a plugin, from its type, default and help."""
-    types = [kind for kind in get_args(option.type) or (option.type,) if kind is not NoneType]
-    flag = f"--{option.name.replace('_', '-')}"
-    if bool in types:
-        return click.Option([f"{flag}/--no-{flag[2:]}"], default=option.default, help=option.help)
-    kind: click.ParamType[Any] | None = (
-        FiniteFloat() if float in types else click.INT if int in types else click.STRING
-    )
-    return click.Option([flag], type=kind, default=option.default, help=option.help)
+def make_option(option: Option) -> click.Parameter:
+    """Build the click option for an option of a plugin; a bool can be switched on and off."""
+    if bool in (option.type, *get_args(option.type)):
+        flag = option.name.replace("_", "-")
+        return click.Option([f"--{flag}/--no-{flag}"], default=option.default, help=option.help)
+    return Flag().make_param(option.name, option.type, option.default, option.help)
 
 
 def _run(path: Path, question: Question, table: TableOptions, run: RunOptions) -> None:

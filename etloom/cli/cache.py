@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import click
+from typing import Annotated
 
 from etloom.cli.command import command
 from etloom.cli.output import write_text
 from etloom.core.paths import cache_folder
 
 
-@command(click.Option(["--clear"], is_flag=True, help="Remove everything that no process has open."))
-def cache(clear: bool) -> None:
+@command()
+def cache(*, clear: Annotated[bool, "Remove everything that no process has open."] = False) -> None:
     """Show how large the cache is, or remove it.
 
     It holds the tables of files that are slow to read, and copies of remote runs, in the folder ETLOOM_CACHE, else in

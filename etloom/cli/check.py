@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import (
-    MONITORING_FORMAT,
     Format,
+    MetricsFormat,
     MonitoringFormat,
     split_format,
     to_json,
@@ -21,7 +21,7 @@ from etloom.cli.output import (
     write_table,
     write_text,
 )
-from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
+from etloom.cli.run_arguments import RunsOptions, open_job
 from etloom.core.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -33,42 +33,25 @@ EXIT_UNDECIDED = 3
 """The exit status of a check that cannot decide."""
 
 
-_PARAMETERS = (
-    Argument(
-        ["paths"],
-        type=PATH_TYPE,
-        nargs=-1,
-        required=True,
-        metavar="RUN...",
-        help="The run to judge, or several recordings of it: folders or files.",
-    ),
-    click.Option(
-        ["--baseline"], type=PATH_TYPE, multiple=True, help="The run to compare with; may be repeated."
-    ),
-    click.Option(["--max-regression"], default="3%", help="Allowed slowdown in percent."),
-    click.Option(
-        ["--metric"],
-        multiple=True,
-        help="step-time, wall-step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
-        show_default="step-time",
-    ),
-    click.Option(["--junit"], type=PATH_TYPE, help="Write a JUnit XML file."),
-    click.Option(["--github"], is_flag=True, help="Print annotations for GitHub."),
-    MONITORING_FORMAT,
-    RUN_OPTIONS_WITHOUT_RANKS,
-)
-
-
-@command(*_PARAMETERS)
+@command()
 def check(
-    paths: Sequence[Path],
-    baseline: Sequence[Path],
-    max_regression: str,
-    metric: Sequence[str],
-    junit: Path | None,
-    github: bool,
-    format: MonitoringFormat | None,
-    run: RunOptions,
+    *,
+    paths: Annotated[
+        tuple[Path, ...],
+        "The run to judge, or several recordings of it: folders or files.",
+        Positional("RUN..."),
+    ],
+    baseline: Annotated[tuple[Path, ...], "The run to compare with; may be repeated."] = (),
+    max_regression: Annotated[str, "Allowed slowdown in percent."] = "3%",
+    metric: Annotated[
+        tuple[str, ...],
+        "step-time, wall-step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
+        Flag(show_default="step-time"),
+    ] = (),
+    junit: Annotated[Path | None, "Write a JUnit XML file."] = None,
+    github: Annotated[bool, "Print annotations for GitHub."] = False,
+    format: MetricsFormat = None,
+    run: RunsOptions,
 ) -> None:
     """Fail if a run is slower than a baseline by more than a limit, beyond noise.
 

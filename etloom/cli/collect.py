@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from etloom.cli.command import LOCAL_PATH_TYPE, PATH_TYPE, Argument, OptionGroup, command
+from etloom.cli.command import LOCAL_PATH_TYPE, FieldFlags, Flag, Positional, command
 from etloom.cli.error_handling import print_message
 from etloom.collector.options import CollectOptions
 from etloom.core.errors import CollectError
@@ -48,141 +48,45 @@ class MebiBytes(click.ParamType[int]):
 class ActionOptions:
     """Values of the options of `etloom collect` other than recording options, such as --trigger and --report."""
 
-    trigger: Path | None
-    build: bool
-    print_command: bool
-    overwrite: bool
-    report: bool
+    trigger: Annotated[
+        Path | None,
+        "Trigger the job that runs with --on-demand and --out OUT.",
+        Flag(type=LOCAL_PATH_TYPE, metavar="OUT"),
+    ] = None
+    build: Annotated[bool, "Build the native observer for the installed torch, and run nothing."] = False
+    print_command: Annotated[
+        bool, "Print the command line that would run, to use it in a batch script; run nothing."
+    ] = False
+    overwrite: Annotated[bool, "Replace the traces of an earlier run."] = False
+    report: Annotated[bool, "Afterwards, print the summary and write the HTML report."] = False
 
 
-_RECORDING = OptionGroup(
-    "recording",
-    CollectOptions,
-    [
-        click.Option(
-            ["--steps"],
-            help="Steps to record, FIRST:END without END: 3:5 records steps 3 and 4; with --ring, 3: records all "
-            "from 3.  [default: 3:5]",
-        ),
-        click.Option(
-            ["--every"], type=int, metavar="N", help="Record a window every N steps, into OUT/step_N."
-        ),
-        click.Option(
-            ["length", "--for"], type=int, metavar="STEPS", help="Steps per window of --every.  [default: 2]"
-        ),
-        click.Option(
-            ["--max-windows"],
-            type=int,
-            metavar="N",
-            help="Keep only the newest N windows of --every and --on-demand.  [default: 50]",
-        ),
-        click.Option(
-            ["--step-by"],
-            metavar="UNIT",
-            help="How steps are counted: optimizer (calls of the optimizer's step), profiler (the job's own "
-            "ProfilerStep#N), or a duration such as 500ms.  [default: optimizer]",
-        ),
-        click.Option(
-            ["--step-name"],
-            metavar="REGEX",
-            help="Count ranges of record_function whose name matches as steps, instead of --step-by.",
-        ),
-        click.Option(["--ranks"], metavar="RANKS", help="Record on these ranks only, such as 0,8-15."),
-        click.Option(
-            ["sources", "--with"],
-            metavar="LIST",
-            help="What to record, separated by commas: et, kineto, shapes, memory, stacks, flight-recorder, nsys.  "
-            "[default: kineto,et,shapes]",
-        ),
-        click.Option(
-            ["--shapes/--no-shapes"],
-            default=None,
-            help="Without --with: record the shapes of operator inputs.  [default: shapes]",
-        ),
-        click.Option(["--stack"], is_flag=True, help="Without --with: also record Python stacks."),
-        click.Option(["--memory"], is_flag=True, help="Without --with: also record allocations."),
-        click.Option(
-            ["--observer"],
-            default="native",
-            help="The recorder of the execution trace: native (etloom's, which also records times, at a tenth of the "
-            "overhead per operator) or stock (torch's).",
-        ),
-        click.Option(
-            ["max_bytes", "--max-size"],
-            type=MebiBytes(),
-            help="Maximum size of the native observer's file per window.  [default: 4096]",
-        ),
-        click.Option(
-            ["--ring"],
-            is_flag=True,
-            help="Record from step 3 to the end (or --steps), and overwrite the oldest records at --max-size. Records "
-            "no Kineto trace, whose size cannot be limited. With --on-demand: also keep the steps before the trigger.",
-        ),
-        click.Option(
-            ["--watch"],
-            is_flag=True,
-            help="Also keep the state of each rank in OUT/.watch, for etloom watch OUT and etloom hangs OUT.",
-        ),
-        click.Option(
-            ["--on-demand"],
-            type=StepCount(),
-            metavar="STEPS",
-            help="Record this number of steps whenever triggered: by etloom collect --trigger OUT, or by SIGUSR2 to "
-            "this process.",
-        ),
-        click.Option(
-            ["--fake-world"],
-            type=int,
-            metavar="SIZE",
-            help="Run nothing on devices: record --ranks (default: 0) of a job of this size with fake tensors, on any "
-            "machine. Each rank runs alone, without torchrun, and records step 1 or --steps.",
-        ),
-    ],
-)
-_ACTIONS = OptionGroup(
-    "actions",
-    ActionOptions,
-    [
-        click.Option(
-            ["--trigger"],
-            type=LOCAL_PATH_TYPE,
-            metavar="OUT",
-            help="Trigger the job that runs with --on-demand and --out OUT.",
-        ),
-        click.Option(
-            ["--build"],
-            is_flag=True,
-            help="Build the native observer for the installed torch, and run nothing.",
-        ),
-        click.Option(
-            ["--print-command"],
-            is_flag=True,
-            help="Print the command line that would run, to use it in a batch script; run nothing.",
-        ),
-        click.Option(["--overwrite"], is_flag=True, help="Replace the traces of an earlier run."),
-        click.Option(
-            ["--report"], is_flag=True, help="Afterwards, print the summary and write the HTML report."
-        ),
-    ],
+_RECORDING_FLAGS = FieldFlags(
+    every=Flag(metavar="N"),
+    length=Flag("--for", metavar="STEPS"),
+    max_windows=Flag(metavar="N"),
+    step_by=Flag(metavar="UNIT"),
+    step_name=Flag(metavar="REGEX"),
+    ranks=Flag(metavar="RANKS"),
+    sources=Flag("--with", metavar="LIST"),
+    max_bytes=Flag("--max-size", type=MebiBytes()),
+    on_demand=Flag(type=StepCount(), metavar="STEPS"),
+    fake_world=Flag(metavar="SIZE"),
 )
 
 
-@command(
-    Argument(
-        ["words"], nargs=-1, required=False, metavar="-- COMMAND...", help="The command to run, after --."
-    ),
-    click.Option(
-        ["--out", "-o"],
-        type=PATH_TYPE,
-        help="Folder for the traces, or URL to upload them to; {host}, {rank} and {time} are replaced.  "
-        "[required to record]",
-    ),
-    _RECORDING,
-    _ACTIONS,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def collect(
-    words: Sequence[str], out: Path | None, recording: CollectOptions, actions: ActionOptions
+    *,
+    words: Annotated[tuple[str, ...], "The command to run, after --.", Positional("-- COMMAND...")] = (),
+    out: Annotated[
+        Path | None,
+        "Folder for the traces, or URL to upload them to; {host}, {rank} and {time} are replaced.  "
+        "[required to record]",
+        Flag("-o"),
+    ] = None,
+    recording: Annotated[CollectOptions, _RECORDING_FLAGS],
+    actions: ActionOptions,
 ) -> None:
     """Run a training command, unchanged, and record some of its steps on every rank.
 

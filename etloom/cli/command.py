@@ -1,30 +1,90 @@
-"""Declaration of a command: its parameters as click objects, grouped into dataclasses where they belong together.
+"""Declaration of a command: each option once, as a parameter of its function or a field of a dataclass.
 
-@command(PATH, click.Option(["--top"], type=int, default=10, help="Number of rows."), TABLE_OPTIONS, RUN_OPTIONS)
-def verb(path: Path, top: int, table: TableOptions, run: RunOptions) -> None:
+@command()
+def verb(*, path: RunPath, top: Annotated[int, "Number of rows."] = 10, run: RunOptions) -> None:
     '''Help text, with examples.'''
+
+A parameter ``Annotated[type, help, ...]`` is an option; without a default it is required. A parameter whose type is a
+dataclass stands for the options that the fields of the dataclass declare.
 """
 
 from __future__ import annotations
 
+import collections.abc
+import enum
 import functools
 import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from etloom.cli.error_handling import handle_errors
+from etloom.core.annotations import split_annotation
 from etloom.core.paths import expand_home
 from etloom.core.urls import as_path, clean_url
 
 _OUTPUTS = ("out", "out_option", "html", "junit", "json_file")
 """Parameters that name a file to write."""
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+class Flag:
+    """How an option is written on the command line: ``Annotated[type, help, Flag(...)]``.
+
+    Args:
+        names: short names ("-o") next to the name of the parameter, or all names ("--with").
+        settings: of click.Option, such as metavar; by default ``type`` is that of the parameter.
+    """
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.names = names
+        self.settings = settings
+
+    def make_param(self, name: str, declared: Any, default: Any, help: str) -> click.Parameter:
+        """Return the click parameter for a parameter of the type ``declared``; None and False are no defaults."""
+        settings = {"type": _find_click_type(declared), "help": help, **self.settings}
+        long = f"--{name.replace('_', '-')}"
+        names = self.names if any(item.startswith("--") for item in self.names) else (long, *self.names)
+        if default is inspect.Parameter.empty:
+            settings["required"] = True
+        if declared is bool and default is False:
+            settings |= {"is_flag": True, "type": None}
+        elif bool in (declared, *get_args(declared)):
+            names = (f"{long}/--no-{long[2:]}",)
+            settings |= {"default": default, "type": None}
+        elif _is_repeatable(declared):
+            settings["multiple"] = True
+        elif default not in (None, inspect.Parameter.empty):
+            settings["default"] = default
+        return click.Option([name, *names], **settings)
+
+
+class Positional(Flag):
+    """A positional argument: ``Annotated[type, help, Positional("PATH")]``; a sequence takes all remaining words."""
+
+    def __init__(self, metavar: str, **settings: Any) -> None:
+        super().__init__(metavar=metavar, **settings)
+
+    def make_param(self, name: str, declared: Any, default: Any, help: str) -> click.Parameter:
+        settings = {"type": _find_click_type(declared), "nargs": -1 if _is_repeatable(declared) else 1}
+        is_required = default is inspect.Parameter.empty
+        return Argument([name], required=is_required, help=help, **(settings | self.settings))
+
+
+class FieldFlags:
+    """How fields of a dataclass of options are written: ``Annotated[Options, FieldFlags(every=Flag(metavar="N"))]``.
+
+    A field that is None here is no option of the command.
+    """
+
+    def __init__(self, **flags: Flag | None) -> None:
+        self.flags = flags
 
 
 @dataclass(frozen=True)
@@ -47,6 +107,53 @@ class OptionGroup:
         values[self.argument] = self.values(**{name: values.pop(name) for name in names})
 
 
+def read_parameters(function: Callable[..., Any]) -> list[click.Parameter | OptionGroup]:
+    """Return the options that a function declares (see the module), in order."""
+    declared: list[click.Parameter | OptionGroup] = []
+    for item in inspect.signature(function, eval_str=True).parameters.values():
+        kind, notes = split_annotation(item.annotation)
+        if is_dataclass(kind):
+            declared.append(OptionGroup(item.name, kind, _read_fields(kind, notes)))  # type: ignore[arg-type]
+        elif notes:
+            declared.append(_make_param(item.name, kind, item.default, notes))
+    return declared
+
+
+def _read_fields(values: Any, notes: Sequence[Any]) -> list[click.Parameter]:
+    """Return the options that the fields of a dataclass declare; a field without help is not an option."""
+    flags = next((note.flags for note in notes if isinstance(note, FieldFlags)), {})
+    hints = get_type_hints(values, include_extras=True)
+    params = []
+    for item in fields(values):
+        kind, notes = split_annotation(hints[item.name])
+        if notes and (flag := flags.get(item.name, Flag())) is not None:
+            default = inspect.Parameter.empty if item.default is MISSING else item.default
+            params.append(_make_param(item.name, kind, default, (*notes, flag)))
+    return params
+
+
+def _make_param(name: str, kind: Any, default: Any, notes: Sequence[Any]) -> click.Parameter:
+    (help,) = (note for note in notes if isinstance(note, str))
+    flag = next((note for note in notes if isinstance(note, Flag)), Flag())
+    return flag.make_param(name, kind, default, help)
+
+
+def _is_repeatable(declared: Any) -> bool:
+    return get_origin(declared) in (tuple, collections.abc.Sequence)
+
+
+def _find_click_type(declared: Any) -> click.ParamType[Any]:
+    """Return the click type of a parameter's type, or of what it holds; None and ``...`` do not count."""
+    if get_origin(declared) is Literal:
+        return click.Choice(get_args(declared))
+    if declared in (Path, float):
+        return PATH_TYPE if declared is Path else FiniteFloat()
+    if isinstance(declared, type) and issubclass(declared, enum.Enum):
+        return click.Choice(declared)
+    parts = [part for part in get_args(declared) if part not in (NoneType, ...)]
+    return _find_click_type(parts[0]) if parts else click.INT if declared is int else click.STRING
+
+
 def command(
     *declared: click.Parameter | OptionGroup,
     renamed: Mapping[str, str] | None = None,
@@ -56,18 +163,20 @@ def command(
     """Return a decorator that turns a function into a click command; the function's docstring is the help.
 
     Args:
-        declared: arguments and options, in the order of the help.
+        declared: arguments and options, in the order of the help; default: those that the function declares.
         renamed: see `handle_errors`.
         help_values: returns the texts of the {words} in the help; called when the help is shown, as its imports may
             be slow.
         settings: further arguments of click.Command.
     """
-    groups = [item for item in declared if isinstance(item, OptionGroup)]
-    params: list[click.Parameter] = []
-    for item in declared:
-        params.extend(item.params if isinstance(item, OptionGroup) else [item])
 
     def decorate(function: Callable[..., Any]) -> click.Command:
+        parameters = declared or read_parameters(function)
+        groups = [item for item in parameters if isinstance(item, OptionGroup)]
+        params: list[click.Parameter] = []
+        for item in parameters:
+            params.extend(item.params if isinstance(item, OptionGroup) else [item])
+
         @functools.wraps(function)
         def call_with_groups(**values: Any) -> Any:
             _check_outputs(params, values)

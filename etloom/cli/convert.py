@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, command
+from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import show_progress
 
 
-@command(
-    Argument(["path"], type=PATH_TYPE, required=True, metavar="FILE", help="A trace file."),
-    Argument(["out"], type=PATH_TYPE, required=False, metavar="OUT", help="The file to write."),
-    click.Option(["out_option", "--out", "-o"], type=PATH_TYPE, help="The same as OUT."),
-    click.Option(["--to"], help="The format; default: from the ending of OUT."),
-    click.Option(["--time-column"], help="Metrics files: the column that contains the time."),
-    click.Option(
-        ["--unit"], type=click.Choice(["ns", "us", "ms", "s"]), help="Metrics files: unit of the time."
-    ),
-    click.Option(
-        ["--utc-offset"],
-        type=FiniteFloat(),
-        help="Metrics files: offset from UTC in hours of dates without a time zone.",
-    ),
-)
+@command()
 def convert(
-    path: Path,
-    out: Path | None,
-    out_option: Path | None,
-    to: str | None,
-    time_column: str | None,
-    unit: str | None,
-    utc_offset: float | None,
+    *,
+    path: Annotated[Path, "A trace file.", Positional("FILE")],
+    out: Annotated[Path | None, "The file to write.", Positional("OUT")] = None,
+    out_option: Annotated[Path | None, "The same as OUT.", Flag("--out", "-o")] = None,
+    to: Annotated[str | None, "The format; default: from the ending of OUT."] = None,
+    time_column: Annotated[str | None, "Metrics files: the column that contains the time."] = None,
+    unit: Annotated[Literal["ns", "us", "ms", "s"] | None, "Metrics files: unit of the time."] = None,
+    utc_offset: Annotated[
+        float | None, "Metrics files: offset from UTC in hours of dates without a time zone."
+    ] = None,
 ) -> None:
     """Convert one trace file to another format as it is, without linking it.
 

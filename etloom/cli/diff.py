@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import print_message
-from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format, write_table
+from etloom.cli.output import Format, TableOptions, choose_format, write_table
 from etloom.cli.output_files import check_writable, describe_page
-from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
+from etloom.cli.run_arguments import RunsOptions, open_job
 
 _ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step"]
 
 
-@command(
-    Argument(
-        ["before"],
-        type=PATH_TYPE,
-        required=True,
-        metavar="BEFORE",
-        help="The run before: a folder or a file.",
-    ),
-    Argument(["after"], type=PATH_TYPE, required=True, metavar="AFTER", help="The run after."),
-    click.Option(
-        ["--by"], type=click.Choice(_ROWS), default="category", help="What each row of the table is."
-    ),
-    click.Option(
-        ["--top"], type=click.IntRange(min=1), default=20, help="Number of rows, largest change first."
-    ),
-    TABLE_OPTIONS,
-    click.Option(
-        ["--html"], type=PATH_TYPE, help="Also write all tables as one HTML page, which needs no server."
-    ),
-    RUN_OPTIONS_WITHOUT_RANKS,
-)
+@command()
 def diff(
-    before: Path, after: Path, by: str, top: int, html: Path | None, table: TableOptions, run: RunOptions
+    *,
+    before: Annotated[Path, "The run before: a folder or a file.", Positional("BEFORE")],
+    after: Annotated[Path, "The run after.", Positional("AFTER")],
+    by: Annotated[str, "What each row of the table is.", Flag(type=click.Choice(_ROWS))] = "category",
+    top: Annotated[int, "Number of rows, largest change first.", Flag(type=click.IntRange(min=1))] = 20,
+    table: TableOptions,
+    html: Annotated[Path | None, "Also write all tables as one HTML page, which needs no server."] = None,
+    run: RunsOptions,
 ) -> None:
     """Show whether a run is slower than another beyond noise, and which parts account for the difference.
 

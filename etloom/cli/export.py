@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import click
-
-from etloom.cli.command import PATH_TYPE, command
+from etloom.cli.command import Flag, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output_files import describe_files
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.run_arguments import RunOptions, RunPath, open_job
 from etloom.core.errors import EtloomError, InvalidValue
 
 if TYPE_CHECKING:
@@ -21,30 +19,19 @@ if TYPE_CHECKING:
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-@command(
-    PATH,
-    click.Option(["--out", "-o"], type=PATH_TYPE, required=True, help="The file or folder to write."),
-    click.Option(["--to"], help="The format; default: from the ending of --out."),
-    click.Option(["--rank"], type=int, help="Only this rank."),
-    click.Option(
-        ["--option", "-O"],
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="An option of the format; may be repeated.",
-    ),
-    click.Option(
-        ["--overlay"],
-        help="For chrome: critical-path, drawn as arrows. The same as -O overlay=.",
-    ),
-    RUN_OPTIONS,
-)
+@command()
 def export(
-    path: Path,
-    out: Path,
-    to: str | None,
-    rank: int | None,
-    option: Sequence[str],
-    overlay: str | None,
+    *,
+    path: RunPath,
+    out: Annotated[Path, "The file or folder to write.", Flag("-o")],
+    to: Annotated[str | None, "The format; default: from the ending of --out."] = None,
+    rank: Annotated[int | None, "Only this rank."] = None,
+    option: Annotated[
+        tuple[str, ...], "An option of the format; may be repeated.", Flag("-O", metavar="NAME=VALUE")
+    ] = (),
+    overlay: Annotated[
+        str | None, "For chrome: critical-path, drawn as arrows. The same as -O overlay=."
+    ] = None,
     run: RunOptions,
 ) -> None:
     """Write the linked traces of a run in another format: chrome (for Perfetto), parquet, chakra (for ASTRA-sim,

@@ -61,8 +61,8 @@ def format_findings(frame: pl.DataFrame, to_terminal: bool) -> str:
 
 
 def _lines(row: Mapping[str, Any], rank_count: int | None) -> Iterator[str]:
+    from etloom.core.text import count_noun
     from etloom.reports.finding_text import format_cost, format_gain, format_parts
-    from etloom.reports.formatting import count_noun
     from etloom.reports.kernel_labels import shorten_labels
 
     gain, share = format_gain(row)

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-import click
-
-from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import print_message
 
 
-@command(
-    Argument(
-        ["folders"],
-        type=PATH_TYPE,
-        nargs=-1,
-        required=True,
-        metavar="DIR...",
-        help="Folders of one job, one per host.",
-    ),
-    click.Option(["--out", "-o"], type=PATH_TYPE, required=True, help="The folder for all traces."),
-    click.Option(["--overwrite"], is_flag=True, help="Replace the traces of an earlier run."),
-    click.Option(
-        ["--same-job"],
-        is_flag=True,
-        help="Accept the folders as one job without checking: their clocks may differ by any amount.",
-    ),
-)
-def gather(folders: tuple[Path, ...], out: Path, overwrite: bool, same_job: bool) -> None:
+@command()
+def gather(
+    *,
+    folders: Annotated[tuple[Path, ...], "Folders of one job, one per host.", Positional("DIR...")],
+    out: Annotated[Path, "The folder for all traces.", Flag("-o")],
+    overwrite: Annotated[bool, "Replace the traces of an earlier run."] = False,
+    same_job: Annotated[
+        bool, "Accept the folders as one job without checking: their clocks may differ by any amount."
+    ] = False,
+) -> None:
     """Copy the traces that several hosts wrote to local disks into one folder.
 
     Ranks keep their numbers, run.json and the workload card are written again; the source folders are not changed. A
@@ -41,7 +32,7 @@ def gather(folders: tuple[Path, ...], out: Path, overwrite: bool, same_job: bool
       etloom gather /shared/run-* --out run
     """
     import etloom
-    from etloom.reports.formatting import count_noun
+    from etloom.core.text import count_noun
 
     result = etloom.gather(*folders, out=out, overwrite=overwrite, same_job=same_job)
     for warning in result.warnings:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from etloom.cli.command import command
+from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.output import Format, write_table, write_text
-from etloom.cli.run_arguments import path_argument
+from etloom.cli.run_arguments import RankPattern
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 _MAX_PROBLEMS = 5
 
 
-@command(
-    path_argument("A folder with the Flight Recorder dump of each rank, or a run of etloom collect --watch."),
-    click.Option(["--rank-pattern"], help="Regular expression for the file names, with one group: the rank."),
-    click.Option(
-        ["--top"],
-        type=click.IntRange(min=0),
-        default=20,
-        help="Number of divergences shown after the answer.",
-    ),
-    click.Option(
-        ["--format", "-f"], type=click.Choice(["text", "json"]), default="text", help="Output format."
-    ),
-)
-def hangs(path: Path, rank_pattern: str | None, top: int, format: str) -> None:
+@command()
+def hangs(
+    *,
+    path: Annotated[
+        Path,
+        "A folder with the Flight Recorder dump of each rank, or a run of etloom collect --watch.",
+        Positional("PATH"),
+    ],
+    rank_pattern: RankPattern = None,
+    top: Annotated[
+        int, "Number of divergences shown after the answer.", Flag(type=click.IntRange(min=0))
+    ] = 20,
+    format: Annotated[Literal["text", "json"], "Output format.", Flag("-f")] = "text",
+) -> None:
     """Find which ranks stopped or diverged, in which collective, and who waits for them.
 
     The first line is the answer; evidence and the divergences between ranks follow. Kinds: not arrived, crashed,

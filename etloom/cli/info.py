@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from etloom.cli.command import command
 from etloom.cli.error_handling import make_printable
 from etloom.cli.output import (
-    MONITORING_FORMAT,
-    OUT,
     Format,
-    MonitoringFormat,
+    MetricsFormat,
+    OutFile,
     build_table,
     choose_format,
     format_metrics,
@@ -22,7 +21,7 @@ from etloom.cli.output import (
     write_table,
     write_text,
 )
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, check_readable, open_job
+from etloom.cli.run_arguments import RunOptions, RunPath, check_readable, open_job
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from etloom.core.trace import Job
 
 
-@command(PATH, MONITORING_FORMAT, OUT, RUN_OPTIONS)
-def info(path: Path, format: MonitoringFormat | None, out: Path | None, run: RunOptions) -> None:
+@command()
+def info(*, path: RunPath, format: MetricsFormat = None, out: OutFile = None, run: RunOptions) -> None:
     """Show what traces contain: formats, ranks, devices, steps, row counts, linked share, lost data.
 
     --format json prints everything; csv and parquet give the table with one row per rank; prometheus and otlp give
@@ -71,7 +70,7 @@ def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:
     from rich.text import Text
 
     from etloom.analyses.run_info import get_rank_schema
-    from etloom.reports.formatting import count_noun
+    from etloom.core.text import count_noun
     from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name, summarize_rank_spread
 
     ranks = pl.DataFrame(facts["by_rank"], schema=get_rank_schema()).drop("start_ns", "end_ns")
@@ -147,8 +146,8 @@ def _describe_steps(job: Job, facts: dict[str, Any]) -> str:
 
 def _describe_rings(facts: dict[str, Any]) -> str:
     """Describe the steps in the ring buffer of the rank whose buffer holds the fewest whole steps."""
-    from etloom.core.text import format_ranges
-    from etloom.reports.formatting import count_noun, format_duration
+    from etloom.core.text import count_noun, format_ranges
+    from etloom.reports.formatting import format_duration
 
     if not facts["rings"]:
         return ""

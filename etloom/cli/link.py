@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
+from etloom.cli.command import FiniteFloat, Flag, Positional, command
 from etloom.cli.error_handling import as_usage_error, print_message
-from etloom.cli.run_arguments import RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.run_arguments import RunOptions, open_job
 from etloom.core.errors import EtloomError
 from etloom.core.urls import clean_url
 
@@ -24,18 +24,28 @@ _DEFAULTS: dict[str, Any] = {"iterations": "best", "inter_thread_threshold_us": 
 class SourceOptions:
     """The traces to link: a folder, or the host and device trace of one rank."""
 
-    path: Path | None
-    host: Path | None
-    device: Path | None
-    rank: int | None
+    path: Annotated[Path | None, "A folder with the traces of a run.", Positional("[PATH]")] = None
+    host: Annotated[Path | None, "The execution trace of one rank."] = None
+    device: Annotated[Path | None, "The Kineto or Nsight trace of that rank."] = None
+    rank: Annotated[int | None, "Only this rank; with --host and --device the rank that they belong to."] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
 class LinkOptions:
     """Linking options: profile iteration to use if ids are missing, and thread pause (us) that implies a dependency."""
 
-    iterations: str
-    inter_thread_threshold: float
+    iterations: Annotated[
+        str,
+        "The profile iteration to which the execution trace is linked if ids are missing: best, all, or a "
+        "number from 0.",
+    ] = _DEFAULTS["iterations"]
+    inter_thread_threshold: Annotated[
+        float,
+        "Pause of a thread in us after which it is assumed to depend on another thread.",
+        Flag(type=FiniteFloat(min=0)),
+    ] = _DEFAULTS["inter_thread_threshold_us"]
 
     def to_keywords(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, as keywords of `etloom.link`.
@@ -46,57 +56,16 @@ class LinkOptions:
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 
-_SOURCE = OptionGroup(
-    "source",
-    SourceOptions,
-    [
-        Argument(
-            ["path"],
-            type=PATH_TYPE,
-            required=False,
-            metavar="[PATH]",
-            help="A folder with the traces of a run.",
-        ),
-        click.Option(["--host"], type=PATH_TYPE, help="The execution trace of one rank."),
-        click.Option(["--device"], type=PATH_TYPE, help="The Kineto or Nsight trace of that rank."),
-        click.Option(
-            ["--rank"],
-            type=int,
-            help="Only this rank; with --host and --device the rank that they belong to.",
-        ),
-    ],
-)
-_LINKING = OptionGroup(
-    "linking",
-    LinkOptions,
-    [
-        click.Option(
-            ["--iterations"],
-            default=_DEFAULTS["iterations"],
-            help="The profile iteration to which the execution trace is linked if ids are missing: best, all, or a "
-            "number from 0.",
-        ),
-        click.Option(
-            ["--inter-thread-threshold"],
-            type=FiniteFloat(min=0),
-            default=_DEFAULTS["inter_thread_threshold_us"],
-            help="Pause of a thread in us after which it is assumed to depend on another thread.",
-        ),
-    ],
-)
-
-
-@command(
-    _SOURCE,
-    click.Option(
-        ["--out", "-o"], type=PATH_TYPE, help="Where to save; the ending of the name selects the format."
-    ),
-    click.Option(["--to"], help="The format: etplus, chakra, chrome, parquet."),
-    _LINKING,
-    RUN_OPTIONS,
-)
+@command()
 def link(
-    source: SourceOptions, out: Path | None, to: str | None, linking: LinkOptions, run: RunOptions
+    *,
+    source: SourceOptions,
+    out: Annotated[
+        Path | None, "Where to save; the ending of the name selects the format.", Flag("-o")
+    ] = None,
+    to: Annotated[str | None, "The format: etplus, chakra, chrome, parquet."] = None,
+    linking: LinkOptions,
+    run: RunOptions,
 ) -> None:
     """Link operators, launches and GPU activity, and save the linked traces (as Parquet by default).
 

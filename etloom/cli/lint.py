@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, command
+from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import make_printable
 from etloom.core.text import count_noun
 
@@ -17,26 +16,19 @@ if TYPE_CHECKING:
     from etloom.api.files import LintResult
 
 
-@command(
-    Argument(
-        ["paths"],
-        type=PATH_TYPE,
-        nargs=-1,
-        required=True,
-        metavar="PATH...",
-        help="Files NAME.RANK.et of a job, or a folder with them.",
-    ),
-    click.Option(
-        ["--groups"],
-        type=PATH_TYPE,
-        metavar="FILE",
-        help="Ranks of the process groups, as ASTRA-sim's --comm-group-configuration; default: NAME.comm_groups.json.",
-    ),
-    click.Option(
-        ["--format", "-f"], type=click.Choice(["text", "json"]), default="text", help="Output format."
-    ),
-)
-def lint(paths: Sequence[Path], groups: Path | None, format: str) -> None:
+@command()
+def lint(
+    *,
+    paths: Annotated[
+        tuple[Path, ...], "Files NAME.RANK.et of a job, or a folder with them.", Positional("PATH...")
+    ],
+    groups: Annotated[
+        Path | None,
+        "Ranks of the process groups, as ASTRA-sim's --comm-group-configuration; default: NAME.comm_groups.json.",
+        Flag(metavar="FILE"),
+    ] = None,
+    format: Annotated[Literal["text", "json"], "Output format.", Flag("-f")] = "text",
+) -> None:
     """Check Chakra traces for problems that keep a simulator such as ASTRA-sim from running them or make results wrong.
 
     Finds dependencies on missing nodes or in cycles, duplicate ids, missing attributes, groups and messages on which

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
-
-from etloom.cli.command import PATH_TYPE, OptionGroup
+from etloom.cli.command import Flag
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.findings_text import format_findings, is_findings_table
 from etloom.cli.output_files import check_writable, writing_locally
@@ -42,14 +40,6 @@ class Format(str, enum.Enum):
     parquet = "parquet"
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """Options of commands that print a table: the output file and the table format."""
-
-    format: Format | None = None
-    out: Path | None = None
-
-
 class MonitoringFormat(str, enum.Enum):
     """The output formats of commands that can also write metrics for monitoring systems."""
 
@@ -61,19 +51,23 @@ class MonitoringFormat(str, enum.Enum):
     otlp = "otlp"
 
 
-FORMAT = click.Option(
-    ["--format", "-f"],
-    type=click.Choice(Format),
-    help="Format of the table; default: from the ending of --out, else table.",
-)
-MONITORING_FORMAT = click.Option(
-    ["--format", "-f"],
-    type=click.Choice(MonitoringFormat),
-    help="Format; prometheus and otlp are metrics for monitoring (docs/fleet.md). Default: from the ending of --out, "
+OutFile = Annotated[Path | None, "Write to this file instead of stdout.", Flag("-o")]
+MetricsFormat = Annotated[
+    MonitoringFormat | None,
+    "Format; prometheus and otlp are metrics for monitoring (docs/fleet.md). Default: from the ending of --out, "
     "else table.",
-)
-OUT = click.Option(["--out", "-o"], type=PATH_TYPE, help="Write to this file instead of stdout.")
-TABLE_OPTIONS = OptionGroup("table", TableOptions, [FORMAT, OUT])
+    Flag("-f"),
+]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options of commands that print a table: the output file and the table format."""
+
+    format: Annotated[
+        Format | None, "Format of the table; default: from the ending of --out, else table.", Flag("-f")
+    ] = None
+    out: OutFile = None
 
 
 def write_table(frame: pl.DataFrame, format: Format | None, out: Path | None, *, raw: bool = False) -> None:

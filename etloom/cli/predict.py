@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from etloom.cli.command import PATH_TYPE, OptionGroup, command
+from etloom.cli.command import Flag, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import Format, choose_format, write_table
 from etloom.cli.output_files import check_export, write_run
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.run_arguments import RunOptions, RunPath, open_job
 from etloom.core.text import count_noun
 
 if TYPE_CHECKING:
@@ -27,36 +27,25 @@ _MAX_ROWS = 20
 class TargetOptions:
     """The network, size and device of the prediction, as the user wrote them."""
 
-    network: str | None
-    recorded_network: str | None
-    ranks: int | None
-    parallel: str | None
-    device: str | None
-
-
-_TARGET = OptionGroup(
-    "target",
-    TargetOptions,
-    [
-        click.Option(
-            ["--network"],
-            help="The network: a factor of the recorded bandwidth (x0.2), a rate (200Mbit/s), a preset, a YAML file.",
-        ),
-        click.Option(
-            ["--recorded-network"],
-            help="The nominal rate of the recorded network (1Gbit/s). Transfers are then assumed to reach the same "
-            "share of the nominal rate of --network.",
-        ),
-        click.Option(["--ranks"], type=click.IntRange(1, 100_000), help="The number of ranks."),
-        click.Option(
-            ["--parallel"],
-            metavar="AXES",
-            help="Sizes of the process mesh: tp=4,pp=8,dp=16 (or cp, ep); vp: model chunks per stage; mb: "
-            "micro-batches.",
-        ),
-        click.Option(["--device"], metavar="NAME", help="The GPU: h100, b200, ..., as in docs/flops.md."),
-    ],
-)
+    network: Annotated[
+        str | None,
+        "The network: a factor of the recorded bandwidth (x0.2), a rate (200Mbit/s), a preset, a YAML file.",
+    ] = None
+    recorded_network: Annotated[
+        str | None,
+        "The nominal rate of the recorded network (1Gbit/s). Transfers are then assumed to reach the same "
+        "share of the nominal rate of --network.",
+    ] = None
+    ranks: Annotated[int | None, "The number of ranks.", Flag(type=click.IntRange(1, 100_000))] = None
+    parallel: Annotated[
+        str | None,
+        "Sizes of the process mesh: tp=4,pp=8,dp=16 (or cp, ep); vp: model chunks per stage; mb: "
+        "micro-batches.",
+        Flag(metavar="AXES"),
+    ] = None
+    device: Annotated[str | None, "The GPU: h100, b200, ..., as in docs/flops.md.", Flag(metavar="NAME")] = (
+        None
+    )
 
 
 def _list_presets() -> dict[str, str]:
@@ -65,25 +54,18 @@ def _list_presets() -> dict[str, str]:
     return {"presets": ", ".join(PRESETS)}
 
 
-@command(
-    PATH,
-    _TARGET,
-    click.Option(
-        ["--top"],
-        type=click.IntRange(min=0),
-        help="Number of rows shown; default: 20 with --format table, else all. 0: all.",
-    ),
-    click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the predicted run: .parquet, .json.gz, .et."),
-    click.Option(["--format", "-f"], type=click.Choice(Format), help="Format of the table on stdout."),
-    RUN_OPTIONS,
-    help_values=_list_presets,
-)
+@command(help_values=_list_presets)
 def predict(
-    path: Path,
+    *,
+    path: RunPath,
     target: TargetOptions,
-    top: int | None,
-    out: Path | None,
-    format: Format | None,
+    top: Annotated[
+        int | None,
+        "Number of rows shown; default: 20 with --format table, else all. 0: all.",
+        Flag(type=click.IntRange(min=0)),
+    ] = None,
+    out: Annotated[Path | None, "Write the predicted run: .parquet, .json.gz, .et.", Flag("-o")] = None,
+    format: Annotated[Format | None, "Format of the table on stdout.", Flag("-f")] = None,
     run: RunOptions,
 ) -> None:
     """Predict the step time of a recorded run on another network, another number of ranks, or another device.

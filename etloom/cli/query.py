@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
+from etloom.cli.command import FiniteFloat, Flag, Positional, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.limited_process import LimitedProcess
-from etloom.cli.output import TABLE_OPTIONS, TableOptions, choose_format, write_table
-from etloom.cli.run_arguments import RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.output import TableOptions, choose_format, write_table
+from etloom.cli.run_arguments import RunOptions, open_job
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,51 +28,27 @@ MAX_GB = 1e9
 class QueryLimits:
     """Options of the command that limit a query: seconds, and gigabytes of memory."""
 
-    time_limit: float | None = None
-    memory_limit: float | None = None
+    time_limit: Annotated[
+        float | None,
+        "End with an error if the query takes longer, without the time for reading the run.",
+        Flag(type=FiniteFloat(min=0, min_open=True, max=MAX_SECONDS), metavar="SECONDS"),
+    ] = None
+    memory_limit: Annotated[
+        float | None,
+        "End with an error if the query needs more memory, without what the run takes.",
+        Flag(type=FiniteFloat(min=0, min_open=True, max=MAX_GB), metavar="GB"),
+    ] = None
 
 
-_LIMITS = OptionGroup(
-    "limits",
-    QueryLimits,
-    [
-        click.Option(
-            ["--time-limit"],
-            type=FiniteFloat(min=0, min_open=True, max=MAX_SECONDS),
-            metavar="SECONDS",
-            help="End with an error if the query takes longer, without the time for reading the run.",
-        ),
-        click.Option(
-            ["--memory-limit"],
-            type=FiniteFloat(min=0, min_open=True, max=MAX_GB),
-            metavar="GB",
-            help="End with an error if the query needs more memory, without what the run takes.",
-        ),
-    ],
-)
-
-
-@command(
-    Argument(
-        ["path"],
-        type=PATH_TYPE,
-        required=False,
-        metavar="PATH",
-        help="A folder of traces, or one trace file.",
-    ),
-    Argument(["sql"], required=False, metavar="SQL", help="A SELECT statement."),
-    TABLE_OPTIONS,
-    RUN_OPTIONS,
-    _LIMITS,
-    click.Option(["--tables"], is_flag=True, help="List tables and columns and exit."),
-)
+@command()
 def query(
-    path: Path | None,
-    sql: str | None,
-    tables: bool,
+    *,
+    path: Annotated[Path | None, "A folder of traces, or one trace file.", Positional("PATH")] = None,
+    sql: Annotated[str | None, "A SELECT statement.", Positional("SQL")] = None,
     table: TableOptions,
     run: RunOptions,
     limits: QueryLimits,
+    tables: Annotated[bool, "List tables and columns and exit."] = False,
 ) -> None:
     """Run an SQL SELECT over the tables of all ranks; each table has a column rank. Times are in ns, and
     values are shown as they are, whatever the name of their column.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
-from etloom.cli.command import PATH_TYPE, command
+from etloom.cli.command import Flag, command
 from etloom.cli.error_handling import make_printable, print_message
 from etloom.cli.output import build_table, render_text, write_text
 from etloom.cli.output_files import check_writable, describe_page
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, check_readable, open_job
+from etloom.cli.run_arguments import RunOptions, RunPath, check_readable, open_job
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job
@@ -20,16 +18,17 @@ TOP_ROWS = 8
 """Operators, and rows of a hang, shown in the terminal; the page shows more."""
 
 
-@command(
-    PATH,
-    click.Option(
-        ["--out", "-o"],
-        type=PATH_TYPE,
-        help="The file to write; default: report.html in the folder PATH, or for a file in the current folder.",
-    ),
-    RUN_OPTIONS,
-)
-def report(path: Path, out: Path | None, run: RunOptions) -> None:
+@command()
+def report(
+    *,
+    path: RunPath,
+    out: Annotated[
+        Path | None,
+        "The file to write; default: report.html in the folder PATH, or for a file in the current folder.",
+        Flag("-o"),
+    ] = None,
+    run: RunOptions,
+) -> None:
     """Summarize a run in a few sentences and write an HTML report: one file that needs no server.
 
     Examples:

@@ -6,11 +6,11 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from etloom.cli.command import LOCAL_PATH_TYPE, PATH_TYPE, Argument, OptionGroup
+from etloom.cli.command import LOCAL_PATH_TYPE, FieldFlags, Flag, Positional
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import show_progress
 
@@ -21,67 +21,48 @@ MAX_TABLE_BYTES = 256_000_000
 """Memory for the tables of a run: verbs process rank after rank."""
 
 
-def path_argument(help: str) -> Argument:
-    """Return the positional argument ``path`` of a command, with a help text."""
-    return Argument(["path"], type=PATH_TYPE, metavar="PATH", help=help, required=True)
-
-
-PATH = path_argument("A folder of traces, or one trace file; also s3://, gs://, hdfs:// and other URLs.")
-RANK_PATTERN = click.Option(
-    ["--rank-pattern"], help="Regular expression for the file names, with one group: the rank."
-)
-
-ENGINE = click.Option(
-    ["--engine"],
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where ranks are read: on this host, or on a Ray cluster (docs/fleet.md).",
-)
+RunPath = Annotated[
+    Path,
+    "A folder of traces, or one trace file; also s3://, gs://, hdfs:// and other URLs.",
+    Positional("PATH"),
+]
+RankPattern = Annotated[str | None, "Regular expression for the file names, with one group: the rank."]
+Engine = Annotated[
+    Literal["local", "ray"],
+    "Where ranks are read: on this host, or on a Ray cluster (docs/fleet.md).",
+    Flag(show_default=True),
+]
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Options for opening a run, which most commands share."""
 
-    rank_pattern: str | None = None
-    strict: bool = False
-    jobs: int | None = None
-    engine: str = "local"
-    cache: bool = True
-    step_name: str | None = None
-    names: tuple[Path, ...] = ()
-
-
-SHARED_OPTIONS: list[click.Parameter] = [
-    click.Option(["--strict"], is_flag=True, help="Fail if anything in the files was lost."),
-    click.Option(
-        ["--jobs"],
-        type=click.IntRange(min=1),
-        help="Number of ranks (and threads) processed in parallel; default: number of CPUs.",
-    ),
-    ENGINE,
-    click.Option(
-        ["--cache/--no-cache"],
-        default=True,
-        help="Keep files that are slow to read in a cache, and read them from there next time.",
-    ),
-    click.Option(
-        ["--step-name"],
-        metavar="REGEX",
-        help="Host events whose names match are the steps; a first group is the number. Default: ProfilerStep#N, "
+    rank_pattern: RankPattern = None
+    strict: Annotated[bool, "Fail if anything in the files was lost."] = False
+    jobs: Annotated[
+        int | None,
+        "Number of ranks (and threads) processed in parallel; default: number of CPUs.",
+        Flag(type=click.IntRange(min=1)),
+    ] = None
+    engine: Engine = "local"
+    cache: Annotated[
+        bool, "Keep files that are slow to read in a cache, and read them from there next time."
+    ] = True
+    step_name: Annotated[
+        str | None,
+        "Host events whose names match are the steps; a first group is the number. Default: ProfilerStep#N, "
         "else the iterations of an inference engine.",
-    ),
-    click.Option(
-        ["--names"],
-        type=LOCAL_PATH_TYPE,
-        multiple=True,
-        metavar="FILE.yaml",
-        help="More names of iterations, kernel families and communication (docs/serving.md); repeatable.",
-    ),
-]
-RUN_OPTIONS = OptionGroup("run", RunOptions, [RANK_PATTERN, *SHARED_OPTIONS])
-RUN_OPTIONS_WITHOUT_RANKS = OptionGroup("run", RunOptions, SHARED_OPTIONS)
+        Flag(metavar="REGEX"),
+    ] = None
+    names: Annotated[
+        tuple[Path, ...],
+        "More names of iterations, kernel families and communication (docs/serving.md); repeatable.",
+        Flag(type=LOCAL_PATH_TYPE, metavar="FILE.yaml"),
+    ] = ()
+
+
+RunsOptions = Annotated[RunOptions, FieldFlags(rank_pattern=None)]
 """For verbs that open several runs."""
 
 
@@ -148,14 +129,14 @@ def check_readable(job: Job, path: Path, *, may_be_empty: bool = False) -> None:
     from etloom.core.errors import ReadError
     from etloom.core.losses import describe_loss
 
-    unread = job.stats.filter(job.stats["name"].str.starts_with("read."))
-    is_empty = not any(
-        trace.rows(name) for trace in job.values() for name in trace.table_names if name != "stats"
-    )
-    if is_empty and (loss := describe_loss(unread)):
-        raise ReadError(f"no event or operator could be read: {loss}", where=path, remedy="record it again")
-    if is_empty and not may_be_empty:
-        raise ReadError("contains no event or operator", where=path, remedy="record it again")
+    if any(job.rank_facts[name].sum() for name in ("events", "nodes")):
+        return  # and the ranks of a store need not be opened
+    if any(trace.rows(name) for trace in job.values() for name in trace.table_names if name != "stats"):
+        return
+    loss = describe_loss(job.stats.filter(job.stats["name"].str.starts_with("read.")))
+    if loss or not may_be_empty:
+        problem = f"no event or operator could be read: {loss}" if loss else "contains no event or operator"
+        raise ReadError(problem, where=path, remedy="record it again")
 
 
 def report_loss(job: Job, path: Path | str) -> None:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from etloom.cli.command import PATH_TYPE, command
+from etloom.cli.command import Flag, Positional, command
 from etloom.cli.error_handling import print_message
 from etloom.cli.output import Format, show_progress, write_table
-from etloom.cli.run_arguments import path_argument
 
 if TYPE_CHECKING:
     from etloom.api.files import SalvagedRun
     from etloom.formats.io.salvage import SalvagedFile
 
 
-@command(
-    path_argument("A damaged trace, or the folder of a killed run."),
-    click.Option(
-        ["--out", "-o"],
-        type=PATH_TYPE,
-        help="The new file; .gz and .zst are compressed. Default: x.salvaged.json next to x.json.",
-    ),
-)
-def salvage(path: Path, out: Path | None) -> None:
+@command()
+def salvage(
+    *,
+    path: Annotated[Path, "A damaged trace, or the folder of a killed run.", Positional("PATH")],
+    out: Annotated[
+        Path | None,
+        "The new file; .gz and .zst are compressed. Default: x.salvaged.json next to x.json.",
+        Flag("-o"),
+    ] = None,
+) -> None:
     """Repair a truncated or damaged trace: an execution trace or a Kineto trace, plain, gzip or zstd.
 
     Every complete node or event is kept. Names that PyTorch did not escape are escaped, a missing end is added, and

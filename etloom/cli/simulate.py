@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from etloom.cli.command import PATH_TYPE, OptionGroup, command
+from etloom.cli.command import Flag, command
 from etloom.cli.error_handling import as_usage_error, print_message
 from etloom.cli.output import Format, write_table
 from etloom.cli.output_files import check_export, write_run
-from etloom.cli.run_arguments import PATH, RUN_OPTIONS, RunOptions, open_job
+from etloom.cli.run_arguments import RunOptions, RunPath, open_job
 from etloom.core.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -24,58 +23,37 @@ if TYPE_CHECKING:
 class ChangeOptions:
     """The changes to simulate, as the user wrote them."""
 
-    set_: Sequence[str]
-    remove_sync: Sequence[str]
-    bandwidth: str | None
-    latency: str | None
-    straggler: str | None
-    like_peers: Sequence[int]
+    set_: Annotated[
+        tuple[str, ...], 'A change, such as "kernel:*gemm* x0.5"; may be repeated.', Flag("--set")
+    ] = ()
+    remove_sync: Annotated[
+        tuple[str, ...], "Do not wait for the GPU in operators or calls of this name."
+    ] = ()
+    bandwidth: Annotated[
+        str | None,
+        "Another network: a factor of the fitted bandwidth (2x), or each rank's rate (400GB/s, 400Gbit/s).",
+    ] = None
+    latency: Annotated[
+        str | None, "The network's latency of one message: 20us; default: as fitted to the run."
+    ] = None
+    straggler: Annotated[
+        str | None, "none: every rank works like the median of the ranks that run the same program."
+    ] = None
+    like_peers: Annotated[
+        tuple[int, ...],
+        "This rank works like the median of the others that run the same program; may be repeated.",
+        Flag(metavar="RANK"),
+    ] = ()
 
 
-_CHANGES = OptionGroup(
-    "conditions",
-    ChangeOptions,
-    [
-        click.Option(
-            ["set_", "--set"], multiple=True, help='A change, such as "kernel:*gemm* x0.5"; may be repeated.'
-        ),
-        click.Option(
-            ["--remove-sync"],
-            multiple=True,
-            help="Do not wait for the GPU in operators or calls of this name.",
-        ),
-        click.Option(
-            ["--bandwidth"],
-            help="Another network: a factor of the fitted bandwidth (2x), or each rank's rate (400GB/s, 400Gbit/s).",
-        ),
-        click.Option(
-            ["--latency"],
-            help="The network's latency of one message: 20us; default: as fitted to the run.",
-        ),
-        click.Option(
-            ["--straggler"],
-            help="none: every rank works like the median of the ranks that run the same program.",
-        ),
-        click.Option(
-            ["--like-peers"],
-            type=int,
-            multiple=True,
-            metavar="RANK",
-            help="This rank works like the median of the others that run the same program; may be repeated.",
-        ),
-    ],
-)
-
-
-@command(
-    PATH,
-    _CHANGES,
-    click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the simulated run: .parquet, .json.gz."),
-    click.Option(["--format", "-f"], type=click.Choice(Format), help="Format of the table on stdout."),
-    RUN_OPTIONS,
-)
+@command()
 def simulate(
-    path: Path, conditions: ChangeOptions, out: Path | None, format: Format | None, run: RunOptions
+    *,
+    path: RunPath,
+    conditions: ChangeOptions,
+    out: Annotated[Path | None, "Write the simulated run: .parquet, .json.gz.", Flag("-o")] = None,
+    format: Annotated[Format | None, "Format of the table on stdout.", Flag("-f")] = None,
+    run: RunOptions,
 ) -> None:
     """Predict how long a run would take under changed conditions, from its dependency graph.
 

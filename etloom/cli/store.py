@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from etloom.cli.command import CONTEXT_SETTINGS, PATH_TYPE, Argument, FiniteFloat, command
+from etloom.cli.command import CONTEXT_SETTINGS, FiniteFloat, Flag, Positional, command
 from etloom.cli.error_handling import print_message
-from etloom.cli.output import TABLE_OPTIONS, TableOptions, choose_format, show_progress, write_table
-from etloom.cli.run_arguments import ENGINE, RANK_PATTERN
+from etloom.cli.output import TableOptions, choose_format, show_progress, write_table
+from etloom.cli.run_arguments import Engine, RankPattern
 from etloom.core.text import count_noun
 
-STORE = Argument(["store"], type=PATH_TYPE, required=True, metavar="STORE", help="The folder of the store.")
-JOBS = click.Option(
-    ["--jobs"], type=click.IntRange(min=1), help="Number of processes; default: number of CPUs."
-)
+StorePath = Annotated[Path, "The folder of the store.", Positional("STORE")]
+ProcessCount = Annotated[
+    int | None, "Number of processes; default: number of CPUs.", Flag(type=click.IntRange(min=1))
+]
 
 
-@command(
-    Argument(
-        ["runs"],
-        type=PATH_TYPE,
-        nargs=-1,
-        required=True,
-        metavar="RUN...",
-        help="Runs to add: folders or files.",
-    ),
-    click.Option(
-        ["--to"], type=PATH_TYPE, required=True, metavar="STORE", help="The store; created if necessary."
-    ),
-    click.Option(["--name"], help="Name of the run in the store; default: that of its folder or file."),
-    JOBS,
-    ENGINE,
-    RANK_PATTERN,
-)
+@command()
 def add(
-    runs: tuple[Path, ...],
-    to: Path,
-    name: str | None,
-    jobs: int | None,
-    engine: str,
-    rank_pattern: str | None,
+    *,
+    runs: Annotated[tuple[Path, ...], "Runs to add: folders or files.", Positional("RUN...")],
+    to: Annotated[Path, "The store; created if necessary.", Flag(metavar="STORE")],
+    name: Annotated[str | None, "Name of the run in the store; default: that of its folder or file."] = None,
+    jobs: ProcessCount = None,
+    engine: Engine = "local",
+    rank_pattern: RankPattern = None,
 ) -> None:
     """Add runs to a store: read and link each run once, and store its tables and the results of common analyses.
 
@@ -91,8 +76,8 @@ def _add_run(run: Path, store: Path, **options: Any) -> None:
     print_message(f"{added.path}: {state}")
 
 
-@command(STORE, TABLE_OPTIONS, name="list")
-def list_(store: Path, table: TableOptions) -> None:
+@command(name="list")
+def list_(*, store: StorePath, table: TableOptions) -> None:
     """List the runs of a store, the oldest first.
 
     Examples:
@@ -107,8 +92,8 @@ def list_(store: Path, table: TableOptions) -> None:
     write_table(etloom.store_list(store), table.format, table.out)
 
 
-@command(STORE, JOBS)
-def refresh(store: Path, jobs: int | None) -> None:
+@command()
+def refresh(*, store: StorePath, jobs: ProcessCount = None) -> None:
     """Rewrite the runs that another version of etloom stored, from their stored tables.
 
     Until then their answers are computed from the tables.
@@ -127,29 +112,22 @@ def refresh(store: Path, jobs: int | None) -> None:
         print_message(f"{store}: every run was stored by this version of etloom")
 
 
-@command(
-    STORE,
-    click.Option(["--by"], default="host", help="host, rank or rack (from the names of hosts)."),
-    click.Option(["--last"], type=click.IntRange(min=1), help="Only the last N runs."),
-    click.Option(
-        ["--min-pct"],
-        type=FiniteFloat(min=0),
-        default=1.0,
-        help="Smallest delay of a slow host, in percent of the time of the run.",
-    ),
-    click.Option(
-        ["--rack-pattern"],
-        metavar="REGEX",
-        help="Regular expression over names of hosts with one group, the rack; default: rack07 or r07.",
-    ),
-    TABLE_OPTIONS,
-)
+@command()
 def stragglers(
-    store: Path,
-    by: str,
-    last: int | None,
-    min_pct: float,
-    rack_pattern: str | None,
+    *,
+    store: StorePath,
+    by: Annotated[str, "host, rank or rack (from the names of hosts)."] = "host",
+    last: Annotated[int | None, "Only the last N runs.", Flag(type=click.IntRange(min=1))] = None,
+    min_pct: Annotated[
+        float,
+        "Smallest delay of a slow host, in percent of the time of the run.",
+        Flag(type=FiniteFloat(min=0)),
+    ] = 1.0,
+    rack_pattern: Annotated[
+        str | None,
+        "Regular expression over names of hosts with one group, the rack; default: rack07 or r07.",
+        Flag(metavar="REGEX"),
+    ] = None,
     table: TableOptions,
 ) -> None:
     """Compare how much each host (or rank or rack) delays the others, over the runs of a store.

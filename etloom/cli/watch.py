@@ -8,11 +8,11 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from etloom.cli.command import LOCAL_PATH_TYPE, Argument, FiniteFloat, command
+from etloom.cli.command import LOCAL_PATH_TYPE, FiniteFloat, Flag, Positional, command
 from etloom.cli.error_handling import make_printable, print_message
 
 if TYPE_CHECKING:
@@ -25,29 +25,24 @@ _REPORT_S = 10.0
 _WEBHOOK_TIMEOUT_S = 5
 
 
-@command(
-    Argument(
-        ["run"],
-        type=LOCAL_PATH_TYPE,
-        required=True,
-        metavar="RUN",
-        help="The folder of etloom collect --watch.",
-    ),
-    click.Option(
-        ["--stall"],
-        type=FiniteFloat(min=0.5),
-        metavar="SECONDS",
-        help="Time without progress that is a stall; default: three steps, at least 2 s (60 s before the "
+@command()
+def watch(
+    *,
+    run: Annotated[Path, "The folder of etloom collect --watch.", Positional("RUN", type=LOCAL_PATH_TYPE)],
+    stall: Annotated[
+        float | None,
+        "Time without progress that is a stall; default: three steps, at least 2 s (60 s before the "
         "first steps, outside of communication or in a data loader; 300 s in a checkpoint).",
-    ),
-    click.Option(["--webhook"], metavar="URL", help="Send the cause to this URL, as JSON by HTTP POST."),
-    click.Option(
-        ["--record"],
-        is_flag=True,
-        help="Request a window of all ranks when a rank is slow or steps become slower (of a job with --on-demand).",
-    ),
-)
-def watch(run: Path, stall: float | None, webhook: str | None, record: bool) -> None:
+        Flag(type=FiniteFloat(min=0.5), metavar="SECONDS"),
+    ] = None,
+    webhook: Annotated[
+        str | None, "Send the cause to this URL, as JSON by HTTP POST.", Flag(metavar="URL")
+    ] = None,
+    record: Annotated[
+        bool,
+        "Request a window of all ranks when a rank is slow or steps become slower (of a job with --on-demand).",
+    ] = False,
+) -> None:
     """Watch a job that runs under etloom collect --watch: show step time, late ranks, and causes of stalls and crashes.
 
     When the job stalls or crashes, the cause is printed, the state of all ranks is kept in RUN/incidents, and the

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 VARIABLE = "ETLOOM_COLLECT"
 """The environment variable that carries `RecordingOptions` to the processes of the job."""
@@ -27,46 +27,66 @@ class CollectOptions:
     each time `request_recording(out)` is called or this process receives SIGUSR2, with `ring` also what came before,
     up to `max_bytes`. Each window has its own folder in `out`, step_<first>; the newest `max_windows` are kept.
 
-    Attributes:
-        steps: Steps to record, as a slice: "3:5" (the default) is steps 3 and 4. With `ring` the default is "3:".
-        every: Record a window every so many steps, into `out`/step_N.
-        length: Number of steps of each window of `every` (default: 2).
-        on_demand: Number of steps to record each time a window is requested (`request_recording`, SIGUSR2).
-        max_windows: With `every` or `on_demand`, number of windows to keep, the newest ones (default: 50).
-        step_name: Regular expression; a record_function whose name matches is a step.
-        step_by: "optimizer" (the default), "profiler" (the job's own ProfilerStep#N) or a duration such as "500ms".
-        ranks: Ranks to record, such as "0,8-15" (default: all).
-        sources: Everything to record, such as "kineto,et,shapes"; replaces `shapes`, `stack` and `memory`.
-        shapes: Record input shapes (default: true). Only without `sources`.
-        stack: Record Python stacks. Only without `sources`.
-        memory: Record allocations. Only without `sources`.
-        all_threads: Also profile threads that Python code starts.
-        observer: "native" (etloom's own, with times) or "stock" (torch's).
-        max_bytes: Size limit of the native observer's file of one window, in bytes (default: 4 GiB).
-        ring: At `max_bytes`, overwrite the oldest operators instead of stopping. Excludes the Kineto trace.
-        watch: Keep the state of each rank (last collectives, steps, main thread) in `out`/.watch, for `etloom watch`.
-        fake_world: Number of ranks of a job that does not run: the chosen ranks run on fake tensors, one at a time,
-            without GPUs and communication, and record an execution trace of step 1 (default) with the shapes.
+    The options `shapes`, `stack` and `memory` are for calls without `sources`. `max_bytes` is in bytes, unlike
+    --max-size. `all_threads`: also profile threads that Python code starts.
     """
 
-    steps: str | None = None
-    every: int | None = None
-    length: int | None = None
-    on_demand: int | None = None
-    max_windows: int | None = None
-    step_name: str | None = None
-    step_by: str | None = None
-    ranks: str | None = None
-    sources: str | None = None
-    shapes: bool | None = None
-    stack: bool = False
-    memory: bool = False
+    steps: Annotated[
+        str | None,
+        "Steps to record, FIRST:END without END: 3:5 records steps 3 and 4; with --ring, 3: records all from 3.  "
+        "[default: 3:5]",
+    ] = None
+    every: Annotated[int | None, "Record a window every N steps, into OUT/step_N."] = None
+    length: Annotated[int | None, "Steps per window of --every.  [default: 2]"] = None
+    max_windows: Annotated[
+        int | None, "Keep only the newest N windows of --every and --on-demand.  [default: 50]"
+    ] = None
+    step_by: Annotated[
+        str | None,
+        "How steps are counted: optimizer (calls of the optimizer's step), profiler (the job's own ProfilerStep#N), "
+        "or a duration such as 500ms.  [default: optimizer]",
+    ] = None
+    step_name: Annotated[
+        str | None, "Count ranges of record_function whose name matches as steps, instead of --step-by."
+    ] = None
+    ranks: Annotated[str | None, "Record on these ranks only, such as 0,8-15."] = None
+    sources: Annotated[
+        str | None,
+        "What to record, separated by commas: et, kineto, shapes, memory, stacks, flight-recorder, nsys.  "
+        "[default: kineto,et,shapes]",
+    ] = None
+    shapes: Annotated[
+        bool | None, "Without --with: record the shapes of operator inputs.  [default: shapes]"
+    ] = None
+    stack: Annotated[bool, "Without --with: also record Python stacks."] = False
+    memory: Annotated[bool, "Without --with: also record allocations."] = False
     all_threads: bool = True
-    observer: str = "native"
-    max_bytes: int | None = None
-    ring: bool = False
-    watch: bool = False
-    fake_world: int | None = None
+    observer: Annotated[
+        str,
+        "The recorder of the execution trace: native (etloom's, which also records times, at a tenth of the overhead "
+        "per operator) or stock (torch's).",
+    ] = "native"
+    max_bytes: Annotated[
+        int | None, "Maximum size of the native observer's file per window.  [default: 4096]"
+    ] = None
+    ring: Annotated[
+        bool,
+        "Record from step 3 to the end (or --steps), and overwrite the oldest records at --max-size. Records no "
+        "Kineto trace, whose size cannot be limited. With --on-demand: also keep the steps before the trigger.",
+    ] = False
+    watch: Annotated[
+        bool, "Also keep the state of each rank in OUT/.watch, for etloom watch OUT and etloom hangs OUT."
+    ] = False
+    on_demand: Annotated[
+        int | None,
+        "Record this number of steps whenever triggered: by etloom collect --trigger OUT, or by SIGUSR2 to this "
+        "process.",
+    ] = None
+    fake_world: Annotated[
+        int | None,
+        "Run nothing on devices: record --ranks (default: 0) of a job of this size with fake tensors, on any "
+        "machine. Each rank runs alone, without torchrun, and records step 1 or --steps.",
+    ] = None
 
 
 class RecordKeywords(TypedDict, total=False):

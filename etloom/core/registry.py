@@ -3,8 +3,8 @@
 ``analyses/comm_overlap.py`` is the analysis ``comm-overlap``; nothing is registered by hand. Other packages add
 plugins through the entry points ``etloom.readers``, ``etloom.analyses`` and ``etloom.exports``, each naming a module
 (docs/plugins.md has an example). `CONTRACT` lists what a module of each kind must define; conformance tests check it.
-The first line of its docstring describes the plugin, and each keyword-only argument with a type and a default is an
-option.
+The first line of its docstring describes the plugin, and each keyword-only argument with a default is an option:
+``top: Annotated[int, "Number of rows."] = 20`` declares its type, help and default.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
-import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -28,6 +27,7 @@ from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any, get_args
 
+from etloom.core.annotations import split_annotation
 from etloom.core.errors import EtloomError, InvalidValue, UnknownName
 
 CONTRACT = {
@@ -103,8 +103,8 @@ class Option:
 
     name: str
     type: Any
-    default: Any
     help: str
+    default: Any
 
 
 def list_plugins(kind: str) -> list[str]:
@@ -237,22 +237,16 @@ def get_summary(kind: str, name: str) -> str:
 def list_options(kind: str, name: str) -> list[Option]:
     """Return the keyword-only arguments of a plugin's function, in order.
 
-    The help of an option is the text after ``option:`` at the beginning of a line or sentence, in the docstring of
-    the function or module, up to the end of the paragraph or the next option.
+    The help of an option is the text in its ``Annotated`` type; it is empty for any other type.
     """
-    module = get(kind, name)
-    function = getattr(module, _ENTRY_FUNCTIONS[kind])
-    parameters = {
-        parameter.name: parameter
-        for parameter in inspect.signature(function, eval_str=True).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    help = _parse_option_help(
-        f"{inspect.getdoc(function) or ''}\n\n{inspect.cleandoc(module.__doc__ or '')}", parameters
-    )
-    return [
-        Option(one.name, one.annotation, one.default, help.get(one.name, "")) for one in parameters.values()
-    ]
+    function = getattr(get(kind, name), _ENTRY_FUNCTIONS[kind])
+    options = []
+    for item in inspect.signature(function, eval_str=True).parameters.values():
+        if item.kind is inspect.Parameter.KEYWORD_ONLY:
+            declared, notes = split_annotation(item.annotation)
+            help = next((note for note in notes if isinstance(note, str)), "")
+            options.append(Option(item.name, declared, help, item.default))
+    return options
 
 
 def find_by_suffix(kind: str, path: str | PathLike[str]) -> str:
@@ -281,49 +275,17 @@ def get_suffixes(kind: str, name: str) -> tuple[str, ...]:
 
 
 def _read_constant(module: str, name: str) -> Any:
-    """Return a constant from a one-line assignment in a module's source, without importing it; None if absent."""
+    """Return a constant from an assignment in a module's source, without importing it; None if absent."""
     if module in sys.modules:
         return getattr(sys.modules[module], name, None)
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    match = re.search(rf"^{name} = (.+)$", Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
-    try:
-        return ast.literal_eval(match[1]) if match else None
-    except (ValueError, SyntaxError):
-        return None
-
-
-def _parse_option_help(text: str, options: Collection[str]) -> dict[str, str]:
-    """Return the help of each option in a docstring, as one line; capitalized, unless it begins with a
-    value."""
-    help_by_option: dict[str, str] = {}
-    for _, *parts in map(_option_mark(options).split, _split_paragraphs(text)):
-        # With one group, split gives: before the first mark, option, its text, option, its text, ...
-        for option, words in zip(parts[::2], parts[1::2], strict=True):
-            line = " ".join(words.replace("`", "").split())
-            starts_with_value = re.match(r"[\w-]+(,| or\b| \()", line)
-            help_by_option.setdefault(option, line if starts_with_value else line[:1].upper() + line[1:])
-    return help_by_option
-
-
-def remove_option_help(text: str, options: Collection[str]) -> str:
-    """Return a docstring without the texts that `list_options` takes from it, for help that lists options
-    separately."""
-    kept = (_option_mark(options).split(paragraph)[0].rstrip() for paragraph in _split_paragraphs(text))
-    return "\n\n".join(filter(None, kept))
-
-
-def _option_mark(options: Collection[str]) -> re.Pattern[str]:
-    """Return a regular expression that matches an option name and a colon at the beginning of a line or sentence."""
-    names = "|".join(options) or "(?!)"
-    return re.compile(
-        rf"(?:^|(?<=\. )|(?<=\.\n))[ \t]*(?:[-*][ \t]+)?`{{0,2}}({names})`{{0,2}}:\s", re.MULTILINE
-    )
-
-
-def _split_paragraphs(text: str) -> list[str]:
-    return re.split(r"\n[ \t]*\n", text)
+    for node in ast.parse(Path(spec.origin).read_bytes()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            with suppress(ValueError):  # it is computed, and must be imported
+                return ast.literal_eval(node.value)
+    return None
 
 
 @dataclass(frozen=True)

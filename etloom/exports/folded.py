@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Annotated
 
 from etloom.core.errors import EtloomError, UnknownName
 from etloom.core.trace import Job, Trace
@@ -24,12 +25,18 @@ SUFFIX = (".folded", ".folded.gz")
 _TIME_COLUMNS = {"host": "self_ns", "device": "self_device_ns"}
 
 
-def write(trace: Trace | Job, path: str | PathLike[str], *, time: str = "host", joined: bool = False) -> None:
+def write(
+    trace: Trace | Job,
+    path: str | PathLike[str],
+    *,
+    time: Annotated[
+        str,
+        "host (exclusive time of each call) or device (time of kernels, memcpys and memsets, each below "
+        "the calls that launched it).",
+    ] = "host",
+    joined: Annotated[bool, "Put backward operators below their forward operators."] = False,
+) -> None:
     """Write the call stacks of a Trace or a Job as folded text; compressed if the name ends in .gz.
-
-    time: host (exclusive time of each call) or device (time of kernels, memcpys and memsets, each below the calls that
-    launched it).
-    joined: put backward operators below their forward operators.
 
     Raises:
         EtloomError: There is no such time, or the trace is not linked.

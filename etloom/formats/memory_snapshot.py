@@ -24,8 +24,8 @@ from etloom.core.errors import LimitError, ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io import safe_pickle
-from etloom.formats.io.compression import read_content
-from etloom.formats.io.json_text import load_json
+from etloom.formats.io.compression import SizeLimit, read_content
+from etloom.formats.io.json_text import load_json, to_natural
 from etloom.formats.tables.building import build_frame, build_trace, sort_events
 
 _ROUNDING = 512
@@ -58,10 +58,12 @@ def sniff(head: bytes) -> bool:
     return _KEYS.match(head) is not None and (b'"total_size"' in head or b'"device_traces"' in head)
 
 
-def read(path: Path, *, limit: int = 1 << 30) -> Trace:
+def read(
+    path: Path,
+    *,
+    limit: SizeLimit = 1 << 30,
+) -> Trace:
     """Read a snapshot of one rank: allocations and releases as rows of memory, other allocator actions as events.
-
-    limit: the largest accepted size of the decompressed file in bytes.
 
     Raises:
         ReadError: If the file cannot be read or is not a snapshot.
@@ -142,12 +144,6 @@ def _to_lists(value: Any) -> list[list[Any]]:
     return [item if isinstance(item, list) else [] for item in value] if isinstance(value, list) else []
 
 
-def _to_int(value: Any) -> int | None:
-    """Return the value if it is an integer from 0 to 2**63 - 1 (a size, time or address), otherwise None."""
-    is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-    return value if is_valid else None
-
-
 class _Usage(NamedTuple):
     """The memory of a device at the time of the snapshot, in bytes.
 
@@ -166,23 +162,23 @@ def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, _Usage]:
     """Return the memory in use at the time of the snapshot by device."""
     by_device: dict[int, _Usage] = {}
     for segment in segments:
-        device = _to_int(segment.get("device")) or 0
+        device = to_natural(segment.get("device")) or 0
         usage = by_device.get(device, _Usage(0, 0, 0, 0, {}))
         sizes, rounded = dict.fromkeys((_LIVE, *_PENDING), 0), 0
         blocks = segment.get("blocks")
         for block in blocks if isinstance(blocks, list) else []:
             if isinstance(block, dict) and isinstance(state := block.get("state"), str) and state in sizes:
-                requested = _to_int(block.get("requested_size", block.get("size"))) or 0
+                requested = to_natural(block.get("requested_size", block.get("size"))) or 0
                 sizes[state] += requested
                 if state == _LIVE:
-                    size = max(requested, _to_int(block.get("size")) or 0)
-                    address = _to_int(block.get("address", block.get("addr")))
+                    size = max(requested, to_natural(block.get("size")) or 0)
+                    address = to_natural(block.get("address", block.get("addr")))
                     rounded += size
                     usage.blocks.update({} if address is None else {address: (requested, size)})
         by_device[device] = _Usage(
             usage.live + sizes[_LIVE],
             usage.pending + sum(sizes[state] for state in _PENDING),
-            usage.reserved + (_to_int(segment.get("total_size")) or 0),
+            usage.reserved + (to_natural(segment.get("total_size")) or 0),
             usage.rounded + rounded,
             usage.blocks,
         )
@@ -200,7 +196,7 @@ def _convert_entries(
     rows, events = [], []
     for position, entry in enumerate(entries):
         action = entry.get("action") if isinstance(entry, dict) else None
-        size = _to_int(entry.get("size")) if isinstance(entry, dict) else None
+        size = to_natural(entry.get("size")) if isinstance(entry, dict) else None
         if not isinstance(action, str) or size is None:
             counts["damaged_entry"] += 1
             continue
@@ -208,7 +204,7 @@ def _convert_entries(
         if not changes and action not in _OTHER:
             counts["unknown_action"] += 1
             continue
-        time, address = _to_int(entry.get("time_us")), _to_int(entry.get("addr"))
+        time, address = to_natural(entry.get("time_us")), to_natural(entry.get("addr"))
         counts["without_time"] += time is None
         row = {
             "action": action,
@@ -218,13 +214,13 @@ def _convert_entries(
             "reserved": size * _RESERVED.get(action, 0),
             "device_type": _CUDA,
             "device": device,
-            "stream": _to_int(entry.get("stream")),
+            "stream": to_natural(entry.get("stream")),
             "stack": stacks.text(entry.get("frames")),
         }
         if changes:
             rows.append(row)
         if action not in signs and time is not None:
-            details = {"bytes": size, "address": address, "device_free": _to_int(entry.get("device_free"))}
+            details = {"bytes": size, "address": address, "device_free": to_natural(entry.get("device_free"))}
             args = {key: value for key, value in details.items() if value is not None}
             events.append(
                 {
@@ -277,7 +273,7 @@ def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str
     ranges: list[dict[str, Any]] = []
     for entry in annotations if isinstance(annotations, list) else []:
         fields = entry if isinstance(entry, dict) else {}
-        name, stage, time = fields.get("name"), fields.get("stage"), _to_int(fields.get("time_us"))
+        name, stage, time = fields.get("name"), fields.get("stage"), to_natural(fields.get("time_us"))
         if isinstance(name, str) and stage == "START" and time is not None:
             open_starts.setdefault(name, []).append(time)
         elif isinstance(name, str) and stage == "END" and time is not None and open_starts.get(name):

@@ -11,6 +11,7 @@ The rank is that in the largest communicator. Format: ext-profiler/inspector of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
 from etloom.formats.io.compression import read_content
-from etloom.formats.io.json_text import load_json
+from etloom.formats.io.json_text import load_json, to_natural
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.nccl_tables import build_communication_tables, format_hash
 from etloom.formats.tables.recorder_problems import list_losses
 
 _MAX_BYTES = 1 << 34
 _DUMP_STATS = "dump_stats"
+_to_natural = partial(to_natural, limit=1 << 51)
 _RECORDS = {"coll_perf": "coll", "p2p_perf": "p2p"}
 """Member of a line -> prefix of the names of its values."""
 
@@ -125,8 +127,8 @@ def _count_holes(rows: list[dict[str, Any]]) -> Stat:
 
 
 def _choose_rank(lines: list[dict[str, Any]]) -> int | None:
-    places = [(_natural(line["header"].get("n_ranks")) or 0, line["header"].get("rank")) for line in lines]
-    ranked = [(size, rank) for size, rank in places if _natural(rank) is not None]
+    places = [(_to_natural(line["header"].get("n_ranks")) or 0, line["header"].get("rank")) for line in lines]
+    ranked = [(size, rank) for size, rank in places if _to_natural(rank) is not None]
     return max(ranked, key=lambda place: place[0])[1] if ranked else None
 
 
@@ -138,8 +140,8 @@ def _build_row(line: dict[str, Any], position: int) -> dict[str, Any] | None:
     name, duration_us = values.pop(prefix, None), _number(values.pop(f"{prefix}_exec_time_us", None))
     if not isinstance(name, str) or duration_us is None:
         return None
-    size = _natural(header.get("n_ranks")) or None
-    recorded_bytes = _natural(values.pop(f"{prefix}_msg_size_bytes", None))
+    size = _to_natural(header.get("n_ranks")) or None
+    recorded_bytes = _to_natural(values.pop(f"{prefix}_msg_size_bytes", None))
     algorithm_bandwidth = _number(values.pop(f"{prefix}_algobw_gbs", None))
     times = values.get("event_trace_ts")
     times = times if isinstance(times, dict) else {}
@@ -150,16 +152,16 @@ def _build_row(line: dict[str, Any], position: int) -> dict[str, Any] | None:
         "name": name,
         "ts": None if start is None else start * 1000,
         "dur": round(duration_us * 1000),
-        "pid": _natural(metadata.get("pid")) if isinstance(metadata, dict) else None,
+        "pid": _to_natural(metadata.get("pid")) if isinstance(metadata, dict) else None,
         "tid": 0,
         "position": position,
         "pg_name": format_hash(header.get("id")),
-        "seq": _natural(values.pop(f"{prefix}_sn", None)),
+        "seq": _to_natural(values.pop(f"{prefix}_sn", None)),
         "group_size": size,
         "details": {
             "algorithm": values.pop("algorithm", values.pop(f"{prefix}_algo", None)),
             "protocol": values.pop("protocol", values.pop(f"{prefix}_proto", None)),
-            "channels": _natural(values.pop("n_channels", None))
+            "channels": _to_natural(values.pop("n_channels", None))
             or (len(channels) if isinstance(channels, list) and channels else None),
             "message_bytes": _scale_message(recorded_bytes, algorithm_bandwidth, duration_us, size),
             "algo_gb_per_s": algorithm_bandwidth,
@@ -176,9 +178,9 @@ def _choose_start(times: dict[str, Any], prefix: str) -> int | None:
     starts = [
         start
         for channel in (channels if isinstance(channels, list) else ())
-        if isinstance(channel, dict) and (start := _natural(channel.get("kernel_start_ts")))
+        if isinstance(channel, dict) and (start := _to_natural(channel.get("kernel_start_ts")))
     ]
-    return min(starts, default=None) or _natural(times.get(f"{prefix}_start_ts")) or None
+    return min(starts, default=None) or _to_natural(times.get(f"{prefix}_start_ts")) or None
 
 
 def _scale_message(
@@ -189,10 +191,6 @@ def _scale_message(
         return recorded
     ratio = bandwidth * duration_us * 1e3 / recorded
     return recorded * size if abs(ratio - size) < abs(ratio - 1) else recorded
-
-
-def _natural(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 51 else None
 
 
 def _number(value: Any) -> float | None:

@@ -20,7 +20,7 @@ from etloom.core import categories
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Trace
-from etloom.formats.io.compression import read_content
+from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
 from etloom.formats.tables.building import build_frame, build_trace
 
@@ -42,10 +42,12 @@ def sniff(head: bytes) -> bool:
     return _ENTRY.match(head) is not None
 
 
-def read(path: Path, *, limit: int = 1 << 30) -> Trace:
+def read(
+    path: Path,
+    *,
+    limit: SizeLimit = 1 << 30,
+) -> Trace:
     """Read the calls of one rank as host events and rows of comms; without ``startTime_ns``, events have no time.
-
-    limit: the largest accepted size of the decompressed file in bytes.
 
     Raises:
         ReadError: If the file is not such a list.

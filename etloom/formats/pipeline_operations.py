@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -62,10 +62,10 @@ def sniff(head: bytes) -> bool:
     return head[:4] == _MAGIC and all(name.encode() in head for name in _REQUIRED)
 
 
-def read(path: Path, *, limit: int = 20_000_000) -> Job:
+def read(
+    path: Path, *, limit: Annotated[int, "The largest accepted number of operations."] = 20_000_000
+) -> Job:
     """Read the operations of all ranks as a Job with one Trace per rank.
-
-    limit: the largest accepted number of operations.
 
     Raises:
         ReadError: If the file cannot be read or lacks a column.

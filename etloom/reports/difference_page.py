@@ -12,10 +12,11 @@ from pathlib import Path
 import polars as pl
 
 from etloom.comparison import BY, Difference
+from etloom.core.text import count_noun
 from etloom.core.trace import Job
 from etloom.formats.io.atomic_file import write_atomically
 from etloom.reports.difference_sections import has_gpu_time, label_sides, render_explanation, render_steps
-from etloom.reports.formatting import count_noun, format_duration
+from etloom.reports.formatting import format_duration
 from etloom.reports.html_tables import render_table
 from etloom.reports.page import Page, Section, titled_section
 from etloom.reports.time_shares import PART_LABELS

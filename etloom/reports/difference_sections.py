@@ -9,8 +9,9 @@ from typing import Any
 import polars as pl
 
 from etloom.comparison import Difference
+from etloom.core.text import count_noun
 from etloom.core.trace import Job
-from etloom.reports.formatting import count_noun, format_duration
+from etloom.reports.formatting import format_duration
 from etloom.reports.html_charts import render_bars, render_legend
 from etloom.reports.html_report import PART_COLORS
 from etloom.reports.time_shares import PART_LABELS

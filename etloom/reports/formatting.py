@@ -159,8 +159,3 @@ def format_duration(ns: float) -> str:
     """Format a time in ns with 4 significant digits and a suitable unit, such as 187.3 ms."""
     unit, factor = choose_unit(ns, TIME_UNITS)
     return f"{format_number(ns / factor)} {unit}"
-
-
-def count_noun(number: int, noun: str) -> str:
-    """Format a count with its noun, such as 1 step or 1,200 steps; the plural adds an s."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

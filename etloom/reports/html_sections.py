@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
+from etloom.core.text import count_noun
 from etloom.reports.finding_text import format_cost, format_gain, format_parts
-from etloom.reports.formatting import count_noun
 from etloom.reports.html_tables import render_table
 
 _LOCATION_COLUMNS = ("operator", "module", "frame", "step", "stream")

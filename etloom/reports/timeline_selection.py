@@ -11,9 +11,8 @@ import polars as pl
 
 from etloom.core import categories
 from etloom.core.machine import run_in_parallel
-from etloom.core.text import format_ranges, format_ranks
+from etloom.core.text import count_noun, format_ranges, format_ranks
 from etloom.core.trace import Job, Trace
-from etloom.reports.formatting import count_noun
 from etloom.reports.timeline_data import PackedTimeline, pack_timeline
 from etloom.reports.timeline_path import select_pieces
 

@@ -89,7 +89,7 @@ def test_every_option_is_typed_has_a_default_and_is_documented(kind: str, name: 
         assert parameter.kind is not inspect.Parameter.VAR_KEYWORD, f"{name}: options are named"
     for option in registry.list_options(kind, name):
         assert option.default is not inspect.Parameter.empty, f"{name}: {option.name} has no default"
-        assert option.help, f"{name}: {option.name} is not in the docstring"
+        assert option.help, f"{name}: {option.name} has no help"
 
 
 @pytest.mark.parametrize("name", registry.list_plugins("readers"))

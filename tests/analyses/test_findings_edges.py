@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,12 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.analyses import findings
 from etloom.analyses.findings.job_view import JobView
 from etloom.analyses.findings.rank_findings import find_in_rank
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core import registry
+from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from support.small_traces import RankBuilder, find_costs, find_rows
 
@@ -48,6 +51,37 @@ def test_a_stored_table_of_a_nested_function_is_not_that_of_its_neighbour(
     view = JobView(Job({0: trace}))[0]
     columns = [view.compute_once(table).columns for table in (*tables, *nested)]
     assert columns == [["first"], ["second"], ["third"], ["fourth"]]
+
+
+def test_patterns_declare_whether_they_need_other_ranks(tmp_path: Path) -> None:
+    """Those that do are not run on a single rank; the others never ask for times of other ranks."""
+    declared = {
+        name
+        for name in registry.list_plugins("patterns")
+        if getattr(registry.get("patterns", name), "NEEDS_OTHER_RANKS", False)
+    }
+    folder = Path(findings.__file__).parent
+    asking = {
+        file.stem.replace("_", "-")
+        for file in folder.rglob("*.py")
+        if re.search(r"\.(?:waiting_for|delaying)_ranks\b", file.read_text())
+    }
+    assert declared == asking == {"exposed-communication", "idle-host", "small-collectives"}
+    trace = RankBuilder().op("aten::mm", 0, 50).kernel(1, 5, 90).trace(tmp_path)
+    kept = find_in_rank(trace).findings
+    rank_patterns = {
+        name for name in registry.list_plugins("patterns") if registry.get("patterns", name).SCOPE == "rank"
+    }
+    assert set(kept) == rank_patterns - declared
+
+
+def test_a_pattern_that_does_not_declare_it_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(registry.get("patterns", "exposed-communication"), "NEEDS_OTHER_RANKS")
+    trace = RankBuilder().op("aten::mm", 0, 50).kernel(1, 5, 90).trace(tmp_path)
+    with pytest.raises(EtloomError, match="NEEDS_OTHER_RANKS = True"):
+        find_in_rank(trace)
 
 
 def _make_column(column: str, view: RankView) -> pl.DataFrame:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
 import etloom
+from etloom.api.arguments import Run, StrPath, verb
 from etloom.collector.option_parsing import expand_folder_name
+from etloom.core.errors import EtloomError
 from etloom.core.paths import expand_home
 from support import small_traces
+
+
+class Options(TypedDict, total=False):
+    """Keywords of a verb."""
+
+    width: int
 
 
 @pytest.fixture
@@ -21,6 +30,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.chdir(tmp_path / "work")
     return folder
+
+
+def test_paths_are_recognized_next_to_types_that_are_not_imported(home: Path) -> None:
+    @verb
+    def show(
+        run: Run | Elsewhere,  # type: ignore[name-defined]  # noqa: F821
+        *more: Sequence[elsewhere.Thing | StrPath],  # type: ignore[name-defined]  # noqa: F821
+        name: str = "~",
+        **options: Unpack[Options],  # type: ignore[name-defined]  # noqa: F821
+    ) -> object:
+        return run, more, name
+
+    assert show("~/run", ["~/x"]) == (home / "run", ([home / "x"],), "~")
+    with pytest.raises(EtloomError, match="has no option 'widt'; did you mean 'width'"):
+        show("~/run", widt=3)
 
 
 @pytest.mark.slow

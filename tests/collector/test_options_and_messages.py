@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import polars as pl
 import pytest
@@ -18,7 +18,7 @@ from etloom.collector import diagnosis, option_parsing, option_rules, run_folder
 from etloom.collector.launcher import collection
 from etloom.collector.observer import choice
 from etloom.collector.option_parsing import SOURCES
-from etloom.collector.options import CollectOptions, RecordingOptions
+from etloom.collector.options import CollectOptions, RecordingOptions, RecordKeywords
 from etloom.collector.session import on_demand, process_status
 from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.recording import record
@@ -346,3 +346,10 @@ def test_record_names_the_nearest_option(tmp_path: Path) -> None:
 def test_an_option_of_another_type_is_one_line(tmp_path: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises(CollectError, match=re.escape(text)):
         record(tmp_path / "run", **options)
+
+
+def test_keywords_of_record_are_options_of_collect() -> None:
+    types = get_type_hints(CollectOptions)
+    assert {name: types.get(name) for name in RecordKeywords.__annotations__} == get_type_hints(
+        RecordKeywords
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import pickle
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Annotated
 
 import pytest
 
@@ -54,24 +56,26 @@ def test_a_plugin_of_another_package(plugin: ModuleType) -> None:
     ):
         registry.get("analyses", "their-own")
 
-    def analyze(trace: object, *, top_n: int = 3, by: str = "x", step: int | None = None) -> None:
-        """Answer.
-
-        top_n: how many
-            of them. by: what decides: this or that.
-
-        - ``step`` is said elsewhere
-
-        Raises: nothing
-        """
+    def analyze(
+        trace: object,
+        *,
+        top_n: Annotated[int, "How many of them."] = 3,
+        step: Annotated[int | None, object(), "Only this step."] = None,
+        rank: Annotated[int, object()] = 0,
+        by: str = "x",
+        other=None,  # type: ignore[no-untyped-def]
+    ) -> None:
+        """by: documented here only."""
 
     plugin.analyze = analyze  # type: ignore[attr-defined]
     assert registry.get("analyses", "their-own") is plugin
     assert registry.get_summary("analyses", "their-own") == "Count what matters."
     assert registry.list_options("analyses", "their-own") == [
-        registry.Option("top_n", int, 3, "How many of them."),
-        registry.Option("by", str, "x", "What decides: this or that."),
-        registry.Option("step", int | None, None, ""),
+        registry.Option("top_n", int, "How many of them.", 3),
+        registry.Option("step", int | None, "Only this step.", None),
+        registry.Option("rank", int, "", 0),
+        registry.Option("by", str, "", "x"),
+        registry.Option("other", inspect.Parameter.empty, "", None),
     ]
 
 

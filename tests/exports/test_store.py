@@ -17,6 +17,8 @@ from polars.testing import assert_frame_equal
 import etloom
 from etloom.analyses.answers import answer, find_stored_answer
 from etloom.analyses.findings import job_gain
+from etloom.analyses.findings.rank_findings import find_in_rank
+from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.helpers.run_tables import ARRIVAL_ORDER, WINDOWS
 from etloom.analyses.run_info import find_stored_facts
 from etloom.cli import main
@@ -27,6 +29,7 @@ from etloom.core.errors import AnalysisError, EtloomError, EtloomWarning, Invali
 from etloom.core.schema import TABLES
 from etloom.core.trace import Job, Trace
 from etloom.exports.store import adding, batches, rank_results, staging, summaries
+from etloom.exports.store.rank_results import _decode_findings, _encode_findings
 from etloom.exports.store.summaries import GRAPH_QUESTIONS, JOB_QUESTIONS, RANK_QUESTIONS
 from etloom.formats.parquet import stored_runs, table_files
 from etloom.formats.parquet.store_layout import list_runs
@@ -35,6 +38,7 @@ from etloom.loading import LoadOptions, engines, load_path
 from support import small_traces
 from support.fleets import LATE_US, write_fleet
 from support.saved_folders import update_checksum
+from support.small_traces import RankBuilder
 
 RANKS = int(os.environ.get("ETLOOM_STORE_RANKS", "10"))
 """Ranks of the comparison of answers; 64 take a minute."""
@@ -681,3 +685,17 @@ def test_a_rank_without_a_number_is_one_line(store: Path, tmp_path: Path) -> Non
     update_checksum(file)
     with pytest.raises(ReadError, match="is not a summary of a store: a rank is null; add the run again"):
         etloom.open(file.parents[1])
+
+
+def test_findings_that_need_other_ranks_use_the_kept_tables_of_the_rank(tmp_path: Path) -> None:
+    run = RankBuilder().op("aten::mm", 0, 5).kernel(1, 5, 20)
+    for at in range(10):
+        run.all_reduce(10 + at, 30 + 10 * at, 5, at, 1_000)
+    trace = run.trace(tmp_path)
+    kept = _decode_findings(_encode_findings(find_in_rank(trace)))
+    computed, stored = (
+        list(RankView(trace, stored=findings).find("small-collectives")) for findings in (None, kept)
+    )
+    assert "small-collectives" not in kept.findings
+    assert [finding.cost_ns for finding in stored] == [finding.cost_ns for finding in computed] == [45_000]
+    assert [finding.title for finding in stored] == [finding.title for finding in computed]

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 import etloom
+from etloom.collector.workload_card import PARALLELISM_NAMES
 from etloom.core.parallel_axes import parse_axis
 from etloom.core.trace import Trace
 from etloom.linker.group_axes import add_group_axes, infer_group_axes
@@ -41,6 +42,12 @@ from etloom.linker.group_axes import add_group_axes, infer_group_axes
 )
 def test_names_state_the_axis(name: str | None, axis: str | None) -> None:
     assert parse_axis(name) == axis
+
+
+@pytest.mark.parametrize("kind", PARALLELISM_NAMES)
+def test_names_of_the_workload_card_are_those_of_process_groups(kind: str) -> None:
+    """The collector runs without the rest of etloom, so it has names of its own."""
+    assert {parse_axis(name) for name in PARALLELISM_NAMES[kind]} <= {kind[:2], "dp+cp"}
 
 
 def make_trace(calls: dict[str, list[dict[str, Any]]], groups: dict[str, list[int]], *names: str) -> Trace:

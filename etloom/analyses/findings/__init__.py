@@ -22,9 +22,6 @@ after it), so they do not add up. A rank with several devices is idle when all o
 - title describes the problem, advice the remedy. pattern names the rule, which its module in
   etloom.analyses.findings.patterns describes.
 
-pattern: only this pattern. min_pct: hide findings that cost the job, or the rank, less than this share of the time, and
-unless it is 0 also those without which the job would not be faster (by less than 0.05 %).
-
 Units: ns, percent.
 """
 
@@ -33,7 +30,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -95,7 +92,16 @@ def check_rank(trace: Trace) -> AnalysisError | None:
     return None if trace.has_result(find_in_rank) else explain_missing_times(trace)
 
 
-def analyze(job: Job, *, pattern: str | None = None, min_pct: float = DEFAULT_MIN_PCT) -> pl.DataFrame:
+def analyze(
+    job: Job,
+    *,
+    pattern: Annotated[str | None, "Only this pattern."] = None,
+    min_pct: Annotated[
+        float,
+        "Hide findings that cost the job, or the rank, less than this share of the time, and unless it "
+        "is 0 also those without which the job would not be faster (by less than 0.05 %).",
+    ] = DEFAULT_MIN_PCT,
+) -> pl.DataFrame:
     patterns = registry.list_plugins("patterns")
     check_percentage(min_pct, "min_pct")
     if pattern is not None and pattern.replace("_", "-") not in patterns:

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import polars as pl
 
-from etloom.analyses.findings.finding import Finding
 from etloom.analyses.findings.rank_view import RankFindings, RankView, find_table_key
 from etloom.core import registry
+from etloom.core.errors import EtloomError
 from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
 
 
-class _NeedsOtherRanks(Exception):
-    """Raised when a pattern needs data of other ranks."""
-
-
 def find_in_rank(trace: Trace) -> RankFindings:
-    """Return the findings of patterns that need a single rank only, and the tables of the rank that job-wide patterns
-    need.
+    """Return the findings of patterns that need a single rank only, and the rank's tables that other patterns need.
 
     Raises:
         AnalysisError: the trace has neither GPU activity nor operators.
+        EtloomError: a pattern needs other ranks, and does not declare it.
     """
     view = RankView(trace, _refuse, _refuse)
     patterns = {name: registry.get("patterns", name) for name in registry.list_plugins("patterns")}
-
-    def find(name: str) -> list[Finding] | None:
-        try:
-            return view.apply(patterns[name])
-        except _NeedsOtherRanks:
-            return None
-
-    results = view.map_patterns(find, [name for name in patterns if patterns[name].SCOPE == "rank"])
-    findings = {name: found for name, found in results.items() if found is not None}
+    names = [
+        name
+        for name, pattern in patterns.items()
+        if pattern.SCOPE == "rank" and not getattr(pattern, "NEEDS_OTHER_RANKS", False)
+    ]
+    findings = view.map_patterns(lambda name: view.apply(patterns[name]), names)
     functions = [
         measure_rank,
         *(function for pattern in patterns.values() for function in getattr(pattern, "RANK_TABLES", ())),
@@ -45,7 +38,7 @@ def find_in_rank(trace: Trace) -> RankFindings:
 
 
 def _refuse() -> Intervals:
-    raise _NeedsOtherRanks
+    raise EtloomError("a pattern needs data of other ranks", remedy="declare it by NEEDS_OTHER_RANKS = True")
 
 
 def measure_rank(view: RankView) -> pl.DataFrame:

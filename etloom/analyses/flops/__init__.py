@@ -6,9 +6,6 @@ their share of the row's time. Unknown values are null, never guessed. time_ns: 
 ran; with basis host: duration of the call; with basis none (execution trace only): unknown. Of nested operators the
 outermost one with a formula is counted; communication is excluded. See docs/flops.md for the definitions.
 
-by: operator, family (gemm, attention, ...; for kernels without a formula, by their names) or all (one row). step: only
-this step. top: number of rows, longest time first.
-
 Units: FLOP, B, ns, percent. Needs shapes: record_shapes=True, or the run's execution trace. Convention:
 torch.utils.flop_counter's, except for the mask of causal attention and the groups of a convolution, which it ignores.
 """
@@ -16,11 +13,12 @@ torch.utils.flop_counter's, except for the mask of causal attention and the grou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import polars as pl
 
 from etloom.analyses.flops.counting import count_calls
-from etloom.analyses.helpers import check_top, conform_columns, filter_step, percent_of_total
+from etloom.analyses.helpers import Step, check_top, conform_columns, filter_step, percent_of_total
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
 
@@ -44,7 +42,17 @@ _MIN_PCT = 0.1
 _GROUP_COLUMNS: dict[str, list[str]] = {"operator": ["family", "name"], "family": ["family"], "all": []}
 
 
-def analyze(trace: Trace, *, by: str = "operator", step: int | None = None, top: int = 50) -> pl.DataFrame:
+def analyze(
+    trace: Trace,
+    *,
+    by: Annotated[
+        str,
+        "operator, family (gemm, attention, ...; for kernels without a formula, by their names) or all "
+        "(one row).",
+    ] = "operator",
+    step: Step = None,
+    top: Annotated[int, "Number of rows, longest time first."] = 50,
+) -> pl.DataFrame:
     if by not in _GROUP_COLUMNS:
         raise UnknownName("grouping", by, _GROUP_COLUMNS, option="by")
     check_top(top)

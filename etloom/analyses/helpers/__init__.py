@@ -3,13 +3,13 @@
 Example:
     An analysis module that counts GPU activities per step::
 
-        from etloom.analyses.helpers import conform_columns, filter_step
+        from etloom.analyses.helpers import LaunchStep, conform_columns, filter_step
         from etloom.timeline.activity import select_device_events
 
         SCOPE = "rank"
         COLUMNS = {"count": pl.Int64}
 
-        def analyze(trace, *, step: int | None = None):
+        def analyze(trace, *, step: LaunchStep = None):
             events = filter_step(trace, select_device_events(trace), step)
             return conform_columns({"count": [events.height]}, COLUMNS)
 """
@@ -17,7 +17,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -27,6 +27,10 @@ from etloom.core.intervals import Intervals
 from etloom.core.trace import Trace
 from etloom.linker import is_linked
 from etloom.timeline.activity import describe_rank, find_steps
+
+Step = Annotated[int | None, "Only this step."]
+"""The option ``step`` of most analyses, with its help."""
+LaunchStep = Annotated[int | None, "Only activities launched in this step."]
 
 
 def step_windows(trace: Trace, busy: Intervals, step: int | None) -> pl.DataFrame:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from etloom.cli.command import PATH_TYPE, Argument, FiniteFloat, OptionGroup, command
+from etloom.cli.command import FieldFlags, FiniteFloat, Flag, Positional, command
 from etloom.cli.error_handling import print_message
-from etloom.cli.output import Format, to_json, write_table, write_text
+from etloom.cli.output import to_json, write_table, write_text
 from etloom.cli.output_files import check_export, check_writable, write_run
-from etloom.cli.replay.options import FORMAT, PROCESS_OPTIONS, ProcessOptions, repeat_options
+from etloom.cli.replay.options import AT_LEAST_0, AT_LEAST_1, ProcessOptions, TableFormat
 from etloom.cli.replay.printing import (
     contention_warning,
     end_on_failure,
@@ -23,9 +22,9 @@ from etloom.cli.replay.printing import (
     print_passes,
     print_summary,
 )
-from etloom.cli.run_arguments import RANK_PATTERN, report_loss
+from etloom.cli.run_arguments import RankPattern, report_loss
 from etloom.replayer.comms.callbacks import Callbacks
-from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous, check_backend
+from etloom.replayer.comms.comms_options import CommsOptions, check_backend
 from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:
@@ -37,50 +36,29 @@ if TYPE_CHECKING:
     from etloom.replayer.plan import Plan
 
 
-class TraceType(str, enum.Enum):
-    """Types of traces from which communication can be replayed."""
-
-    et = "et"
-    kineto = "kineto"
-    basic = "basic"
-
-
-class Timing(str, enum.Enum):
-    """When to start a replayed call: at once, or after the recorded gap."""
-
-    fast = "fast"
-    recorded = "recorded"
-
-
-class Gap(str, enum.Enum):
-    """Methods to fill the gaps between replayed calls: a busy loop, or matrix products."""
-
-    spin = "spin"
-    load = "load"
-
-
-class Per(str, enum.Enum):
-    """Row grouping of the replay summary: by process group, by all process groups of the same size, or by call."""
-
-    group = "group"
-    all = "all"
-    call = "call"
-
-
 @dataclass(frozen=True)
 class SourceOptions:
     """The path of the run, and options that select the ranks and calls to replay."""
 
-    path: Path | None
-    trace_path: Path | None
-    trace_type: TraceType | None
-    rank_pattern: str | None
-    use_one_trace: bool
-    ranks: str | None
-    shrink: bool
-    only: str | None
-    first: int | None
-    scale: float
+    path: Annotated[Path | None, "A folder of traces, or one file.", Positional("PATH")] = None
+    trace_path: Annotated[Path | None, "The same as PATH."] = None
+    trace_type: Annotated[
+        Literal["et", "kineto", "basic"] | None,
+        "Fail unless there is a trace of this type; basic is PARAM's.",
+    ] = None
+    rank_pattern: RankPattern = None
+    use_one_trace: Annotated[bool, "Replay the lowest recorded rank on all processes."] = False
+    ranks: Annotated[str | None, "The recorded ranks to replay, such as 0,8-15."] = None
+    shrink: Annotated[
+        bool,
+        "Replay the first recorded ranks on fewer processes: groups keep the members that are replayed, "
+        "sizes that are divided among them shrink, and calls without another member are skipped.",
+    ] = False
+    only: Annotated[str | None, "Only these collectives, such as all_reduce,send,recv."] = None
+    first: Annotated[int | None, "Only the first N calls of each rank.", Flag(type=click.IntRange(min=1))] = (
+        None
+    )
+    scale: Annotated[float, "Factor for the sizes.", Flag(type=FiniteFloat(min=0.0))] = 1.0
 
     def run_path(self) -> Path:
         """Return the path of the run to replay, from the positional argument or else the option."""
@@ -93,7 +71,7 @@ class SourceOptions:
         from etloom.replayer.comms.plan_builder import PlanOptions, parse_ranks
 
         return PlanOptions(
-            trace_type=self.trace_type and self.trace_type.value,
+            trace_type=self.trace_type,
             one_for_all=self.use_one_trace,
             ranks=None if self.ranks is None else parse_ranks(self.ranks),
             shrink=self.shrink,
@@ -103,80 +81,20 @@ class SourceOptions:
         )
 
 
-_SOURCE_OPTIONS = OptionGroup(
-    "source",
-    SourceOptions,
-    [
-        Argument(
-            ["path"], type=PATH_TYPE, required=False, metavar="PATH", help="A folder of traces, or one file."
-        ),
-        click.Option(["--trace-path"], type=PATH_TYPE, help="The same as PATH."),
-        click.Option(
-            ["--trace-type"],
-            type=click.Choice(TraceType),
-            help="Fail unless there is a trace of this type; basic is PARAM's.",
-        ),
-        RANK_PATTERN,
-        click.Option(
-            ["--use-one-trace"], is_flag=True, help="Replay the lowest recorded rank on all processes."
-        ),
-        click.Option(["--ranks"], help="The recorded ranks to replay, such as 0,8-15."),
-        click.Option(
-            ["--shrink"],
-            is_flag=True,
-            help="Replay the first recorded ranks on fewer processes: groups keep the members that are replayed, "
-            "sizes that are divided among them shrink, and calls without another member are skipped.",
-        ),
-        click.Option(["--only"], help="Only these collectives, such as all_reduce,send,recv."),
-        click.Option(["--first"], type=click.IntRange(min=1), help="Only the first N calls of each rank."),
-        click.Option(["--scale"], type=FiniteFloat(min=0.0), default=1.0, help="Factor for the sizes."),
-    ],
-)
-
-
-@dataclass(frozen=True)
-class TimingOptions:
-    """Options for the timing, repetition and verification of the replayed calls."""
-
-    timing: Timing
-    gap: Gap
-    blocking: bool
-    repeats: int
-    warmup: int
-    verify: bool
-
-
-_TIMING_OPTIONS = OptionGroup(
-    "run",
-    TimingOptions,
-    [
-        click.Option(
-            ["--timing"],
-            type=click.Choice(Timing),
-            default=Timing.fast,
-            help="recorded: keep the recorded gaps between calls.",
-        ),
-        click.Option(
-            ["--gap"],
-            type=click.Choice(Gap),
-            default=Gap.spin,
-            help="How gaps are filled; load: matrix products.",
-        ),
-        click.Option(["--blocking"], is_flag=True, help="Wait for each call before the next."),
-        *repeat_options(5),
-        click.Option(["--verify"], is_flag=True, help="Check every result once, before the timed passes."),
-    ],
-)
-
-
 @dataclass(frozen=True)
 class OutputOptions:
     """Options of a communication replay's results: output files, grouping of table rows, and table format."""
 
-    out: Path | None
-    per: Per
-    json_file: Path | None
-    format: Format | None
+    out: Annotated[Path | None, "Write the replay as a trace: .parquet or .json.gz.", Flag("-o")] = None
+    per: Annotated[
+        Literal["group", "all", "call"],
+        "group: one row per collective, group and size; all: groups of the same size together; call: one row "
+        "per call.",
+    ] = "group"
+    json_file: Annotated[
+        Path | None, "Write the table, the repeats and the skipped calls as JSON.", Flag("--json")
+    ] = None
+    format: TableFormat = None
 
     def check(self) -> None:
         """Check that the files can be written, before the work starts."""
@@ -186,42 +104,16 @@ class OutputOptions:
             check_writable(self.json_file, "--json")
 
 
-_OUTPUT_OPTIONS = OptionGroup(
-    "output",
-    OutputOptions,
-    [
-        click.Option(
-            ["--out", "-o"], type=PATH_TYPE, help="Write the replay as a trace: .parquet or .json.gz."
-        ),
-        click.Option(
-            ["--per"],
-            type=click.Choice(Per),
-            default=Per.group,
-            help="group: one row per collective, group and size; all: groups of the same size together; call: one row "
-            "per call.",
-        ),
-        click.Option(
-            ["json_file", "--json"],
-            type=PATH_TYPE,
-            help="Write the table, the repeats and the skipped calls as JSON.",
-        ),
-        FORMAT,
-    ],
-)
+_RUN_FLAGS = FieldFlags(repeats=AT_LEAST_1, warmup=AT_LEAST_0)
 
 
-@command(
-    _SOURCE_OPTIONS,
-    PROCESS_OPTIONS,
-    click.Option(["--dry-run"], is_flag=True, help="Print the plan without running it."),
-    _TIMING_OPTIONS,
-    _OUTPUT_OPTIONS,
-)
+@command()
 def comms(
+    *,
     source: SourceOptions,
     processes: ProcessOptions,
-    dry_run: bool,
-    run: TimingOptions,
+    dry_run: Annotated[bool, "Print the plan without running it."] = False,
+    run: Annotated[CommsOptions, _RUN_FLAGS],
     output: OutputOptions,
 ) -> None:
     """Re-run the recorded communication with one process per rank, and measure it.
@@ -268,28 +160,14 @@ def comms(
         replay = replay_comms(
             open_run,
             plan_options,
-            _comms_options(processes, run),
+            processes.comms_options(run),
             Callbacks(end_process, print_message),
             path=path,
             process=process,
-            rendezvous=Rendezvous(processes.master_addr, processes.master_port),
+            rendezvous=processes.rendezvous(),
         )
     if replay is not None:
         _print_replay(replay, output, load)
-
-
-def _comms_options(processes: ProcessOptions, run: TimingOptions) -> CommsOptions:
-    return CommsOptions(
-        processes.backend,
-        "auto" if processes.device is None else processes.device.value,
-        run.timing.value,
-        run.gap.value,
-        run.blocking,
-        run.repeats,
-        run.warmup,
-        run.verify,
-        processes.timeout,
-    )
 
 
 def _print_plan(plan: Plan, output: OutputOptions) -> None:
@@ -308,7 +186,7 @@ def _print_replay(replay: CommsReplay, output: OutputOptions, load: float | None
 
     for line in plan_notes(replay.plan):
         print_message(line)
-    summary = replay.summarize(output.per.value)
+    summary = replay.summarize(output.per)
     print_summary(summary, output.format)
     print_passes(replay.passes)
     if warning := contention_warning(load, replay.options.device, 1):

@@ -2,106 +2,72 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import click
 
-from etloom.cli.command import PATH_TYPE, FiniteFloat, OptionGroup, command
-from etloom.cli.output import Format
+from etloom.cli.command import FiniteFloat, Flag, command
 from etloom.cli.output_files import check_export
-from etloom.cli.replay.options import ALLOW_NAMESPACE, FORMAT, repeat_options
-from etloom.cli.run_arguments import PATH
+from etloom.cli.replay.options import AT_LEAST_0, AT_LEAST_1, AllowedNamespaces, TableFormat
+from etloom.cli.run_arguments import RunPath
 from etloom.core.errors import EtloomError
-
-
-class Device(str, enum.Enum):
-    """Devices on which operators can be replayed."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-    meta = "meta"
+from etloom.replayer.comms.comms_options import Repeats, Warmup
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
     """Options that select the device, the operators, the repeats and the limits of a replay."""
 
-    device: Device
-    rank: int | None
-    step: int | None
-    subgraph: str | None
-    allow_namespace: tuple[str, ...]
-    repeats: int
-    warmup: int
-    max_memory: float | None
-    max_time: float | None
-    operator_timeout: float | None
-    threads: int | None
+    device: Annotated[Literal["cpu", "cuda", "meta"], "meta: shapes and types only."] = "cpu"
+    rank: Annotated[int | None, "Default: the lowest rank."] = None
+    step: Annotated[int | None, "Only ProfilerStep#N; default: all steps."] = None
+    subgraph: Annotated[
+        str | None,
+        "Only operators and annotations of this name, with what they contain.",
+        Flag(metavar="NAME"),
+    ] = None
+    allow_namespace: AllowedNamespaces = ()
+    repeats: Annotated[Repeats, AT_LEAST_1] = 3
+    warmup: Annotated[Warmup, AT_LEAST_0] = 1
+    max_memory: Annotated[
+        float | None,
+        "Memory limit in GB; default: 80 % of the free memory, which the ranks of a host share on a CPU. "
+        "Operators that do not fit are skipped.",
+        Flag(type=FiniteFloat(min=0)),
+    ] = None
+    max_time: Annotated[
+        float | None,
+        "Seconds after which no further operator is tried and no further repeat is started.",
+        Flag(type=FiniteFloat(min=0)),
+    ] = None
+    operator_timeout: Annotated[
+        float | None,
+        "An operator that takes longer is skipped, and a second one ends the replay; default: 5.",
+        Flag(type=FiniteFloat(min=0, min_open=True), metavar="SECONDS"),
+    ] = None
+    threads: Annotated[
+        int | None,
+        "Threads of an operator on a CPU; default: torch's. A recording does not state its number of threads.",
+        Flag(type=click.IntRange(min=1)),
+    ] = None
 
 
-_REPLAY_OPTIONS = OptionGroup(
-    "options",
-    ReplayOptions,
-    [
-        click.Option(
-            ["--device"],
-            type=click.Choice(Device),
-            default=Device.cpu,
-            help="meta: shapes and types only.",
-        ),
-        click.Option(["--rank"], type=int, help="Default: the lowest rank."),
-        click.Option(["--step"], type=int, help="Only ProfilerStep#N; default: all steps."),
-        click.Option(
-            ["--subgraph"],
-            metavar="NAME",
-            help="Only operators and annotations of this name, with what they contain.",
-        ),
-        ALLOW_NAMESPACE,
-        *repeat_options(3),
-        click.Option(
-            ["--max-memory"],
-            type=FiniteFloat(min=0),
-            help="Memory limit in GB; default: 80 % of the free memory, which the ranks of a host share on a CPU. "
-            "Operators that do not fit are skipped.",
-        ),
-        click.Option(
-            ["--max-time"],
-            type=FiniteFloat(min=0),
-            help="Seconds after which no further operator is tried and no further repeat is started.",
-        ),
-        click.Option(
-            ["--operator-timeout"],
-            type=FiniteFloat(min=0, min_open=True),
-            metavar="SECONDS",
-            help="An operator that takes longer is skipped, and a second one ends the replay; default: 5.",
-        ),
-        click.Option(
-            ["--threads"],
-            type=click.IntRange(min=1),
-            help="Threads of an operator on a CPU; default: torch's. A recording does not state its number of threads.",
-        ),
-    ],
-)
-
-
-@command(
-    PATH,
-    _REPLAY_OPTIONS,
-    click.Option(
-        ["--min-coverage"],
-        type=FiniteFloat(min=0, max=100),
-        default=0,
-        help="Fail if less than this percentage of the operators is covered.",
-    ),
-    click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the replay as a trace: .parquet or .json.gz."),
-    FORMAT,
-)
+@command()
 def compute(
-    path: Path, options: ReplayOptions, min_coverage: float, out: Path | None, format: Format | None
+    *,
+    path: RunPath,
+    options: ReplayOptions,
+    min_coverage: Annotated[
+        float,
+        "Fail if less than this percentage of the operators is covered.",
+        Flag(type=FiniteFloat(min=0, max=100)),
+    ] = 0,
+    out: Annotated[Path | None, "Write the replay as a trace: .parquet or .json.gz.", Flag("-o")] = None,
+    format: TableFormat = None,
 ) -> None:
     """Re-run the recorded operators in order, and list those that cannot run.
 
@@ -119,14 +85,14 @@ def compute(
     """
     if out:
         check_export(out)
-        if options.device is Device.meta:
+        if options.device == "meta":
             raise EtloomError(
                 "--out requires a device that computes: a replay on meta has no trace",
                 remedy="use --device cpu",
             )
     request = {
         "path": str(path),
-        "device": options.device.value,
+        "device": options.device,
         "rank": options.rank,
         "step": options.step,
         "subgraph": options.subgraph,

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
-
-from etloom.cli.command import PATH_TYPE, OptionGroup, command
+from etloom.cli.command import Flag, command
 from etloom.cli.error_handling import print_message
+from etloom.cli.output import Format
 from etloom.cli.output_files import check_export, write_run
-from etloom.cli.replay.options import (
-    ALLOW_NAMESPACE,
-    FORMAT,
-    PROCESS_OPTIONS,
-    OutputOptions,
-    ProcessOptions,
-    repeat_options,
-)
+from etloom.cli.replay.options import AT_LEAST_0, AT_LEAST_1, AllowedNamespaces, ProcessOptions, TableFormat
 from etloom.cli.replay.printing import (
     contention_warning,
     end_on_failure,
@@ -26,33 +18,26 @@ from etloom.cli.replay.printing import (
     print_passes,
     print_summary,
 )
-from etloom.cli.run_arguments import PATH, report_loss
+from etloom.cli.run_arguments import RunPath, report_loss
 from etloom.replayer.comms.callbacks import Callbacks
-from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
+from etloom.replayer.comms.comms_options import CommsOptions, Repeats, Warmup
 from etloom.replayer.launch_environment import Process
 
 if TYPE_CHECKING:
     from etloom.core.trace import Job
     from etloom.replayer.full import FullReplay
 
-_OUTPUT_OPTIONS = OptionGroup(
-    "output",
-    OutputOptions,
-    [
-        click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the communication as a trace."),
-        FORMAT,
-    ],
-)
 
-
-@command(PATH, PROCESS_OPTIONS, ALLOW_NAMESPACE, *repeat_options(3), _OUTPUT_OPTIONS)
+@command()
 def full(
-    path: Path,
+    *,
+    path: RunPath,
     processes: ProcessOptions,
-    allow_namespace: tuple[str, ...],
-    repeats: int,
-    warmup: int,
-    output: OutputOptions,
+    allow_namespace: AllowedNamespaces = (),
+    repeats: Annotated[Repeats, AT_LEAST_1] = 3,
+    warmup: Annotated[Warmup, AT_LEAST_0] = 1,
+    out: Annotated[Path | None, "Write the communication as a trace.", Flag("-o")] = None,
+    format: TableFormat = None,
 ) -> None:
     """Re-run the recorded operators and the recorded communication, in the order in which each rank started them.
 
@@ -72,8 +57,8 @@ def full(
     import etloom
     from etloom.replayer.full import replay_full
 
-    if output.out is not None:
-        check_export(output.out)
+    if out is not None:
+        check_export(out)
     process = Process.current()
 
     def open_run() -> Job:
@@ -82,34 +67,29 @@ def full(
             report_loss(job, path)
         return job
 
-    options = CommsOptions(
-        processes.backend,
-        "auto" if processes.device is None else processes.device.value,
-        repeats=repeats,
-        warmup=warmup,
-        timeout_s=processes.timeout,
-    )
     load = load_average()
     with end_on_failure(process):
         replay = replay_full(
             open_run,
-            options,
+            processes.comms_options(CommsOptions(repeats=repeats, warmup=warmup)),
             Callbacks(end_process, print_message),
             path=path,
             namespaces=frozenset({"aten", *allow_namespace}),
             process=process,
-            rendezvous=Rendezvous(processes.master_addr, processes.master_port),
+            rendezvous=processes.rendezvous(),
         )
     if replay is not None:
-        _print_replay(replay, output, load)
+        _print_replay(replay, format, load)
+        if out is not None:
+            write_run(replay.comms.job, out)
 
 
-def _print_replay(replay: FullReplay, output: OutputOptions, load: float | None) -> None:
+def _print_replay(replay: FullReplay, format: Format | None, load: float | None) -> None:
     from etloom.replayer.plan import plan_notes
 
     for line in plan_notes(replay.comms.plan):
         print_message(line)
-    print_summary(replay.comms.summary, output.format)
+    print_summary(replay.comms.summary, format)
     running = sum(outcome != "skipped" for outcome in replay.outcomes)
     print_message(
         f"{running:,} of {len(replay.outcomes):,} operators of rank {replay.comms.plan.recorded_ranks[0]} run; etloom "
@@ -118,5 +98,3 @@ def _print_replay(replay: FullReplay, output: OutputOptions, load: float | None)
     print_passes(replay.comms.passes)
     if warning := contention_warning(load, replay.comms.options.device, replay.threads):
         print_message(warning)
-    if output.out:
-        write_run(replay.comms.job, output.out)

@@ -2,88 +2,43 @@
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import click
 
-from etloom.cli.command import FiniteFloat, OptionGroup
+from etloom.cli.command import FiniteFloat, Flag
 from etloom.cli.output import Format
-
-
-class Device(str, enum.Enum):
-    """Devices whose memory the replayed communication can use."""
-
-    cpu = "cpu"
-    cuda = "cuda"
+from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
 
 
 @dataclass(frozen=True)
 class ProcessOptions:
     """Backend, device, timeout and rendezvous address of the processes of a replay."""
 
-    backend: str
-    device: Device | None
-    timeout: float
-    master_addr: str | None
-    master_port: int | None
+    backend: Annotated[str, "nccl, gloo, mpi, ucc, or another backend registered with torch."] = "gloo"
+    device: Annotated[Literal["cpu", "cuda"] | None, "Default: the device of the backend."] = None
+    timeout: Annotated[float, "Seconds after which a call counts as hung.", Flag(type=FiniteFloat(min=1))] = (
+        60.0
+    )
+    master_addr: Annotated[str | None, "Host of rank 0; default: set by the launcher."] = None
+    master_port: Annotated[
+        int | None,
+        "A free port on that host; default: derived from the launcher's settings.",
+        Flag(type=click.IntRange(0, 65_535)),
+    ] = None
+
+    def comms_options(self, run: CommsOptions) -> CommsOptions:
+        """Return the options of a replay of communication: ``run``, with these."""
+        return replace(run, backend=self.backend, device=self.device or "auto", timeout_s=self.timeout)
+
+    def rendezvous(self) -> Rendezvous:
+        return Rendezvous(self.master_addr, self.master_port)
 
 
-PROCESS_OPTIONS = OptionGroup(
-    "processes",
-    ProcessOptions,
-    [
-        click.Option(
-            ["--backend"],
-            default="gloo",
-            help="nccl, gloo, mpi, ucc, or another backend registered with torch.",
-        ),
-        click.Option(["--device"], type=click.Choice(Device), help="Default: the device of the backend."),
-        click.Option(
-            ["--timeout"],
-            type=FiniteFloat(min=1),
-            default=60.0,
-            help="Seconds after which a call counts as hung.",
-        ),
-        click.Option(["--master-addr"], help="Host of rank 0; default: set by the launcher."),
-        click.Option(
-            ["--master-port"],
-            type=click.IntRange(0, 65_535),
-            help="A free port on that host; default: derived from the launcher's settings.",
-        ),
-    ],
-)
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """Options of a replay command: the output file and the table format of its results."""
-
-    out: Path | None
-    format: Format | None
-
-
-def repeat_options(repeats: int) -> list[click.Parameter]:
-    """Return the click options for the number of timed passes (default ``repeats``) and of warmup passes."""
-    return [
-        click.Option(
-            ["--repeats"], type=click.IntRange(min=1), default=repeats, help="Number of timed passes."
-        ),
-        click.Option(
-            ["--warmup"],
-            type=click.IntRange(min=0),
-            default=1,
-            help="Number of passes before the timed ones.",
-        ),
-    ]
-
-
-FORMAT = click.Option(
-    ["--format"], type=click.Choice(Format), help="Format of the printed table; default: table."
-)
-ALLOW_NAMESPACE = click.Option(
-    ["--allow-namespace"],
-    multiple=True,
-    help="Also run the operators of this namespace, such as torchvision; may be repeated.",
-)
+AT_LEAST_0, AT_LEAST_1 = (Flag(type=click.IntRange(min=minimum)) for minimum in (0, 1))
+TableFormat = Annotated[Format | None, "Format of the printed table; default: table."]
+AllowedNamespaces = Annotated[
+    tuple[str, ...],
+    "Also run the operators of this namespace, such as torchvision; may be repeated.",
+]

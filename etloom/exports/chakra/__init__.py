@@ -23,6 +23,7 @@ import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Annotated
 
 import polars as pl
 
@@ -54,20 +55,25 @@ def write(
     trace: Trace | Job,
     path: str | PathLike[str],
     *,
-    delays: bool = True,
-    serialize: bool = True,
-    memory: bool = False,
+    delays: Annotated[
+        bool,
+        "Write the time from launch to start of GPU work, and between two works of a stream, as nodes "
+        "that run on the device; without them the nodes add up to less than the recorded time.",
+    ] = True,
+    serialize: Annotated[
+        bool,
+        "Count time once during which several operators, computations or communications overlap, since "
+        "simulators run them one after the other.",
+    ] = True,
+    memory: Annotated[
+        bool,
+        "Write copies between host and device as MEM_LOAD and MEM_STORE nodes with their bytes; "
+        "ASTRA-sim exits at them if its memory configuration has no expansion.",
+    ] = False,
 ) -> None:
     """Write each rank to a Chakra file NAME.RANK.et; compressed if the name ends in .gz.
 
     A trace that is not linked is linked first.
-
-    delays: write the time from launch to start of GPU work, and between two works of a stream, as nodes that run on the
-    device; without them the nodes add up to less than the recorded time.
-    serialize: count time once during which several operators, computations or communications overlap, since simulators
-    run them one after the other.
-    memory: write copies between host and device as MEM_LOAD and MEM_STORE nodes with their bytes; ASTRA-sim exits at
-    them if its memory configuration has no expansion.
 
     Raises:
         EtloomError: A rank has no timed events, or `lint` finds an error in the files that were written.

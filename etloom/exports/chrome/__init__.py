@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -41,10 +41,13 @@ _CHUNK_EVENTS = 1 << 16
 _OVERLAYS = ("critical-path",)
 
 
-def write(trace: Trace | Job, path: str | PathLike[str], *, overlay: str | None = None) -> None:
+def write(
+    trace: Trace | Job,
+    path: str | PathLike[str],
+    *,
+    overlay: Annotated[str | None, "Critical-path draws the critical path as arrows."] = None,
+) -> None:
     """Write a Trace or a Job to one Chrome trace JSON file; compressed if its name ends in .gz.
-
-    overlay: critical-path draws the critical path as arrows.
 
     Raises:
         EtloomError: The trace has no timed events.

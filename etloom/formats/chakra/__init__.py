@@ -25,7 +25,7 @@ from etloom.core.trace import Trace
 from etloom.formats.chakra import protobuf as pb
 from etloom.formats.chakra import workload_json
 from etloom.formats.io import python_literals
-from etloom.formats.io.compression import read_content
+from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.limits import check_rows
 from etloom.formats.tables.building import build_frame, build_trace
@@ -63,12 +63,10 @@ def sniff(head: bytes) -> bool:
     return (node := pb.parse_node(message)) is not None and bool(node.name) and node.type in pb.NODE_TYPES
 
 
-def read(path: Path, *, limit: int = 4 << 30) -> Trace:
+def read(path: Path, *, limit: SizeLimit = 4 << 30) -> Trace:
     """Read a .et file as the Trace of one rank: nodes, tensors, comms, groups, dependencies, events of timed nodes.
 
     Of a truncated file, the nodes before the cut are read, and the loss is a row of stats.
-
-    limit: maximum size in bytes after decompression.
 
     Raises:
         ReadError: The file is not a Chakra execution trace.

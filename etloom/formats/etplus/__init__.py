@@ -28,7 +28,7 @@ from etloom.core.errors import ReadError
 from etloom.core.schema import TABLES, TIME_LIMIT, Stat
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.communication import COMM_RECORD, describe_record
-from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks, read_content
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, SizeLimit, read_chunks, read_content
 from etloom.formats.tables.building import build_trace
 from etloom.formats.tables.node_table import NODE_ATTRIBUTES, NodeTableBuilder
 
@@ -76,10 +76,8 @@ def _search_times(path: Path, size: int, mtime_ns: int) -> bool:
     return False
 
 
-def read(path: Path, *, limit: int = 2 << 30) -> Trace:
+def read(path: Path, *, limit: SizeLimit = 2 << 30) -> Trace:
     """Read an ET+ file as the Trace of one rank: nodes, tensors, comms, events, links, launches, dependencies.
-
-    limit: maximum size in bytes after decompression.
 
     Raises:
         ReadError: The file is not an ET+.

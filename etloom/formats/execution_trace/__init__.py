@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import polars as pl
@@ -45,10 +45,14 @@ def sniff(head: bytes) -> bool:
     )
 
 
-def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
+def read(
+    source: str | PathLike[str],
+    *,
+    progress: Annotated[
+        Progress | None, "Called with the number of bytes of the file as they are read."
+    ] = None,
+) -> Trace:
     """Read a PyTorch execution trace file as a Trace, which has no times.
-
-    progress: called with the number of bytes of the file as they are read.
 
     Raises:
         ReadError: If the file cannot be read or is not a trace.

@@ -27,6 +27,7 @@ from etloom.formats.flight_recorder.dump import (
     read_status,
     to_int,
 )
+from etloom.formats.io.compression import SizeLimit
 from etloom.formats.tables.building import build_trace, sort_events
 
 __all__ = ["read", "read_calls", "sniff"]
@@ -42,10 +43,12 @@ def sniff(head: bytes) -> bool:
     return has_entry or (b'"pg_status"' in head and b'"entries"' in head)  # of a rank that has called nothing
 
 
-def read(path: Path, *, limit: int = 256 << 20) -> Trace:
+def read(
+    path: Path,
+    *,
+    limit: SizeLimit = 256 << 20,
+) -> Trace:
     """Read the dump of one rank as a Trace with events, comms and process groups.
-
-    limit: the largest accepted size of the decompressed file in bytes.
 
     Raises:
         ReadError: If the file cannot be read or is not a dump.

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
 
 import zstandard
 from isal import igzip_lib
@@ -25,6 +25,8 @@ DECOMPRESSION_ERRORS: tuple[type[Exception], ...] = (
     zstandard.ZstdError,
 )
 """The exceptions raised while decompressing a damaged file."""
+SizeLimit = Annotated[int, "The largest accepted size of the decompressed file in bytes."]
+"""The option ``limit`` of readers, with its help."""
 
 
 @contextlib.contextmanager

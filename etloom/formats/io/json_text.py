@@ -18,6 +18,11 @@ class NestingError(ReadError, RecursionError):
     """Raised for JSON that is nested too deeply; where no reader skips the entry, the file is refused."""
 
 
+def to_natural(value: Any, limit: int = 1 << 63) -> int | None:
+    """Return a parsed value if it is an integer from 0 to ``limit`` - 1 (a size, time or address), otherwise None."""
+    return value if type(value) is int and 0 <= value < limit else None
+
+
 def quote_texts(column: pl.Series) -> pl.Series:
     """Return a text column with each text as a quoted JSON string; each distinct text is encoded once."""
     distinct = column.unique().drop_nulls()

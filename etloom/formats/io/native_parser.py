@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -26,6 +26,8 @@ from etloom.formats.io.json_text import load_json
 from etloom.formats.io.limits import check_rows, max_rows
 
 Progress = Callable[[int], None]
+ReadProgress = Annotated[Progress | None, "Called with the number of bytes of the file as they are read."]
+"""The option ``progress`` of readers, with its help."""
 
 SALVAGED_MEMBER = "etloom_salvaged"
 """Member of a Kineto trace whose end was missing before `etloom salvage` closed it."""

@@ -14,7 +14,7 @@ import json
 import re
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import polars as pl
@@ -87,10 +87,14 @@ def is_nccl_profile(text: bytes) -> bool:
     return b'"CommHash"' in text or b'"cat": "GROUP", "ph": "b"' in text[:512]
 
 
-def read(source: str | PathLike[str], *, progress: Progress | None = None) -> Trace:
+def read(
+    source: str | PathLike[str],
+    *,
+    progress: Annotated[
+        Progress | None, "Called with the number of bytes of the file as they are read."
+    ] = None,
+) -> Trace:
     """Read a Kineto or Chrome trace file as an unlinked Trace: without parent, depth, step and launches.
-
-    progress: called with the number of bytes of the file as they are read.
 
     Raises:
         ReadError: If the file cannot be read or is not a trace.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -22,7 +22,7 @@ from etloom.core.schema import Stat
 from etloom.core.text import NS_PER_UNIT
 from etloom.core.trace import Trace
 from etloom.formats import pipeline_operations
-from etloom.formats.io.compression import read_content
+from etloom.formats.io.compression import SizeLimit, read_content
 from etloom.formats.io.json_text import load_json
 from etloom.formats.metrics.parsing import (  # fmt: skip
     NUMBER,
@@ -84,17 +84,15 @@ def _sniff_json(text: str) -> bool:
 def read(
     path: Path,
     *,
-    time_column: str | None = None,
-    unit: str | None = None,
-    utc_offset: float = 0.0,
-    limit: int = 1 << 30,
+    time_column: Annotated[str | None, "The column with the time (default: one of the usual names)."] = None,
+    unit: Annotated[
+        str | None,
+        "ns, us, ms or s, the unit of numeric times (default: inferred from the size of an epoch time).",
+    ] = None,
+    utc_offset: Annotated[float, "Hours by which dates without a time zone are ahead of UTC."] = 0.0,
+    limit: SizeLimit = 1 << 30,
 ) -> Trace:
     """Read a table of metrics as counters: one row per sample and series, in time order.
-
-    time_column: the column with the time (default: one of the usual names).
-    unit: ns, us, ms or s, the unit of numeric times (default: inferred from the size of an epoch time).
-    utc_offset: hours by which dates without a time zone are ahead of UTC.
-    limit: the largest accepted size of the decompressed file in bytes.
 
     Raises:
         ReadError: The column does not exist, or it is not a time.

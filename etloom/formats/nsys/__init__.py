@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import polars as pl
 
@@ -68,11 +69,15 @@ def sniff_folder(path: Path) -> bool:
     return (path / "StringIds.parquet").is_file() or any(path.glob("CUPTI_ACTIVITY_KIND_*.parquet"))
 
 
-def read(path: Path, *, all_processes: bool = False, export_timeout: float = 1800) -> Trace | Job:
+def read(
+    path: Path,
+    *,
+    all_processes: Annotated[
+        bool, "Also read processes without GPU activities as ranks, if another process has some."
+    ] = False,
+    export_timeout: Annotated[float, "Seconds that nsys export may take for a raw report."] = 1800,
+) -> Trace | Job:
     """Read a report as a Trace if one process used the GPU, or as a Job with a Trace per process if several did.
-
-    all_processes: also read processes without GPU activities as ranks, if another process has some.
-    export_timeout: seconds that ``nsys export`` may take for a raw report.
 
     Raises:
         ReadError: If the file is not an export, or has no process to read.

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -48,18 +48,20 @@ def _is_saved(path: Path) -> bool:
 def read(
     source: str | PathLike[str],
     *,
-    lazy: bool = False,
-    owner: object = None,
-    is_trusted: bool = False,
-    packs: bool = False,
+    lazy: Annotated[bool, "Leave the tables in their files until they are accessed."] = False,
+    owner: Annotated[
+        object,
+        "An object to keep alive as long as the tables are needed, such as a temporary folder. Tables "
+        "with an owner were written by this program, so that their values are not checked again, and may "
+        "be in one file.",
+    ] = None,
+    is_trusted: Annotated[
+        bool,
+        "This program wrote the trace completely, so that neither values nor numbers of rows are checked.",
+    ] = False,
+    packs: Annotated[bool, "With is_trusted, the tables may be in one file."] = False,
 ) -> Trace | Job:
     """Read a Trace or a Job from its folder, or from the meta.json in the folder.
-
-    lazy: leave the tables in their files until they are accessed.
-    owner: an object to keep alive as long as the tables are needed, such as a temporary folder. Tables with an owner
-    were written by this program, so that their values are not checked again, and may be in one file.
-    is_trusted: this program wrote the trace completely, so that neither values nor numbers of rows are checked.
-    packs: with is_trusted, the tables may be in one file.
 
     Raises:
         ReadError: For another layout, a missing, short or damaged file, and a table that does not match the schema.

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -40,11 +40,18 @@ _MAX_PACKED_BYTES = 4 << 20
 """Size of tables in memory; larger ones are in files of their columns, of which a query reads some."""
 
 
-def write(trace: Trace | Job, path: str | PathLike[str], *, packs: bool = False) -> None:
+def write(
+    trace: Trace | Job,
+    path: str | PathLike[str],
+    *,
+    packs: Annotated[
+        bool,
+        "The tables of a small Trace are written to one file, which is faster, and only this program reads.",
+    ] = False,
+) -> None:
     """Write a Trace or a Job to the folder ``path``, which appears under its name when it is complete.
 
-    A folder written by etloom is replaced. ``packs``: the tables of a small Trace are written to one file, which is
-    faster, and only this program reads.
+    A folder written by etloom is replaced.
 
     Raises:
         EtloomError: If anything else exists under that name.

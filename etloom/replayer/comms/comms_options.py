@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from etloom.core.errors import InvalidValue, UnknownName
 
 BUILTIN_BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 """The backends that torch knows, whether or not it was built with them."""
 GPU_BACKENDS = ("nccl", "ucc")
+Repeats = Annotated[int, "Number of timed passes."]
+Warmup = Annotated[int, "Number of passes before the timed ones."]
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,6 @@ class CommsOptions:
     Attributes:
         backend: Backend of torch.distributed, or auto.
         device: cpu, cuda, or auto.
-        timing: "fast" makes calls one after the other, "recorded" keeps the recorded gaps between calls.
-        gap: What a rank does in a gap: "spin", or "load" (matrix products).
-        blocking: Wait for each collective before the next call.
-        repeats: Number of timed passes over all calls.
-        warmup: Number of passes before these.
-        verify: Check every result once, before the other passes.
         timeout_s: Seconds after which a call counts as hung.
         batch: Start messages that are in flight together as one batch. By default on a GPU, where two ranks that each
             send first would wait for each other.
@@ -31,12 +28,12 @@ class CommsOptions:
 
     backend: str = "gloo"
     device: str = "cpu"
-    timing: str = "fast"
-    gap: str = "spin"
-    blocking: bool = False
-    repeats: int = 5
-    warmup: int = 1
-    verify: bool = False
+    timing: Annotated[Literal["fast", "recorded"], "recorded: keep the recorded gaps between calls."] = "fast"
+    gap: Annotated[Literal["spin", "load"], "How gaps are filled; load: matrix products."] = "spin"
+    blocking: Annotated[bool, "Wait for each call before the next."] = False
+    repeats: Repeats = 5
+    warmup: Warmup = 1
+    verify: Annotated[bool, "Check every result once, before the timed passes."] = False
     timeout_s: float = 60.0
     batch: bool | None = None
 

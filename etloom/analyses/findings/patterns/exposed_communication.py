@@ -13,6 +13,7 @@ from etloom.core.intervals import Intervals, union
 from etloom.timeline.activity import select_host_calls
 
 SCOPE = "rank"
+NEEDS_OTHER_RANKS = True
 LIMITED_BY_TRANSFERS = True
 """The job gains at most what it would if all transfers of data took no time."""
 

@@ -26,6 +26,7 @@ MIN_INSIDE = 0.8
 """Share of a pause inside an annotation that is named with it."""
 
 SCOPE = "rank"
+NEEDS_OTHER_RANKS = True
 
 
 def find(view: RankView) -> Iterator[Finding]:
@@ -70,7 +71,7 @@ def _find_idle_device(view: RankView) -> Iterator[Finding]:
     """Yield a finding on the device's idle time while the host runs neither operators nor runtime calls."""
     yield from sum_places(
         view,
-        view.select_gaps("pause"),
+        view.compute_once(list_device_pauses),
         lambda row: (
             f"the device is idle {format_times(row['count'])}, up to {row['longest'][0] / 1e6:,.0f} ms, because the "
             "host runs no operator for 1 ms or more: Python, garbage collection, files or waiting"
@@ -81,6 +82,14 @@ def _find_idle_device(view: RankView) -> Iterator[Finding]:
         tracks=BOTH,
         by="name",
     )
+
+
+def list_device_pauses(view: RankView) -> pl.DataFrame:
+    """Return the gaps of the device in which the host pauses, see `RankView.select_gaps`."""
+    return view.select_gaps("pause")
+
+
+RANK_TABLES = (list_device_pauses,)
 
 
 def _list_pauses(view: RankView) -> pl.DataFrame:

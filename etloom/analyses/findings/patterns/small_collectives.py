@@ -25,6 +25,7 @@ MIN_OVERLAP = 0.2
 """Work that overlaps communication for this share of its time runs concurrently, not between collectives."""
 
 SCOPE = "rank"
+NEEDS_OTHER_RANKS = True
 
 
 def find(view: RankView) -> Iterator[Finding]:
@@ -36,7 +37,8 @@ def list_findings(view: RankView) -> list[Finding]:
     return list(_find_runs(view))
 
 
-def _find_runs(view: RankView) -> Iterator[Finding]:
+def list_long_runs(view: RankView) -> pl.DataFrame:
+    """Return the small collectives that follow each other in long sequences, with the number (``run``) of theirs."""
     participations = view.trace.compute_once(list_participations, view.trace.rank or 0).filter(
         pl.col("collective") != "message"
     )
@@ -47,7 +49,14 @@ def _find_runs(view: RankView) -> Iterator[Finding]:
         run=pl.struct("collective", "pg_name", "small", "step").rle_id()
         + _is_separated(view, ordered).cum_sum()
     )
-    long_runs = ordered.filter("small").filter(pl.len().over("run") >= MIN_RUN_LENGTH)
+    return ordered.filter("small").filter(pl.len().over("run") >= MIN_RUN_LENGTH)
+
+
+RANK_TABLES = (list_long_runs,)
+
+
+def _find_runs(view: RankView) -> Iterator[Finding]:
+    long_runs = view.compute_once(list_long_runs)
     if long_runs.is_empty():
         return
     # One combined call would still take the time of one; only what nothing hides is lost.
