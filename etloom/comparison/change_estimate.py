@@ -2,7 +2,7 @@
 
 The level of a run is the median over its steps, and the level of a side is the mean over its runs. With three runs or
 more, the interval shows how much runs of a side differ: the deviations of the runs from their side are drawn again.
-A single run on each side shows its steps only: each run is drawn again as BLOCKS blocks of consecutive steps, because a
+A single run on each side shows its steps only: each run is drawn again as a few blocks of consecutive steps, because a
 machine that is busy now is busy in the next step (circular block bootstrap: Politis and Romano, 1992).
 
 Few runs or blocks vary too little. So the deviations of resamples are multiplied by sqrt(n / (n - 1)), and each by a
@@ -25,8 +25,8 @@ MIN_STEPS = 4
 MIN_RUNS = 3
 """Minimum number of runs, of both sides together, for an interval from the differences between runs."""
 RESAMPLES = 1000
-BLOCKS = 4
-"""Blocks per run. With 7, which are shorter, more than 1 % of equal runs with slow drift failed."""
+BLOCKS, LONG_BLOCKS = 7, 3
+"""Blocks per run; LONG_BLOCKS if neighbouring steps are alike, because blocks must be longer than what they share."""
 MAX_STEPS_AT_ONCE = 5000
 """Of a run, all of whose resamples are in memory at once: 80 MB."""
 Values = Sequence[float] | NDArray[np.float64]
@@ -89,7 +89,7 @@ def _resample_steps(
     """Return the interval of the change's error, from blocks of consecutive steps of the run of each side."""
     deviations, freedom = [], 0
     for (run,) in sides:
-        blocks = BLOCKS if run.size > 2 * BLOCKS else run.size
+        blocks = _count_blocks(run)
         length = -(-run.size // blocks)
         starts = rng.integers(run.size, size=(RESAMPLES, blocks, 1))
         medians = [
@@ -99,6 +99,18 @@ def _resample_steps(
         deviations.append(sqrt(blocks / (blocks - 1)) * (np.concatenate(medians) - np.median(run)))
         freedom += blocks - 1
     return _interval(deviations[1] - deviations[0], freedom, rng)
+
+
+def _count_blocks(run: NDArray[np.float64]) -> int:
+    """Return the number of blocks of a run: one per step of a short run, fewer if neighbouring steps are alike.
+
+    They are if the lag-1 autocorrelation of the ranks of the steps is significant (5 %, one-sided).
+    """
+    if run.size <= 2 * BLOCKS:
+        return int(run.size)
+    ranks = np.argsort(np.argsort(run, kind="stable")) - (run.size - 1) / 2
+    correlation = float(ranks[1:] @ ranks[:-1] / (ranks @ ranks))
+    return LONG_BLOCKS if correlation > 1.64 / sqrt(run.size) else BLOCKS
 
 
 def _resample_runs(

@@ -29,13 +29,13 @@ def verdicts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["white", "drift", "bursts"])
-@pytest.mark.parametrize(("runs", "detected"), [(1, 0.3), (3, 0.15), (5, 0.3)])
+@pytest.mark.parametrize(("runs", "detected"), [(1, 0.25), (3, 0.15), (5, 0.3)])
 def test_five_percent_slower_fails_and_equal_does_not(name: str, runs: int, detected: float) -> None:
     """Drift of 2 % that lasts a third of a run is the hardest: docs/comparing.md has the shares."""
     equal, slow = verdicts(name, 40, runs), verdicts(name, 40, runs, 1.05)
     assert equal["failed"] == 0
     assert slow["passed"] <= 2
-    assert slow["failed"] >= 40 * (detected if name == "drift" else 0.6)
+    assert slow["failed"] >= 40 * (detected if name == "drift" else 0.5)
     assert equal["passed"] >= 40 * (0.4 if name == "drift" else 0.8)
 
 
