@@ -45,7 +45,7 @@ def check(
     max_regression: Annotated[str, "Allowed slowdown in percent."] = "3%",
     metric: Annotated[
         tuple[str, ...],
-        "step-time, wall-step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
+        "step-time, device-busy, exposed-communication or peak-memory; may be repeated.",
         Flag(show_default="step-time"),
     ] = (),
     junit: Annotated[Path | None, "Write a JUnit XML file."] = None,
@@ -58,18 +58,16 @@ def check(
     Exit status: 0 passed; 1 failed (or could not be read); 2 wrong command line; 3 undecided: the message says how
     many more steps or runs are needed.
 
-    step-time compares the best-case (noise-free) step time, which a busy machine changes little; wall-step-time also
-    sees what is slow only now and then, and needs a machine without other load. before and after of step time itself
-    are medians over the steps, each the mean over its ranks; etloom report shows that median next to its mean. change
-    is the estimate over all pairs of a step before and one after, which decides the verdict, in percent and relative to
-    before: if steps are uneven it is not the difference of the medians. Record 50 steps or more, and three runs of each
-    side: a single run against a single run does not show run-to-run variation, and detects only large changes on hosts.
+    failed: the whole 95 % interval of the change of the median step lies above the limit. passed: it lies below.
+    undecided: it contains the limit, or a slowdown may be noise of the machine: the steps are uneven, or a single run
+    on each side, without GPU activity, does not show how much runs differ. Record 50 steps or more, and three runs of
+    each side, alternately.
 
     Examples:
 
     \b
       etloom check run/ --baseline main/ --max-regression 3%
-      etloom check run1/ run2/ run3/ --baseline main1/ --baseline main2/ --baseline main3/ --metric step-time
+      etloom check run1/ run2/ run3/ --baseline main1/ --baseline main2/ --baseline main3/
       etloom check run/ --baseline main/ --junit perf.xml --github
       etloom check run/ --baseline main/ --format prometheus > check.prom
     """
@@ -157,12 +155,11 @@ def format_junit(result: CheckResult) -> str:
     import xml.etree.ElementTree as tree
 
     table = result.table
-    judged = [row for row in range(table.height) if table["verdict"][row] != "noted"]
     element = {"failed": "failure", "undecided": "error"}
-    suite = tree.Element("testsuite", name="etloom check", tests=str(len(judged)))
+    suite = tree.Element("testsuite", name="etloom check", tests=str(table.height))
     for verdict, name in element.items():
-        suite.set(f"{name}s", str(sum(table["verdict"][row] == verdict for row in judged)))
-    for row in judged:
+        suite.set(f"{name}s", str((table["verdict"] == verdict).sum()))
+    for row in range(table.height):
         case = tree.SubElement(suite, "testcase", classname="etloom.check", name=table["measure"][row])
         verdict = table["verdict"][row]
         for line in result.messages[row]:

@@ -30,9 +30,9 @@ def diff(
     """Show whether a run is slower than another beyond noise, and which parts account for the difference.
 
     Figures are per step, averaged over ranks. With --by step, before and after are medians over the steps (as shown by
-    etloom report next to its mean), and change is the estimate over all pairs of steps. Times of ranks are those
-    outside of communication, of operators exclusive. share is the part of the table's total change, so it sums to
-    100 %, and omitted if the change is within noise or changes cancel. The interval is Hodges and Lehmann's.
+    etloom report next to its mean), and the interval of their change is a bootstrap over blocks of consecutive steps.
+    Times of ranks are those outside of communication, of operators exclusive. share is the part of the table's total
+    change, so it sums to 100 %, and omitted if the change is within noise or changes cancel.
 
     Examples:
 

@@ -16,7 +16,8 @@ import polars as pl
 
 from etloom.analyses.answers import answer
 from etloom.analyses.helpers.step_times import measure_device_tail
-from etloom.comparison.best_case import CONFIDENCE, ESTIMATES, BestCaseShift, estimate_best_case_shift
+from etloom.comparison.change_estimate import CONFIDENCE, MIN_STEPS, estimate_shift
+from etloom.comparison.change_estimate import Shift as Shift
 from etloom.comparison.difference_tables import BY as BY
 from etloom.comparison.difference_tables import (
     MIN_COMMON_SHARE,
@@ -32,13 +33,11 @@ from etloom.comparison.difference_tables import (
 )
 from etloom.comparison.measures import VALUES, compare_measures, step_values
 from etloom.comparison.run_tables import BASES, STEPS, has_steps
-from etloom.comparison.shift_estimate import Shift as Shift
-from etloom.comparison.shift_estimate import estimate_shift as shift
 from etloom.core.errors import UnknownName
 from etloom.core.text import format_ranks
 from etloom.core.trace import Job
 
-RUN_TABLES = (STEPS, BASES, UNATTRIBUTED, ESTIMATES, *VALUES.values(), *SUMS.values())
+RUN_TABLES = (STEPS, BASES, UNATTRIBUTED, *VALUES.values(), *SUMS.values())
 """The tables of a run that a store keeps for comparisons."""
 
 MANY_TIMES = 1000
@@ -57,18 +56,14 @@ class Difference:
     @cached_property
     def step_time(self) -> Shift | None:
         """The change of the step time in percent, with a confidence interval over the steps; None if a run is empty."""
-        return shift(*self.step_times)
+        before, after = self.step_times
+        return estimate_shift([before], [after])
 
     @cached_property
     def step_times(self) -> tuple[list[float], list[float]]:
         """The mean over ranks of each step time in ns, before and after; without steps, the run time of each run."""
         before, after = (step_values(job, "step-time", self.stepped) for job in (self.before, self.after))
         return before, after
-
-    @cached_property
-    def best_case(self) -> BestCaseShift | None:
-        """The change of the best-case (noise-free) step time, in percent; None if it cannot be estimated."""
-        return estimate_best_case_shift([self.before], [self.after])
 
     @cached_property
     def stepped(self) -> bool:
@@ -82,17 +77,16 @@ class Difference:
         noun = "step" if self.stepped else "run"
         if estimate is None:
             return "unknown: one of the runs is empty"
-        if estimate.percent == estimate.low == estimate.high == 0:
+        if self.step_times[0] == self.step_times[1]:
             return f"no change: the {noun}s take the same time"
-        if not estimate.is_known:
+        if estimate.low is None or estimate.high is None:
             first, second = map(fmean, self.step_times)
             percent = 100 * (second / first - 1)
-            few = "but there are too few steps to distinguish that from noise (at least 4 on each side)"
+            few = f"but there are too few steps to distinguish that from noise (at least {MIN_STEPS} on each side)"
             if not self.stepped:
                 few = "but two runs without steps do not show how much of that is noise"
             return f"a {noun} {_describe_change(percent)} on average, {few}"
-        low, high = sorted((estimate.low, estimate.high))
-        interval = f"{100 * estimate.confidence:.0f} % interval {low:+.1f} to {high:+.1f} %"
+        interval = f"{100 * CONFIDENCE:.0f} % interval {estimate.low:+.1f} to {estimate.high:+.1f} %"
         if not estimate.is_clear:
             return f"no change beyond noise: {estimate.percent:+.1f} % per {noun} ({interval})"
         if estimate.percent >= MANY_TIMES:
@@ -172,14 +166,6 @@ class Difference:
             lines.append("a run has no step annotations, so both are compared as a whole")
         elif counts[0] != counts[1]:
             lines.append(f"steps: {counts[0]} before, {counts[1]} after; figures are per step")
-        if (estimate := self.best_case) and self.step_time:
-            clear = estimate.low > 0 or estimate.high < 0
-            interval = f"{100 * CONFIDENCE:.0f} % interval {estimate.low:+.1f} to {estimate.high:+.1f} %"
-            best_case = f"the best-case step changed by {estimate.percent:+.1f} % ({interval})"
-            if self.step_time.is_clear and not clear:
-                lines.append(f"{best_case}: suspect other work on the machine, or occasional slow steps")
-            elif clear and not self.step_time.is_clear:
-                lines.append(f"{best_case}: the noise of the step times hides it")
         if ranks_line := self._describe_ranks():
             lines.append(ranks_line)
         if len(self.before) != len(self.after):

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from etloom.analyses import temporal_breakdown
 from etloom.analyses.helpers.run_tables import RunTable
+from etloom.comparison.change_estimate import CONFIDENCE, estimate_shift, measure_level
 from etloom.comparison.run_tables import has_steps, is_stepped, measure_rank
-from etloom.comparison.shift_estimate import estimate_shift
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import find_steps, has_device_events
@@ -157,40 +157,32 @@ def compare_measures(before: Sequence[Job], after: Sequence[Job]) -> pl.DataFram
 
 
 def compare_measure(before: Sequence[Job], after: Sequence[Job], name: str) -> dict[str, Any]:
-    """Compare a measure between runs before and after; the steps of all runs of a side are pooled.
+    """Compare a measure between the runs of two sides; without step annotations in a run, each run has one value.
 
-    Returns the values of `MEASURE_SCHEMA`, and ``negligible``: whether the measure is so on both sides.
-
-    before and after are medians over the steps; without step annotations in a run, each run counts as one. change_pct
-    and its interval are those of `estimate_shift`, on which a verdict is based, and change is that share of before: the
-    difference of the medians may differ. If before is negligible, percentages are null and change is the difference.
+    Returns the values of `MEASURE_SCHEMA`, and ``negligible``: whether the measure is so on both sides. before and
+    after are the levels of `estimate_shift`: medians over the steps, and means of these over runs. If before is
+    negligible, percentages are null.
     """
     stepped = all(map(has_steps, (*before, *after)))
-    first, second = (
-        [value for job in jobs for value in step_values(job, name, stepped)] for jobs in (before, after)
-    )
+    first, second = ([step_values(job, name, stepped) for job in jobs] for jobs in (before, after))
     row: dict[str, Any] = dict.fromkeys(MEASURE_SCHEMA)
     row |= {"measure": MEASURES[name][0], "unit": MEASURES[name][1], "negligible": False}
-    row |= {"values_before": len(first), "values_after": len(second)}
-    row["before"], row["after"] = (pl.Series(side, dtype=pl.Float64).median() for side in (first, second))
-    if not first or not second:
+    row |= {"values_before": sum(map(len, first)), "values_after": sum(map(len, second))}
+    row["before"], row["after"] = (measure_level(side) for side in (first, second))
+    if row["before"] is None or row["after"] is None:
         return row
     row["change"] = row["after"] - row["before"]
-    if MEASURES[name][1] == "ns":
-        step_time_values = pl.Series(
-            [value for job in before for value in step_values(job, "step-time", stepped)], dtype=pl.Float64
-        )
-        negligible = NEGLIGIBLE * float(step_time_values.median() or 0)  # type: ignore[arg-type]
-    else:
-        negligible = float(NEGLIGIBLE_BYTES)
     if name == "step-time":
         negligible = 0.0
+    elif row["unit"] == "B":
+        negligible = float(NEGLIGIBLE_BYTES)
+    else:
+        negligible = NEGLIGIBLE * (
+            measure_level([step_values(job, "step-time", stepped) for job in before]) or 0.0
+        )
     row["negligible"] = max(row["before"], row["after"]) <= negligible
-    shift_estimate = estimate_shift(first, second)
-    if shift_estimate is not None and row["before"] > negligible:
-        row["change_pct"] = shift_estimate.percent
-        row["change"] = row["before"] * shift_estimate.percent / 100
-        if shift_estimate.is_known:
-            row["low_pct"], row["high_pct"] = shift_estimate.low, shift_estimate.high
-            row["confidence_pct"] = 100 * shift_estimate.confidence
+    if row["before"] > negligible and (shift := estimate_shift(first, second)):
+        row["change_pct"] = shift.percent
+        if shift.is_known:
+            row |= {"low_pct": shift.low, "high_pct": shift.high, "confidence_pct": 100 * CONFIDENCE}
     return row

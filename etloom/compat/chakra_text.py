@@ -21,8 +21,7 @@ NONE creates no node. Every pass runs forward through all layers and back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +62,12 @@ def convert_text(source: Path, target: Path, npus: int, passes: int) -> None:
     metadata = pb.GlobalMetadata(version="0.0.4")
     metadata.attr.add(name="schema").string_val = "1.0.2-chakra.1.0.0"
     metadata.attr.add(name="input_file").string_val = source.read_text()
-    nodes = _nodes(kind, last_bottom, layers, passes)
+    network = _Network(kind, last_bottom, layers)
+    last: int | None = None
+    for _ in range(passes):
+        last = network.add_pass(last)
     for npu in range(npus):
-        write_messages(rank_path(target.with_name(f"{target.name}.et"), npu), metadata, nodes)
+        write_messages(rank_path(target.with_name(f"{target.name}.et"), npu), metadata, network.nodes)
 
 
 def _read_text(source: Path) -> tuple[str, int, list[Layer]]:
@@ -108,116 +110,85 @@ def _step(columns: list[str]) -> Step:
     return time, collective_name, size
 
 
-def _nodes(kind: str, last_bottom: int, layers: list[Layer], passes: int) -> list[Any]:
-    nodes: list[Any] = []
+@dataclass
+class _Network:
+    """Adds the nodes of passes through the layers, in the order of mlcommons/chakra's converter.
 
-    def node(name: str, on: set[int | None], **fields: Any) -> int:
-        nodes.append(
-            pb.Node(
-                id=len(nodes) + 1,
-                name=name,
-                data_deps=sorted(dependency for dependency in on if dependency is not None),
-                **fields,
-            )
-        )
-        nodes[-1].attr.add(name="is_cpu_op").bool_val = False
-        return len(nodes)
-
-    def compute(layer: Layer, label: str, step: Step, on: set[int | None]) -> int:
-        return node(f"{layer.name}_{label}", on, type=_COMP, duration_micros=step[0])
-
-    def communicate(layer: Layer, label: str, step: Step, on: set[int | None]) -> int | None:
-        """Add a node for a layer's collective and return its id; without a collective, the largest id in ``on``."""
-        if step[1] is None:
-            return max((node_id for node_id in on if node_id is not None), default=None)
-        node_id = node(f"{layer.name}_{label}_{step[1]}", on, type=_COLL)
-        for name, value in (("comm_type", _COLLECTIVES[step[1]]), ("comm_size", step[2])):
-            nodes[-1].attr.add(name=name).int64_val = value
-        return node_id
-
-    if kind == "MICRO":
-        for _ in range(passes):
-            for layer in layers:
-                communicate(layer, "WG_COMM", layer.weight, set())
-        return nodes
-    run = _Pass(
-        compute,
-        communicate,
-        sums_activations=kind != "DATA",
-        sums_weights=kind != "MODEL",
-        inputs_first="MODEL" in kind,
-    )
-    synced: list[int | None] = [None] * len(layers)
-    last: int | None = None
-    for _ in range(passes):
-        last = run.through(layers, last_bottom, last, synced)
-    return nodes
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """Adds the nodes of a forward and a backward pass, in the order of mlcommons/chakra's converter.
-
-    The flags select which collectives take place, and whether the gradient of a layer's input is computed before that
-    of its weights, which then hides the collective of the input.
+    Attributes:
+        kind: of `_KINDS`; selects which collectives take place, and whether the gradient of a layer's input is computed
+            before that of its weights, which then hides the collective of the input.
+        bottom: the layer that waits for the output of layer 0, which runs concurrently with those before it; 0 for
+            none.
+        synced: the collective of the weights of each layer in the pass before.
     """
 
-    compute: Callable[[Layer, str, Step, set[int | None]], int]
-    communicate: Callable[[Layer, str, Step, set[int | None]], int | None]
-    sums_activations: bool
-    sums_weights: bool
-    inputs_first: bool
+    kind: str
+    bottom: int
+    layers: list[Layer]
+    nodes: list[Any] = field(default_factory=list)
+    synced: dict[int, int | None] = field(default_factory=dict)
 
-    def through(
-        self, layers: list[Layer], bottom: int, last: int | None, synced: list[int | None]
-    ) -> int | None:
-        """Add the nodes of a forward and a backward pass, and return the id of the node that the next pass follows.
-
-        synced: the collective of the weights of each layer.
-
-        bottom: the layer that waits for the output of layer 0, which runs concurrently with those before it; 0 for
-        none.
-        """
+    def add_pass(self, last: int | None) -> int | None:
+        """Add the nodes of a pass that follows the node ``last``, and return the node that the next pass follows."""
+        if self.kind == "MICRO":
+            for layer in self.layers:
+                self._communicate(layer, "WG_COMM", layer.weight, set())
+            return None
         layer_0_sent: int | None = None
-        for number, layer in enumerate(layers):
-            on = {last, synced[number], layer_0_sent if number == bottom else None}
-            last = self.compute(layer, "FWD", layer.forward, on)
-            if self.sums_activations:
-                sent = self.communicate(layer, "FWD_COMM", layer.forward, {last})
-                if bottom and number == 0:
+        for number, layer in enumerate(self.layers):
+            on = {last, self.synced.get(number), layer_0_sent if number == self.bottom else None}
+            last = self._compute(layer, "FWD", layer.forward, on)
+            if self.kind != "DATA":
+                sent = self._communicate(layer, "FWD_COMM", layer.forward, {last})
+                if self.bottom and number == 0:
                     layer_0_sent = sent
                 else:
                     last = sent
-        if self.inputs_first:
-            return self._back_inputs_first(layers, last, synced)
-        for number, layer in reversed(list(enumerate(layers))):
-            if bottom and number == 0:
+        if "MODEL" in self.kind:
+            return self._add_inputs_first(last)
+        for number, layer in reversed(list(enumerate(self.layers))):
+            if self.bottom and number == 0:
                 last = layer_0_sent  # layer 0 continues when its gradient has arrived
-            last = gradient = self.compute(layer, "WG", layer.weight, {last})
-            synced[number] = self._sum_weights(layer, gradient)
+            last = self._compute(layer, "WG", layer.weight, {last})
+            self.synced[number] = self._communicate(layer, "WG_COMM", layer.weight, {last})
             if number:
-                last = self.compute(layer, "IG", layer.input, {last})
-                if self.sums_activations:
-                    last = self.communicate(layer, "IG_COMM", layer.input, {last})
-            if bottom and number == bottom:
-                layer_0_sent = self.communicate(layers[0], "IG_COMM", layers[0].input, {last})
+                last = self._compute(layer, "IG", layer.input, {last})
+                if self.kind != "DATA":
+                    last = self._communicate(layer, "IG_COMM", layer.input, {last})
+            if self.bottom and number == self.bottom:
+                layer_0_sent = self._communicate(self.layers[0], "IG_COMM", self.layers[0].input, {last})
         return last
 
-    def _back_inputs_first(
-        self, layers: list[Layer], last: int | None, synced: list[int | None]
-    ) -> int | None:
+    def _add_inputs_first(self, last: int | None) -> int | None:
         """Add the nodes of a backward pass that computes each layer's input gradient before its weight gradient.
 
         The next layer waits for the gradient of the weights and for the communicated gradient of the input.
         """
         on = {last}
-        for number, layer in reversed(list(enumerate(layers))):
-            gradient = self.compute(layer, "IG", layer.input, on)
-            sent = self.communicate(layer, "IG_COMM", layer.input, {gradient}) if number else None
-            last = self.compute(layer, "WG", layer.weight, {gradient})
-            synced[number] = self._sum_weights(layer, last)
+        for number, layer in reversed(list(enumerate(self.layers))):
+            gradient = self._compute(layer, "IG", layer.input, on)
+            sent = self._communicate(layer, "IG_COMM", layer.input, {gradient}) if number else None
+            last = self._compute(layer, "WG", layer.weight, {gradient})
+            if self.kind != "MODEL":
+                self.synced[number] = self._communicate(layer, "WG_COMM", layer.weight, {last})
             on = {last, sent}
         return last
 
-    def _sum_weights(self, layer: Layer, gradient: int) -> int | None:
-        return self.communicate(layer, "WG_COMM", layer.weight, {gradient}) if self.sums_weights else None
+    def _compute(self, layer: Layer, label: str, step: Step, on: set[int | None]) -> int:
+        return self._add(f"{layer.name}_{label}", on, type=_COMP, duration_micros=step[0])
+
+    def _communicate(self, layer: Layer, label: str, step: Step, on: set[int | None]) -> int | None:
+        """Add a node for a layer's collective and return its id; without a collective, the largest id in ``on``."""
+        if step[1] is None:
+            return max((node_id for node_id in on if node_id is not None), default=None)
+        node_id = self._add(f"{layer.name}_{label}_{step[1]}", on, type=_COLL)
+        for name, value in (("comm_type", _COLLECTIVES[step[1]]), ("comm_size", step[2])):
+            self.nodes[-1].attr.add(name=name).int64_val = value
+        return node_id
+
+    def _add(self, name: str, on: set[int | None], **fields: Any) -> int:
+        node_id = len(self.nodes) + 1
+        dependencies = sorted(dependency for dependency in on if dependency is not None)
+        self.nodes.append(pb.Node(id=node_id, name=name, data_deps=dependencies, **fields))
+        self.nodes[-1].attr.add(name="is_cpu_op").bool_val = False
+        return node_id

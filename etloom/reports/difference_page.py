@@ -103,16 +103,6 @@ def _render_summary(difference: Difference) -> str:
         if row.get(side) is not None:
             text = f"median of {count_noun(row[f'values_{side}'], unit)}"
             tiles.append(("plain", side.capitalize(), format_duration(row[side]), text))
-    if best_case := difference.best_case:
-        tiles.append(
-            (
-                "plain",
-                "Best-case step",
-                f"{best_case.percent:+.1f} %",
-                f"90 % interval {best_case.low:+.1f} to {best_case.high:+.1f} %: a step without noise takes "
-                f"{format_duration(best_case.before)} before, {format_duration(best_case.after)} after",
-            )
-        )
     for other in measures.filter(pl.col("measure") != "step time").iter_rows(named=True):
         if other["change"] and other["unit"] == "B":
             change = f"{other['change'] / 1e6:+,.1f} MB"

@@ -17,7 +17,7 @@ from typing import Any
 from etloom.core.version import __version__
 
 SCHEMA = 1
-VERDICTS = ("passed", "failed", "undecided", "noted")
+VERDICTS = ("passed", "failed", "undecided")
 _UNITS = {"ns": ("seconds", 1e-9, "s"), "B": ("bytes", 1.0, "By")}
 """Unit of a measure -> ending of the name, factor, unit of OTLP."""
 Labels = Mapping[str, str]

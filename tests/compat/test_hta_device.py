@@ -18,7 +18,7 @@ pytest.importorskip("pandas", reason="pandas is not installed")
 import pandas as pd
 
 from etloom.compat.hta import DeviceType, LabeledTrace, TraceAnalysis, TraceDiff
-from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.compat.hta.frames import shorten_kernel_name
 
 FOLDERS = {"sampled_all_steps": True, "sampled_first_step": False}
 

@@ -14,7 +14,7 @@ from support.small_traces import complete_event
 
 pytest.importorskip("pandas", reason="pandas is not installed")
 from etloom.compat.hta import LabeledTrace, TraceAnalysis, TraceDiff, execution_trace
-from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.compat.hta.frames import shorten_kernel_name
 
 HOST, DEVICE = (10, 11), (0, 7)
 

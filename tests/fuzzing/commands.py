@@ -140,7 +140,7 @@ def _list_commands() -> list[Command]:
         Command("diff", ("diff", "{run}", "{run}", "--by", "operator")),
         Command("check", ("check", "{run}", "--baseline", "{file}", "--junit", "{out}/check.xml", "--github")),
         Command("check", ("check", "{file}", "--baseline", "{run}", *_repeat("--metric", (
-            "step-time", "wall-step-time", "device-busy", "exposed-communication", "peak-memory")))),
+            "step-time", "device-busy", "exposed-communication", "peak-memory")))),
         Command("lint", ("lint", "{run}")),
         Command("lint", ("lint", "{file}", "--format", "json")),
         Command("salvage", ("salvage", "{file}", "--out", "{out}/salvaged.json")),

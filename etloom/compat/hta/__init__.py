@@ -14,11 +14,10 @@ from etloom.compat.hta import execution_trace
 from etloom.compat.hta.analysis import TraceAnalysis
 from etloom.compat.hta.call_graph import CallGraph
 from etloom.compat.hta.counters import CUDA_SASS_INSTRUCTION_COUNTER_FLOPS, TimeSeriesTypes
-from etloom.compat.hta.critical_path import CPGraph, restore_cpgraph
+from etloom.compat.hta.critical_path import CPEdge, CPEdgeType, CPGraph, CPNode, restore_cpgraph
 from etloom.compat.hta.frames import flatten_column_names
-from etloom.compat.hta.kernel_names import shorten_kernel_name as shorten_name
+from etloom.compat.hta.frames import shorten_kernel_name as shorten_name
 from etloom.compat.hta.modules import install
-from etloom.compat.hta.path_nodes import CPEdge, CPEdgeType, CPNode
 from etloom.compat.hta.timeline import Timeline
 from etloom.compat.hta.trace import ParserConfig, Trace
 from etloom.compat.hta.trace_diff import DeviceType, LabeledTrace, TraceDiff

@@ -13,9 +13,7 @@ import polars as pl
 from etloom import api
 from etloom.analyses.cupti_counters import RANGE_CATEGORY, match_launches
 from etloom.analyses.helpers.launched_work import select_launched_work
-from etloom.compat.hta.device import Device
-from etloom.compat.hta.frames import US, frame_to_pandas, import_pandas
-from etloom.compat.hta.run_access import add_frame_index
+from etloom.compat.hta.frames import US, RunAccess, add_frame_index, frame_to_pandas, import_pandas
 from etloom.core import categories
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -41,7 +39,7 @@ class TimeSeriesTypes(Flag):
     MEMCPY_BANDWIDTH = auto()
 
 
-class Counters(Device):
+class Counters(RunAccess):
     """The methods of TraceAnalysis about queue length, memcpy bandwidth and hardware counters of kernels."""
 
     def get_queue_length_time_series(self, ranks: Sequence[int] | None = None) -> dict[int, pd.DataFrame]:

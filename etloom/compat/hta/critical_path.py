@@ -1,4 +1,8 @@
-"""Computes HTA's critical path of the part of a rank inside an annotation, from etloom's dependency graph."""
+"""Computes HTA's critical path of the part of a rank inside an annotation, from etloom's dependency graph.
+
+A node is the point in time between two pieces of the path: the start or the end of an event. Edges are the pieces.
+HTA's graph has nodes for all events of the part; this one has those of the path only.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +25,14 @@ from numpy.typing import NDArray
 from etloom import api
 from etloom.api.arguments import writing
 from etloom.compat.hta import overlays
-from etloom.compat.hta.annotations import Annotations
-from etloom.compat.hta.frames import US, HtaTrace, frame_to_pandas
-from etloom.compat.hta.kernel_names import shorten_kernel_name
-from etloom.compat.hta.path_nodes import CPEdge, CPNode, PathNodes, list_path_nodes
-from etloom.compat.hta.run_access import add_frame_index
+from etloom.compat.hta.frames import (
+    US,
+    HtaTrace,
+    RunAccess,
+    add_frame_index,
+    frame_to_pandas,
+    shorten_kernel_name,
+)
 from etloom.core import categories
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError, ReadError
@@ -48,6 +57,46 @@ _TYPE = {
 _DEPENDENCY = "critical_path_dependency"
 _DATA_LOADING = "data_loading"
 _PATH_FILE, _EVENTS_FILE, _FACTS_FILE = "path.parquet", "events.parquet", "facts.json"
+
+
+@dataclass
+class CPNode:
+    """A node of the critical path: start or end of the event with frame index ``ev_idx`` (-1: none); ``ts`` in us."""
+
+    idx: int = -1
+    ev_idx: int = -1
+    ts: float = 0
+    is_start: bool = False
+    is_blocking: bool = False
+
+
+class CPEdgeType(Enum):
+    """HTA's types of critical-path edges."""
+
+    OPERATOR_KERNEL = "critical_path_operator"
+    DEPENDENCY = "critical_path_dependency"
+    KERNEL_LAUNCH_DELAY = "critical_path_kernel_launch_delay"
+    KERNEL_KERNEL_DELAY = "critical_path_kernel_kernel_delay"
+    SYNC_DEPENDENCY = "critical_path_sync_dependency"
+
+
+@dataclass(frozen=True)
+class CPEdge:
+    """An edge of the critical path between two consecutive nodes; ``weight`` is its duration in us."""
+
+    begin: int
+    end: int
+    weight: float = 0
+    type: CPEdgeType = CPEdgeType.OPERATOR_KERNEL
+
+
+@dataclass(frozen=True)
+class PathNodes:
+    """The nodes and edges of a path in time order, and the frame index of each edge's event (-1: no event)."""
+
+    nodes: list[CPNode]
+    edges: list[CPEdge]
+    events: list[int]
 
 
 @dataclass(frozen=True)
@@ -110,7 +159,7 @@ class CPGraph:
     @cached_property
     def _nodes(self) -> PathNodes:
         starts = [(start - self.t.zero) / US for start in self.path["start_ns"]]
-        return list_path_nodes(self.get_critical_path_breakdown(), starts, self.trace_df)
+        return _list_nodes(self.get_critical_path_breakdown(), starts, self.trace_df)
 
     @property
     def node_list(self) -> list[CPNode]:
@@ -226,7 +275,7 @@ def restore_cpgraph(zip_filename: str | PathLike[str], t_full: HtaTrace, rank: i
     return CPGraph(Job({rank: part}), path, t_full, tuple(loads))
 
 
-class CriticalPath(Annotations):
+class CriticalPath(RunAccess):
     """The methods of TraceAnalysis about the critical path."""
 
     def critical_path_analysis(
@@ -313,3 +362,41 @@ def _begun(trace: Trace, start: int, end: int) -> NDArray[np.bool_]:
     call, work = (rows_of_ids(events, launches[column]) for column in ("launch", "device_event"))
     keep[work[(call >= 0) & (work >= 0) & keep[call]]] = True
     return keep
+
+
+def _list_nodes(pieces: pd.DataFrame, starts: list[float], frame: pd.DataFrame) -> PathNodes:
+    """Convert a critical path to HTA's nodes and edges.
+
+    Args:
+        pieces: as `CPGraph.get_critical_path_breakdown` returns them, in order of time.
+        starts: the start of each piece, in us on the clock of the frame.
+        frame: the events of the rank, by their number.
+    """
+    events = [-1 if number != number else int(number) for number in pieces["event_idx"]]
+    durations = [float(duration) for duration in pieces["duration"]]
+    times = [*starts, starts[-1] + durations[-1]] if starts else []
+    spans = {
+        event: (float(frame.at[event, "ts"]), float(frame.at[event, "ts"] + frame.at[event, "dur"]))
+        for event in set(events)
+        if event >= 0
+    }
+    nodes = []
+    for number, (before, after) in enumerate(pairwise([-1, *events, -1])):
+        event, is_start = _find_event(before, after, times[number], spans)
+        nodes.append(CPNode(number, event, times[number], is_start))
+    edges = [
+        CPEdge(number, number + 1, duration, CPEdgeType(kind))
+        for number, (duration, kind) in enumerate(zip(durations, pieces["type"], strict=True))
+    ]
+    return PathNodes(nodes if edges else [], edges, events)
+
+
+def _find_event(
+    before: int, after: int, time: float, spans: dict[int, tuple[float, float]], tolerance: float = 0.0015
+) -> tuple[int, bool]:
+    """Return the event (frame index) at a path node and whether it starts there; the next edge's event is preferred."""
+    if after >= 0 and abs(spans[after][0] - time) <= tolerance:
+        return after, True
+    if before >= 0 and abs(spans[before][1] - time) <= tolerance:
+        return before, False
+    return (before, False) if before >= 0 else (after, True)

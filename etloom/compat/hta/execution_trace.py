@@ -19,14 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SIDES = {
-    "input_shapes": (0, "shapes"),
-    "input_types": (0, "types"),
-    "input_values": (0, "values"),
-    "input_strides": (0, "strides"),
-    "output_shapes": (1, "shapes"),
-    "output_types": (1, "types"),
-    "output_values": (1, "values"),
-    "output_strides": (1, "strides"),
+    f"{side}_{part}": (number, part)
+    for number, side in enumerate(("input", "output"))
+    for part in ("shapes", "types", "values", "strides")
 }
 
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from etloom.compat.hta.kernel_names import shorten_kernel_name
 from etloom.core import categories
 from etloom.core.errors import EtloomError
 from etloom.core.steps import parse_step
 from etloom.core.text import unknown_rank_error
 from etloom.core.trace import Job, Trace
+from etloom.timeline.activity import has_device_events
 
 if TYPE_CHECKING:
     import pandas as pd
 
 US = 1e3
+MEMORY_OPERATIONS = ("Memcpy", "Memset", "hipMemcpy", "hipMemset")
 UNTIMED_CATEGORY = "Trace"
 """The category of the profiler's own span, which HTA leaves out."""
 _FACTS = {
@@ -39,38 +40,21 @@ _FACTS = {
 }
 """For each table with details of events: name of HTA's column -> name of ours."""
 _ABSENT: dict[str, Any] = {
-    **dict.fromkeys(("memory_bw_gbps",), 0.0),
+    "memory_bw_gbps": 0.0,
     **dict.fromkeys(("in_msg_nelems", "out_msg_nelems", "group_size"), 0),
     **dict.fromkeys(("collective_name", "msg_dtype"), ""),
     **dict.fromkeys(("in_split_size", "out_split_size"), "[]"),
 }
 """What HTA writes for nothing, where it is not -1."""
-_LISTS = ("input_dims", "input_type", "input_strides")
-_FIRST = (
-    "index",
-    "cat",
-    "name",
-    "pid",
-    "tid",
-    "ts",
-    "dur",
-    "stream",
-    "correlation",
-    "bytes",
-    "memory_bw_gbps",
+_LISTS = tuple(_FACTS["arguments"])
+COLUMNS = (
+    *("index", "cat", "name", "pid", "tid", "ts", "dur", "stream", "correlation", "bytes", "memory_bw_gbps"),
+    *_FACTS["syncs"],
+    *_LISTS,
+    *("external_id", *_FACTS["frames"]),
+    *("collective_name", "in_msg_nelems", "out_msg_nelems", "msg_dtype", "group_size", "process_rank"),
+    *("in_split_size", "out_split_size", "index_correlation", "iteration", "end"),
 )
-_NUMBERED = ("wait_on_stream", "wait_on_cuda_event_record_corr_id")
-_THEN = ("external_id", "python_id", "python_parent_id")
-_COMMUNICATION = (
-    "collective_name",
-    "in_msg_nelems",
-    "out_msg_nelems",
-    "msg_dtype",
-    "group_size",
-    "process_rank",
-)
-_LAST = ("in_split_size", "out_split_size", "index_correlation", "iteration", "end")
-COLUMNS = (*_FIRST, *_NUMBERED, *_LISTS, *_THEN, *_COMMUNICATION, *_LAST)
 """Of a frame, in HTA's order."""
 
 
@@ -93,6 +77,25 @@ def flatten_column_names(df: pd.DataFrame) -> None:
     """Join the levels of a frame's column names with "_"; changes the frame in place."""
     if df.columns.nlevels > 1:
         df.columns = ["_".join(names).rstrip("_") for names in df.columns]
+
+
+def shorten_kernel_name(name: str) -> str:
+    """Return the bare name of a kernel, without template arguments, parameters and return type.
+
+    Names of memcpys and memsets, and names without "<" and "(" (of annotations and operators), stay as they are.
+    """
+    if name.startswith(MEMORY_OPERATIONS) or not ("<" in name or "(" in name):
+        return name
+    chars, depth = [], 0
+    for char in name.replace("(anonymous namespace)::", "").replace("->", ""):
+        if char in "<(":
+            depth += 1
+        elif char in ">)":
+            depth = max(0, depth - 1)
+        elif depth == 0:
+            chars.append(char)
+    words = "".join(chars).split()
+    return words[-1] if words else name
 
 
 def find_profiler_file(trace: Trace) -> Path:
@@ -234,6 +237,29 @@ class HtaTrace:
         return frame
 
 
+class RunAccess:
+    """The run of a TraceAnalysis: the analyzed part (``job``), the whole run (``full_job``), and its frames (``t``)."""
+
+    job: Job
+    full_job: Job
+    t: HtaTrace
+
+    def _select_ranks(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
+        """Return (rank, trace) for the ``ranks``, or for the first rank if there are none. Raises AnalysisError."""
+        for rank in ranks or []:
+            if rank not in self.job:
+                raise unknown_rank_error(rank, self.job)
+        return [(rank, self.job[rank]) for rank in (ranks or self.job.ranks[:1])]
+
+    def _with_device(self, ranks: Sequence[int] | None) -> list[tuple[int, Trace]]:
+        """Return (rank, trace) as `_select_ranks`, but without ranks that have no GPU activity, as in HTA."""
+        return [(rank, trace) for rank, trace in self._select_ranks(ranks) if has_device_events(trace)]
+
+    def _source(self, rank: int) -> Path:
+        """Return the path of the file with the profiler's events of a rank."""
+        return find_profiler_file(self.full_job[rank])
+
+
 def timed_events(trace: Trace) -> pl.DataFrame:
     """Return the events that HTA reads: those with a duration and a category other than Trace."""
     is_timed = pl.col("dur").is_not_null() & pl.col("cat").is_not_null() & (pl.col("cat") != UNTIMED_CATEGORY)
@@ -246,6 +272,11 @@ def frame_indices(trace: Trace) -> pl.DataFrame:
     events = trace.events.filter(~pl.Series(is_captured)).select("id", index="position")
     has_positions = not events["index"].null_count() and not events["index"].is_duplicated().any()
     return events if has_positions else events.select("id", index="id")
+
+
+def add_frame_index(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
+    """Add the column ``index``: the index, in the frame of the rank, of the event whose id is in ``id``."""
+    return table.join(frame_indices(trace), on="id", how="left", maintain_order="left")
 
 
 def drop_last_step(trace: Trace) -> Trace:

@@ -83,7 +83,19 @@ def add_critical_path(
         if all_edges and not only_critical
         else edges.filter("is_critical", pl.col("type").is_in(_DRAWN))
     )
-    flows = pl.concat((trace.flows, _flows(trace, _label_edges(drawn))))
+    labels = pl.struct(
+        "type", critical=pl.col("is_critical").cast(pl.Int8), weight=pl.col("time_ns") / US
+    ).struct.json_encode()
+    ends = drawn.select(
+        pl.col("id").cast(pl.UInt32),
+        *("ph", "ts", "flow"),
+        args=labels,
+        cat=pl.lit(_ARROW),
+        name=pl.lit(_ARROW),
+    )
+    tracks = events.select("id", "pid", "tid")
+    arrows = TABLES["flows"].conform(ends.join(tracks, on="id", maintain_order="left").drop("id"))
+    flows = pl.concat((trace.flows, arrows))
     overlay = _add_argument(trace, arguments).replace(None, flows=flows)
     if not only_critical:
         return overlay
@@ -92,14 +104,6 @@ def add_critical_path(
         | (events["ph"] != "X").to_numpy()
     )
     return keep_events(overlay, on_path.to_numpy() | is_context)
-
-
-def _label_edges(edges: pl.DataFrame) -> pl.DataFrame:
-    """Add HTA's name, category and arguments (type, critical: 0 or 1, weight in us) to both ends of each arrow."""
-    arguments = pl.struct(
-        "type", critical=pl.col("is_critical").cast(pl.Int8), weight=pl.col("time_ns") / US
-    ).struct.json_encode()
-    return edges.select("id", "ph", "ts", "flow", args=arguments, cat=pl.lit(_ARROW), name=pl.lit(_ARROW))
 
 
 def _add_argument(trace: Trace, arguments: pl.Series) -> Trace:
@@ -123,10 +127,3 @@ def _calls_around(trace: Trace, calls: NDArray[np.int64]) -> NDArray[np.int64]:
     is_complete = (launch >= 0) & (work >= 0)
     at[work[is_complete]] = at[launch[is_complete]]
     return at
-
-
-def _flows(trace: Trace, ends: pl.DataFrame) -> pl.DataFrame:
-    """Convert the ends of arrows, each at an event, to rows of the table ``flows`` with the event's track."""
-    tracks = trace.events.select("id", "pid", "tid")
-    placed = ends.with_columns(pl.col("id").cast(pl.UInt32)).join(tracks, on="id", maintain_order="left")
-    return TABLES["flows"].conform(placed.drop("id"))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from etloom.compat.hta.call_graph import HOST
 from etloom.compat.hta.charts import draw_timeline
-from etloom.compat.hta.frames import HtaTrace, SymbolTable, import_pandas
-from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.compat.hta.frames import HtaTrace, SymbolTable, import_pandas, shorten_kernel_name
 from etloom.compat.hta.trace_filter import Filter
 from etloom.core.errors import InvalidValue
 

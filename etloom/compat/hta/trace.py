@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from etloom import api
 from etloom.compat.hta.frames import HtaTrace, drop_last_step
-from etloom.compat.hta.trace_files import TraceFiles, resolve_trace_files
-from etloom.core.errors import EtloomError
+from etloom.core.errors import EtloomError, InvalidValue
+from etloom.core.paths import expand_home
 from etloom.core.trace import Job
 from etloom.core.trace import Trace as RankTrace
+from etloom.formats.kineto import find_rank
+from etloom.loading.file_names import find_rank_in_name
+
+StrPath = str | PathLike[str]
+TraceFiles = Mapping[int, StrPath] | Sequence[StrPath]
 
 
 class Trace(HtaTrace):
@@ -23,7 +29,7 @@ class Trace(HtaTrace):
     is_parsed = False
     _is_aligned = True
 
-    def __init__(self, trace_files: TraceFiles | None = None, trace_dir: str | PathLike[str] = ".") -> None:
+    def __init__(self, trace_files: TraceFiles | None = None, trace_dir: StrPath = ".") -> None:
         self._source = resolve_trace_files(trace_files, trace_dir)
 
     def parse_traces(self, max_ranks: int = -1, *_: Any, **__: Any) -> None:
@@ -74,3 +80,48 @@ class ParserConfig:
     @classmethod
     def set_default_cfg(cls, cfg: ParserConfig) -> None:
         cls._default = cfg
+
+
+def resolve_trace_files(trace_files: TraceFiles | None, trace_dir: StrPath) -> Path | dict[int, Path]:
+    """Return the folder to open or, with ``trace_files``, the file of each rank.
+
+    Args:
+        trace_files: {rank: file}; or a list of files, whose ranks are read from their contents or names. None: the
+            traces of ``trace_dir``. A relative name that does not exist is one of ``trace_dir``.
+        trace_dir: a folder, or a file.
+
+    Raises:
+        InvalidValue: two files of a list are of one rank, or state none.
+    """
+    folder = expand_home(trace_dir)
+    if trace_files is None:
+        return folder
+    if isinstance(trace_files, Mapping):
+        return {rank: _locate(file, folder) for rank, file in trace_files.items()}
+    if isinstance(trace_files, (str, PathLike)):
+        return {_find_rank(path) or 0: path for path in [_locate(trace_files, folder)]}
+    paths = [_locate(file, folder) for file in trace_files]
+    by_rank: dict[int, Path] = {}
+    for path in paths:
+        rank = _find_rank(path)
+        if rank is None and len(paths) > 1:
+            raise InvalidValue(
+                "the file does not state its rank", where=path, remedy="pass a dict: {rank: file}"
+            )
+        if (other := by_rank.setdefault(rank or 0, path)) is not path:
+            raise InvalidValue(
+                f"is a second file of rank {rank}; the first is {other.name}",
+                where=path,
+                remedy="pass a dict: {rank: file}",
+            )
+    return by_rank
+
+
+def _locate(file: StrPath, folder: Path) -> Path:
+    path = expand_home(file)
+    return path if path.is_absolute() or path.exists() else folder / path
+
+
+def _find_rank(path: Path) -> int | None:
+    rank = find_rank(path)
+    return find_rank_in_name(path) if rank is None else rank

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from etloom import api
 from etloom.compat.hta.charts import draw_diff
-from etloom.compat.hta.frames import HtaTrace, import_pandas
-from etloom.compat.hta.kernel_names import shorten_kernel_name
+from etloom.compat.hta.frames import HtaTrace, import_pandas, shorten_kernel_name
 from etloom.core.errors import InvalidValue
 from etloom.core.paths import expand_home
 

@@ -23,7 +23,6 @@ from etloom.analyses.findings.rank_view import RankFindings
 from etloom.analyses.run_info import find_annotated_steps, list_devices
 from etloom.analyses.temporal_breakdown import measure_parts
 from etloom.collectives import list_participations
-from etloom.comparison.best_case import ESTIMATE_SCHEMA, RankEstimate, estimate_rank
 from etloom.comparison.difference_tables import (
     find_communication_steps,
     measure_unattributed,
@@ -194,15 +193,6 @@ def _unpack_finding(values: dict[str, Any]) -> Finding:
     return Finding(**values)
 
 
-def _encode_estimate(estimate: RankEstimate | None) -> pl.DataFrame:
-    rows = [] if estimate is None else [dataclasses.astuple(estimate)]
-    return pl.DataFrame(rows, schema=ESTIMATE_SCHEMA, orient="row")
-
-
-def _decode_estimate(table: pl.DataFrame) -> RankEstimate | None:
-    return RankEstimate(*table.row(0)) if table.height else None
-
-
 def _for_own_steps(rank: int) -> tuple[None]:
     """Return the arguments ``(None,)``, with which comparisons divide a rank's sums by that rank's number of steps."""
     return (None,)
@@ -232,9 +222,6 @@ RESULTS = (
         is_compared=True,
     ),
     RankResult("peak-memory", measure_peak_memory, _for_own_steps, is_compared=True),
-    RankResult(
-        "best-case", estimate_rank, _for_own_steps, _encode_estimate, _decode_estimate, is_compared=True
-    ),
     RankResult(
         "rank-findings", find_in_rank, encode=_encode_findings, decode=_decode_findings, is_large=True
     ),
