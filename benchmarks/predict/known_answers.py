@@ -19,7 +19,7 @@ from requirements import state
 
 from etloom.graphs import build_graph
 from etloom.graphs.graph import PointRole
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import describe_recording
 from etloom.simulator.resizing import resize, synthesize_job
 from support.mesh_jobs import (
     context_calls,

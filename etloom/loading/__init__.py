@@ -9,7 +9,7 @@ executor                  the execution of a plan, ranks in parallel
 engines, worker           tasks in processes or on a Ray cluster
 reading_tasks             ranks that tasks read into the cache
 file_reading              one file into memory, or to Parquet in bounded memory
-cache, cache_usage        linked traces as Parquet in the user's cache folder
+cache                     linked traces as Parquet in the user's cache folder
 resident_tables           tables on disk of which only some are in memory
 consistency               contradictions between the files of a run, as rows of stats
 """

@@ -7,13 +7,14 @@ summary counts operators and communication.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import polars as pl
 
+from etloom.analyses import hangs
 from etloom.analyses.answers import Answer, answer, answer_by_rank, find_stored_answer
 from etloom.analyses.helpers import step_times
 from etloom.core import registry
@@ -24,8 +25,6 @@ from etloom.core.trace import Job, Trace
 from etloom.graphs import critical_paths
 from etloom.reports.finding_text import format_gain
 from etloom.reports.formatting import choose_unit, format_duration, format_number
-from etloom.reports.hang_summary import is_hang_dump, summarize_hang
-from etloom.reports.rank_sums import sum_over_ranks
 from etloom.reports.time_shares import PART_LABELS, SummaryLine, add_step_margins, summarize_time_shares
 
 RANK_ANALYSES = (
@@ -440,3 +439,77 @@ def _summarize_recorded_communication(job: Job) -> SummaryLine:
     more = ", ..." if by_name.height > 3 else ""
     text = f"calls: {names}{more}; {format_number(size / factor)} {unit} in total"
     return SummaryLine("Communication", f"{calls.height:,}", text)
+
+
+# Sums over ranks of tables that have a row per rank and name.
+
+KEYS = ("kind", "name")
+SUMMED = ("count", "exclusive_ns", "self_ns", "runtime_ns", "total_ns", "device_ns")
+
+
+def sum_over_ranks(table: pl.DataFrame, cost: str) -> pl.DataFrame:
+    """Sum a table over its ranks by name (and kind, if present); rows sorted by ``cost``, largest first.
+
+    Args:
+        table: rank, name, counts and times per rank.
+        cost: the column of times to sort by.
+
+    Returns:
+        kind, name, ranks (number of ranks), the sums, pct (share of the sum of ``cost``), max_ns (the largest ``cost``
+        of a rank) and max_rank (that rank).
+    """
+    keys = [key for key in KEYS if key in table.columns]
+    summed = [name for name in SUMMED if name in table.columns]
+    most = pl.col(cost).arg_max()
+    total = max(int(table[cost].sum() or 0), 1)
+    first = [cost, "pct", "count", "ranks"]
+    return (
+        table.with_columns(pl.col(key).cast(pl.String) for key in keys)
+        .group_by(keys)
+        .agg(
+            pl.col("rank").n_unique().cast(pl.Int64).alias("ranks"),
+            pl.col(summed).sum(),
+            pl.col(cost).max().alias("max_ns"),
+            pl.col("rank").get(most).alias("max_rank"),
+        )
+        .with_columns(pct=100.0 * pl.col(cost) / total)
+        .select(*keys, *first, *(name for name in summed if name not in first), "max_ns", "max_rank")
+        .sort(cost, *keys, descending=[True, *[False] * len(keys)], nulls_last=True)
+    )
+
+
+# Summarizes dumps of the Flight Recorder: which ranks stopped, and the calls that others wait in.
+
+
+def is_hang_dump(job: Job) -> bool:
+    """Return whether every trace is a dump of the Flight Recorder, which has no operators and no times of GPU work."""
+    return all("flight_recorder" in trace.meta.get("formats", ()) for trace in job.values())
+
+
+def summarize_hang(job: Job) -> tuple[SummaryLine, pl.DataFrame]:
+    """Return the summary line on a hang, and the table of `etloom analyze hangs` with lists of ranks as text."""
+    table = hangs.analyze(job)
+    ranks_as_text = [
+        pl.Series(name, [_list_ranks(ranks) for ranks in table[name].to_list()], pl.String)
+        for name in ("ranks", "others")
+    ]
+    return _describe(table), table.with_columns(ranks_as_text)
+
+
+def _describe(table: pl.DataFrame) -> SummaryLine:
+    if table.is_empty():
+        return SummaryLine("Hang", "none", hangs.EMPTY_MESSAGE)
+    cause = hangs.find_cause(table)
+    if cause is not None:
+        return SummaryLine("Hang", f"{format_ranks(cause.ranks)}: {cause.kind}", cause.sentence, "bad")
+    first = table.row(0, named=True)
+    call = f"{first['collective'] or 'a call'} of group {first['group']} ({_list_ranks(first['ranks'])})"
+    return SummaryLine(
+        "Hang", count_noun(table.height, "finding"), f"first: {first['finding']}, {call}", "bad"
+    )
+
+
+def _list_ranks(ranks: Iterable[int] | None) -> str | None:
+    """Format ranks as text, such as "ranks 0-7, 9"; None if there are no ranks."""
+    numbers = list(ranks or ())
+    return format_ranks(numbers) if numbers else None

@@ -29,10 +29,9 @@ from etloom.cli import main
 from etloom.cli.limited_process import LimitedProcess
 from etloom.cli.mcp import tools as mcp_tools
 from etloom.cli.mcp.bounded_text import MAX_TOKENS, bound_answer, bound_lines, estimate_tokens
-from etloom.cli.mcp.opened_runs import OpenedRuns
+from etloom.cli.mcp.opened_runs import OpenedRuns, Turns
 from etloom.cli.mcp.preparation import prepare_run
 from etloom.cli.mcp.tools import RunTools, _use_one_unit
-from etloom.cli.mcp.turns import Turns
 from etloom.core import machine, registry
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from etloom.core.errors import EtloomError
-from etloom.replayer.comms.watchdog import Watchdog
+from etloom.replayer.comms.session import Watchdog
 from etloom.replayer.launch_environment import Process
 from support.processes import ended, free_port, processes, wait_for_calls
 from support.replays import all_reduce_call, write_calls
@@ -50,7 +50,7 @@ def test_the_store_outlives_its_clients(monkeypatch: pytest.MonkeyPatch) -> None
     """Rank 0 has gathered all; rank 1 takes a second more to say that it is done."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("etloom.replayer.comms.watchdog.SILENCE_LIMIT_S", 120)
+    monkeypatch.setattr("etloom.replayer.comms.session.SILENCE_LIMIT_S", 120)
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     ended: list[str] = []
     late = threading.Timer(1.0, lambda: TCPStore("127.0.0.1", store.port, None, False).set("beat/1", "done"))

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import etloom
 from etloom.core.trace import Job
 from etloom.replayer.comms.call_mapping import map_calls
-from etloom.replayer.comms.group_inference import infer_groups
-from etloom.replayer.comms.plan_builder import build_plan
+from etloom.replayer.comms.plan_builder import build_plan, infer_groups
 from etloom.replayer.recorded_calls import RecordedCall
 from support.processes import ended, processes
 from support.replays import write_calls

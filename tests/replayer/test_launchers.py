@@ -11,7 +11,7 @@ import pytest
 
 from etloom.cli.replay.printing import contention_warning
 from etloom.core.errors import EtloomError
-from etloom.replayer.comms.rendezvous import FIRST_PORT, rendezvous_address
+from etloom.replayer.comms.session import FIRST_PORT, rendezvous_address
 from etloom.replayer.launch_environment import Process
 from support.paths import ROOT
 

@@ -12,7 +12,7 @@ import etloom
 from etloom.core.trace import Job
 from etloom.reports import html_report
 from etloom.reports.html_charts import render_columns
-from etloom.reports.rank_sums import sum_over_ranks
+from etloom.reports.summary import sum_over_ranks
 from etloom.reports.timeline_selection import pack_timelines
 from support.real_runs import open_run
 

@@ -26,8 +26,7 @@ from etloom.reports.formatting import choose_column_format, format_duration, for
 from etloom.reports.html_charts import render_bars
 from etloom.reports.html_tables import render_table
 from etloom.reports.summary import summarize_run
-from etloom.reports.timeline_data import pack_timeline
-from etloom.reports.timeline_selection import find_first_work, find_origins
+from etloom.reports.timeline_selection import find_first_work, find_origins, pack_timeline
 from etloom.reports.timeline_tracks import MAX_ROWS
 from support.examples import examples
 from support.random_traces import traces

@@ -6,12 +6,12 @@ import pytest
 
 from etloom.simulator.network.astra_sim import (
     Dimension,
+    Network,
     Settings,
     collective_time,
     compute_time,
     message_time,
 )
-from etloom.simulator.network.message_exchange import Network
 
 
 def dims(*dimensions: tuple[str, int, float, float, str]) -> list[Dimension]:

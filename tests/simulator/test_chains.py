@@ -13,7 +13,7 @@ from etloom.core.trace import Job
 from etloom.graphs import algorithms
 from etloom.simulator.chains import contract_scenario
 from etloom.simulator.network import apply_network, try_fit
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import describe_recording
 from etloom.simulator.scenario import Basis, Scenario
 from support.real_runs import open_run
 from support.simulated_jobs import job_of, programs, simulate

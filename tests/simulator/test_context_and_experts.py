@@ -12,7 +12,7 @@ import pytest
 import etloom
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import describe_recording
 from etloom.simulator.resizing import resize, synthesize_job
 from etloom.simulator.resizing.context_shares import find_context_shares
 from etloom.simulator.scenario import Basis

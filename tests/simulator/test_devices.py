@@ -17,7 +17,7 @@ from etloom.simulator.devices import change_collectives, change_device
 from etloom.simulator.devices.call_shapes import parse_calls
 from etloom.simulator.devices.kernel_ratios import compute_kernel_ratios, list_kernel_costs, scale_by_limits
 from etloom.simulator.devices.measured_tables import MeasuredRatios
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import describe_recording
 from etloom.simulator.scenario import Basis, Communications
 from support.small_traces import matrix_product
 

@@ -17,7 +17,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.graphs import build_graph
 from etloom.graphs.graph import PointRole
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import describe_recording
 from etloom.simulator.resizing import parse_parallel, replication, resize, synthesize_job
 from etloom.simulator.scenario import Scenario
 from support import simulated_jobs

@@ -14,7 +14,7 @@ import etloom
 from etloom.core.errors import EtloomError
 from etloom.core.trace import Job
 from etloom.graphs.graph import EdgeKind
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import describe_recording
 from etloom.simulator.resizing import resize, synthesize_job
 from etloom.simulator.resizing.sharding import compute_call_ratios
 from etloom.simulator.resizing.tensor_shares import find_tensor_shares

@@ -14,8 +14,14 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.simulator import Network
 from etloom.simulator.network import parse_target, parse_topology
-from etloom.simulator.network.algorithms import find_dims, split_collective, split_gloo
-from etloom.simulator.network.sharing import Flow, Transfer, share_links
+from etloom.simulator.network.model import (
+    Flow,
+    Transfer,
+    find_dims,
+    share_links,
+    split_collective,
+    split_gloo,
+)
 from etloom.simulator.network.topology import PRESETS, Topology, get_preset
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import etloom
 from etloom.simulator.chains import contract_scenario
-from etloom.simulator.recording import describe_recording
+from etloom.simulator.recorded_run import describe_recording
 from support import small_traces
 
 

@@ -1,10 +1,9 @@
 """etloom mcp: a server of the Model Context Protocol that answers questions of AI agents about runs.
 
-opened_runs   the runs that stay in memory, and the paths that may be opened
+opened_runs   the runs that stay in memory, the paths that may be opened, and the order of questions and preparation
 bounded_text  tables as text of bounded length
 tools         the tools: the verbs of etloom, answers as text
 preparation   what the first questions about a run need, computed in the background
-turns         the order of questions and preparation
 """
 
 from __future__ import annotations

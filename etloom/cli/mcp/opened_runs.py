@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etloom.cli.limited_process import LimitedProcess
-from etloom.cli.mcp.turns import Turns
 from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
     from etloom.api.questions import Difference
     from etloom.cli.mcp.bounded_text import Answer
     from etloom.core.trace import Job
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 MAX_OPEN_RUNS = 4
 """Runs kept in memory; the one that was used longest ago is closed first."""
@@ -236,3 +237,48 @@ def _list_folder(folder: Path) -> list[Path]:
         )
     except OSError:
         return []
+
+
+# Gives agents' questions priority over the computation of likely answers in the background.
+
+
+class Turns:
+    """Makes the background preparation of answers wait while questions are answered."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._questions = 0
+        self._threads = threading.local()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count an agent's question as open while the block runs, unless this thread prepares answers."""
+        if self._is_preparing():
+            yield
+            return
+        with self._changed:
+            self._questions += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._questions -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Mark this thread as a background preparer, which waits for agents' questions, while the block runs."""
+        self._threads.is_preparing = True
+        try:
+            yield
+        finally:
+            self._threads.is_preparing = False
+
+    def give_way(self) -> None:
+        """In a background thread, wait until no question is open; the caller must hold no lock that questions need."""
+        if self._is_preparing():
+            with self._changed:
+                self._changed.wait_for(lambda: not self._questions)
+
+    def _is_preparing(self) -> bool:
+        return getattr(self._threads, "is_preparing", False)

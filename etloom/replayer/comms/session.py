@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import socket
+import threading
+import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from etloom.core.errors import EtloomError
+from etloom.core.errors import EtloomError, InvalidValue
 from etloom.core.trace import Job
 from etloom.replayer.comms.callbacks import Callbacks, Prepare
 from etloom.replayer.comms.comms_options import CommsOptions, Rendezvous
 from etloom.replayer.comms.plan_builder import check_world_size
-from etloom.replayer.comms.rendezvous import connect_store, rendezvous_address
 from etloom.replayer.comms.results import build_job, call_table, pass_table, summarize_calls
 from etloom.replayer.comms.runner import CallTimes, Runner, process_group
-from etloom.replayer.comms.watchdog import HEARTBEAT_S, PLANNING, SUSPECT_LIMIT_S, Watchdog, clock_domain
 from etloom.replayer.launch_environment import Process
 from etloom.replayer.plan import Call, Plan, RankPlan
 
@@ -219,3 +224,271 @@ def _gather_times(store: Any, times: CallTimes, process: Process) -> dict[int, C
         gathered[rank] = CallTimes(issued, returned, completed, zero, span, blocked)
     store.set("taken", "1")
     return gathered
+
+
+# Determines the host and port at which the processes of a replay connect, and opens the key-value store there.
+#
+# Unless the user specifies them, every process derives the same address from what its launcher sets.
+
+FIRST_PORT = 29_501
+_PORT_COUNT = 3_000
+"""Ports from the first one on; all are below those that Linux assigns automatically."""
+_RUN_ID_VARIABLES = (
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("OMPI_MCA_ess_base_jobid",),  # Open MPI 4
+    ("PMIX_NAMESPACE",),  # Open MPI 5
+)
+"""Variables that distinguish one run of a launcher from others on the same hosts."""
+_RETRY_S = 0.1
+
+
+def rendezvous_address(
+    address: str | None, port: int | None, environment: Mapping[str, str] = os.environ
+) -> tuple[str, int]:
+    """Return host and port of the key-value store through which the processes of a replay communicate.
+
+    By default the host is torchrun's, else the first node of Slurm's step, else this host; the port is next to
+    torchrun's, else derived from the launcher's run id.
+
+    Raises:
+        EtloomError: The host cannot be resolved.
+    """
+    host = address or environment.get("MASTER_ADDR") or _first_node(environment) or "127.0.0.1"
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        # torch would retry for two minutes.
+        raise InvalidValue(
+            f"cannot resolve host {host!r}: {error.strerror}",
+            remedy="specify one that all processes reach (--master-addr)",
+            option="master_addr" if address else None,
+        ) from error
+    return host, port or _port_next_to(environment.get("MASTER_PORT", "")) or _run_port(environment)
+
+
+def _port_next_to(used: str) -> int | None:
+    if not re.fullmatch(r"\d{1,5}", used, re.ASCII) or not 0 < int(used) < 1 << 16:
+        return None
+    return int(used) + 1 if int(used) + 1 < 1 << 16 else int(used) - 1
+
+
+def _run_port(environment: Mapping[str, str]) -> int:
+    """Return a port derived from the launcher's run id, so that runs on the same host use different ports."""
+    for names in _RUN_ID_VARIABLES:
+        if all(name in environment for name in names):
+            run_id = ".".join(environment[name] for name in names)
+            return FIRST_PORT + zlib.crc32(run_id.encode()) % _PORT_COUNT
+    return FIRST_PORT
+
+
+def _first_node(environment: Mapping[str, str]) -> str | None:
+    """Return the first node in Slurm's node list, such as node07 of node[07-12],other; None for a single node."""
+    # The step that Open MPI starts consists of its helpers on the other nodes.
+    scope = "JOB" if "OMPI_COMM_WORLD_RANK" in environment else "STEP"
+    if environment.get(f"SLURM_{scope}_NUM_NODES", "1") == "1":
+        return None
+    nodes = environment.get(f"SLURM_{scope}_NODELIST", "")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodes).partition(",")[0] or None
+
+
+def connect_store(process: Process, address: str, port: int, timeout_s: float) -> Any:
+    """Connect to the key-value store of all processes, which rank 0 hosts.
+
+    Raises:
+        EtloomError: The store cannot be reached.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    remedy = "specify a host that all processes reach and a free port there (--master-addr, --master-port)"
+    if process.rank and not _is_listening(address, port, timeout_s):
+        raise EtloomError(
+            f"rank {process.rank} could not reach rank 0 at {address}:{port} within {timeout_s:g} s",
+            remedy=remedy,
+        )
+    try:
+        # torchrun has a store of its own on its port; this one belongs to the replay.
+        return TCPStore(
+            address,
+            port,
+            process.world_size,
+            process.rank == 0,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=True,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise EtloomError(
+            f"the {process.world_size} processes could not connect at {address}:{port}: {str(error).splitlines()[0]}",
+            remedy=remedy,
+        ) from error
+
+
+def _is_listening(address: str, port: int, seconds: float) -> bool:
+    """Return whether a server at ``address`` and ``port`` accepts a connection within ``seconds``.
+
+    torch itself would wait twice as long, and print pages of messages.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((address, port), timeout=max(0.1, deadline - time.monotonic())).close()
+        except OSError:
+            time.sleep(_RETRY_S)
+        else:
+            return True
+    return False
+
+
+# Ends all processes of a replay when a process stops sending heartbeats or reports an error.
+
+STORE_LOST = "rank 0, which hosts the store, is gone"
+STARTING, PLANNING = "starting", "the plan"
+HEARTBEAT_S = 1.0
+SILENCE_LIMIT_S = 6.0
+"""A process without heartbeats for so long is considered gone."""
+SUSPECT_LIMIT_S = 3.0
+"""The same, after a connection was lost."""
+
+
+def clock_domain() -> str:
+    """Return an identifier that is equal on processes sharing a monotonic clock: the host's boot id, else its name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+class Watchdog:
+    """A thread that sends heartbeats, and ends this process when another process stops sending them or fails.
+
+    A connection to the store serves one request at a time, and the process may wait for a key for long; so the watchdog
+    has a connection of its own.
+
+    Attributes:
+        describe: Returns what this process is doing; sent with each heartbeat.
+
+    Args:
+        end: Called with the reason when another process has ended; does not return.
+    """
+
+    def __init__(self, store: Any, process: Process, end: Callable[[str], None]) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self.set_activity(STARTING)
+        self._process, self._end = process, end
+        self._store = TCPStore(store.host, store.port, process.world_size, False, wait_for_workers=False)
+        self._stopped = threading.Event()
+        self._reason: str | None = None
+        self._start_watching()
+        self._thread = threading.Thread(target=self._run, name="etloom-watch", daemon=True)
+
+    def _start_watching(self) -> None:
+        others = [rank for rank in range(self._process.world_size) if rank != self._process.rank]
+        # If each of a thousand processes watched all others, one store would get a million requests per heartbeat.
+        self._watched = others if self._process.rank == 0 else [0]
+        self._last_beats = {rank: ("", time.monotonic()) for rank in others}
+
+    def set_activity(self, activity: str) -> None:
+        """Set the description of this process's current activity, which is sent with each heartbeat."""
+        self.describe: Callable[[], str] = lambda: activity
+
+    def find_lost(self, seconds: float) -> str | None:
+        """Wait up to ``seconds`` for a sign that another process is lost or failed; return the reason, or None."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                reason = self._find_reason(SUSPECT_LIMIT_S, list(self._last_beats))
+            except RuntimeError:
+                reason = STORE_LOST
+            if reason or time.monotonic() > deadline:
+                self._reason = reason
+                return reason
+            time.sleep(HEARTBEAT_S / 4)
+
+    def describe_others(self) -> str:
+        """Return the last reported activity of the other processes."""
+        beats = sorted((rank, beat) for rank, (beat, _) in self._last_beats.items())
+        return "; ".join(f"rank {rank} is at {_parse_activity(beat)}" for rank, beat in beats[:8])
+
+    def __enter__(self) -> Watchdog:
+        self._send_beat(0)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._stopped.set()
+        self._thread.join()
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the store is gone, and with it all who could read the reason
+            if error is not None:
+                # The first reason counts, even if it is passed on by a rank that ends because of it.
+                prefix, message = f"rank {self._process.rank}: ", str(error) or type(error).__name__
+                reason = self._reason or prefix + message.removeprefix(prefix)
+                self._store.compare_set("gave_up", "", reason)
+            self._store.set(f"beat/{self._process.rank}", "done")
+            if self._process.rank == 0:
+                # The store ends with this process: the others first report that they are done, or read why not.
+                self._wait_for_others(2 * HEARTBEAT_S if error is not None else SILENCE_LIMIT_S)
+
+    def _wait_for_others(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        keys = [f"beat/{rank}" for rank in range(self._process.world_size)]
+        while time.monotonic() < deadline and not (
+            self._store.check(keys) and all(self._store.get(key) == b"done" for key in keys)
+        ):
+            time.sleep(HEARTBEAT_S / 20)
+
+    def _send_beat(self, number: int) -> None:
+        self._store.set(f"beat/{self._process.rank}", f"{number} {self.describe()}")
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stopped.wait(HEARTBEAT_S):
+            number += 1
+            try:
+                self._send_beat(number)
+                reason = self._find_reason()
+            except RuntimeError:
+                reason = STORE_LOST
+            if reason and not self._stopped.is_set():
+                if reason != STORE_LOST:
+                    self._pass_on(reason)
+                self._end(f"{reason}; rank {self._process.rank} was at {self.describe()}")
+
+    def _pass_on(self, reason: str) -> None:
+        """Publish the failure reason to all processes before this process ends; with rank 0, the store ends too."""
+        with contextlib.suppress(RuntimeError):
+            self._store.compare_set("gave_up", "", reason)
+        if self._process.rank == 0:
+            time.sleep(1.5 * HEARTBEAT_S)
+
+    def _find_reason(
+        self, limit_s: float = SILENCE_LIMIT_S, ranks: Sequence[int] | None = None
+    ) -> str | None:
+        """Return why this process has to end (another process failed or is lost); None if it does not."""
+        if self._store.check(["gave_up"]):
+            reason = str(self._store.get("gave_up").decode())
+            return None if reason.startswith(f"rank {self._process.rank}:") else reason
+        now = time.monotonic()
+        for rank, beat in self._read_beats(self._watched if ranks is None else ranks):
+            last_beat, since = self._last_beats[rank]
+            self._last_beats[rank] = (beat, since if beat == last_beat else now)
+            # Reading large traces may hold the interpreter lock, and with it the heartbeat, for long. The loss of
+            # rank 0 also shows as the loss of the store.
+            if rank == 0 and _parse_activity(beat) in (STARTING, PLANNING):
+                continue
+            if beat != "done" and now - self._last_beats[rank][1] > limit_s:
+                return f"rank {rank} is gone; it was at {_parse_activity(beat)}"
+        return None
+
+    def _read_beats(self, ranks: Sequence[int]) -> list[tuple[int, str]]:
+        """Return (rank, text of its last heartbeat) for each rank, with "" if it sent none yet."""
+        keys = {rank: f"beat/{rank}" for rank in ranks}
+        if not self._store.check([*keys.values()]):
+            keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
+        beats = dict(zip(keys, self._store.multi_get([*keys.values()]), strict=True)) if keys else {}
+        return [(rank, beats.get(rank, b"").decode()) for rank in ranks]
+
+
+def _parse_activity(beat: str) -> str:
+    return beat.partition(" ")[2] or ("the end" if beat == "done" else "its start")

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from etloom.core.errors import EtloomError
 from etloom.replayer.compute import autocast, operators, tensor_initialization
 from etloom.replayer.compute.argument_values import DTYPES, convert_value
-from etloom.replayer.compute.prepared_operator import ArgumentKey, PreparedOperator, make_view
 from etloom.replayer.compute.program import Program
 from etloom.replayer.compute.program_steps import ProgramStep, TensorView
 from etloom.replayer.compute.progress import INTERRUPTED, NOT_TRIED, Stopped
@@ -365,3 +364,54 @@ def _holds_view(base: torch.Tensor | None, view: TensorView) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:160] or type(error).__name__
+
+
+# A prepared operator call: bound arguments, executable repeatedly without lookups.
+
+ArgumentKey = int | str
+"""Position of an argument, or its name."""
+
+
+@dataclass
+class PreparedOperator:
+    """A callable operator call that takes its tensors from numbered slots, the entries of a list of tensors.
+
+    Attributes:
+        slots: (argument, slot) of tensors.
+        lists: (argument, [(index, slot)]) of lists of tensors.
+        views: (slot, view, slot of another tensor on the same storage): views to create before the call.
+        takes: (index of a result, slot) of tensors to keep.
+        frees: Slots to clear after the call.
+    """
+
+    node: int
+    name: str
+    call: Callable[..., Any]
+    positional: list[Any] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+    slots: list[tuple[ArgumentKey, int]] = field(default_factory=list)
+    lists: list[tuple[ArgumentKey, list[tuple[int, int]]]] = field(default_factory=list)
+    views: list[tuple[int, TensorView, int]] = field(default_factory=list)
+    takes: list[tuple[int, int]] = field(default_factory=list)
+    frees: list[int] = field(default_factory=list)
+
+    def __call__(self, slots: list[Any]) -> Any:
+        for slot, view, base in self.views:
+            slots[slot] = make_view(slots[base], view)
+        # Copies: arguments that were stored here would keep their memory allocated.
+        positional = self.positional.copy()
+        named = self.named.copy() if self.named else self.named
+        for key, slot in self.slots:
+            (named if isinstance(key, str) else positional)[key] = slots[slot]  # type: ignore[index,call-overload]
+        for key, items in self.lists:
+            arguments: Any = named if isinstance(key, str) else positional
+            arguments[key] = tensors = arguments[key].copy()
+            for index, slot in items:
+                tensors[index] = slots[slot]
+        return self.call(*positional, **named)
+
+
+def make_view(base: Any, view: TensorView) -> torch.Tensor:
+    """Return a tensor on the storage of ``base`` with the dtype, offset, shape and strides of a recorded tensor."""
+    tensor = torch.empty(0, dtype=DTYPES[view.dtype], device=base.device)
+    return tensor.set_(base.untyped_storage(), view.offset, view.shape, view.stride)  # type: ignore[call-overload,no-any-return]

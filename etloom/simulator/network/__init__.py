@@ -1,9 +1,7 @@
 """The network model: topologies, costs of collectives, shared links, and parameters fitted to a recording.
 
 topology       levels with bandwidth and latency, from YAML or a preset
-algorithms     rounds and bytes per link of each collective
-sharing        transfers that share links, as an event simulation
-model          the times of a scenario's communications on a network
+model          the times of a scenario's communications on a network: rounds and bytes per link, shared links
 fit            the network of a recording
 target         the network of a prediction, as the user names it
 transfer_lags  the prediction step

@@ -4,8 +4,7 @@ rank_steps   operations and messages of a rank, from a linked trace or a pipelin
 recognition  the pipelines of a recording
 schedules    orders of operations: GPipe, 1F1B, interleaved
 timing       start and end of each operation of a schedule
-stretching   times of operations in the new pipeline, from those of the recorded one
-relay        the prediction
+relay        the prediction: times of operations in the new pipeline, from those of the recorded one
 """
 
 from __future__ import annotations
