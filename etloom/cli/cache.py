@@ -28,9 +28,10 @@ def cache(*, clear: Annotated[bool, "Remove everything that no process has open.
     from etloom.loading.cache import clear_cache, list_entries
 
     if clear:
-        before = sum(size for _, size, _ in list_copies())
+        before = [*list_entries(), *list_copies()]
         prune_copies(0)
-        removed = clear_cache() + before - sum(size for _, size, _ in list_copies())
+        clear_cache()
+        removed = sum(size for _, size, path in before if not path.exists())
         write_text(f"{cache_folder()}: {removed / 1e6:,.1f} MB removed\n", None)
         return
     parts = [

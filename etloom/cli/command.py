@@ -59,7 +59,10 @@ class Flag:
             names = (f"{long}/--no-{long[2:]}",)
             settings |= {"default": default, "type": None}
         elif _is_repeatable(declared):
-            settings["multiple"] = True
+            settings |= {
+                "multiple": True,
+                "default": default if default and "required" not in settings else None,
+            }
         elif default not in (None, inspect.Parameter.empty):
             settings["default"] = default
         return click.Option([name, *names], **settings)

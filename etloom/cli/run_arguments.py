@@ -124,14 +124,20 @@ def limit_threads(run: RunOptions) -> None:
         os.environ.setdefault("POLARS_MAX_THREADS", str(min(run.jobs, os.cpu_count() or 1)))
 
 
+_DESCRIPTIONS = ("stats", "threads", "groups")
+"""Tables that may have rows although nothing happened in the recording."""
+
+
 def check_readable(job: Job, path: Path, *, may_be_empty: bool = False) -> None:
     """Raise ReadError if nothing could be read of the files; ``may_be_empty``: only if they hold something."""
     from etloom.core.errors import ReadError
     from etloom.core.losses import describe_loss
+    from etloom.core.schema import TABLES
 
     if any(job.rank_facts[name].sum() for name in ("events", "nodes")):
         return  # and the ranks of a store need not be opened
-    if any(trace.rows(name) for trace in job.values() for name in trace.table_names if name != "stats"):
+    contents = [name for name in TABLES if name not in _DESCRIPTIONS]
+    if any(trace.rows(name) for trace in job.values() for name in contents if name in trace.table_names):
         return
     loss = describe_loss(job.stats.filter(job.stats["name"].str.starts_with("read.")))
     if loss or not may_be_empty:

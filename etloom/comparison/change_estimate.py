@@ -93,7 +93,9 @@ def _resample_steps(
         length = -(-run.size // blocks)
         starts = rng.integers(run.size, size=(RESAMPLES, blocks, 1))
         medians = [
-            np.median(run[(part + np.arange(length)) % run.size].reshape(len(part), -1), axis=1)
+            np.median(
+                run[(part + np.arange(length)) % run.size].reshape(len(part), -1)[:, : run.size], axis=1
+            )
             for part in np.array_split(starts, 1 + run.size // MAX_STEPS_AT_ONCE)
         ]
         deviations.append(sqrt(blocks / (blocks - 1)) * (np.concatenate(medians) - np.median(run)))

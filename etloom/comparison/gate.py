@@ -90,9 +90,12 @@ def judge_regression(
                 remedy="leave the measure out, or record it",
             )
         row["verdict"] = _judge(row)
-        if name == STEP_TIME and row["verdict"] != "undecided" and _may_be_noise(row, (*runs, *baselines)):
+        is_decided = row["verdict"] != "undecided" and row["low_pct"] is not None
+        if name == STEP_TIME and is_decided and _may_be_noise(row, (*runs, *baselines)):
             row["verdict"] = "undecided"
-            row["more_runs"] = max(2, _advise(row, min(len(runs), len(baselines)), NARROW_PCT) or 0)
+            count, target = min(len(runs), len(baselines)), _narrow_pct(row)
+            more_runs = _advise(_relative_half_width(row), count, target)
+            row["more_runs"] = None if more_runs is None else max(2, more_runs)
         elif row["verdict"] == "undecided":
             row |= _advise_more(row, len(runs), len(baselines))
         rows.append(row)
@@ -114,7 +117,7 @@ def _may_be_noise(row: dict[str, Any], jobs: Sequence[Job]) -> bool:
     """Return whether other work on the machine may be the reason for the verdict on a step time."""
     quartiles = np.array([np.quantile(step_values(job, STEP_TIME), (0.25, 0.75)) for job in jobs])
     is_even = bool((quartiles[:, 1] <= MAX_EVEN_RATIO * quartiles[:, 0]).all())
-    is_narrow = _half_width(row) <= max(row["limit_pct"], NARROW_PCT)
+    is_narrow = _relative_half_width(row) <= _narrow_pct(row)
     if row["verdict"] == "passed":
         return not is_even and not is_narrow
     has_device = any("device" in BASES.read(job)["basis"] for job in jobs)
@@ -122,8 +125,17 @@ def _may_be_noise(row: dict[str, Any], jobs: Sequence[Job]) -> bool:
     return not is_shown and not (is_even and row["low_pct"] > MAX_RUN_DIFFERENCE)
 
 
+def _narrow_pct(row: dict[str, Any]) -> float:
+    return float(max(row["limit_pct"], NARROW_PCT))
+
+
 def _half_width(row: dict[str, Any]) -> float:
     return float(row["high_pct"] - row["low_pct"]) / 2
+
+
+def _relative_half_width(row: dict[str, Any]) -> float:
+    """Return half of the interval in percent of the larger level, with which the noise of a run grows."""
+    return _half_width(row) / max(1.0, 1 + float(row["change_pct"]) / 100)
 
 
 def _advise_more(row: dict[str, Any], runs: int, baselines: int) -> dict[str, int | None]:
@@ -132,18 +144,18 @@ def _advise_more(row: dict[str, Any], runs: int, baselines: int) -> dict[str, in
     if row["low_pct"] is None:
         return {"more_steps": max(1, MIN_STEPS - steps)}
     margin = abs(row["change_pct"] - row["limit_pct"])
-    more_runs = _advise(row, min(runs, baselines), margin)
+    more_runs = _advise(_half_width(row), min(runs, baselines), margin)
     if runs + baselines >= MIN_RUNS:
         return {"more_runs": more_runs}
-    return {"more_runs": more_runs, "more_steps": _advise(row, steps, margin)}
+    return {"more_runs": more_runs, "more_steps": _advise(_half_width(row), steps, margin)}
 
 
-def _advise(row: dict[str, Any], count: int, target: float) -> int | None:
-    """Return how many more than ``count`` steps or runs narrow the interval to ``target`` percent on either side.
+def _advise(half_width: float, count: int, target: float) -> int | None:
+    """Return how many more than ``count`` steps or runs narrow ``half_width`` percent to ``target`` percent.
 
     None if that is more than MAX_ADVISED: the change is at the limit.
     """
-    more = count * ((_half_width(row) / target) ** 2 - 1) if target else inf
+    more = count * ((half_width / target) ** 2 - 1) if target else inf
     return max(1, ceil(more)) if more < MAX_ADVISED else None
 
 

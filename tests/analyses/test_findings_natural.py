@@ -14,7 +14,7 @@ from etloom.analyses.findings.gaps import MIN_GAP_NS
 from etloom.analyses.findings.rank_view import RankView
 from etloom.core.intervals import Intervals
 from support.examples import examples
-from support.small_traces import RankBuilder, find_rows
+from support.small_traces import RankBuilder, complete_event, find_rows
 
 LOAD = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -237,7 +237,7 @@ def test_calls_before_the_first_launch_create_the_context(tmp_path: Path) -> Non
         run.op("aten::mm", at, 100).kernel(at + 10, at + 30, 500)
     (row,) = find_rows(run.trace(tmp_path), "slow-calls")
     assert (row["cost_ns"], row["name"]) == (90_000_000, "cudaDeviceGetStreamPriorityRange")
-    assert "0.09 s before the first launch" in row["title"]
+    assert "before the first launch, 90.0 ms in all, cudaDeviceGetStreamPriorityRange" in row["title"]
 
 
 def write_ranks(folder: Path, times: list[int], *, communicates: bool = False) -> Path:
@@ -304,7 +304,7 @@ def test_a_wait_costs_at_most_the_time_for_which_it_blocked(
     by_cause = dict(between.group_by(pl.col("cause").cast(pl.String)).agg(pl.col("gap_ns").sum()).iter_rows())
     gap = 1000 * (late_us + 4)
     assert by_cause["sync"] == min(1000 * wait_us, gap)
-    assert sum(by_cause.values()) == gap and set(by_cause) <= {"sync", "launch"}
+    assert gap - MIN_GAP_NS < sum(by_cause.values()) <= gap and set(by_cause) <= {"sync", "launch"}
 
 
 def test_launches_that_stay_late_are_due_to_the_longest_wait(tmp_path: Path) -> None:
@@ -358,6 +358,8 @@ def test_communication_of_few_bytes_is_a_matter_of_latency(tmp_path: Path) -> No
 def test_a_pause_inside_an_annotation_is_named_by_it(tmp_path: Path) -> None:
     run = RankBuilder().step(1, 0, 40_000).op("aten::mm", 0, 500)
     run.op("## backward ##", 1000, 34_000, "user_annotation").op("aten::add", 36_000, 500)
+    other = complete_event("user_annotation", "upload", 1000, 34_500, 100, 200)  # of another thread
+    run.events.append(other)
     (row,) = find_rows(run.trace(tmp_path), "idle-host")
     assert "inside '## backward ##'" in row["title"]
 
@@ -373,3 +375,13 @@ def test_long_calls_count_on_the_host_where_no_gpu_activity_is_recorded(tmp_path
     )
     (row,) = find_rows(run.trace(tmp_path), "slow-calls")
     assert (row["cost_ns"], row["confidence"], row["name"]) == (8_000_000, "low", "cudaLaunchKernel")
+
+
+def test_ranks_without_time_are_not_compared(tmp_path: Path) -> None:
+    """The median of four ranks is 0."""
+    for rank, time in enumerate((0, 0, 0, 500)):
+        run = RankBuilder().step(1, 0, time).op("aten::mm", 0, time)
+        run.trace(tmp_path, distributedInfo={"rank": rank, "world_size": 4})
+        (tmp_path / "kineto_trace_0.json").rename(tmp_path / f"rank_{rank}.json")
+    rows = etloom.analyze(etloom.open(tmp_path), "findings", pattern="slow-ranks", min_pct=0)
+    assert rows.is_empty()

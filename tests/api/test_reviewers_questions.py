@@ -134,6 +134,12 @@ def test_info_and_report_fail_if_nothing_could_be_read(
     for arguments in ([], ["--format", "json"], ["--format", "csv"]):
         assert cli.main(["info", str(file), *arguments]) == 1
         assert "no event or operator could be read: read.no_time 1" in capsys.readouterr().err
+    text = file.read_text()
+    name = '{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}, '
+    file.write_text(text.replace("[{", "[" + name + "{"))
+    assert cli.main(["report", str(file), "--out", str(tmp_path / "of-names.html")]) == 1
+    assert "no event or operator could be read: read.no_time 1" in capsys.readouterr().err
+    file.write_text(text)
     page = tmp_path / "report.html"
     assert cli.main(["report", str(file), "--out", str(page)]) == 1
     assert "no event or operator could be read: read.no_time 1" in capsys.readouterr().err

@@ -12,8 +12,10 @@ import pytest
 import etloom
 from etloom.cli import main
 from etloom.cli.check import escape_for_github
+from etloom.comparison.change_estimate import estimate_shift
 from etloom.comparison.gate import explain_row, judge_regression
 from etloom.core import registry
+from etloom.core.trace import Job
 from support.paths import ROOT
 from support.small_traces import write_stepped_run
 from support.step_noise import NOISES, record_runs, white, write_job
@@ -178,3 +180,31 @@ def test_the_keys_of_json_are_documented() -> None:
     table = (docs / "comparing.md").read_text().split("Keys of `--format json`; ")[1].splitlines()
     keys = [line.split(" | ")[0] for line in table if line.startswith("| `")]
     assert [name for cell in keys for name in cell.split("`")[1::2]] == list(judged)
+
+
+@pytest.mark.parametrize("steps", [[0.0] * 5, [1e6] * 5])
+def test_steps_without_time_are_judged(steps: list[float]) -> None:
+    table = judge_regression([write_job(steps)], [write_job([0.0] * 5)], 3.0)
+    assert table["verdict"].to_list() == ["failed" if steps[0] else "passed"]
+
+
+@pytest.mark.parametrize("factor", [1.2, 2, 5, 10])
+def test_a_larger_slowdown_is_no_less_a_failure(factor: float) -> None:
+    rng = np.random.default_rng(5)
+    lengths = 1e6 * rng.uniform(1, 1.5, 40)
+
+    def record(scale: float) -> list[Job]:
+        return [write_job(list(scale * lengths * rng.normal(1, 0.01))) for _ in range(5)]
+
+    assert judge_regression(record(factor), record(1), 3.0)["verdict"].to_list() == ["failed"]
+
+
+def test_a_resample_has_as_many_steps_as_the_run() -> None:
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(300):
+        before, after = rng.normal(100, 3, (2, 15))
+        shift = estimate_shift([before], [after])
+        assert shift is not None and shift.low is not None and shift.high is not None
+        missed += not shift.low <= 0 <= shift.high
+    assert missed <= 0.075 * 300

@@ -219,7 +219,7 @@ def test_a_file_with_few_of_the_numbered_operators_is_a_sample(tmp_path: Path) -
         return write_trace(tmp_path / name, events)
 
     sample, complete = write("sample.json", 30), write("complete.json", 10)
-    missing = 30 * 599 + 1 - 600
+    missing = 30 * 587 + 1 - 588  # without the smallest and largest hundredth
     assert read_rows(sample)[1] == {"read.missing_operators": missing}
     assert read_rows(complete)[1] == {}
     convert_large_file(sample, tmp_path)
@@ -237,6 +237,26 @@ def test_an_annotation_that_was_open_when_the_profiler_stopped_ends_there(tmp_pa
     kernels_end = 10 + 30 * 19 + 60
     assert trace.events.filter(pl.col("cat") == "user_annotation")["dur"].to_list() == [700_000]
     assert kernels_end < 700 and "read.open_annotation" in trace.stats["name"].to_list()
-    without = etloom.read(write_trace(tmp_path / "b.json", [step, *events[2:]]))
+    convert_large_file(tmp_path / "a.json", tmp_path, part_rows=10)
+    large = pl.read_parquet(tmp_path / "events.parquet")
+    assert large.filter(pl.col("cat").cast(pl.String) == "user_annotation")["dur"].to_list() == [700_000]
+    assert "read.open_annotation" in pl.read_parquet(tmp_path / "stats.parquet")["name"].to_list()
+    span["name"] = "warm-up"  # of another program
+    without = etloom.read(write_trace(tmp_path / "b.json", [step, span, *events[2:]]))
     assert isinstance(without, Trace)
     assert without.events.filter(pl.col("cat") == "user_annotation")["dur"].to_list() == [9_000_000_000]
+
+
+def test_threads_that_all_begin_at_the_zero_have_times(tmp_path: Path) -> None:
+    events = [{**event, "ts": 0, "tid": number} for number, event in enumerate(list_launches(20, 0)[::3])]
+    rows, lost = read_rows(write_trace(tmp_path / "a.json", events))
+    assert (len(rows), lost) == (20, {})
+
+
+def test_a_stray_number_makes_no_sample(tmp_path: Path) -> None:
+    events = list_launches(600, 0)
+    operators = [event for event in events if event["cat"] == "cpu_op"]
+    for number, event in enumerate(operators):
+        event["args"] = {"External id": number}
+    operators[300]["args"] = {"External id": 10**9}
+    assert read_rows(write_trace(tmp_path / "a.json", events))[1] == {}

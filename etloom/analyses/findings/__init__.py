@@ -265,4 +265,4 @@ def _find_all(names: Collection[str], views: JobView) -> Iterator[tuple[str, int
     for name, pattern in patterns.items():
         if name not in rank_patterns:
             for rank, finding in pattern.find(views):
-                yield name, rank, finding
+                yield name, rank, views[rank].doubt(finding)

@@ -150,13 +150,19 @@ class RankView:
         All of them are estimates if the file is a sample of the recording, and if the GPU activity of a job on GPUs is
         not recorded: operators then launch work, and their times on the host are not those of the work.
         """
-        findings = list(pattern.find(self))
-        if self.trace.stats.filter(name="read.missing_operators").height:
-            findings = [replace(item, confidence="low") for item in findings]
+        findings = list(map(self.doubt, pattern.find(self)))
         if findings and self.activity.basis == "host" and self._uses_gpu:
             note = " (host times only: the GPU activity is not recorded)"
             return [replace(item, title=item.title + note, confidence="low") for item in findings]
         return findings
+
+    def doubt(self, finding: Finding) -> Finding:
+        """Return the finding, with low confidence if the file is a sample of the recording."""
+        return replace(finding, confidence="low") if self._is_sample else finding
+
+    @shared_property
+    def _is_sample(self) -> bool:
+        return bool(self.trace.stats.filter(name="read.missing_operators").height)
 
     @shared_property
     def _uses_gpu(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from etloom.formats.tables.doubtful_times import (
     Recording,
     drop_unknown_starts,
     find_recording,
+    find_stop,
+    has_crowd,
     judge_events,
 )
 from etloom.formats.tables.value_checks import check_table, check_values
@@ -64,7 +67,10 @@ def convert_large_file(
         times = _scan_events(parts).select("ts").collect()["ts"]
         trace = kineto.to_trace(parsed, path, kineto.find_first_time(times))
         base = trace.meta["base_ns"]
-        recording = find_recording(times.drop_nulls() + base, base)
+        at_zero = _scan_events(parts).filter(pl.col("ts") == 0).select("pid", "tid")
+        recording = find_recording(times.drop_nulls() + base, base, has_crowd(times, 0, at_zero.collect))
+        stop = find_stop(pl.read_parquet(file, glob=False) for file in sorted(parts.glob("events-*.parquet")))
+        recording = replace(recording, stop=None if stop is None else stop + base)
         numbered = _scan_events(parts).select("cat", "external_id").drop_nulls("external_id").collect()
         stats = [kineto.state_missing_operators(numbered)]
         new_ids = _merge_events(parts, folder, recording, times, part_rows, stats)

@@ -7,7 +7,9 @@ duration that is impossible becomes null. Both are counted in stats as lost data
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,7 +32,10 @@ _OFFSETS = (*range(1, 17), *(1 << power for power in range(5, 18)))
 _MIN_ZEROS = 3
 """So many events without a time or duration do not begin a recording by chance."""
 _CROWD = 16
-"""So many events, if they are most of all, do not start at one time."""
+"""Least number of events of one thread at the zero, if most events are there, with which a zero means unknown: a few
+nested events may begin at one time."""
+_SPAN = "PyTorch Profiler"
+"""Beginning of the name of the event that spans a recording of Kineto."""
 _ANNOTATIONS = ANNOTATION_CATEGORIES | {"gpu_user_annotation"}
 _LARGE = 1 << 20
 _ROUNDING_NS = 1000
@@ -55,6 +60,8 @@ class Recording:
     """The zero is far from the recording, so that a start at the zero is unknown."""
     is_zero_null: bool = False
     """A start at the zero is unknown in any case."""
+    stop: int | None = None
+    """When the profiler stopped (`find_stop`), ns."""
 
 
 def judge_times(trace: Trace) -> Trace:
@@ -67,10 +74,12 @@ def judge_times(trace: Trace) -> Trace:
     events = trace.events
     stats: list[Stat] = []
     zero = trace.meta.get("base_ns") or 0
-    recording = find_recording(
-        events["ts"].drop_nulls(), zero, not _ZERO_IS_NULL.isdisjoint(trace.meta.get("formats", ()))
-    )
-    judged = _cut_open_annotations(judge_events(events, recording, stats), stats)
+    is_zero_null = not _ZERO_IS_NULL.isdisjoint(trace.meta.get("formats", ()))
+    is_zero_null |= has_crowd(events["ts"], zero, lambda: events.filter(events["ts"] == zero))
+    recording = find_recording(events["ts"].drop_nulls(), zero, is_zero_null)
+    if (events["cat"] == "Trace").any():
+        recording = replace(recording, stop=find_stop([events]))
+    judged = judge_events(events, recording, stats)
     if "kernels" not in trace.loaders:
         judged = _clear_impossible_transfers(judged, trace.kernels, stats)
     changed = {} if judged is events else {"events": judged}
@@ -86,6 +95,20 @@ def judge_times(trace: Trace) -> Trace:
     return Trace({**trace.tables, **changed}, trace.meta, loaders=trace.loaders).with_stats(stats)
 
 
+def has_crowd(starts: pl.Series, zero: int, read_threads: Callable[[], pl.DataFrame]) -> bool:
+    """Return whether most events, and `_CROWD` or more of one thread, start at the recorder's zero: it means unknown.
+
+    Args:
+        starts: Starts of all events, ns.
+        zero: The recorder's zero, ns.
+        read_threads: Returns pid and tid of the events at the zero.
+    """
+    count = int((starts == zero).sum())
+    if count < _CROWD or 2 * count <= len(starts):
+        return False
+    return bool(read_threads().group_by("pid", "tid").len()["len"].max() >= _CROWD)  # type: ignore[operator]
+
+
 def find_recording(starts: pl.Series, zero: int, is_zero_null: bool = False) -> Recording:
     """Find the time that most events cover.
 
@@ -96,10 +119,7 @@ def find_recording(starts: pl.Series, zero: int, is_zero_null: bool = False) -> 
     """
     smallest, largest = starts.min(), starts.max()
     if isinstance(smallest, int) and isinstance(largest, int) and smallest <= zero <= largest:
-        is_zero = starts == zero
-        zeros = is_zero.sum()
-        is_zero_null |= zeros >= _CROWD and 2 * zeros > len(starts)
-        starts = starts.filter(~is_zero)
+        starts = starts.filter(starts != zero)
     if starts.is_empty():  # then nothing contradicts the zeros
         return Recording(zero, zero, zero - _HOUR, zero + _HOUR, is_zero_null=is_zero_null)
     first, last, allowed = _find_window(starts.to_numpy())
@@ -132,6 +152,8 @@ def judge_events(events: pl.DataFrame, recording: Recording, stats: list[Stat]) 
         stats: Receives a row per kind of doubt.
     """
     events = drop_unknown_starts("events", events, recording, stats)
+    if recording.stop is not None:
+        events = _cut_open_annotations(events, recording.stop, stats)
     ends = events["ts"] + events["dur"]
     latest = ends.max()
     if isinstance(latest, int) and latest > recording.high:
@@ -218,19 +240,37 @@ def _clear_durations(events: pl.DataFrame, mask: np.ndarray, reason: str, stats:
     return events.with_columns(durations.set(pl.Series(mask), None))
 
 
-def _cut_open_annotations(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
-    """Cut annotations that were open when the profiler stopped to that time, or to the last other event.
+def find_stop(parts: Iterable[pl.DataFrame]) -> int | None:
+    """Return when the profiler stopped recording; None if unknown, or if no event ends after it stopped.
 
-    Kineto ends them with their scope, which may be seconds later: that time was not recorded.
+    Kineto states its span, but ends an annotation with its scope, which may be seconds later. ``parts``: all events, as
+    one table or several.
     """
+    stops, ends_of_all, ends_of_others = [], [], []
+    for events in parts:
+        ends = events["ts"] + events["dur"]
+        is_span = events["cat"] == "Trace"
+        if is_span.any():
+            is_span &= events["name"].cast(pl.String).str.starts_with(_SPAN)
+            stops.append(ends.filter(is_span).max())
+        ends_of_all.append(ends.max())
+        if len(ends) and (not stops or ends_of_all[-1] != stops[-1]):
+            is_annotation = to_series(mask_events(events, _ANNOTATIONS))
+            ends_of_others.append(ends.filter(~is_annotation).max())
+    stop = max(_known(stops), default=None)
+    if stop is None or max(_known(ends_of_all), default=stop) <= stop:
+        return None
+    return max([stop, *_known(ends_of_others)])
+
+
+def _known(times: list[Any]) -> list[int]:
+    return [time for time in times if isinstance(time, int)]
+
+
+def _cut_open_annotations(events: pl.DataFrame, stop: int, stats: list[Stat]) -> pl.DataFrame:
+    """Cut annotations that were open when the profiler stopped to the time ``stop`` of `find_stop`."""
     ends = events["ts"] + events["dur"]
-    stop = ends.filter(events["cat"] == "Trace").max()
-    latest = ends.max()
-    if not isinstance(stop, int) or not isinstance(latest, int) or latest <= stop:
-        return events
     is_annotation = to_series(mask_events(events, _ANNOTATIONS))
-    last = ends.filter(~is_annotation).max()
-    stop = last if isinstance(last, int) and last > stop else stop
     is_open = is_annotation & (ends > stop).fill_null(False) & (events["ts"] < stop)
     if not is_open.any():
         return events

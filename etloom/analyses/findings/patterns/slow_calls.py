@@ -52,17 +52,20 @@ def _find_at_start(view: RankView) -> Iterator[Finding]:
     until = view.window[0] if has_device and view.window else calls["end"].max()
     calls = calls.filter(pl.col("ts") < until)
     end = pl.min_horizontal("end", until)
-    when = " before the first launch" if has_device else ""
+    when = " before the first launch" if has_device else " for 1 ms or more each"
     reason = ": the process creates its context and loads libraries" if has_device else ""
     yield from sum_places(
         view,
         calls.select("name", event="id", start="ts", end=end, cost_ns=end - pl.col("ts")),
         lambda row: (
-            f"the host is in calls of the runtime for {row['cost_ns'] / 1e9:,.2f} s{when}, mostly {row['name']}{reason}"
+            f"the host is in calls of the runtime{when}, {row['cost_ns'] / 1e6:,.1f} ms in all, "
+            f"{'mostly ' if row['places'] > 1 else ''}{row['name']}{reason}"
         ),
         confidence="medium",
-        advice="first calls create the context and load kernels, once per process: record after warm-up, and leave "
-        "them out of comparisons",
+        advice="this happens once per process: record after warm-up, and leave it out of comparisons"
+        if has_device
+        else "first calls create the context and load kernels; later ones wait for the device, a lock or memory, which "
+        "only recorded GPU activity tells apart",
         tracks=HOST,
         by="name",
         kind="start",

@@ -48,6 +48,7 @@ def find(views: JobView) -> Iterator[tuple[int, Finding]]:
     table = table.with_columns(median=median, peers=pl.len().over("kind"), excess=pl.col("time") - median)
     late = table.filter(
         pl.col("peers") >= MIN_PEERS,
+        pl.col("median") > 0,
         pl.col("excess") > MIN_EXCESS * pl.col("median"),
         pl.col("excess") > MAX_SPREADS * spread,
     )
