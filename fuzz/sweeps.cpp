@@ -2,6 +2,7 @@
 #include "bindings.hpp"
 
 NB_MODULE(_native, module) {
+    bind_allocator(module);
     bind_codes(module);
     bind_contraction(module);
     bind_graph(module);

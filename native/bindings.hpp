@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 void bind_align(nanobind::module_& module);
+void bind_allocator(nanobind::module_& module);
 void bind_argument_texts(nanobind::module_& module);
 void bind_arrow_columns(nanobind::module_& module);
 void bind_codes(nanobind::module_& module);

@@ -6,6 +6,7 @@ NB_MODULE(_native, module) {
     nanobind::set_leak_warnings(false);
     module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
     bind_align(module);
+    bind_allocator(module);
     bind_argument_texts(module);
     bind_arrow_columns(module);
     bind_codes(module);

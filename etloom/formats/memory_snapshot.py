@@ -83,6 +83,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
         )
     counts = dict.fromkeys(_PROBLEMS, 0)
     memory, events = _convert_history(history, _sum_segments(segments), counts)
+    allocator = _list_entries(history, segments, counts)
     events += _pair_annotations(snapshot.get("external_annotations"), counts)
     stats = [
         Stat(f"read.{name}", "data_loss", counts[name], description)
@@ -96,7 +97,7 @@ def read(path: Path, *, limit: int = 1 << 30) -> Trace:
         "base_ns": 0,
         "header": {"allocator_settings": settings} if isinstance(settings, dict) else {},
     }
-    return build_trace(_build_tables(memory, events, stats), meta, stats)
+    return build_trace(_build_tables(memory, events, allocator, stats), meta, stats)
 
 
 def _convert_history(
@@ -235,6 +236,55 @@ def _convert_entries(
     return rows, events
 
 
+def _list_entries(
+    history: list[list[Any]], segments: list[dict[str, Any]], counts: dict[str, int]
+) -> list[dict[str, Any]]:
+    """List the entries of the history as rows of the table allocator, then the segments and blocks of the snapshot."""
+    stacks, rows = _StackTexts(), []
+    for device, entries in enumerate(history):
+        for entry in entries:
+            if isinstance(entry, dict) and isinstance(action := entry.get("action"), str):
+                time = _to_int(entry.get("time_us"))
+                rows.append(
+                    {
+                        "ts": None if time is None else time * 1000,
+                        "device": device,
+                        "action": action,
+                        "addr": _to_int(entry.get("device_free" if action == "oom" else "addr")),
+                        "bytes": _to_int(entry.get("size")),
+                        "stream": _to_int(entry.get("stream")),
+                        "stack": stacks.text(entry.get("frames")),
+                        "annotation": entry.get("user_metadata") or None,
+                    }
+                )
+    for segment in segments:
+        pool = segment.get("segment_pool_id")
+        kind = str(segment.get("segment_type")) + " expandable" * (segment.get("is_expandable") is True)
+        common = {"device": _to_int(segment.get("device")) or 0, "stream": _to_int(segment.get("stream"))}
+        address = _to_int(segment.get("address"))
+        size = _to_int(segment.get("total_size"))
+        private = json.dumps(pool) if isinstance(pool, tuple | list) and any(pool) else None
+        rows.append(
+            {**common, "action": "segment", "addr": address, "bytes": size, "pool": private, "kind": kind}
+        )
+        blocks = segment.get("blocks")
+        for block in blocks if isinstance(blocks, list) else []:
+            if isinstance(block, dict):
+                size = _to_int(block.get("size"))
+                rows.append(
+                    {
+                        **common,
+                        "action": "block",
+                        "addr": _to_int(block.get("address", block.get("addr", address))),
+                        "bytes": _to_int(block.get("requested_size", size)),
+                        "rounded": size,
+                        "kind": block.get("state"),
+                    }
+                )
+                address = None if address is None or size is None else address + size
+    return rows
+
+
 def _add_rounded_sizes(rows: list[dict[str, Any]], blocks: dict[int, tuple[int, int]]) -> None:
     """Add ``rounded``, the change of the bytes of blocks, from the last entry to the first.
 
@@ -320,9 +370,12 @@ class _StackTexts:
 
 
 def _build_tables(
-    memory: list[dict[str, Any]], events: list[dict[str, Any]], stats: list[Stat]
+    memory: list[dict[str, Any]],
+    events: list[dict[str, Any]],
+    allocator: list[dict[str, Any]],
+    stats: list[Stat],
 ) -> dict[str, pl.DataFrame]:
-    tables = {}
+    tables = {"allocator": build_frame("allocator", allocator, stats).drop("id").with_row_index("id")}
     if memory:
         table = build_frame("memory", memory, stats)
         tables["memory"] = table.drop("id").sort("ts", maintain_order=True).with_row_index("id")

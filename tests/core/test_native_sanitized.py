@@ -13,7 +13,17 @@ import pytest
 
 from support.paths import ROOT
 
-SOURCES = ("codes", "contraction", "graph", "nesting", "order", "parse/worker", "quality", "tour")
+SOURCES = (
+    "allocator",
+    "codes",
+    "contraction",
+    "graph",
+    "nesting",
+    "order",
+    "parse/worker",
+    "quality",
+    "tour",
+)
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
 SANITIZED = ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
 ASKED = """
@@ -77,6 +87,13 @@ for seed in range(200):
     codes = draw.integers(0, 3, (2, n)).astype(np.uint32)
     native.number_pairs(start, end)
     native.sums_of_pairs(np.ones(n, bool), lane.astype(np.int32), time, *codes, times, np.ones(3, bool))
+    value, stream = draw.choice(chosen, (2, 40))
+    value[::2] = draw.integers(0, 2**26, 20)
+    native.run_allocator(
+        draw.integers(0, 5, 40).astype(np.uint8), value, stream, np.zeros(40, np.int32), (times[:0],) * 6,
+        (times[:0],) * 3, (times, times),
+        (int(draw.integers(2)) << 28, 2**62, 2**20, 20 << 20, int(draw.integers(2))), 0.5, (4,) * 16, 40,
+    )
 print("no fault")
 """
 
