@@ -91,7 +91,7 @@ public:
     }
 
     Log log;
-    int64_t reserved = 0, allocated = 0, requested = 0, operation = -1;
+    int64_t reserved = 0, allocated = 0, requested = 0, releasable = 0, operation = -1;
     std::vector<int32_t> live, initial;  // blocks of operations, and blocks from before
 
     // A segment that exists before the program; its blocks follow by add_block in the order of addresses. An expandable
@@ -258,11 +258,24 @@ private:
         blocks[place] = block;
         return place;
     }
+    // The bytes of a free block that empty_cache() returns to the driver.
+    int64_t releasable_bytes(int32_t block) {
+        if (!segments[blocks[block].segment].expandable) return is_whole(block) ? blocks[block].size : 0;
+        const auto [start, end] = whole_pages(block);
+        return std::max<int64_t>(end - start, 0);
+    }
+    std::pair<int64_t, int64_t> whole_pages(int32_t block) {
+        const int64_t base = segments[blocks[block].segment].address, unit = page(pool_of(block).is_small);
+        return {base + round_up(blocks[block].address - base, unit),
+                base + (blocks[block].address + blocks[block].size - base) / unit * unit};
+    }
     void insert_free(int32_t block) {
+        releasable += releasable_bytes(block);
         blocks[block].since = pool_of(block).searches;
         pool_of(block).free.insert({segments[blocks[block].segment].stream, blocks[block].size, blocks[block].address, block});
     }
     void erase_free(int32_t block) {
+        releasable -= releasable_bytes(block);
         pool_of(block).free.erase({segments[blocks[block].segment].stream, blocks[block].size, blocks[block].address, block});
     }
     void insert_unmapped(int32_t block) {
@@ -335,7 +348,7 @@ private:
         if (size < settings.max_split_size && available >= settings.max_split_size) return -1;
         if (size >= settings.max_split_size && available >= size + settings.max_non_split_rounding) return -1;
         const int32_t block = std::get<3>(*it);
-        pool.free.erase(it);
+        erase_free(block);
         return block;
     }
 
@@ -440,9 +453,7 @@ private:
     }
     // Return the whole pages of a free block to the driver.
     void unmap(int32_t block) {
-        const int64_t base = segments[blocks[block].segment].address, unit = page(pool_of(block).is_small);
-        const int64_t start = base + round_up(blocks[block].address - base, unit);
-        const int64_t end = base + (blocks[block].address + blocks[block].size - base) / unit * unit;
+        const auto [start, end] = whole_pages(block);
         if (start >= end) return;
         erase_free(block);
         if (end < blocks[block].address + blocks[block].size)
@@ -566,7 +577,7 @@ nb::tuple run_allocator(In<uint8_t> action, In<int64_t> value, In<int64_t> strea
         if (limits[i] < (i == 0 || i == 2 ? 0 : 1) || limits[i] > UNLIMITED || (i == 3 && limits[i] > LARGEST))
             throw nb::value_error("a size of the settings is out of range");
     const size_t count = std::min(all, static_cast<size_t>(std::max<int64_t>(stop, 0)));
-    std::array<Paged<int64_t>, 4> after;
+    std::array<Paged<int64_t>, 5> after;
     Allocator allocator({limits[0], limits[1], std::min(limits[2], LARGEST), limits[3], limits[4] != 0, garbage_threshold, divisions});
     {
         nb::gil_scoped_release release;
@@ -600,12 +611,13 @@ nb::tuple run_allocator(In<uint8_t> action, In<int64_t> value, In<int64_t> strea
             after[1][i] = allocator.reserved;
             after[2][i] = allocator.allocated;
             after[3][i] = allocator.requested;
+            after[4][i] = allocator.releasable;
         }
     }
     Log& log = allocator.log;
     return nb::make_tuple(
         nb::make_tuple(to_numpy(std::move(after[0])), to_numpy(std::move(after[1])), to_numpy(std::move(after[2])),
-                       to_numpy(std::move(after[3]))),
+                       to_numpy(std::move(after[3])), to_numpy(std::move(after[4]))),
         nb::make_tuple(to_numpy(std::move(log.operation)), to_numpy(std::move(log.kind)),
                        to_numpy(std::move(log.address)), to_numpy(std::move(log.size))),
         allocator.take_blocks());
@@ -618,5 +630,5 @@ void bind_allocator(nb::module_& module) {
                nb::arg("segments"), nb::arg("blocks"), nb::arg("driver"), nb::arg("limits"), nb::arg("garbage_threshold"),
                nb::arg("divisions"), nb::arg("stop"),
                "Run requests through PyTorch's caching allocator: of each operation its address and the bytes reserved, "
-               "allocated and requested after it; what the driver did; and the blocks at the end.");
+               "allocated, requested and releasable after it; what the driver did; and the blocks at the end.");
 }

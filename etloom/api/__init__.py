@@ -12,7 +12,18 @@ Each verb accepts a Trace, a Job, or a path wherever it needs a run.
 from __future__ import annotations
 
 from etloom.api.files import collect, convert, export, gather, lint, salvage
-from etloom.api.questions import analyze, check, diff, graph, hangs, plot, predict, report, simulate
+from etloom.api.questions import (
+    analyze,
+    check,
+    diff,
+    graph,
+    hangs,
+    plot,
+    predict,
+    report,
+    simulate,
+    simulate_memory,
+)
 from etloom.api.replaying import replay
 from etloom.api.runs import info, link, open, query, read, select
 from etloom.api.stores import store_add, store_list, store_refresh, store_stragglers
@@ -40,6 +51,7 @@ __all__ = [
     "salvage",
     "select",
     "simulate",
+    "simulate_memory",
     "store_add",
     "store_list",
     "store_refresh",

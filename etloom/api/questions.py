@@ -120,6 +120,33 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
 
 
 @verb
+def simulate_memory(run: Run, *changes: str) -> pl.DataFrame:
+    """Predict the memory that a recorded program needs under other settings of PyTorch's caching allocator.
+
+    Args:
+        run: a Trace, a Job, or a path, with memory snapshots.
+        changes: settings in the form of PYTORCH_CUDA_ALLOC_CONF ("expandable_segments:True,max_split_size_mb:128"),
+            with "capacity=40GiB" for another device and "empty_cache=peak" for a call of empty_cache at a moment.
+
+    Returns:
+        One row per rank and device for the recording, and one per change: rank, device, change, fits (no request
+        fails), capacity_bytes, peak_reserved_bytes, peak_allocated_bytes, needed_bytes (the smallest capacity that
+        suffices), retries, failed_bytes and failed_after_ns (the first request that fails).
+
+    Raises:
+        InvalidValue: A change names an unknown setting, or has an invalid value.
+        AnalysisError: no rank has a history of its allocator.
+
+    Example:
+        >>> etloom.simulate_memory("snapshot.pickle", "capacity=40GiB")["fits"].to_list()  # doctest: +SKIP
+        [True, False]
+    """
+    from etloom.timeline.memory.what_if import compare_changes_of_ranks
+
+    return compare_changes_of_ranks(as_job(run), changes)
+
+
+@verb
 def predict(
     run: Run,
     *,

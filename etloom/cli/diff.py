@@ -12,7 +12,7 @@ from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format
 from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
 
-_ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step"]
+_ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step", "memory"]
 
 
 @command(
@@ -46,20 +46,31 @@ def diff(
     outside of communication, of operators exclusive. share is the part of the table's total change, so it sums to
     100 %, and omitted if the change is within noise or changes cancel. The interval is Hodges and Lehmann's.
 
+    Of two memory snapshots, or with --by memory, the rows are the places that hold memory at the peak; the first row is
+    the peak of reserved memory.
+
     Examples:
 
     \b
+      etloom diff before.pickle after.pickle
       etloom diff old/ new/
       etloom diff old/ new/ --by kernel --top 10
       etloom diff old/ new/ --html diff.html
       etloom diff mi300.json.gz h100.json.gz --by operator --format csv
     """
     import etloom
+    from etloom.comparison.memory_difference import compare_memory, describe_memory_change, is_snapshot
 
     choose_format(table.format, table.out)
     if html is not None:
         check_writable(html, "--html")
-    difference = etloom.diff(*(open_job(path, run) for path in (before, after)))
+    jobs = [open_job(path, run) for path in (before, after)]
+    if by == "memory" or all(map(is_snapshot, jobs)):
+        changes = compare_memory(*jobs)
+        print_message(describe_memory_change(changes))
+        write_table(changes.head(top + 1), table.format, table.out)
+        return
+    difference = etloom.diff(*jobs)
     rows = difference.table(by, top)
     for line in filter(None, (difference.verdict, difference.explanation)):
         if table.out is None and table.format in (None, Format.table):

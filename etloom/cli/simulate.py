@@ -70,12 +70,24 @@ _CHANGES = OptionGroup(
 @command(
     PATH,
     _CHANGES,
+    click.Option(
+        ["--memory"],
+        multiple=True,
+        metavar="SETTINGS",
+        help='Other settings of the caching allocator, such as "expandable_segments:True" or "capacity=40GiB"; may be '
+        "repeated: each is compared with the recording.",
+    ),
     click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the simulated run: .parquet, .json.gz."),
     click.Option(["--format", "-f"], type=click.Choice(Format), help="Format of the table on stdout."),
     RUN_OPTIONS,
 )
 def simulate(
-    path: Path, conditions: ChangeOptions, out: Path | None, format: Format | None, run: RunOptions
+    path: Path,
+    conditions: ChangeOptions,
+    memory: Sequence[str],
+    out: Path | None,
+    format: Format | None,
+    run: RunOptions,
 ) -> None:
     """Predict how long a run would take under changed conditions, from its dependency graph.
 
@@ -95,9 +107,15 @@ def simulate(
     such a delay shrinks with the work that it follows, up to what is usual (the 95 % quantile of its kind). etloom
     analyze graph-quality shows how reliable the graph is.
 
+    With --memory, the requests of a memory snapshot are run through PyTorch's caching allocator with other settings (in
+    the form of PYTORCH_CUDA_ALLOC_CONF), with another capacity, or with empty_cache at a moment (peak, end, oom, 1.5s).
+    The table has a row for the recording and one per --memory: whether it fits, the peaks, the smallest capacity that
+    it needs, and the first request that fails. docs/memory.md explains the columns.
+
     Examples:
 
     \b
+      etloom simulate snapshot.pickle --memory "expandable_segments:True" --memory "capacity=40GiB"
       etloom simulate run/ --set "kernel:*gemm* x0.5"
       etloom simulate run/ --set "comm x0"                  # communication takes no time
       etloom simulate run/ --set "op:aten::item =0us" --remove-sync "aten::item"
@@ -110,6 +128,13 @@ def simulate(
     import etloom
 
     changes = _parse_changes(conditions)
+    if memory:
+        if changes or out is not None:
+            raise click.UsageError(
+                "--memory and changes of times are mutually exclusive, and --memory writes no run"
+            )
+        write_table(etloom.simulate_memory(open_job(path, run), *memory), format, None)
+        return
     if out is not None:
         check_export(out)
     if not changes:

@@ -279,6 +279,7 @@ def _list_entries(
                         "bytes": _to_int(block.get("requested_size", size)),
                         "rounded": size,
                         "kind": block.get("state"),
+                        "stack": stacks.text(block.get("frames")),
                     }
                 )
                 address = None if address is None or size is None else address + size

@@ -16,6 +16,7 @@ from etloom.timeline.memory.settings import MIN_BLOCK, Settings
 
 ALLOC, FREE, EMPTY_CACHE, RELEASE_POOL = range(4)
 SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, RETRY, OOM = range(6)
+EVENT_NAMES = ("segment_alloc", "segment_free", "segment_map", "segment_unmap", "retry", "oom")
 SMALL, SMALL_SEGMENT, MIN_LARGE, ROUND_LARGE = 1 << 20, 2 << 20, 10 << 20, 2 << 20
 ADDRESS_SPACE = 1 << 42
 NO_OWNER = -(1 << 62)
@@ -285,9 +286,7 @@ class Allocator:
         return True
 
     def unmap(self, block: Block) -> None:
-        segment, page = block.segment, self.page(block.segment.pool[1])
-        start = segment.address + -(-(block.address - segment.address) // page) * page
-        end = segment.address + (block.address + block.size - segment.address) // page * page
+        segment, (start, end) = block.segment, self.whole_pages(block)
         if start >= end:
             return
         if end < block.address + block.size:
@@ -300,6 +299,23 @@ class Allocator:
         self.merge(block)
         self.reserved -= end - start
         self.log(SEGMENT_UNMAP, start, end - start)
+
+    def whole_pages(self, block: Block) -> tuple[int, int]:
+        base, page = block.segment.address, self.page(block.segment.pool[1])
+        return base + -(-(block.address - base) // page) * page, base + (
+            block.address + block.size - base
+        ) // page * page
+
+    def releasable(self) -> int:
+        total = 0
+        for segment in self.segments:
+            for block in segment.blocks:
+                if block.is_free and segment.expandable:
+                    start, end = self.whole_pages(block)
+                    total += max(end - start, 0)
+                elif block.is_free and len(segment.blocks) == 1:
+                    total += block.size
+        return total
 
     def release(self, segment: Segment) -> None:
         self.reserved -= segment.size
@@ -374,9 +390,9 @@ def run_allocator(
     """Run the operations before ``stop``.
 
     Returns:
-        For each operation its address (-1: none), and the bytes reserved, allocated and requested after it; the events
-        of the driver (operation, kind, address, bytes); and at the end the blocks (address, bytes, requested bytes,
-        owner, segment address, stream, pool, is_small), by address.
+        For each operation its address (-1: none), and the bytes reserved, allocated, requested and releasable after
+        it; the events of the driver (operation, kind, address, bytes); and at the end the blocks (address, bytes,
+        requested bytes, owner, segment address, stream, pool, is_small, is_expandable), by address.
     """
     allocator = Allocator(settings, segments, blocks, driver)
     rows = []
@@ -391,7 +407,9 @@ def run_allocator(
             allocator.empty_cache()
         else:
             allocator.released_pools.add(amount)
-        rows.append([address, allocator.reserved, allocator.allocated, allocator.requested])
+        rows.append(
+            [address, allocator.reserved, allocator.allocated, allocator.requested, allocator.releasable()]
+        )
     ends = [
         (
             block.address, block.size, block.requested, block.owner, segment.address, segment.stream, *segment.pool,
@@ -401,4 +419,4 @@ def run_allocator(
         for block in segment.blocks
         if block.mapped
     ]  # fmt: skip
-    return np.array(rows, np.int64).reshape(-1, 4).T.tolist(), allocator.events, sorted(ends)
+    return np.array(rows, np.int64).reshape(-1, 5).T.tolist(), allocator.events, sorted(ends)

@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from etloom import _native
-from etloom.core.errors import AnalysisError
+from etloom.core.errors import AnalysisError, InvalidValue
+from etloom.core.text import parse_time_range
 from etloom.core.trace import Trace
 from etloom.timeline.memory.settings import Settings, read_settings
 
@@ -34,6 +35,7 @@ _SMALL_SEGMENT = 2 << 20
 _IN_USE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 _NEVER = 1 << 62
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Segments(NamedTuple):
@@ -59,18 +61,25 @@ class Blocks(NamedTuple):
 class Simulation:
     """What the allocator does with the operations of a program.
 
-    ``address`` (-1: none), ``reserved``, ``allocated`` and ``requested`` have one value per operation: the bytes after
-    it. ``events``: operation, kind (`DRIVER_EVENTS`), addr, bytes. ``blocks``: the blocks at the end (addr, bytes,
-    requested, owner, segment, stream, pool, is_small, is_expandable); ``owner`` is the operation, -1 - i for block i
-    from before, and `NO_OWNER` for a free block.
+    ``address`` (-1: none), ``reserved``, ``allocated`` (blocks in use), ``requested`` and ``releasable`` (free bytes
+    that empty_cache() would return to the driver) have one value per operation: the bytes after it. ``events``:
+    operation, kind (`DRIVER_EVENTS`), addr, bytes. ``blocks``: the blocks at the end (addr, bytes, requested, owner,
+    segment, stream, pool, is_small, is_expandable); ``owner`` is the operation, -1 - i for block i from before, and
+    `NO_OWNER` for a free block.
     """
 
     address: Int64Array
     reserved: Int64Array
     allocated: Int64Array
     requested: Int64Array
+    releasable: Int64Array
     events: pl.DataFrame
     blocks: pl.DataFrame
+
+    @property
+    def reserved_peak(self) -> int:
+        """The operation with most reserved memory; of several the one with most memory in use."""
+        return int(np.where(self.reserved == self.reserved.max(), self.allocated, -1).argmax())
 
     @property
     def first_failure(self) -> int | None:
@@ -84,7 +93,8 @@ class Program:
     """The operations of a device in their order: ``entry`` is the row of the table `allocator` that recorded each.
 
     ``value``: requested bytes, or the operation whose block is freed (-1 - i: block i from before). ``is_explicit``: of
-    EMPTY_CACHE whether the program called it, not the allocator itself before it ran out of memory.
+    EMPTY_CACHE whether the program called it, not the allocator itself before it ran out of memory. ``is_failure``: of
+    ALLOC whether it ran out of memory in the recording.
     """
 
     device: int
@@ -94,7 +104,8 @@ class Program:
     value: Int64Array
     stream: Int64Array
     pool: Int64Array
-    is_explicit: np.ndarray[Any, np.dtype[np.bool_]]
+    is_explicit: BoolArray
+    is_failure: BoolArray
     segments: Segments
     blocks: Blocks
     driver: tuple[Int64Array, Int64Array]
@@ -119,19 +130,54 @@ class Program:
             pl.col("kind").replace_strict(dict(enumerate(DRIVER_EVENTS)), return_dtype=pl.String)
         )
         ends = pl.DataFrame(dict(zip(_BLOCK_COLUMNS, blocks, strict=True)))
-        address, reserved, allocated, requested = after
-        return Simulation(address, reserved, allocated, requested, log, ends)
+        address, reserved, allocated, requested, releasable = after
+        return Simulation(address, reserved, allocated, requested, releasable, log, ends)
+
+    def find_operation(self, moment: str) -> int:
+        """Return the number of operations before a moment, with those at it.
+
+        Args:
+            moment: peak (most bytes in use), reserved-peak, end, oom (before the first request that failed in the
+                recording), or a time after the first operation, such as 1.5s.
+
+        Raises:
+            InvalidValue: The moment is unknown.
+            AnalysisError: No request failed, or the recording has no times.
+        """
+        if moment == "end":
+            return len(self.action)
+        if moment in ("peak", "reserved-peak"):
+            simulation = self.run()
+            return (int(simulation.allocated.argmax()) if moment == "peak" else simulation.reserved_peak) + 1
+        if moment == "oom":
+            if not self.is_failure.any():
+                raise AnalysisError("no request failed in the recording", remedy="the peak is another moment")
+            return int(self.is_failure.argmax())
+        try:
+            after_ns, _ = parse_time_range(f"{moment}:")
+        except InvalidValue:
+            raise InvalidValue(
+                f"unknown moment {moment!r}; expected peak, reserved-peak, end, oom, or a time such as 1.5s",
+                option="at",
+            ) from None
+        if self.time.null_count():
+            raise AnalysisError("the snapshot contains no times", remedy="use peak, reserved-peak or end")
+        return int((self.time - self.time[0] <= (after_ns or 0)).sum())
 
     def without_automatic_releases(self) -> Program:
         """Return the program without the releases of cached memory that the allocator decided on itself."""
         return self._keep((self.action != EMPTY_CACHE) | self.is_explicit)
+
+    def until(self, operation: int) -> Program:
+        """Return the operations before one."""
+        return self._select(np.arange(operation))
 
     def with_empty_cache(self, operation: int) -> Program:
         """Return the program with a call of empty_cache() before an operation."""
         order = np.insert(np.arange(len(self.action)), operation, -1)
         return self._select(order)
 
-    def _keep(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> Program:
+    def _keep(self, kept: BoolArray) -> Program:
         return self._select(np.flatnonzero(kept))
 
     def _select(self, order: Int64Array) -> Program:
@@ -147,6 +193,7 @@ class Program:
         return replace(
             self, entry=np.where(is_new, -1, self.entry[order]), time=self.time[at], action=action, value=value,
             stream=self.stream[at], pool=self.pool[at], is_explicit=is_new | self.is_explicit[at],
+            is_failure=~is_new & self.is_failure[at],
         )  # fmt: skip
 
 
@@ -197,7 +244,8 @@ def _build_program(rows: pl.DataFrame, device: int, settings: Settings) -> Progr
     return Program(
         device, operations["id"].cast(pl.Int64).to_numpy(), operations["ts"], action, value,
         operations["stream"].fill_null(0).to_numpy(), _find_pools(operations["addr"], segments, ends, pools),
-        stack.str.contains(r"emptyCache|empty_cache").to_numpy(), segments, blocks,
+        stack.str.contains(r"emptyCache|empty_cache").to_numpy(), (operations["action"] == "oom").to_numpy(),
+        segments, blocks,
         (taken["addr"].to_numpy(), taken["bytes"].to_numpy()), settings,
     )  # fmt: skip
 
