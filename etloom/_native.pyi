@@ -307,3 +307,13 @@ def run_allocator(
     divisions: tuple[int, ...],
     stop: int,
 ) -> tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]: ...
+
+# Memory snapshots (snapshot.cpp)
+
+class SnapshotParser:
+    """Reads a pickled memory snapshot in pieces."""
+
+    def feed(self, piece: bytes) -> None:
+        """Raises RuntimeError if the pickle is damaged or has more than plain values."""
+    def finish(self) -> dict[str, Any]:
+        """Returns the history as columns, and everything else as values; raises ValueError for repeated lists."""

@@ -13,6 +13,7 @@ void bind_intervals(nanobind::module_& module);
 void bind_order(nanobind::module_& module);
 void bind_quality(nanobind::module_& module);
 void bind_row_texts(nanobind::module_& module);
+void bind_snapshot(nanobind::module_& module);
 void bind_tour(nanobind::module_& module);
 void bind_nesting(nanobind::module_& module);
 void bind_observer(nanobind::module_& module);

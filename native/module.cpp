@@ -19,5 +19,6 @@ NB_MODULE(_native, module) {
     bind_parsers(module);
     bind_quality(module);
     bind_row_texts(module);
+    bind_snapshot(module);
     bind_tour(module);
 }

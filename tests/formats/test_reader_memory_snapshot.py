@@ -104,9 +104,14 @@ def test_a_small_snapshot(tmp_path: Path, name: str) -> None:
     ]
     assert json.loads(memory["stack"][2]) == ["load (/home/me/data.py:5)"]
     assert trace.events.select(pl.col("name").cast(pl.String)).to_series().to_list() == [
-        *("segment_alloc", "free_completed", "free_completed", "oom", "snapshot")
+        *("segment_alloc", "oom", "snapshot")
     ]
-    assert json.loads(trace.events["args"][3]) == {"bytes": 1 << 40, "device_free": 4096}
+    allocator = trace.allocator.with_columns(pl.col("action").cast(pl.String))
+    assert allocator["action"].to_list()[2:4] == ["free_requested", "free_completed"]
+    assert allocator.filter(pl.col("action") == "block").select("addr", "bytes", "rounded").rows() == [
+        (0x3000, 800, 1024), (0x1000, 50, 512), (0x2000, 300, 512), (0x500, 100, 512),
+    ]  # fmt: skip
+    assert json.loads(trace.events["args"][1]) == {"bytes": 1 << 40, "device_free": 4096}
     assert trace.meta["clock"] == "epoch" and trace.stats.is_empty()
 
 
