@@ -2,7 +2,7 @@
 
     python benchmarks/bench_memory.py --gigabytes 2
 
-The snapshot repeats the history of a training loop with stacks of 60 frames, as pickle writes shared frames. The peak
+The snapshot repeats the history of a training loop with stacks of 80 frames, as pickle writes shared frames. The peak
 memory of the reader includes its tables.
 """
 
@@ -36,7 +36,7 @@ after, _, _ = run_allocator(
     (0, 1 << 62, 20 << 20, 20 << 20, EXPANDABLE), 0.0, (0,) * 16, count,
 )
 """
-FRAMES, FRAMES_IN_ALL, STACKS = 60, 3000, 400
+FRAMES, FRAMES_IN_ALL, STACKS = 80, 3000, 400
 
 
 def make_snapshot(size: int, path: Path) -> int:

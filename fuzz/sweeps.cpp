@@ -9,5 +9,6 @@ NB_MODULE(_native, module) {
     bind_nesting(module);
     bind_order(module);
     bind_quality(module);
+    bind_snapshot(module);
     bind_tour(module);
 }

@@ -12,7 +12,6 @@ namespace {
 
 using etloom::SnapshotParser;
 using Value = SnapshotParser::Value;
-using Type = SnapshotParser::Type;
 
 nb::object to_text(const std::string& text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
@@ -27,19 +26,19 @@ class Converter {
         if (left-- == 0 || depth > 50) throw nb::value_error("contains the same values many times");
         const Value value = parser.resolve(given);
         switch (value.type) {
-            case Type::BOOL: return nb::bool_(value.number != 0);
-            case Type::INT:
-            case Type::STACK: return nb::int_(value.number);
-            case Type::FLOAT: return nb::float_(value.real);
-            case Type::TEXT: return to_text(parser.text(value));
-            case Type::DICT: {
+            case SnapshotParser::BOOL: return nb::bool_(value.number != 0);
+            case SnapshotParser::INT:
+            case SnapshotParser::STACK: return nb::int_(static_cast<int64_t>(value.number));
+            case SnapshotParser::REAL: return nb::float_(parser.real(value));
+            case SnapshotParser::TEXT: return to_text(parser.text(value));
+            case SnapshotParser::DICT: {
                 nb::dict dict;
                 for (const auto& [key, item] : *parser.pairs(value))
-                    if (key.type == Type::TEXT) dict[to_text(parser.text(key))] = convert(item, depth + 1);
+                    if (key.type == SnapshotParser::TEXT) dict[to_text(parser.text(key))] = convert(item, depth + 1);
                 return dict;
             }
-            case Type::LIST:
-            case Type::TUPLE: {
+            case SnapshotParser::LIST:
+            case SnapshotParser::TUPLE: {
                 nb::list list;
                 for (const Value& item : *parser.items(value)) list.append(convert(item, depth + 1));
                 return list;
@@ -66,16 +65,18 @@ nb::object take(std::vector<T>& column) {
 }
 
 // A dict of what the snapshot contains except its history, which is columns: of each entry of device_traces its device,
-// its row, and of each row its fields. `frames` has (name, filename, line) of each frame, `stacks` its frames of each stack.
+// its row (None if they are in order), and of each row its fields. `frames` has the dict of each frame, `stacks` the
+// frames of each stack.
 nb::dict finish(SnapshotParser& parser) {
     const Value root = parser.finish();
+    parser.forget();
     nb::dict result;
     const SnapshotParser::Pairs* const fields = parser.pairs(root);
     if (fields == nullptr) return result;
     Converter converter(parser, parser.consumed() + 1000);
     nb::dict rest;
     for (const auto& [key, value] : *fields)
-        if (key.type == Type::TEXT && parser.text(key) != "device_traces")
+        if (key.type == SnapshotParser::TEXT && parser.text(key) != "device_traces")
             rest[to_text(parser.text(key))] = converter.convert(value);
     result["rest"] = rest;
     const Value* const traces = parser.find(*fields, "device_traces");
@@ -90,7 +91,7 @@ nb::dict finish(SnapshotParser& parser) {
         const auto* items = parser.items((*devices)[i]);
         if (items == nullptr) continue;
         for (const Value& item : *items) {
-            const bool is_row = item.type == Type::ROW;
+            const bool is_row = item.type == SnapshotParser::ROW;
             damaged += !is_row;
             if (!is_row) continue;
             device.push_back(static_cast<int32_t>(i));
@@ -104,7 +105,7 @@ nb::dict finish(SnapshotParser& parser) {
         nb::list numbers;
         for (int32_t frame : stack) {
             Value dict;
-            dict.type = Type::DICT;
+            dict.type = SnapshotParser::DICT;
             dict.number = frame;
             const auto [it, is_new] = number_of_frame.try_emplace(frame, static_cast<int32_t>(number_of_frame.size()));
             if (is_new) frames.append(frame_converter.convert(dict));
@@ -116,7 +117,9 @@ nb::dict finish(SnapshotParser& parser) {
     result["damaged"] = damaged;
     result["devices"] = devices->size();
     result["device"] = nb::cast(to_numpy(std::move(device)));
-    result["row"] = nb::cast(to_numpy(std::move(row)));
+    bool in_order = row.size() == parser.time.size();
+    for (size_t i = 0; i < row.size() && in_order; ++i) in_order = static_cast<size_t>(row[i]) == i;
+    result["row"] = in_order ? nb::none() : nb::object(nb::cast(to_numpy(std::move(row))));
     result["time"] = take(parser.time);
     result["addr"] = take(parser.address);
     result["size"] = take(parser.size);

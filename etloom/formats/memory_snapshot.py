@@ -20,6 +20,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from etloom import _native
@@ -164,106 +165,97 @@ def _format_stacks(frames: list[Any], stacks: list[list[int]]) -> pl.Series:
     return pl.Series([json.dumps(texts) for texts in lists], dtype=pl.String)
 
 
-def _gather(texts: pl.Series, numbers: Any) -> pl.Series:
-    """Return the text of each number, null for -1."""
-    places = pl.Series(numbers)
-    return texts.gather(places.set(places < 0, None))
+def _gather(texts: pl.Series, numbers: pl.Series) -> pl.Series:
+    """Return the text of each number as a category, null for null."""
+    return texts.cast(pl.Categorical).gather(numbers)
 
 
 def _select_entries(content: dict[str, Any], stacks: pl.Series, counts: dict[str, int]) -> pl.DataFrame:
     """Return the known entries of the history in its order, with ``position``, their place in it; count others."""
-    row = content["row"]
+    row = slice(None) if content["row"] is None else content["row"]
     texts = pl.Series(content["texts"], dtype=pl.String)
-    numbers = {name: pl.Series(content[name][row]) for name in _NUMBERS}
+
+    def take(name: str) -> pl.Series:
+        column = pl.Series(content.pop(name)[row])
+        return column.set(column < 0, None) if len(column) and column.min() < 0 else column  # type: ignore[operator]
+
     entries = pl.DataFrame(
         {
-            "device": content["device"],
-            **{name: column.set(column < 0, None) for name, column in numbers.items()},
-            "action": _gather(texts, content["action"][row]).cast(pl.Categorical),
-            "stack": _gather(stacks, content["stack"][row]).cast(pl.Categorical),
-            "annotation": _gather(texts, content["annotation"][row]).replace("", None).cast(pl.Categorical),
+            "device": content.pop("device"),
+            "ts": take("time"),
+            "addr": take("addr"),
+            "bytes": take("size"),
+            "stream": take("stream"),
+            "action": _gather(texts, take("action")),
+            "stack": _gather(stacks, take("stack")),
+            "annotation": _gather(texts, take("annotation")),
+            "device_free": take("device_free"),
         }
-    )
-    entries = entries.with_row_index("position")
-    is_damaged = pl.col("action").is_null() | pl.col("size").is_null() | (pl.col("size") > SIZE_LIMIT)
+    ).with_row_index("position")
+    is_damaged = pl.col("action").is_null() | pl.col("bytes").is_null() | (pl.col("bytes") > SIZE_LIMIT)
     kept = entries.filter(~is_damaged)
     counts["damaged_entry"] += content["damaged"] + entries.height - kept.height
-    known = kept.filter(pl.col("action").cast(pl.String).is_in(_KNOWN))
+    known = kept.filter(pl.col("action").is_in(_KNOWN))
     counts["unknown_action"] += kept.height - known.height
-    counts["without_time"] += known["time"].null_count()
-    is_oom = pl.col("action").cast(pl.String) == "oom"
+    counts["without_time"] += known["ts"].null_count()
+    is_oom = pl.col("action") == "oom"
     return known.with_columns(
-        ts=pl.when(pl.col("time") < _MAX_TIME_US).then(pl.col("time") * 1000),
+        pl.when(pl.col("ts") < _MAX_TIME_US).then(pl.col("ts") * 1000),
         addr=pl.when(is_oom).then("device_free").otherwise("addr"),
-        bytes=pl.col("size"),
+        annotation=pl.when(pl.col("annotation").cast(pl.String) != "").then("annotation"),
     )
 
 
 def _compute_totals(entries: pl.DataFrame, usages: dict[int, _Usage], counts: dict[str, int]) -> pl.DataFrame:
     """Return the rows of memory: the entries that change the allocated bytes, with the totals after each."""
     tables = []
-    for _, rows in entries.group_by("device", maintain_order=True):
+    # Without a copy of the usual case of one device.
+    is_one = entries["device"].n_unique() == 1
+    for rows in [entries] if is_one else entries.partition_by("device", maintain_order=True):
         usage = usages.get(int(rows["device"][0]), _Usage(0, 0, 0, 0, {}))
-        action = pl.col("action").cast(pl.String)
-        names = rows["action"].cast(pl.String).unique().to_list()
-        only_completed = _FREES[1] in names and _FREES[0] not in names
+        present = rows["action"].unique().to_list()
+        only_completed = _FREES[1] in present and _FREES[0] not in present
         free = _FREES[only_completed]
+        action, size = pl.col("action"), pl.col("bytes")
         is_change = action.is_in([_ALLOC, free])
-        changes = rows.filter(is_change | action.is_in(list(_RESERVED))).with_columns(
-            change=pl.when(action == _ALLOC)
-            .then("size")
-            .when(action == free)
-            .then(-pl.col("size"))
-            .otherwise(0),
-            reserved=pl.col("size") * action.replace_strict(_RESERVED, default=0),
+        changes = rows.filter(is_change | action.is_in(list(_RESERVED))).select(
+            "ts", "addr", "device", "stream", "stack",
+            bytes=pl.when(action == _ALLOC).then(size).when(action == free).then(-size).otherwise(0),
+            reserved=size * action.cast(pl.String).replace_strict(_RESERVED, default=0, return_dtype=pl.Int64),
             is_change=is_change,
-        )
-        rounded = _round_sizes(changes.filter("is_change"), usage.blocks)
-        changes = changes.join(rounded, on="position", how="left", maintain_order="left")
+        )  # fmt: skip
+        changes = changes.with_columns(rounded=_round_sizes(changes, usage.blocks))
         ends = {
-            "change": ("total_allocated", usage.live + usage.pending * only_completed),
+            "bytes": ("total_allocated", usage.live + usage.pending * only_completed),
             "reserved": ("total_reserved", usage.reserved),
             "rounded": ("total_rounded", usage.rounded),
         }
         for column, (name, end) in ends.items():
-            change = changes[column].fill_null(0)
-            total = end - change.reverse().cum_sum().shift(1, fill_value=0).reverse()
-            first = end - int(change.sum())
+            first = end - int(changes[column].sum())
+            total = first + changes[column].cum_sum()
             is_consistent = first >= 0 and int(total.min() or 0) >= 0  # type: ignore[call-overload]
             counts["totals_unknown"] += 0 if is_consistent or column == "rounded" else changes.height
             changes = changes.with_columns((total if is_consistent else pl.lit(None, pl.Int64)).alias(name))
-        tables.append(
-            changes.filter("is_change").select(
-                "ts", "addr", "total_allocated", "total_reserved", "total_rounded", "device", "stream", "stack",
-                bytes=pl.col("change"), device_type=pl.lit(_CUDA, pl.Int64),
-            )
-        )  # fmt: skip
+        kept = changes.filter("is_change").drop("is_change", "reserved", "rounded")
+        tables.append(kept.with_columns(device_type=pl.lit(_CUDA, pl.Int32)))
     return pl.concat(tables) if tables else pl.DataFrame(schema={"ts": pl.Int64})
 
 
-def _round_sizes(changes: pl.DataFrame, blocks: dict[int, tuple[int, int]]) -> pl.DataFrame:
-    """Return by ``position`` the change of the bytes of blocks (``rounded``): of a block that is still in use as the
-    snapshot states it, of others the size rounded up.
+def _round_sizes(changes: pl.DataFrame, blocks: dict[int, tuple[int, int]]) -> pl.Series:
+    """Return the change of the bytes of blocks by each entry: of a block that is still in use as the snapshot states
+    it, of others the size rounded up.
 
     Args:
+        changes: addr, bytes (negative for a release), is_change.
         blocks: of the snapshot, by address.
     """
-    at_end = pl.DataFrame(
-        [(address, size) for address, (_, size) in blocks.items()],
-        schema={"addr": pl.Int64, "at_end": pl.Int64},
-        orient="row",
-    )
-    usual = (pl.col("size") + _ROUNDING - 1) // _ROUNDING * _ROUNDING
-    is_last = pl.col("position") == pl.col("position").last().over("addr")
-    size = pl.when(is_last).then("at_end").fill_null(usual)
-    return changes.join(at_end, on="addr", how="left", maintain_order="left").select(
-        "position",
-        rounded=pl.when(pl.col("change") < 0)
-        .then(-usual)
-        .when(pl.col("change") > 0)
-        .then(pl.max_horizontal("size", size))
-        .otherwise(0),
-    )
+    change = changes["bytes"].to_numpy()
+    size = -(-np.abs(change) // _ROUNDING) * _ROUNDING
+    of_address = changes.select("addr", "is_change").with_row_index().filter("is_change")
+    last = of_address.unique("addr", keep="last").filter(pl.col("addr").is_in(list(blocks)))
+    kept, stated = last["index"].to_numpy(), [blocks[address][1] for address in last["addr"].to_list()]
+    size[kept] = np.where(change[kept] > 0, np.maximum(change[kept], np.array(stated, np.int64)), size[kept])
+    return pl.Series(np.sign(change) * size)
 
 
 def _list_events(entries: pl.DataFrame) -> list[dict[str, Any]]:
@@ -275,7 +267,7 @@ def _list_events(entries: pl.DataFrame) -> list[dict[str, Any]]:
     for row in others.iter_rows(named=True):
         is_oom = row["action"] == "oom"
         details = {
-            "bytes": row["size"],
+            "bytes": row["bytes"],
             "address": None if is_oom else row["addr"],
             "device_free": row["device_free"],
         }

@@ -1,6 +1,7 @@
 #include "snapshot.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <cstring>
@@ -11,11 +12,12 @@ namespace {
 
 using Value = SnapshotParser::Value;
 using Type = SnapshotParser::Type;
+constexpr int64_t LARGEST = (int64_t{1} << 59) - 1;
 
 Value integer(int64_t number) {
     Value value;
-    value.type = Type::INT;
-    value.number = number;
+    value.type = number >= -LARGEST && number <= LARGEST ? SnapshotParser::INT : SnapshotParser::BIG;
+    value.number = value.type == SnapshotParser::INT ? number : 0;
     return value;
 }
 
@@ -35,7 +37,7 @@ uint64_t little_endian(const char* data, size_t count) {
 // A two's complement integer of any length, as LONG1 has it.
 Value long_integer(const char* data, size_t count) {
     if (count == 0) return integer(0);
-    if (count > 8) return indexed(Type::BIG, 0);
+    if (count > 8) return indexed(SnapshotParser::BIG, 0);
     uint64_t number = little_endian(data, count);
     if (count < 8 && (data[count - 1] & 0x80) != 0) number |= ~uint64_t{0} << (8 * count);
     return integer(static_cast<int64_t>(number));
@@ -43,13 +45,18 @@ Value long_integer(const char* data, size_t count) {
 
 Value decimal(std::string_view text) {
     if (!text.empty() && text.back() == 'L') text.remove_suffix(1);
-    if (text == "00" || text == "01") return indexed(Type::BOOL, text == "01");
+    if (text == "00" || text == "01") return indexed(SnapshotParser::BOOL, text == "01");
     int64_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc{} && end == text.data() + text.size() ? integer(number) : indexed(Type::BIG, 0);
+    return error == std::errc{} && end == text.data() + text.size() ? integer(number) : indexed(SnapshotParser::BIG, 0);
 }
 
 }  // namespace
+
+SnapshotParser::SnapshotParser() {
+    for (const char* key : {"action", "time_us", "addr", "size", "stream", "device_free", "user_metadata", "frames"})
+        make_text(key);
+}
 
 void SnapshotParser::fail(const std::string& what) const {
     throw std::runtime_error(what + " at byte " + std::to_string(consumed_));
@@ -93,25 +100,25 @@ Value SnapshotParser::finish() const {
 }
 
 const SnapshotParser::Pairs* SnapshotParser::pairs(const Value& dict) const {
-    return dict.type == Type::DICT ? dicts_[static_cast<size_t>(dict.number)].pairs.get() : nullptr;
+    return dict.type == DICT ? dicts_[static_cast<size_t>(dict.number)].get() : nullptr;
 }
 
 const SnapshotParser::Items* SnapshotParser::items(const Value& list) const {
-    const bool is_list = list.type == Type::LIST || list.type == Type::TUPLE;
-    return is_list ? lists_[static_cast<size_t>(list.number)].items.get() : nullptr;
+    const bool is_list = list.type == SnapshotParser::LIST || list.type == SnapshotParser::TUPLE;
+    return is_list ? lists_[static_cast<size_t>(list.number)].get() : nullptr;
 }
 
 const Value* SnapshotParser::find(const Pairs& pairs, std::string_view key) const {
     for (auto pair = pairs.rbegin(); pair != pairs.rend(); ++pair)
-        if (pair->first.type == Type::TEXT && text(pair->first) == key) return &pair->second;
+        if (pair->first.type == SnapshotParser::TEXT && text(pair->first) == key) return &pair->second;
     return nullptr;
 }
 
 Value SnapshotParser::resolve(const Value& value) const {
-    if (value.type == Type::DICT && dicts_[static_cast<size_t>(value.number)].row >= 0)
-        return indexed(Type::ROW, static_cast<size_t>(dicts_[static_cast<size_t>(value.number)].row));
-    if (value.type == Type::LIST && lists_[static_cast<size_t>(value.number)].stack >= 0)
-        return indexed(Type::STACK, static_cast<size_t>(lists_[static_cast<size_t>(value.number)].stack));
+    const size_t place = static_cast<size_t>(value.number);
+    if (value.type == DICT && row_of_dict_[place] >= 0) return indexed(ROW, static_cast<size_t>(row_of_dict_[place]));
+    if (value.type == LIST && stack_of_list_[place] >= 0)
+        return indexed(STACK, static_cast<size_t>(stack_of_list_[place]));
     return value;
 }
 
@@ -150,82 +157,93 @@ Value SnapshotParser::remembered(size_t place) const {
 Value SnapshotParser::make_text(std::string_view text) {
     const auto [it, is_new] = number_of_text_.try_emplace(std::string(text), static_cast<int32_t>(texts_.size()));
     if (is_new) texts_.push_back(&it->first);
-    return indexed(Type::TEXT, static_cast<size_t>(it->second));
+    return indexed(SnapshotParser::TEXT, static_cast<size_t>(it->second));
 }
 
 Value SnapshotParser::make_list(Items items, Type type) {
-    lists_.push_back({std::make_unique<Items>(), -1});
+    lists_.push_back(std::make_unique<Items>());
+    stack_of_list_.push_back(-1);
     const Value list = indexed(type, lists_.size() - 1);
     append(list, std::move(items));
     return list;
 }
 
+Value SnapshotParser::make_dict() {
+    dicts_.push_back(std::make_unique<Pairs>());
+    row_of_dict_.push_back(-1);
+    return indexed(DICT, dicts_.size() - 1);
+}
+
 void SnapshotParser::append(const Value& list, Items added) {
-    if ((list.type != Type::LIST && list.type != Type::TUPLE) || items(list) == nullptr)
+    if ((list.type != SnapshotParser::LIST && list.type != SnapshotParser::TUPLE) || items(list) == nullptr)
         fail("is a damaged pickle: no list");
     for (Value& value : added) value = to_row(value);
-    Items& all = *lists_[static_cast<size_t>(list.number)].items;
+    Items& all = *lists_[static_cast<size_t>(list.number)];
     all.insert(all.end(), added.begin(), added.end());
 }
 
 void SnapshotParser::set(const Value& dict, const Items& keys_and_values) {
-    if (dict.type != Type::DICT || pairs(dict) == nullptr || keys_and_values.size() % 2 != 0)
+    if (dict.type != SnapshotParser::DICT || pairs(dict) == nullptr || keys_and_values.size() % 2 != 0)
         fail("is a damaged pickle: no dict");
-    Pairs& all = *dicts_[static_cast<size_t>(dict.number)].pairs;
+    Pairs& all = *dicts_[static_cast<size_t>(dict.number)];
     all.reserve(all.size() + keys_and_values.size() / 2);
     for (size_t i = 0; i < keys_and_values.size(); i += 2) {
         const Value &key = keys_and_values[i], &value = keys_and_values[i + 1];
-        const bool has_frames = key.type == Type::TEXT && text(key) == "frames";
+        const bool has_frames = key.type == TEXT && key.number == FRAMES;
         all.emplace_back(key, has_frames ? to_stack(value) : value);
     }
 }
 
 // A dict that is an entry of the history as a row of the columns.
 Value SnapshotParser::to_row(const Value& value) {
-    if (value.type != Type::DICT) return value;
-    const size_t place = static_cast<size_t>(value.number);
-    if (dicts_[place].row >= 0) return indexed(Type::ROW, static_cast<size_t>(dicts_[place].row));
-    const Pairs& fields = *dicts_[place].pairs;
-    const Value* const name = find(fields, "action");
-    if (name == nullptr || time.size() > INT32_MAX - 1) return value;
-    const auto number = [&](std::string_view key) {
-        const Value* const found = find(fields, key);
-        return found != nullptr && found->type == Type::INT && found->number >= 0 ? found->number : ABSENT;
+    if (value.type != DICT) return value;
+    const Value known = resolve(value);
+    if (known.type == ROW) return known;
+    std::array<Value, FRAMES + 1> fields;
+    bool is_entry = false;
+    for (const auto& [key, field] : *pairs(value)) {
+        if (key.type != TEXT || key.number > FRAMES) continue;
+        fields[static_cast<size_t>(key.number)] = field;
+        is_entry |= key.number == ACTION;
+    }
+    if (!is_entry || time.size() >= INT32_MAX) return value;
+    const auto number = [&](Key key) {
+        return fields[key].type == INT && fields[key].number >= 0 ? fields[key].number : ABSENT;
     };
-    const auto text_number = [&](const Value* found) {
-        return found != nullptr && found->type == Type::TEXT ? static_cast<int32_t>(found->number) : -1;
+    const auto place = [&](Key key, Type type) {
+        return fields[key].type == type ? static_cast<int32_t>(fields[key].number) : -1;
     };
-    const Value* const frames = find(fields, "frames");
-    time.push_back(number("time_us"));
-    address.push_back(number("addr"));
-    size.push_back(number("size"));
-    stream.push_back(number("stream"));
-    device_free.push_back(number("device_free"));
-    action.push_back(text_number(name));
-    annotation.push_back(text_number(find(fields, "user_metadata")));
-    stack.push_back(frames != nullptr && frames->type == Type::STACK ? static_cast<int32_t>(frames->number) : -1);
-    dicts_[place].row = static_cast<int32_t>(time.size() - 1);
-    dicts_[place].pairs.reset();
-    return indexed(Type::ROW, time.size() - 1);
+    time.push_back(number(TIME));
+    address.push_back(number(ADDRESS));
+    size.push_back(number(SIZE));
+    stream.push_back(number(STREAM));
+    device_free.push_back(number(DEVICE_FREE));
+    action.push_back(place(ACTION, TEXT));
+    annotation.push_back(place(METADATA, TEXT));
+    stack.push_back(place(FRAMES, STACK));
+    row_of_dict_[static_cast<size_t>(value.number)] = static_cast<int32_t>(time.size() - 1);
+    dicts_[static_cast<size_t>(value.number)].reset();
+    return indexed(ROW, time.size() - 1);
 }
 
 // A list of frames as the number of its stack.
 Value SnapshotParser::to_stack(const Value& value) {
-    if (value.type != Type::LIST) return value;
+    if (value.type != LIST) return value;
     const Value known = resolve(value);
-    if (known.type == Type::STACK) return known;
-    List& list = lists_[static_cast<size_t>(value.number)];
+    if (known.type == STACK) return known;
+    const Items& all = *items(value);
+    if (all.empty()) return {};
     std::vector<int32_t> frames;
-    for (const Value& frame : *list.items) {
+    frames.reserve(std::min(all.size(), MAX_FRAMES));
+    for (const Value& frame : all) {
         if (frames.size() == MAX_FRAMES) break;
-        if (frame.type == Type::DICT && frame.number <= INT32_MAX) frames.push_back(static_cast<int32_t>(frame.number));
+        if (frame.type == DICT && frame.number <= INT32_MAX) frames.push_back(static_cast<int32_t>(frame.number));
     }
-    if (list.items->empty()) return Value{};
     const auto [it, is_new] = number_of_stack_.try_emplace(frames, static_cast<int32_t>(stacks.size()));
     if (is_new) stacks.push_back(std::move(frames));
-    list.stack = it->second;
-    list.items.reset();
-    return indexed(Type::STACK, static_cast<size_t>(it->second));
+    stack_of_list_[static_cast<size_t>(value.number)] = it->second;
+    lists_[static_cast<size_t>(value.number)].reset();
+    return indexed(STACK, static_cast<size_t>(it->second));
 }
 
 size_t SnapshotParser::step(const char* data, size_t size) {
@@ -254,7 +272,7 @@ size_t SnapshotParser::step(const char* data, size_t size) {
     const auto push_tuple = [&](size_t count) {
         Items items(count);
         for (size_t i = count; i-- > 0;) items[i] = pop();
-        push(make_list(std::move(items), Type::TUPLE));
+        push(make_list(std::move(items), SnapshotParser::TUPLE));
         return size_t{1};
     };
     const auto top = [&]() -> Value {
@@ -263,7 +281,7 @@ size_t SnapshotParser::step(const char* data, size_t size) {
     };
     const auto place = [&](std::string_view text) {
         const Value number = decimal(text);
-        if (number.type == Type::BIG || number.number < 0) fail("is a damaged pickle: memo");
+        if (number.type == SnapshotParser::BIG || number.number < 0) fail("is a damaged pickle: memo");
         return static_cast<size_t>(number.number);
     };
     switch (opcode) {
@@ -286,8 +304,8 @@ size_t SnapshotParser::step(const char* data, size_t size) {
         case 'h': return has(1) ? (push(remembered(little_endian(argument, 1))), 2) : 0;
         case 'j': return has(4) ? (push(remembered(little_endian(argument, 4))), 5) : 0;
         case 'N': push({}); return 1;
-        case 0x88: push(indexed(Type::BOOL, 1)); return 1;
-        case 0x89: push(indexed(Type::BOOL, 0)); return 1;
+        case 0x88: push(indexed(SnapshotParser::BOOL, 1)); return 1;
+        case 0x89: push(indexed(SnapshotParser::BOOL, 0)); return 1;
         case 'I':
         case 'L': return line([&](std::string_view text) { push(decimal(text)); });
         case 'J': return has(4) ? (push(integer(static_cast<int32_t>(little_endian(argument, 4)))), 5) : 0;
@@ -295,15 +313,13 @@ size_t SnapshotParser::step(const char* data, size_t size) {
         case 'M': return has(2) ? (push(integer(static_cast<int64_t>(little_endian(argument, 2)))), 3) : 0;
         case 0x8a: return counted(1, [&](std::string_view bytes) { push(long_integer(bytes.data(), bytes.size())); });
         case 0x8b: return counted(4, [&](std::string_view bytes) { push(long_integer(bytes.data(), bytes.size())); });
-        case 'F': return line([&](std::string_view) { push(indexed(Type::NONE, 0)); });
+        case 'F': return line([&](std::string_view) { push(indexed(SnapshotParser::NONE, 0)); });
         case 'G': {
             if (!has(8)) return 0;
             uint64_t bits = 0;
             for (size_t i = 0; i < 8; ++i) bits = bits << 8 | static_cast<unsigned char>(argument[i]);
-            Value value;
-            value.type = Type::FLOAT;
-            value.real = std::bit_cast<double>(bits);
-            push(value);
+            reals_.push_back(std::bit_cast<double>(bits));
+            push(indexed(REAL, reals_.size() - 1));
             return 9;
         }
         case 'S':
@@ -319,13 +335,13 @@ size_t SnapshotParser::step(const char* data, size_t size) {
         case 'X': return counted(4, push_text);
         case 0x8d:
         case 0x8e: return counted(8, push_text);
-        case ']': push(make_list({}, Type::LIST)); return 1;
+        case ']': push(make_list({}, SnapshotParser::LIST)); return 1;
         case ')': return push_tuple(0);
         case 0x85: return push_tuple(1);
         case 0x86: return push_tuple(2);
         case 0x87: return push_tuple(3);
-        case 'l': push(make_list(pop_to_mark(), Type::LIST)); return 1;
-        case 't': push(make_list(pop_to_mark(), Type::TUPLE)); return 1;
+        case 'l': push(make_list(pop_to_mark(), SnapshotParser::LIST)); return 1;
+        case 't': push(make_list(pop_to_mark(), SnapshotParser::TUPLE)); return 1;
         case 'a': {
             const Value value = pop();
             append(top(), {value});
@@ -337,11 +353,15 @@ size_t SnapshotParser::step(const char* data, size_t size) {
             return 1;
         }
         case '}':
-        case 'd':
-            dicts_.push_back({std::make_unique<Pairs>(), -1});
-            if (opcode == 'd') set(indexed(Type::DICT, dicts_.size() - 1), pop_to_mark());
-            push(indexed(Type::DICT, dicts_.size() - 1));
+            push(make_dict());
             return 1;
+        case 'd': {
+            const Items added = pop_to_mark();
+            const Value dict = make_dict();
+            set(dict, added);
+            push(dict);
+            return 1;
+        }
         case 's': {
             const Value value = pop(), key = pop();
             set(top(), {key, value});

@@ -33,6 +33,10 @@ import numpy as np
 loader = importlib.machinery.ExtensionFileLoader("_native", sys.argv[1])
 native = importlib.util.module_from_spec(importlib.util.spec_from_loader("_native", loader))
 loader.exec_module(native)
+import pickle
+frames = [{"name": "f", "filename": "a.py", "line": 1}] * 3
+entry = {"action": "alloc", "addr": 1 << 40, "size": 1 << 20, "stream": 0, "time_us": 1 << 50, "frames": frames}
+SNAPSHOT = pickle.dumps({"segments": [{"blocks": [entry], "x": 1.5}], "device_traces": [[entry, {**entry}], []]})
 ends = np.iinfo(np.int64)
 chosen = np.array([ends.min, ends.min + 1, -(2**62), -1, 0, 1, 2**62, ends.max - 1, ends.max])
 for seed in range(200):
@@ -94,6 +98,16 @@ for seed in range(200):
         (times[:0],) * 3, (times, times),
         (int(draw.integers(2)) << 28, 2**62, 2**20, 20 << 20, int(draw.integers(2))), 0.5, (4,) * 16, 40,
     )
+    data = bytearray(SNAPSHOT)
+    for at in draw.integers(0, len(data), 3):
+        data[at] = draw.integers(256)
+    parser = native.SnapshotParser()
+    try:
+        for at in range(0, len(data), 50):
+            parser.feed(bytes(data[at : at + 50]))
+        parser.finish()
+    except (RuntimeError, ValueError):
+        pass
 print("no fault")
 """
 

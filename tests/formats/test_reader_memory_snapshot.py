@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import polars as pl
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
+from etloom import _native
 from etloom.cli import app
 from etloom.core.errors import AnalysisError, LimitError, ReadError
 from etloom.formats import detect_format, memory_snapshot
@@ -235,3 +238,35 @@ def test_totals_are_those_of_the_allocator(
     memory = memory_snapshot.read(path).memory.with_columns(us=pl.col("ts") // 1000 - T0)
     rows = memory.select("us", "bytes", "total_allocated", "total_reserved").rows()
     assert rows == [row for row in expected if row[0] >= first]
+
+
+def test_damaged_pickles_are_read_or_refused(tmp_path: Path) -> None:
+    random = Random(1)
+    seeds = [pickle.dumps(snapshot(), protocol) for protocol in (2, 4, 5)]
+    for number in range(examples(400)):
+        data = bytearray(random.choice(seeds))
+        for _ in range(random.randint(1, 4)):
+            at = random.randrange(len(data))
+            data[at : at + random.choice((0, 0, 1, 9))] = random.randbytes(random.choice((0, 1, 1, 4)))
+        path = tmp_path / f"{number}.pickle"
+        path.write_bytes(data)
+        with contextlib.suppress(ReadError, LimitError):
+            memory_snapshot.read(path)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_is_read_alike_in_pieces_of_any_size(protocol: int) -> None:
+    data = pickle.dumps(snapshot(), protocol)
+
+    def parse(size: int) -> dict[str, Any]:
+        parser = _native.SnapshotParser()
+        for at in range(0, len(data), size):
+            parser.feed(data[at : at + size])
+        content = parser.finish()
+        return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in content.items()}
+
+    whole = parse(len(data))
+    assert whole["time"][0] == T0 + 5 and whole["rest"]["allocator_settings"] == {
+        "expandable_segments": False
+    }
+    assert parse(1) == parse(7) == whole
