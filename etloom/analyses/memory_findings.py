@@ -107,7 +107,7 @@ def analyze(trace: Trace, *, pattern: str | None = None, min_pct: float = DEFAUL
         for name, find in PATTERNS.items():
             for cause in find(view) if pattern in (None, name) else ():
                 pct = 100 * cause.bytes / max(view.reserved, 1)
-                if pct >= min_pct or cause.pattern in _ALWAYS_SHOWN:
+                if pct >= min_pct or cause.pattern in _WITHOUT_LIMIT:
                     rows.append({"device": program.device, "pct": pct, **cause._asdict()})
     table = conform_columns(pl.DataFrame(rows, schema=COLUMNS), COLUMNS)
     return table.sort(pl.col("pattern") == "out-of-memory", "bytes", descending=True, maintain_order=True)
@@ -227,8 +227,8 @@ def _find_kept(view: _View, troughs: np.ndarray[Any, np.dtype[np.int64]]) -> lis
     """Return the places of blocks that were requested between two troughs, and are in use at the last one."""
     last = int(troughs[-1]) + 1
     blocks = describe_blocks(view.trace, view.program, view.program.run(stop=last))
-    kept = blocks.filter(pl.col("place").is_null() | (pl.col("owner") >= int(troughs[0])))
-    return sum_holders(kept).head(_PARTS).select("place", "bytes").to_dicts()
+    growth = blocks.filter(pl.col("place").is_null() | (pl.col("owner") >= int(troughs[0])))
+    return sum_holders(growth).head(_PARTS).select("place", "bytes").to_dicts()
 
 
 def _find_optimizer_peak(view: _View) -> Iterator[_Cause]:
@@ -252,7 +252,7 @@ def _find_optimizer_peak(view: _View) -> Iterator[_Cause]:
 
 
 _OPTIMIZER = r'"step \([^"]*optim[^"]*\.py:\d+\)"'
-_ALWAYS_SHOWN = ("out-of-memory", "leak", "allocator-retries")
+_WITHOUT_LIMIT = ("out-of-memory", "leak", "allocator-retries")
 PATTERNS = {
     "out-of-memory": _find_failure,
     "fragmentation": _find_fragmentation,

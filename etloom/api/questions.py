@@ -141,9 +141,9 @@ def simulate_memory(run: Run, *changes: str) -> pl.DataFrame:
         >>> etloom.simulate_memory("snapshot.pickle", "capacity=40GiB")["fits"].to_list()  # doctest: +SKIP
         [True, False]
     """
-    from etloom.timeline.memory.what_if import compare_changes_of_ranks
+    from etloom.analyses.helpers import memory_changes
 
-    return compare_changes_of_ranks(as_job(run), changes)
+    return memory_changes.simulate_memory(as_job(run), changes)
 
 
 @verb
@@ -225,6 +225,30 @@ def diff(before: Run, after: Run) -> Difference:
     from etloom.comparison import Difference
 
     return Difference(*(_link_ranks(as_job(run)) for run in (before, after)))
+
+
+@verb
+def diff_memory(before: Run, after: Run) -> pl.DataFrame:
+    """Compare what each place in the program holds at the peak of two memory snapshots.
+
+    Args:
+        before: a Trace, a Job, or a path, with memory snapshots.
+        after: likewise.
+
+    Returns:
+        One row per place, largest change first: place, before_blocks, after_blocks, before_bytes, after_bytes,
+        change_bytes. The first row, with a null place, is the peak of reserved memory.
+
+    Raises:
+        AnalysisError: a run has no history of its allocator.
+
+    Example:
+        >>> etloom.diff_memory("before.pickle", "after.pickle")["change_bytes"][0]  # doctest: +SKIP
+        25165824
+    """
+    from etloom.comparison.memory_difference import compare_memory
+
+    return compare_memory(*(as_job(run) for run in (before, after)))
 
 
 def _link_ranks(job: Job) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,10 @@ from etloom.cli.error_handling import print_message
 from etloom.cli.output import TABLE_OPTIONS, Format, TableOptions, choose_format, write_table
 from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import RUN_OPTIONS_WITHOUT_RANKS, RunOptions, open_job
+
+if TYPE_CHECKING:
+    from etloom.api.questions import Difference
+    from etloom.core.trace import Job
 
 _ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step", "memory"]
 
@@ -59,18 +64,22 @@ def diff(
       etloom diff mi300.json.gz h100.json.gz --by operator --format csv
     """
     import etloom
-    from etloom.comparison.memory_difference import compare_memory, describe_memory_change, is_snapshot
 
     choose_format(table.format, table.out)
     if html is not None:
         check_writable(html, "--html")
     jobs = [open_job(path, run) for path in (before, after)]
-    if by == "memory" or all(map(is_snapshot, jobs)):
-        changes = compare_memory(*jobs)
-        print_message(describe_memory_change(changes))
-        write_table(changes.head(top + 1), table.format, table.out)
+    if by == "memory" or all(map(_is_snapshot, jobs)):
+        write_table(etloom.diff_memory(*jobs).head(top + 1), table.format, table.out)
         return
     difference = etloom.diff(*jobs)
+    _write_difference(difference, by, top, table)
+    if html is not None:
+        etloom.report(difference, html)
+        print_message(describe_page(html))
+
+
+def _write_difference(difference: Difference, by: str, top: int, table: TableOptions) -> None:
     rows = difference.table(by, top)
     for line in filter(None, (difference.verdict, difference.explanation)):
         if table.out is None and table.format in (None, Format.table):
@@ -83,6 +92,10 @@ def diff(
         print_message(f"neither run contains a {by}")
     if rows.height or table.out is not None or table.format not in (None, Format.table):
         write_table(rows, table.format, table.out)
-    if html is not None:
-        etloom.report(difference, html)
-        print_message(describe_page(html))
+
+
+def _is_snapshot(job: Job) -> bool:
+    """Return whether a run consists of memory snapshots only, without operators or GPU activity."""
+    return all(
+        trace.allocator.height and not trace.events["dur"].drop_nulls().len() for trace in job.values()
+    )

@@ -30,6 +30,7 @@ class ChangeOptions:
     latency: str | None
     straggler: str | None
     like_peers: Sequence[int]
+    memory: Sequence[str]
 
 
 _CHANGES = OptionGroup(
@@ -63,6 +64,13 @@ _CHANGES = OptionGroup(
             metavar="RANK",
             help="This rank works like the median of the others that run the same program; may be repeated.",
         ),
+        click.Option(
+            ["--memory"],
+            multiple=True,
+            metavar="SETTINGS",
+            help='Other settings of the caching allocator, such as "expandable_segments:True" or "capacity=40GiB"; '
+            "may be repeated: each is compared with the recording.",
+        ),
     ],
 )
 
@@ -70,24 +78,12 @@ _CHANGES = OptionGroup(
 @command(
     PATH,
     _CHANGES,
-    click.Option(
-        ["--memory"],
-        multiple=True,
-        metavar="SETTINGS",
-        help='Other settings of the caching allocator, such as "expandable_segments:True" or "capacity=40GiB"; may be '
-        "repeated: each is compared with the recording.",
-    ),
     click.Option(["--out", "-o"], type=PATH_TYPE, help="Write the simulated run: .parquet, .json.gz."),
     click.Option(["--format", "-f"], type=click.Choice(Format), help="Format of the table on stdout."),
     RUN_OPTIONS,
 )
 def simulate(
-    path: Path,
-    conditions: ChangeOptions,
-    memory: Sequence[str],
-    out: Path | None,
-    format: Format | None,
-    run: RunOptions,
+    path: Path, conditions: ChangeOptions, out: Path | None, format: Format | None, run: RunOptions
 ) -> None:
     """Predict how long a run would take under changed conditions, from its dependency graph.
 
@@ -107,10 +103,8 @@ def simulate(
     such a delay shrinks with the work that it follows, up to what is usual (the 95 % quantile of its kind). etloom
     analyze graph-quality shows how reliable the graph is.
 
-    With --memory, the requests of a memory snapshot are run through PyTorch's caching allocator with other settings (in
-    the form of PYTORCH_CUDA_ALLOC_CONF), with another capacity, or with empty_cache at a moment (peak, end, oom, 1.5s).
-    The table has a row for the recording and one per --memory: whether it fits, the peaks, the smallest capacity that
-    it needs, and the first request that fails. docs/memory.md explains the columns.
+    With --memory, the requests of a memory snapshot run through PyTorch's caching allocator with other settings (in the
+    form of PYTORCH_CUDA_ALLOC_CONF), another capacity, or empty_cache at a moment: docs/memory.md.
 
     Examples:
 
@@ -119,21 +113,17 @@ def simulate(
       etloom simulate run/ --set "kernel:*gemm* x0.5"
       etloom simulate run/ --set "comm x0"                  # communication takes no time
       etloom simulate run/ --set "op:aten::item =0us" --remove-sync "aten::item"
-      etloom simulate run/ --set "comm:all_reduce x2"       # all all-reduces take twice as long
       etloom simulate run/ --bandwidth 400GB/s              # bytes, decimal; 400Gbit/s for bits
       etloom simulate run/ --like-peers 3                   # rank 3 works like the median of its peers
-      etloom simulate run/ --bandwidth 2x --straggler none
       etloom simulate run/ --set "launch x0" --out faster.json.gz
     """
     import etloom
 
     changes = _parse_changes(conditions)
-    if memory:
+    if conditions.memory:
         if changes or out is not None:
-            raise click.UsageError(
-                "--memory and changes of times are mutually exclusive, and --memory writes no run"
-            )
-        write_table(etloom.simulate_memory(open_job(path, run), *memory), format, None)
+            raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
+        write_table(etloom.simulate_memory(open_job(path, run), *conditions.memory), format, None)
         return
     if out is not None:
         check_export(out)

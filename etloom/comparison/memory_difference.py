@@ -5,7 +5,6 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.answers import answer
-from etloom.core.text import format_bytes
 from etloom.core.trace import Job
 
 COLUMNS = {
@@ -17,13 +16,6 @@ COLUMNS = {
     "change_bytes": pl.Int64,
 }
 _ALL = 10**9
-
-
-def is_snapshot(job: Job) -> bool:
-    """Return whether a run consists of memory snapshots only, without operators or GPU activity."""
-    return all(
-        trace.allocator.height and not trace.events["dur"].drop_nulls().len() for trace in job.values()
-    )
 
 
 def compare_memory(before: Job, after: Job) -> pl.DataFrame:
@@ -60,13 +52,3 @@ def compare_memory(before: Job, after: Job) -> pl.DataFrame:
     )
     order = [pl.col("place").is_not_null(), -pl.col("change_bytes").abs(), pl.col("place")]
     return table.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items()).sort(order)
-
-
-def describe_memory_change(table: pl.DataFrame) -> str:
-    """Return a sentence on the peaks of reserved memory of a table of `compare_memory`."""
-    before, after = (int(table[column][0]) for column in ("before_bytes", "after_bytes"))
-    sign = "+" if after >= before else "-"
-    return (
-        f"peak of reserved memory: {format_bytes(before)} before, {format_bytes(after)} after "
-        f"({sign}{format_bytes(abs(after - before))})"
-    )

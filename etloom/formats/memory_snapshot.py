@@ -43,7 +43,7 @@ _PENDING = ("active_pending_free", "active_awaiting_free")
 """States of blocks: in use; freed, but another stream may still use them."""
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _OTHER = ("oom", "snapshot", "workspace_snapshot")
-_KNOWN = (_ALLOC, *_FREES, *_RESERVED, *_OTHER)
+_ACTIONS = (_ALLOC, *_FREES, *_RESERVED, *_OTHER)
 _PROBLEMS = {
     "damaged_entry": "an entry without action, address or size",
     "unknown_action": "an unknown action of the allocator",
@@ -193,13 +193,13 @@ def _select_entries(content: dict[str, Any], stacks: pl.Series, counts: dict[str
         }
     ).with_row_index("position")
     is_damaged = pl.col("action").is_null() | pl.col("bytes").is_null() | (pl.col("bytes") > SIZE_LIMIT)
-    kept = entries.filter(~is_damaged)
-    counts["damaged_entry"] += content["damaged"] + entries.height - kept.height
-    known = kept.filter(pl.col("action").is_in(_KNOWN))
-    counts["unknown_action"] += kept.height - known.height
-    counts["without_time"] += known["ts"].null_count()
+    whole = entries.filter(~is_damaged)
+    counts["damaged_entry"] += content["damaged"] + entries.height - whole.height
+    recognized = whole.filter(pl.col("action").is_in(_ACTIONS))
+    counts["unknown_action"] += whole.height - recognized.height
+    counts["without_time"] += recognized["ts"].null_count()
     is_oom = pl.col("action") == "oom"
-    return known.with_columns(
+    return recognized.with_columns(
         pl.when(pl.col("ts") < _MAX_TIME_US).then(pl.col("ts") * 1000),
         addr=pl.when(is_oom).then("device_free").otherwise("addr"),
         annotation=pl.when(pl.col("annotation").cast(pl.String) != "").then("annotation"),
@@ -210,8 +210,8 @@ def _compute_totals(entries: pl.DataFrame, usages: dict[int, _Usage], counts: di
     """Return the rows of memory: the entries that change the allocated bytes, with the totals after each."""
     tables = []
     # Without a copy of the usual case of one device.
-    is_one = entries["device"].n_unique() == 1
-    for rows in [entries] if is_one else entries.partition_by("device", maintain_order=True):
+    has_one_device = entries["device"].n_unique() == 1
+    for rows in [entries] if has_one_device else entries.partition_by("device", maintain_order=True):
         usage = usages.get(int(rows["device"][0]), _Usage(0, 0, 0, 0, {}))
         present = rows["action"].unique().to_list()
         only_completed = _FREES[1] in present and _FREES[0] not in present
@@ -233,11 +233,11 @@ def _compute_totals(entries: pl.DataFrame, usages: dict[int, _Usage], counts: di
         for column, (name, end) in ends.items():
             first = end - int(changes[column].sum())
             total = first + changes[column].cum_sum()
-            is_consistent = first >= 0 and int(total.min() or 0) >= 0  # type: ignore[call-overload]
+            is_consistent = first >= 0 and bool((total >= 0).all())
             counts["totals_unknown"] += 0 if is_consistent or column == "rounded" else changes.height
             changes = changes.with_columns((total if is_consistent else pl.lit(None, pl.Int64)).alias(name))
-        kept = changes.filter("is_change").drop("is_change", "reserved", "rounded")
-        tables.append(kept.with_columns(device_type=pl.lit(_CUDA, pl.Int32)))
+        requests = changes.filter("is_change").drop("is_change", "reserved", "rounded")
+        tables.append(requests.with_columns(device_type=pl.lit(_CUDA, pl.Int32)))
     return pl.concat(tables) if tables else pl.DataFrame(schema={"ts": pl.Int64})
 
 
@@ -251,10 +251,10 @@ def _round_sizes(changes: pl.DataFrame, blocks: dict[int, tuple[int, int]]) -> p
     """
     change = changes["bytes"].to_numpy()
     size = -(-np.abs(change) // _ROUNDING) * _ROUNDING
-    of_address = changes.select("addr", "is_change").with_row_index().filter("is_change")
-    last = of_address.unique("addr", keep="last").filter(pl.col("addr").is_in(list(blocks)))
-    kept, stated = last["index"].to_numpy(), [blocks[address][1] for address in last["addr"].to_list()]
-    size[kept] = np.where(change[kept] > 0, np.maximum(change[kept], np.array(stated, np.int64)), size[kept])
+    addresses = changes.select("addr", "is_change").with_row_index().filter("is_change")
+    last = addresses.unique("addr", keep="last").filter(pl.col("addr").is_in(list(blocks)))
+    rows, stated = last["index"].to_numpy(), [blocks[address][1] for address in last["addr"].to_list()]
+    size[rows] = np.where(change[rows] > 0, np.maximum(change[rows], np.array(stated, np.int64)), size[rows])
     return pl.Series(np.sign(change) * size)
 
 

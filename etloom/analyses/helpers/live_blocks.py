@@ -68,12 +68,12 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     blocks = blocks.with_columns(pl.col("owner").cast(pl.Int64)).join(requests, on="owner", how="left")
     # A block from before that still is in use at the snapshot may have the stack of its request.
     at_end = trace.allocator.filter(pl.col("action").cast(pl.String) == "block")
-    known = at_end.select(pl.col("addr").cast(pl.Int64), kept=pl.col("id").cast(pl.Int64)).unique(
+    end_entries = at_end.select(pl.col("addr").cast(pl.Int64), end_entry=pl.col("id").cast(pl.Int64)).unique(
         "addr", keep="first"
     )
     before = (pl.col("owner") < 0) & (pl.col("owner") > NO_OWNER)
-    blocks = blocks.join(known, on="addr", how="left").with_columns(
-        entry=pl.when(before).then("kept").otherwise("entry")
+    blocks = blocks.join(end_entries, on="addr", how="left").with_columns(
+        entry=pl.when(before).then("end_entry").otherwise("entry")
     )
     places = parse_distinct(
         trace.allocator.select("id", "stack"), "stack", PLACES[by], pl.String, alias="place"
@@ -85,7 +85,7 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
         place=pl.when(~is_free).then(
             pl.coalesce("place", pl.when(before).then(pl.lit(BEFORE)).otherwise(pl.lit("unknown")))
         )
-    ).drop("kept")
+    ).drop("end_entry")
 
 
 def sum_holders(blocks: pl.DataFrame) -> pl.DataFrame:

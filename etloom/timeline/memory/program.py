@@ -177,8 +177,8 @@ class Program:
         order = np.insert(np.arange(len(self.action)), operation, -1)
         return self._select(order)
 
-    def _keep(self, kept: BoolArray) -> Program:
-        return self._select(np.flatnonzero(kept))
+    def _keep(self, mask: BoolArray) -> Program:
+        return self._select(np.flatnonzero(mask))
 
     def _select(self, order: Int64Array) -> Program:
         """Return the operations in ``order``; -1 is a new EMPTY_CACHE."""
@@ -239,14 +239,16 @@ def _build_program(rows: pl.DataFrame, device: int, settings: Settings) -> Progr
     value[action == ALLOC] = operations["bytes"].to_numpy()[action == ALLOC]
     first = (action == FREE) & (value < 0)
     value[first] = [-1 - numbers.get(address, _NEVER - 2) for address in operations["addr"].to_numpy()[first]]
-    taken = history.filter(pl.col("action") == "segment_alloc").select(pl.col("addr", "bytes").fill_null(0))
+    segment_allocs = history.filter(pl.col("action") == "segment_alloc").select(
+        pl.col("addr", "bytes").fill_null(0)
+    )
     stack = operations["stack"].cast(pl.String).fill_null("emptyCache")
     return Program(
         device, operations["id"].cast(pl.Int64).to_numpy(), operations["ts"], action, value,
         operations["stream"].fill_null(0).to_numpy(), _find_pools(operations["addr"], segments, ends, pools),
         stack.str.contains(r"emptyCache|empty_cache").to_numpy(), (operations["action"] == "oom").to_numpy(),
         segments, blocks,
-        (taken["addr"].to_numpy(), taken["bytes"].to_numpy()), settings,
+        (segment_allocs["addr"].to_numpy(), segment_allocs["bytes"].to_numpy()), settings,
     )  # fmt: skip
 
 
@@ -284,18 +286,18 @@ def _find_segments(
     )
     at_end = ends.filter(pl.col("action") == "segment")
     fixed = at_end.filter(~pl.col("kind").str.contains("expandable"))
-    kept = fixed.join(changes.select("addr").unique(), on="addr", how="anti")
+    unchanged = fixed.join(changes.select("addr").unique(), on="addr", how="anti")
     growing = _find_mapped(history, at_end.filter(pl.col("kind").str.contains("expandable")))
     columns = ("addr", "bytes", "stream", "pool", "kind")
-    found = pl.concat([kept.select(columns), returned.select(columns), *growing]).sort("addr")
-    address, size = found["addr"].to_numpy(), found["bytes"].to_numpy()
-    is_expandable = found["kind"].str.contains("expandable").to_numpy()
+    segments = pl.concat([unchanged.select(columns), returned.select(columns), *growing]).sort("addr")
+    address, size = segments["addr"].to_numpy(), segments["bytes"].to_numpy()
+    is_expandable = segments["kind"].str.contains("expandable").to_numpy()
     room = np.append(address[1:], _NEVER) - address
     capacity = settings.capacity or 1 << 42
     return Segments(
-        address, size, found["stream"].fill_null(0).to_numpy(),
-        np.array([pools.get(name, 0) for name in found["pool"]], np.int64),
-        found["kind"].str.contains("small").cast(pl.Int64).to_numpy(),
+        address, size, segments["stream"].fill_null(0).to_numpy(),
+        np.array([pools.get(name, 0) for name in segments["pool"]], np.int64),
+        segments["kind"].str.contains("small").cast(pl.Int64).to_numpy(),
         np.where(is_expandable, np.maximum(np.minimum(room, capacity + capacity // 8), size), 0),
     )  # fmt: skip
 
@@ -342,13 +344,15 @@ def _find_blocks(
         pl.col("owner").is_null() & pl.col("action").is_in(["free_completed", "free_requested"])
     )
     in_use = ends.filter((pl.col("action") == "block") & pl.col("kind").is_in(_IN_USE))
-    kept = in_use.join(operations.filter(pl.col("action") != "oom").select("addr"), on="addr", how="anti")
-    columns = ("addr", "bytes", "rounded")
-    found = pl.concat(
-        [freed.with_columns(rounded=pl.lit(None, pl.Int64)).select(columns), kept.select(columns)]
+    unchanged = in_use.join(
+        operations.filter(pl.col("action") != "oom").select("addr"), on="addr", how="anti"
     )
-    found = found.sort("addr")
-    address, requested = found["addr"].to_numpy(), found["bytes"].fill_null(0).to_numpy()
+    columns = ("addr", "bytes", "rounded")
+    blocks = pl.concat(
+        [freed.with_columns(rounded=pl.lit(None, pl.Int64)).select(columns), unchanged.select(columns)]
+    )
+    blocks = blocks.sort("addr")
+    address, requested = blocks["addr"].to_numpy(), blocks["bytes"].fill_null(0).to_numpy()
     place = np.searchsorted(segments.address, address, side="right") - 1
     inside = place >= 0
     end = np.where(inside, (segments.address + segments.size)[place] if len(segments.address) else 0, 0)
@@ -356,7 +360,7 @@ def _find_blocks(
     rounded = np.array([settings.round_size(size) for size in requested.tolist()], np.int64)
     is_cut = (segments.is_small + segments.space)[place] > 0 if len(segments.address) else inside
     takes_rest = ~is_cut & ((room - rounded <= _SMALL) | (rounded >= settings.max_split_size))
-    size = found["rounded"].fill_null(pl.Series(np.where(takes_rest, room, rounded))).to_numpy()
+    size = blocks["rounded"].fill_null(pl.Series(np.where(takes_rest, room, rounded))).to_numpy()
     if (size > room).any() or (requested > size).any() or not inside.all():
         raise AnalysisError(
             "the history of the allocator does not match the segments of the snapshot",
@@ -369,13 +373,13 @@ def _find_pools(
     address: pl.Series, segments: Segments, ends: pl.DataFrame, pools: dict[str, int]
 ) -> Int64Array:
     """Return the private pool of each operation: that of the segment at its address."""
-    found = np.zeros(len(address), np.int64)
+    numbers = np.zeros(len(address), np.int64)
     if not pools:
-        return found
+        return numbers
     private = ends.filter((pl.col("action") == "segment") & pl.col("pool").is_not_null())
     for row in private.iter_rows(named=True):
         inside = (
             ((address >= row["addr"]) & (address < row["addr"] + row["bytes"])).fill_null(False).to_numpy()
         )
-        found[inside] = pools[row["pool"]]
-    return found
+        numbers[inside] = pools[row["pool"]]
+    return numbers

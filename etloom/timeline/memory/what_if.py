@@ -18,8 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.core.trace import Job
-from etloom.timeline.memory.program import Program, Simulation, find_programs
+from etloom.timeline.memory.program import Program, Simulation
 from etloom.timeline.memory.settings import MIB, UNLIMITED, Settings, parse_settings, split_settings
 
 COLUMNS = {
@@ -58,17 +57,6 @@ def compare_changes(program: Program, changes: Sequence[str]) -> pl.DataFrame:
         changed, settings = apply_change(program, text)
         rows.append(_describe(changed, text, changed.run(settings), settings))
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
-
-
-def compare_changes_of_ranks(job: Job, changes: Sequence[str]) -> pl.DataFrame:
-    """Return the rows of `compare_changes` of each rank and device with a history of its allocator, after its rank."""
-    ranks = [rank for rank, trace in job.items() if trace.allocator.height] or list(job)[:1]
-    programs = [(rank, program) for rank in ranks for program in find_programs(job[rank])]
-    tables = [
-        compare_changes(program, changes).insert_column(0, pl.lit(rank, pl.Int64).alias("rank"))
-        for rank, program in programs
-    ]
-    return pl.concat(tables)
 
 
 def apply_change(program: Program, text: str) -> tuple[Program, Settings]:
