@@ -24,6 +24,9 @@ ALL = [(kind, name) for kind in registry.CONTRACT for name in registry.list_plug
 ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 ANALYSES = registry.list_plugins("analyses")
 ASK_MORE = {
+    "allocator": "the history of a caching allocator",
+    "memory-findings": "the history of a caching allocator",
+    "memory-holders": "the history of a caching allocator",
     "clocks": "two ranks that communicate",
     "cupti-counters": "counters of kernels",
     "device-graphs": "replays of device graphs",
@@ -158,7 +161,7 @@ def test_an_analysis_declares_its_columns(name: str) -> None:
 
 COUNTS = """
 communications sized
-activities allocations calls channels communications count counted critical device_starts edges gaps ignored_threads
+activities allocations blocks calls channels communications count counted critical device_starts edges gaps ignored_threads
 inferred_syncs instances inter_thread_dependencies kernel_count kernels last late_activities late_confirmed
 launches linked local_communications matched matched_communications modules operators points queue_length ranks recorded
 replayed replays requests tokens
@@ -167,7 +170,7 @@ short_activities slow_calls small total unlinked unmatched_syncs
 """Columns that say how many; the name says of what."""
 NAMES = """
 communication depth destination device device_type event first_rank group_size last_rank max_rank min_rank node parent
-kind pid rank reference seq source step stream tid worst_step
+kind operation pid rank reference seq source step stream tid worst_step
 """
 """Columns of numbers that name something."""
 OWN_UNITS = {
@@ -263,7 +266,10 @@ def test_every_table_that_readers_and_linker_fill_is_declared(traces: dict[str, 
 )
 def test_top_gives_the_first_rows_of_a_rank_or_of_a_job(name: str, data: Path) -> None:
     """So the command line may ask for all of them and say how many it leaves out."""
-    sources = {"xla-ops": "xplane/jax_te_attention.xplane.pb"}
+    sources = {
+        "xla-ops": "xplane/jax_te_attention.xplane.pb",
+        "memory-holders": "memory/small_finetune.pickle.gz",
+    }
     trace = etloom.open(data / sources.get(name, "tracelens/h100_qwen.json.gz"))[0]
     options = {"min_length": 1} if name == "kernel-sequences" else {}
     whole = etloom.analyze(trace, name, top=10**9, **options)
