@@ -6,7 +6,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
-#include "parse/snapshot.hpp"
+#include "parse/snapshot_pickle.hpp"
 
 namespace {
 

@@ -160,8 +160,8 @@ def test_an_analysis_declares_its_columns(name: str) -> None:
 
 
 COUNTS = """
-communications sized
-activities allocations blocks calls channels communications count counted critical device_starts edges gaps ignored_threads
+blocks communications sized
+activities allocations calls channels communications count counted critical device_starts edges gaps ignored_threads
 inferred_syncs instances inter_thread_dependencies kernel_count kernels last late_activities late_confirmed
 launches linked local_communications matched matched_communications modules operators points queue_length ranks recorded
 replayed replays requests tokens

@@ -159,3 +159,17 @@ def test_a_run_without_snapshot_names_how_to_record_one(tmp_path: Path) -> None:
     for question in ("allocator", "memory-holders", "memory-findings"):
         with pytest.raises(AnalysisError, match="no history"):
             etloom.analyze(tmp_path, question)
+
+
+def test_a_history_that_does_not_match_the_segments_still_has_holders(data: Path) -> None:
+    path = data / "cases" / "turn3" / "mem_cpp.pickle"
+    if not path.exists():
+        pytest.skip("needs the cases of turn 3")
+    for by, places in (
+        ("line", ["BmmBackward0", "forward (model.py:10)"]),
+        ("operator", ["BmmBackward0", "at::_ops::bmm"]),
+    ):
+        table = etloom.analyze(etloom.open(path, use_cache=False), "memory-holders", by=by)
+        assert table["place"].to_list() == places and table["bytes"].to_list() == [599_999_488, 400_000_000]
+    with pytest.raises(AnalysisError, match="does not match the segments"):
+        etloom.simulate_memory(path, "capacity=40GiB")

@@ -10,10 +10,11 @@ import polars as pl
 from etloom.core.errors import InvalidValue
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
+from etloom.timeline.allocations import find_allocations
 from etloom.timeline.memory.program import NO_OWNER, Program, Simulation
 
-BEFORE = "allocated before the recording"
-"""Holder of a block whose request was not recorded."""
+BEFORE, UNKNOWN = "allocated before the recording", "unknown"
+"""Holders of blocks whose request, or whose stack, was not recorded."""
 _PYTHON = re.compile(r"\.py:\d+\)$|<(?:string|stdin|ipython[^>]*)>:\d+\)$")
 _BACKWARD = re.compile(r"\b(\w*Backward\w*)::apply\b")
 _OPERATOR = re.compile(r"\b(at::_ops::\w+)::")
@@ -61,8 +62,6 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     Args:
         by: A key of `PLACES`.
     """
-    if by not in PLACES:
-        raise InvalidValue(f"unknown place {by!r}; expected one of {', '.join(PLACES)}", option="by")
     blocks = simulation.blocks
     requests = pl.DataFrame({"owner": range(len(program.entry)), "entry": program.entry})
     blocks = blocks.with_columns(pl.col("owner").cast(pl.Int64)).join(requests, on="owner", how="left")
@@ -83,7 +82,7 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     is_free = pl.col("owner") == NO_OWNER
     return blocks.with_columns(
         place=pl.when(~is_free).then(
-            pl.coalesce("place", pl.when(before).then(pl.lit(BEFORE)).otherwise(pl.lit("unknown")))
+            pl.coalesce("place", pl.when(before).then(pl.lit(BEFORE)).otherwise(pl.lit(UNKNOWN)))
         )
     ).drop("end_entry")
 
@@ -107,3 +106,32 @@ def sum_holders(blocks: pl.DataFrame) -> pl.DataFrame:
         split_bytes=(pl.col("free") / pl.col("count")).sum().round().cast(pl.Int64),
     )
     return sums.sort("bytes", "place", descending=[True, False])
+
+
+def sum_requests(trace: Trace, by: str) -> dict[int, pl.DataFrame]:
+    """Return by device what `sum_holders` returns at the peak of requested bytes, from the history alone: bytes are
+    those of the requests, and split_bytes is null."""
+    changes = find_allocations(trace, in_order=True)
+    changes = parse_distinct(changes, "stack", _find_place(by), pl.String, alias="place")
+    holders = {}
+    for (device,), rows in changes.group_by("device", maintain_order=True):
+        peak = int(rows["total_allocated"].arg_max() or 0)
+        live = rows[: peak + 1].group_by("addr").last().filter(pl.col("bytes") > 0)
+        sums = live.group_by(pl.col("place").fill_null(UNKNOWN)).agg(
+            blocks=pl.len().cast(pl.Int64), requested_bytes=pl.col("bytes").sum()
+        )
+        before = int(rows["total_allocated"][peak]) - int(live["bytes"].sum())
+        earlier = pl.DataFrame(
+            [(BEFORE, None, before)] if before > 0 else [], schema=sums.schema, orient="row"
+        )
+        table = pl.concat([sums, earlier]).with_columns(
+            bytes="requested_bytes", split_bytes=pl.lit(None, pl.Int64)
+        )
+        holders[int(device or 0)] = table.sort("bytes", "place", descending=[True, False])  # type: ignore[call-overload]
+    return holders
+
+
+def _find_place(by: str) -> Callable[[list[str]], str | None]:
+    if by not in PLACES:
+        raise InvalidValue(f"unknown place {by!r}; expected one of {', '.join(PLACES)}", option="by")
+    return PLACES[by]

@@ -1,4 +1,4 @@
-#include "snapshot.hpp"
+#include "snapshot_pickle.hpp"
 
 #include <algorithm>
 #include <array>
