@@ -6,8 +6,7 @@ backward node (by operator, if C++ frames were recorded). Blocks without a stack
 
 - requested_bytes: as the program asked for. bytes: of the allocator's blocks. pct: of all blocks in use.
 - split_bytes: free bytes that cannot go back to the driver because of these blocks; those of a segment are shared
-  equally by the blocks in use in it. Null if the history does not match the segments of the snapshot; then bytes are
-  those of the requests.
+  equally by the blocks in use in it.
 
 by: line, module or operator. at: peak (most bytes in use), reserved-peak, end, oom (the first request that failed), or
 a time after the first entry, such as 1.5s. top: number of rows per device, largest first.
@@ -20,9 +19,9 @@ from __future__ import annotations
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns
-from etloom.analyses.helpers.live_blocks import describe_blocks, sum_holders, sum_requests
+from etloom.analyses.helpers.live_blocks import describe_blocks, sum_holders
 from etloom.core.trace import Trace
-from etloom.timeline.memory.program import InconsistentHistory, find_programs
+from etloom.timeline.memory.program import find_programs
 
 SCOPE = "rank"
 COLUMNS = {
@@ -37,20 +36,10 @@ COLUMNS = {
 
 
 def analyze(trace: Trace, *, by: str = "line", at: str = "peak", top: int = 20) -> pl.DataFrame:
-    try:
-        holders = {
-            program.device: sum_holders(
-                describe_blocks(trace, program, program.run(stop=program.find_operation(at)), by)
-            )
-            for program in find_programs(trace)
-        }
-    except InconsistentHistory:
-        if at != "peak":
-            raise
-        holders = sum_requests(trace, by)
-    share = 100 * pl.col("bytes") / pl.col("bytes").sum()
-    tables = [
-        table.with_columns(pct=share, device=pl.lit(device, pl.Int64)).head(top)
-        for device, table in holders.items()
-    ]
+    tables = []
+    for program in find_programs(trace):
+        simulation = program.run(stop=program.find_operation(at))
+        holders = sum_holders(describe_blocks(trace, program, simulation, by))
+        share = 100 * pl.col("bytes") / pl.col("bytes").sum()
+        tables.append(holders.with_columns(pct=share, device=pl.lit(program.device, pl.Int64)).head(top))
     return conform_columns(pl.concat(tables), COLUMNS)

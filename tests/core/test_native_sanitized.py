@@ -20,8 +20,10 @@ SOURCES = (
     "graph",
     "nesting",
     "order",
+    "parse/snapshot_pickle",
     "parse/worker",
     "quality",
+    "snapshot",
     "tour",
 )
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]

@@ -10,7 +10,6 @@ import polars as pl
 from etloom.core.errors import InvalidValue
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
-from etloom.timeline.allocations import find_allocations
 from etloom.timeline.memory.program import NO_OWNER, Program, Simulation
 
 BEFORE, UNKNOWN = "allocated before the recording", "unknown"
@@ -106,29 +105,6 @@ def sum_holders(blocks: pl.DataFrame) -> pl.DataFrame:
         split_bytes=(pl.col("free") / pl.col("count")).sum().round().cast(pl.Int64),
     )
     return sums.sort("bytes", "place", descending=[True, False])
-
-
-def sum_requests(trace: Trace, by: str) -> dict[int, pl.DataFrame]:
-    """Return by device what `sum_holders` returns at the peak of requested bytes, from the history alone: bytes are
-    those of the requests, and split_bytes is null."""
-    changes = find_allocations(trace, in_order=True)
-    changes = parse_distinct(changes, "stack", _find_place(by), pl.String, alias="place")
-    holders = {}
-    for (device,), rows in changes.group_by("device", maintain_order=True):
-        peak = int(rows["total_allocated"].arg_max() or 0)
-        live = rows[: peak + 1].group_by("addr").last().filter(pl.col("bytes") > 0)
-        sums = live.group_by(pl.col("place").fill_null(UNKNOWN)).agg(
-            blocks=pl.len().cast(pl.Int64), requested_bytes=pl.col("bytes").sum()
-        )
-        before = int(rows["total_allocated"][peak]) - int(live["bytes"].sum())
-        earlier = pl.DataFrame(
-            [(BEFORE, None, before)] if before > 0 else [], schema=sums.schema, orient="row"
-        )
-        table = pl.concat([sums, earlier]).with_columns(
-            bytes="requested_bytes", split_bytes=pl.lit(None, pl.Int64)
-        )
-        holders[int(device or 0)] = table.sort("bytes", "place", descending=[True, False])  # type: ignore[call-overload]
-    return holders
 
 
 def _find_place(by: str) -> Callable[[list[str]], str | None]:

@@ -38,10 +38,6 @@ Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class InconsistentHistory(AnalysisError):
-    """The history of an allocator does not match the segments of the snapshot."""
-
-
 class Segments(NamedTuple):
     """Segments from before the history, by address; ``space``: address space of an expandable one, otherwise 0."""
 
@@ -342,7 +338,7 @@ def _find_blocks(
     allocator leaves no rest of 1 MiB or less, so a smaller gap belongs to the block.
 
     Raises:
-        InconsistentHistory: A block is outside of the segments, or overlaps another.
+        AnalysisError: A block is outside of the segments, or overlaps another.
     """
     freed = operations.filter(
         pl.col("owner").is_null() & pl.col("action").is_in(["free_completed", "free_requested"])
@@ -366,7 +362,7 @@ def _find_blocks(
     takes_rest = ~is_cut & ((room - rounded <= _SMALL) | (rounded >= settings.max_split_size))
     size = blocks["rounded"].fill_null(pl.Series(np.where(takes_rest, room, rounded))).to_numpy()
     if (size > room).any() or (requested > size).any() or not inside.all():
-        raise InconsistentHistory(
+        raise AnalysisError(
             "the history of the allocator does not match the segments of the snapshot",
             remedy="record one process, and take the snapshot while the history is still recorded",
         )
