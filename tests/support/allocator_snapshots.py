@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 from etloom.timeline.memory.settings import Settings
@@ -90,6 +92,15 @@ class SnapshotWriter:
                 "time_us": T0 + len(self.history), **more,
             }
         )  # fmt: skip
+
+
+def write_snapshot(path: Path) -> Path:
+    """Write a snapshot of two requests, of which one is freed; return its path."""
+    writer = SnapshotWriter()
+    writer.free(writer.alloc(1 << 20))
+    writer.alloc(30 << 20)
+    path.write_bytes(pickle.dumps(writer.snapshot()))
+    return path
 
 
 def _frames(line: str) -> list[dict[str, Any]]:
