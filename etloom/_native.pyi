@@ -291,3 +291,29 @@ def tour(
     submit: _I64,
 ) -> tuple[_I32, _U8, _I64, _I32, _I32, _I32, _I32]:
     """Returns event, role, time and enclosing event of each point; places of starts, ends and submissions."""
+
+# PyTorch's caching allocator (allocator.cpp)
+
+def run_allocator(
+    action: NDArray[np.uint8],
+    value: NDArray[np.int64],
+    stream: NDArray[np.int64],
+    pool: NDArray[np.int32],
+    segments: tuple[NDArray[np.int64], ...],
+    blocks: tuple[NDArray[np.int64], ...],
+    driver: tuple[NDArray[np.int64], ...],
+    limits: tuple[int, ...],
+    garbage_threshold: float,
+    divisions: tuple[int, ...],
+    stop: int,
+) -> tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]: ...
+
+# Memory snapshots (snapshot.cpp)
+
+class SnapshotParser:
+    """Reads a pickled memory snapshot in pieces."""
+
+    def feed(self, piece: bytes) -> None:
+        """Raises RuntimeError if the pickle is damaged or has more than plain values."""
+    def finish(self) -> dict[str, Any]:
+        """Returns the history as columns, and everything else as values; raises ValueError for repeated lists."""

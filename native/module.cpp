@@ -6,6 +6,7 @@ NB_MODULE(_native, module) {
     nanobind::set_leak_warnings(false);
     module.doc() = "Native parts of etloom: trace files to columns, stack nesting.";
     bind_align(module);
+    bind_allocator(module);
     bind_argument_texts(module);
     bind_arrow_columns(module);
     bind_codes(module);
@@ -18,5 +19,6 @@ NB_MODULE(_native, module) {
     bind_parsers(module);
     bind_quality(module);
     bind_row_texts(module);
+    bind_snapshot(module);
     bind_tour(module);
 }

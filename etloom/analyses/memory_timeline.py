@@ -14,12 +14,11 @@ Units: B, ns. For host memory, device_type is 0 and device is null (c10::DeviceT
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import polars as pl
 
 from etloom.analyses.helpers import Step, check_step, conform_columns, require_linked
+from etloom.analyses.helpers.live_blocks import find_line
 from etloom.core import categories
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
@@ -43,10 +42,6 @@ COLUMNS = {
     "operator_bytes": pl.Int64,
     "unknown_bytes": pl.Int64,
 }
-_PYTHON = re.compile(r"\.py:\d+\)$|<(?:string|stdin|ipython[^>]*)>:\d+\)$")
-_NATIVE = (re.compile(r"\b(\w*Backward\w*)::apply\b"), re.compile(r"\b(at::_ops::\w+)::"))
-"""Match the frames of C++ of a backward node and of an operator."""
-_TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
 
 
 def analyze(trace: Trace, *, step: Step = None) -> pl.DataFrame:
@@ -64,7 +59,7 @@ def analyze(trace: Trace, *, step: Step = None) -> pl.DataFrame:
         [(None, None, None)] if step is None else []
     )
     rows = []
-    allocations = parse_distinct(allocations, "stack", _user_line, pl.String, alias="line")
+    allocations = parse_distinct(allocations, "stack", find_line, pl.String, alias="line")
     attributed = allocations.with_columns(
         operator=_operator_names(trace, allocations).fill_null(allocations["line"])
     )
@@ -127,20 +122,6 @@ def _find_first_entries(trace: Trace) -> pl.DataFrame:
     is_entry = pl.col("cat").cast(pl.String) == "memory_snapshot"
     others = trace.events.filter(is_entry).select(pl.lit(1, pl.Int64).alias("device_type"), keys[1], "ts")
     return pl.concat([changes, others]).group_by("device_type", "device").agg(first_ns=pl.col("ts").min())
-
-
-def _user_line(stack: list[str]) -> str | None:
-    """Return a stack's innermost Python frame outside of torch, else its innermost Python frame, else the backward node
-    or the operator that allocated; None if it has none of them.
-
-    The innermost frames of C++ are those that gather the stack and allocate: they say nothing about the program.
-    """
-    python = [frame for frame in stack if _PYTHON.search(frame)]
-    user = [frame for frame in python if not _TORCH.search(frame)]
-    native = [match[1] for pattern in _NATIVE for frame in stack if (match := pattern.search(frame))]
-    # A stack without a frame of C++ names its places itself.
-    other = [] if any("::" in frame for frame in stack) else stack
-    return next(iter([*user, *python, *native, *other]), None)
 
 
 def _operator_names(trace: Trace, memory: pl.DataFrame) -> pl.Series:

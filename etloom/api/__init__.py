@@ -12,7 +12,19 @@ Each verb accepts a Trace, a Job, or a path wherever it needs a run.
 from __future__ import annotations
 
 from etloom.api.files import collect, convert, export, gather, lint, salvage
-from etloom.api.questions import analyze, check, diff, graph, hangs, plot, predict, report, simulate
+from etloom.api.questions import (
+    analyze,
+    check,
+    diff,
+    diff_memory,
+    graph,
+    hangs,
+    plot,
+    predict,
+    report,
+    simulate,
+    simulate_memory,
+)
 from etloom.api.replaying import replay
 from etloom.api.runs import info, link, open, query, read, select
 from etloom.api.stores import store_add, store_list, store_refresh, store_stragglers
@@ -23,6 +35,7 @@ __all__ = [
     "collect",
     "convert",
     "diff",
+    "diff_memory",
     "export",
     "gather",
     "graph",
@@ -40,6 +53,7 @@ __all__ = [
     "salvage",
     "select",
     "simulate",
+    "simulate_memory",
     "store_add",
     "store_list",
     "store_refresh",

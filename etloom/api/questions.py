@@ -120,6 +120,33 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
 
 
 @verb
+def simulate_memory(run: Run, *changes: str) -> pl.DataFrame:
+    """Predict the memory that a recorded program needs under other settings of PyTorch's caching allocator.
+
+    Args:
+        run: a Trace, a Job, or a path, with memory snapshots.
+        changes: settings in the form of PYTORCH_CUDA_ALLOC_CONF ("expandable_segments:True,max_split_size_mb:128"),
+            with "capacity=40GiB" for another device and "empty_cache=peak" for a call of empty_cache at a moment.
+
+    Returns:
+        One row per rank and device for the recording, and one per change: rank, device, change, fits (no request
+        fails), capacity_bytes, peak_reserved_bytes, peak_allocated_bytes, needed_bytes (the smallest capacity that
+        suffices), retries, failed_bytes and failed_after_ns (the first request that fails).
+
+    Raises:
+        InvalidValue: A change names an unknown setting, or has an invalid value.
+        AnalysisError: no rank has a history of its allocator.
+
+    Example:
+        >>> etloom.simulate_memory("snapshot.pickle", "capacity=40GiB")["fits"].to_list()  # doctest: +SKIP
+        [True, False]
+    """
+    from etloom.analyses.helpers import memory_changes
+
+    return memory_changes.simulate_memory(as_job(run), changes)
+
+
+@verb
 def predict(
     run: Run,
     *,
@@ -198,6 +225,30 @@ def diff(before: Run, after: Run) -> Difference:
     from etloom.comparison import Difference
 
     return Difference(*(_link_ranks(as_job(run)) for run in (before, after)))
+
+
+@verb
+def diff_memory(before: Run, after: Run) -> pl.DataFrame:
+    """Compare what each place in the program holds at the peak of two memory snapshots.
+
+    Args:
+        before: a Trace, a Job, or a path, with memory snapshots.
+        after: likewise.
+
+    Returns:
+        One row per place, largest change first: place, before_blocks, after_blocks, before_bytes, after_bytes,
+        change_bytes. The first row, with a null place, is the peak of reserved memory.
+
+    Raises:
+        AnalysisError: a run has no history of its allocator.
+
+    Example:
+        >>> etloom.diff_memory("before.pickle", "after.pickle")["change_bytes"][0]  # doctest: +SKIP
+        25165824
+    """
+    from etloom.comparison.memory_difference import compare_memory
+
+    return compare_memory(*(as_job(run) for run in (before, after)))
 
 
 def _link_ranks(job: Job) -> Job:

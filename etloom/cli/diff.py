@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -13,7 +13,11 @@ from etloom.cli.output import Format, TableOptions, choose_format, write_table
 from etloom.cli.output_files import check_writable, describe_page
 from etloom.cli.run_arguments import RunsOptions, open_job
 
-_ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step"]
+if TYPE_CHECKING:
+    from etloom.api.questions import Difference
+    from etloom.core.trace import Job
+
+_ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step", "memory"]
 
 
 @command()
@@ -34,9 +38,13 @@ def diff(
     Times of ranks are those outside of communication, of operators exclusive. share is the part of the table's total
     change, so it sums to 100 %, and omitted if the change is within noise or changes cancel.
 
+    Of two memory snapshots, or with --by memory, the rows are the places that hold memory at the peak; the first row is
+    the peak of reserved memory.
+
     Examples:
 
     \b
+      etloom diff before.pickle after.pickle
       etloom diff old/ new/
       etloom diff old/ new/ --by kernel --top 10
       etloom diff old/ new/ --html diff.html
@@ -47,7 +55,18 @@ def diff(
     choose_format(table.format, table.out)
     if html is not None:
         check_writable(html, "--html")
-    difference = etloom.diff(*(open_job(path, run) for path in (before, after)))
+    jobs = [open_job(path, run) for path in (before, after)]
+    if by == "memory" or all(map(_is_snapshot, jobs)):
+        write_table(etloom.diff_memory(*jobs).head(top + 1), table.format, table.out)
+        return
+    difference = etloom.diff(*jobs)
+    _write_difference(difference, by, top, table)
+    if html is not None:
+        etloom.report(difference, html)
+        print_message(describe_page(html))
+
+
+def _write_difference(difference: Difference, by: str, top: int, table: TableOptions) -> None:
     rows = difference.table(by, top)
     for line in filter(None, (difference.verdict, difference.explanation)):
         if table.out is None and table.format in (None, Format.table):
@@ -60,6 +79,10 @@ def diff(
         print_message(f"neither run contains a {by}")
     if rows.height or table.out is not None or table.format not in (None, Format.table):
         write_table(rows, table.format, table.out)
-    if html is not None:
-        etloom.report(difference, html)
-        print_message(describe_page(html))
+
+
+def _is_snapshot(job: Job) -> bool:
+    """Return whether a run consists of memory snapshots only, without operators or GPU activity."""
+    return all(
+        trace.allocator.height and not trace.events["dur"].drop_nulls().len() for trace in job.values()
+    )

@@ -44,6 +44,12 @@ class ChangeOptions:
         "This rank works like the median of the others that run the same program; may be repeated.",
         Flag(metavar="RANK"),
     ] = ()
+    memory: Annotated[
+        tuple[str, ...],
+        'Other settings of the caching allocator, such as "expandable_segments:True" or "capacity=40GiB"; may be '
+        "repeated: each is compared with the recording.",
+        Flag(metavar="SETTINGS"),
+    ] = ()
 
 
 @command()
@@ -73,21 +79,28 @@ def simulate(
     such a delay shrinks with the work that it follows, up to what is usual (the 95 % quantile of its kind). etloom
     analyze graph-quality shows how reliable the graph is.
 
+    With --memory, the requests of a memory snapshot run through PyTorch's caching allocator with other settings (in the
+    form of PYTORCH_CUDA_ALLOC_CONF), another capacity, or empty_cache at a moment: docs/memory.md.
+
     Examples:
 
     \b
+      etloom simulate snapshot.pickle --memory "expandable_segments:True" --memory "capacity=40GiB"
       etloom simulate run/ --set "kernel:*gemm* x0.5"
       etloom simulate run/ --set "comm x0"                  # communication takes no time
       etloom simulate run/ --set "op:aten::item =0us" --remove-sync "aten::item"
-      etloom simulate run/ --set "comm:all_reduce x2"       # all all-reduces take twice as long
       etloom simulate run/ --bandwidth 400GB/s              # bytes, decimal; 400Gbit/s for bits
       etloom simulate run/ --like-peers 3                   # rank 3 works like the median of its peers
-      etloom simulate run/ --bandwidth 2x --straggler none
       etloom simulate run/ --set "launch x0" --out faster.json.gz
     """
     import etloom
 
     changes = _parse_changes(conditions)
+    if conditions.memory:
+        if changes or out is not None:
+            raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
+        write_table(etloom.simulate_memory(open_job(path, run), *conditions.memory), format, None)
+        return
     if out is not None:
         check_export(out)
     if not changes:

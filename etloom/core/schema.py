@@ -296,6 +296,41 @@ _TABLES = (
         ),
     ),
     _declare(
+        "allocator",
+        "One row per entry of a caching allocator's history in a memory snapshot, in its order, then one per segment "
+        "and per block at the snapshot.",
+        _ID,
+        Column("ts", I64, "time", unit="ns", minimum=-TIME_LIMIT, maximum=TIME_LIMIT),
+        Column("device", I32, "device index", minimum=0),
+        Column(
+            "action",
+            TEXT,
+            "alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom, "
+            "snapshot; segment and block at the snapshot",
+        ),
+        Column("addr", U64, "address; of oom the free bytes of the device"),
+        Column(
+            "bytes",
+            I64,
+            "requested bytes; of a segment its size",
+            unit="B",
+            minimum=0,
+            maximum=SIZE_LIMIT,
+        ),
+        Column("rounded", I64, "bytes of a block at the snapshot", unit="B", minimum=0, maximum=SIZE_LIMIT),
+        Column("stream", I64, "stream it was allocated for"),
+        Column("pool", TEXT, "private pool of a segment, JSON; null for the default pool", form="values"),
+        Column(
+            "kind",
+            TEXT,
+            "of a segment small or large, followed by expandable if it can grow; of a block its state",
+        ),
+        Column(
+            "stack", TEXT, "JSON list of frames, innermost first, of a snapshot with stacks", form="texts"
+        ),
+        Column("annotation", TEXT, "user_metadata that the program had set"),
+    ),
+    _declare(
         "counters",
         "One row per sample of a counter track.",
         _ID,

@@ -47,6 +47,11 @@ class TableAttributes(ABC):
         return self.table("memory")
 
     @property
+    def allocator(self) -> pl.DataFrame:
+        """One row per entry of a caching allocator's history."""
+        return self.table("allocator")
+
+    @property
     def counters(self) -> pl.DataFrame:
         """One row per sample of a counter track."""
         return self.table("counters")

@@ -61,6 +61,12 @@ def count_noun(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def format_bytes(size: int) -> str:
+    """Return a size with its unit, such as "61.11 GB" or "512 B"."""
+    unit, factor = next((pair for pair in SIZE_UNITS if size >= pair[1]), SIZE_UNITS[-1])
+    return f"{size} B" if factor == 1 else f"{size / factor:.2f} {unit}"
+
+
 def parse_time_range(text: str) -> TimeRange:
     """Return (start, end) in ns of text such as "10ms:1.5s"; either may be missing. Raises InvalidValue."""
     match = re.fullmatch(

@@ -1,8 +1,9 @@
 """PyTorch's memory snapshots: the actions of each device's caching allocator, with the Python stack of allocations.
 
-Supported: the pickle of torch.cuda.memory._dump_snapshot, read without running any code, and the same dictionary as
-JSON. An allocation and its release (at the request; at the completion if skip_actions excluded the requests) are rows
-of memory. Other actions of the allocator, such as allocating a segment from the driver or running out of memory, are
+Supported: the pickle of torch.cuda.memory._dump_snapshot, read in pieces and without running any code, and the same
+dictionary as JSON. The table allocator has every entry of the history, and the segments and blocks of the snapshot. An
+allocation and its release (at the request; at the completion if skip_actions excluded the requests) are also rows of
+memory. Other actions of the allocator, such as taking a segment from the driver or running out of memory, are also
 events, and so are annotations recorded with the history (global_record_annotations). Sizes are as requested, before the
 allocator rounds them up; total_rounded is the sum of its blocks: as the snapshot states them, others rounded up to
 512 B. Totals are computed backwards from the segments and blocks of the snapshot, so they include memory allocated
@@ -14,33 +15,35 @@ Format: torch/cuda/memory.py (_snapshot), with time_us as PyTorch 2.2 and later 
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
+from etloom import _native
 from etloom.core.errors import LimitError, ReadError
-from etloom.core.schema import Stat
+from etloom.core.schema import SIZE_LIMIT, Stat
 from etloom.core.trace import Trace
-from etloom.formats.io import safe_pickle
-from etloom.formats.io.compression import SizeLimit, read_content
+from etloom.formats.io.compression import DECOMPRESSION_ERRORS, read_chunks, read_content
 from etloom.formats.io.json_text import load_json, to_natural
+from etloom.formats.io.limits import max_table_bytes
 from etloom.formats.tables.building import build_frame, build_trace, sort_events
 
 _ROUNDING = 512
 """The allocator rounds sizes up to multiples of this, in bytes, or more."""
 _KEYS = re.compile(rb'\s*\{\s*"(?:segments|device_traces|allocator_settings|external_annotations)"\s*:')
-_MAX_FRAMES = 256
 _CUDA = 1
-_SIGNS = {"alloc": 1, "free_requested": -1}
-_SIGNS_WITHOUT_REQUESTS = {"alloc": 1, "free_completed": -1}
-"""Actions that change the allocated bytes; the second if the history does not have the requests."""
+_ALLOC = "alloc"
+_FREES = ("free_requested", "free_completed")
 _LIVE = "active_allocated"
 _PENDING = ("active_pending_free", "active_awaiting_free")
 """States of blocks: in use; freed, but another stream may still use them."""
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-_OTHER = {"free_requested", "free_completed", "oom", "snapshot", "workspace_snapshot"}
+_OTHER = ("oom", "snapshot", "workspace_snapshot")
+_ACTIONS = (_ALLOC, *_FREES, *_RESERVED, *_OTHER)
 _PROBLEMS = {
     "damaged_entry": "an entry without action, address or size",
     "unknown_action": "an unknown action of the allocator",
@@ -49,6 +52,8 @@ _PROBLEMS = {
     "unpaired_annotation": "an annotation with only its begin or its end",
 }
 """Name of a stat (without read.) -> its description."""
+_NUMBERS = ("time", "addr", "size", "stream", "device_free")
+_MAX_TIME_US = 1 << 52
 
 
 def sniff(head: bytes) -> bool:
@@ -61,7 +66,7 @@ def sniff(head: bytes) -> bool:
 def read(
     path: Path,
     *,
-    limit: SizeLimit = 1 << 30,
+    limit: Annotated[int | None, "the largest accepted size of the decompressed file in bytes"] = None,
 ) -> Trace:
     """Read a snapshot of one rank: allocations and releases as rows of memory, other allocator actions as events.
 
@@ -69,28 +74,22 @@ def read(
         ReadError: If the file cannot be read or is not a snapshot.
         LimitError: If the file is too large.
     """
-    data, damage = read_content(path, limit)
-    snapshot = _load_snapshot(data, damage, path)
-    history = _to_lists(snapshot.get("device_traces"))
-    segments = snapshot.get("segments")
+    content = _parse(path, limit)
+    rest = content["rest"]
+    segments = rest.get("segments")
     segments = [item for item in segments if isinstance(item, dict)] if isinstance(segments, list) else []
-    # Lists may be shared, so that a short file takes long to walk.
-    entries_to_walk = sum(map(len, history)) + sum(
-        len(blocks) for blocks in _to_lists([segment.get("blocks") for segment in segments])
-    )
-    if entries_to_walk > len(data):
-        raise LimitError(
-            "contains the same lists of entries many times (by references in the pickle), so it is not expanded",
-            where=path,
-        )
     counts = dict.fromkeys(_PROBLEMS, 0)
-    memory, events = _convert_history(history, _sum_segments(segments), counts)
-    events += _pair_annotations(snapshot.get("external_annotations"), counts)
-    stats = [
+    stats: list[Stat] = []
+    stacks = _format_stacks(content["frames"], content["stacks"])
+    entries = _select_entries(content, stacks, counts)
+    memory = _compute_totals(entries, _sum_segments(segments), counts)
+    events = _list_events(entries) + _pair_annotations(rest.get("external_annotations"), counts)
+    ends = build_frame("allocator", _list_contents(segments, stacks), stats) if segments else None
+    stats += [
         Stat(f"read.{name}", "data_loss", counts[name], description)
         for name, description in _PROBLEMS.items()
     ]
-    settings = snapshot.get("allocator_settings")
+    settings = rest.get("allocator_settings")
     meta = {
         "formats": ["memory_snapshot"],
         "files": [str(path)],
@@ -98,50 +97,220 @@ def read(
         "base_ns": 0,
         "header": {"allocator_settings": settings} if isinstance(settings, dict) else {},
     }
-    return build_trace(_build_tables(memory, events, stats), meta, stats)
+    history = entries.select("ts", "device", "action", "addr", "bytes", "stream", "stack", "annotation")
+    tables = {
+        "allocator": pl.concat(
+            [history, *([] if ends is None else [ends.drop("id")])], how="diagonal_relaxed"
+        ),
+        "memory": memory.sort("ts", maintain_order=True),
+    }
+    tables = {name: table.with_row_index("id") for name, table in tables.items()}
+    if events:
+        table = build_frame("events", events, stats).drop("id")
+        tables["events"] = sort_events(table).with_row_index("id")
+    return build_trace(tables, meta, stats)
 
 
-def _convert_history(
-    history: list[list[Any]], in_use: dict[int, _Usage], counts: dict[str, int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Convert the allocator entries of all devices to rows of the memory table and rows of the events table."""
-    stacks = _StackTexts()
-    memory: list[dict[str, Any]] = []
-    events: list[dict[str, Any]] = []
-    for device, entries in enumerate(history):
-        usage = in_use.get(device, _Usage(0, 0, 0, 0, {}))
-        actions = [entry.get("action") for entry in entries if isinstance(entry, dict)]
-        only_completed = "free_completed" in actions and "free_requested" not in actions
-        signs = _SIGNS_WITHOUT_REQUESTS if only_completed else _SIGNS
-        rows, device_events = _convert_entries(device, entries, signs, stacks, counts)
-        _add_rounded_sizes(rows, usage.blocks)
-        allocated = usage.live + usage.pending * only_completed
-        _add_totals(rows, (allocated, usage.reserved, usage.rounded), counts)
-        memory += [row for row in rows if row.pop("action") in signs]
-        events += device_events
-    return memory, events
-
-
-def _load_snapshot(data: bytes, damage: str | None, path: Path) -> dict[str, Any]:
-    if data[:1] == b"\x80":
+def _parse(path: Path, limit: int | None) -> dict[str, Any]:
+    """Return the snapshot in the form of `etloom._native.SnapshotParser`."""
+    parser = _native.SnapshotParser()
+    pieces = read_chunks(path, max_table_bytes() // 2 if limit is None else limit)
+    damage = None
+    try:
+        first = next(pieces, b"")
+        if first[:1] == b"\x80":
+            parser.feed(first)
+            for piece in pieces:
+                parser.feed(piece)
+        else:
+            data, damage = read_content(path, 1 << 30 if limit is None else limit)
+            parser.feed(pickle.dumps(load_json(data), protocol=4))
+        content: dict[str, Any] = parser.finish()
+    except DECOMPRESSION_ERRORS as error:
+        raise ReadError(f"is damaged: {error}", where=path) from None
+    except OSError as error:
+        raise ReadError(f"cannot be read: {error}", where=path) from None
+    except RuntimeError as error:
         remedy = "write it as JSON: json.dump(torch.cuda.memory._snapshot(), file)"
-        snapshot = safe_pickle.load_plain_values(data, path, max_values=None, remedy=remedy)
-    else:
-        try:
-            snapshot = load_json(data)
-        except (ValueError, RecursionError) as error:
-            raise ReadError(f"is not valid JSON: {damage or error}", where=path) from None
-    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
+        raise ReadError(str(error), where=path, remedy=remedy) from None
+    except ValueError as error:
+        if str(error).startswith("contains the same"):
+            remedy = "by references in the pickle, so it is not expanded"
+            raise LimitError(f"{error} ({remedy})", where=path) from None
+        raise ReadError(f"is not valid JSON: {damage or error}", where=path) from None
+    except RecursionError as error:
+        raise ReadError(f"is not valid JSON: {error}", where=path) from None
+    if "row" not in content:
         raise ReadError(
             "is not a memory snapshot with a history: it has no device_traces",
             where=path,
             remedy="call torch.cuda.memory._record_memory_history() before the code to record",
         )
-    return snapshot
+    return content
 
 
-def _to_lists(value: Any) -> list[list[Any]]:
-    return [item if isinstance(item, list) else [] for item in value] if isinstance(value, list) else []
+def _format_stacks(frames: list[Any], stacks: list[list[int]]) -> pl.Series:
+    """Return the text of each stack: a JSON list of "name (file:line)", innermost frame first."""
+    texts = [
+        f"{frame.get('name')} ({frame.get('filename')}:{frame.get('line')})"
+        if isinstance(frame, dict)
+        else None
+        for frame in frames
+    ]
+    lists = [[text for number in stack if (text := texts[number]) is not None] for stack in stacks]
+    return pl.Series([json.dumps(texts) for texts in lists], dtype=pl.String)
+
+
+def _gather(texts: pl.Series, numbers: pl.Series) -> pl.Series:
+    """Return the text of each number as a category, null for null."""
+    return texts.cast(pl.Categorical).gather(numbers)
+
+
+def _select_entries(content: dict[str, Any], stacks: pl.Series, counts: dict[str, int]) -> pl.DataFrame:
+    """Return the known entries of the history in its order, with ``position``, their place in it; count others."""
+    row = slice(None) if content["row"] is None else content["row"]
+    texts = pl.Series(content["texts"], dtype=pl.String)
+
+    def take(name: str) -> pl.Series:
+        column = pl.Series(content.pop(name)[row])
+        return column.set(column < 0, None) if len(column) and column.min() < 0 else column  # type: ignore[operator]
+
+    entries = pl.DataFrame(
+        {
+            "device": content.pop("device"),
+            "ts": take("time"),
+            "addr": take("addr"),
+            "bytes": take("size"),
+            "stream": take("stream"),
+            "action": _gather(texts, take("action")),
+            "stack": _gather(stacks, take("stack")),
+            "annotation": _gather(texts, take("annotation")),
+            "device_free": take("device_free"),
+        }
+    ).with_row_index("position")
+    is_damaged = pl.col("action").is_null() | pl.col("bytes").is_null() | (pl.col("bytes") > SIZE_LIMIT)
+    whole = entries.filter(~is_damaged)
+    counts["damaged_entry"] += content["damaged"] + entries.height - whole.height
+    recognized = whole.filter(pl.col("action").is_in(_ACTIONS))
+    counts["unknown_action"] += whole.height - recognized.height
+    counts["without_time"] += recognized["ts"].null_count()
+    is_oom = pl.col("action") == "oom"
+    return recognized.with_columns(
+        pl.when(pl.col("ts") < _MAX_TIME_US).then(pl.col("ts") * 1000),
+        addr=pl.when(is_oom).then("device_free").otherwise("addr"),
+        annotation=pl.when(pl.col("annotation").cast(pl.String) != "").then("annotation"),
+    )
+
+
+def _compute_totals(entries: pl.DataFrame, usages: dict[int, _Usage], counts: dict[str, int]) -> pl.DataFrame:
+    """Return the rows of memory: the entries that change the allocated bytes, with the totals after each."""
+    tables = []
+    # Without a copy of the usual case of one device.
+    has_one_device = entries["device"].n_unique() == 1
+    for rows in [entries] if has_one_device else entries.partition_by("device", maintain_order=True):
+        usage = usages.get(int(rows["device"][0]), _Usage(0, 0, 0, 0, {}))
+        present = rows["action"].unique().to_list()
+        only_completed = _FREES[1] in present and _FREES[0] not in present
+        free = _FREES[only_completed]
+        action, size = pl.col("action"), pl.col("bytes")
+        is_change = action.is_in([_ALLOC, free])
+        changes = rows.filter(is_change | action.is_in(list(_RESERVED))).select(
+            "ts", "addr", "device", "stream", "stack",
+            bytes=pl.when(action == _ALLOC).then(size).when(action == free).then(-size).otherwise(0),
+            reserved=size * action.cast(pl.String).replace_strict(_RESERVED, default=0, return_dtype=pl.Int64),
+            is_change=is_change,
+        )  # fmt: skip
+        changes = changes.with_columns(rounded=_round_sizes(changes, usage.blocks))
+        ends = {
+            "bytes": ("total_allocated", usage.live + usage.pending * only_completed),
+            "reserved": ("total_reserved", usage.reserved),
+            "rounded": ("total_rounded", usage.rounded),
+        }
+        for column, (name, end) in ends.items():
+            first = end - int(changes[column].sum())
+            total = first + changes[column].cum_sum()
+            is_consistent = first >= 0 and bool((total >= 0).all())
+            counts["totals_unknown"] += 0 if is_consistent or column == "rounded" else changes.height
+            changes = changes.with_columns((total if is_consistent else pl.lit(None, pl.Int64)).alias(name))
+        requests = changes.filter("is_change").drop("is_change", "reserved", "rounded")
+        tables.append(requests.with_columns(device_type=pl.lit(_CUDA, pl.Int32)))
+    return pl.concat(tables) if tables else pl.DataFrame(schema={"ts": pl.Int64})
+
+
+def _round_sizes(changes: pl.DataFrame, blocks: dict[int, tuple[int, int]]) -> pl.Series:
+    """Return the change of the bytes of blocks by each entry: of a block that is still in use as the snapshot states
+    it, of others the size rounded up.
+
+    Args:
+        changes: addr, bytes (negative for a release), is_change.
+        blocks: of the snapshot, by address.
+    """
+    change = changes["bytes"].to_numpy()
+    size = -(-np.abs(change) // _ROUNDING) * _ROUNDING
+    addresses = changes.select("addr", "is_change").with_row_index().filter("is_change")
+    last = addresses.unique("addr", keep="last").filter(pl.col("addr").is_in(list(blocks)))
+    rows, stated = last["index"].to_numpy(), [blocks[address][1] for address in last["addr"].to_list()]
+    size[rows] = np.where(change[rows] > 0, np.maximum(change[rows], np.array(stated, np.int64)), size[rows])
+    return pl.Series(np.sign(change) * size)
+
+
+def _list_events(entries: pl.DataFrame) -> list[dict[str, Any]]:
+    """List the actions of the allocator that are neither requests nor releases as rows of events."""
+    others = entries.filter(
+        pl.col("action").cast(pl.String).is_in([*_RESERVED, *_OTHER]) & pl.col("ts").is_not_null()
+    )
+    events = []
+    for row in others.iter_rows(named=True):
+        is_oom = row["action"] == "oom"
+        details = {
+            "bytes": row["bytes"],
+            "address": None if is_oom else row["addr"],
+            "device_free": row["device_free"],
+        }
+        args = {key: value for key, value in details.items() if value is not None}
+        events.append(
+            {
+                "ph": "i", "cat": "memory_snapshot", "name": row["action"], "ts": row["ts"], "device": row["device"],
+                "stream": row["stream"], "args": json.dumps(args), "position": row["position"],
+            }
+        )  # fmt: skip
+    return events
+
+
+def _list_contents(segments: list[dict[str, Any]], stacks: pl.Series) -> list[dict[str, Any]]:
+    """List the segments and blocks of the snapshot as rows of the table allocator."""
+    rows: list[dict[str, Any]] = []
+    for segment in segments:
+        pool = segment.get("segment_pool_id")
+        kind = str(segment.get("segment_type")) + " expandable" * (segment.get("is_expandable") is True)
+        common = {
+            "device": to_natural(segment.get("device")) or 0,
+            "stream": to_natural(segment.get("stream")),
+        }
+        address = to_natural(segment.get("address"))
+        size = to_natural(segment.get("total_size"))
+        private = json.dumps(pool) if isinstance(pool, list) and any(pool) else None
+        rows.append(
+            {**common, "action": "segment", "addr": address, "bytes": size, "pool": private, "kind": kind}
+        )
+        blocks = segment.get("blocks")
+        for block in blocks if isinstance(blocks, list) else []:
+            if not isinstance(block, dict):
+                continue
+            size, stack, state = (to_natural(block.get("size")), block.get("frames"), block.get("state"))
+            rows.append(
+                {
+                    **common,
+                    "action": "block",
+                    "addr": to_natural(block.get("address", block.get("addr", address))),
+                    "bytes": to_natural(block.get("requested_size", size)),
+                    "rounded": size,
+                    "kind": state if isinstance(state, str) else None,
+                    "stack": stacks[stack] if isinstance(stack, int) and 0 <= stack < len(stacks) else None,
+                }
+            )
+            address = None if address is None or size is None else address + size
+    return rows
 
 
 class _Usage(NamedTuple):
@@ -185,88 +354,6 @@ def _sum_segments(segments: list[dict[str, Any]]) -> dict[int, _Usage]:
     return by_device
 
 
-def _convert_entries(
-    device: int, entries: list[Any], signs: dict[str, int], stacks: _StackTexts, counts: dict[str, int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Convert the allocator entries of one device to rows of memory and rows of events.
-
-    Returns:
-        The entries that change a total (rows of memory, with ``action``), and events for all that are not in memory.
-    """
-    rows, events = [], []
-    for position, entry in enumerate(entries):
-        action = entry.get("action") if isinstance(entry, dict) else None
-        size = to_natural(entry.get("size")) if isinstance(entry, dict) else None
-        if not isinstance(action, str) or size is None:
-            counts["damaged_entry"] += 1
-            continue
-        changes = action in signs or action in _RESERVED
-        if not changes and action not in _OTHER:
-            counts["unknown_action"] += 1
-            continue
-        time, address = to_natural(entry.get("time_us")), to_natural(entry.get("addr"))
-        counts["without_time"] += time is None
-        row = {
-            "action": action,
-            "ts": None if time is None else time * 1000,
-            "addr": address,
-            "bytes": size * signs.get(action, 0),
-            "reserved": size * _RESERVED.get(action, 0),
-            "device_type": _CUDA,
-            "device": device,
-            "stream": to_natural(entry.get("stream")),
-            "stack": stacks.text(entry.get("frames")),
-        }
-        if changes:
-            rows.append(row)
-        if action not in signs and time is not None:
-            details = {"bytes": size, "address": address, "device_free": to_natural(entry.get("device_free"))}
-            args = {key: value for key, value in details.items() if value is not None}
-            events.append(
-                {
-                    "ph": "i", "cat": "memory_snapshot", "name": action, "ts": row["ts"], "device": device,
-                    "stream": row["stream"], "args": json.dumps(args), "position": position,
-                }
-            )  # fmt: skip
-    return rows, events
-
-
-def _add_rounded_sizes(rows: list[dict[str, Any]], blocks: dict[int, tuple[int, int]]) -> None:
-    """Add ``rounded``, the change of the bytes of blocks, from the last entry to the first.
-
-    Args:
-        blocks: of the snapshot, by address.
-    """
-    sizes = {address: rounded for address, (_, rounded) in blocks.items()}
-    for row in reversed(rows):
-        requested, address = row["bytes"], row["addr"]
-        usual = -(-abs(requested) // _ROUNDING) * _ROUNDING
-        if requested < 0:  # before, its block is in use; it is not in the snapshot
-            sizes[address] = usual
-            row["rounded"] = -usual
-        else:
-            row["rounded"] = max(requested, sizes.pop(address, usual)) if requested else 0
-
-
-def _add_totals(rows: list[dict[str, Any]], ends: tuple[int, int, int], counts: dict[str, int]) -> None:
-    """Add the totals (bytes after each entry), computed backwards from those at the end.
-
-    Args:
-        ends: allocated, reserved and rounded bytes at the end.
-    """
-    totals = ("total_allocated", "total_reserved", "total_rounded")
-    for column, total, end in zip(("bytes", "reserved", "rounded"), totals, ends, strict=True):
-        after = [end]
-        for row in reversed(rows):
-            after.append(after[-1] - row[column])
-        is_consistent = min(after) >= 0
-        counts["totals_unknown"] += 0 if is_consistent or column == "rounded" else len(rows)
-        for row, now in zip(reversed(rows), after, strict=False):
-            row[total] = now if is_consistent else None
-    for row in rows:
-        del row["reserved"], row["rounded"]
-
-
 def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str, Any]]:
     """Convert START and END annotations to events; an END closes the last open START of the same name."""
     open_starts: dict[str, list[int]] = {}
@@ -286,43 +373,3 @@ def _pair_annotations(annotations: Any, counts: dict[str, int]) -> list[dict[str
             counts["unpaired_annotation"] += 1
     counts["unpaired_annotation"] += sum(map(len, open_starts.values()))
     return ranges
-
-
-class _StackTexts:
-    """Formats Python stacks as JSON lists of "name (file:line)", innermost frame first, and caches the texts.
-
-    Frames are identified by `id`, which is unique as long as the snapshot with all of them is in memory.
-    """
-
-    def __init__(self) -> None:
-        self._frames: dict[int, str] = {}
-        self._texts_by_frames: dict[tuple[int, ...], str] = {}
-        self._texts: dict[str, str] = {}
-
-    def text(self, frames: Any) -> str | None:
-        if not isinstance(frames, list) or not frames:
-            return None
-        frames = frames[:_MAX_FRAMES]
-        key = tuple(map(id, frames))
-        if key not in self._texts_by_frames:
-            text = json.dumps([self._frame(frame) for frame in frames if isinstance(frame, dict)])
-            self._texts_by_frames[key] = self._texts.setdefault(text, text)
-        return self._texts_by_frames[key]
-
-    def _frame(self, frame: dict[str, Any]) -> str:
-        if id(frame) not in self._frames:
-            self._frames[id(frame)] = f"{frame.get('name')} ({frame.get('filename')}:{frame.get('line')})"
-        return self._frames[id(frame)]
-
-
-def _build_tables(
-    memory: list[dict[str, Any]], events: list[dict[str, Any]], stats: list[Stat]
-) -> dict[str, pl.DataFrame]:
-    tables = {}
-    if memory:
-        table = build_frame("memory", memory, stats)
-        tables["memory"] = table.drop("id").sort("ts", maintain_order=True).with_row_index("id")
-    if events:
-        table = build_frame("events", events, stats).drop("id")
-        tables["events"] = sort_events(table).with_row_index("id")
-    return tables

@@ -17,13 +17,18 @@ from etloom.core import registry
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.schema import TABLES, find_unit
 from etloom.core.trace import Job, Trace
+from etloom.formats import memory_snapshot
 from support import small_traces
+from support.allocator_snapshots import write_snapshot
 from support.examples import slow_after
 
 ALL = [(kind, name) for kind in registry.CONTRACT for name in registry.list_plugins(kind)]
 ENTRY = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 ANALYSES = registry.list_plugins("analyses")
 ASK_MORE = {
+    "allocator": "the history of a caching allocator",
+    "memory-findings": "the history of a caching allocator",
+    "memory-holders": "the history of a caching allocator",
     "clocks": "two ranks that communicate",
     "cupti-counters": "counters of kernels",
     "device-graphs": "replays of device graphs",
@@ -130,12 +135,18 @@ def test_a_reader_refuses_other_files_in_one_line(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", registry.list_plugins("exports"))
-def test_an_export_writes_only_its_file(name: str, job: Job, tmp_path: Path) -> None:
+def test_an_export_writes_only_its_file(
+    name: str, job: Job, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     for suffix in registry.get_suffixes("exports", name):
         assert suffix.startswith(".")
         assert registry.find_by_suffix("exports", f"x{suffix}") == name
     suffix = registry.get_suffixes("exports", name)[0]
-    etloom.export(job[0], tmp_path / f"out{suffix}")
+    if name == "memory-snapshot":  # it asks for the history of a caching allocator
+        trace = memory_snapshot.read(write_snapshot(tmp_path_factory.mktemp("snapshot") / "a.pickle"))
+        etloom.export(trace, tmp_path / f"out{suffix}")
+    else:
+        etloom.export(job[0], tmp_path / f"out{suffix}")
     stem = "out.0" if name == "chakra" else "out"  # simulators expect the rank in the name
     assert [path.name for path in tmp_path.iterdir()] == [f"{stem}{suffix}"], "nothing else is left behind"
 
@@ -157,7 +168,7 @@ def test_an_analysis_declares_its_columns(name: str) -> None:
 
 
 COUNTS = """
-communications sized
+blocks communications sized
 activities allocations calls channels communications count counted critical device_starts edges gaps ignored_threads
 inferred_syncs instances inter_thread_dependencies kernel_count kernels last late_activities late_confirmed
 launches linked local_communications matched matched_communications modules operators points queue_length ranks recorded
@@ -167,7 +178,7 @@ short_activities slow_calls small total unlinked unmatched_syncs
 """Columns that say how many; the name says of what."""
 NAMES = """
 communication depth destination device device_type event first_rank group_size last_rank max_rank min_rank node parent
-kind pid rank reference seq source step stream tid worst_step
+kind operation pid rank reference seq source step stream tid worst_step
 """
 """Columns of numbers that name something."""
 OWN_UNITS = {
@@ -263,7 +274,10 @@ def test_every_table_that_readers_and_linker_fill_is_declared(traces: dict[str, 
 )
 def test_top_gives_the_first_rows_of_a_rank_or_of_a_job(name: str, data: Path) -> None:
     """So the command line may ask for all of them and say how many it leaves out."""
-    sources = {"xla-ops": "xplane/jax_te_attention.xplane.pb"}
+    sources = {
+        "xla-ops": "xplane/jax_te_attention.xplane.pb",
+        "memory-holders": "memory/small_finetune.pickle.gz",
+    }
     trace = etloom.open(data / sources.get(name, "tracelens/h100_qwen.json.gz"))[0]
     options = {"min_length": 1} if name == "kernel-sequences" else {}
     whole = etloom.analyze(trace, name, top=10**9, **options)

@@ -71,6 +71,19 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
 
 
 @pytest.mark.slow
+def test_requests_for_memory_are_a_snapshot(gpt: tuple[Path, Trace]) -> None:
+    out, _ = gpt
+    path = out / "rank5_memory_snapshot.pickle"
+    facts = json.loads((out / "fake_rank_5.json").read_text())
+    (row,) = etloom.simulate_memory(path).rows(named=True)
+    # Blocks are multiples of 512 B, and segments of 2 MiB.
+    assert facts["peak_memory_bytes"] <= row["peak_allocated_bytes"] <= row["peak_reserved_bytes"]
+    assert row["peak_reserved_bytes"] < facts["peak_memory_bytes"] + (40 << 20)
+    places = etloom.analyze(path, "memory-holders")["place"].to_list()
+    assert any("train_gpt.py" in place for place in places)
+
+
+@pytest.mark.slow
 def test_the_example_is_recorded_with_its_shapes(gpt: tuple[Path, Trace]) -> None:
     _, trace = gpt
     names = trace.nodes["name"].cast(pl.String)

@@ -13,7 +13,19 @@ import pytest
 
 from support.paths import ROOT
 
-SOURCES = ("codes", "contraction", "graph", "nesting", "order", "parse/worker", "quality", "tour")
+SOURCES = (
+    "allocator",
+    "codes",
+    "contraction",
+    "graph",
+    "nesting",
+    "order",
+    "parse/snapshot_pickle",
+    "parse/worker",
+    "quality",
+    "snapshot",
+    "tour",
+)
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
 SANITIZED = ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
 ASKED = """
@@ -23,6 +35,10 @@ import numpy as np
 loader = importlib.machinery.ExtensionFileLoader("_native", sys.argv[1])
 native = importlib.util.module_from_spec(importlib.util.spec_from_loader("_native", loader))
 loader.exec_module(native)
+import pickle
+frames = [{"name": "f", "filename": "a.py", "line": 1}] * 3
+entry = {"action": "alloc", "addr": 1 << 40, "size": 1 << 20, "stream": 0, "time_us": 1 << 50, "frames": frames}
+SNAPSHOT = pickle.dumps({"segments": [{"blocks": [entry], "x": 1.5}], "device_traces": [[entry, {**entry}], []]})
 ends = np.iinfo(np.int64)
 chosen = np.array([ends.min, ends.min + 1, -(2**62), -1, 0, 1, 2**62, ends.max - 1, ends.max])
 for seed in range(200):
@@ -77,6 +93,23 @@ for seed in range(200):
     codes = draw.integers(0, 3, (2, n)).astype(np.uint32)
     native.number_pairs(start, end)
     native.sums_of_pairs(np.ones(n, bool), lane.astype(np.int32), time, *codes, times, np.ones(3, bool))
+    value, stream = draw.choice(chosen, (2, 40))
+    value[::2] = draw.integers(0, 2**26, 20)
+    native.run_allocator(
+        draw.integers(0, 5, 40).astype(np.uint8), value, stream, np.zeros(40, np.int32), (times[:0],) * 6,
+        (times[:0],) * 3, (times, times),
+        (int(draw.integers(2)) << 28, 2**62, 2**20, 20 << 20, int(draw.integers(2))), 0.5, (4,) * 16, 40,
+    )
+    data = bytearray(SNAPSHOT)
+    for at in draw.integers(0, len(data), 3):
+        data[at] = draw.integers(256)
+    parser = native.SnapshotParser()
+    try:
+        for at in range(0, len(data), 50):
+            parser.feed(bytes(data[at : at + 50]))
+        parser.finish()
+    except (RuntimeError, ValueError):
+        pass
 print("no fault")
 """
 

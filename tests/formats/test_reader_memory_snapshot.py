@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import polars as pl
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import etloom
+from etloom import _native
 from etloom.cli import app
 from etloom.core.errors import AnalysisError, LimitError, ReadError
 from etloom.formats import detect_format, memory_snapshot
@@ -104,9 +107,14 @@ def test_a_small_snapshot(tmp_path: Path, name: str) -> None:
     ]
     assert json.loads(memory["stack"][2]) == ["load (/home/me/data.py:5)"]
     assert trace.events.select(pl.col("name").cast(pl.String)).to_series().to_list() == [
-        *("segment_alloc", "free_completed", "free_completed", "oom", "snapshot")
+        *("segment_alloc", "oom", "snapshot")
     ]
-    assert json.loads(trace.events["args"][3]) == {"bytes": 1 << 40, "device_free": 4096}
+    allocator = trace.allocator.with_columns(pl.col("action").cast(pl.String))
+    assert allocator["action"].to_list()[2:4] == ["free_requested", "free_completed"]
+    assert allocator.filter(pl.col("action") == "block").select("addr", "bytes", "rounded").rows() == [
+        (0x3000, 800, 1024), (0x1000, 50, 512), (0x2000, 300, 512), (0x500, 100, 512),
+    ]  # fmt: skip
+    assert json.loads(trace.events["args"][1]) == {"bytes": 1 << 40, "device_free": 4096}
     assert trace.meta["clock"] == "epoch" and trace.stats.is_empty()
 
 
@@ -230,3 +238,35 @@ def test_totals_are_those_of_the_allocator(
     memory = memory_snapshot.read(path).memory.with_columns(us=pl.col("ts") // 1000 - T0)
     rows = memory.select("us", "bytes", "total_allocated", "total_reserved").rows()
     assert rows == [row for row in expected if row[0] >= first]
+
+
+def test_damaged_pickles_are_read_or_refused(tmp_path: Path) -> None:
+    random = Random(1)
+    seeds = [pickle.dumps(snapshot(), protocol) for protocol in (2, 4, 5)]
+    for number in range(examples(400)):
+        data = bytearray(random.choice(seeds))
+        for _ in range(random.randint(1, 4)):
+            at = random.randrange(len(data))
+            data[at : at + random.choice((0, 0, 1, 9))] = random.randbytes(random.choice((0, 1, 1, 4)))
+        path = tmp_path / f"{number}.pickle"
+        path.write_bytes(data)
+        with contextlib.suppress(ReadError, LimitError):
+            memory_snapshot.read(path)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_is_read_alike_in_pieces_of_any_size(protocol: int) -> None:
+    data = pickle.dumps(snapshot(), protocol)
+
+    def parse(size: int) -> dict[str, Any]:
+        parser = _native.SnapshotParser()
+        for at in range(0, len(data), size):
+            parser.feed(data[at : at + size])
+        content = parser.finish()
+        return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in content.items()}
+
+    whole = parse(len(data))
+    assert whole["time"][0] == T0 + 5 and whole["rest"]["allocator_settings"] == {
+        "expandable_segments": False
+    }
+    assert parse(1) == parse(7) == whole

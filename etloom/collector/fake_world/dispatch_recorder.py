@@ -9,6 +9,8 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .request_history import RequestHistory
+
 _OMITTED = ("aten::detach", "aten::lift_fresh", "aten::alias")
 """Operators without work, which autograd calls all the time."""
 _OMITTED_NAMESPACE = "profiler::"
@@ -32,8 +34,9 @@ class MemoryUse:
     live_bytes: int = 0
     peak_bytes: int = 0
     storages: dict[int, int] = field(default_factory=dict)
+    history: RequestHistory = field(default_factory=RequestHistory)
 
-    def add(self, tensor: Any) -> None:
+    def add(self, tensor: Any, operator: str) -> None:
         """Add the storage of a tensor to the live bytes until it is freed; a storage is counted only once."""
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -43,10 +46,12 @@ class MemoryUse:
         self.storages[key] = size
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.history.request(key, size, tensor.device.index or 0, operator)
         weakref.finalize(storage, self._release, key).atexit = False
 
     def _release(self, key: int) -> None:
         self.live_bytes -= self.storages.pop(key, 0)
+        self.history.release(key)
 
 
 class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -66,7 +71,7 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = tree_leaves(result)
         for output in outputs:
             if self._is_on_device(output):
-                self.memory.add(output)
+                self.memory.add(output, name)
         if self.recording and name not in _OMITTED and not name.startswith(_OMITTED_NAMESPACE):
             self._keep(func, name, args, kwargs, outputs)
         return result

@@ -105,6 +105,7 @@ class _StepRecording:
         recorder = self._recorder
         recorder.recording = False
         out = Path(self._options.out)
+        recorder.memory.history.write(out, self._rank)
         path = out / f"torch_et_{self._rank}.json.gz"
         write_trace(path, self._steps, process_groups(), self._rank, recorder.memory.peak_bytes)
         facts = {

@@ -27,7 +27,7 @@ _ALLOWED = frozenset(
     )
 )
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
-FLIGHT_RECORDER_REMEDY = "dump as JSON: torch._C._distributed_c10d._dump_fr_trace_json()"
+_REMEDY = "dump as JSON: torch._C._distributed_c10d._dump_fr_trace_json()"
 _MAX_DIGITS = 4000
 _TEXT_UNIT = 64
 
@@ -40,17 +40,14 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("a persistent id is refused")
 
 
-def load_plain_values(
-    data: bytes, path: object, max_values: int | None = 10_000_000, remedy: str = FLIGHT_RECORDER_REMEDY
-) -> Any:
+def load_plain_values(data: bytes, path: object, max_values: int = 10_000_000) -> Any:
     """Load a pickle that contains only lists, dicts, tuples, numbers, strings, bytes, booleans and None.
 
     Args:
         data: The pickle.
         path: The file, for messages.
         max_values: The largest accepted number of parts of the value, written out in full (shared parts count as often
-            as they occur). None if the caller bounds its own walk by the length of the file.
-        remedy: What to do about a pickle with other opcodes, for the message.
+            as they occur).
 
     Raises:
         ReadError: For any other opcode and for a damaged pickle.
@@ -62,7 +59,7 @@ def load_plain_values(
                 raise ReadError(
                     f"is a pickle with more than plain values: {opcode.name} at byte {position}",
                     where=str(path),
-                    remedy=remedy,
+                    remedy=_REMEDY,
                 )
             # The memo is an array as long as its highest index: a few bytes could allocate all memory.
             if opcode.name in _MEMO and isinstance(argument, int) and argument > len(data):
@@ -79,8 +76,7 @@ def load_plain_values(
         raise ReadError(f"is a damaged pickle: {error}", where=str(path)) from None
     except (AttributeError, UnicodeError, OverflowError, MemoryError, RecursionError) as error:
         raise ReadError(f"is a damaged pickle: {error}", where=str(path)) from None
-    if max_values is not None:
-        _check_value_count(value, path, max_values)
+    _check_value_count(value, path, max_values)
     return value
 
 

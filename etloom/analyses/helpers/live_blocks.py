@@ -1,0 +1,113 @@
+"""Live blocks of a caching allocator at one moment, with the place in the program that holds each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import polars as pl
+
+from etloom.core.errors import InvalidValue
+from etloom.core.schema import parse_distinct
+from etloom.core.trace import Trace
+from etloom.timeline.memory.program import NO_OWNER, Program, Simulation
+
+BEFORE, UNKNOWN = "allocated before the recording", "unknown"
+"""Holders of blocks whose request, or whose stack, was not recorded."""
+_PYTHON = re.compile(r"\.py:\d+\)$|<(?:string|stdin|ipython[^>]*)>:\d+\)$")
+_BACKWARD = re.compile(r"\b(\w*Backward\w*)::apply\b")
+_OPERATOR = re.compile(r"\b(at::_ops::\w+)::")
+"""Match the frames of C++ of a backward node and of an operator."""
+_TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
+
+
+def find_line(stack: list[str]) -> str | None:
+    """Return a stack's innermost Python frame outside of torch, else its innermost Python frame, else the backward node
+    or the operator that allocated; None if it has none of them.
+
+    The innermost frames of C++ are those that gather the stack and allocate: they say nothing about the program.
+    """
+    python = [frame for frame in stack if _PYTHON.search(frame)]
+    user = [frame for frame in python if not _TORCH.search(frame)]
+    # A stack without a frame of C++ names its places itself.
+    other = [] if any("::" in frame for frame in stack) else stack
+    operator = find_operator(stack)
+    return next(iter([*user, *python, *([operator] if operator else []), *other]), None)
+
+
+def find_operator(stack: list[str]) -> str | None:
+    """Return the backward node or else the operator of a stack; None if C++ was not recorded."""
+    native = [match[1] for p in (_BACKWARD, _OPERATOR) for frame in stack if (match := p.search(frame))]
+    return native[0] if native else None
+
+
+def find_module(stack: list[str]) -> str | None:
+    """Return the innermost ``forward`` outside of torch, with its file, or else the backward node or operator."""
+    forward = [frame for frame in stack if frame.startswith("forward (") and not _TORCH.search(frame)]
+    return next((re.sub(r":\d+\)$", ")", frame) for frame in forward), find_operator(stack))
+
+
+PLACES: dict[str, Callable[[list[str]], str | None]] = {
+    "line": find_line,
+    "module": find_module,
+    "operator": find_operator,
+}
+
+
+def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: str = "line") -> pl.DataFrame:
+    """Return the blocks at the end of a simulation: addr, bytes, requested, owner, segment, place (of a free block
+    null), and entry, the row of the table ``allocator`` that requested it.
+
+    Args:
+        by: A key of `PLACES`.
+    """
+    blocks = simulation.blocks
+    requests = pl.DataFrame({"owner": range(len(program.entry)), "entry": program.entry})
+    blocks = blocks.with_columns(pl.col("owner").cast(pl.Int64)).join(requests, on="owner", how="left")
+    # A block from before that still is in use at the snapshot may have the stack of its request.
+    at_end = trace.allocator.filter(pl.col("action").cast(pl.String) == "block")
+    end_entries = at_end.select(pl.col("addr").cast(pl.Int64), end_entry=pl.col("id").cast(pl.Int64)).unique(
+        "addr", keep="first"
+    )
+    before = (pl.col("owner") < 0) & (pl.col("owner") > NO_OWNER)
+    blocks = blocks.join(end_entries, on="addr", how="left").with_columns(
+        entry=pl.when(before).then("end_entry").otherwise("entry")
+    )
+    places = parse_distinct(
+        trace.allocator.select("id", "stack"), "stack", PLACES[by], pl.String, alias="place"
+    )
+    places = places.select(pl.col("id").cast(pl.Int64).alias("entry"), "place")
+    blocks = blocks.join(places, on="entry", how="left", maintain_order="left")
+    is_free = pl.col("owner") == NO_OWNER
+    return blocks.with_columns(
+        place=pl.when(~is_free).then(
+            pl.coalesce("place", pl.when(before).then(pl.lit(BEFORE)).otherwise(pl.lit(UNKNOWN)))
+        )
+    ).drop("end_entry")
+
+
+def sum_holders(blocks: pl.DataFrame) -> pl.DataFrame:
+    """Sum the blocks of `describe_blocks` by place: blocks, requested_bytes, bytes, and split_bytes, most bytes first.
+
+    split_bytes are free bytes in segments that the driver cannot get back because of this place's blocks; those of a
+    segment are shared equally by the blocks in use in it.
+    """
+    is_free = pl.col("place").is_null()
+    shares = blocks.group_by("segment").agg(
+        free=pl.col("bytes").filter(is_free & ~pl.col("is_expandable").cast(pl.Boolean)).sum(),
+        count=(~is_free).sum(),
+    )
+    in_use = blocks.filter(~is_free).join(shares, on="segment")
+    sums = in_use.group_by("place").agg(
+        blocks=pl.len().cast(pl.Int64),
+        requested_bytes=pl.col("requested").sum(),
+        bytes=pl.col("bytes").sum(),
+        split_bytes=(pl.col("free") / pl.col("count")).sum().round().cast(pl.Int64),
+    )
+    return sums.sort("bytes", "place", descending=[True, False])
+
+
+def _find_place(by: str) -> Callable[[list[str]], str | None]:
+    if by not in PLACES:
+        raise InvalidValue(f"unknown place {by!r}; expected one of {', '.join(PLACES)}", option="by")
+    return PLACES[by]

@@ -1,0 +1,91 @@
+"""The requests of a script on fake tensors for device memory, in the form of torch.cuda.memory._snapshot()."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch._C import _current_autograd_node
+
+FILE_NAME = "rank{rank}_memory_snapshot.pickle"
+_MAX_FRAMES = 64
+_SPACING = 1 << 9
+"""Addresses are multiples of this; they only tell storages apart."""
+_TORCH_FOLDER = str(Path(sys.modules["torch"].__file__ or "").parent)
+
+
+class RequestHistory:
+    """Records when storages are born and freed, with the Python stack, the operator and the backward node.
+
+    The simulated allocator decides where each goes (`etloom simulate --memory`, `etloom analyze allocator`).
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[int, list[dict[str, Any]]] = {}
+        self._live: dict[int, dict[str, Any]] = {}
+        self._frames: dict[tuple[str, str, int], dict[str, Any]] = {}
+        self._next_address = _SPACING
+
+    def request(self, key: int, size: int, device: int, operator: str) -> None:
+        """Record the birth of a storage; ``key`` names it until `release`. An empty storage takes no memory."""
+        if size <= 0:
+            return
+        entry = {
+            "action": "alloc",
+            "addr": self._next_address,
+            "size": size,
+            "stream": 0,
+            "time_us": time.time_ns() // 1000,
+            "frames": self._list_frames(operator),
+        }
+        self._next_address += -(-size // _SPACING) * _SPACING
+        self._devices.setdefault(device, []).append(entry)
+        self._live[key] = {**entry, "device": device}
+
+    def release(self, key: int) -> None:
+        """Record that a storage was freed."""
+        entry = self._live.pop(key, None)
+        if entry is not None:
+            freed = {name: entry[name] for name in ("addr", "size", "stream")}
+            now = time.time_ns() // 1000
+            self._devices[entry["device"]].append(
+                {"action": "free_completed", **freed, "time_us": now, "frames": []}
+            )
+
+    def write(self, folder: Path, rank: int) -> None:
+        """Write the snapshot of a rank; storages that are alive are freed at its end."""
+        for key in list(self._live):
+            self.release(key)
+        traces = [self._devices.get(device, []) for device in range(max(self._devices, default=-1) + 1)]
+        content = {
+            "segments": [],
+            "device_traces": traces,
+            "allocator_settings": {},
+            "external_annotations": [],
+        }
+        path = folder / FILE_NAME.format(rank=rank)
+        unfinished = path.with_name(f".{path.name}")
+        unfinished.write_bytes(pickle.dumps(content, protocol=4))
+        unfinished.replace(path)
+
+    def _list_frames(self, operator: str) -> list[dict[str, Any]]:
+        """Return the frames of the caller, innermost first: operator, backward node, then Python outside of torch."""
+        frames = [self._frame(f"at::_ops::{operator.partition('::')[2]}::call()", "??", 0)]
+        node = _current_autograd_node()
+        if node is not None:
+            frames.append(self._frame(f"torch::autograd::generated::{node.name()}::apply()", "??", 0))
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and len(frames) < _MAX_FRAMES:
+            code = frame.f_code
+            if not code.co_filename.startswith(_TORCH_FOLDER) and "fake_world" not in code.co_filename:
+                frames.append(self._frame(code.co_name, code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        return frames
+
+    def _frame(self, name: str, file: str, line: int) -> dict[str, Any]:
+        """Return a frame; equal ones are one object, which a pickle contains once."""
+        return self._frames.setdefault((name, file, line), {"name": name, "filename": file, "line": line})
