@@ -202,7 +202,7 @@ def _find_leak(view: _View) -> Iterator[_Cause]:
         return
     usual = int(np.median(growth))
     title = f"memory in use grows by {format_bytes(usual)} in each of {len(growth)} cycles of the program"
-    parts = json.dumps(_find_kept(view, troughs), ensure_ascii=False)
+    parts = json.dumps(_find_leaking_places(view, troughs), ensure_ascii=False)
     advice = (
         "release what the named lines keep: append numbers (loss.item()) instead of tensors with their graph"
     )
@@ -228,7 +228,7 @@ def find_troughs(levels: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any,
     return np.array(troughs, np.int64)
 
 
-def _find_kept(view: _View, troughs: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
+def _find_leaking_places(view: _View, troughs: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
     """Return the places of blocks that were requested between two troughs, and are in use at the last one."""
     last = int(troughs[-1]) + 1
     blocks = describe_blocks(view.trace, view.program, view.program.run(stop=last))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 
@@ -26,10 +26,16 @@ from etloom.timeline.memory.what_if import apply_change
 SUFFIX = ".pickle"
 
 
-def write(trace: Trace | Job, path: str | PathLike[str], *, settings: str = "") -> None:
+def write(
+    trace: Trace | Job,
+    path: str | PathLike[str],
+    *,
+    settings: Annotated[
+        str,
+        "Settings of the allocator, in the form of etloom simulate --memory, such as expandable_segments:True.",
+    ] = "",
+) -> None:
     """Write the simulated history of a rank as a memory snapshot.
-
-    settings: of the allocator, in the form of etloom simulate --memory, such as expandable_segments:True.
 
     Raises:
         EtloomError: The run has several ranks.
