@@ -24,8 +24,8 @@ from etloom.collector.launcher.collection import collect
 from etloom.collector.options import CollectOptions, RecordingOptions
 from etloom.collector.recovery import killed_windows
 from etloom.collector.session import on_demand, process_status
+from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.profiler_guard import ProfilerGuard
-from etloom.collector.session.recorder import MessageLog
 from etloom.collector.session.recording import record
 from etloom.collector.session.window import Window
 from support.script_runs import Server, jobs_in_forks

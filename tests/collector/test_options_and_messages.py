@@ -20,7 +20,7 @@ from etloom.collector.observer import choice
 from etloom.collector.option_parsing import SOURCES
 from etloom.collector.options import CollectOptions, RecordingOptions, RecordKeywords
 from etloom.collector.session import on_demand, process_status
-from etloom.collector.session.recorder import MessageLog
+from etloom.collector.session.messages import MessageLog
 from etloom.collector.session.recording import record
 from etloom.collector.text import count_noun, format_ranges
 from etloom.core.errors import CollectError

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import torch, torch.distributed as dist
-from etloom.collector.session.window import WorkWaits
+from etloom.collector.session.work_waits import WorkWaits
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 original = dist.distributed_c10d.Work.wait
 waits = WorkWaits()

@@ -7,7 +7,6 @@ starts, is in the execution trace alone.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,10 @@ from ..rank_environment import current_rank
 from ..run_folder import prune_windows, publish_rank
 from ..text import format_ranges
 from . import fork_safety, model_facts, profilers, trace_packing
+from .nsys_capture import NsysCapture
 from .rank_facts import collect_rank_facts, is_cuda_in_use
 from .step_timer import StepTimer
+from .work_waits import WorkWaits
 
 _MAX_ERROR_LENGTH = 300
 
@@ -369,105 +370,3 @@ class Window:
 
 def _describe_steps(steps: Sequence[int]) -> str:
     return f"steps {format_ranges(list(steps))}" if steps else "in which no step ended"
-
-
-# Limits the capture of Nsight Systems to a recording window, and marks operators as NVTX ranges.
-
-
-class NsysCapture:
-    """Starts and stops the capture of Nsight Systems by cudaProfilerStart and cudaProfilerStop; idle without CUDA."""
-
-    def __init__(self, shapes: bool) -> None:
-        self._shapes = shapes
-        self._ranges: Any = None
-        self._capturing = False
-
-    def start(self) -> None:
-        import torch
-
-        if not torch.cuda.is_available():
-            return
-        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-        self._capturing = True
-        emit_nvtx: Any = torch.autograd.profiler.emit_nvtx
-        self._ranges = emit_nvtx(record_shapes=self._shapes)
-        self._ranges.__enter__()
-
-    def stop(self) -> None:
-        import torch
-
-        ranges, self._ranges = self._ranges, None
-        if ranges is not None:
-            ranges.__exit__(None, None, None)
-        if self._capturing:
-            self._capturing = False
-            torch.cuda.synchronize()
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-
-
-# Records which collective a call of ``Work.wait`` waited for: torch does not record these calls.
-#
-# After each wait, an operator ``c10d::wait`` is recorded whose inputs are the tensors of the collective, so that the
-# execution trace states what needed its result even if it had ended long before. DDP waits in C++ and is not covered.
-
-NAME = "c10d::wait"
-
-
-class WorkWaits:
-    """Replaces ``Work.wait`` of torch.distributed between `start` and `stop`. ``count``: operators recorded."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._original: Callable[..., Any] | None = None
-        self._replacement: Callable[..., Any] | None = None
-        self._record_operator: Callable[..., None] | None = None
-
-    def start(self) -> None:
-        """Replace ``Work.wait``, if the job has imported torch.distributed."""
-        work_class = _find_work_class()
-        try:
-            from torch._C._autograd import _record_function_with_args_enter, _record_function_with_args_exit
-        except ImportError:  # another version of torch
-            return
-        if work_class is None:
-            return
-        self._record_operator = lambda *tensors: _record_function_with_args_exit(
-            _record_function_with_args_enter(NAME, *tensors)
-        )
-        original = self._original = work_class.wait
-
-        @functools.wraps(original)
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(work, *args, **kwargs)
-            self._record(work)
-            return result
-
-        work_class.wait = self._replacement = wait
-
-    def stop(self) -> None:
-        """Restore ``Work.wait``, unless somebody else has replaced it since."""
-        work_class = _find_work_class()
-        if self._replacement is not None and work_class.wait is self._replacement:
-            work_class.wait = self._original
-        self._replacement = None
-
-    def _record(self, work: Any) -> None:
-        if self._replacement is None or self._record_operator is None:
-            return
-        try:
-            self._record_operator(*_list_tensors(work.get_future().value()))
-        except Exception:  # not every backend has a future for every operation
-            return
-        self.count += 1
-
-
-def _find_work_class() -> Any:
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    return getattr(c10d, "Work", None)
-
-
-def _list_tensors(value: Any) -> list[Any]:
-    """Return the tensors in a value of nested lists."""
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _list_tensors(item)]
-    return [value] if hasattr(value, "untyped_storage") else []
