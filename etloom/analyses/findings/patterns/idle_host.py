@@ -60,8 +60,8 @@ def find(view: RankView) -> Iterator[Finding]:
 def _describe_annotation(view: RankView, row: dict[str, Any]) -> str:
     """Return " inside NAME", the innermost annotation around a pause except steps; empty if there is none."""
     annotations = view.find_host_events("", categories.ANNOTATION_CATEGORIES)
-    place = view.find_host_events("").filter(id=row["event"])
-    if place.height:  # else the pause is at the start of a step
+    if row["event"] is not None:  # else the pause is at the start of a step
+        place = view.find_host_events("").filter(id=row["event"])
         annotations = annotations.join(place.select("pid", "tid"), on=("pid", "tid"), maintain_order="left")
     overlap = pl.min_horizontal("end", row["end"]) - pl.max_horizontal("ts", row["start"])
     around = annotations.filter(
