@@ -18,9 +18,10 @@ from typing import Annotated
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns
-from etloom.analyses.helpers.live_blocks import describe_blocks, sum_holders
+from etloom.analyses.helpers.live_blocks import PLACES, describe_blocks, sum_holders
+from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
-from etloom.timeline.memory.program import find_programs
+from etloom.timeline.memory.program import find_programs, parse_moment
 
 SCOPE = "rank"
 COLUMNS = {
@@ -45,6 +46,9 @@ def analyze(
     ] = "peak",
     top: Annotated[int, "Number of rows per device, largest first."] = 20,
 ) -> pl.DataFrame:
+    if by not in PLACES:
+        raise UnknownName("place", by, PLACES, option="by")
+    parse_moment(at)  # before the trace is asked for its history
     tables = []
     for program in find_programs(trace):
         simulation = program.run(stop=program.find_operation(at))

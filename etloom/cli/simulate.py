@@ -97,6 +97,10 @@ def simulate(
 
     changes = _parse_changes(conditions)
     if conditions.memory:
+        from etloom.timeline.memory.what_if import parse_change
+
+        for text in conditions.memory:
+            parse_change(text)  # before the run is opened
         if changes or out is not None:
             raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
         write_table(etloom.simulate_memory(open_job(path, run), *conditions.memory), format, None)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import polars as pl
 
-from etloom.core.errors import InvalidValue
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
 from etloom.timeline.memory.program import NO_OWNER, Program, Simulation
@@ -105,9 +104,3 @@ def sum_holders(blocks: pl.DataFrame) -> pl.DataFrame:
         split_bytes=(pl.col("free") / pl.col("count")).sum().round().cast(pl.Int64),
     )
     return sums.sort("bytes", "place", descending=[True, False])
-
-
-def _find_place(by: str) -> Callable[[list[str]], str | None]:
-    if by not in PLACES:
-        raise InvalidValue(f"unknown place {by!r}; expected one of {', '.join(PLACES)}", option="by")
-    return PLACES[by]

@@ -57,6 +57,26 @@ class Blocks(NamedTuple):
     requested: Int64Array
 
 
+MOMENTS = ("peak", "reserved-peak", "end", "oom")
+"""Named moments of a program, see `Program.find_operation`."""
+
+
+def parse_moment(text: str, option: str = "at") -> int | None:
+    """Return the time after the first operation, ns, of text such as 1.5s; None for one of `MOMENTS`.
+
+    Raises:
+        InvalidValue: The text is neither.
+    """
+    if text in MOMENTS:
+        return None
+    try:
+        return parse_time_range(f"{text}:")[0]
+    except InvalidValue:
+        raise InvalidValue(
+            f"unknown moment {text!r}; expected {', '.join(MOMENTS)}, or a time such as 1.5s", option=option
+        ) from None
+
+
 @dataclass(frozen=True)
 class Simulation:
     """What the allocator does with the operations of a program.
@@ -153,13 +173,7 @@ class Program:
             if not self.is_failure.any():
                 raise AnalysisError("no request failed in the recording", remedy="the peak is another moment")
             return int(self.is_failure.argmax())
-        try:
-            after_ns, _ = parse_time_range(f"{moment}:")
-        except InvalidValue:
-            raise InvalidValue(
-                f"unknown moment {moment!r}; expected peak, reserved-peak, end, oom, or a time such as 1.5s",
-                option="at",
-            ) from None
+        after_ns = parse_moment(moment)
         if self.time.null_count():
             raise AnalysisError("the snapshot contains no times", remedy="use peak, reserved-peak or end")
         return int((self.time - self.time[0] <= (after_ns or 0)).sum())

@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from etloom.timeline.memory.program import Program, Simulation
+from etloom.timeline.memory.program import Program, Simulation, parse_moment
 from etloom.timeline.memory.settings import MIB, UNLIMITED, Settings, parse_settings, split_settings
 
 COLUMNS = {
@@ -59,12 +59,26 @@ def compare_changes(program: Program, changes: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def apply_change(program: Program, text: str) -> tuple[Program, Settings]:
-    """Return the program and the settings that a change describes."""
+def parse_change(text: str, recorded: Settings | None = None) -> tuple[Settings, list[str]]:
+    """Return the settings that a change describes, and the moments at which it empties the cache.
+
+    Args:
+        recorded: The settings that apply where the text names none.
+
+    Raises:
+        InvalidValue: A setting is unknown, or has an invalid value.
+    """
     pairs = split_settings(text)
     moments = [value for name, value in pairs if name == "empty_cache"]
+    for moment in moments:
+        parse_moment(moment, option="memory")
     rest = ",".join(f"{name}:{value}" for name, value in pairs if name != "empty_cache")
-    settings = parse_settings(rest, program.settings)
+    return parse_settings(rest, recorded), moments
+
+
+def apply_change(program: Program, text: str) -> tuple[Program, Settings]:
+    """Return the program and the settings that a change describes."""
+    settings, moments = parse_change(text, program.settings)
     changed = _start_within(program.without_automatic_releases(), settings.capacity)
     for operation in sorted((changed.find_operation(moment) for moment in moments), reverse=True):
         changed = changed.with_empty_cache(operation)
