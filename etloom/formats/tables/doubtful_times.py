@@ -31,7 +31,7 @@ _OFFSETS = (*range(1, 17), *(1 << power for power in range(5, 18)))
 """Distances (rows) of the later activities that are compared: kernels of a device graph share one launch."""
 _MIN_ZEROS = 3
 """So many events without a time or duration do not begin a recording by chance."""
-_CROWD = 40
+_CROWD = 16
 """Least number of events of one thread at the zero, if most events are there, with which a zero means unknown: a few
 nested events may begin at one time."""
 _SPAN = "PyTorch Profiler"
