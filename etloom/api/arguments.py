@@ -21,7 +21,7 @@ from etloom.core.urls import UrlPath, as_path, clean_url
 
 
 class PathUse(enum.Enum):
-    """What a verb does with an argument that is, or may be, a path."""
+    """The use that a verb makes of an argument that is a path, or may be one."""
 
     READS = enum.auto()
     """The verb reads it; a URL is downloaded first."""

@@ -35,7 +35,7 @@ CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show
 
 
 class Flag:
-    """How an option is written on the command line: ``Annotated[type, help, Flag(...)]``.
+    """The spelling of an option on the command line: ``Annotated[type, help, Flag(...)]``.
 
     Args:
         names: short names ("-o") next to the name of the parameter, or all names ("--with").
@@ -47,7 +47,10 @@ class Flag:
         self.settings = settings
 
     def make_param(self, name: str, declared: Any, default: Any, help: str) -> click.Parameter:
-        """Return the click parameter for a parameter of the type ``declared``; None and False are no defaults."""
+        """Return the click parameter for a parameter of the type ``declared``.
+
+        Help shows no default that is None, False or empty.
+        """
         settings = {"type": _find_click_type(declared), "help": help, **self.settings}
         long = f"--{name.replace('_', '-')}"
         names = self.names if any(item.startswith("--") for item in self.names) else (long, *self.names)
@@ -58,13 +61,11 @@ class Flag:
         elif bool in (declared, *get_args(declared)):
             names = (f"{long}/--no-{long[2:]}",)
             settings |= {"default": default, "type": None}
-        elif _is_repeatable(declared):
-            settings |= {
-                "multiple": True,
-                "default": default if default and "required" not in settings else None,
-            }
-        elif default not in (None, inspect.Parameter.empty):
-            settings["default"] = default
+        else:
+            if _is_repeatable(declared):
+                settings["multiple"] = True
+            if default not in (None, (), inspect.Parameter.empty):
+                settings["default"] = default
         return click.Option([name, *names], **settings)
 
 
@@ -81,9 +82,9 @@ class Positional(Flag):
 
 
 class FieldFlags:
-    """How fields of a dataclass of options are written: ``Annotated[Options, FieldFlags(every=Flag(metavar="N"))]``.
+    """The spelling of the options of a dataclass: ``Annotated[Options, FieldFlags(every=Flag(metavar="N"))]``.
 
-    A field that is None here is no option of the command.
+    The command has no option for a field that is None here.
     """
 
     def __init__(self, **flags: Flag | None) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-"""Of the interval, two-sided."""
+"""Probability with which the two-sided interval contains the change."""
 MIN_STEPS = 4
 """Minimum number of steps of a single run on each side."""
 MIN_RUNS = 3
@@ -28,7 +28,7 @@ RESAMPLES = 1000
 BLOCKS, LONG_BLOCKS = 7, 3
 """Blocks per run; LONG_BLOCKS if neighbouring steps are alike, because blocks must be longer than what they share."""
 MAX_STEPS_AT_ONCE = 5000
-"""Of a run, all of whose resamples are in memory at once: 80 MB."""
+"""Largest number of steps of a run whose resamples are computed at once; they take 80 MB."""
 Values = Sequence[float] | NDArray[np.float64]
 
 

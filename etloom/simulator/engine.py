@@ -111,12 +111,6 @@ class Simulated:
         return retime_job(self.recorded_job, self.graph.graph, self.upper_bound)
 
     @cached_property
-    def fastest_job(self) -> Job:
-        """The recorded job with the event times of the lower bound (the fastest prediction); computed on first
-        access."""
-        return retime_job(self.recorded_job, self.graph.graph, self.lower_bound)
-
-    @cached_property
     def table(self) -> pl.DataFrame:
         """One row for the job, each rank, and each step of each rank: recorded and predicted durations
         (SUMMARY_SCHEMA)."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from etloom import cli
 from etloom.cli.command import command
@@ -230,3 +231,16 @@ def test_a_path_in_place_of_an_analysis_is_explained(own: Path, call: Callable[.
     status, _, err = call("analyze", str(own / "ddp_2"), "top-ops")
     assert status == 2
     assert "is a path; the name of the analysis comes before it" in err
+
+
+def test_a_repeatable_option_has_its_default() -> None:
+    def verb(
+        *,
+        words: Annotated[tuple[str, ...], "Words."] = ("a", "b"),
+        none: Annotated[tuple[str, ...], "None."] = (),
+    ) -> None:
+        click.echo(f"{words} {none}")
+
+    run = CliRunner()
+    assert run.invoke(command()(verb), []).output == "('a', 'b') ()\n"
+    assert run.invoke(command()(verb), ["--words", "c", "--none", "d"]).output == "('c',) ('d',)\n"

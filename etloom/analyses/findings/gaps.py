@@ -312,8 +312,7 @@ def _share_gaps(view: RankView, stalls: Mapping[str, Intervals], gaps: _Gaps) ->
     host = gaps.select(is_host)
     rest = Intervals.of(host.start, host.end)
     is_released = np.isin(host.cause, (CAUSES.index("copy"), CAUSES.index("sync")))
-    waits = Intervals.of(view.sync_calls["ts"], view.sync_calls["end"])
-    blocked = waits.covered(np.concatenate(([-TIME_LIMIT], host.end))[:-1], host.end)
+    blocked = stalls["sync"].covered(np.concatenate(([-TIME_LIMIT], host.end))[:-1], host.end)
     released = Intervals.of(host.start[is_released], np.minimum(host.start + blocked, host.end)[is_released])
     parts = [gaps.select(~is_host)]
     shared = [name for name in CAUSES if name in stalls and name not in ("compute", "sync")]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -241,30 +240,21 @@ def _clear_durations(events: pl.DataFrame, mask: np.ndarray, reason: str, stats:
 
 
 def find_stop(parts: Iterable[pl.DataFrame]) -> int | None:
-    """Return when the profiler stopped recording; None if unknown, or if no event ends after it stopped.
+    """Return the end of the last event that is no annotation, if Kineto states the span of the recording; else None.
 
-    Kineto states its span, but ends an annotation with its scope, which may be seconds later. ``parts``: all events, as
-    one table or several.
+    Kineto ends an annotation with its scope, which may be seconds after the profiler stopped.
+
+    Args:
+        parts: All events, as one table or several.
     """
-    stops, ends_of_all, ends_of_others = [], [], []
+    has_span, ends = False, []
     for events in parts:
-        ends = events["ts"] + events["dur"]
-        is_span = events["cat"] == "Trace"
-        if is_span.any():
-            is_span &= events["name"].cast(pl.String).str.starts_with(_SPAN)
-            stops.append(ends.filter(is_span).max())
-        ends_of_all.append(ends.max())
-        if len(ends) and (not stops or ends_of_all[-1] != stops[-1]):
-            is_annotation = to_series(mask_events(events, _ANNOTATIONS))
-            ends_of_others.append(ends.filter(~is_annotation).max())
-    stop = max(_known(stops), default=None)
-    if stop is None or max(_known(ends_of_all), default=stop) <= stop:
-        return None
-    return max([stop, *_known(ends_of_others)])
-
-
-def _known(times: list[Any]) -> list[int]:
-    return [time for time in times if isinstance(time, int)]
+        spans = events["name"].filter(events["cat"] == "Trace")
+        has_span |= spans.cast(pl.String).str.starts_with(_SPAN).any()
+        is_annotation = to_series(mask_events(events, _ANNOTATIONS))
+        end = (events["ts"] + events["dur"]).filter(~is_annotation).max()
+        ends += [end] if isinstance(end, int) else []
+    return max(ends, default=None) if has_span else None
 
 
 def _cut_open_annotations(events: pl.DataFrame, stop: int, stats: list[Stat]) -> pl.DataFrame:

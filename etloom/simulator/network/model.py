@@ -164,8 +164,6 @@ class TransferTimes:
 # See Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), and, for
 # several levels, Cho et al., "BlueConnect" (2019): reduce-scatter from the inner to the outer level, all-gather back.
 
-ALGORITHMS = ("ring", "direct", "halving-doubling", "tree")
-
 
 class Share(NamedTuple):
     """Cost of a collective on a network level: number of sequential messages, and bytes one way on the busiest link.

@@ -29,7 +29,6 @@ _BLOCK_COLUMNS = (
     *("addr", "bytes", "requested", "owner", "segment"),
     *("stream", "pool", "is_small", "is_expandable"),
 )
-_BLOCK = 512
 _SMALL = 1 << 20
 _SMALL_SEGMENT = 2 << 20
 _IN_USE = ("active_allocated", "active_pending_free", "active_awaiting_free")

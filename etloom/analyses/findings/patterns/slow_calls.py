@@ -15,7 +15,7 @@ SCOPE = "rank"
 
 
 def find(view: RankView) -> Iterator[Finding]:
-    yield from _find_at_start(view)
+    yield from _find_outside_gaps(view)
     gaps = view.select_gaps("call").drop("name", "event")
     if gaps.is_empty():
         return
@@ -38,10 +38,10 @@ def find(view: RankView) -> Iterator[Finding]:
     )
 
 
-def _find_at_start(view: RankView) -> Iterator[Finding]:
-    """Yield the finding on calls before the first launch: the device is not in use yet, so this time is no gap.
+def _find_outside_gaps(view: RankView) -> Iterator[Finding]:
+    """Yield the finding on long calls before the first launch, when the device is not used yet and has no gaps.
 
-    Without recorded GPU activity all long calls count, since nothing shows what the device does.
+    Without recorded GPU activity, all long calls count: no gap is known.
     """
     has_device = view.activity.basis == "device"
     if has_device and (view.window is None or view.steps.height):
@@ -68,5 +68,5 @@ def _find_at_start(view: RankView) -> Iterator[Finding]:
         "only recorded GPU activity tells apart",
         tracks=HOST,
         by="name",
-        kind="start",
+        kind="outside gaps",
     )
