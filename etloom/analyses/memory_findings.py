@@ -142,14 +142,12 @@ def _find_failure(view: _View) -> Iterator[_Cause]:
     until = program.until(failed + 1).without_automatic_releases()
     settings = replace(program.settings, capacity=capacity)
     passing = [text for text in CHANGES if until.run(parse_settings(text, settings)).first_failure is None]
-    needed = find_needed_bytes(until, program.settings)
-    missing = (
-        "" if needed is None else f"{format_bytes(max(needed - capacity, 0))} more memory, or less in use"
-    )
     if passing:
         advice = f"PYTORCH_CUDA_ALLOC_CONF={passing[0]} lets it pass, says the simulated allocator"
     else:
-        advice = f"no setting of the allocator lets it pass; it needs {missing}"
+        advice = "none of the settings that were tried lets it pass"
+        if (needed := find_needed_bytes(until, program.settings)) is not None:
+            advice += f"; it needs {format_bytes(max(needed - capacity, 0))} more memory, or less in use"
     yield _Cause("out-of-memory", request, "high", title, advice, parts)
 
 

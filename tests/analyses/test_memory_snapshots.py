@@ -87,7 +87,7 @@ def test_a_request_that_no_setting_satisfies_needs_more_memory(tmp_path: Path) -
     writer.alloc(60 * MIB, KEPT)
     writer.alloc(50 * MIB, GONE)
     (row,) = etloom.analyze(save(writer, tmp_path / "a.pickle"), "memory-findings").rows(named=True)
-    assert "no setting" in row["advice"] and "10.49 MB more memory" in row["advice"]
+    assert "none of the settings" in row["advice"] and "10.49 MB more memory" in row["advice"]
 
 
 def train(steps: int, *, leak: bool) -> SnapshotWriter:

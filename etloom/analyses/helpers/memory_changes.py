@@ -1,4 +1,4 @@
-"""What the ranks of a job would need under other settings of PyTorch's caching allocator."""
+"""Predict the memory that the ranks of a job need under other settings of PyTorch's caching allocator."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def parse_moment(text: str, option: str = "at") -> int | None:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What the allocator does with the operations of a program.
+    """The actions of the allocator on the operations of a program.
 
     ``address`` (-1: none), ``reserved``, ``allocated`` (blocks in use), ``requested`` and ``releasable`` (free bytes
     that empty_cache() would return to the driver) have one value per operation: the bytes after it. ``events``:

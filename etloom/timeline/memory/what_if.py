@@ -1,4 +1,4 @@
-"""What a recorded program would need under other settings of the allocator, on another device, with empty_cache().
+"""Predict the memory of a recorded program with other settings, another capacity, or further calls of empty_cache().
 
 A change is text in the form of PYTORCH_CUDA_ALLOC_CONF, with two more names: ``capacity`` (bytes that the allocator can
 get from the driver: the memory of the device without the CUDA context and what other libraries hold) and
