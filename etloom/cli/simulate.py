@@ -97,10 +97,9 @@ def simulate(
 
     changes = _parse_changes(conditions)
     if conditions.memory:
-        from etloom.timeline.memory.what_if import parse_change
+        from etloom.analyses.helpers.memory_changes import check_changes
 
-        for text in conditions.memory:
-            parse_change(text)  # before the run is opened
+        check_changes(conditions.memory)
         if changes or out is not None:
             raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
         write_table(etloom.simulate_memory(open_job(path, run), *conditions.memory), format, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -178,3 +181,23 @@ def test_a_history_that_does_not_match_the_segments_is_refused(tmp_path: Path) -
     (tmp_path / "a.pickle").write_bytes(pickle.dumps(content))
     with pytest.raises(AnalysisError, match="does not match the segments"):
         etloom.simulate_memory(tmp_path / "a.pickle", "capacity=40GiB")
+
+
+def test_a_history_that_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
+    sound = fragment().snapshot()
+
+    def refused(damage: Callable[[dict[str, Any]], object], words: str) -> None:
+        content = copy.deepcopy(sound)
+        damage(content)
+        (tmp_path / "a.pickle").write_bytes(pickle.dumps(content))
+        for question in ("allocator", "memory-holders", "memory-findings"):
+            with pytest.raises(AnalysisError, match=words):
+                etloom.analyze(etloom.open(tmp_path / "a.pickle", use_cache=False), question)
+
+    older = {**sound["segments"][0], "address": 1 << 40, "blocks": []}
+    refused(lambda content: content["segments"].extend([older, older]), "does not match the segments")
+    huge = {**older, "total_size": 1 << 55}
+    refused(lambda content: content["segments"].append(huge), "has no size, or no address")
+    refused(lambda content: content["device_traces"][0][1].pop("size"), "has no size, or no address")
+    refused(lambda content: content["device_traces"][0][1].update(addr="x"), "has no size, or no address")
+    refused(lambda content: content["device_traces"].clear(), "contains no history")

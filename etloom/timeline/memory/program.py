@@ -16,7 +16,7 @@ import polars as pl
 
 from etloom import _native
 from etloom.core.errors import AnalysisError, InvalidValue
-from etloom.core.text import parse_time_range
+from etloom.core.text import count_noun, parse_time_range
 from etloom.core.trace import Trace
 from etloom.timeline.memory.settings import Settings, read_settings
 
@@ -31,8 +31,14 @@ _BLOCK_COLUMNS = (
 )
 _SMALL = 1 << 20
 _SMALL_SEGMENT = 2 << 20
+_NEED_ADDRESS = (
+    *("alloc", "free_requested", "free_completed", "segment", "block"),
+    *("segment_alloc", "segment_free", "segment_map", "segment_unmap"),
+)
 _IN_USE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 _NEVER = 1 << 62
+_MOST_MAPPED = 1 << 46
+"""Most bytes that a history maps and unmaps in all: a longer one is damaged, and would be walked for hours."""
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -221,19 +227,36 @@ def find_programs(trace: Trace) -> list[Program]:
 
 def _build_programs(trace: Trace) -> tuple[Program, ...]:
     table = trace.allocator
-    if not table.height:
+    if not table["action"].is_in(["alloc", "free_completed"]).any():
         raise AnalysisError(
             "the trace contains no history of a caching allocator",
             remedy="record one with torch.cuda.memory._record_memory_history(), and open the snapshot of "
             "torch.cuda.memory._dump_snapshot()",
         )
     settings = read_settings(trace.meta.get("header", {}).get("allocator_settings", {}))
-    text = table.with_columns(pl.col("action", "kind", "pool").cast(pl.String), pl.col("addr").cast(pl.Int64))
+    text = table.with_columns(
+        pl.col("action", "kind", "pool").cast(pl.String), pl.col("addr").cast(pl.Int64, strict=False)
+    ).with_columns(pl.col("kind").fill_null(""))
+    _check_complete(text)
     return tuple(
         _build_program(rows, int(rows["device"][0] or 0), settings)
         for _, rows in text.group_by("device", maintain_order=True)
         if (rows["action"] == "alloc").any() or (rows["action"] == "free_completed").any()
     )
+
+
+def _check_complete(rows: pl.DataFrame) -> None:
+    """Raise AnalysisError if an entry that the simulation needs has no size, or no address."""
+    damaged = rows.filter(
+        pl.col("action").is_in(_NEED_ADDRESS) & (pl.col("addr").is_null() | pl.col("bytes").is_null())
+        | (pl.col("action") == "oom") & pl.col("bytes").is_null()
+    )
+    if damaged.height:
+        raise AnalysisError(
+            f"entry {damaged['id'][0]} of the allocator's history has no size, or no address "
+            f"({count_noun(damaged.height, 'such entry', 'such entries')})",
+            remedy="the snapshot is damaged: record another one",
+        )
 
 
 def _build_program(rows: pl.DataFrame, device: int, settings: Settings) -> Program:
@@ -252,17 +275,27 @@ def _build_program(rows: pl.DataFrame, device: int, settings: Settings) -> Progr
     value[action == ALLOC] = operations["bytes"].to_numpy()[action == ALLOC]
     first = (action == FREE) & (value < 0)
     value[first] = [-1 - numbers.get(address, _NEVER - 2) for address in operations["addr"].to_numpy()[first]]
-    segment_allocs = history.filter(pl.col("action") == "segment_alloc").select(
-        pl.col("addr", "bytes").fill_null(0)
-    )
+    segment_allocs = history.filter(pl.col("action") == "segment_alloc")
     stack = operations["stack"].cast(pl.String).fill_null("emptyCache")
-    return Program(
+    program = Program(
         device, operations["id"].cast(pl.Int64).to_numpy(), operations["ts"], action, value,
         operations["stream"].fill_null(0).to_numpy(), _find_pools(operations["addr"], segments, ends, pools),
         stack.str.contains(r"emptyCache|empty_cache").to_numpy(), (operations["action"] == "oom").to_numpy(),
         segments, blocks,
         (segment_allocs["addr"].to_numpy(), segment_allocs["bytes"].to_numpy()), settings,
     )  # fmt: skip
+    try:
+        program.run(stop=0)
+    except ValueError:  # segments or blocks overlap, or have impossible sizes
+        raise _mismatch() from None
+    return program
+
+
+def _mismatch() -> AnalysisError:
+    return AnalysisError(
+        "the history of the allocator does not match the segments of the snapshot",
+        remedy="record one process, and take the snapshot while the history is still recorded",
+    )
 
 
 def _find_operations(history: pl.DataFrame, freeing: str) -> pl.DataFrame:
@@ -319,6 +352,9 @@ def _find_mapped(history: pl.DataFrame, at_end: pl.DataFrame) -> Iterator[pl.Dat
     """Yield the mapped ranges of expandable segments from before the history, each as a segment."""
     page = _SMALL_SEGMENT
     changes = history.filter(pl.col("action").is_in(["segment_map", "segment_unmap"]))
+    mapped = pl.concat([at_end["bytes"], changes["bytes"]]).cast(pl.Float64)
+    if mapped.sum() > _MOST_MAPPED:
+        raise _mismatch()
     pages: dict[int, tuple[int | None, str | None, str | None]] = {}
     for row in at_end.iter_rows(named=True):
         for start in range(row["addr"], row["addr"] + row["bytes"], page):
@@ -375,10 +411,7 @@ def _find_blocks(
     takes_rest = ~is_cut & ((room - rounded <= _SMALL) | (rounded >= settings.max_split_size))
     size = blocks["rounded"].fill_null(pl.Series(np.where(takes_rest, room, rounded))).to_numpy()
     if (size > room).any() or (requested > size).any() or not inside.all():
-        raise AnalysisError(
-            "the history of the allocator does not match the segments of the snapshot",
-            remedy="record one process, and take the snapshot while the history is still recorded",
-        )
+        raise _mismatch()
     return Blocks(address, size, requested), {int(start): number for number, start in enumerate(address)}
 
 
