@@ -198,6 +198,9 @@ def test_a_history_that_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
     refused(lambda content: content["segments"].extend([older, older]), "does not match the segments")
     huge = {**older, "total_size": 1 << 55}
     refused(lambda content: content["segments"].append(huge), "has no size, or no address")
-    refused(lambda content: content["device_traces"][0][1].pop("size"), "has no size, or no address")
-    refused(lambda content: content["device_traces"][0][1].update(addr="x"), "has no size, or no address")
+    entry = 1  # the first request
+    refused(lambda content: content["device_traces"][0].pop(entry), "does not match the segments")
+    refused(
+        lambda content: content["device_traces"][0][entry].update(size=1 << 55), "has no size, or no address"
+    )
     refused(lambda content: content["device_traces"].clear(), "contains no history")
