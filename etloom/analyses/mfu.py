@@ -23,6 +23,7 @@ import polars as pl
 from etloom.analyses.flops.counting import count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, find_device_peaks, list_used_devices
+from etloom.analyses.flops.peaks import check_device
 from etloom.analyses.helpers import Step, conform_columns, step_windows
 from etloom.core.trace import Trace
 from etloom.timeline.activity import compute_activity
@@ -47,11 +48,15 @@ def analyze(
     trace: Trace,
     *,
     step: Step = None,
+    device: Annotated[str | None, "The device (H100), if the trace does not name it."] = None,
     device_peaks: Annotated[str | None, "A file of device peaks, as shown in docs/flops.md."] = None,
     peak_tflops: Annotated[float | None, "Use this peak, for any precision."] = None,
 ) -> pl.DataFrame:
+    check_device(device, device_peaks)
     calls = count_calls(trace).filter(pl.col("family").is_in(MATRIX))
-    peaks = find_device_peaks(trace, device_peaks=device_peaks, peak_tflops=peak_tflops, memory=False)
+    peaks = find_device_peaks(
+        trace, device=device, device_peaks=device_peaks, peak_tflops=peak_tflops, memory=False
+    )
     devices = max(1, len(list_used_devices(trace)))
     calls = add_limits(calls, peaks)
     rows = []

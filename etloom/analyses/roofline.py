@@ -21,6 +21,7 @@ import polars as pl
 
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.limits import add_limits, find_device_peaks
+from etloom.analyses.flops.peaks import check_device
 from etloom.analyses.helpers import Step, check_top, conform_columns, filter_step
 from etloom.core.errors import AnalysisError, UnknownName
 from etloom.core.trace import Trace
@@ -62,6 +63,7 @@ def analyze(
     ] = "arguments",
     step: Step = None,
     top: Annotated[int, "Number of rows, longest time first."] = 50,
+    device: Annotated[str | None, "The device (H100), if the trace does not name it."] = None,
     device_peaks: Annotated[str | None, "A file of device peaks, as shown in docs/flops.md."] = None,
     peak_tflops: Annotated[float | None, "Use this peak for matrix products of any precision."] = None,
     bandwidth_gbs: Annotated[float | None, "Use this memory bandwidth."] = None,
@@ -69,6 +71,7 @@ def analyze(
     if by not in _GROUP_COLUMNS:
         raise UnknownName("grouping", by, _GROUP_COLUMNS, option="by")
     check_top(top)
+    check_device(device, device_peaks)
     calls = filter_step(trace, count_calls(trace), step)
     if not calls["time_ns"].count():
         raise AnalysisError(
@@ -78,7 +81,7 @@ def analyze(
         )
     calls = calls.filter("known", pl.col("time_ns") > 0)
     peaks = find_device_peaks(
-        trace, device_peaks=device_peaks, peak_tflops=peak_tflops, bandwidth_gbs=bandwidth_gbs
+        trace, device=device, device_peaks=device_peaks, peak_tflops=peak_tflops, bandwidth_gbs=bandwidth_gbs
     )
     calls = add_limits(calls, peaks).with_columns(pl.col("flops", "bytes").cast(pl.Float64))
     if by == "kernel":

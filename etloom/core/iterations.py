@@ -43,6 +43,9 @@ class Iteration:
         requests: Requests in the batch.
         tokens: Tokens that the batch computes.
         prefill_tokens: Of these, tokens of prompts.
+        keys: Keys of all requests, sum.
+        pairs: Pairs of query and key that causal attention computes, sum over the requests: of prompts the products of
+            queries and keys less half of the squared queries, of decoding requests all products.
     """
 
     engine: str
@@ -51,6 +54,8 @@ class Iteration:
     requests: int | None = None
     tokens: int | None = None
     prefill_tokens: int | None = None
+    keys: int | None = None
+    pairs: int | None = None
 
 
 _TRAINS = r"^Optimizer\.step|^autograd::engine"
@@ -228,7 +233,15 @@ def _parse(row: Row, name: str) -> Iteration | None:
         numbers.get("requests", _add(numbers, "prefill_requests", "decode_requests")),
         numbers.get("tokens", _add_tokens(numbers)),
         numbers.get("prefill_tokens"),
+        _add(numbers, "prefill_keys", "decode_keys"),
+        _count_pairs(numbers),
     )
+
+
+def _count_pairs(numbers: dict[str, int]) -> int | None:
+    if not {"prefill_products", "prefill_squares", "decode_products"} <= set(numbers):
+        return None
+    return numbers["prefill_products"] - numbers["prefill_squares"] // 2 + numbers["decode_products"]
 
 
 def _count(numbers: dict[str, int], kind: str) -> int | None:

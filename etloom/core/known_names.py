@@ -13,7 +13,8 @@ SERVING = "a serving engine"
 #   category: annotation (default), python (a frame) or module (a call of an nn.Module).
 #   phase: prefill, decode, mixed or denoise, if the name alone implies it.
 #   Groups of the expression: number, phase, requests, tokens, prefill_requests, decode_requests, prefill_tokens,
-#   decode_tokens, steps.
+#   decode_tokens, steps; for the cost of attention prefill_keys, decode_keys (sums), prefill_squares (of query
+#   lengths), prefill_products, decode_products (of query and key lengths).
 # The first row that matches an event of a trace is used; within an iteration, others do not count.
 _ITERATIONS = [
     {
@@ -24,8 +25,10 @@ _ITERATIONS = [
     {  # ROCm's fork: sums of query lengths (sq), of key lengths (sk) and of their products
         "engine": SERVING,
         "pattern": r"^execute_(?P<tokens>\d+)"
-        r"_context_(?P<prefill_requests>\d+)\(sq(?P<prefill_tokens>\d+)sk\d+sqsq\d+sqsk\d+\)"
-        r"_generation_(?P<decode_requests>\d+)\(sq(?P<decode_tokens>\d+)sk\d+sqsq\d+sqsk\d+\)",
+        r"_context_(?P<prefill_requests>\d+)\(sq(?P<prefill_tokens>\d+)sk(?P<prefill_keys>\d+)"
+        r"sqsq(?P<prefill_squares>\d+)sqsk(?P<prefill_products>\d+)\)"
+        r"_generation_(?P<decode_requests>\d+)\(sq(?P<decode_tokens>\d+)sk(?P<decode_keys>\d+)"
+        r"sqsq\d+sqsk(?P<decode_products>\d+)\)",
     },
     {"engine": SERVING, "pattern": r"^execute_new_(?P<prefill_requests>\d+)_cached_(?P<decode_requests>\d+)"},
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from etloom.core.errors import InvalidValue
 from etloom.core.known_names import KNOWN_NAMES
 from etloom.core.registry import list_entry_points
 
-SECTIONS = ("iterations", "engines", "captures", "families", "communication")
+SECTIONS = ("iterations", "engines", "captures", "families", "communication", "costs")
 ENTRY_POINT = "etloom.names"
 FAMILIES = (
     *(
@@ -36,13 +36,16 @@ FAMILIES = (
         "pooling",
         "sorting",
         "waiting",
+        "moe",
+        "rope",
         "communication",
         "fused_communication",
     ),
     "other",
 )
-"""Families of kernels. routing: of tokens to experts; sorting: also scans and sampling; waiting: they only wait;
-fused_communication: kernels that communicate and compute, in unknown shares."""
+"""Families of kernels. routing: of tokens to experts; moe: mixtures of experts in one operator; rope: rotary positions;
+sorting: also scans and sampling; waiting: they only wait; fused_communication: kernels that communicate and compute, in
+unknown shares."""
 _POLARS_SECTIONS = ("engines", "families", "communication")
 """Sections whose patterns polars evaluates, for millions of kernels."""
 _KEYS = {
@@ -51,7 +54,14 @@ _KEYS = {
     "captures": {"pattern"},
     "families": {"family", "pattern"},
     "communication": {"pattern", "computes"},
+    "costs": {
+        *("pattern", "family", "model", "read", "write", "update", "result", "flops", "elements"),
+        *("a", "b", "out", "n", "hidden", "up", "down", "routing", "router", "q", "k", "v", "wraps"),
+    },
 }
+_MODELS = ("arguments", "product", "experts", "attention")
+_PLACES = r"\d{1,3}(?::\d{1,3})?(?: \d{1,3}(?::\d{1,3})?)*"
+"""Positions of arguments in a row of ``costs``."""
 Row = Mapping[str, Any]
 
 _user_files: dict[Path, tuple[str, dict[str, list[Row]]]] = {}
@@ -87,7 +97,7 @@ def list_names(section: str) -> tuple[Row, ...]:
     """Return the compiled name patterns of a section: first users', then installed packages', then etloom's."""
     tables = [*(rows for _, rows in _user_files.values()), *_load_entry_points()]
     rows = [row for table in tables for row in table.get(section, ())]
-    return (*rows, *[{**row, "pattern": re.compile(row["pattern"])} for row in KNOWN_NAMES[section]])
+    return (*rows, *[{**row, "pattern": re.compile(row["pattern"])} for row in KNOWN_NAMES.get(section, ())])
 
 
 @cache
@@ -134,6 +144,14 @@ def _parse(text: str, where: object) -> Any:
         raise InvalidValue(f"is not YAML{place}", where=str(where), option="names") from None
 
 
+def _check_cost(row: Row, place: str, error: Callable[[str, str], InvalidValue]) -> None:
+    if row.get("model") not in _MODELS:
+        raise error(f"{place}: unknown model {row.get('model')!r}", f"expected one of {', '.join(_MODELS)}")
+    for key in sorted(set(row) - {"pattern", "family", "model"}):
+        if not re.fullmatch(_PLACES, row[key]):
+            raise error(f"{place}: {key} is {row[key]!r}", 'expected positions of arguments, such as "0 2"')
+
+
 def check_names(tables: Any, where: object) -> dict[str, list[Row]]:
     """Check the sections of a file of name patterns, and return them with compiled regular expressions.
 
@@ -163,10 +181,12 @@ def check_names(tables: Any, where: object) -> dict[str, list[Row]]:
                 )
             if not_text := [key for key, value in row.items() if not isinstance(value, str)]:
                 raise error(f"{place}: {not_text[0]} is not text", "write it in quotes")
-            if section == "families" and row.get("family") not in FAMILIES:
+            if section in ("families", "costs") and row.get("family") not in FAMILIES:
                 raise error(
                     f"{place}: unknown family {row.get('family')!r}", f"expected one of {', '.join(FAMILIES)}"
                 )
+            if section == "costs":
+                _check_cost(row, place, error)
             try:
                 checked[section].append({**row, "pattern": re.compile(row["pattern"])})
                 if section in _POLARS_SECTIONS:

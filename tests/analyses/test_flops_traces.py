@@ -69,6 +69,7 @@ def test_the_time_of_a_call_is_the_union_of_its_kernels(
         replay=pl.lit(-1, dtype=pl.Int64),
         kernel_family=pl.lit("gemm"),
         tf32=pl.lit(False),
+        packed=pl.lit(False),
         bus=pl.lit(False),
         product=pl.lit(True),
         gradient=pl.lit(""),
@@ -301,6 +302,14 @@ def test_recomputed_operators_are_not_counted_as_model_flops(tmp_path: Path) -> 
         ("MI250 (one die)", 104, 1.7, 128, 1.7, 1024, 4096, 3.2),
         ("MI250X (one die)", 110, 1.7, 128, 1.7, 1024, 4096, 3.2),
         ("MI300X", 304, 2.1, 256, 2.1, 2048, 8192, 5.2),
+        ("A10", 72, 1.695, 256, 1.695, 1024, 384, 12.5),
+        ("A10G", 80, 1.71, 256, 1.71, 512, 384, 12.5),
+        ("L4", 58, 2.04, 256, 2.04, 1024, 192, 12.5),
+        ("L40S", 142, 2.52, 256, 2.49, 1024, 384, 18),
+        ("RTX 4090", 128, 2.52, 256, 2.52, 512, 384, 21),
+        ("RTX 5090", 170, 2.407, 256, 2.407, 512, 512, 28),
+        ("MI350X", 256, 2.2, 256, 2.2, 4096, 8192, 7.8),
+        ("MI355X", 256, 2.4, 256, 2.4, 4096, 8192, 7.8),
     ],
 )
 def test_peaks_follow_from_the_chips(
@@ -343,6 +352,19 @@ def test_peaks_of_the_types_are_in_proportion_and_have_a_source() -> None:
         ("NVIDIA H100 NVL", "H100 NVL", 835.5, 3938),
         ("NVIDIA H200", "H200 SXM", 989.4, 4800),
         ("NVIDIA B200", "B200", 2250, 7700),
+        ("NVIDIA GB200", "GB200", 2500, 8000),
+        ("NVIDIA GH200 480GB", "GH200 480GB", 989.4, 4000),
+        ("NVIDIA H20", "H20", 148, 4000),
+        ("NVIDIA H800", "H800 SXM", 989.4, 3352),
+        ("NVIDIA A800-SXM4-80GB", "A800 80GB", 312, 2039),
+        ("NVIDIA A10G", "A10G", 70, 600),
+        ("NVIDIA A10", "A10", 125, 600),
+        ("NVIDIA L4", "L4", 121, 300),
+        ("NVIDIA L40S", "L40S", 362, 864),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 165.2, 1008),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090", 209.5, 1792),
+        ("AMD Instinct MI325X", "MI325X", 1307.4, 6000),
+        ("AMD Instinct MI355X", "MI355X", 2516.6, 8000),
         ("AMD Instinct MI210", "MI210", 181, 1638.4),
         ("AMD Instinct MI250X / MI250", "MI250X (one die)", 191.5, 1638.4),
         ("AMD Instinct MI250", "MI250 (one die)", 181.05, 1638.4),
@@ -359,7 +381,7 @@ def test_devices_are_known_by_their_names(device: str, name: str, bf16: float | 
 @pytest.mark.parametrize(
     "device",
     [
-        *("NVIDIA GeForce RTX 2080 Ti", "NVIDIA GB200", "NVIDIA GH200 480GB", "NVIDIA A100-SXM-64GB"),
+        *("NVIDIA GeForce RTX 2080 Ti", "NVIDIA GB10", "NVIDIA GH200 144G HBM3e", "NVIDIA A100-SXM-64GB"),
         *("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "", None),
     ],
 )
@@ -563,7 +585,7 @@ def test_operators_without_flops_are_named(tmp_path: Path) -> None:
     named = "vllm::moe_forward (60.0 %), elementwise kernels without known operator (20.0 %)"
     assert said("flops") == f"{lacking}: {named}\n"
     assert said("flops", "--top", "1").endswith(f"{lacking}: {named}\n"), "of all rows, shown or not"
-    assert said("flops", "--by", "family") == f"{lacking}: gemm (60.0 %), elementwise (20.0 %)\n"
+    assert said("flops", "--by", "family") == f"{lacking}: moe (60.0 %), elementwise (20.0 %)\n"
     assert said("flops", "--by", "all") == f"{lacking}\n"
     assert said("flops", "--name", "aten::mm") == ""
     assert said("mfu") == (

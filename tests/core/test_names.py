@@ -18,7 +18,7 @@ from support.small_traces import write_run
 def test_the_known_names_are_as_those_of_users(tmp_path: Path) -> None:
     file = tmp_path / "known.yaml"
     file.write_text(yaml.safe_dump(KNOWN_NAMES))
-    assert names.read_names(file) == {section: list(names.list_names(section)) for section in names.SECTIONS}
+    assert names.read_names(file) == {section: list(names.list_names(section)) for section in KNOWN_NAMES}
 
 
 def test_values_of_rows_are_text(tmp_path: Path) -> None:

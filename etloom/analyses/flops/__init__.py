@@ -2,9 +2,10 @@
 
 One row per operator. flops: multiplications and additions; bytes: minimum memory traffic. counted: number of its calls
 that have a formula and known shapes, or whose cost follows from the forward operator of a backward one; covered_pct:
-their share of the row's time. Unknown values are null, never guessed. time_ns: time in which GPU activity of a call
-ran; with basis host: duration of the call; with basis none (execution trace only): unknown. Of nested operators the
-outermost one with a formula is counted; communication is excluded. See docs/flops.md for the definitions.
+their share of the row's time; assumed: what these costs assume, because it was not recorded. Unknown values are null.
+time_ns: time in which GPU activity of a call ran; with basis host: duration of the call; with basis none (execution
+trace only): unknown. Of nested operators the outermost one with a formula is counted; communication is excluded. See
+docs/flops.md for the definitions.
 
 Units: FLOP, B, ns, percent. Needs shapes: record_shapes=True, or the run's execution trace. Convention:
 torch.utils.flop_counter's, except for the mask of causal attention and the groups of a convolution, which it ignores.
@@ -35,6 +36,7 @@ COLUMNS = {
     "time_ns": pl.Int64,
     "time_pct": pl.Float64,
     "covered_pct": pl.Float64,
+    "assumed": pl.String,
 }
 _MAX_NAMES = 3
 _MIN_PCT = 0.1
@@ -71,6 +73,7 @@ def analyze(
             ),
             pl.when(time.is_not_null().any()).then(time.sum()).alias("time_ns"),
             time.filter(has_cost).sum().alias("known_ns"),
+            pl.col("assumed").drop_nulls().unique().sort().str.join("; ").replace("", None),
         )
         .with_columns(
             percent_of_total("time_ns"),

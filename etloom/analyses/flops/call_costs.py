@@ -14,13 +14,19 @@ from etloom.core.trace import Trace
 
 _MAX_COUNT = 2**56
 """Upper limit for the operations or bytes of one call, so that sums fit into 64 bits."""
-_COSTS = {"flops": pl.Int64, "bytes": pl.Int64, "model_flops": pl.Int64, "dtype": pl.String}
-_KEY = ("name", "dims", "types", "strides", "values")
+_COSTS = {
+    "flops": pl.Int64,
+    "bytes": pl.Int64,
+    "model_flops": pl.Int64,
+    "dtype": pl.String,
+    "assumed": pl.String,
+}
+_KEY = ("name", "dims", "types", "strides", "values", "context")
 
 
 def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     """Add argument shapes, types and cost (flops, bytes) to operator calls; the cost is null if unknown or not
-    counted."""
+    counted. ``calls`` have a column ``context`` (see `etloom.analyses.flops.call_context`)."""
     arguments = trace.arguments.select("dims", "types", "strides", id="event", values="concrete_inputs")
     calls = calls.hstack(take_rows(arguments.drop("id"), rows_of_ids(arguments, calls["id"])))
     distinct = calls.filter("costed").select(_KEY).unique()
@@ -47,7 +53,13 @@ def add_costs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
 def _make_frame(costs: list[Cost | None]) -> pl.DataFrame:
     none = Cost(None, None)
     rows = [
-        (cost.flops, cost.bytes, cost.flops if cost.model_flops is None else cost.model_flops, cost.dtype)
+        (
+            cost.flops,
+            cost.bytes,
+            cost.flops if cost.model_flops is None else cost.model_flops,
+            cost.dtype,
+            cost.assumed,
+        )
         for cost in (cost or none for cost in costs)
     ]
     return pl.DataFrame(rows, schema=_COSTS, orient="row")
@@ -73,7 +85,9 @@ def _kineto_cost(row: dict[str, Any]) -> Cost | None:
     if not row["dims"]:
         return None
     try:
-        call = parse_kineto_call(row["name"], row["dims"], row["types"], row["strides"], row["values"])
+        call = parse_kineto_call(
+            row["name"], row["dims"], row["types"], row["strides"], row["values"], row["context"]
+        )
     except (ValueError, TypeError, RecursionError):
         return None
     return compute_cost(call)

@@ -15,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from etloom.analyses.flops.backward_costs import derive_backward_costs
+from etloom.analyses.flops.call_context import find_context
 from etloom.analyses.flops.call_costs import add_costs, compute_node_costs
 from etloom.analyses.flops.formulas import FAMILIES, find_entry, infer_kernel_family
 from etloom.analyses.helpers import require_linked
@@ -37,6 +38,8 @@ _TF32 = r"(?i)tf32|s1688|nvjet_s"
 _INPUT_GRADIENT, _WEIGHT_GRADIENT = r"(?i)dgrad|igemm_bwd", r"(?i)wgrad|igemm_wrw"
 """The gradient of a convolution that a kernel computes, as named by cuDNN, CUTLASS and MIOpen."""
 _LAYOUT = r"nchwToNhwc|nhwcToNchw"
+_PACKED = r"(?i)mxfp4|nvfp4|e2m1|fp4|int4|w4a"
+"""Kernels that read 4-bit weights."""
 
 
 def count_calls(trace: Trace) -> pl.DataFrame:
@@ -45,7 +48,7 @@ def count_calls(trace: Trace) -> pl.DataFrame:
 
     Returns:
         row (of the operator in events, -1 if unknown), replay (id of the launch of a captured operator, else -1), name,
-        family, step, known (has a cost), flops, bytes,
+        family, step, known (has a cost), flops, bytes, assumed (what the cost assumes),
         model_flops (0 if activation checkpointing recomputed it), dtype, tf32 (float arithmetic in TF32, by kernel
         names), bus (it copied from or to the host, or another device), kernels, time_ns (time in which its GPU activity
         ran; basis host: its duration, or self time without a cost), basis, dims, types. Communication is excluded. For
@@ -74,6 +77,7 @@ def count_calls(trace: Trace) -> pl.DataFrame:
     units = units.hstack(take_rows(events.select("id", "name", own_step), rows)).with_columns(
         pl.Series("costed", costed), pl.Series("recomputed", costed & recomputed[rows])
     )
+    units = units.with_columns(find_context(trace, units, parent))
     units = _check_costs(trace, add_costs(trace, units))
     units = derive_backward_costs(trace, units, parent).drop("products", "gradients")
     return units.with_columns(
@@ -180,6 +184,7 @@ def _classify_names(names: tuple[tuple[str, str], ...], user_files: tuple[str, .
             tf32=name.str.contains(_TF32),
             product=~name.str.contains(_SPLIT_K_SUM),
             bus=name.str.contains(_BUS),
+            packed=name.str.contains(_PACKED),
             gradient=pl.when(name.str.contains(_INPUT_GRADIENT))
             .then(pl.lit("input"))
             .when(name.str.contains(_WEIGHT_GRADIENT))
@@ -202,9 +207,11 @@ def _mask_operators(events: pl.DataFrame) -> Mask:
 
 def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
     """Return a mask of the operators whose flops are counted, so that no operator is counted within another."""
-    entries = {name: find_entry(name) for name in names.unique().drop_nulls().cast(pl.String)}
-    plain = [name for name, rows_around in entries.items() if rows_around and not rows_around.composite]
-    composite = [name for name, rows_around in entries.items() if rows_around and rows_around.composite]
+    found = ((name, find_entry(name)) for name in names.unique().drop_nulls().cast(pl.String))
+    entries = {name: entry for name, entry in found if entry}
+    plain = [name for name, entry in entries.items() if not entry.composite]
+    composite = [name for name, entry in entries.items() if entry.composite]
+    parts = arrays.is_in(names, [name for name, entry in entries.items() if entry.part])
     counted: Mask = operators & arrays.is_in(names, plain)
     composites: Mask = operators & arrays.is_in(names, composite)
     rows = np.flatnonzero(counted)
@@ -212,14 +219,17 @@ def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
     rows = np.flatnonzero(composites)
     composites[rows[nesting.find_nearest_ancestor(parent, counted, rows) >= 0]] = False
     # A composite operator that encloses a counted one (composite or not) is covered by that one.
-    climbing = _above(parent, np.flatnonzero(counted | composites))
+    climbing = _above(parent, np.flatnonzero((counted & ~parts) | composites))
     around = np.zeros(len(names), dtype=np.bool_)
     while climbing.size:
         rows_around = np.unique(nesting.find_nearest_ancestor(parent, composites & ~around, climbing))
         rows_around = rows_around[rows_around >= 0]
         around[rows_around] = True
         climbing = _above(parent, rows_around)
-    return counted | (composites & ~around)
+    composites &= ~around
+    rows = np.flatnonzero(counted & parts)
+    counted[rows[nesting.find_nearest_ancestor(parent, composites, rows) >= 0]] = False
+    return counted | composites
 
 
 def _mask_recomputed(trace: Trace, parent: Rows) -> Mask:
@@ -279,7 +289,7 @@ def _group_by_call(work: pl.DataFrame) -> pl.DataFrame:
             pl.col("kernel_family").get(pl.col("dur").arg_max()),
             pl.len().cast(pl.Int64).alias("kernels"),
             pl.col("added_ns").sum().alias("time_ns"),
-            pl.col("tf32", "bus").any(),
+            pl.col("tf32", "bus", "packed").any(),
             (pl.col("product") & (pl.col("kernel_family") == "gemm")).sum().cast(pl.Int64).alias("products"),
             # A kernel of unknown gradient may belong to either: the number is only certain if both were observed.
             pl.when((sides == 2) | gradients_certain)
@@ -313,7 +323,11 @@ def _make_host_units(events: pl.DataFrame, parent: Rows, counted: Mask) -> pl.Da
         },
         schema_overrides={"kernel_family": pl.String},
     ).with_columns(
-        pl.col("kernel_family").cast(FAMILY), tf32=pl.lit(False), bus=pl.lit(False), basis=pl.lit("host")
+        pl.col("kernel_family").cast(FAMILY),
+        tf32=pl.lit(False),
+        bus=pl.lit(False),
+        packed=pl.lit(False),
+        basis=pl.lit("host"),
     )
 
 

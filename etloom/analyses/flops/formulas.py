@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from etloom.analyses.flops import attention, convolution, gemm, memory_bound
+from etloom.analyses.flops import attention, convolution, declared_costs, gemm, memory_bound
 from etloom.analyses.flops.operator_call import Formula
 from etloom.core import categories, names
 
-MATRIX = ("gemm", "attention", "convolution")
+MATRIX = ("gemm", "attention", "convolution", "moe")
 """Families that count for MFU: the arithmetic of a model."""
 FAMILIES = names.FAMILIES
 
@@ -21,11 +21,15 @@ class Entry:
 
     Attributes:
         composite: The operator usually calls another one that has an entry. It is counted only where it calls none.
+        part: The operator may be part of a composite one, which is then counted nevertheless.
+        needs: What the formula needs of the surroundings of a call, see `etloom.analyses.flops.call_context`.
     """
 
     family: str
     formula: Formula
     composite: bool = False
+    part: bool = False
+    needs: str | None = None
 
 
 _TABLES = {
@@ -49,8 +53,16 @@ def find_entry(operator: str | None) -> Entry | None:
     """Return the family and cost formula of an operator; None if the operator has no formula or no name."""
     if operator is None:
         return None
+    if (row := declared_costs.find_row(operator)) is not None:
+        return Entry(
+            row["family"],
+            declared_costs.make_formula(row),
+            composite="wraps" in row,
+            part=row["model"] == "arguments",
+            needs="experts" if "router" in row else "pairs" if row["model"] == "attention" else None,
+        )
     if operator.startswith(memory_bound.FUSED):
-        return Entry("elementwise", memory_bound.FUSED_FORMULA)
+        return Entry("elementwise", memory_bound.FUSED_FORMULA, part=True)
     return REGISTRY.get(operator)
 
 

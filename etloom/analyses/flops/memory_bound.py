@@ -182,21 +182,6 @@ def _rms_norm(call: Call) -> Cost:
     return Cost(4 * x.numel, add_or_none(count_bytes(*call.every()), count_bytes(Tensor(x.shape, x.dtype))))
 
 
-def _output_first(each: int, call: Call) -> Cost:
-    """Return the cost of a vLLM custom operator, whose first argument is the result and whose other arguments are
-    read."""
-    out = call.tensor(0)
-    return Cost(each * out.numel, count_bytes(*call.every()))
-
-
-def _added_norm(call: Call) -> Cost:
-    """Return the cost of vLLM's residual addition and RMS norm; both tensors are read and written."""
-    x, residual = call.tensor(0), call.tensor(1)
-    return Cost(
-        5 * x.numel, add_or_none(count_bytes(*call.every()), count_bytes(x, residual, as_result=True))
-    )
-
-
 def _look_up_rows(at_table: int, at_index: int, call: Call) -> Cost:
     """Return the cost of looking up table rows by index: the index is read, and each selected row is read and
     written."""
@@ -307,8 +292,6 @@ ELEMENTWISE: dict[str, Formula] = {
     },
     "aten::native_dropout": partial(_elementwise, 1, 2, False, None),
     **dict.fromkeys(("aten::_fused_adam_", "aten::_fused_adamw_"), _adam),
-    "_C::static_scaled_fp8_quant": partial(_output_first, 1),
-    "_C::silu_and_mul": partial(_output_first, 4),
 }
 REDUCTION: dict[str, Formula] = {
     **{f"aten::{name}": partial(_reduction, 1) for name in _REDUCTIONS.split()},
@@ -331,8 +314,6 @@ NORMALISATION: dict[str, Formula] = {
         for name in (*_BATCH_NORMS, "batch_norm", "native_layer_norm", "native_group_norm", "_fused_rms_norm")
     },
     "aten::_fused_rms_norm": _rms_norm,
-    "_C::rms_norm": partial(_output_first, 4),
-    "_C::fused_add_rms_norm": _added_norm,
 }
 EMBEDDING: dict[str, Formula] = {
     "aten::embedding": partial(_look_up_rows, 0, 1),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from etloom.core import categories
@@ -50,12 +50,14 @@ class Cost:
         bytes: Minimum memory traffic: each input is read once, each output written once.
         model_flops: Without recomputation; None: equal to flops.
         dtype: Type of the computation, if relevant.
+        assumed: What the cost assumes, because it was not recorded.
     """
 
     flops: int | None
     bytes: int | None
     model_flops: int | None = None
     dtype: str | None = None
+    assumed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,14 @@ class Call:
         tensors: For each argument a Tensor, a tuple of them (a list of tensors), or None.
         values: For each argument its value, if recorded.
         outputs: The results, if recorded (in execution traces, not by Kineto).
+        context: Numbers that surrounding events contain, see `etloom.analyses.flops.call_context`.
     """
 
     name: str
     tensors: tuple[Tensor | tuple[Tensor, ...] | None, ...]
     values: tuple[Any, ...] = ()
     outputs: tuple[Tensor | None, ...] = ()
+    context: Mapping[str, int] = field(default_factory=dict)
 
     def tensor(self, at: int, rank: int | None = None) -> Tensor:
         """Return argument ``at`` if it is a tensor (with ``rank`` dimensions, unless None); raise NotRecorded
@@ -87,9 +91,10 @@ class Call:
         argument = self.tensors[at] if at < len(self.tensors) else None
         return argument if isinstance(argument, Tensor) else None
 
-    def every(self) -> list[Tensor]:
-        """Return all tensors among the arguments, including those in lists."""
-        groups = [argument if isinstance(argument, tuple) else (argument,) for argument in self.tensors]
+    def every(self, without: Collection[int] = ()) -> list[Tensor]:
+        """Return all tensors among the arguments, including those in lists, except those at positions ``without``."""
+        kept = (argument for at, argument in enumerate(self.tensors) if at not in without)
+        groups = [argument if isinstance(argument, tuple) else (argument,) for argument in kept]
         return [tensor for group in groups for tensor in group if tensor is not None]
 
     def value(self, at: int) -> Any:
@@ -143,11 +148,16 @@ def add_or_none(*parts: int | None) -> int | None:
 
 
 def parse_kineto_call(
-    name: str, dims: str, types: str | None, strides: str | None, values: str | None
+    name: str,
+    dims: str,
+    types: str | None,
+    strides: str | None,
+    values: str | None,
+    context: str | None = None,
 ) -> Call:
     """Return the call described by Kineto's Input Dims, Input type, Input Strides and Concrete Inputs.
 
-    The element types of a list of tensors are not recorded.
+    The element types of a list of tensors are not recorded. ``context``: a JSON object, see `Call`.
 
     Raises:
         ValueError: Not a JSON list.
@@ -157,9 +167,12 @@ def parse_kineto_call(
         raise ValueError("dims is not a list")
     kind = _parse_padded(types, len(shapes))
     stride = _parse_padded(strides, len(shapes))
-    concrete = _parse_padded(values, len(shapes))
+    concrete = json.loads(values) if values else []
+    concrete = concrete if isinstance(concrete, list) else []
     tensors = tuple(map(_kineto_tensor, shapes, kind, stride))
-    return Call(name, tensors, tuple(map(_parse_concrete, concrete)))
+    return Call(
+        name, tensors, tuple(map(_parse_concrete, concrete)), context=json.loads(context) if context else {}
+    )
 
 
 def _parse_padded(text: str | None, length: int) -> list[Any]:
@@ -191,12 +204,15 @@ def _to_int_tuple(items: Any) -> tuple[int, ...] | None:
     return tuple(items) if isinstance(items, list) and all(type(item) is int for item in items) else None
 
 
+_PARENTHESES = str.maketrans("()", "[]")
+
+
 def _parse_concrete(text: Any) -> Any:
     """Return the value of an entry of Kineto's Concrete Inputs; None if the entry is empty or not a literal."""
     if not isinstance(text, str) or not text:
         return None
     try:
-        return json.loads(text.replace("True", "true").replace("False", "false"))
+        return json.loads(text.translate(_PARENTHESES).replace("True", "true").replace("False", "false"))
     except ValueError:
         return None
 

@@ -59,6 +59,7 @@ def find_peaks(
     trace: Trace,
     devices: list[int],
     *,
+    device: str | None = None,
     device_peaks: str | None = None,
     peak_tflops: float | None = None,
     bandwidth_gbs: float | None = None,
@@ -69,6 +70,7 @@ def find_peaks(
     Args:
         trace: The trace of a rank.
         devices: Indices of the used devices; empty for a CPU-only trace.
+        device: Name of the device, instead of the recorded one.
         device_peaks: A file like devices.json, whose entries take precedence.
         peak_tflops: Peak for any precision, TFLOP/s.
         bandwidth_gbs: Memory bandwidth, GB/s.
@@ -93,7 +95,7 @@ def find_peaks(
                 remedy=remedy,
             )
         return specified
-    name = find_device_name(trace, devices)
+    name = device or find_device_name(trace, devices)
     table = _load_file(device_peaks) if device_peaks else []
     # A MIG slice of a device (A100-SXM4-40GB MIG 3g.20gb) has only part of its peaks.
     table += [] if " MIG " in f"{name} " else _load_shipped_peaks()
@@ -103,7 +105,8 @@ def find_peaks(
             raise AnalysisError(
                 f"the peaks of {repr(name) if name else 'the device, which the trace does not name,'} are unknown",
                 where=describe_rank(trace),
-                remedy=f"{remedy}, or specify a file of device peaks with --device-peaks (docs/flops.md)",
+                remedy=f"{remedy}, or --device NAME of a known device, or a file of device peaks with --device-peaks "
+                "(docs/flops.md)",
             )
         return specified
     return Peaks(
@@ -113,6 +116,14 @@ def find_peaks(
         peaks.vector_tflops,
         peak_tflops,
     )
+
+
+def check_device(device: str | None, device_peaks: str | None) -> None:
+    """Raise UnknownName if a device is neither known nor in the file ``device_peaks``."""
+    if device is not None:
+        table = [*(_load_file(device_peaks) if device_peaks else []), *_load_shipped_peaks()]
+        if not any(_matches(pattern, device) for pattern, _ in table):
+            raise UnknownName("device", device, [peaks.name for _, peaks in table], option="device")
 
 
 def lookup_peaks(device: str) -> Peaks:
@@ -127,6 +138,13 @@ def lookup_peaks(device: str) -> Peaks:
     if not named + matching:
         raise UnknownName("device", device, [peaks.name for peaks in table], option="device")
     return (named + matching)[0]
+
+
+def find_fastest_peaks() -> Peaks:
+    """Return the peaks of the fastest known device in 16 bits: no other one needs less time."""
+    return max(
+        (peaks for _, peaks in _load_shipped_peaks()), key=lambda peaks: peaks.matrix_tflops.get("bf16", 0)
+    )
 
 
 def find_device_name(trace: Trace, devices: list[int]) -> str | None:

@@ -1,4 +1,4 @@
-"""Find chains of consecutive elementwise kernels, each of which reads and writes memory again."""
+"""Find chains of different elementwise kernels in a row, each of which reads and writes memory again."""
 
 from __future__ import annotations
 
@@ -60,6 +60,10 @@ def _find_chains(view: RankView) -> pl.DataFrame:
     cuts = np.flatnonzero(cut)
     chains = np.flatnonzero(np.diff(cuts) >= MIN_LENGTH)
     chains = chains[is_elementwise[rows[cuts[chains]]]]
+    # Equal kernels in a row may work on separate tensors: nothing shows that one reads what the other wrote.
+    name = kernels["name"].to_physical().to_numpy()[rows]
+    changes = np.concatenate(([0, 0], np.cumsum(name[1:] != name[:-1])))
+    chains = chains[changes[cuts[chains + 1]] > changes[cuts[chains] + 1]]
     chains = chains[np.argsort(rows[cuts[chains]])]
     start, end = cuts[chains], cuts[chains + 1]
     until = np.concatenate(([0], np.cumsum(kernels["dur"].to_numpy()[rows])))

@@ -11,9 +11,11 @@ from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, find_device_peaks
-from etloom.analyses.flops.peaks import Peaks
+from etloom.analyses.flops.peaks import find_fastest_peaks
+from etloom.analyses.flops.shape_reasons import Reason, explain_shapes
 from etloom.core.errors import AnalysisError
 from etloom.core.text import count_noun
+from etloom.core.trace import Trace
 
 SCOPE = "rank"
 MAX_ROOFLINE = 0.15
@@ -24,6 +26,10 @@ MIN_BUSY = 0.5
 """If less of the time is busy, slow operators are not what costs it."""
 MIN_SHARE = 0.05
 """Operators that take less than this share of the busy time are not reported."""
+DOMINANT_SHARE, DOMINANT_ROOFLINE, UNKNOWN_ROOFLINE = 1 / 3, 0.5, 0.75
+"""An operator with the same shapes that takes this share of the busy time is reported below this share of the roofline,
+whatever its size; on a device of unknown peaks only if its shapes show why, below the last share of the roofline of the
+fastest known device."""
 NARROW_TYPES = ("c10::BFloat16", "c10::Half")
 MIN_HOST_FLOPS = 10_000_000
 """Smaller products on the host are bound by their fixed costs."""
@@ -40,45 +46,124 @@ def find(view: RankView) -> Iterator[Finding]:
         return
     try:
         calls = count_calls(view.trace)
-        peaks = find_device_peaks(view.trace) if view.activity.basis == "device" else None
-    except AnalysisError:  # without shapes, or of an unknown device
+    except AnalysisError:  # without shapes
         return
-    calls = calls.filter(pl.col("known") & pl.col("family").is_in(MATRIX))
-    yield from _find_on_host(view, calls) if peaks is None else _find_on_device(view, calls, peaks)
+    if view.activity.basis == "device":
+        yield from _find_on_device(view, calls.filter("known"))
+    else:
+        yield from _find_on_host(view, calls.filter(pl.col("known") & pl.col("family").is_in(MATRIX)))
 
 
-def _find_on_device(view: RankView, calls: pl.DataFrame, peaks: Peaks) -> Iterator[Finding]:
-    calls = add_limits(calls, peaks).filter(
-        (pl.col("time_ns") >= MIN_CALL_NS) & (pl.col("ideal_ns") < MAX_ROOFLINE * pl.col("time_ns"))
+def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
+    try:
+        peaks, is_known = find_device_peaks(view.trace), True
+    except AnalysisError:  # of a device without a name
+        peaks, is_known = find_fastest_peaks(), False
+    calls = add_limits(calls, peaks).filter(pl.col("time_ns") > 0).with_row_index("call")
+    # Less was computed than the shapes imply: what remains certain is the arithmetic.
+    ideal = (
+        pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns").fill_null(0)
     )
+    calls = calls.with_columns(ideal_ns=ideal)
+    reasons = _explain(view, calls, is_known)
+    small = pl.lit(False)
+    if is_known:
+        small = (
+            pl.col("family").is_in(MATRIX)
+            & (pl.col("time_ns") >= MIN_CALL_NS)
+            & (pl.col("ideal_ns") < MAX_ROOFLINE * pl.col("time_ns"))
+        )
+    calls = calls.join(reasons, on=_SAME, how="left", nulls_equal=True, maintain_order="left")
+    calls = calls.filter(small | pl.col("is_dominant").fill_null(False))
     if calls.is_empty() or float(calls["time_ns"].sum()) < MIN_SHARE * view.busy.total:
         return
     work = assign_kernels(view.trace).join(
-        calls.select("row", "replay", "id", "time_ns", "ideal_ns"), on=["row", "replay"], suffix="_call"
+        calls.select("row", "replay", "id", "time_ns", "ideal_ns", "operator", "reason", "advice"),
+        on=["row", "replay"],
+        suffix="_call",
     )
     lost = (pl.col("dur") * (1 - pl.col("ideal_ns") / pl.col("time_ns"))).sum().cast(pl.Int64)
-    per_call = work.group_by("row", "replay", maintain_order=True)
-    rows = per_call.agg(
-        pl.col("step", "name").first(),
+    rows = work.group_by("row", "replay", maintain_order=True).agg(
+        pl.col("step", "name", "operator", "reason", "advice").first(),
         pl.col("end").max(),
         start=pl.col("ts").min(),
         cost_ns=lost,
         event=pl.col("id_call").first(),
     )
     share = 100 * float(calls["ideal_ns"].sum()) / float(calls["time_ns"].sum())
+    limit = (
+        "the device's roofline" if is_known else f"the roofline of a {peaks.name} (this device is not named)"
+    )
     yield from sum_places(
         view,
         rows,
         lambda row: (
-            f"{count_noun(row['count'], 'matrix operator')}{describe_place(row)} at {share:.1f} % of the device's "
-            "roofline on average"
+            f"{count_noun(row['count'], 'call')} of slow operators{describe_place(row)} at {share:.1f} % of {limit}"
+            + (f": {row['reason']}" if row["reason"] else " on average")
         ),
         confidence="low",
-        advice="see `etloom analyze roofline`: other shapes (multiples of 8 to 128), layouts or libraries, another "
-        "precision, or a fused kernel; the cost is the time above the roofline, of which a part remains",
+        advice=lambda row: (
+            f"{row['advice'] or GENERAL_ADVICE}; see `etloom analyze roofline`. The cost is the time above "
+            "the roofline, of which a part remains"
+        ),
         tracks=DEVICE,
         kind="device",
     )
+
+
+_SAME = ["name", "dims", "types"]
+GENERAL_ADVICE = (
+    "other shapes (multiples of 8 to 128), layouts or libraries, another precision, or a fused kernel"
+)
+
+
+def _explain(view: RankView, calls: pl.DataFrame, is_known: bool) -> pl.DataFrame:
+    """Return the operators with equal shapes that take a third of the busy time, far below the roofline.
+
+    Returns:
+        name, dims, types, is_dominant, operator, and the reason and advice, if the shapes show one.
+    """
+    groups = calls.group_by(_SAME, maintain_order=True).agg(
+        pl.col("family", "dtype", "id").first(), pl.col("time_ns", "ideal_ns").sum()
+    )
+    limit = DOMINANT_ROOFLINE if is_known else UNKNOWN_ROOFLINE
+    groups = groups.filter(
+        (pl.col("time_ns") >= DOMINANT_SHARE * view.busy.total)
+        & (pl.col("ideal_ns") < limit * pl.col("time_ns"))
+        & (pl.col("family") != "communication")
+    )
+    values = view.trace.arguments.select("concrete_inputs", id="event")
+    found = []
+    for row in groups.join(values, on="id", how="left", maintain_order="left").iter_rows(named=True):
+        reason = explain_shapes(
+            row["family"],
+            row["dims"],
+            row["concrete_inputs"],
+            row["dtype"],
+            _count_multiprocessors(view.trace),
+        )
+        if reason is None and is_known and row["family"] not in MATRIX:
+            reason = Reason(
+                "it reads and writes memory slowly",
+                "a kernel with wider accesses, contiguous tensors, or fusion",
+            )
+        if reason is not None or is_known:
+            text, advice = (None, None) if reason is None else (reason.text, reason.advice)
+            found.append((*(row[name] for name in _SAME), True, row["name"], text, advice))
+    schema = {name: calls.schema[name] for name in _SAME} | {
+        "is_dominant": pl.Boolean, "operator": pl.String, "reason": pl.String, "advice": pl.String,
+    }  # fmt: skip
+    return pl.DataFrame(found, schema=schema, orient="row")
+
+
+def _count_multiprocessors(trace: Trace) -> int | None:
+    numbers = {
+        device.get("numSms")
+        for device in trace.meta.get("device_properties") or ()
+        if isinstance(device, dict)
+    }
+    number = numbers.pop() if len(numbers) == 1 else None
+    return number if type(number) is int and number > 0 else None
 
 
 def _find_on_host(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:

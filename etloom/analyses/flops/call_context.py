@@ -1,0 +1,103 @@
+"""What the cost of a call needs of its surroundings: numbers in the name of the iteration, and of operators inside it.
+
+pairs    ``pairs`` and ``keys`` of the engine's iteration that encloses the call, or the launch of the device graph that
+         replays it (`etloom.core.iterations.Iteration`).
+experts  ``chosen``: experts a token, from the operators inside that select them (the integer of a top-k, or the columns
+         of what is sorted); ``is_packed``: the kernels' names have 4-bit weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from etloom.analyses.flops.formulas import find_entry
+from etloom.core import nesting
+from etloom.core.arrays import rows_of_ids, take_rows
+from etloom.core.iterations import find_iterations
+from etloom.core.trace import Trace
+
+_SELECTS, _SORTS = r"(?i)top_?k", r"(?i)sorttokens"
+
+
+def find_context(trace: Trace, calls: pl.DataFrame, parent: NDArray[np.int64]) -> pl.Series:
+    """Return a JSON object per call (row, replay, name, costed, packed) with the numbers that its formula needs.
+
+    It is null if the formula needs none, or none was recorded.
+    """
+    names = calls["name"].unique().drop_nulls().cast(pl.String)
+    needs = {name: entry.needs for name in names if (entry := find_entry(name)) and entry.needs}
+    context: list[str | None] = [None] * calls.height
+    if needs:
+        needed = calls.with_row_index("call").filter(
+            "costed", pl.col("name").cast(pl.String).is_in(list(needs))
+        )
+        needed = needed.with_columns(need=pl.col("name").cast(pl.String).replace_strict(needs))
+        pairs, experts = (needed.filter(pl.col("need") == need) for need in ("pairs", "experts"))
+        for call, values in (*_find_pairs(trace, pairs), *_find_chosen(trace, experts, parent)):
+            context[call] = json.dumps(values)
+    return pl.Series("context", context, dtype=pl.String)
+
+
+def _find_pairs(trace: Trace, calls: pl.DataFrame) -> Iterator[tuple[int, dict[str, Any]]]:
+    if calls.is_empty():
+        return
+    events = trace.events
+    rows, iterations = find_iterations(events)
+    spans = take_rows(events, rows).select("ts", "pid", end=pl.col("ts") + pl.col("dur"))
+    order = np.argsort(spans["ts"].to_numpy(), kind="stable")
+    starts, ends = spans["ts"].to_numpy()[order], spans["end"].to_numpy()[order]
+    # The call of a captured operator happens when its graph is replayed.
+    replays = rows_of_ids(events, calls["replay"])
+    times = events["ts"].to_numpy()[np.where(replays >= 0, replays, calls["row"].to_numpy())]
+    places = np.searchsorted(starts, times, side="right") - 1
+    for call, time, place in zip(calls["call"], times.tolist(), places.tolist(), strict=True):
+        if place < 0 or time >= ends[place]:
+            continue
+        iteration = iterations[order[place]]
+        if iteration.pairs is not None and iteration.keys is not None:
+            yield call, {"pairs": iteration.pairs, "keys": iteration.keys}
+
+
+def _find_chosen(
+    trace: Trace, calls: pl.DataFrame, parent: NDArray[np.int64]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    if calls.is_empty():
+        return
+    events = trace.events
+    is_call = np.zeros(events.height, np.bool_)
+    is_call[calls["row"].to_numpy()] = True
+    inside = events.select("id", pl.col("name").cast(pl.String)).with_row_index("inner")
+    inside = inside.filter(pl.col("name").str.contains(f"{_SELECTS}|{_SORTS}")).join(
+        trace.arguments.select("dims", "concrete_inputs", id="event"), on="id"
+    )
+    owners = nesting.find_nearest_ancestor(parent, is_call, inside["inner"].to_numpy())
+    chosen: dict[int, set[int]] = {}
+    texts = inside.select("name", pl.col("dims", "concrete_inputs").cast(pl.String).fill_null("[]"))
+    for owner, arguments in zip(owners.tolist(), texts.iter_rows(), strict=True):
+        number = _read_chosen(*arguments)
+        if owner >= 0 and number is not None:
+            chosen.setdefault(owner, set()).add(number)
+    for call, row, is_packed in calls.select("call", "row", "packed").iter_rows():
+        numbers = chosen.get(row, set())
+        if len(numbers) == 1:
+            yield call, {"chosen": min(numbers), "is_packed": int(is_packed)}
+
+
+def _read_chosen(name: str, dims: str, values: str) -> int | None:
+    """Return the number of selected experts: the first integer of a top-k, or the columns of what is sorted."""
+    try:
+        shapes, texts = json.loads(dims), json.loads(values)
+        columns = shapes[0][1]
+        if re.search(_SORTS, name):
+            return int(columns)
+        number = next(int(text) for text in texts if isinstance(text, str) and text.isdecimal())
+        return number if number <= columns else None
+    except (ValueError, TypeError, LookupError, StopIteration):
+        return None

@@ -1,0 +1,182 @@
+"""Costs that are declared as rows: built-in ones by hand, users' rows, and what the surroundings of a call add."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import etloom
+from etloom.analyses.flops.call_costs import compute_cost
+from etloom.analyses.flops.declared_costs import BUILT_IN
+from etloom.analyses.flops.operator_call import Call, Tensor
+from etloom.cli import app
+from etloom.core import names
+from etloom.core.errors import InvalidValue
+from etloom.core.trace import Job
+from support.small_traces import OperatorTraceBuilder, complete_event
+
+BF16, FP8, INT, LONG = "c10::BFloat16", "c10::Float8_e4m3fn", "int", "long int"
+BYTE, FLOAT = "unsigned char", "float"
+
+
+def tensor(*shape: int, dtype: str = BF16) -> Tensor:
+    return Tensor(shape, dtype)
+
+
+X = tensor(6, 8)  # 48 elements, 96 B
+W = tensor(8)  # 16 B
+KNOWN: list[tuple[str, tuple[Any, ...], tuple[Any, ...], int, int]] = [
+    # operator, tensors, values, FLOPs, bytes
+    ("_C::rms_norm", (X, X, W), (), 4 * 48, 96 + 96 + 16),
+    ("sgl_kernel::rmsnorm", (X, X, W), (), 4 * 48, 96 + 96 + 16),
+    ("_C::fused_add_rms_norm", (X, X, W), (), 5 * 48, 4 * 96 + 16),
+    ("aiter::rmsnorm2d_fwd_with_add_ck", (X, X, X, X, W), (), 5 * 48, 4 * 96 + 16),
+    ("vllm::rocm_aiter_rmsnorm2d_fwd_with_add", (X, X, W), (), 5 * 48, 4 * 96 + 16),
+    ("_C::silu_and_mul", (X, tensor(6, 16)), (), 4 * 48, 96 + 192),
+    ("_C::rotary_embedding", (tensor(6, dtype=LONG), X, tensor(6, 4), None, tensor(99, 4)), (), 3 * 72, 48 + 192 + 96),
+    (
+        "_C_cache_ops::reshape_and_cache_flash",
+        (tensor(6, 2, 4), tensor(6, 2, 4), *[tensor(99, 16, 2, 4, dtype=BYTE)] * 2, tensor(6, dtype=LONG)),
+        (),
+        0,
+        96 + 96 + 48 + 48 + 48,
+    ),
+    ("_C::static_scaled_fp8_quant", (tensor(6, 8, dtype=FP8), X, tensor(1, dtype=FLOAT)), (), 2 * 48, 48 + 96 + 4),
+    (
+        "sgl_kernel::sgl_per_token_quant_fp8",
+        (X, tensor(6, 8, dtype=FP8), tensor(6, 1, dtype=FLOAT)),
+        (),
+        2 * 48,
+        96 + 48 + 24,
+    ),
+    (
+        "_C::cutlass_scaled_mm",
+        (tensor(6, 4), tensor(6, 8, dtype=FP8), tensor(8, 4, dtype=FP8), *[tensor(1, dtype=FLOAT)] * 2),
+        (),
+        2 * 6 * 8 * 4,
+        48 + 48 + 32 + 8,
+    ),
+    ("sgl_kernel::fp8_scaled_mm", (tensor(6, 8, dtype=FP8), tensor(8, 4, dtype=FP8)), (), 2 * 6 * 8 * 4, 48 + 32 + 48),
+    ("sgl_kernel::fp8_scaled_mm", (tensor(6, 8, dtype=FP8), tensor(4, 8, dtype=FP8)), (), 2 * 6 * 8 * 4, 48 + 32 + 48),
+    (
+        "_C::cutlass_scaled_fp4_mm",
+        (tensor(6, 4), tensor(6, 8, dtype=BYTE), tensor(4, 8, dtype=BYTE)),
+        (),
+        2 * 6 * 16 * 4,
+        48 + 48 + 32,
+    ),
+    (
+        "_C::gptq_marlin_gemm",
+        (tensor(6, 128), None, tensor(8, 64, dtype=INT)),
+        (*[None] * 12, 32),
+        2 * 6 * 128 * 32,
+        6 * 128 * 2 + 8 * 64 * 4 + 6 * 32 * 2,
+    ),
+    ("vllm::rocm_unquantized_gemm", (X, tensor(4, 8), tensor(4)), (), 2 * 6 * 8 * 4, 96 + 64 + 8 + 48),
+    (  # one expert of two, half of two reached by one token: (1 - 1/2) 2 = 1 expert of (16 x 8 + 8 x 8) weights
+        "vllm::rocm_aiter_fused_moe",
+        (tensor(1, 8), tensor(2, 16, 8), tensor(2, 8, 8), tensor(1, 1, dtype=FLOAT)),
+        (),
+        2 * (128 + 64),
+        16 + 16 + 2 * (128 + 64),
+    ),
+    ("_moe_C::topk_softmax", (tensor(6, 2, dtype=FLOAT), tensor(6, 2, dtype=INT), tensor(6, 2, dtype=INT),
+                              tensor(6, 8, dtype=FLOAT)), (), 5 * 48, 48 * 3 + 192),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "tensors", "values", "flops", "bytes_"), KNOWN)
+def test_costs_by_hand(
+    name: str, tensors: tuple[Any, ...], values: tuple[Any, ...], flops: int, bytes_: int
+) -> None:
+    cost = compute_cost(Call(name, tensors, values))
+    assert cost is not None
+    assert (cost.flops, cost.bytes, cost.assumed) == (flops, bytes_, None)
+
+
+def test_the_rows_of_this_package_pass_the_check_of_users_rows() -> None:
+    assert len(names.check_names({"costs": BUILT_IN}, "the built-in rows")["costs"]) == len(BUILT_IN)
+
+
+def test_attention_over_pages_follows_the_sums_of_the_iteration() -> None:
+    q, k = tensor(32, 64, 64), tensor(32, 8, 64)
+    pages = Call("vllm::unified_attention_with_output", (q, k, k, q), context={"pairs": 55086, "keys": 55086})
+    cost = compute_cost(pages)
+    assert cost is not None
+    assert cost.flops == 2 * 64 * (64 + 64) * 55086 == 902_529_024
+    assert cost.bytes == 2 * (2 * 32 * 64 * 64 + 55086 * 8 * (64 + 64))
+    assert compute_cost(Call(pages.name, pages.tensors)) is None, "without sums it is unknown"
+
+
+ITERATION = "execute_9_context_1(sq4sk10sqsq16sqsk40)_generation_5(sq5sk50sqsq5sqsk50)"
+
+
+def write_engine(folder: Path, router: list[int], chosen: str | None) -> Job:
+    """An iteration of an engine with attention over pages and a mixture of experts, a kernel each."""
+    made = OperatorTraceBuilder()
+    made.events.append(complete_event("user_annotation", ITERATION, 0, 1000, 10, 11))
+    made.operator("vllm::unified_attention_with_output", 10, 100, [[9, 2, 4]] * 3)
+    made.kernel("kernel_unified_attention_2d", 20, 2000, 50)
+    made.operator("vllm::moe_forward", 200, 300, [[9, 8], router])
+    if chosen is not None:
+        made.operator("TopK", 210, 50, [router, []], **{"Concrete Inputs": ["", chosen]})
+    return made.kernel("_matmul_ogs_bf16xbf16xmxfp4", 300, 2100, 50).open(folder)
+
+
+def test_the_surroundings_of_a_call_complete_its_cost(tmp_path: Path) -> None:
+    job = write_engine(tmp_path, [9, 4], "2")
+    table = {row["name"]: row for row in etloom.analyze(job, "flops").iter_rows(named=True)}
+    attention, experts = table["vllm::unified_attention_with_output"], table["vllm::moe_forward"]
+    assert attention["flops"] == 2 * 2 * (4 + 4) * (40 - 16 // 2 + 50)
+    assert experts["flops"] == 2 * 9 * 2 * 3 * 8 * 8
+    reached = 4 * (1 - (1 - 2 / 4) ** 9)
+    assert experts["bytes"] == 2 * (9 * 8 * 2) + round(reached * (3 * 8 * 8 // 2)), "weights of 4 bits"
+    assert "intermediate size" in experts["assumed"]
+    assert attention["assumed"] is None
+
+
+@pytest.mark.parametrize("chosen", [None, "9"])
+def test_an_unknown_number_of_experts_is_not_guessed(tmp_path: Path, chosen: str | None) -> None:
+    table = etloom.analyze(write_engine(tmp_path, [9, 4], chosen), "flops")
+    assert table.filter(name="vllm::moe_forward")["flops"].to_list() == [None]
+
+
+def test_users_declare_costs(tmp_path: Path) -> None:
+    OperatorTraceBuilder().operator("mine::norm", 0, 100, [[6, 8], [8]]).kernel("k", 10, 200, 9).open(
+        tmp_path
+    )
+    file = tmp_path / "names.yaml"
+    rows = [
+        {
+            "pattern": "^mine::norm$",
+            "family": "normalisation",
+            "model": "arguments",
+            "result": "0",
+            "flops": "7",
+        }
+    ]
+    file.write_text(json.dumps({"costs": rows}))
+    result = CliRunner().invoke(
+        app, ["analyze", "flops", str(tmp_path / "kineto_trace_0.json"), "--names", str(file), "-f", "json"]
+    )
+    (row,) = json.loads(result.stdout)
+    assert (row["family"], row["flops"], row["bytes"]) == ("normalisation", 7 * 48, 96 + 16 + 96)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "guess"}, "unknown model 'guess'"),
+        ({"family": "guess"}, "unknown family 'guess'"),
+        ({"write": "first"}, "write is 'first'"),
+        ({"speed": "1"}, "unknown key 'speed'"),
+    ],
+)
+def test_wrong_rows_are_refused(change: dict[str, str], words: str) -> None:
+    row = {"pattern": "^x$", "family": "gemm", "model": "product", "a": "0", "b": "1", **change}
+    with pytest.raises(InvalidValue, match=words):
+        names.check_names({"costs": [row]}, "names.yaml")

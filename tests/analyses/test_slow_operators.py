@@ -1,0 +1,111 @@
+"""Slow operators: planted ones with the reason from their shapes, and clean traces, which have none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etloom
+from etloom.analyses.flops.shape_reasons import explain_shapes
+from etloom.core.trace import Job
+from support.small_traces import OperatorTraceBuilder
+
+BF16 = "c10::BFloat16"
+REASONS: list[tuple[str, list[Any], list[str], str, str | None]] = [
+    ("gemm", [[256, 65536], [65536, 512]], [], BF16, "too few tiles"),
+    ("gemm", [[8192, 32], [32, 32]], [], BF16, "skinny"),
+    ("gemm", [[8192, 8192], [8192, 8193]], [], BF16, "no multiple of 8"),
+    ("gemm", [[8192, 8192], [8192, 8194]], [], "float", "no multiple of 4"),
+    ("gemm", [[1408, 8192], [8192, 1408]], [], BF16, "mostly empty"),
+    ("gemm", [[8192, 8192], [8192, 8192]], [], BF16, None),
+    ("gemm", [[4096], [8192, 4096], [4096, 4096]], [], BF16, None),
+    ("gemm", [[64, 512, 512], [64, 512, 512]], [], BF16, None),
+    ("convolution", [[8, 512, 32, 32], [512, 1, 3, 3]], [], "float", "depthwise"),
+    ("convolution", [[8, 512, 32, 32], [256, 512, 1, 1]], [], "float", "pointwise"),
+    ("convolution", [[8, 512, 32, 32], [512, 512, 3, 3]], ["", "", "", "1", "1", "[2, 2]"], "float", "dilated"),
+    ("convolution", [[1, 3, 1024, 1024], [64, 3, 7, 7]], [], "float", "3 input channels"),
+    ("convolution", [[8, 512, 32, 32], [512, 512, 3, 3]], ["", "", "", "1", "1", "[1, 1]"], "float", None),
+    ("attention", [[1, 32, 32768, 128]] * 3, [], BF16, "long sequence"),
+    ("attention", [[16, 32, 128, 128]] * 3, [], BF16, "short sequences"),
+    ("attention", [[4, 16, 2048, 256]] * 3, [], BF16, "heads of 256"),
+    ("attention", [[4, 16, 2048, 128]] * 3, [], BF16, None),
+    ("moe", [[16, 64], [64, 256, 64], [64, 64, 128], [16, 2]], [], BF16, "64 experts with 0.5 tokens"),
+    ("moe", [[512, 64], [16, 256, 64], [16, 64, 128], [512, 1]], [], BF16, "16 experts, 1 for a token, 32 tokens"),
+    ("softmax", [[512, 64]], [], BF16, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "shapes", "values", "dtype", "words"), REASONS)
+def test_shapes_show_the_reason(
+    family: str, shapes: list[Any], values: list[str], dtype: str, words: str | None
+) -> None:
+    reason = explain_shapes(family, json.dumps(shapes), json.dumps(values), dtype, None)
+    assert (reason is None) if words is None else (reason is not None and words in reason.text)
+
+
+@pytest.mark.parametrize("dims", [None, "[", "{}", "[null, 3]", '[[1, "a"]]', "[[], []]", "[[5], [5]]"])
+def test_damaged_shapes_show_nothing(dims: str | None) -> None:
+    for family in ("gemm", "convolution", "attention", "moe"):
+        assert explain_shapes(family, dims, "[", BF16, 132) is None
+
+
+def run_product(folder: Path, sizes: list[list[int]], each_us: float, device: str | None) -> Job:
+    made = OperatorTraceBuilder()
+    for call in range(8):
+        made.operator("aten::mm", 100 * call, 50, sizes).kernel(
+            "gemm", 100 * call + 5, 2000 + call * each_us, each_us
+        )
+    return made.open(folder, device)
+
+
+def titles(job: Job) -> list[str]:
+    table = etloom.analyze(job, "findings", pattern="slow-operators", min_pct=0)
+    return [str(title) for title in table["title"]]
+
+
+FEW_TILES = [[256, 65536], [65536, 512]]  # 17.2 GFLOP: 0.017 ms on an H100
+
+
+def test_a_dominant_product_of_few_tiles_is_named_with_the_reason(tmp_path: Path) -> None:
+    (title,) = titles(run_product(tmp_path, FEW_TILES, 400, "NVIDIA H100 80GB HBM3"))
+    assert "8 calls of slow operators in aten::mm" in title
+    assert "too few tiles" in title
+
+
+def test_without_a_device_only_what_the_shapes_explain_is_named(tmp_path: Path) -> None:
+    (title,) = titles(run_product(tmp_path, FEW_TILES, 400, None))
+    assert "this device is not named" in title
+    (tmp_path / "square").mkdir()
+    assert titles(run_product(tmp_path / "square", [[4096, 4096]] * 2, 400, None)) == []
+
+
+def test_products_near_the_roofline_are_not_slow(tmp_path: Path) -> None:
+    """137 GFLOP take 0.14 ms at the peak of an H100."""
+    assert titles(run_product(tmp_path, [[4096, 4096]] * 2, 200, "NVIDIA H100 80GB HBM3")) == []
+
+
+PLANTED = {
+    "conv_01_large_spatial_small_ch": "3 input channels",
+    "conv_04_depthwise": "depthwise",
+    "conv_05_pointwise_1x1": "pointwise",
+    "elem_01_add_poor_bw": "reads and writes memory slowly",
+    "gemm_01_compute_few_tiles": "too few tiles",
+    "gemm_04_memory_tall_skinny": "skinny",
+    "moe_01_many_experts_few_tokens": "64 experts with 0.5 tokens",
+    "moe_03_top1_sparse": "1 for a token",
+    "sdpa_01_long_seq_low_eff": "long sequence",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_operators_come_first(name: str, data: Path) -> None:
+    path = data / "kernels" / "standalone" / f"{name}.json.gz"
+    if not path.exists():
+        pytest.skip("needs the traces with planted operators")
+    first = etloom.analyze(etloom.open(path, use_cache=False), "findings").row(0, named=True)
+    assert first["pattern"] == "slow-operators"
+    assert PLANTED[name] in first["title"]
+    assert first["confidence"] == "low"
