@@ -207,11 +207,11 @@ def _count_experts(row: Row, call: Call) -> Cost:
         weights = packing * (up.numel + down.numel) // experts
         total = count_bytes(up, down)
         weight_bytes, assumed = (None if total is None else total // experts), None
-    reached = experts * (1 - (1 - min(1.0, chosen / experts)) ** tokens)
+    expected_experts = experts * (1 - (1 - min(1.0, chosen / experts)) ** tokens)
     traffic = add_or_none(count_bytes(hidden), count_bytes(hidden, as_result=True))
     return Cost(
         2 * tokens * chosen * weights,
-        add_or_none(traffic, None if weight_bytes is None else round(reached * weight_bytes)),
+        add_or_none(traffic, None if weight_bytes is None else round(expected_experts * weight_bytes)),
         dtype=hidden.dtype,
         assumed=assumed,
     )

@@ -93,8 +93,8 @@ class Call:
 
     def every(self, without: Collection[int] = ()) -> list[Tensor]:
         """Return all tensors among the arguments, including those in lists, except those at positions ``without``."""
-        kept = (argument for at, argument in enumerate(self.tensors) if at not in without)
-        groups = [argument if isinstance(argument, tuple) else (argument,) for argument in kept]
+        remaining = (argument for at, argument in enumerate(self.tensors) if at not in without)
+        groups = [argument if isinstance(argument, tuple) else (argument,) for argument in remaining]
         return [tensor for group in groups for tensor in group if tensor is not None]
 
     def value(self, at: int) -> Any:

@@ -105,8 +105,7 @@ def find_peaks(
             raise AnalysisError(
                 f"the peaks of {repr(name) if name else 'the device, which the trace does not name,'} are unknown",
                 where=describe_rank(trace),
-                remedy=f"{remedy}, or --device NAME of a known device, or a file of device peaks with --device-peaks "
-                "(docs/flops.md)",
+                remedy=f"{remedy}, or --device NAME, or a file of peaks with --device-peaks (docs/flops.md)",
             )
         return specified
     return Peaks(

@@ -59,22 +59,7 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
         peaks, is_known = find_device_peaks(view.trace), True
     except AnalysisError:  # of a device without a name
         peaks, is_known = find_fastest_peaks(), False
-    calls = add_limits(calls, peaks).filter(pl.col("time_ns") > 0).with_row_index("call")
-    # Less was computed than the shapes imply: what remains certain is the arithmetic.
-    ideal = (
-        pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns").fill_null(0)
-    )
-    calls = calls.with_columns(ideal_ns=ideal)
-    reasons = _explain(view, calls, is_known)
-    small = pl.lit(False)
-    if is_known:
-        small = (
-            pl.col("family").is_in(MATRIX)
-            & (pl.col("time_ns") >= MIN_CALL_NS)
-            & (pl.col("ideal_ns") < MAX_ROOFLINE * pl.col("time_ns"))
-        )
-    calls = calls.join(reasons, on=_SAME, how="left", nulls_equal=True, maintain_order="left")
-    calls = calls.filter(small | pl.col("is_dominant").fill_null(False))
+    calls = _select_slow(view, add_limits(calls, peaks), is_known)
     if calls.is_empty() or float(calls["time_ns"].sum()) < MIN_SHARE * view.busy.total:
         return
     work = assign_kernels(view.trace).join(
@@ -109,6 +94,23 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
         tracks=DEVICE,
         kind="device",
     )
+
+
+def _select_slow(view: RankView, calls: pl.DataFrame, is_known: bool) -> pl.DataFrame:
+    """Return the slow calls, with ``operator``, ``reason`` and ``advice`` of those whose shapes show a reason."""
+    # A call faster than its memory traffic moved less than its shapes imply: its arithmetic remains certain.
+    ideal = pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns")
+    calls = calls.with_columns(ideal_ns=ideal).filter(pl.col("time_ns") > 0, pl.col("ideal_ns").is_not_null())
+    reasons = _explain(view, calls, is_known)
+    is_slow = pl.lit(False)
+    if is_known:
+        is_slow = (
+            pl.col("family").is_in(MATRIX)
+            & (pl.col("time_ns") >= MIN_CALL_NS)
+            & (pl.col("ideal_ns") < MAX_ROOFLINE * pl.col("time_ns"))
+        )
+    calls = calls.join(reasons, on=_SAME, how="left", nulls_equal=True, maintain_order="left")
+    return calls.filter(is_slow | pl.col("is_dominant").fill_null(False))
 
 
 _SAME = ["name", "dims", "types"]
