@@ -18,7 +18,7 @@ from etloom.exports.chakra_lint import lint
 from etloom.exports.chakra_lint.list_schedule import Resource, required_resource, schedule_nodes
 from etloom.formats.chakra.et_files import load_file
 from support import small_traces
-from support.small_traces import RankBuilder
+from support.small_traces import OperatorTraceBuilder, RankBuilder
 
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 
@@ -63,6 +63,20 @@ def test_a_collective_of_one_rank_is_a_computation() -> None:
     groups = GroupNumbers({("1", "[2]"): 1}, {1: [2]})
     fact = {"collective": "all_reduce", "bytes": 64, "pg_name": "1", "ranks": "[2]"}
     assert _describe_communication("gloo:all_reduce", fact, 2, groups, {})["type"] == COMP
+
+
+def test_ranges_without_a_name_are_exported(tmp_path: Path) -> None:
+    """An event that outlasts the one around it is a range, whatever its name."""
+    made = (
+        OperatorTraceBuilder()
+        .operator("aten::mm", 0, 100)
+        .operator("lost", 50, 100)
+        .operator("aten::mm", 200, 9)
+    )
+    trace = made.open(tmp_path)[0]
+    nameless = trace.events.with_columns(name=pl.when(pl.col("name") != "lost").then("name"))
+    chakra.write(trace.replace(events=nameless), tmp_path / "job.et")
+    assert load_file(tmp_path / "job.0.et").nodes
 
 
 def test_a_rank_that_starts_later_has_a_start_node(run: Job, tmp_path: Path) -> None:

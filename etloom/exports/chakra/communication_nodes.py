@@ -56,7 +56,7 @@ def build_communication_columns(trace: Trace, activities: Activities, groups: Gr
     work = np.flatnonzero(np.isin(activities.kind, (ActivityKind.DEVICE, ActivityKind.RANGE)))
     events = trace.events
     work_events = categories.add_kernel_type(events.select("cat", "name")[activities.owner[work]])
-    names = work_events["name"].cast(pl.String)
+    names = work_events["name"].cast(pl.String).fill_null("")
     is_communication = (work_events["kind"] == "communication").fill_null(False).to_numpy()
     is_communication |= activities.kind[work] == ActivityKind.RANGE
     comms = _CommLookup(trace, activities.issuer[work])
