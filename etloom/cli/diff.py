@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from etloom.api.questions import Difference
     from etloom.core.trace import Job
 
-_ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "step", "memory"]
+_ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "tree", "step", "memory"]
 
 
 @command()
@@ -38,6 +38,10 @@ def diff(
     Times of ranks are those outside of communication, of operators exclusive. share is the part of the table's total
     change, so it sums to 100 %, and omitted if the change is within noise or changes cancel.
 
+    With --by tree, the call trees of both runs are walked down to the lowest common operators and modules; a row is
+    what ran there instead of what, so programs that differ in fusion, library or device can be compared, and changes
+    add up.
+
     Of two memory snapshots, or with --by memory, the rows are the places that hold memory at the peak; the first row is
     the peak of reserved memory.
 
@@ -48,7 +52,7 @@ def diff(
       etloom diff old/ new/
       etloom diff old/ new/ --by kernel --top 10
       etloom diff old/ new/ --html diff.html
-      etloom diff mi300.json.gz h100.json.gz --by operator --format csv
+      etloom diff mi300.json.gz h100.json.gz --by tree
     """
     import etloom
 

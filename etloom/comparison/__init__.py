@@ -16,6 +16,7 @@ import polars as pl
 
 from etloom.analyses.answers import answer
 from etloom.analyses.helpers.step_times import measure_device_tail
+from etloom.comparison.call_trees import compare_trees
 from etloom.comparison.change_estimate import CONFIDENCE, MIN_STEPS, estimate_shift
 from etloom.comparison.change_estimate import Shift as Shift
 from etloom.comparison.difference_tables import BY as BY
@@ -154,7 +155,7 @@ class Difference:
                 change = format_signed_time(caller["device_total_change_ns"])
                 lines.append(
                     f"{caller['operator']} runs other operators inside ({change} of GPU time): "
-                    f"operators of both runs take {parts}"
+                    f"operators of both runs take {parts}; see --by tree"
                 )
             else:
                 lines.append(
@@ -246,10 +247,12 @@ class Difference:
     def _compare_by(self, by: str) -> pl.DataFrame:
         if by == "step":
             return compare_measures([self.before], [self.after])
+        noise = self.step_time is not None and self.step_time.is_known and not self.step_time.is_clear
+        if by == "tree":
+            return compare_trees(self.before, self.after, self.stepped, clear=not noise)
         if by not in SUMS:
             raise UnknownName("grouping", by, BY, option="by")
         first, second = (sum_run(job, by, self.stepped) for job in (self.before, self.after))
-        noise = self.step_time is not None and self.step_time.is_known and not self.step_time.is_clear
         return join_sides(first, second, clear=not noise)
 
 

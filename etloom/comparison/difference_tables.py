@@ -26,7 +26,7 @@ from etloom.timeline.activity import (
     to_intervals,
 )
 
-BY = ("category", "family", "operator", "kernel", "collective", "rank", "step")
+BY = ("category", "family", "operator", "kernel", "collective", "rank", "tree", "step")
 MIN_RANK_CHANGE, OUTLIER = 0.02, 5.0
 """By how much a rank must change unlike the usual one: share of its time, and standard deviations of the ranks."""
 NEGLIGIBLE = 0.001
@@ -178,7 +178,7 @@ def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
     by = trace.launches.select("device_event", id="operator").unique("device_event", keep="first")
     names = by.join(trace.events.select("id", "name"), on="id").select(id="device_event", operator="name")
     activities = (
-        trace.compute_once(_assign_steps)
+        trace.compute_once(assign_steps)
         .drop("name")
         .join(names, on="id", how="left")
         .rename({"operator": "name"})
@@ -203,7 +203,7 @@ def sum_operators(trace: Trace, stepped: bool | None) -> pl.DataFrame:
 
 def sum_families(trace: Trace, stepped: bool | None) -> pl.DataFrame:
     """Return count and sum of durations (ns) per kernel family of one rank; see `by_family` and `sum_operators`."""
-    activities = trace.compute_once(_assign_steps)
+    activities = trace.compute_once(assign_steps)
     if activities.height:
         named = kernel_families.classify_kernels(trace).select("id", "family")
         activities = activities.join(named, on="id", how="left")
@@ -214,7 +214,7 @@ def sum_families(trace: Trace, stepped: bool | None) -> pl.DataFrame:
 
 def sum_kernels(trace: Trace, stepped: bool | None) -> pl.DataFrame:
     """Return count and sum of durations (ns) per kernel of one rank; see `by_kernel` and `sum_operators`."""
-    activities = trace.compute_once(_assign_steps).rename({"name": "kernel"})
+    activities = trace.compute_once(assign_steps).rename({"name": "kernel"})
     return _sum_per_step(trace, activities, stepped, ["kernel", "kind"], *_DURATIONS)
 
 
@@ -222,7 +222,7 @@ def find_communication_steps(trace: Trace, rank: int) -> pl.DataFrame:
     """Return the step number of each communication of a rank; columns event, step (null outside of steps)."""
     participations = trace.compute_once(list_participations, rank).select("event", "where", "issuer")
     participations = participations.join(
-        trace.compute_once(_assign_steps).select("step", event="id"),
+        trace.compute_once(assign_steps).select("step", event="id"),
         on="event",
         how="left",
         maintain_order="left",
@@ -234,7 +234,7 @@ def find_communication_steps(trace: Trace, rank: int) -> pl.DataFrame:
     return participations.select("event", step=pl.coalesce("step", call_step))
 
 
-def _assign_steps(trace: Trace) -> pl.DataFrame:
+def assign_steps(trace: Trace) -> pl.DataFrame:
     """Return the GPU activities by start, with the step in which they were launched.
 
     Without a recorded launch, the step is the innermost at their start, unless they were launched before the recording.
@@ -258,7 +258,7 @@ def measure_unattributed(trace: Trace) -> int:
     marks = find_steps(trace)
     if not marks.height:
         return 0
-    before = to_intervals(trace.compute_once(_assign_steps).filter(pl.col("step").is_null()))
+    before = to_intervals(trace.compute_once(assign_steps).filter(pl.col("step").is_null()))
     return (before & Intervals.of(marks["start"].to_numpy(), marks["end"].to_numpy())).total
 
 

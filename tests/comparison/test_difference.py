@@ -14,7 +14,7 @@ import etloom
 from etloom.cli import main
 from etloom.comparison.change_estimate import estimate_shift
 from etloom.comparison.difference_tables import (
-    _assign_steps,
+    assign_steps,
     common_operator_shares,
     find_changed_ranks,
     join_sides,
@@ -209,7 +209,7 @@ def test_work_that_no_call_launched_is_of_the_innermost_step_around_it(tmp_path:
     file = tmp_path / "kineto_trace_0.json"
     file.write_text(json.dumps(small_traces.kineto() | {"traceEvents": nested}))
     (trace,) = etloom.open(file, use_cache=False).values()
-    found = _assign_steps(trace)
+    found = assign_steps(trace)
     assert dict(zip(found["name"], found["step"], strict=True)) == {
         "launched": 1, "ahead": 1, "inside": 2, "behind": 1, "after": None,
     }  # fmt: skip

@@ -56,10 +56,10 @@ def find(view: RankView) -> Iterator[Finding]:
 
 def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
     try:
-        peaks, is_known = find_device_peaks(view.trace), True
+        peaks, has_peaks = find_device_peaks(view.trace), True
     except AnalysisError:  # of a device without a name
-        peaks, is_known = find_fastest_peaks(), False
-    calls = _select_slow(view, add_limits(calls, peaks), is_known)
+        peaks, has_peaks = find_fastest_peaks(), False
+    calls = _select_slow(view, add_limits(calls, peaks), has_peaks)
     if calls.is_empty() or float(calls["time_ns"].sum()) < MIN_SHARE * view.busy.total:
         return
     work = assign_kernels(view.trace).join(
@@ -77,7 +77,7 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
     )
     share = 100 * float(calls["ideal_ns"].sum()) / float(calls["time_ns"].sum())
     limit = (
-        "the device's roofline" if is_known else f"the roofline of a {peaks.name} (this device is not named)"
+        "the device's roofline" if has_peaks else f"the roofline of a {peaks.name} (this device is not named)"
     )
     yield from sum_places(
         view,
@@ -96,14 +96,14 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
     )
 
 
-def _select_slow(view: RankView, calls: pl.DataFrame, is_known: bool) -> pl.DataFrame:
+def _select_slow(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFrame:
     """Return the slow calls, with ``operator``, ``reason`` and ``advice`` of those whose shapes show a reason."""
     # A call faster than its memory traffic moved less than its shapes imply: its arithmetic remains certain.
     ideal = pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns")
     calls = calls.with_columns(ideal_ns=ideal).filter(pl.col("time_ns") > 0, pl.col("ideal_ns").is_not_null())
-    reasons = _explain(view, calls, is_known)
+    reasons = _explain(view, calls, has_peaks)
     is_slow = pl.lit(False)
-    if is_known:
+    if has_peaks:
         is_slow = (
             pl.col("family").is_in(MATRIX)
             & (pl.col("time_ns") >= MIN_CALL_NS)
@@ -119,7 +119,7 @@ GENERAL_ADVICE = (
 )
 
 
-def _explain(view: RankView, calls: pl.DataFrame, is_known: bool) -> pl.DataFrame:
+def _explain(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFrame:
     """Return the operators with equal shapes that take a third of the busy time, far below the roofline.
 
     Returns:
@@ -128,14 +128,14 @@ def _explain(view: RankView, calls: pl.DataFrame, is_known: bool) -> pl.DataFram
     groups = calls.group_by(_SAME, maintain_order=True).agg(
         pl.col("family", "dtype", "id").first(), pl.col("time_ns", "ideal_ns").sum()
     )
-    limit = DOMINANT_ROOFLINE if is_known else UNKNOWN_ROOFLINE
+    limit = DOMINANT_ROOFLINE if has_peaks else UNKNOWN_ROOFLINE
     groups = groups.filter(
         (pl.col("time_ns") >= DOMINANT_SHARE * view.busy.total)
         & (pl.col("ideal_ns") < limit * pl.col("time_ns"))
         & (pl.col("family") != "communication")
     )
     values = view.trace.arguments.select("concrete_inputs", id="event")
-    found = []
+    explained = []
     for row in groups.join(values, on="id", how="left", maintain_order="left").iter_rows(named=True):
         reason = explain_shapes(
             row["family"],
@@ -144,18 +144,18 @@ def _explain(view: RankView, calls: pl.DataFrame, is_known: bool) -> pl.DataFram
             row["dtype"],
             _count_multiprocessors(view.trace),
         )
-        if reason is None and is_known and row["family"] not in MATRIX:
+        if reason is None and has_peaks and row["family"] not in MATRIX:
             reason = Reason(
                 "it reads and writes memory slowly",
                 "a kernel with wider accesses, contiguous tensors, or fusion",
             )
-        if reason is not None or is_known:
+        if reason is not None or has_peaks:
             text, advice = (None, None) if reason is None else (reason.text, reason.advice)
-            found.append((*(row[name] for name in _SAME), True, row["name"], text, advice))
+            explained.append((*(row[name] for name in _SAME), True, row["name"], text, advice))
     schema = {name: calls.schema[name] for name in _SAME} | {
         "is_dominant": pl.Boolean, "operator": pl.String, "reason": pl.String, "advice": pl.String,
     }  # fmt: skip
-    return pl.DataFrame(found, schema=schema, orient="row")
+    return pl.DataFrame(explained, schema=schema, orient="row")
 
 
 def _count_multiprocessors(trace: Trace) -> int | None:

@@ -1,0 +1,102 @@
+"""Call trees of two runs: what ran instead of what, and that every activity is counted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import etloom
+from etloom.comparison.call_trees import Node, _align
+from etloom.core.trace import Job
+from support.small_traces import OperatorTraceBuilder
+
+
+def test_what_replaces_what_is_stated_at_the_lowest_common_operator(data: Path) -> None:
+    cases = data / "cases" / "turn3"
+    if not (cases / "attention_fused.json").exists():
+        pytest.skip("needs the cases of turn 3")
+    runs = [etloom.open(cases / f"attention_{name}.json", use_cache=False) for name in ("fused", "unfused")]
+    (row,) = etloom.diff(*runs).table("tree").iter_rows(named=True)
+    assert (row["caller"], row["in"]) == ("my_attention", "both")
+    assert (row["before"], row["after"]) == (
+        "my::flash_fwd 350 µs",
+        "aten::bmm 520 µs, aten::_softmax 260 µs",
+    )
+    assert (row["before_ns"], row["after_ns"], row["change_ns"]) == (350_000, 780_000, 430_000)
+
+
+def test_a_pair_of_devices_adds_up(data: Path) -> None:
+    pair = data / "tracelens"
+    if not pair.exists():
+        pytest.skip("needs the pair of devices")
+    runs = [etloom.open(pair / f"{name}_qwen.json.gz", use_cache=False) for name in ("h100", "mi300")]
+    difference = etloom.diff(*runs)
+    tree, kernels = difference.table("tree"), difference.table("kernel")
+    for name in ("before_ns", "after_ns", "change_ns"):
+        assert tree[name].sum() == pytest.approx(kernels[name].sum(), abs=tree.height + kernels.height)
+    attention = tree.filter(pl.col("caller").str.ends_with("aten::_flash_attention_forward")).row(
+        0, named=True
+    )
+    assert "flash_fwd_kernel" in attention["before"] and "attn_fwd" in attention["after"]
+    assert "Qwen2DecoderLayer" in attention["caller"], "layers are one module"
+
+
+def products(folder: Path, library: str, each: float) -> Job:
+    made = OperatorTraceBuilder()
+    made.operator("aten::linear", 0, 90).operator(f"{library}::mm", 10, 50).kernel(
+        f"{library}_gemm", 20, 1000, each
+    )
+    made.kernel("fill", 70, 1000 + each, 5).kernel("lost", None, 2000, 7)
+    folder.mkdir()
+    return made.open(folder)
+
+
+def test_own_kernels_and_callees_of_one_side_are_one_row(tmp_path: Path) -> None:
+    table = etloom.diff(products(tmp_path / "a", "one", 40), products(tmp_path / "b", "two", 90)).table(
+        "tree"
+    )
+    rows = {row["caller"]: row for row in table.iter_rows(named=True)}
+    assert set(rows) == {"aten::linear", "(top)"}
+    assert rows["aten::linear"]["before"] == "one::mm 40 µs, fill 5 µs"
+    assert rows["aten::linear"]["after"] == "two::mm 90 µs, fill 5 µs"
+    assert rows["(top)"]["before"] == rows["(top)"]["after"] == "lost 7 µs"
+
+
+def test_runs_on_the_host_are_compared_by_exclusive_time(tmp_path: Path) -> None:
+    runs = []
+    for name, product in (("a", "aten::mm"), ("b", "aten::bmm")):
+        (tmp_path / name).mkdir()
+        made = OperatorTraceBuilder().operator("aten::linear", 0, 90).operator(product, 10, 50)
+        runs.append(made.open(tmp_path / name))
+    (row,) = etloom.diff(*runs).table("tree").iter_rows(named=True)
+    assert (row["caller"], row["before"]) == ("aten::linear", "aten::mm 50 µs, aten::linear 40 µs")
+
+
+trees = st.recursive(
+    st.builds(Node, st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9).map(float), max_size=2)),
+    lambda inner: st.builds(
+        Node,
+        st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9).map(float), max_size=2),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@given(trees, trees)
+def test_every_activity_is_in_one_row(first: Node, second: Node) -> None:
+    rows = list(_align((), first, second))
+    assert sum(row[3] for row in rows) == pytest.approx(first.ns)
+    assert sum(row[4] for row in rows) == pytest.approx(second.ns)
+    assert len({row[0] for row in rows}) == len(rows), "one row per caller"
+
+
+@given(trees)
+def test_equal_trees_differ_nowhere(tree: Node) -> None:
+    assert all(
+        before == after and first == second for _, before, after, first, second in _align((), tree, tree)
+    )
