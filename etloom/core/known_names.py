@@ -19,8 +19,8 @@ SERVING = "a serving engine"
 _ITERATIONS = [
     {
         "engine": SERVING,
-        "pattern": r"^execute_context_(?P<prefill_requests>\d+)\((?P<prefill_tokens>\d+)\)"
-        r"_generation_(?P<decode_requests>\d+)\((?P<decode_tokens>\d+)\)",
+        "pattern": r"^execute_context_(?P<prefill_requests>\d+)\((?P<prefill_tokens>\d+)(?:_\d+)?\)"
+        r"_generation_(?P<decode_requests>\d+)\((?P<decode_tokens>\d+)(?:_\d+)?\)",
     },
     {  # ROCm's fork: sums of query lengths (sq), of key lengths (sk) and of their products
         "engine": SERVING,

@@ -23,8 +23,13 @@ NAMES = [
     (DECODE.format(7), Iteration(SERVING, "decode", None, 7, 7, 0)),
     (
         "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)",
-        Iteration(SERVING, "decode", None, 32, 32, 0),
+        Iteration(SERVING, "decode", None, 32, 32, 0, keys=55086, pairs=55086),
     ),
+    (
+        "execute_9_context_1(sq4sk10sqsq16sqsk40)_generation_5(sq5sk50sqsq5sqsk50)",
+        Iteration(SERVING, "mixed", None, 6, 9, 4, keys=60, pairs=40 - 8 + 50),
+    ),
+    ("execute_context_1(888_788544)_generation_0(0)", Iteration(SERVING, "prefill", None, 1, 888, 888)),
     ("execute_new_1_cached_4", Iteration(SERVING, "mixed", None, 5, None, None)),
     (
         "[Executor] _forward_step 12: 1 ctx reqs, 100 ctx tkns, 8 gen reqs",
