@@ -18,10 +18,11 @@ from typing import Annotated
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns
-from etloom.analyses.helpers.live_blocks import PLACES, describe_blocks, sum_holders
+from etloom.analyses.helpers.live_blocks import describe_blocks, sum_holders
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
 from etloom.timeline.memory.program import find_programs, parse_moment
+from etloom.timeline.memory.stacks import PLACES
 
 SCOPE = "rank"
 COLUMNS = {
