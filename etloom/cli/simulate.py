@@ -102,14 +102,17 @@ def simulate(
 
     changes = _parse_changes(conditions)
     if conditions.memory:
-        from etloom.analyses.helpers.memory_changes import check_changes
+        from etloom.analyses.helpers.memory_changes import check_changes, describe_fit
 
         check_changes(conditions.memory)
         if changes or out is not None:
             raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
         other = None if conditions.other_batch is None else open_job(conditions.other_batch, run)
-        table = etloom.simulate_memory(open_job(path, run), *conditions.memory, other_batch=other)
+        job = open_job(path, run)
+        table = etloom.simulate_memory(job, *conditions.memory, other_batch=other)
         write_table(table, format, None)
+        for line in describe_fit(job, conditions.memory, table):
+            print_message(line)
         return
     if conditions.other_batch is not None:
         raise click.UsageError("--other-batch requires --memory")

@@ -18,7 +18,7 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     null), and entry, the row of the table ``allocator`` that requested it.
 
     Args:
-        by: A key of `PLACES`.
+        by: A key of `PLACES`, or kind: what a request is for, as the program noted it with its metadata.
     """
     blocks = simulation.blocks
     requests = pl.DataFrame({"owner": range(len(program.entry)), "entry": program.entry})
@@ -32,9 +32,11 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     blocks = blocks.join(end_entries, on="addr", how="left").with_columns(
         entry=pl.when(before).then("end_entry").otherwise("entry")
     )
-    places = parse_distinct(
-        trace.allocator.select("id", "stack"), "stack", PLACES[by], pl.String, alias="place"
-    )
+    if by == "kind":
+        places = trace.allocator.select("id", place=pl.col("annotation").cast(pl.String))
+    else:
+        stacks = trace.allocator.select("id", "stack")
+        places = parse_distinct(stacks, "stack", PLACES[by], pl.String, alias="place")
     places = places.select(pl.col("id").cast(pl.Int64).alias("entry"), "place")
     blocks = blocks.join(places, on="entry", how="left", maintain_order="left")
     is_free = pl.col("owner") == NO_OWNER

@@ -35,7 +35,10 @@ def find_operator(stack: list[str]) -> str | None:
 
 
 def find_module(stack: list[str]) -> str | None:
-    """Return the innermost ``forward`` outside of torch, with its file, or else the backward node or operator."""
+    """Return the innermost module that the stack names, or else the innermost ``forward`` outside of torch, with its
+    file, or else the backward node or operator."""
+    if named := [match for frame in stack if (match := _MODULE.match(frame))]:
+        return f"{named[0][1]} ({named[0][2]})".lstrip()
     forward = [frame for frame in stack if frame.startswith("forward (") and not TORCH.search(frame)]
     return next((re.sub(r":\d+\)$", ")", frame) for frame in forward), find_operator(stack))
 

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from etloom.core.errors import InvalidValue
+from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.timeline.memory.program import Program, Simulation, parse_moment
-from etloom.timeline.memory.program_changes import checkpoint_module, scale_batch
+from etloom.timeline.memory.program_changes import checkpoint_module, rank_module_calls, scale_batch
 from etloom.timeline.memory.settings import MIB, UNLIMITED, Settings, parse_settings, split_settings
 
 COLUMNS = {
@@ -41,6 +42,8 @@ COLUMNS = {
 RECORDED = "recorded"
 _STEP = 2 * MIB
 """Memory is taken from the driver in multiples of this."""
+_MAX_MODULES = 8
+"""Modules of which checkpointing is tried."""
 _MAX_OPERATIONS = 200_000
 """Longest program of which the needed memory is searched, which takes some twenty simulations."""
 
@@ -123,6 +126,27 @@ def apply_change(program: Program, text: str, other_batch: Program | None = None
     for operation in sorted((changed.find_operation(moment) for moment in change.moments), reverse=True):
         changed = changed.with_empty_cache(operation)
     return changed, change.settings
+
+
+def find_help(program: Program, text: str) -> list[tuple[str, int]]:
+    """Return further changes with which a program that does not fit needs at least 1 % less, and the bytes it needs.
+
+    These are expandable segments, and checkpointing of the module with which the peak is lowest, of those whose calls
+    request most.
+    """
+    before = find_needed_bytes(*apply_change(program, text))
+    tried = []
+    for module in rank_module_calls(program)[:_MAX_MODULES]:
+        with suppress(AnalysisError):
+            change = f"checkpoint={module}"
+            changed, settings = apply_change(program, f"{text},{change}")
+            peak = int(changed.run(replace(settings, capacity=0)).allocated.max(initial=0))
+            tried.append((peak, change))
+    changes = ["expandable_segments:True", *(change for _, change in sorted(tried)[:1])]
+    needs = [(change, find_needed_bytes(*apply_change(program, f"{text},{change}"))) for change in changes]
+    return [
+        (change, size) for change, size in needs if size is not None and before is not None and size < before
+    ]
 
 
 def find_needed_bytes(program: Program, settings: Settings) -> int | None:
