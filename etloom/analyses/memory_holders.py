@@ -1,8 +1,11 @@
-"""Who holds the memory of a device at the peak, by line, module or operator, and which free bytes they split.
+"""Who holds the memory of a device at the peak, by line, module, operator or kind, and which free bytes they split.
 
 A row per place, most bytes first, from a memory snapshot. The place of a block is where its request was recorded: the
-innermost Python line outside of torch (by line), the innermost forward with its file (by module), or the operator or
-backward node (by operator, if C++ frames were recorded). Blocks without a stack are "allocated before the recording".
+innermost Python line outside of torch (by line), the innermost module or forward with its file (by module), or the
+operator or backward node (by operator, if C++ frames were recorded). By kind it is what the memory is for: parameters,
+gradients, optimizer, activations, buffers, communication or workspaces in a forecast of etloom collect --fake-world,
+otherwise what the program set with torch.cuda.memory._set_memory_metadata. Blocks without a stack are "allocated before
+the recording".
 
 - requested_bytes: as the program asked for. bytes: of the allocator's blocks. pct: of all blocks in use.
 - split_bytes: free bytes that cannot go back to the driver because of these blocks; those of a segment are shared
@@ -18,10 +21,11 @@ from typing import Annotated
 import polars as pl
 
 from etloom.analyses.helpers import conform_columns
-from etloom.analyses.helpers.live_blocks import PLACES, describe_blocks, sum_holders
+from etloom.analyses.helpers.live_blocks import describe_blocks, sum_holders
 from etloom.core.errors import UnknownName
 from etloom.core.trace import Trace
 from etloom.timeline.memory.program import find_programs, parse_moment
+from etloom.timeline.memory.stacks import PLACES
 
 SCOPE = "rank"
 COLUMNS = {
@@ -38,7 +42,7 @@ COLUMNS = {
 def analyze(
     trace: Trace,
     *,
-    by: Annotated[str, "line, module or operator."] = "line",
+    by: Annotated[str, "line, module, operator or kind."] = "line",
     at: Annotated[
         str,
         "peak (most bytes in use), reserved-peak, end, oom (the first request that failed), or a time after the first "
@@ -46,8 +50,8 @@ def analyze(
     ] = "peak",
     top: Annotated[int, "Number of rows per device, largest first."] = 20,
 ) -> pl.DataFrame:
-    if by not in PLACES:
-        raise UnknownName("place", by, PLACES, option="by")
+    if by not in (*PLACES, "kind"):
+        raise UnknownName("place", by, [*PLACES, "kind"], option="by")
     parse_moment(at)  # before the trace is asked for its history
     tables = []
     for program in find_programs(trace):

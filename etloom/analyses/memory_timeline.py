@@ -18,7 +18,6 @@ import numpy as np
 import polars as pl
 
 from etloom.analyses.helpers import Step, check_step, conform_columns, require_linked
-from etloom.analyses.helpers.live_blocks import find_line
 from etloom.core import categories
 from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import AnalysisError
@@ -26,6 +25,7 @@ from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
 from etloom.timeline.activity import describe_rank, find_steps
 from etloom.timeline.allocations import find_allocations
+from etloom.timeline.memory.stacks import find_line
 
 SCOPE = "rank"
 COLUMNS = {

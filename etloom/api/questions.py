@@ -120,22 +120,25 @@ def simulate(run: Run, *changes: str | AnyChange) -> Simulated:
 
 
 @verb
-def simulate_memory(run: Run, *changes: str) -> pl.DataFrame:
+def simulate_memory(run: Run, *changes: str, other_batch: Run | None = None) -> pl.DataFrame:
     """Predict the memory that a recorded program needs under other settings of PyTorch's caching allocator.
 
     Args:
         run: a Trace, a Job, or a path, with memory snapshots.
         changes: settings in the form of PYTORCH_CUDA_ALLOC_CONF ("expandable_segments:True,max_split_size_mb:128"),
-            with "capacity=40GiB" for another device and "empty_cache=peak" for a call of empty_cache at a moment.
+            with "capacity=40GiB" for another device, "empty_cache=peak" for a call of empty_cache at a moment,
+            "checkpoint=model.py:12" for checkpointing of the module that a line calls, and "batch=x2".
+        other_batch: snapshots of the same program with another batch; "batch=x2" finds there which sizes grow with it.
 
     Returns:
         One row per rank and device for the recording, and one per change: rank, device, change, fits (no request
         fails), capacity_bytes, peak_reserved_bytes, peak_allocated_bytes, needed_bytes (the smallest capacity that
-        suffices), retries, failed_bytes and failed_after_ns (the first request that fails).
+        suffices), retries, failed_bytes and failed_after_ns (the first request that fails), repeated_requests and
+        repeated_ns (what checkpointing computes again, and its recorded time on the host).
 
     Raises:
-        InvalidValue: A change names an unknown setting, or has an invalid value.
-        AnalysisError: no rank has a history of its allocator.
+        InvalidValue: A change names an unknown setting or module, or has an invalid value.
+        AnalysisError: no rank has a history of its allocator, or it lacks what a change needs.
 
     Example:
         >>> etloom.simulate_memory("snapshot.pickle", "capacity=40GiB")["fits"].to_list()  # doctest: +SKIP
@@ -143,7 +146,8 @@ def simulate_memory(run: Run, *changes: str) -> pl.DataFrame:
     """
     from etloom.analyses.helpers import memory_changes
 
-    return memory_changes.simulate_memory(as_job(run), changes)
+    others = None if other_batch is None else as_job(other_batch)
+    return memory_changes.simulate_memory(as_job(run), changes, others)
 
 
 @verb

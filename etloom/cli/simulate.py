@@ -46,10 +46,14 @@ class ChangeOptions:
     ] = ()
     memory: Annotated[
         tuple[str, ...],
-        'Other settings of the caching allocator, such as "expandable_segments:True" or "capacity=40GiB"; may be '
-        "repeated: each is compared with the recording.",
+        'Other settings of the caching allocator, such as "expandable_segments:True", "capacity=40GiB", '
+        '"checkpoint=model.py:12" or "batch=x2"; may be repeated: each is compared with the recording.',
         Flag(metavar="SETTINGS"),
     ] = ()
+    other_batch: Annotated[
+        Path | None,
+        "A memory snapshot of the same program with another batch: batch=x2 finds there which sizes grow with it.",
+    ] = None
 
 
 @command()
@@ -80,7 +84,8 @@ def simulate(
     analyze graph-quality shows how reliable the graph is.
 
     With --memory, the requests of a memory snapshot run through PyTorch's caching allocator with other settings (in the
-    form of PYTORCH_CUDA_ALLOC_CONF), another capacity, or empty_cache at a moment: docs/memory.md.
+    form of PYTORCH_CUDA_ALLOC_CONF), another capacity, empty_cache at a moment, checkpointing of the module that a line
+    calls, or another batch: docs/memory.md.
 
     Examples:
 
@@ -97,13 +102,20 @@ def simulate(
 
     changes = _parse_changes(conditions)
     if conditions.memory:
-        from etloom.analyses.helpers.memory_changes import check_changes
+        from etloom.analyses.helpers.memory_changes import check_changes, describe_fit
 
         check_changes(conditions.memory)
         if changes or out is not None:
             raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
-        write_table(etloom.simulate_memory(open_job(path, run), *conditions.memory), format, None)
+        other = None if conditions.other_batch is None else open_job(conditions.other_batch, run)
+        job = open_job(path, run)
+        table = etloom.simulate_memory(job, *conditions.memory, other_batch=other)
+        write_table(table, format, None)
+        for line in describe_fit(job, conditions.memory, table):
+            print_message(line)
         return
+    if conditions.other_batch is not None:
+        raise click.UsageError("--other-batch requires --memory")
     if out is not None:
         check_export(out)
     if not changes:

@@ -37,7 +37,7 @@ def merge_traces(traces: tuple[Trace, ...]) -> Trace:
     """
     if not traces:
         raise LinkError("no trace to link", remedy="pass an execution trace, a profiler trace, or both")
-    traces = _drop_observer_times(traces)
+    traces = _drop_observer_times(_reduce_snapshots(traces))
     for name, description in (("events", "profiler traces"), ("nodes", "execution traces")):
         holders = [trace for trace in traces if trace.table(name).height]
         if len(holders) > 1:
@@ -104,6 +104,30 @@ def _drop_observer_times(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
         trace.replace(events=TABLES["events"].empty()) if trace.meta.get("formats") == ["observer"] else trace
         for trace in traces
     )
+
+
+def _reduce_snapshots(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
+    """Reduce memory snapshots to their history if there are other traces, which have the events and the clock."""
+    others = [trace for trace in traces if not _is_snapshot(trace)]
+    if not others:
+        return traces
+    has_memory = any(trace.table("memory").height for trace in others)
+    tables = ("allocator", "stats") if has_memory else ("allocator", "memory", "stats")
+    has_clock = any("clock" in trace.meta for trace in others)
+    facts = ("formats", "files", "header", "rank", *(() if has_clock else ("clock", "base_ns")))
+    return tuple(
+        Trace(
+            {name: trace.table(name) for name in tables},
+            {name: value for name, value in trace.meta.items() if name in facts},
+        )
+        if _is_snapshot(trace)
+        else trace
+        for trace in traces
+    )
+
+
+def _is_snapshot(trace: Trace) -> bool:
+    return trace.meta.get("formats") == ["memory_snapshot"]
 
 
 def _concat_table(name: str, parts: list[pl.DataFrame]) -> pl.DataFrame:

@@ -44,8 +44,14 @@ from etloom.loading.run_json import read_run_json
 _MAX_NAMED_FILES = 12
 """Files that a message names."""
 _MAX_NAMED_RANKS = 8
-_FORMAT_SIDES = {"execution-trace": "host", "observer": "host", "kineto": "device", "nsys": "device"}
-"""Formats of which a rank has one host and one device trace; any other format is read alone."""
+_FORMAT_SIDES = {
+    "execution-trace": "host",
+    "observer": "host",
+    "kineto": "device",
+    "nsys": "device",
+    "memory-snapshot": "memory",
+}
+"""Formats of which a rank has one host and one device trace, and a memory snapshot; any other is read alone."""
 
 
 @dataclass(frozen=True)
@@ -400,7 +406,8 @@ class _Discovery:
     def _select_one_per_side(self, paths: list[Path], stats: list[Stat]) -> list[Path]:
         sides = {path: _FORMAT_SIDES.get(self.formats[path], self.formats[path]) for path in paths}
         traces = [side for side in sides.values() if side != "metrics"]
-        selected = {"host", "device"} & set(traces) or set(traces[:1])
+        selected = {"host", "device"} & set(traces)
+        selected = selected | ({"memory"} & set(traces)) if selected else set(traces[:1])
         # The observer's file contains more than the execution trace that is made from it.
         has_observer = "observer" in (self.formats[path] for path in paths)
         by_side: dict[str, Path] = {}

@@ -8,11 +8,11 @@ import polars as pl
 import pytest
 
 import etloom
-from etloom.analyses.helpers import live_blocks
 from etloom.comparison.measures import measure_peak_memory
 from etloom.core.errors import AnalysisError
 from etloom.core.schema import TABLES
 from etloom.core.trace import Trace
+from etloom.timeline.memory.stacks import find_line
 from support import small_traces
 
 
@@ -124,7 +124,7 @@ def test_peaks_of_a_real_run(data: Path) -> None:
     ],
 )
 def test_frames_that_gather_a_stack_are_not_where_memory_is_used(stack: list[str], line: str | None) -> None:
-    assert live_blocks.find_line(stack) == line
+    assert find_line(stack) == line
 
 
 def test_a_snapshot_with_frames_of_c_plus_plus(data: Path) -> None:

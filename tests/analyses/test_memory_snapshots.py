@@ -149,6 +149,23 @@ def test_simulate_memory_on_the_command_line(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*arguments, "--set", "comm x0"]).exit_code == 2
 
 
+def test_the_answer_is_a_sentence_for_each_capacity(tmp_path: Path) -> None:
+    save(fragment(), tmp_path / "a.pickle")
+    arguments = [
+        "simulate",
+        str(tmp_path / "a.pickle"),
+        "--memory",
+        "capacity=300MiB",
+        "--memory",
+        "capacity=756MiB",
+    ]
+    lines = CliRunner().invoke(app, arguments).stderr.splitlines()
+    assert lines[-2].startswith(
+        "etloom: capacity=300MiB: does not fit, it needs 396.36 MB; with expandable_segments:True "
+    )
+    assert lines[-1] == "etloom: capacity=756MiB: fits with 50 % to spare"
+
+
 @pytest.mark.parametrize(
     "text", ["nothing:1", "capacity=-1", "capacity=1e999", "max_split_size_mb:5", "expandable"]
 )

@@ -20,6 +20,7 @@ from etloom.core.trace import Job, Trace
 from etloom.exports import chrome
 from etloom.formats.kineto import tracks
 from support import random_traces, small_traces
+from support.allocator_snapshots import T0, write_snapshot
 from support.examples import examples
 from support.real_runs import open_run
 
@@ -205,6 +206,33 @@ def test_a_trace_without_times_is_refused(tmp_path: Path) -> None:
     ):
         chrome.write(trace, tmp_path / "a.json")
     assert not (tmp_path / "a.json").exists()
+
+
+def test_the_memory_of_a_snapshot_is_drawn_as_counters(tmp_path: Path) -> None:
+    """A snapshot next to a Kineto trace is part of its rank, and its counters are on the trace's clock."""
+    folder = small_traces.write_run(tmp_path / "run", (0,))
+    write_snapshot(folder / "rank0_memory_snapshot.pickle")
+    job = etloom.open(folder, use_cache=False)
+    assert job[0].events.height == etloom.read(folder / "kineto_trace_0.json").events.height  # type: ignore[union-attr]
+    assert etloom.simulate_memory(job)["peak_reserved_bytes"].to_list() == [32 << 20]
+    document = written(job)
+    counters = [event for event in document["traceEvents"] if event["ph"] == "C"]
+    assert {event["name"] for event in counters} == {"GPU 0 memory (B)"}
+    device = next(event["pid"] for event in document["traceEvents"] if event.get("cat") == "kernel")
+    assert {event["pid"] for event in counters} == {device}
+    first = T0 + 1 - document["baseTimeNanoseconds"] / 1000  # the entry before it takes the segment
+    assert all(event["ts"] == pytest.approx(first, abs=0.1) for event in counters[:3])
+    values = [event["args"] for event in counters]
+    assert values[:3] == [{"reserved": 2 << 20}, {"allocated": 1 << 20}, {"requested": 1 << 20}]
+    assert [args["reserved"] for args in values if "reserved" in args] == [2 << 20, 32 << 20]
+    assert [args["allocated"] for args in values if "allocated" in args] == [1 << 20, 0, 30 << 20]
+
+
+def test_a_snapshot_alone_is_drawn(tmp_path: Path) -> None:
+    job = etloom.open(write_snapshot(tmp_path / "a.pickle"), use_cache=False)
+    assert sum(event["ph"] == "C" for event in written(job)["traceEvents"]) == 8
+    relative = job[0].replace(meta={"clock": "relative"})
+    assert not any(event["ph"] == "C" for event in written(relative)["traceEvents"])
 
 
 TIMES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 1)), max_size=12)

@@ -103,10 +103,11 @@ def write_snapshot(path: Path) -> Path:
     return path
 
 
-def _frames(line: str) -> list[dict[str, Any]]:
-    name, _, place = line.partition(" (")
-    file, _, number = place.rstrip(")").rpartition(":")
-    return [
-        {"name": "c10::cuda::CUDACachingAllocator::malloc()", "filename": "??", "line": 0},
-        {"name": name, "filename": file, "line": int(number)},
-    ]
+def _frames(lines: str) -> list[dict[str, Any]]:
+    """Return the frames of "inner (a.py:1); outer (b.py:2)"; no lines: a thread without Python."""
+    frames = [{"name": "c10::cuda::CUDACachingAllocator::malloc()", "filename": "??", "line": 0}]
+    for line in lines.split("; ") if lines else ():
+        name, _, place = line.partition(" (")
+        file, _, number = place.rstrip(")").rpartition(":")
+        frames.append({"name": name, "filename": file, "line": int(number)})
+    return frames

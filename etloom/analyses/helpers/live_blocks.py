@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
 import polars as pl
 
 from etloom.core.schema import parse_distinct
 from etloom.core.trace import Trace
 from etloom.timeline.memory.program import NO_OWNER, Program, Simulation
+from etloom.timeline.memory.stacks import PLACES
 
 BEFORE, UNKNOWN = "allocated before the recording", "unknown"
 """Holders of blocks whose request, or whose stack, was not recorded."""
-_PYTHON = re.compile(r"\.py:\d+\)$|<(?:string|stdin|ipython[^>]*)>:\d+\)$")
-_BACKWARD = re.compile(r"\b(\w*Backward\w*)::apply\b")
-_OPERATOR = re.compile(r"\b(at::_ops::\w+)::")
-"""Match the frames of C++ of a backward node and of an operator."""
-_TORCH = re.compile(r"[(/]torch/[^ ]*\.py:\d+\)$")
-
-
-def find_line(stack: list[str]) -> str | None:
-    """Return a stack's innermost Python frame outside of torch, else its innermost Python frame, else the backward node
-    or the operator that allocated; None if it has none of them.
-
-    The innermost frames of C++ are those that gather the stack and allocate: they say nothing about the program.
-    """
-    python = [frame for frame in stack if _PYTHON.search(frame)]
-    user = [frame for frame in python if not _TORCH.search(frame)]
-    # A stack without a frame of C++ names its places itself.
-    other = [] if any("::" in frame for frame in stack) else stack
-    operator = find_operator(stack)
-    return next(iter([*user, *python, *([operator] if operator else []), *other]), None)
-
-
-def find_operator(stack: list[str]) -> str | None:
-    """Return the backward node or else the operator of a stack; None if C++ was not recorded."""
-    native = [match[1] for p in (_BACKWARD, _OPERATOR) for frame in stack if (match := p.search(frame))]
-    return native[0] if native else None
-
-
-def find_module(stack: list[str]) -> str | None:
-    """Return the innermost ``forward`` outside of torch, with its file, or else the backward node or operator."""
-    forward = [frame for frame in stack if frame.startswith("forward (") and not _TORCH.search(frame)]
-    return next((re.sub(r":\d+\)$", ")", frame) for frame in forward), find_operator(stack))
-
-
-PLACES: dict[str, Callable[[list[str]], str | None]] = {
-    "line": find_line,
-    "module": find_module,
-    "operator": find_operator,
-}
 
 
 def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: str = "line") -> pl.DataFrame:
@@ -58,7 +18,7 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     null), and entry, the row of the table ``allocator`` that requested it.
 
     Args:
-        by: A key of `PLACES`.
+        by: A key of `PLACES`, or kind: what a request is for, as the program noted it with its metadata.
     """
     blocks = simulation.blocks
     requests = pl.DataFrame({"owner": range(len(program.entry)), "entry": program.entry})
@@ -72,9 +32,11 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     blocks = blocks.join(end_entries, on="addr", how="left").with_columns(
         entry=pl.when(before).then("end_entry").otherwise("entry")
     )
-    places = parse_distinct(
-        trace.allocator.select("id", "stack"), "stack", PLACES[by], pl.String, alias="place"
-    )
+    if by == "kind":
+        places = trace.allocator.select("id", place=pl.col("annotation").cast(pl.String))
+    else:
+        stacks = trace.allocator.select("id", "stack")
+        places = parse_distinct(stacks, "stack", PLACES[by], pl.String, alias="place")
     places = places.select(pl.col("id").cast(pl.Int64).alias("entry"), "place")
     blocks = blocks.join(places, on="entry", how="left", maintain_order="left")
     is_free = pl.col("owner") == NO_OWNER

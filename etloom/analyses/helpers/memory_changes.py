@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from etloom.core.text import format_bytes
 from etloom.core.trace import Job
-from etloom.timeline.memory.program import find_programs
-from etloom.timeline.memory.what_if import compare_changes, parse_change
+from etloom.timeline.memory.program import Program, find_programs
+from etloom.timeline.memory.what_if import compare_changes, find_help, parse_change
 
 
 def check_changes(changes: Sequence[str]) -> None:
@@ -17,18 +18,62 @@ def check_changes(changes: Sequence[str]) -> None:
         parse_change(change)
 
 
-def simulate_memory(job: Job, changes: Sequence[str]) -> pl.DataFrame:
+def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = None) -> pl.DataFrame:
     """Return the rows of `compare_changes` of each rank and device with a history of its allocator, after its rank.
 
+    Args:
+        job: Ranks with memory snapshots.
+        changes: As `etloom.timeline.memory.what_if.parse_change` expects them.
+        other_batch: The same program, recorded with another batch; for ``batch``. Of several ranks, the same are used.
+
     Raises:
-        InvalidValue: A change names an unknown setting, or has an invalid value.
-        AnalysisError: No rank has such a history.
+        InvalidValue: A change names an unknown setting or module, or has an invalid value.
+        AnalysisError: No rank has such a history, or it does not contain what a change needs.
     """
     check_changes(changes)
     ranks = [rank for rank, trace in job.items() if trace.allocator.height] or list(job)[:1]
-    tables = [
-        compare_changes(program, changes).insert_column(0, pl.lit(rank, pl.Int64).alias("rank"))
-        for rank in ranks
-        for program in find_programs(job[rank])
-    ]
+    tables = []
+    for rank in ranks:
+        others = {program.device: program for program in _find_programs(other_batch, rank)}
+        tables += [
+            compare_changes(program, changes, others.get(program.device)).insert_column(
+                0, pl.lit(rank, pl.Int64).alias("rank")
+            )
+            for program in find_programs(job[rank])
+        ]
     return pl.concat(tables)
+
+
+def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[str]:
+    """Return a sentence for each change with a capacity: whether the program fits, and if not, what would help.
+
+    Args:
+        job: The ranks.
+        changes: As for `simulate_memory`.
+        table: Its result. The rank that needs most memory decides.
+    """
+    sentences = []
+    for change in changes:
+        parsed = parse_change(change)
+        if not parsed.settings.capacity:
+            continue
+        rows = table.filter(pl.col("change") == change)
+        needs = rows.with_columns(bytes=pl.coalesce("needed_bytes", "peak_reserved_bytes"))
+        row = needs.sort("bytes", descending=True).row(0, named=True)
+        subject = f"{change}, rank {row['rank']}" if rows["rank"].n_unique() > 1 else change
+        if rows["fits"].all():
+            spare = 1 - row["bytes"] / parsed.settings.capacity
+            sentences.append(f"{subject}: fits with {100 * spare:.0f} % to spare")
+            continue
+        programs = [each for each in find_programs(job[row["rank"]]) if each.device == row["device"]]
+        needed = "more" if row["needed_bytes"] is None else format_bytes(row["needed_bytes"])
+        helps = [] if parsed.batch is not None else find_help(programs[0], change)
+        others = "".join(f"; with {text} {format_bytes(size)}" for text, size in helps)
+        sentences.append(f"{subject}: does not fit, it needs {needed}{others}")
+    return sentences
+
+
+def _find_programs(job: Job | None, rank: int) -> list[Program]:
+    if job is None:
+        return []
+    return find_programs(job[rank if rank in job else next(iter(job))])

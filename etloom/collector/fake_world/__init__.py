@@ -7,6 +7,7 @@ records the operators that would have run on the device, and the memory of their
     fake_cuda            torch.cuda without a device
     fake_distributed     process groups and object collectives of one rank
     dispatch_recorder    operators and memory
+    memory_kinds         what a storage is for: parameters, activations, ...
     request_history      births and deaths of storages, as a memory snapshot
     trace_file           the file of a rank, in PyTorch's format
     session              starts all of it in a process of the job

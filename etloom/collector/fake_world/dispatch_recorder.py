@@ -9,11 +9,13 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .memory_kinds import MemoryKinds
 from .request_history import RequestHistory
 
 _OMITTED = ("aten::detach", "aten::lift_fresh", "aten::alias")
 """Operators without work, which autograd calls all the time."""
 _OMITTED_NAMESPACE = "profiler::"
+_COMMUNICATION = ("c10d::", "_c10d_functional::")
 
 
 @dataclass
@@ -33,7 +35,8 @@ class MemoryUse:
 
     live_bytes: int = 0
     peak_bytes: int = 0
-    storages: dict[int, int] = field(default_factory=dict)
+    storages: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Live storage -> its bytes and its device."""
     history: RequestHistory = field(default_factory=RequestHistory)
 
     def add(self, tensor: Any, operator: str) -> None:
@@ -42,44 +45,96 @@ class MemoryUse:
         key = storage._cdata
         if key in self.storages:
             return
-        size = int(storage.nbytes())
-        self.storages[key] = size
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        self.history.request(key, size, tensor.device.index or 0, operator)
+        size, device = int(storage.nbytes()), tensor.device.index or 0
+        self._count(key, size, device)
+        self.history.request(key, size, device, operator)
         weakref.finalize(storage, self._release, key).atexit = False
 
+    def follow_resizes(self, torch: Any) -> None:
+        """Let storages report their resizes, with which FSDP frees parameters and gathers them again."""
+        resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: Any, size: int) -> Any:
+            result = resize(storage, size)
+            key = storage._cdata
+            if key in self.storages:
+                device = self.storages[key][1]
+                self._count(key, int(size), device)
+                self.history.resize(key, int(size), device)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_
+
+    def _count(self, key: int, size: int, device: int) -> None:
+        self.live_bytes += size - self.storages.get(key, (0, 0))[0]
+        self.storages[key] = size, device
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
     def _release(self, key: int) -> None:
-        self.live_bytes -= self.storages.pop(key, 0)
+        self.live_bytes -= self.storages.pop(key, (0, 0))[0]
         self.history.release(key)
 
 
 class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that records operator calls while ``recording`` is true, and always tracks the device memory."""
+    """Dispatch mode that records operator calls while ``recording`` is true, and tracks the device memory.
+
+    While ``paused`` is true it does neither.
+    """
 
     def __init__(self, torch: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._torch = torch
         self.recording = False
+        self.paused = False
         self.operators: list[OperatorRecord] = []
         self.memory = MemoryUse()
+        self.memory.follow_resizes(torch)
+        self.kinds = MemoryKinds(self.memory.history)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(_is_wrapper(kind) for kind in types):
+            return NotImplemented  # a DTensor calls the operators of its shard, which are recorded then
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name
+        if self.paused:
+            return result
         outputs = tree_leaves(result)
         for output in outputs:
             if self._is_on_device(output):
                 self.memory.add(output, name)
+                self.kinds.add_workspace(name, output.device.index or 0)
+        if name.startswith(_COMMUNICATION):
+            for value in (*tree_leaves((args, kwargs)), *outputs):
+                if self._is_on_device(value):
+                    key = value.untyped_storage()._cdata
+                    self.memory.history.mark(key, "communication", is_certain=False)
         if self.recording and name not in _OMITTED and not name.startswith(_OMITTED_NAMESPACE):
             self._keep(func, name, args, kwargs, outputs)
         return result
 
+    def ignore_inferred_shapes(self) -> None:
+        """Record nothing while DTensor runs an operator on whole tensors, only to know the shape of its result."""
+        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+        name = "_propagate_tensor_meta_non_cached"
+        infer = getattr(ShardingPropagator, name, None)
+        if infer is None:  # before torch 2.5
+            return
+
+        def infer_unrecorded(*arguments: Any, **options: Any) -> Any:
+            self.paused, before = True, self.paused
+            try:
+                return infer(*arguments, **options)
+            finally:
+                self.paused = before
+
+        setattr(ShardingPropagator, name, infer_unrecorded)
+
     def _keep(self, func: Any, name: str, args: Any, kwargs: Any, outputs: list[Any]) -> None:
         values = [*args, *kwargs.values()]
         communication = None
-        if name.startswith(("c10d::", "_c10d_functional::")):
+        if name.startswith(_COMMUNICATION):
             communication = self._describe_communication(name, values, outputs)
         inputs = [self._describe(value) for value in values]
         described = [self._describe(value) for value in outputs]
@@ -132,6 +187,11 @@ class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             into, out = sizes[0], sum(leaf.numel() for leaf in outputs if isinstance(leaf, torch.Tensor))
         dtype = str(tensors[0][0].dtype).removeprefix("torch.") if tensors else ""
         return {"group_name": group_name, "peer": peer, "in_nelems": into, "out_nelems": out, "dtype": dtype}
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Return whether a class of tensors is DTensor, which has no storage itself."""
+    return kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed.")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from types import FunctionType
 from typing import Any
 
 
@@ -53,3 +56,30 @@ def install(torch: Any, rank: int, world_size: int) -> None:
     for name, replacement in replacements.items():
         setattr(dist, name, replacement)
         setattr(dist.distributed_c10d, name, replacement)
+    _keep_data_of_meshes(dist)
+
+
+def _keep_data_of_meshes(dist: Any) -> None:
+    """Let device meshes compute with data: which ranks they contain is in tensors, which are not fake ones."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    def keep_data(function: Any) -> Any:
+        @functools.wraps(function)
+        def compute(*arguments: Any, **options: Any) -> Any:
+            with unset_fake_temporarily():
+                return function(*arguments, **options)
+
+        return compute
+
+    module, mesh_class = dist.device_mesh, dist.device_mesh.DeviceMesh
+    original = module.init_device_mesh
+    for user in list(sys.modules.values()):
+        if getattr(user, "init_device_mesh", None) is original:
+            vars(user)["init_device_mesh"] = keep_data(original)
+    for name, member in list(vars(mesh_class).items()):
+        if isinstance(member, FunctionType):
+            setattr(mesh_class, name, keep_data(member))
+        elif isinstance(member, staticmethod):
+            setattr(mesh_class, name, staticmethod(keep_data(member.__func__)))
+        elif isinstance(member, property) and isinstance(member.fget, FunctionType):
+            setattr(mesh_class, name, property(keep_data(member.fget), member.fset))

@@ -1,10 +1,14 @@
-"""The requests of a script on fake tensors for device memory, in the form of torch.cuda.memory._snapshot()."""
+"""The requests of a script on fake tensors for device memory, in the form of torch.cuda.memory._snapshot().
+
+The kind of memory is the user_metadata of a request, and the active modules are frames of its stack.
+"""
 
 from __future__ import annotations
 
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,42 +23,62 @@ _TORCH_FOLDER = str(Path(sys.modules["torch"].__file__ or "").parent)
 
 
 class RequestHistory:
-    """Records when storages are born and freed, with the Python stack, the operator and the backward node.
+    """Records when storages are born and freed, with the Python stack, modules, the operator and the backward node.
 
-    The simulated allocator decides where each goes (`etloom simulate --memory`, `etloom analyze allocator`).
+    ``describe`` returns the kind of a storage that is born now, and the names and classes of the active modules. The
+    simulated allocator decides where each goes (`etloom simulate --memory`, `etloom analyze allocator`).
     """
 
     def __init__(self) -> None:
         self._devices: dict[int, list[dict[str, Any]]] = {}
-        self._live: dict[int, dict[str, Any]] = {}
+        self._live: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._certain: dict[int, str] = {}
         self._frames: dict[tuple[str, str, int], dict[str, Any]] = {}
         self._next_address = _SPACING
+        self.describe: Callable[[], tuple[str, list[tuple[str, str]]]] = lambda: ("", [])
 
     def request(self, key: int, size: int, device: int, operator: str) -> None:
         """Record the birth of a storage; ``key`` names it until `release`. An empty storage takes no memory."""
         if size <= 0:
             return
+        kind, modules = self.describe()
         entry = {
             "action": "alloc",
             "addr": self._next_address,
             "size": size,
             "stream": 0,
             "time_us": time.time_ns() // 1000,
-            "frames": self._list_frames(operator),
+            "frames": self._list_frames(operator, modules),
+            "user_metadata": kind,
         }
         self._next_address += -(-size // _SPACING) * _SPACING
         self._devices.setdefault(device, []).append(entry)
-        self._live[key] = {**entry, "device": device}
+        self._live[key] = (device, entry)
+
+    def mark(self, key: int, kind: str, *, is_certain: bool = True) -> None:
+        """Set the kind of a live storage; an uncertain kind does not replace a certain one."""
+        if key in self._live and (is_certain or key not in self._certain):
+            self._live[key][1]["user_metadata"] = kind
+            if is_certain:
+                self._certain[key] = kind
+
+    def resize(self, key: int, size: int, device: int) -> None:
+        """Record that a storage got another size: its memory is freed, and requested again for the same kind."""
+        kind = self._certain.get(key)
+        self.release(key)
+        self.request(key, size, device, "aten::resize_")
+        if kind is not None:
+            self._certain[key] = kind
+            self.mark(key, kind)
 
     def release(self, key: int) -> None:
         """Record that a storage was freed."""
-        entry = self._live.pop(key, None)
-        if entry is not None:
+        self._certain.pop(key, None)
+        if key in self._live:
+            device, entry = self._live.pop(key)
             freed = {name: entry[name] for name in ("addr", "size", "stream")}
             now = time.time_ns() // 1000
-            self._devices[entry["device"]].append(
-                {"action": "free_completed", **freed, "time_us": now, "frames": []}
-            )
+            self._devices[device].append({"action": "free_completed", **freed, "time_us": now, "frames": []})
 
     def write(self, folder: Path, rank: int) -> None:
         """Write the snapshot of a rank; storages that are alive are freed at its end."""
@@ -72,12 +96,13 @@ class RequestHistory:
         unfinished.write_bytes(pickle.dumps(content, protocol=4))
         unfinished.replace(path)
 
-    def _list_frames(self, operator: str) -> list[dict[str, Any]]:
-        """Return the frames of the caller, innermost first: operator, backward node, then Python outside of torch."""
+    def _list_frames(self, operator: str, modules: list[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Return the frames of the caller, innermost first: operator, backward node, modules, Python without torch."""
         frames = [self._frame(f"at::_ops::{operator.partition('::')[2]}::call()", "??", 0)]
         node = _current_autograd_node()
         if node is not None:
             frames.append(self._frame(f"torch::autograd::generated::{node.name()}::apply()", "??", 0))
+        frames += [self._frame(f"module {name}", kind, 0) for name, kind in modules]
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and len(frames) < _MAX_FRAMES:
             code = frame.f_code

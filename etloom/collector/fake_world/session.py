@@ -42,8 +42,10 @@ def start(torch: Any, library: Any) -> None:
         torch.__future__.set_swap_module_params_on_conversion(True)
     fake_impls.op_implementations_dict[torch.ops.aten._local_scalar_dense.default] = _read_scalar
     recorder = DispatchRecorder(torch)
+    recorder.ignore_inferred_shapes()
     fake_tensors.__enter__()
     recorder.__enter__()  # type: ignore[no-untyped-call]
+    recorder.kinds.attach()
     _StepRecording(options, rank, recorder).attach(torch)
 
 

@@ -3,8 +3,9 @@
 For one rank, processes, threads and times are as recorded, so the file reads back to the same events. For several
 ranks, each process gets a number of its own and is named after its rank; the file lists them in ``mergedRanks``, and is
 meant for viewing, not for reading back. Slices that overlap without nesting are moved to sub-tracks, because Perfetto
-drops them. An arrow connects each launch call with its GPU work. Tables of an execution trace alone (nodes, tensors)
-have no times and are left out.
+drops them. An arrow connects each launch call with its GPU work. Counters show the memory of a memory snapshot:
+reserved, allocated and requested bytes of each device. Tables of an execution trace alone (nodes, tensors) have no
+times and are left out.
 
 Format: Trace Event Format, with the names of Kineto's output_json.cpp. ts and dur are decimal microseconds, exact to
 the nanosecond, relative to ``baseTimeNanoseconds`` where times are since the epoch.
@@ -21,8 +22,8 @@ from typing import Annotated, Any
 
 import polars as pl
 
-from etloom.core.categories import HOST_CATEGORIES, mask_events
-from etloom.core.errors import EtloomError, UnknownName
+from etloom.core.categories import DEVICE_CATEGORIES, HOST_CATEGORIES, mask_events
+from etloom.core.errors import AnalysisError, EtloomError, UnknownName
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.atomic_file import open_atomic
 from etloom.formats.io.json_text import join_lines, quote_texts
@@ -35,6 +36,7 @@ from etloom.formats.kineto.event_json import (
     split_extra_args,
 )
 from etloom.linker.selection import drop_captured_events
+from etloom.timeline.memory.program import find_programs
 
 SUFFIX = (".json", ".json.gz")
 _CHUNK_EVENTS = 1 << 16
@@ -55,8 +57,10 @@ def write(
     if overlay is not None and overlay not in _OVERLAYS:
         raise UnknownName("overlay", overlay, list(_OVERLAYS), option="overlay")
     traces = dict(trace) if isinstance(trace, Job) else {trace.rank or 0: trace}
-    traces = {rank: drop_captured_events(rank_trace) for rank, rank_trace in traces.items()}
-    if not any(rank_trace.events.height for rank_trace in traces.values()):
+    traces = {
+        rank: add_memory_counters(drop_captured_events(rank_trace)) for rank, rank_trace in traces.items()
+    }
+    if not any(rank_trace.events.height + rank_trace.counters.height for rank_trace in traces.values()):
         raise EtloomError("the trace has no timed events to draw", where=path, remedy="export it as Parquet")
     base = _base_time(traces.values())
     with open_atomic(Path(path)) as file:
@@ -67,6 +71,41 @@ def write(
                 file.write(separator + join_lines(lines))
                 separator = b",\n"
         file.write(b"\n]}\n")
+
+
+def add_memory_counters(trace: Trace) -> Trace:
+    """Return the trace with a counter of each device whose allocator's history was recorded, in bytes.
+
+    Its series are reserved, allocated and requested, a row where a value changes. The times of a snapshot count from
+    the epoch: without a common clock, or with a damaged history, the trace is returned as it is.
+    """
+    if not trace.allocator.height or trace.meta.get("clock") != "epoch":
+        return trace
+    try:
+        programs = find_programs(trace)
+    except AnalysisError:
+        return trace
+    on_device = trace.events.filter(pl.Series(mask_events(trace.events, DEVICE_CATEGORIES)))
+    processes = dict(on_device.select("device", "pid").unique("device", keep="first").iter_rows())
+    tables = [trace.counters]
+    for program in programs:
+        simulation = program.run()
+        for series in ("reserved", "allocated", "requested"):
+            rows = pl.DataFrame({"ts": program.time, "value": getattr(simulation, series)}).drop_nulls("ts")
+            rows = rows.unique("ts", keep="last", maintain_order=True).filter(
+                (pl.col("value") != pl.col("value").shift(1)).fill_null(True)
+            )
+            tables.append(
+                rows.with_columns(
+                    pl.lit(processes.get(program.device, -1), pl.Int64).alias("pid"),
+                    pl.lit(f"GPU {program.device} memory (B)", pl.Categorical).alias("name"),
+                    pl.lit(series, pl.Categorical).alias("series"),
+                    pl.col("value").cast(pl.Float64),
+                )
+            )
+    counters = pl.concat(tables, how="diagonal_relaxed").sort("ts", maintain_order=True)
+    ids = pl.int_range(counters.height, dtype=pl.UInt32, eager=True).alias("id")
+    return trace.replace(counters=counters.with_columns(ids))
 
 
 def _format_job(traces: dict[int, Trace], base: int, *, overlay: bool) -> Iterator[pl.Series]:

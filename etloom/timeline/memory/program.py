@@ -119,12 +119,14 @@ class Program:
 
     ``value``: requested bytes, or the operation whose block is freed (-1 - i: block i from before). ``is_explicit``: of
     EMPTY_CACHE whether the program called it, not the allocator itself before it ran out of memory. ``is_failure``: of
-    ALLOC whether it ran out of memory in the recording.
+    ALLOC whether it ran out of memory in the recording. ``stack``: JSON lists of frames, null for none. ``repeated``:
+    requests that a change made again, and the recorded time from the first to the last of each repeated part.
     """
 
     device: int
     entry: Int64Array
     time: pl.Series
+    stack: pl.Series
     action: np.ndarray[Any, np.dtype[np.uint8]]
     value: Int64Array
     stream: Int64Array
@@ -135,6 +137,7 @@ class Program:
     blocks: Blocks
     driver: tuple[Int64Array, Int64Array]
     settings: Settings
+    repeated: tuple[int, int | None] = (0, None)
 
     @property
     def reserved_before(self) -> int:
@@ -210,9 +213,9 @@ class Program:
         value[renumbered] = new_number[value[renumbered]]
         at = np.where(is_new, np.minimum(np.roll(order, -1), len(self.action) - 1), order)
         return replace(
-            self, entry=np.where(is_new, -1, self.entry[order]), time=self.time[at], action=action, value=value,
-            stream=self.stream[at], pool=self.pool[at], is_explicit=is_new | self.is_explicit[at],
-            is_failure=~is_new & self.is_failure[at],
+            self, entry=np.where(is_new, -1, self.entry[order]), time=self.time[at], stack=self.stack[at],
+            action=action, value=value, stream=self.stream[at], pool=self.pool[at],
+            is_explicit=is_new | self.is_explicit[at], is_failure=~is_new & self.is_failure[at],
         )  # fmt: skip
 
 
@@ -278,7 +281,7 @@ def _build_program(rows: pl.DataFrame, device: int, settings: Settings) -> Progr
     segment_allocs = history.filter(pl.col("action") == "segment_alloc")
     stack = operations["stack"].cast(pl.String).fill_null("emptyCache")
     program = Program(
-        device, operations["id"].cast(pl.Int64).to_numpy(), operations["ts"], action, value,
+        device, operations["id"].cast(pl.Int64).to_numpy(), operations["ts"], operations["stack"], action, value,
         operations["stream"].fill_null(0).to_numpy(), _find_pools(operations["addr"], segments, ends, pools),
         stack.str.contains(r"emptyCache|empty_cache").to_numpy(), (operations["action"] == "oom").to_numpy(),
         segments, blocks,

@@ -77,7 +77,8 @@ def parse_settings(text: str, base: Settings | None = None) -> Settings:
     for name, value in split_settings(text):
         if name not in _PARSERS:
             raise InvalidValue(
-                f"unknown setting {name!r} of the allocator; expected one of {', '.join(_PARSERS)}",
+                f"unknown setting {name!r} of the allocator; expected one of {', '.join(_PARSERS)}, checkpoint, batch, "
+                "empty_cache",
                 option="memory",
             )
         field, parse = _PARSERS[name]

@@ -1,24 +1,28 @@
-"""Predict the memory of a recorded program with other settings, another capacity, or further calls of empty_cache().
+"""Predict the memory of a recorded program with other settings, another capacity, or changes of the program.
 
-A change is text in the form of PYTORCH_CUDA_ALLOC_CONF, with two more names: ``capacity`` (bytes that the allocator can
-get from the driver: the memory of the device without the CUDA context and what other libraries hold) and
-``empty_cache`` (call torch.cuda.empty_cache() at a moment: peak, reserved-peak, end, oom, or a time after the first
-operation).
+A change is text in the form of PYTORCH_CUDA_ALLOC_CONF, with more names: ``capacity`` (bytes that the allocator can
+get from the driver: the memory of the device without the CUDA context and what other libraries hold), ``empty_cache``
+(call torch.cuda.empty_cache() at a moment: peak, reserved-peak, end, oom, or a time after the first operation),
+``checkpoint`` (torch.utils.checkpoint around the calls of a module) and ``batch`` (x2: twice the batch).
 
-The program is the recorded one: requests, frees and calls of empty_cache() in their order. What the allocator decided
+Otherwise the program is the recorded one: requests, frees and empty_cache() in their order. What the allocator decided
 itself, such as releasing cached segments before it ran out of memory, is decided again. A program that runs out of
 memory stops: what follows its first failure is not simulated.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
+from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.timeline.memory.program import Program, Simulation, parse_moment
+from etloom.timeline.memory.program_changes import checkpoint_module, rank_module_calls, scale_batch
 from etloom.timeline.memory.settings import MIB, UNLIMITED, Settings, parse_settings, split_settings
 
 COLUMNS = {
@@ -32,57 +36,117 @@ COLUMNS = {
     "retries": pl.Int64,
     "failed_bytes": pl.Int64,
     "failed_after_ns": pl.Int64,
+    "repeated_requests": pl.Int64,
+    "repeated_ns": pl.Int64,
 }
 RECORDED = "recorded"
 _STEP = 2 * MIB
 """Memory is taken from the driver in multiples of this."""
+_MAX_MODULES = 8
+"""Modules of which checkpointing is tried."""
 _MAX_OPERATIONS = 200_000
 """Longest program of which the needed memory is searched, which takes some twenty simulations."""
 
 
-def compare_changes(program: Program, changes: Sequence[str]) -> pl.DataFrame:
+def compare_changes(
+    program: Program, changes: Sequence[str], other_batch: Program | None = None
+) -> pl.DataFrame:
     """Return a row for the recorded settings and one for each change, with `COLUMNS`.
 
     fits: no request fails. peak_reserved_bytes, peak_allocated_bytes: the most that the allocator took from the driver,
     and had in use, until then. needed_bytes: the smallest capacity with which no request fails (to 2 MiB; null if the
     recording has more than 200,000 requests and frees). retries: how often the allocator released all cached segments
     to satisfy a request, which waits for the device. failed_bytes, failed_after_ns: the first request that fails.
+    repeated_requests, repeated_ns: what checkpointing computes again, and the recorded time of it on the host (null if
+    the recording has no times).
+
+    Args:
+        program: The recorded program.
+        changes: As `parse_change` expects them.
+        other_batch: The program recorded with another batch; ``batch`` needs it.
 
     Raises:
-        InvalidValue: A change names an unknown setting, or has an invalid value.
-        AnalysisError: A moment is not in the recording.
+        InvalidValue: A change names an unknown setting or module, or has an invalid value.
+        AnalysisError: A moment, a backward pass or a second batch is not in the recordings.
     """
     rows = [_describe(program, RECORDED, program.run(), program.settings)]
     for text in changes:
-        changed, settings = apply_change(program, text)
+        changed, settings = apply_change(program, text, other_batch)
         rows.append(_describe(changed, text, changed.run(settings), settings))
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def parse_change(text: str, recorded: Settings | None = None) -> tuple[Settings, list[str]]:
-    """Return the settings that a change describes, and the moments at which it empties the cache.
+class Change(NamedTuple):
+    """Settings, modules to checkpoint, moments at which the cache is emptied, and the factor of the batch."""
+
+    settings: Settings
+    modules: list[str]
+    moments: list[str]
+    batch: float | None
+
+
+def parse_change(text: str, recorded: Settings | None = None) -> Change:
+    """Parse a change such as "capacity=40GiB,checkpoint=model.py:12,batch=x2".
 
     Args:
+        text: Names and values.
         recorded: The settings that apply where the text names none.
 
     Raises:
         InvalidValue: A setting is unknown, or has an invalid value.
     """
     pairs = split_settings(text)
-    moments = [value for name, value in pairs if name == "empty_cache"]
-    for moment in moments:
+    values: dict[str, list[str]] = {"checkpoint": [], "empty_cache": [], "batch": []}
+    for name, value in pairs:
+        values.get(name, []).append(value)
+    for moment in values["empty_cache"]:
         parse_moment(moment, option="memory")
-    rest = ",".join(f"{name}:{value}" for name, value in pairs if name != "empty_cache")
-    return parse_settings(rest, recorded), moments
+    factors = [_parse_factor(factor) for factor in values["batch"]]
+    rest = ",".join(f"{name}:{value}" for name, value in pairs if name not in values)
+    settings = parse_settings(rest, recorded)
+    return Change(settings, values["checkpoint"], values["empty_cache"], factors[-1] if factors else None)
 
 
-def apply_change(program: Program, text: str) -> tuple[Program, Settings]:
-    """Return the program and the settings that a change describes."""
-    settings, moments = parse_change(text, program.settings)
-    changed = _start_within(program.without_automatic_releases(), settings.capacity)
-    for operation in sorted((changed.find_operation(moment) for moment in moments), reverse=True):
+def _parse_factor(text: str) -> float:
+    match = re.fullmatch(r"x(\d{1,4}(?:\.\d{1,6})?)", text)
+    if match is None or float(match[1]) == 0:
+        raise InvalidValue(f"invalid value {text!r} of batch; expected a factor such as x2", option="memory")
+    return float(match[1])
+
+
+def apply_change(program: Program, text: str, other_batch: Program | None = None) -> tuple[Program, Settings]:
+    """Return the program and the settings that a change describes, see `compare_changes`."""
+    change = parse_change(text, program.settings)
+    changed = program.without_automatic_releases()
+    if change.batch is not None:
+        changed = scale_batch(changed, other_batch, change.batch)
+    for module in change.modules:
+        changed = checkpoint_module(changed, module)
+    changed = _start_within(changed, change.settings.capacity)
+    for operation in sorted((changed.find_operation(moment) for moment in change.moments), reverse=True):
         changed = changed.with_empty_cache(operation)
-    return changed, settings
+    return changed, change.settings
+
+
+def find_help(program: Program, text: str) -> list[tuple[str, int]]:
+    """Return further changes with which a program that does not fit needs at least 1 % less, and the bytes it needs.
+
+    These are expandable segments, and checkpointing of the module with which the peak is lowest, of those whose calls
+    request most.
+    """
+    before = find_needed_bytes(*apply_change(program, text))
+    tried = []
+    for module in rank_module_calls(program)[:_MAX_MODULES]:
+        with suppress(AnalysisError):
+            change = f"checkpoint={module}"
+            changed, settings = apply_change(program, f"{text},{change}")
+            peak = int(changed.run(replace(settings, capacity=0)).allocated.max(initial=0))
+            tried.append((peak, change))
+    changes = ["expandable_segments:True", *(change for _, change in sorted(tried)[:1])]
+    needs = [(change, find_needed_bytes(*apply_change(program, f"{text},{change}"))) for change in changes]
+    return [
+        (change, size) for change, size in needs if size is not None and before is not None and size < before
+    ]
 
 
 def find_needed_bytes(program: Program, settings: Settings) -> int | None:
@@ -126,6 +190,7 @@ def _describe(program: Program, change: str, simulation: Simulation, settings: S
         None if is_recorded else retries,
         failed,
         after,
+        *program.repeated,
     )
 
 
