@@ -27,6 +27,7 @@ from etloom.cli.error_handling import handle_errors
 __all__ = ["app", "main"]
 
 _VERBS = {
+    "demo": "Show report, findings and a what-if of a bundled recording.",
     "collect": "Run a command and record some of its training steps.",
     "store": "Keep runs in a store: read once, many questions.",
     "gather": "Copy the traces recorded on several hosts into one folder.",
