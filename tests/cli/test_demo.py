@@ -46,7 +46,7 @@ def test_the_demo_writes_a_report_and_names_the_commands(
         assert status == 0
         assert [line for line in text.splitlines() if line.startswith("$ etloom ")] == [
             f"$ etloom report {out}",
-            f"$ etloom analyze findings {out} --min-pct 5",
+            f"$ etloom findings {out} --min-pct 5",
             f"$ etloom simulate {out} --like-peers 1",
         ]
         assert all(pattern in text for pattern in PLANTED)

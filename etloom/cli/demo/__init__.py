@@ -47,7 +47,7 @@ def demo(
     click.echo(_PROBLEMS)
     for words in (
         ["report", str(out)],
-        ["analyze", "findings", str(out), "--min-pct", "5"],
+        ["findings", str(out), "--min-pct", "5"],
         ["simulate", str(out), "--like-peers", "1"],
     ):
         click.echo(f"\n$ {shlex.join(['etloom', *words])}\n")
