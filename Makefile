@@ -37,7 +37,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-natural bench-fleet bench-gpu bench-hangs clean
+.PHONY: help setup build-native demo demo-train record-demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-natural bench-fleet bench-gpu bench-hangs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -71,12 +71,16 @@ endif
 	@touch $@
 
 # The package is installed without its native part, which is built in place: new Python files are seen at once and a
-# change in native/ costs one compilation.
-$(VENV)/.packages: pyproject.toml constraints.txt $(VENV)/.torch
+# change in native/ costs one compilation. This is all that `make demo` needs.
+$(VENV)/.package: pyproject.toml | $(BIN)/python
+	@echo "installing etloom"
+	@$(PIP) install 'scikit-build-core>=0.11' 'nanobind>=2.7' 'cmake>=3.22' ninja
+	@$(PIP) install --no-build-isolation --editable . -C wheel.cmake=false -C editable.mode=inplace
+	@touch $@
+
+$(VENV)/.packages: constraints.txt $(VENV)/.package $(VENV)/.torch
 	@echo "installing the packages of pyproject.toml"
 	@$(PIP) install --constraint constraints.txt --group dev
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable . \
-		-C wheel.cmake=false -C editable.mode=inplace
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.packages
@@ -88,7 +92,7 @@ $(VENV)/.browser: | $(BIN)/python
 	@$(call want,command -v chromium || command -v chromium-browser || command -v google-chrome,no browser: the tests of the report are skipped,chromium fonts-dejavu-core)
 	@touch $@
 
-build/dev/build.ninja: $(VENV)/.system $(VENV)/.packages
+build/dev/build.ninja: $(VENV)/.system $(VENV)/.package
 	@cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_BUILD_TYPE=Release \
 		-DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/etloom >/dev/null
 	@touch $@
@@ -103,11 +107,17 @@ $(VENV)/.ray: pyproject.toml $(VENV)/.packages
 test-ray: setup $(VENV)/.ray ## the tests that need a Ray cluster, which they start on this host
 	$(BIN)/python -m pytest -q tests/exports/test_ray.py $(PYTEST_ARGS)
 
-setup: build-native ## install everything into .venv
+setup: build-native $(VENV)/.packages ## install everything into .venv
 
-demo: setup ## train on two ranks, collect, link, print the verdict, write run/report.html
+demo: build-native ## report, findings and a what-if of the bundled recording: run/report.html; without torch
+	$(BIN)/etloom demo --out run
+
+demo-train: setup ## train on two ranks, collect, link, print the summary, write run/report.html
 	OMP_NUM_THREADS=1 $(BIN)/etloom collect --out run --overwrite --steps 3:8 -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py --steps 10
 	$(BIN)/etloom report run
+
+record-demo: setup ## record the run of `etloom demo` again
+	$(BIN)/python benchmarks/record_demo.py
 
 style: setup
 	$(BIN)/ruff format --check .

@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from _measure import PEERS, ROOT, Target, Task, machine, measure_copying, note_targets, run_once, table
-from make import CACHE, make_copies
+from _measure import PEERS, Target, Task, machine, measure_copying, note_targets, run_once, table
+from make import CACHE, find_device_trace, make_copies
 
 import etloom
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 
-DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
-NEGATIVE_QUEUE = "hta_misc/negative_queue_a100.json.gz"
 QUESTIONS = {
     # ours, its options: HTA's call, the ratio asked for
     ("temporal-breakdown", ""): ("get_temporal_breakdown(visualize=False)", 10),
@@ -225,11 +222,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     machine()
-    if (DATA / NEGATIVE_QUEUE).exists():
-        import tempfile
+    import tempfile
 
-        with tempfile.TemporaryDirectory() as folder:
-            compare_with_hta(DATA / NEGATIVE_QUEUE, options.quick, Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        compare_with_hta(find_device_trace(), options.quick, Path(folder))
     if options.big and not options.quick:
         run_on_big_trace(options.big)
 

@@ -7,14 +7,11 @@ Sizes are in millions of points, with 1.5 edges per point. The recordings are th
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 from _measure import (
     PEERS,
-    ROOT,
     Figure,
     Target,
     Task,
@@ -27,18 +24,18 @@ from _measure import (
     peer_version,
     table,
 )
+from make import DATA, SOURCES, find_device_trace
 
 import etloom
 from etloom.graphs import algorithms, build_graph
 
-DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
-NEGATIVE_QUEUE = "hta_misc/negative_queue_a100.json.gz"
 RECORDINGS = (
     *("critical_path/alexnet.json.gz", "critical_path/simple_add.json.gz", "nccl_ddp/kineto_trace_0.json.gz"),
     *("dlrm/kineto_trace_0.json.gz", "dlrm", "hta_multirank", "tracelens/b200_eager.json.gz"),
     *("tracelens/h100_qwen.json.gz", "tracelens/mi300_qwen.json.gz"),
     *("tracelens/mi300_vllm_graph_execution.json.gz", "linear/kineto_trace_0.json.gz"),
-    *("hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "cpu/pp_4", NEGATIVE_QUEUE),
+    *("hta_misc/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "cpu/pp_4"),
+    "hta_misc/negative_queue_a100.json.gz",
 )
 
 # Figures of the prototype: shortfall %, residual %, explained %; None if not measured.
@@ -120,7 +117,8 @@ def measure_speed(millions: float, rounds: int) -> None:
 
 
 def compare_with_hta(rounds: int) -> None:
-    path = DATA / NEGATIVE_QUEUE
+    path = find_device_trace()
+    trace = path.name.removesuffix(".gz").removesuffix(".json")
     read = f"job = etloom.open({str(path)!r}, use_cache=False)"
     load = f"hta = TraceAnalysis(trace_files={{0: {str(path)!r}}})"
     ours = Task(
@@ -142,21 +140,19 @@ def compare_with_hta(rounds: int) -> None:
     if mine is not None:
         note_targets(
             Target(
-                "critical path of negative_queue_a100, without reading",
+                f"critical path of {trace}, without reading",
                 mine.seconds,
                 "s",
                 baseline="HTA",
                 ratio=None if other is None else other.seconds / mine.seconds,
             )
         )
-    compare("negative_queue_a100, without reading", outcomes, 1, "runs", "segments")
+    compare(f"{trace}, without reading", outcomes, 1, "runs", "segments")
 
 
 def measure_fits() -> None:
     rows = []
-    for name in RECORDINGS:
-        if not (DATA / name).exists():
-            continue
+    for name in filter(lambda name: (DATA / name).exists(), RECORDINGS) if DATA.is_dir() else [SOURCES]:
         job = etloom.open(DATA / name, use_cache=False)
         start = time.perf_counter()
         graph = build_graph(job).graph
@@ -170,7 +166,7 @@ def measure_fits() -> None:
         ]
         rows.append(
             [
-                name.removesuffix(".json.gz"),
+                getattr(name, "name", name).removesuffix(".json.gz"),
                 f"{total['points']:,}",
                 f"{1000 * seconds:.0f}",
                 deviation,
@@ -178,7 +174,7 @@ def measure_fits() -> None:
                 f"{total['max_shortfall_ns'] / 1000:.0f}",
                 f"{total['residual_pct']:.2f}",
                 *shares,
-                _format(PROTOTYPE.get(name.removesuffix(".json.gz"))),
+                _format(PROTOTYPE.get(str(name).removesuffix(".json.gz"))),
                 "" if total["explainable"] else "not explainable",
             ]
         )
@@ -207,9 +203,8 @@ def main() -> None:
     machine()
     for millions in options.sizes:
         measure_speed(min(millions, 10), options.rounds)
-    if DATA.is_dir():
-        compare_with_hta(options.rounds)
-        measure_fits()
+    compare_with_hta(options.rounds)
+    measure_fits()
 
 
 if __name__ == "__main__":

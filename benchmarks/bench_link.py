@@ -2,9 +2,9 @@
 
     python benchmarks/bench_link.py --copies 1 4 16 64 --rounds 5
 
-The files are nccl_ddp of ETLOOM_DATA, and several copies of it in sequence with distinct ids. Compared with
-json.load of the same two files, the first step of a linker in Python. Times are of whole processes, with imports
-and writing; the peak is the largest resident set.
+The files are nccl_ddp of ETLOOM_DATA, else the recording of `etloom demo`, and several copies of it in sequence with
+distinct ids. Compared with json.load of the same two files, the first step of a linker in Python. Times are of whole
+processes, with imports and writing; the peak is the largest resident set.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from pathlib import Path
 from _measure import IMPORTS, Target, machine, note_targets, table, touch_memory, warm
 from make import CACHE, FILES, SOURCES, make_copies
 
-NODES, EVENTS = 14_391, 40_573  # of one copy
 TARGET_SECONDS, TARGET_BYTES = 0.7, 2e9
 MAX_LOADED = 16  # copies; json.load of 64 takes 7 GB
-PEER = {1: (5.9, 274e6), 4: (96.9, None)}
-"""Copies: seconds and bytes of chakra_trace_link 1.0.0 on two cores, the shortest that was seen; many take it hours."""
 
 LOAD = """
 import gzip, json, sys
@@ -94,30 +91,34 @@ def compare_processes(rounds: int, out: Path) -> None:
         for name, cost in costs.items()
     ]
     ours, limit = costs["etloom link"].seconds, costs["limit: imports of polars and numpy"].seconds
-    for peer, seconds, asked in (
-        ("chakra_trace_link 1.0.0 (recorded)", PEER[1][0], PEER[1][0] / 20),
-        ("json.load of both files", load.seconds, TARGET_SECONDS),
-    ):
-        note_targets(
-            Target(
-                "link nccl_ddp to ET+, a process",
-                ours,
-                "s",
-                asked,
-                baseline=peer,
-                ratio=seconds / ours,
-                limit="imports of polars and numpy",
-                distance=ours / limit,
-            )
+    note_targets(
+        Target(
+            f"link {SOURCES.name} to ET+, a process",
+            ours,
+            "s",
+            TARGET_SECONDS,
+            baseline="json.load of both files",
+            ratio=load.seconds / ours,
+            limit="imports of polars and numpy",
+            distance=ours / limit,
         )
-    rows += [
-        ["target", f"{TARGET_SECONDS:.2f}", "", "", ""],
-        ["chakra_trace_link 1.0.0 (once)", f"{PEER[1][0]:.2f}", "", f"{PEER[1][1] / 1e6:.0f}", ""],
-    ]
+    )
+    rows.append(["target", f"{TARGET_SECONDS:.2f}", "", "", ""])
+    nodes, events = count_rows()
     table(
-        f"Link and export nccl_ddp: {NODES:,} nodes, {EVENTS:,} events, median of {rounds}",
+        f"Link and export {SOURCES.name}: {nodes:,} nodes, {events:,} events, median of {rounds}",
         ["", "seconds", "CPU s", "peak MB", "x json.load"],
         rows,
+    )
+
+
+def count_rows() -> tuple[int, int]:
+    """Return the number of nodes and of events of one copy."""
+    import etloom
+
+    return tuple(
+        etloom.read(SOURCES / FILES[kind]).rows(name)
+        for kind, name in (("et", "nodes"), ("kineto", "events"))
     )
 
 
@@ -138,6 +139,7 @@ def compare_sizes(counts: Sequence[int], rounds: int, out: Path) -> None:
     """Measure time and memory for growing traces."""
     rows = []
     first = None
+    nodes, events = count_rows()
     for count in counts:
         files = [make_copies(kind, count) for kind in ("et", "kineto")]
         for file in files:
@@ -148,14 +150,13 @@ def compare_sizes(counts: Sequence[int], rounds: int, out: Path) -> None:
         # Runs of half a minute vary little: one is enough.
         ours, *loads = measure(commands, rounds if count < 16 else 1)
         load = loads[0] if loads else None
-        each = 1e6 * ours.seconds / (count * NODES)
+        each = 1e6 * ours.seconds / (count * nodes)
         first = first or each
-        peer = PEER.get(count, (None, None))[0]
         rows.append(
             [
                 f"{count:,}",
-                f"{count * NODES:,}",
-                f"{count * EVENTS:,}",
+                f"{count * nodes:,}",
+                f"{count * events:,}",
                 f"{ours.seconds:.2f}",
                 f"{each:.1f}",
                 f"{each / first:.2f}",
@@ -169,7 +170,6 @@ def compare_sizes(counts: Sequence[int], rounds: int, out: Path) -> None:
                         f"{ours.seconds / load.seconds:.2f}",
                     )
                 ),
-                "" if peer is None else f"{peer:.1f}",
             ]
         )
     if counts:
@@ -189,7 +189,7 @@ def compare_sizes(counts: Sequence[int], rounds: int, out: Path) -> None:
         f"Copies; target: us/node does not grow, peak below {TARGET_BYTES / 1e9:.0f} GB",
         [
             *("copies", "nodes", "events", "seconds", "us/node", "of the first", "peak GB"),
-            *("json.load s", "GB", "x json.load", "peer s (once)"),
+            *("json.load s", "GB", "x json.load"),
         ],
         rows,
     )
@@ -202,8 +202,6 @@ def main() -> None:
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 4, 16, 64], help="default: 1 4 16 64")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each command (default: 5)")
     arguments = parser.parse_args()
-    if not SOURCES.is_dir():
-        sys.exit(f"{SOURCES}: no such folder; set ETLOOM_DATA to the one that holds nccl_ddp")
     machine()
     CACHE.mkdir(parents=True, exist_ok=True)
     out = CACHE / "linked.etplus.json"

@@ -21,9 +21,13 @@ from collections.abc import Container, Iterator
 from itertools import compress, islice
 from pathlib import Path
 
+import zstandard
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "benchmarks" / ".data"
-SOURCES = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data")) / "nccl_ddp"
+DATA = Path(os.environ.get("ETLOOM_DATA", ROOT.parent / "shared" / "data"))
+GPU_RECORDING = ROOT / "tests" / "data" / "gpu_small" / "kineto_trace_0.json.gz"
+RECORDING = ROOT / "etloom" / "cli" / "demo" / "recording"
 FILES = {"kineto": "kineto_trace_0.json.gz", "et": "torch_et_0.json.gz"}
 
 # Kineto takes External ids and correlations from one counter.
@@ -39,6 +43,29 @@ NODE_IDS = re.compile(
     r'|"name": "(?P<attr>rf_id|fw_parent|seq_id)", "type": "u?int64", "value": (?P<value>\d+)'
     r'|(?<=\[)(?P<tensor>\d+), ?(?P<storage>\d+)(?=(?:, ?\d+){3}, ?"[a-z]+(?::\d+)?"\])'
 )
+
+
+def find_sources() -> Path:
+    """Return the folder of nccl_ddp, or without it a folder with the recording of `etloom demo`, compressed alike."""
+    if (DATA / "nccl_ddp").is_dir():
+        return DATA / "nccl_ddp"
+    folder = CACHE / "demo"
+    for recorded in sorted(RECORDING.glob("*_[01].json.zst")):
+        target = folder / recorded.with_suffix(".gz").name
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            content = zstandard.ZstdDecompressor().stream_reader(recorded.read_bytes()).read()
+            target.write_bytes(gzip.compress(content))
+    return folder
+
+
+def find_device_trace() -> Path:
+    """Return negative_queue_a100, or without it 20 MB that repeat this project's own recording of a GPU."""
+    file = DATA / "hta_misc" / "negative_queue_a100.json.gz"
+    return file if file.is_file() else _make_missing("kineto", "gpu_20MB", GPU_RECORDING, size=20_000_000)
+
+
+SOURCES = find_sources()
 
 
 class Template:
@@ -173,10 +200,10 @@ def make_copies(kind: str, copies: int, source: Path | None = None) -> Path:
 def make_ranks(count: int, source: Path | None = None) -> Path:
     """Return a folder of ``count`` ranks, equal apart from their rank and the size of their group, created if
     missing."""
-    source = source or SOURCES.parent / "hta_misc" / "negative_queue_a100.json.gz"
+    stored = DATA / "hta_misc" / "negative_queue_a100.json.gz"
+    source = source or (stored if stored.is_file() else SOURCES / FILES["kineto"])
     folder = CACHE / f"{source.parent.name}_ranks_{count}"
     if not folder.exists():
-        _check_exists(source)
         text = re.sub(r'("Group size": )(?!1\b)\d+', rf"\g<1>{count}", read_text(source))
         ranks = ", ".join(map(str, range(count)))
         text = re.sub(r'("Process Group Ranks": "\[)\d+, [^"]*(?=\]")', rf"\g<1>{ranks}", text)
@@ -195,14 +222,14 @@ def make_ranks(count: int, source: Path | None = None) -> Path:
 
 
 def make_small_ranks(count: int) -> Path:
-    """Return a folder of ``count`` ranks of 3,400 events, copies of dlrm's apart from the rank, created if missing."""
+    """Return a folder of ``count`` small ranks, copies of dlrm's (else of SOURCES), created if missing."""
     folder = CACHE / f"small_ranks_{count}"
     if not folder.exists():
         part = folder.with_suffix(".part")
         part.mkdir(parents=True, exist_ok=True)
         for rank in range(count):
-            source = SOURCES.parent / "dlrm" / f"kineto_trace_{rank % 4}.json.gz"
-            _check_exists(source)
+            source = DATA / "dlrm" / f"kineto_trace_{rank % 4}.json.gz"
+            source = source if source.is_file() else SOURCES / FILES["kineto"]
             trace = json.loads(read_text(source))
             trace["distributedInfo"] |= {"rank": rank, "world_size": count}
             (part / f"kineto_trace_{rank}.json").write_text(json.dumps(trace))
@@ -210,16 +237,10 @@ def make_small_ranks(count: int) -> Path:
     return folder
 
 
-def _check_exists(source: Path) -> None:
-    if not source.is_file():
-        sys.exit(f"{source}: no such trace to copy; set ETLOOM_DATA to the folder that holds nccl_ddp")
-
-
 def _make_missing(kind: str, name: str, source: Path | None, **extent: int) -> Path:
     source = source or SOURCES / FILES[kind]
     target = CACHE / f"{kind}_{name}.json"
     if not target.exists():
-        _check_exists(source)
         CACHE.mkdir(parents=True, exist_ok=True)
         print(f"making {target.relative_to(ROOT)} from {source.name}", file=sys.stderr)
         maker = {"kineto": make_kineto, "et": make_et}[kind]

@@ -27,6 +27,7 @@ from _measure import (
     measure_touching,
     read_targets,
 )
+from make import DATA, SOURCES
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -95,17 +96,22 @@ def list_peers() -> str:
     return ", ".join(line.replace("==", " ") for line in lines)
 
 
+class BenchmarkError(Exception):
+    """A benchmark failed."""
+
+
 def run_section(name: str) -> str:
-    """Run one benchmark; return its section of the page."""
+    """Run one benchmark; return its section of the page. Raises BenchmarkError."""
     script, start = FOLDER / f"bench_{name}.py", time.monotonic()
     title = (ast.get_docstring(ast.parse(script.read_text())) or name).partition("\n")[0]
     command = [sys.executable, str(script), *SCRIPTS[name]]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if run.returncode:
+        raise BenchmarkError(f"{name}: {' '.join(command)} ended with exit status {run.returncode}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime
     print(f"{name}: {time.monotonic() - start:.0f} s (until now {cpu:.0f} s of CPU)", file=sys.stderr)
-    note = "" if run.returncode == 0 else f"\nIt ended early, with exit status {run.returncode}.\n"
-    return f"## {name}\n\n{title}\n{note}\n```text\n{run.stdout.strip()}\n```\n"
+    return f"## {name}\n\n{title}\n\n```text\n{run.stdout.strip()}\n```\n"
 
 
 def main(names: Sequence[str]) -> None:
@@ -118,13 +124,19 @@ def main(names: Sequence[str]) -> None:
             ("first touch of new memory", measure_touching()),
         )
     )
-    facts = "\n".join(f"- {line}" for line in (*describe_machine(), f"peers: {list_peers()}"))
+    inputs = f"inputs: {SOURCES.name}" + (
+        "" if DATA.is_dir() else " (of this repository; ETLOOM_DATA has others)"
+    )
+    facts = "\n".join(f"- {line}" for line in (*describe_machine(), f"peers: {list_peers()}", inputs))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "targets.jsonl")
         file.touch()
         os.environ[TARGETS] = str(file)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled, too
-        sections = [run_section(name) for name in names or SCRIPTS]
+        try:
+            sections = [run_section(name) for name in names or SCRIPTS]
+        except BenchmarkError as error:
+            sys.exit(f"{error}: {PAGE.relative_to(ROOT)} is not changed")
         figures = format_targets(read_targets(file))
     parts = [HEAD, f"{facts}\n", f"| limit | rate of one thread |\n|---|---|\n{limits}"]
     parts += [f"## Figures\n\n{figures}", *sections]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         info,
         link,
         lint,
+        metrics,
         open,
         plot,
         predict,
@@ -63,6 +64,7 @@ __all__ = [
     "info",
     "link",
     "lint",
+    "metrics",
     "open",
     "plot",
     "predict",
@@ -102,6 +104,13 @@ def __getattr__(name: str) -> Any:
 
         check_native_part()
         raise
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the cell magic ``%%etloom``; IPython calls it for ``%load_ext etloom``."""
+    from etloom.compat.ipython import register
+
+    register(shell)
 
 
 def __dir__() -> list[str]:

@@ -58,6 +58,22 @@ def own() -> Path:
     return ROOT / "tests" / "data"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the tests that were skipped because the shared traces are absent, by file."""
+    names: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        if isinstance(report.longrepr, tuple) and str(DATA.parent) in report.longrepr[2]:
+            file, _, test = report.nodeid.partition("::")
+            names.setdefault(file, []).append(test)
+    if names:
+        count = sum(map(len, names.values()))
+        terminalreporter.section(
+            f"{count} tests need the shared traces of ETLOOM_DATA ({DATA}) and were skipped"
+        )
+        for file, tests in sorted(names.items()):
+            terminalreporter.line(f"{file}: {', '.join(sorted(tests))}")
+
+
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run the command line in this process; returns (exit status, stdout, stderr)."""

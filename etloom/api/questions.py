@@ -380,6 +380,36 @@ def report(run: Run | Difference, path: OutPath) -> Path:
 
 
 @verb
+def metrics(run: Run, *, prefix: str = "etloom/") -> dict[str, float]:
+    """Return the main figures of a run as numbers for experiment trackers, which take a dictionary of them.
+
+    Args:
+        run: a Trace, a Job or a path; linked first if necessary.
+        prefix: of the names.
+
+    Returns:
+        ranks; the means over the ranks of step_ms (ms), compute_pct, exposed_communication_pct, idle_pct and
+        overlap_pct (percent of the time, and of the communication); and for each pattern of findings with a known
+        gain finding/PATTERN_pct, the largest gain in percent of the job. What is unknown is left out.
+
+    Example:
+        >>> sorted(etloom.metrics("run/"))[:2]
+        ['etloom/compute_pct', 'etloom/exposed_communication_pct']
+    """
+    from etloom.reports.summary import summarize_run
+
+    job = as_job(run, for_report=True)
+    overview = summarize_run(job).tables["overview"]
+    names = ("compute_pct", "exposed_communication_pct", "idle_pct", "overlap_pct")
+    values: dict[str, Any] = {"ranks": len(job), **{name: overview[name].mean() for name in names}}
+    step_ns: Any = overview["step_mean_ns"].mean()
+    values["step_ms"] = None if step_ns is None else step_ns / 1e6
+    for pattern, gain in analyze(job, "findings").select("pattern", "job_gain_pct").drop_nulls().iter_rows():
+        values.setdefault(f"finding/{pattern}_pct", gain)
+    return {f"{prefix}{name}": float(value) for name, value in values.items() if value is not None}
+
+
+@verb
 def plot(run: Run, what: str, **options: Any) -> altair.Chart:
     """Draw a chart of the report with Altair, for notebooks; needs ``pip install altair``.
 

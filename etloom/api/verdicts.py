@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from etloom.core.errors import UnknownName
-from etloom.core.text import format_ranks
+from etloom.core.text import format_bytes, format_ranks
 
 if TYPE_CHECKING:
     from etloom.analyses.hangs import HangCause
+    from etloom.core.trace import Job
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,53 @@ def check_metric_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in METRICS:
             raise UnknownName("metric", name, METRICS, option="metric")
+
+
+def format_comment(result: CheckResult, run: Job, baseline: Job) -> str:
+    """Format the result as Markdown: the verdict, a table of the measures, what changed, and the largest findings.
+
+    Args:
+        result: of the check.
+        run: the first judged run, of which the findings are.
+        baseline: the first run to compare with.
+    """
+    from etloom.api.questions import diff
+    from etloom.exports.markdown import escape, format_findings
+
+    rows = [
+        "| measure | before | after | change | 95 % interval | limit | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result.table.to_dicts():
+        before, after = (
+            format_bytes(round(row[side])) if row["unit"] == "B" else f"{row[side] / 1e6:,.4g} ms"
+            for side in ("before", "after")
+        )
+        percent = [
+            "unknown" if row[f"{name}_pct"] is None else f"{row[f'{name}_pct']:+.1f} %"
+            for name in ("change", "low", "high", "limit")
+        ]
+        cells = (
+            row["measure"],
+            before,
+            after,
+            percent[0],
+            f"{percent[1]} to {percent[2]}",
+            percent[3],
+            row["verdict"],
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    difference = diff(baseline, run)
+    changes = [line for line in (difference.verdict, difference.explanation) if line]
+    messages = [line for lines in result.messages for line in lines]
+    return (
+        f"### etloom: {result.verdict}\n\n"
+        + "\n".join(rows)
+        + "\n\n"
+        + "".join(f"{escape(line)}\n\n" for line in messages)
+        + f"**What changed**: {escape('; '.join(changes))}\n\n"
+        + f"**Where the run loses time**, largest first:\n\n{format_findings(run)}"
+    )
 
 
 @dataclass(frozen=True)

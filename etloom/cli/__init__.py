@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import click
 
@@ -27,9 +26,11 @@ from etloom.cli.error_handling import handle_errors
 __all__ = ["app", "main"]
 
 _VERBS = {
+    "demo": "Show report, findings and a what-if of a bundled recording.",
     "collect": "Run a command and record some of its training steps.",
     "store": "Keep runs in a store: read once, many questions.",
     "gather": "Copy the traces recorded on several hosts into one folder.",
+    "run": "Run a command, record and watch it, and report at the end.",
     "info": "Show formats, ranks, devices, steps and data loss of traces.",
     "link": "Link operators, launches and GPU activity; save the result.",
     "analyze": "Run an analysis and print its table.",
@@ -50,7 +51,7 @@ _VERBS = {
     "cache": "Show how large the cache is, or remove it.",
 }
 """Verb -> its short help. The command is the object of that name in the module of that name."""
-_SIGNAL_FORWARDERS = {"collect", "replay"}
+_SIGNAL_FORWARDERS = {"collect", "replay", "run"}
 """Verbs that run other programs, which get signals and the environment unchanged."""
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 """Variables that verbs set, except those that run other programs: threads for linear algebra, which would keep a CPU
@@ -60,10 +61,6 @@ busy for 0.1 s and which nothing needs."""
 class VerbGroup(click.Group):
     """The group of all etloom commands; the module of a command is imported only when the command is used."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.commands = dict.fromkeys(_VERBS, click.Command("placeholder"))  # suggested for a misspelt verb
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
 
@@ -72,6 +69,17 @@ class VerbGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"etloom.cli.{cmd_name}"), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb of a command line; the name of an analysis, or the path of a run, stands for a verb, too.
+
+        ``etloom stragglers run/`` is ``etloom analyze stragglers run/``, and ``etloom run/`` is ``etloom report run/``.
+        """
+        if args[0] not in _VERBS:
+            args = [_find_verb(args[0]), *args]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -83,13 +91,42 @@ class VerbGroup(click.Group):
 def app() -> None:
     """Collect, read, link, analyze, query, report and export execution traces of machine-learning jobs.
 
+    The name of an analysis, and the path of a run, stand for a command, too.
+
     Examples:
 
     \b
+      etloom demo
+      etloom run -- torchrun --nproc-per-node 2 train.py
       etloom collect --out run/ --steps 3:5 -- torchrun --nproc-per-node 2 train.py
-      etloom info run/
-      etloom report run/
+      etloom run/                 # etloom report run/
+      etloom findings run/        # etloom analyze findings run/
     """
+
+
+def _find_verb(word: str) -> str:
+    """Return the verb that a word without one stands for: analyze for the name of an analysis, report for a run.
+
+    Raises:
+        click.UsageError: neither; the message states the nearest command.
+    """
+    from etloom.core import registry
+    from etloom.core.errors import UnknownName
+    from etloom.core.paths import expand_home
+    from etloom.core.urls import clean_url
+
+    analyses = registry.list_plugins("analyses")
+    if word.replace("_", "-") in analyses:
+        return "analyze"
+    if clean_url(word) is not None or os.path.lexists(expand_home(word)):
+        return "report"
+    if os.sep in word:
+        raise click.UsageError(f"{word}: no such file or folder, and not a command")
+    commands = {verb: verb for verb in _VERBS} | {name: f"{name} RUN" for name in analyses}
+    error = UnknownName("command", word, commands, synonyms=registry.SYNONYMS["analyses"])
+    if error.nearest is None:
+        raise click.UsageError(f"unknown command {word!r}; etloom --help lists the commands")
+    raise click.UsageError(f"unknown command {word!r}; did you mean 'etloom {commands[error.nearest]}'?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -49,6 +49,9 @@ def check(
         Flag(show_default="step-time"),
     ] = (),
     junit: Annotated[Path | None, "Write a JUnit XML file."] = None,
+    markdown: Annotated[
+        Path | None, "Write a comment for a review: verdict, what changed, and causes of lost time."
+    ] = None,
     github: Annotated[bool, "Print annotations for GitHub."] = False,
     format: MetricsFormat = None,
     run: RunsOptions,
@@ -68,7 +71,7 @@ def check(
     \b
       etloom check run/ --baseline main/ --max-regression 3%
       etloom check run1/ run2/ run3/ --baseline main1/ --baseline main2/ --baseline main3/
-      etloom check run/ --baseline main/ --junit perf.xml --github
+      etloom check run/ --baseline main/ --junit perf.xml --markdown comment.md --github
       etloom check run/ --baseline main/ --format prometheus > check.prom
     """
     import etloom
@@ -86,6 +89,10 @@ def check(
     print_message(f"judged: {_join_paths(paths)}; baseline: {_join_paths(baseline)}")
     result = etloom.check(runs, baselines, max_regression_pct=limit, metrics=metric or ["step-time"])
     _write_result(result, paths, format, junit)
+    if markdown is not None:
+        from etloom.api.verdicts import format_comment
+
+        write_text(format_comment(result, runs[0], baselines[0]), markdown)
     _print_verdicts(result, github)
     if result.verdict == "failed":
         raise SystemExit(1)

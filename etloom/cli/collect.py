@@ -61,7 +61,7 @@ class ActionOptions:
     report: Annotated[bool, "Afterwards, print the summary and write the HTML report."] = False
 
 
-_RECORDING_FLAGS = FieldFlags(
+RECORDING_FLAGS = FieldFlags(
     every=Flag(metavar="N"),
     length=Flag("--for", metavar="STEPS"),
     max_windows=Flag(metavar="N"),
@@ -85,7 +85,7 @@ def collect(
         "[required to record]",
         Flag("-o"),
     ] = None,
-    recording: Annotated[CollectOptions, _RECORDING_FLAGS],
+    recording: Annotated[CollectOptions, RECORDING_FLAGS],
     actions: ActionOptions,
 ) -> None:
     """Run a training command, unchanged, and record some of its steps on every rank.
@@ -128,10 +128,12 @@ def collect(
             )
         click.echo(_format_command_line(words, out, recording))
     else:
-        _collect(words, out, recording, actions)
+        collect_command(words, out, recording, actions)
 
 
-def _collect(words: Sequence[str], out: Path, recording: CollectOptions, actions: ActionOptions) -> None:
+def collect_command(
+    words: Sequence[str], out: Path, recording: CollectOptions, actions: ActionOptions
+) -> None:
     """Run the command, print what was recorded, and exit with the command's status."""
     result = _record(words, out, recording, actions.overwrite)
     for warning in result.warnings:

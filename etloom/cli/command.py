@@ -29,7 +29,7 @@ from etloom.core.annotations import split_annotation
 from etloom.core.paths import expand_home
 from etloom.core.urls import as_path, clean_url
 
-_OUTPUTS = ("out", "out_option", "html", "junit", "json_file")
+_OUTPUTS = ("out", "out_option", "html", "junit", "json_file", "markdown")
 """Parameters that name a file to write."""
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 

@@ -71,14 +71,17 @@ def _format_facts(job: Job, facts: dict[str, Any], out: Path | None) -> str:
 
     from etloom.analyses.run_info import get_rank_schema
     from etloom.core.text import count_noun
-    from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name, summarize_rank_spread
+    from etloom.reports import rank_spread
 
     ranks = pl.DataFrame(facts["by_rank"], schema=get_rank_schema()).drop("start_ns", "end_ns")
     ranks = _drop_empty_columns(ranks)
     stats = job.stats.sort(pl.col("severity") == "info", maintain_order=True)
-    has_many_ranks = len(job) > MAX_LISTED_RANKS
+    has_many_ranks = len(job) > rank_spread.MAX_LISTED_RANKS
     if has_many_ranks:
-        ranks, stats = summarize_rank_spread(ranks), group_stats_by_name(stats)
+        ranks, stats = rank_spread.summarize_rank_spread(ranks), rank_spread.group_stats_by_name(stats)
+    else:
+        ranks = rank_spread.group_equal_ranks(ranks)
+        stats = rank_spread.group_equal_ranks(stats, ignored="example")
     parts: list[Any] = [
         Text(make_printable(facts["path"]), style="bold"),
         _build_property_list(job, facts),

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,33 +65,59 @@ def watch(
     from etloom.api.watching import JobWatcher
 
     watcher = JobWatcher(run, stall)
-    reported: set[str] = set()
-    next_report = time.monotonic()
     if watcher.observe() is None:
         watcher.check_is_watched()
         print_message(
             f"{run}: no rank has written its state yet; waiting for a job that is started with: "
             f"etloom collect --watch --out {shlex.quote(str(run))} -- COMMAND"
         )
-    while True:
+    if not follow_job(watcher, click.echo, recorded_run=run if record else None, webhook=webhook):
+        raise click.exceptions.Exit(TROUBLE_STATUS)
+
+
+def follow_job(
+    watcher: JobWatcher,
+    write: Callable[[str], None],
+    *,
+    recorded_run: Path | None = None,
+    webhook: str | None = None,
+    has_ended: threading.Event | None = None,
+) -> bool:
+    """Write the progress of a job, slow ranks and the cause of a stall or crash, until one of these ends it.
+
+    Args:
+        watcher: of the job.
+        write: called with each line.
+        recorded_run: the folder of a job with --on-demand, which shall record when it becomes slow.
+        webhook: a URL to which causes are sent.
+        has_ended: set when the job has ended.
+
+    Returns:
+        False if the job stalled or crashed.
+    """
+    has_ended = has_ended or threading.Event()
+    reported: set[str] = set()
+    next_report = time.monotonic()
+    while not has_ended.is_set():
         observation = watcher.observe()
         if observation is None:
             watcher.check_is_watched()
         else:
             if time.monotonic() >= next_report or observation.has_ended:
-                click.echo(format_progress(observation))
+                write(format_progress(observation))
                 next_report = time.monotonic() + _REPORT_S
             if observation.has_ended:
-                return
-            _report_slowdown(observation, reported, run if record else None, webhook)
+                return True
+            _report_slowdown(observation, reported, write, recorded_run, webhook)
             if observation.has_stalled and observation.cause is not None:
-                click.echo(make_printable(observation.cause.sentence))
+                write(make_printable(observation.cause.sentence))
                 for rank, text in observation.cause.evidence.iter_rows():
-                    click.echo(make_printable(f"  rank {rank}: {text}"))
+                    write(make_printable(f"  rank {rank}: {text}"))
                 _keep_incident(watcher, observation)
                 _send(webhook, observation)
-                raise click.exceptions.Exit(TROUBLE_STATUS)
-        time.sleep(_POLL_S)
+                return False
+        has_ended.wait(_POLL_S)
+    return True
 
 
 def format_progress(observation: Observation) -> str:
@@ -102,7 +129,11 @@ def format_progress(observation: Observation) -> str:
 
 
 def _report_slowdown(
-    observation: Observation, reported: set[str], recorded_run: Path | None, webhook: str | None
+    observation: Observation,
+    reported: set[str],
+    write: Callable[[str], None],
+    recorded_run: Path | None,
+    webhook: str | None,
 ) -> None:
     """Report a slow rank and a change of the step time, each once; request a recording if ``recorded_run`` is set."""
     messages = {}
@@ -114,7 +145,7 @@ def _report_slowdown(
         if key in reported:
             continue
         reported.add(key)
-        click.echo(make_printable(message))
+        write(make_printable(message))
         _send(webhook, observation)
         if recorded_run is not None:
             from etloom.collector import request_recording

@@ -131,5 +131,6 @@ class UnknownName(InvalidValue):
         known = list(known) if option else sorted(known)
         synonym = (synonyms or {}).get(name)
         near = [synonym] if synonym else [] if option else difflib.get_close_matches(name, known, n=1)
+        self.nearest = near[0] if near else None
         remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
         super().__init__(f"unknown {kind} {name!r}", remedy=remedy, option=option)

@@ -73,7 +73,7 @@ PACKAGES = {
 _ENTRY_FUNCTIONS = {"readers": "read", "analyses": "analyze", "exports": "write", "patterns": "find"}
 _KIND_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "export", "patterns": "pattern"}
 _PLUGIN_NOUNS = {"readers": "reader", "analyses": "analysis", "exports": "format"}
-_SYNONYMS = {
+SYNONYMS = {
     "analyses": {
         "breakdown": "temporal-breakdown",
         "communication": "collectives",
@@ -124,7 +124,7 @@ def get(kind: str, name: str) -> ModuleType:
         raise InvalidValue(f"expected the name of a plugin ({_KIND_NOUNS[kind]}), got {type(name).__name__}")
     name = name.replace("_", "-")
     if name not in plugins:
-        raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=_SYNONYMS.get(kind))
+        raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=SYNONYMS.get(kind))
     plugin = plugins[name]
     try:
         module = importlib.import_module(plugin.module)
@@ -150,7 +150,7 @@ def find_package(kind: str, name: str) -> str | None:
     plugins = _find_plugins(kind)
     name = name.replace("_", "-")
     if name not in plugins:
-        raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=_SYNONYMS.get(kind))
+        raise UnknownName(_KIND_NOUNS[kind], name, plugins, synonyms=SYNONYMS.get(kind))
     return plugins[name].package
 
 

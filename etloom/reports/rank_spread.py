@@ -43,6 +43,29 @@ def summarize_rank_spread(frame: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
+def group_equal_ranks(frame: pl.DataFrame, ignored: str | None = None) -> pl.DataFrame:
+    """Merge rows that are equal in all columns but ``rank``; ``ranks`` replaces ``rank``, such as "0-3" or "run".
+
+    Args:
+        frame: a table with a row per rank, or several.
+        ignored: a column that does not count; the row of the first rank states it.
+
+    Returns:
+        The groups in the order of their first rows; the frame itself if no two rows are equal.
+    """
+    keys = [name for name in frame.columns if name not in ("rank", ignored)]
+    of_run = pl.col("rank").is_null().alias("of the run")  # not of a rank: a row of its own
+    groups = frame.group_by(*keys, of_run, maintain_order=True).agg(
+        pl.exclude(keys).first(), ranks=pl.col("rank")
+    )
+    if groups.height == frame.height:
+        return frame
+    ranks = [format_ranges(ranks) or "run" for ranks in groups["ranks"].list.drop_nulls().to_list()]
+    return groups.select(
+        pl.Series("ranks", ranks, pl.String), *(name for name in frame.columns if name != "rank")
+    )
+
+
 def _to_integer(value: Any) -> Any:
     return int(value) if value == int(value) else value
 

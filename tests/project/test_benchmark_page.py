@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import etloom
 from support.paths import ROOT
 
 
@@ -49,3 +50,35 @@ def test_a_slow_program_runs_once(measure: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(measure, "run_once", run_once)
     measure.measure([measure.Task("etloom", "", ""), measure.Task("peer", "", "")], 3)
     assert runs == ["etloom", "peer", "etloom", "etloom"]
+
+
+def test_a_page_is_not_written_from_a_run_that_failed(
+    measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = import_module("write_page")
+    (tmp_path / "bench_broken.py").write_text('"""A benchmark."""\nraise SystemExit(3)\n')
+    (tmp_path / "page.md").write_text("before")
+    monkeypatch.setattr(page, "FOLDER", tmp_path)
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(page, "SCRIPTS", {"broken": []})
+    monkeypatch.setattr(page, "measure_copying", lambda: 1e9)
+    monkeypatch.setattr(page, "measure_touching", lambda: 1e9)
+    with pytest.raises(SystemExit, match=r"broken: .* exit status 3: page\.md is not changed"):
+        page.main([])
+    assert (tmp_path / "page.md").read_text() == "before"
+
+
+def test_without_the_shared_traces_inputs_are_made_of_own_recordings(
+    measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = import_module("make")
+    monkeypatch.setattr(maker, "DATA", tmp_path / "absent")
+    monkeypatch.setattr(maker, "CACHE", tmp_path)
+    monkeypatch.setattr(maker, "ROOT", tmp_path)
+    sources = maker.find_sources()
+    assert {file.name for file in sources.iterdir()} >= set(maker.FILES.values())
+    copies = maker.make_copies("kineto", 3, sources / maker.FILES["kineto"])
+    one = etloom.read(sources / maker.FILES["kineto"]).rows("events")
+    assert etloom.read(copies).rows("events") > 2.9 * one
+    assert etloom.read(maker.find_device_trace()).events.filter(cat="kernel").height > 1000

@@ -17,7 +17,12 @@ from etloom.analyses.answers import Answer
 from etloom.core.errors import AnalysisError
 from etloom.core.text import format_ranges, format_ranks
 from etloom.reports.formatting import convert_to_own_units
-from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name, summarize_rank_spread
+from etloom.reports.rank_spread import (
+    MAX_LISTED_RANKS,
+    group_equal_ranks,
+    group_stats_by_name,
+    summarize_rank_spread,
+)
 from support import small_traces
 
 
@@ -162,3 +167,23 @@ def test_each_row_of_values_has_the_unit_that_suits_it() -> None:
     ]
     schema = pl.DataFrame({"column": ["ts"], "unit": ["ns"]})
     assert convert_to_own_units(schema).equals(schema)
+
+
+def test_equal_rows_of_ranks_are_one_row() -> None:
+    frame = pl.DataFrame(
+        {
+            "rank": [0, 1, 2, None],
+            "name": ["a", "a", "b", "a"],
+            "count": [1, 1, 1, 1],
+            "example": ["x", "y", "z", "w"],
+        }
+    )
+    assert group_equal_ranks(frame, ignored="example").rows() == [
+        ("0, 1", "a", 1, "x"),
+        ("2", "b", 1, "z"),
+        ("run", "a", 1, "w"),
+    ]
+    assert group_equal_ranks(frame) is frame
+    assert group_equal_ranks(frame.filter(pl.col("rank").is_null()).vstack(frame.tail(1))).rows() == [
+        ("run", "a", 1, "w")
+    ]
