@@ -75,7 +75,7 @@ endif
 $(VENV)/.package: pyproject.toml | $(BIN)/python
 	@echo "installing etloom"
 	@$(PIP) install 'scikit-build-core>=0.11' 'nanobind>=2.7' 'cmake>=3.22' ninja
-	@$(PIP) install --no-build-isolation --editable . -C wheel.cmake=false -C editable.mode=inplace
+	@$(PIP) install --no-build-isolation --editable . -C wheel.cmake=false -C wheel.py-api= -C editable.mode=inplace
 	@touch $@
 
 $(VENV)/.packages: constraints.txt $(VENV)/.package $(VENV)/.torch
