@@ -39,6 +39,7 @@ SCRIPTS = {
     "analyses": ["--quick"],
     "ranks": ["--ranks", "--rounds", "5"],
     "collect": [],
+    "memory": [],
     "replay": ["400"],
     "mcp": ["--millions", "0.7", "--calls", "10"],
 }

@@ -131,6 +131,7 @@ nb::dict finish(SnapshotParser& parser) {
     result["frames"] = frames;
     result["stacks"] = stacks;
     result["texts"] = texts;
+    parser.clear();
     return result;
 }
 

@@ -102,7 +102,7 @@ def read(
         "allocator": pl.concat(
             [history, *([] if ends is None else [ends.drop("id")])], how="diagonal_relaxed"
         ),
-        "memory": memory.sort("ts", maintain_order=True),
+        "memory": memory if memory["ts"].is_sorted() else memory.sort("ts", maintain_order=True),
     }
     tables = {name: table.with_row_index("id") for name, table in tables.items()}
     if events:
@@ -231,8 +231,10 @@ def _compute_totals(entries: pl.DataFrame, usages: dict[int, _Usage], counts: di
             total = first + changes[column].cum_sum()
             is_consistent = first >= 0 and bool((total >= 0).all())
             counts["totals_unknown"] += 0 if is_consistent or column == "rounded" else changes.height
-            changes = changes.with_columns((total if is_consistent else pl.lit(None, pl.Int64)).alias(name))
-        requests = changes.filter("is_change").drop("is_change", "reserved", "rounded")
+            known = total if is_consistent else pl.lit(None, pl.Int64)
+            changes = changes.with_columns(known.alias(name)).drop([] if column == "bytes" else column)
+        requests = changes.drop("is_change") if changes["is_change"].all() else changes.filter("is_change")
+        requests = requests.drop("is_change", strict=False)
         tables.append(requests.with_columns(device_type=pl.lit(_CUDA, pl.Int32)))
     return pl.concat(tables) if tables else pl.DataFrame(schema={"ts": pl.Int64})
 

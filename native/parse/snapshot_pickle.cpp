@@ -6,6 +6,10 @@
 #include <charconv>
 #include <cstring>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace etloom {
 
 namespace {
@@ -97,6 +101,20 @@ void SnapshotParser::feed(const char* data, size_t size) {
 Value SnapshotParser::finish() const {
     if (!is_done_ || values_.empty()) fail("is a damaged pickle: it ends");
     return values_.back();
+}
+
+void SnapshotParser::clear() {
+    forget();
+    decltype(dicts_)().swap(dicts_);
+    decltype(lists_)().swap(lists_);
+    decltype(row_of_dict_)().swap(row_of_dict_);
+    decltype(stack_of_list_)().swap(stack_of_list_);
+    decltype(values_)().swap(values_);
+    decltype(stacks)().swap(stacks);
+    decltype(number_of_stack_)().swap(number_of_stack_);
+#ifdef __GLIBC__
+    malloc_trim(0);  // small blocks between those still in use: 100 bytes per entry of the history
+#endif
 }
 
 const SnapshotParser::Pairs* SnapshotParser::pairs(const Value& dict) const {

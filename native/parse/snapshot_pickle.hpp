@@ -43,6 +43,7 @@ class SnapshotParser {
     const std::string& text(const Value& value) const { return *texts_[static_cast<size_t>(value.number)]; }
     double real(const Value& value) const { return reals_[static_cast<size_t>(value.number)]; }
     void forget() { std::vector<Value>().swap(memo_); }  // what is not needed after the pickle's end
+    void clear();   // everything, and give the memory back to the system
     size_t consumed() const { return consumed_; }
 
     // The columns of rows, and the distinct stacks: of each its frames (dicts).
