@@ -37,7 +37,7 @@ need = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/d
 want = { $(1); } &>/dev/null || { $(call apt,$(3)) 2>/dev/null && { $(1); } &>/dev/null; } \
 	|| echo "$(2) (apt-get install $(3))" >&2
 
-.PHONY: help setup build-native demo demo-train record-demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-native fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-natural bench-fleet bench-gpu bench-hangs clean
+.PHONY: help setup build-native demo demo-train record-demo test test-only test-ray check style lint lint-package docs reference audit format fuzz fuzz-coverage fuzz-native test-sanitized fuzz-verbs fuzz-replays fuzz-reports soak bench bench-predict bench-diagnosis bench-natural bench-fleet bench-gpu bench-hangs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -227,6 +227,29 @@ fuzz-native: build/fuzz/fuzz build/fuzz/fuzz_observer ## feed mutated traces to 
 	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) \
 		./fuzz $(FUZZ_SECONDS) $(FUZZ_INPUTS) $(CURDIR)/tests/corpus/*.json
 	cd build/fuzz && ASAN_OPTIONS=$(FUZZ_LIMITS) ./fuzz_observer $(FUZZ_SECONDS) $(FUZZ_INPUTS)
+
+build/fuzz/coverage: fuzz/fuzz.cpp $(NATIVE) $(wildcard native/parse/*.hpp)
+	@$(call need,command -v clang++,clang,clang)
+	@mkdir -p $(@D)
+	clang++ -std=c++20 -O1 -g -fsanitize=fuzzer$(comma)address$(comma)undefined -fno-sanitize-recover=all -DNDEBUG \
+		-DETLOOM_LIBFUZZER -Inative/parse fuzz/fuzz.cpp $(NATIVE) -lsimdjson -pthread -o $@
+
+fuzz-coverage: build/fuzz/coverage ## libFuzzer on the parsers for FUZZ_SECONDS; build/fuzz/corpus is kept
+	@mkdir -p build/fuzz/corpus
+	cd build/fuzz && ./coverage corpus $(CURDIR)/tests/corpus -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
+
+# A copy of the package with another library in it; the interpreter must load that of the sanitizers first.
+SANITIZED := $(CURDIR)/build/sanitized
+test-sanitized: setup ## the tests of the native parts with AddressSanitizer and UndefinedBehaviorSanitizer
+	@rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package && cp -r etloom $(SANITIZED)/package
+	@rm -f $(SANITIZED)/package/etloom/_native*.so
+	@cmake -S . -B $(SANITIZED) -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DCMAKE_CXX_FLAGS="-fsanitize=address$(comma)undefined -fno-sanitize-recover=all" \
+		-DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(SANITIZED)/package/etloom >/dev/null
+	@cmake --build $(SANITIZED)
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED)/package \
+		$(BIN)/python -m pytest -q -p no:cacheprovider --hypothesis-profile=quick tests/core/test_native_reference.py $(PYTEST_ARGS)
 
 soak: setup ## compare random jobs alone and under `etloom collect` for SOAK_SECONDS
 	$(BIN)/python tests/collector/soak.py $(SOAK_SECONDS)

@@ -219,6 +219,16 @@ void read_by_one_and_two(Make make, Random& random) {
 
 }  // namespace
 
+#ifdef ETLOOM_LIBFUZZER
+// `make fuzz-coverage`: libFuzzer chooses the inputs by the code that they reach; it has limits of its own.
+extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
+    input.assign(reinterpret_cast<const char*>(data), size);
+    Random random(size);
+    read_by_one_and_two(etloom::kineto_parser, random);
+    read_by_one_and_two(etloom::execution_trace_parser, random);
+    return 0;
+}
+#else
 int main(int argc, char** argv) {
     if (argc < 4) return 2;
     const double seconds = std::atof(argv[1]);
@@ -254,3 +264,4 @@ int main(int argc, char** argv) {
     std::printf("%llu inputs, each through both parsers, in %.0f s (start %llu): no fault\n",
                 static_cast<unsigned long long>(inputs), spent(), static_cast<unsigned long long>(start));
 }
+#endif

@@ -7,7 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _WITHOUT_ANSWERS = ("cli", "collector", "compat", "replayer", "reports")
 
 

@@ -105,12 +105,12 @@ def _locate(frame: str | None, script: str | None, root: str | None) -> dict[str
 
 def format_finding(row: Mapping[str, Any]) -> str:
     """Return a finding as a sentence: what costs time, how much, with which confidence, and what to do."""
-    time, share, whose = row["job_gain_ns"], row["job_gain_pct"], "of the job"
+    time, share, subject = row["job_gain_ns"], row["job_gain_pct"], "of the job"
     step = row["step_gain_ns"]
     if time is None:
-        time, share, step, whose = row["cost_ns"], row["pct"], row["step_cost_ns"], f"of rank {row['rank']}"
+        time, share, step, subject = row["cost_ns"], row["pct"], row["step_cost_ns"], f"of rank {row['rank']}"
     cost = f"{step / 1e6:,.4g} ms per step" if step else f"{time / 1e6:,.4g} ms in total"
     return (
-        f"{row['title']}: up to {cost}, {share or 0:.1f} % {whose} ({row['confidence']} confidence). "
+        f"{row['title']}: up to {cost}, {share or 0:.1f} % {subject} ({row['confidence']} confidence). "
         f"To do: {row['advice']}."
     )

@@ -54,8 +54,8 @@ def group_equal_ranks(frame: pl.DataFrame, ignored: str | None = None) -> pl.Dat
         The groups in the order of their first rows; the frame itself if no two rows are equal.
     """
     keys = [name for name in frame.columns if name not in ("rank", ignored)]
-    of_run = pl.col("rank").is_null().alias("of the run")  # not of a rank: a row of its own
-    groups = frame.group_by(*keys, of_run, maintain_order=True).agg(
+    is_run_row = pl.col("rank").is_null().alias("of the run")  # not of a rank: a row of its own
+    groups = frame.group_by(*keys, is_run_row, maintain_order=True).agg(
         pl.exclude(keys).first(), ranks=pl.col("rank")
     )
     if groups.height == frame.height:

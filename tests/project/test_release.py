@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import etloom
 from support.paths import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -45,7 +46,9 @@ def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
 def test_every_file_states_the_same_version() -> None:
     (version,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     recipe = yaml.safe_load((ROOT / "packaging" / "recipe.yaml").read_text())
-    assert recipe["context"]["version"] == version
+    assert recipe["context"]["version"] == version == etloom.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_container_copies_what_the_build_needs() -> None:

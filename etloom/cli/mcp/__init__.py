@@ -9,16 +9,19 @@ preparation   what the first questions about a run need, computed in the backgro
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from etloom.cli.command import LOCAL_PATH_TYPE, Flag, Positional, command
+from etloom.cli.error_handling import print_message
 from etloom.core.errors import EtloomError
 
 if TYPE_CHECKING:
@@ -44,6 +47,10 @@ def mcp(
         "Serve HTTP on this port of 127.0.0.1 at /mcp, instead of stdin and stdout.",
         Flag(type=click.IntRange(1, 65535), metavar="PORT"),
     ] = None,
+    install: Annotated[
+        Literal["claude", "cursor", "vscode"] | None,
+        "Add the server to this client's file in the current folder, and serve nothing.",
+    ] = None,
 ) -> None:
     """Serve runs to agents by the Model Context Protocol: summary, findings, comparison, predictions, SQL, timeline.
 
@@ -55,7 +62,13 @@ def mcp(
     \b
       etloom mcp run/
       etloom mcp runs/before runs/after --http 8765
+      etloom mcp run/ --install claude
     """
+    if install is not None:
+        if http is not None:
+            raise click.UsageError("--install and --http are mutually exclusive")
+        print_message(f"added etloom to {install_server(install, runs)}; restart the client to use it")
+        return
     from etloom.cli.mcp.opened_runs import OpenedRuns
     from etloom.cli.mcp.preparation import prepare_run
 
@@ -68,6 +81,40 @@ def mcp(
         _check_port(http)
         server.run("streamable-http", host="127.0.0.1", port=http)
     opened.close()
+
+
+CLIENTS = {
+    "claude": (".mcp.json", "mcpServers"),
+    "cursor": (".cursor/mcp.json", "mcpServers"),
+    "vscode": (".vscode/mcp.json", "servers"),
+}
+"""Client -> its file of servers in a project, and the key of the servers in it."""
+
+
+def install_server(client: str, runs: Sequence[Path]) -> Path:
+    """Add the server of these runs to the file of a client in the current folder; other servers stay. Return the file.
+
+    Raises:
+        EtloomError: the file is not a JSON object.
+    """
+    from etloom.formats.io.atomic_file import write_atomically
+
+    name, key = CLIENTS[client]
+    path = Path(name)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        servers = settings.setdefault(key, {})
+        servers["etloom"] = {
+            "command": sys.executable,
+            "args": ["-m", "etloom", "mcp", *(str(run.absolute()) for run in runs)],
+        }
+    except (ValueError, AttributeError, TypeError):
+        raise EtloomError(
+            f"not a JSON object with an object {key!r}", where=path, remedy="correct or remove the file"
+        ) from None
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, json.dumps(settings, indent=2) + "\n")
+    return path
 
 
 def _end(runs: OpenedRuns, number: int, frame: object) -> None:
