@@ -170,14 +170,14 @@ def _match_rows(events: pl.DataFrame, pattern: re.Pattern[str]) -> NDArray[np.in
 
 def _drop_nested(events: pl.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Remove rows of events that begin before an earlier remaining event of the same process ends."""
-    kept = []
+    outermost = []
     end_by_process: dict[int, int] = {}
     columns = events[rows].select("pid", "ts", end=pl.col("ts") + pl.col("dur"))
     for row, (pid, ts, end) in zip(rows.tolist(), columns.iter_rows(), strict=True):
         if ts >= end_by_process.get(pid, ts):
-            kept.append(row)
+            outermost.append(row)
             end_by_process[pid] = end
-    return np.array(kept, np.int64)
+    return np.array(outermost, np.int64)
 
 
 def _are_distinct(numbers: list[int | None]) -> bool:

@@ -67,8 +67,8 @@ def find_stream_waits(
         select_values(activities.place, rows).astype(np.int64)
         for rows in (events.rows(table["event"]), events.rows(table["on"]))
     )
-    known = (waiter >= 0) & (source >= 0)
-    waiter, source = waiter[known], source[known]
+    matched = (waiter >= 0) & (source >= 0)
+    waiter, source = waiter[matched], source[matched]
     late = np.flatnonzero(_mask_late_starts(activities, submission, waiter))
     inferred = _find_ended_before(events, activities, submission, late)
     is_inferred = inferred >= 0

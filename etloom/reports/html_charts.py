@@ -78,7 +78,7 @@ def render_columns(
         title: text for screen readers.
     """
     top = max((sum(parts.values()) for _, parts in columns), default=0) or 1
-    drawn = []
+    groups = []
     for i, (label, parts) in enumerate(columns):
         texts = [f"{labels[part]} {format_duration(ns)}" for part, ns in parts.items() if ns]
         total = format_duration(sum(parts.values()))
@@ -90,13 +90,13 @@ def render_columns(
                 f'<rect class="{colors[part]}" x="{i + 0.04}" y="{y:.2f}" width="0.92" height="{height:.2f}"/>'
             )
         text = escape(f"{label}: {total} ({', '.join(texts)})")
-        drawn.append(f"<g><title>{text}</title>{''.join(rects)}</g>")
+        groups.append(f"<g><title>{text}</title>{''.join(rects)}</g>")
     width = min(100, MAX_COLUMN_PERCENT * len(columns))
     range_text = " to ".join(dict.fromkeys((columns[0][0], columns[-1][0])))
     return (
         f'<figure class="columns"><span class="soft">{escape(format_duration(top))}</span>'
         f'<svg role="img" aria-label="{escape(title)}" width="{width}%" '
         f'viewBox="0 0 {len(columns)} 100" preserveAspectRatio="none">'
-        f"{''.join(drawn)}</svg>"
+        f"{''.join(groups)}</svg>"
         f'<figcaption class="soft">{escape(range_text)}</figcaption></figure>'
     )

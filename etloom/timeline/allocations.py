@@ -18,10 +18,10 @@ def find_allocations(trace: Trace, *, in_order: bool = False) -> pl.DataFrame:
     Each process records the totals of its own allocator. Where processes of the rank use a device at the same time,
     ``total_allocated`` and ``total_reserved`` are the sums over them.
     """
-    known = trace.memory.drop_nulls(["total_allocated", "bytes"])
-    if in_order and known["ts"].null_count() == known.height:
-        return known.sort("id")
-    allocations = known.drop_nulls("ts").sort("ts", "id")
+    sized = trace.memory.drop_nulls(["total_allocated", "bytes"])
+    if in_order and sized["ts"].null_count() == sized.height:
+        return sized.sort("id")
+    allocations = sized.drop_nulls("ts").sort("ts", "id")
     spans = allocations.group_by(*_PROCESS).agg(start=pl.col("ts").min(), end=pl.col("ts").max())
     # A process without a pid may be one of the others, as in a memory snapshot next to a Kineto trace.
     if spans.height < 2 or (spans["pid"] < 0).any():

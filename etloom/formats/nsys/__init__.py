@@ -220,9 +220,9 @@ def _infer_processes(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
     stateless = events["process"].null_count()
     if not stateless:
         return events
-    known = events["process"].drop_nulls().unique()
-    if len(known) < 2:
-        only = int(known[0]) if len(known) else 0
+    processes = events["process"].drop_nulls().unique()
+    if len(processes) < 2:
+        only = int(processes[0]) if len(processes) else 0
         process = events["process"].fill_null(only)
     else:
         calls = events.filter(
@@ -243,7 +243,7 @@ def _infer_processes(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
             "read.nsys_inferred_process",
             "info",
             stateless - process.null_count(),
-            f"assigned to {len(known) or 1} processes: to the only one, or to that of the call with the same "
+            f"assigned to {len(processes) or 1} processes: to the only one, or to that of the call with the same "
             f"correlation",
         )
     )

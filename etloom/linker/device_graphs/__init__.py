@@ -36,8 +36,8 @@ def add_captures(trace: Trace, earlier: CapturedEvents | None, captures: Sequenc
     """
     captured = extract_captures(trace) if earlier is None else earlier
     parts = [captured, *(extract_captures(place_events(capture)) for capture in captures)]
-    known = [part for part in parts if part is not None]
-    return add_captured_events(trace, known) if known else trace
+    recorded = [part for part in parts if part is not None]
+    return add_captured_events(trace, recorded) if recorded else trace
 
 
 def attribute_graphs(trace: Trace) -> Trace:

@@ -195,8 +195,10 @@ def _rebuild(program: Program, calls: list[_Call], freed_at: Int64Array) -> Prog
             inserted.append((call.again, int(freed_at[call.input]), call.input, -1))
         if program.time.null_count() == 0:
             spans += int(program.time[last] - program.time[call.requests[0]])
-    kept = np.flatnonzero(is_kept)
-    rows = np.concatenate([np.array(inserted, np.int64), np.stack([kept, kept, owner[kept], kept], axis=1)])
+    remaining = np.flatnonzero(is_kept)
+    rows = np.concatenate(
+        [np.array(inserted, np.int64), np.stack([remaining, remaining, owner[remaining], remaining], axis=1)]
+    )
     # What is inserted at a place comes before the operation there.
     places, source, owners, numbers = rows[np.argsort(rows[:, 0], kind="stable")].T
     new_place = np.full(number, -1, np.int64)
