@@ -3,11 +3,11 @@
 One row per step, and one (null step) for the whole trace, from the first to the last GPU activity. mfu_pct: 100
 model_flops / (dur peak); hfu_pct: the same with all executed flops. model_flops excludes recomputation: forward
 operators that activation checkpointing repeats during backward, and the attention scores that fused attention
-recomputes. Only matrix products, attention and convolutions are counted. precision: all precisions used, the one with
-most flops first ("fp32, tf32"); peak: their peak weighted by flops, so that a step at full speed is 100 percent. The
-flops of a step are those launched in it; its dur is that of the annotation. covered_pct: the share of the device time
-of matrix operations (recognized by kernel name if the operator is unknown) whose flops are known; below 100, both
-utilizations are underestimated.
+recomputes. Only matrix products, attention, convolutions and mixtures of experts are counted, and no flops that are
+assumed. precision: all precisions used, the one with most flops first ("fp32, tf32"); peak: their peak weighted by
+flops, so that a step at full speed is 100 percent. The flops of a step are those launched in it; its dur is that of the
+annotation. covered_pct: the share of the device time of matrix operations (recognized by kernel name if the operator is
+unknown) whose flops are known; below 100, both utilizations are underestimated.
 
 Units: FLOP, ns, TFLOP/s (10^12), percent. Several devices of one rank are counted together. Needs shapes, and a device
 with known peaks. Definitions: MFU, Chowdhery et al. 2022 (PaLM); HFU, Korthikanti et al. 2022.
@@ -54,6 +54,11 @@ def analyze(
 ) -> pl.DataFrame:
     check_device(device, device_peaks)
     calls = count_calls(trace).filter(pl.col("family").is_in(MATRIX))
+    # What is assumed, instead of recorded, is no achievement.
+    stated = (
+        pl.when(pl.col("assumed").is_null()).then(name).alias(name) for name in ("flops", "model_flops")
+    )
+    calls = calls.with_columns(stated)
     peaks = find_device_peaks(
         trace, device=device, device_peaks=device_peaks, peak_tflops=peak_tflops, memory=False
     )

@@ -50,7 +50,12 @@ class Node:
 
     @property
     def ns(self) -> float:
-        return sum(self.own.values()) + sum(callee.ns for callee in self.callees.values())
+        total, nodes = 0.0, [self]
+        while nodes:  # calls may nest deeper than Python recurses
+            node = nodes.pop()
+            total += sum(node.own.values())
+            nodes += node.callees.values()
+        return total
 
 
 def compare_trees(before: Job, after: Job, stepped: bool, clear: bool = True) -> pl.DataFrame:
@@ -70,7 +75,7 @@ def compare_trees(before: Job, after: Job, stepped: bool, clear: bool = True) ->
     on_device = all(has_device_events(trace) for job in (before, after) for trace in job.values())
     with_modules = all(_has_modules(trace) for job in (before, after) for trace in job.values())
     sides = [_build_tree(job, stepped, on_device, with_modules) for job in (before, after)]
-    rows = list(_align((), *sides))
+    rows = list(_align(*sides))
     schema = {
         "caller": pl.String,
         "before": pl.String,
@@ -84,15 +89,17 @@ def compare_trees(before: Job, after: Job, stepped: bool, clear: bool = True) ->
     return join_sides(first, second, clear=clear)
 
 
-def _align(path: tuple[str, ...], first: Node, second: Node) -> Iterator[Row]:
-    """Yield the row of a node of both sides, and those of what it calls."""
-    common = [name for name in first.callees if name in second.callees]
-    for name in common:
-        yield from _align((*path, name), first.callees[name], second.callees[name])
-    before, after = (_list_parts(node, common) for node in (first, second))
-    if before or after:
-        times = float(sum(before.values())), float(sum(after.values()))
-        yield (SEPARATOR.join(path) or TOP, _describe_parts(before), _describe_parts(after), *times)
+def _align(first: Node, second: Node) -> Iterator[Row]:
+    """Yield the rows of two trees."""
+    pairs: list[tuple[tuple[str, ...], Node, Node]] = [((), first, second)]
+    while pairs:
+        path, first, second = pairs.pop()
+        common = [name for name in first.callees if name in second.callees]
+        pairs += [((*path, name), first.callees[name], second.callees[name]) for name in common]
+        before, after = (_list_parts(node, common) for node in (first, second))
+        if before or after:
+            times = float(sum(before.values())), float(sum(after.values()))
+            yield (SEPARATOR.join(path) or TOP, _describe_parts(before), _describe_parts(after), *times)
 
 
 def _list_parts(node: Node, common: list[str]) -> dict[str, float]:

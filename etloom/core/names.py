@@ -56,10 +56,18 @@ _KEYS = {
     "communication": {"pattern", "computes"},
     "costs": {
         *("pattern", "family", "model", "read", "write", "update", "result", "flops", "elements"),
-        *("a", "b", "out", "n", "hidden", "up", "down", "routing", "router", "q", "k", "v", "wraps"),
+        *("a", "b", "out", "sizes", "hidden", "up", "down", "routing", "router", "q", "k", "v", "wraps"),
     },
 }
-_MODELS = ("arguments", "product", "experts", "attention")
+_MODELS = {
+    "arguments": (),
+    "product": ("a", "b"),
+    "experts": ("hidden",),
+    "attention": ("q", "k", "v"),
+}
+"""Models of costs -> keys that they need."""
+_SEVERAL = ("read", "write", "update", "result", "elements")
+"""Keys of costs that may have several positions."""
 _PLACES = r"\d{1,3}(?::\d{1,3})?(?: \d{1,3}(?::\d{1,3})?)*"
 """Positions of arguments in a row of ``costs``."""
 Row = Mapping[str, Any]
@@ -147,9 +155,17 @@ def _parse(text: str, where: object) -> Any:
 def _check_cost(row: Row, place: str, error: Callable[[str, str], InvalidValue]) -> None:
     if row.get("model") not in _MODELS:
         raise error(f"{place}: unknown model {row.get('model')!r}", f"expected one of {', '.join(_MODELS)}")
+    if missing := [key for key in _MODELS[row["model"]] if key not in row]:
+        raise error(
+            f"{place} has no {missing[0]}",
+            f"the model {row['model']} needs {', '.join(_MODELS[row['model']])}",
+        )
     for key in sorted(set(row) - {"pattern", "family", "model"}):
-        if not re.fullmatch(_PLACES, row[key]):
-            raise error(f"{place}: {key} is {row[key]!r}", 'expected positions of arguments, such as "0 2"')
+        if not re.fullmatch(_PLACES if key in _SEVERAL else r"\d{1,3}", row[key]):
+            several = (
+                'expected positions of arguments, such as "0 2"' if key in _SEVERAL else "expected one number"
+            )
+            raise error(f"{place}: {key} is {row[key]!r}", several)
 
 
 def check_names(tables: Any, where: object) -> dict[str, list[Row]]:

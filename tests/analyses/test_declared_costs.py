@@ -72,10 +72,12 @@ KNOWN: list[tuple[str, tuple[Any, ...], tuple[Any, ...], int, int]] = [
     (
         "_C::gptq_marlin_gemm",
         (tensor(6, 128), None, tensor(8, 64, dtype=INT)),
-        (*[None] * 12, 32),
+        (*[None] * 10, 6, 32, 128),
         2 * 6 * 128 * 32,
         6 * 128 * 2 + 8 * 64 * 4 + 6 * 32 * 2,
     ),
+    ("_C::gptq_gemm", (tensor(6, 64), tensor(8, 64, dtype=INT)), (), 2 * 6 * 64 * 64, 768 + 2048 + 768),
+    ("_C::awq_gemm", (tensor(6, 64), tensor(64, 8, dtype=INT)), (), 2 * 6 * 64 * 64, 768 + 2048 + 768),
     ("vllm::rocm_unquantized_gemm", (X, tensor(4, 8), tensor(4)), (), 2 * 6 * 8 * 4, 96 + 64 + 8 + 48),
     (  # one expert of two, half of two reached by one token: (1 - 1/2) 2 = 1 expert of (16 x 8 + 8 x 8) weights
         "vllm::rocm_aiter_fused_moe",
@@ -174,6 +176,8 @@ def test_users_declare_costs(tmp_path: Path) -> None:
         ({"family": "guess"}, "unknown family 'guess'"),
         ({"write": "first"}, "write is 'first'"),
         ({"speed": "1"}, "unknown key 'speed'"),
+        ({"flops": "2 3"}, "flops is '2 3'"),
+        ({"model": "attention"}, "has no q"),
     ],
 )
 def test_wrong_rows_are_refused(change: dict[str, str], words: str) -> None:

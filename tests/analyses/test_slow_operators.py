@@ -14,14 +14,19 @@ from etloom.core.trace import Job
 from support.small_traces import OperatorTraceBuilder
 
 BF16 = "c10::BFloat16"
+NAMES = {
+    "gemm": "aten::mm",
+    "convolution": "aten::convolution",
+    "attention": "aten::_scaled_dot_product_flash_attention",
+    "moe": "vllm::rocm_aiter_fused_moe",
+}
 REASONS: list[tuple[str, list[Any], list[str], str, str | None]] = [
     ("gemm", [[256, 65536], [65536, 512]], [], BF16, "too few tiles"),
     ("gemm", [[8192, 32], [32, 32]], [], BF16, "skinny"),
-    ("gemm", [[8192, 8192], [8192, 8193]], [], BF16, "no multiple of 8"),
-    ("gemm", [[8192, 8192], [8192, 8194]], [], "float", "no multiple of 4"),
+    ("gemm", [[8192, 8192], [8192, 8193]], [], BF16, "not multiples of 8"),
+    ("gemm", [[8192, 8192], [8192, 8194]], [], "float", "not multiples of 4"),
     ("gemm", [[1408, 8192], [8192, 1408]], [], BF16, "mostly empty"),
     ("gemm", [[8192, 8192], [8192, 8192]], [], BF16, None),
-    ("gemm", [[4096], [8192, 4096], [4096, 4096]], [], BF16, None),
     ("gemm", [[64, 512, 512], [64, 512, 512]], [], BF16, None),
     ("convolution", [[8, 512, 32, 32], [512, 1, 3, 3]], [], "float", "depthwise"),
     ("convolution", [[8, 512, 32, 32], [256, 512, 1, 1]], [], "float", "pointwise"),
@@ -42,14 +47,43 @@ REASONS: list[tuple[str, list[Any], list[str], str, str | None]] = [
 def test_shapes_show_the_reason(
     family: str, shapes: list[Any], values: list[str], dtype: str, words: str | None
 ) -> None:
-    reason = explain_shapes(family, json.dumps(shapes), json.dumps(values), dtype, None)
+    reason = explain_shapes(
+        NAMES.get(family, family), family, json.dumps(shapes), json.dumps(values), dtype, None
+    )
+    assert (reason is None) if words is None else (reason is not None and words in reason.text)
+
+
+SQUARE, SCALES = [[8192, 8192]] * 2, [[8192, 1], [1, 8192]]
+LARGE = [8, 64, 56, 56]
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "shapes", "values", "words"),
+    [
+        ("aten::addmm", "gemm", [[4096], [8192, 4096], [4096, 4096]], [], None),
+        ("aten::addmm", "gemm", [[32], [8192, 4096], [4096, 32]], [], "skinny"),
+        ("aten::_scaled_mm", "gemm", SQUARE + SCALES, [], None),
+        ("_C::cutlass_scaled_mm", "gemm", [[8192, 8192], *SQUARE, *SCALES], [], None),
+        ("aten::convolution_backward", "convolution", [LARGE, LARGE, [64, 64, 7, 7]],
+         ["", "", "", "[0]", "[1, 1]", "[3, 3]", "[1, 1]"], None),
+        ("aten::convolution_backward", "convolution", [LARGE, [8, 1, 56, 56], [64, 1, 7, 7]], [], "1 input channels"),
+        ("aten::convolution", "convolution", [LARGE, [64, 1, 3, 3], [64]], [], "depthwise"),
+        ("vllm::unified_attention", "attention", [[256, 32, 128], [256, 8, 128], [256, 8, 128]], [], None),
+        ("aten::_scaled_dot_product_flash_attention", "attention",
+         [[64, 32, 1, 128], [64, 32, 32768, 128], [64, 32, 32768, 128]], [], None),
+    ],
+)  # fmt: skip
+def test_arguments_are_taken_by_their_positions(
+    name: str, family: str, shapes: list[Any], values: list[str], words: str | None
+) -> None:
+    reason = explain_shapes(name, family, json.dumps(shapes), json.dumps(values), BF16, None)
     assert (reason is None) if words is None else (reason is not None and words in reason.text)
 
 
 @pytest.mark.parametrize("dims", [None, "[", "{}", "[null, 3]", '[[1, "a"]]', "[[], []]", "[[5], [5]]"])
 def test_damaged_shapes_show_nothing(dims: str | None) -> None:
     for family in ("gemm", "convolution", "attention", "moe"):
-        assert explain_shapes(family, dims, "[", BF16, 132) is None
+        assert explain_shapes(NAMES[family], family, dims, "[]", BF16, 132) is None
 
 
 def run_product(folder: Path, sizes: list[list[int]], each_us: float, device: str | None) -> Job:
@@ -77,7 +111,7 @@ def test_a_dominant_product_of_few_tiles_is_named_with_the_reason(tmp_path: Path
 
 def test_without_a_device_only_what_the_shapes_explain_is_named(tmp_path: Path) -> None:
     (title,) = titles(run_product(tmp_path, FEW_TILES, 400, None))
-    assert "this device is not named" in title
+    assert "this device, which has no name, are unknown" in title
     (tmp_path / "square").mkdir()
     assert titles(run_product(tmp_path / "square", [[4096, 4096]] * 2, 400, None)) == []
 

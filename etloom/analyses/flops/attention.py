@@ -189,3 +189,4 @@ FORMULAS: dict[str, Formula] = {
     **{name: partial(_forward, signature) for name, signature in _FORWARD.items()},
     **{name: partial(_backward, signature) for name, signature in _BACKWARD.items()},
 }
+SIGNATURES = {**_FORWARD, **_BACKWARD}

@@ -2,14 +2,13 @@
 
 pairs    ``pairs`` and ``keys`` of the engine's iteration that encloses the call, or the launch of the device graph that
          replays it (`etloom.core.iterations.Iteration`).
-experts  ``chosen``: experts a token, from the operators inside that select them (the integer of a top-k, or the columns
-         of what is sorted); ``is_packed``: the kernels' names have 4-bit weights.
+experts  ``chosen``: experts a token, from the operators inside that select them; ``is_packed``: the kernels' names
+         have 4-bit weights.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +22,10 @@ from etloom.core.arrays import rows_of_ids, take_rows
 from etloom.core.iterations import find_iterations
 from etloom.core.trace import Trace
 
-_SELECTS, _SORTS = r"(?i)top_?k", r"(?i)sorttokens"
+_NUMBER_AT = {"TopK": 1, "aten::topk": 1}
+"""Operators that select experts -> position of the argument that states how many."""
+_BY_COLUMNS = ("SortTokens", "_moe_C::topk_softmax", "sgl_kernel::topk_softmax")
+"""Operators whose first tensor has a column for each selected expert."""
 
 
 def find_context(trace: Trace, calls: pl.DataFrame, parent: NDArray[np.int64]) -> pl.Series:
@@ -50,7 +52,7 @@ def _find_pairs(trace: Trace, calls: pl.DataFrame) -> Iterator[tuple[int, dict[s
         return
     events = trace.events
     rows, iterations = find_iterations(events)
-    spans = take_rows(events, rows).select("ts", "pid", end=pl.col("ts") + pl.col("dur"))
+    spans = take_rows(events, rows).select("ts", end=pl.col("ts") + pl.col("dur"))
     order = np.argsort(spans["ts"].to_numpy(), kind="stable")
     starts, ends = spans["ts"].to_numpy()[order], spans["end"].to_numpy()[order]
     # The call of a captured operator happens when its graph is replayed.
@@ -74,7 +76,7 @@ def _find_chosen(
     is_call = np.zeros(events.height, np.bool_)
     is_call[calls["row"].to_numpy()] = True
     inside = events.select("id", pl.col("name").cast(pl.String)).with_row_index("inner")
-    inside = inside.filter(pl.col("name").str.contains(f"{_SELECTS}|{_SORTS}")).join(
+    inside = inside.filter(pl.col("name").is_in([*_NUMBER_AT, *_BY_COLUMNS])).join(
         trace.arguments.select("dims", "concrete_inputs", id="event"), on="id"
     )
     owners = nesting.find_nearest_ancestor(parent, is_call, inside["inner"].to_numpy())
@@ -91,13 +93,10 @@ def _find_chosen(
 
 
 def _read_chosen(name: str, dims: str, values: str) -> int | None:
-    """Return the number of selected experts: the first integer of a top-k, or the columns of what is sorted."""
+    """Return how many experts a token an operator selects; None if it does not state it."""
     try:
-        shapes, texts = json.loads(dims), json.loads(values)
-        columns = shapes[0][1]
-        if re.search(_SORTS, name):
-            return int(columns)
-        number = next(int(text) for text in texts if isinstance(text, str) and text.isdecimal())
-        return number if number <= columns else None
-    except (ValueError, TypeError, LookupError, StopIteration):
+        columns = json.loads(dims)[0][1]
+        number = columns if name in _BY_COLUMNS else int(json.loads(values)[_NUMBER_AT[name]])
+        return number if 0 < number <= columns else None
+    except (ValueError, TypeError, LookupError):
         return None

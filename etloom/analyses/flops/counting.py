@@ -38,8 +38,8 @@ _TF32 = r"(?i)tf32|s1688|nvjet_s"
 _INPUT_GRADIENT, _WEIGHT_GRADIENT = r"(?i)dgrad|igemm_bwd", r"(?i)wgrad|igemm_wrw"
 """The gradient of a convolution that a kernel computes, as named by cuDNN, CUTLASS and MIOpen."""
 _LAYOUT = r"nchwToNhwc|nhwcToNchw"
-_PACKED = r"(?i)mxfp4|nvfp4|e2m1|fp4|int4|w4a"
-"""Kernels that read 4-bit weights."""
+_PACKED = r"(?i)e2m1|w4a|(?:^|[^a-z])(?:mx|nv)?(?:fp|int)4|xmxfp4"
+"""Matrix products with 4-bit weights."""
 
 
 def count_calls(trace: Trace) -> pl.DataFrame:
@@ -192,7 +192,10 @@ def _classify_names(names: tuple[tuple[str, str], ...], user_files: tuple[str, .
             .when(~name.str.contains(f"{_SPLIT_K_SUM}|{_LAYOUT}"))
             .then(pl.lit("")),
         )
-        .with_columns(pl.when(pl.col("kernel_family").is_in(["gemm", "convolution"])).then("gradient"))
+        .with_columns(
+            pl.when(pl.col("kernel_family").is_in(["gemm", "convolution"])).then("gradient"),
+            packed=pl.col("packed") & (pl.col("kernel_family") == "gemm"),
+        )
     )
 
 

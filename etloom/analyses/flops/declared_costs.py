@@ -7,8 +7,8 @@ Users' rows are the section ``costs`` of a file of names (docs/flops.md) and com
 arguments  memory-bound: each tensor in ``write`` is written, in ``update`` read and written, the others (or those in
            ``read``) read; ``result``: a tensor like this argument is returned ("0:2": of the type of argument 2).
            ``flops``: operations per element of ``elements`` (default: the first tensor that is written).
-product    ``a`` (.., k) times the matrix ``b``, in either layout; packed values (two 4-bit numbers per byte) if a or b
-           have half of k. The columns are those of ``out``, or of the integer argument ``n``, else follow from b.
+product    ``a`` (.., k) times the matrix ``b``, in either layout, also of packed numbers. The columns are those of
+           ``out``; with ``sizes`` (any number) the call states rows, columns and k one after the other; else as in b.
 experts    a mixture of experts: each row of ``hidden`` runs through as many experts as ``routing`` has columns; the
            weights are ``up`` and ``down`` (experts, rows, columns). Without weights (``router``: one column per expert)
            the intermediate size is assumed to be the hidden one, and the number of experts a token comes from the
@@ -81,9 +81,9 @@ BUILT_IN = (
     # Products with quantized factors.
     _row("_C::cutlass_scaled_(?:fp4_)?mm(?:_azp)?|(?:_C|sgl_kernel)::cutlass_scaled_fp4_mm", "gemm", "product",
          out="0", a="1", b="2"),
-    _row("sgl_kernel::(?:fp8|int8|fp8_blockwise)_scaled_mm|sgl_kernel::bmm_fp8", "gemm", "product", a="0", b="1"),
-    _row("_C::gptq_marlin_gemm", "gemm", "product", a="0", b="2", n="12"),
-    _row("_C::(?:awq|gptq)_gemm|_C::machete_mm", "gemm", "product", a="0", b="1"),
+    _row("sgl_kernel::(?:fp8|int8|fp8_blockwise)_scaled_mm", "gemm", "product", a="0", b="1"),
+    _row("_C::gptq_marlin_gemm", "gemm", "product", a="0", b="2", sizes="1"),
+    _row("_C::(?:awq|gptq)_gemm", "gemm", "product", a="0", b="1"),
     _row("vllm::rocm_unquantized_gemm(?:_impl)?|vllm::rocm_aiter_tuned_gemm|vllm::(?:apply_)?w8a8_block_fp8_\\w+"
          "|vllm::rocm_aiter_gemm_\\w+", "gemm", "product", a="0", b="1", wraps="1"),
     _row("aiter::gemm_a\\dw\\d\\w*", "gemm", "product", a="0", b="1"),
@@ -94,8 +94,8 @@ BUILT_IN = (
          "|sglang::(?:outplace|inplace)_fused_experts", "moe", "experts", hidden="0", up="1", down="2", routing="3"),
     _row("vllm::moe_forward(?:_shared)?", "moe", "experts", hidden="0", router="1",
          wraps="1"),
-    _row("_moe_C::(?:topk_softmax|topk_sigmoid|grouped_topk)|sgl_kernel::topk_softmax", "routing", "arguments",
-         write="0 1", flops="5", elements="3"),
+    _row("_moe_C::topk_softmax", "routing", "arguments", write="0 1", flops="5", elements="3"),
+    _row("sgl_kernel::topk_softmax", "routing", "arguments", write="0 1", flops="5", elements="2"),
     _row("_moe_C::moe_align_block_size|sgl_kernel::moe_align_block_size", "routing", "arguments", read="0"),
     _row("_moe_C::moe_sum|sgl_kernel::moe_sum(?:_reduce)?", "reduction", "arguments", write="1", flops="1",
          elements="0"),
@@ -158,8 +158,8 @@ def _count_product(row: Row, call: Call) -> Cost:
         raise NotRecorded
     *rows, k = a.shape
     a_is_packed = _is_packed(a)
-    if "n" in row:
-        columns = call.ints(_place(row, "n"), 1)[0]
+    if "sizes" in row:
+        columns = _find_stated_columns(call, math.prod(rows), k)
     elif out is not None:
         columns = out.shape[-1]
     else:
@@ -178,10 +178,27 @@ def _is_packed(tensor: Tensor) -> bool:
     return (tensor.dtype or "").lower() in ("unsigned char", "byte", "uint8", "c10::float4_e2m1fn_x2")
 
 
+def _find_stated_columns(call: Call, rows: int, k: int) -> int:
+    """Return the columns that a call states between its rows and k."""
+    for m, n, inner in zip(call.values, call.values[1:], call.values[2:], strict=False):
+        if (m, inner) == (rows, k) and type(n) is int and n > 0:
+            return n
+    raise NotRecorded
+
+
 def _find_columns(k: int, b: Tensor) -> int:
-    """Return the columns of a product with the matrix ``b``: its dimension that is not k, or k packed two or eight to
-    an element."""
-    for inner in (k, k // 2, k // 8):
+    """Return the columns of a product with the matrix ``b`` in either layout.
+
+    Bytes may hold two numbers of k each. A 32-bit integer holds eight of 4 bits or four of 8 bits: along k (GPTQ), or
+    along the columns (AWQ, 4 bits).
+    """
+    if (b.dtype or "").lower() in ("int", "int32"):
+        if k in (8 * b.shape[0], 4 * b.shape[0]):
+            return b.shape[1]
+        if b.shape[0] == k:
+            return 8 * b.shape[1]
+        raise NotRecorded
+    for inner in (k, k // 2):
         if inner and inner in b.shape:
             return b.shape[1] if b.shape[0] == inner else b.shape[0]
     raise NotRecorded

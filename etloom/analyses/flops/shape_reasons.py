@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from etloom.analyses.flops.attention import SIGNATURES
+from etloom.analyses.flops.declared_costs import find_row
 from etloom.core import categories
 
 TILE = 128
@@ -34,40 +36,69 @@ class Reason:
 
 
 def explain_shapes(
-    family: str, dims: str | None, values: str | None, dtype: str | None, multiprocessors: int | None
+    name: str,
+    family: str,
+    dims: str | None,
+    values: str | None,
+    dtype: str | None,
+    multiprocessors: int | None,
 ) -> Reason | None:
     """Return why an operator call is slow; None if its shapes show nothing.
 
     Args:
-        family: Family of the operator.
+        name: The operator.
+        family: Its family.
         dims: Shapes of its arguments, a JSON list.
-        values: Its other arguments, a JSON list of texts, if recorded.
+        values: Its arguments that are no tensors, a JSON list of texts, if recorded.
         dtype: Type of the computation.
         multiprocessors: Of the device, if known.
     """
     try:
-        shapes = [shape for shape in json.loads(dims or "[]") if _is_shape(shape)]
-        arguments = json.loads(values or "[]")
+        shapes, arguments = json.loads(dims or "[]"), json.loads(values or "[]")
     except ValueError:
         return None
-    if not isinstance(arguments, list):
-        arguments = []
-    if family == "gemm" and len(matrices := [shape for shape in shapes if len(shape) > 1]) > 1:
-        return _explain_product(matrices[-2], matrices[-1], dtype, multiprocessors or MULTIPROCESSORS)
-    if family == "convolution" and len(shapes) > 1 and len(shapes[-1]) > 2:
-        return _explain_convolution(shapes, arguments)
-    if family == "attention" and shapes and len(shapes[0]) > 2:
-        return _explain_attention(shapes[0])
-    if family == "moe" and len(shapes) > 3 and len(shapes[1]) == 3:
-        return _explain_experts(shapes[0], shapes[1], shapes[3])
+    if not isinstance(shapes, list):
+        return None
+    arguments = arguments if isinstance(arguments, list) else []
+    row = find_row(name) or {}
+    if family == "gemm":
+        two = _PRODUCT_OF_OTHERS if "addmm" in name else (0, 1)
+        a, b = (_shape(shapes, at) for at in (int(row.get("a", two[0])), int(row.get("b", two[1]))))
+        return _explain_product(a, b, dtype, multiprocessors or MULTIPROCESSORS)
+    if family == "convolution":
+        is_backward = int("backward" in name)
+        x, weight = _shape(shapes, is_backward), _shape(shapes, is_backward + 1)
+        dilation, transposed = (_text(arguments, at + is_backward) for at in (5, 6))
+        return _explain_convolution(x, weight, dilation, transposed == "True")
+    if family == "attention":
+        signature = SIGNATURES.get(name)
+        at = signature.q if signature else int(row.get("q", 0))
+        q, k = _shape(shapes, at), _shape(shapes, at + 1)
+        axis = None if signature is None or len(q) != 4 or len(k) != 4 else 2 if signature.heads_first else 1
+        return _explain_attention(q, k, axis)
+    if family == "moe" and "up" in row:
+        return _explain_experts(*(_shape(shapes, int(row[key])) for key in ("hidden", "up", "routing")))
     return None
 
 
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and bool(shape) and all(type(size) is int and size > 0 for size in shape)
+_PRODUCT_OF_OTHERS = (1, 2)
+"""Positions of the factors if a tensor is added to their product."""
+
+
+def _shape(shapes: list[Any], at: int) -> list[int]:
+    """Return the shape of an argument; empty if it is no tensor, or one without elements."""
+    shape = shapes[at] if at < len(shapes) else None
+    is_shape = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    return shape if isinstance(shape, list) and is_shape else []
+
+
+def _text(arguments: list[Any], at: int) -> str:
+    return arguments[at] if at < len(arguments) and isinstance(arguments[at], str) else ""
 
 
 def _explain_product(a: list[int], b: list[int], dtype: str | None, multiprocessors: int) -> Reason | None:
+    if len(a) < 2 or len(b) not in (2, 3) or a[-1] not in b[-2:]:
+        return None
     batch = math.prod(a[:-2]) if len(b) > 2 else 1
     m, k = (a[-2] if len(b) > 2 else math.prod(a[:-1])), a[-1]
     n = b[-1] if b[-2] == k else b[-2]
@@ -80,7 +111,7 @@ def _explain_product(a: list[int], b: list[int], dtype: str | None, multiprocess
     step = {1: 16, 2: 8, 4: 4}.get(categories.itemsize(dtype) or 0, 1)
     if any(size % step for size in (n, k)):
         return Reason(
-            f"dimensions that are no multiple of {step} ({product})",
+            f"dimensions that are not multiples of {step} ({product})",
             f"pad them to multiples of {step}, better of 64, so that kernels for tensor cores apply",
         )
     tiles = batch * math.ceil(m / TILE) * math.ceil(n / TILE)
@@ -98,11 +129,12 @@ def _explain_product(a: list[int], b: list[int], dtype: str | None, multiprocess
     return None
 
 
-def _explain_convolution(shapes: list[list[int]], values: list[Any]) -> Reason | None:
-    x, weight = shapes[0], next(shape for shape in shapes[1:] if len(shape) > 2)
+def _explain_convolution(x: list[int], weight: list[int], dilation: str, transposed: bool) -> Reason | None:
+    if len(x) < 3 or len(weight) != len(x):
+        return None
     kernel = weight[2:]
     size = " x ".join(map(str, kernel))
-    if weight[1] == 1 and x[1] > 1:
+    if weight[1] == 1 and x[1] > 1 and weight[0] % x[1] == 0 and not transposed:
         return Reason(
             f"a depthwise convolution of {x[1]:,} channels ({size}), limited by memory",
             "channels-last layout, or a kernel that fuses it with the pointwise one after it",
@@ -112,7 +144,6 @@ def _explain_convolution(shapes: list[list[int]], values: list[Any]) -> Reason |
             f"a pointwise convolution ({x[1]:,} to {weight[0]:,} channels): a matrix product",
             "channels-last layout, and tf32 or 16 bits, so that it runs as a product on tensor cores",
         )
-    dilation = values[5] if len(values) > 5 and isinstance(values[5], str) else ""
     if any(character in "23456789" for character in dilation):
         return Reason(
             f"a dilated convolution ({size}, dilation {dilation})",
@@ -126,28 +157,32 @@ def _explain_convolution(shapes: list[list[int]], values: list[Any]) -> Reason |
     return None
 
 
-def _explain_attention(q: list[int]) -> Reason | None:
-    *_, size = q
-    length = max(q[-2], q[-3])
-    if size > LARGE_HEAD:
+def _explain_attention(q: list[int], k: list[int], axis: int | None) -> Reason | None:
+    """Return the reason of attention with queries and keys of these shapes; ``axis``: of the length, if stated."""
+    if q and q[-1] > LARGE_HEAD:
         return Reason(
-            f"heads of {size} values, which do not fit the fast kernels",
+            f"heads of {q[-1]} values, which do not fit the fast kernels",
             "heads of 64 or 128 values, and more of them",
         )
-    if length >= LONG:
+    if axis is None or q[axis] == 1:  # packed sequences, or one token of each
+        return None
+    queries, keys = q[axis], k[axis]
+    if keys >= LONG:
         return Reason(
-            f"a long sequence ({length:,}), whose square dominates",
+            f"a long sequence ({keys:,}), whose square dominates",
             "a newer attention kernel (FlashAttention-3, cuDNN), a sliding window, or context parallelism",
         )
-    if length <= SHORT:
+    if max(queries, keys) <= SHORT:
         return Reason(
-            f"short sequences ({length}), with little work for each head",
+            f"short sequences ({keys}), with little work for each head",
             "pack several sequences into one, or a kernel for short ones",
         )
     return None
 
 
-def _explain_experts(hidden: list[int], up: list[int], routing: list[int]) -> Reason:
+def _explain_experts(hidden: list[int], up: list[int], routing: list[int]) -> Reason | None:
+    if len(hidden) != 2 or len(up) != 3 or not routing:
+        return None
     experts, chosen = up[0], routing[-1]
     each = hidden[0] * chosen / experts
     if each < FEW_TOKENS:

@@ -10,8 +10,8 @@ from etloom.analyses.findings.finding import DEVICE, HOST, Finding, describe_pla
 from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
-from etloom.analyses.flops.limits import add_limits, find_device_peaks
-from etloom.analyses.flops.peaks import find_fastest_peaks
+from etloom.analyses.flops.limits import add_limits, find_device_peaks, list_used_devices
+from etloom.analyses.flops.peaks import find_device_name, find_fastest_peaks
 from etloom.analyses.flops.shape_reasons import Reason, explain_shapes
 from etloom.core.errors import AnalysisError
 from etloom.core.text import count_noun
@@ -26,7 +26,7 @@ MIN_BUSY = 0.5
 """If less of the time is busy, slow operators are not what costs it."""
 MIN_SHARE = 0.05
 """Operators that take less than this share of the busy time are not reported."""
-DOMINANT_SHARE, DOMINANT_ROOFLINE, UNKNOWN_ROOFLINE = 1 / 3, 0.5, 0.75
+DOMINANT_SHARE, DOMINANT_ROOFLINE, UNKNOWN_ROOFLINE = 1 / 3, 0.5, 0.3
 """An operator with the same shapes that takes this share of the busy time is reported below this share of the roofline,
 whatever its size; on a device of unknown peaks only if its shapes show why, below the last share of the roofline of the
 fastest known device."""
@@ -76,9 +76,10 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
         event=pl.col("id_call").first(),
     )
     share = 100 * float(calls["ideal_ns"].sum()) / float(calls["time_ns"].sum())
-    limit = (
-        "the device's roofline" if has_peaks else f"the roofline of a {peaks.name} (this device is not named)"
-    )
+    limit = "the device's roofline"
+    if not has_peaks:
+        name = find_device_name(view.trace, list_used_devices(view.trace))
+        limit = f"the roofline of {peaks.name} (the peaks of {name or 'this device, which has no name,'} are unknown)"
     yield from sum_places(
         view,
         rows,
@@ -100,7 +101,10 @@ def _select_slow(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.Dat
     """Return the slow calls, with ``operator``, ``reason`` and ``advice`` of those whose shapes show a reason."""
     # A call faster than its memory traffic moved less than its shapes imply: its arithmetic remains certain.
     ideal = pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns")
-    calls = calls.with_columns(ideal_ns=ideal).filter(pl.col("time_ns") > 0, pl.col("ideal_ns").is_not_null())
+    has_limit = pl.col("compute_ns").is_not_null() | ~pl.col("family").is_in(MATRIX)
+    calls = calls.with_columns(ideal_ns=ideal).filter(
+        pl.col("time_ns") > 0, pl.col("ideal_ns").is_not_null(), has_limit, pl.col("assumed").is_null()
+    )
     reasons = _explain(view, calls, has_peaks)
     is_slow = pl.lit(False)
     if has_peaks:
@@ -138,6 +142,7 @@ def _explain(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFra
     explained = []
     for row in groups.join(values, on="id", how="left", maintain_order="left").iter_rows(named=True):
         reason = explain_shapes(
+            row["name"],
             row["family"],
             row["dims"],
             row["concrete_inputs"],
