@@ -63,7 +63,7 @@ FREE = {
         "remove_sync",
     ),  # what is in the run is asked of it
     *("allow_namespace", "subgraph", "time_column"),
-    "device_peaks",  # a file
+    *("device_peaks", "ncu"),  # files
     "master_addr",
 }
 """Options for which any text is meant."""
@@ -75,6 +75,7 @@ AFTER = {
     "export": ["RUN", "--out", "x.json"],
     "link": ["RUN", "--out", "x.parquet"],
     "query": ["RUN", "select * from stats"],
+    "repro": ["RUN", "--event", "0", "--out", "x"],
     "simulate": ["RUN", "--set", "comm x0"],
     "replay comms": ["RUN", "--dry-run"],
     "store add": ["RUN", "--to", "store"],
