@@ -287,8 +287,8 @@ def _join_metrics(
     # A report with the names of functions alone does not distinguish the instances of a template.
     full = kernels["name"].map_elements(_normalize_kernel, pl.String)
     base = full.str.replace(r"[<(].*$", "").str.replace(r"^.*::", "")
-    known = set(metrics["kernel"])
-    names = [name if name in known else short for name, short in zip(full, base, strict=True)]
+    report_names = set(metrics["kernel"])
+    names = [name if name in report_names else short for name, short in zip(full, base, strict=True)]
     matched = kernels.with_columns(kernel=pl.Series(names, dtype=pl.String)).join(metrics, on="kernel")
     if matched.is_empty():
         raise AnalysisError(

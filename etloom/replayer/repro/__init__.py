@@ -72,11 +72,11 @@ def write_repro(job: Job, rank: int, event: int, out: Path) -> Path:
     """
     trace = job[rank]
     rows = trace.events.filter(pl.col("id") == event).select(pl.col("name", "cat").cast(pl.String), "parent")
-    where = f"event {event}{f' of rank {rank}' if len(job) > 1 else ''}"
+    place = f"event {event}{f' of rank {rank}' if len(job) > 1 else ''}"
     if rows.is_empty():
         raise EtloomError(
             "the trace has no such event",
-            where=where,
+            where=place,
             remedy="etloom analyze tasks lists events of slow operators",
         )
     name, category, _ = rows.row(0)
@@ -91,11 +91,11 @@ def write_repro(job: Job, rank: int, event: int, out: Path) -> Path:
                 f"{name!r} ({category}) is not an operator or collective{_name_operator(trace, event)}"
             )
     except (ValueError, IndexError) as error:
-        raise EtloomError(str(error), where=where) from error
+        raise EtloomError(str(error), where=place) from error
     source = resources.files(__name__).joinpath(call.template).read_text(encoding="utf-8")
     with create_atomically(out, files=FILES) as folder:
         Path(folder, "repro.py").write_text(_TEMPLATE.sub(lambda _: call.code, source), encoding="utf-8")
-        Path(folder, "README.md").write_text(_describe_folder(call, where), encoding="utf-8")
+        Path(folder, "README.md").write_text(_describe_folder(call, place), encoding="utf-8")
     return out
 
 
@@ -265,20 +265,9 @@ def _read_kineto(trace: Trace, event: int, name: str) -> _Arguments:
     columns = [_parse_list(rows[column][0]) for column in ("dims", "types", "strides", "concrete_inputs")]
     count = len(columns[0])
     dims, types, strides, texts = ([*column, *[None] * (count - len(column))][:count] for column in columns)
-    shown = [_SPELLINGS.get(re.sub(r"c10::|\W", "", str(kind)).lower()) for kind in types]
-    schemas = [
-        schema for schema in torch._C._jit_get_schemas_for_operator(name) if _fits(schema, dims, types, shown)
-    ]
-    if not schemas:
-        declared = [len(schema.arguments) for schema in torch._C._jit_get_schemas_for_operator(name)]
-        known = f" ({count} were recorded)" if count not in declared else ""
-        raise ValueError(
-            f"no overload of {name} in this torch takes the recorded arguments{known}"
-            if declared
-            else f"{name} is not in this torch"
-        )
-    schema = min(schemas, key=lambda item: (any(part.is_out for part in item.arguments), len(item.arguments)))
-    element = next((kind for kind in shown if kind is not None), "float")
+    elements = [_SPELLINGS.get(re.sub(r"c10::|\W", "", str(kind)).lower()) for kind in types]
+    schema = _choose_schema(name, dims, types, elements)
+    element = next((kind for kind in elements if kind is not None), "float")
     assumptions = set()
     tensors: list[dict[str, Any]] = []
     values: list[Any] = []
@@ -289,7 +278,7 @@ def _read_kineto(trace: Trace, event: int, name: str) -> _Arguments:
             continue
         nested = isinstance(dims[index], list) and any(isinstance(item, list) for item in dims[index])
         is_list = kind.startswith("List")
-        if not is_list and not shown[index]:
+        if not is_list and not elements[index]:
             if types[index]:
                 raise ValueError(f"unknown type {str(types[index])[:40]!r} of {argument.name}")
             values.append(None)
@@ -307,11 +296,28 @@ def _read_kineto(trace: Trace, event: int, name: str) -> _Arguments:
                 stride = None
             tensors.append({
                 "node": 0, "io": 0, "index": index, "item": item if is_list else None, "tensor_id": len(tensors),
-                "storage_id": len(tensors), "offset": 0, "device": None, "dtype": shown[index] or element,
+                "storage_id": len(tensors), "offset": 0, "device": None, "dtype": elements[index] or element,
                 "shape": json.dumps(shape), "stride": stride and json.dumps(stride),
             })  # fmt: skip
         values.append([None] * len(shapes) if is_list else None)
     return _Arguments(str(schema), json.dumps(values), tensors, False, None, sorted(assumptions))
+
+
+def _choose_schema(name: str, dims: list[Any], types: list[Any], elements: list[str | None]) -> Any:
+    """Return the schema of the overload that recorded arguments fit, preferably without out=; raise ValueError."""
+    declared = torch._C._jit_get_schemas_for_operator(name)
+    schemas = [schema for schema in declared if _fits(schema, dims, types, elements)]
+    if schemas:
+        return min(
+            schemas, key=lambda item: (any(part.is_out for part in item.arguments), len(item.arguments))
+        )
+    if not declared:
+        raise ValueError(f"{name} is not in this torch")
+    is_short = len(dims) not in [len(schema.arguments) for schema in declared]
+    raise ValueError(
+        f"no overload of {name} in this torch takes the recorded arguments"
+        + (f" ({len(dims)} were recorded)" if is_short else "")
+    )
 
 
 def _parse_list(text: str | None) -> list[Any]:
@@ -330,12 +336,12 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def _fits(schema: Any, dims: list[Any], types: list[Any], shown: list[str | None]) -> bool:
+def _fits(schema: Any, dims: list[Any], types: list[Any], elements: list[str | None]) -> bool:
     """Return whether arguments of these shapes and types are those of an operator's overload."""
     declared = schema.arguments
     if len(declared) < len(dims) or any(not item.has_default_value() for item in declared[len(dims) :]):
         return False
-    for item, sizes, kind, dtype in zip(declared, dims, types, shown, strict=False):
+    for item, sizes, kind, dtype in zip(declared, dims, types, elements, strict=False):
         real = str(item.real_type)
         plain = real.removeprefix("Optional[")
         is_nested = kind == "TensorList" or (
@@ -486,15 +492,15 @@ def _find_collective(trace: Trace, event: int) -> dict[str, Any] | None:
         near |= (pl.col("parent") == event) | pl.col("id").is_in(row["parent"].drop_nulls().implode())
     hosts = ~pl.col("cat").is_in(list(categories.DEVICE_CATEGORIES)).fill_null(False)
     ids = events.filter(near, hosts)["id"]
-    found = comms.filter(pl.col("event").is_in(ids.implode())).sort(pl.col("event") != event, "id")
-    return None if found.is_empty() else found.row(0, named=True)
+    matches = comms.filter(pl.col("event").is_in(ids.implode())).sort(pl.col("event") != event, "id")
+    return None if matches.is_empty() else matches.row(0, named=True)
 
 
 def _describe_collective(job: Job, rank: int, row: dict[str, Any]) -> _Call:
     """Return the script of a communication call. Raises ValueError with the reason why there is none."""
     trace = job[rank]
-    kept = trace.replace(comms=TABLES["comms"].conform(trace.comms.filter(pl.col("id") == row["id"])))
-    calls, skipped = extract_calls(kept, job.ranks, matched_instances(job).get(rank, {}))
+    reduced = trace.replace(comms=TABLES["comms"].conform(trace.comms.filter(pl.col("id") == row["id"])))
+    calls, skipped = extract_calls(reduced, job.ranks, matched_instances(job).get(rank, {}))
     if not calls:
         reason = skipped[0][1] if skipped else "it is the wait for another call"
         raise ValueError(f"{row['collective']}: {reason}")
@@ -553,10 +559,10 @@ def _size_part(call: RecordedCall, ranks: int | None) -> tuple[int, bool, list[s
     return part, is_list, assumptions
 
 
-def _describe_folder(call: _Call, where: str) -> str:
+def _describe_folder(call: _Call, place: str) -> str:
     """Return the README of a folder."""
     is_operator = call.template == "operator_script.py"
-    lines = [f"# {call.name}", "", f"One recorded call ({where} of its trace), for torch alone.", ""]
+    lines = [f"# {call.name}", "", f"One recorded call ({place} of its trace), for torch alone.", ""]
     lines += [*(f"- {fact}" for fact in call.facts), ""]
     if call.assumptions:
         lines += ["Assumed:", "", *(f"- {note}" for note in call.assumptions), ""]

@@ -35,22 +35,28 @@ GLOO_DTYPES = {torch.int16: torch.float16, torch.uint16: torch.float16, torch.ui
 WARMUP, CALLS = 3, 30
 
 
+def choose_values(size: int) -> tuple[list[int], str, float]:
+    """Return the value of each rank, the reduce operation, and the result; any type holds the result."""
+    values = [member % 2 + 1 if member < 64 else 0 for member in range(size)]
+    match REDUCE_OP:
+        case "min":
+            return values, "min", min(values)
+        case "max":
+            return values, "max", max(values)
+        case "avg" if dist.get_backend() == "nccl":
+            return [1] * size, "avg", 1
+        case "product":
+            return [1 + (member == 0) for member in range(size)], "product", 2
+    return values, "sum", sum(values)
+
+
 def make_call(
     rank: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Callable[[], Any], Any]:
     """Return a function that makes the call, and one that returns pairs (tensor, expected values of equal parts)."""
-    values = [member % 2 + 1 for member in range(size)]  # 1 and 2: any type holds their sum
-    root = min(ROOT, size - 1)
-    has_average = dist.get_backend() == "nccl"
-    name = REDUCE_OP if REDUCE_OP in ("sum", "min", "max", "avg", "product") else "sum"
-    name = "sum" if name == "avg" and not has_average else name
+    values, name, reduced = choose_values(size)
+    root, is_nccl = min(ROOT, size - 1), dist.get_backend() == "nccl"
     operation: Any = getattr(dist.ReduceOp, name.upper())
-    reduced = {"sum": sum(values), "min": min(values), "max": max(values), "avg": sum(values) / size}.get(
-        name
-    )
-    if reduced is None:
-        values = [1 + (member == 0) for member in range(size)]
-        reduced = 2
 
     def full(count: int, value: float) -> torch.Tensor:
         return torch.full((count,), value, device=device).to(dtype)
@@ -89,7 +95,7 @@ def make_call(
         ),
         "all_to_all": (
             (lambda: dist.all_to_all(split(parts), split(whole)))
-            if IS_LIST and has_average
+            if IS_LIST and is_nccl
             else (lambda: dist.all_to_all_single(parts, whole)),
             lambda: [(parts, values)],
         ),

@@ -72,8 +72,8 @@ def make_tensors(bases: list[torch.Tensor], device: torch.device, wide: bool = F
         if number not in storages:
             widened = base.to(torch.float64) if wide and base.is_floating_point() else base
             storages[number] = widened.to(place, copy=True)
-        kept = storages[number].dtype if wide else dtype
-        tensor = torch.empty(0, dtype=kept, device=place)
+        stored = storages[number].dtype if wide else dtype
+        tensor = torch.empty(0, dtype=stored, device=place)
         tensors.append(tensor.set_(storages[number].untyped_storage(), offset, shape, strides))  # type: ignore[call-overload]
     return tensors
 
@@ -209,12 +209,14 @@ def main() -> int:
         return int(is_equal is False)
     print(NAME)
     print(f"check:    {'' if is_equal is None else 'passed: ' if is_equal else 'FAILED: '}{text}")
-    where = (
+    processor = (
         f"{device}, {torch.get_num_threads()} threads"
         if device.type == "cpu"
         else torch.cuda.get_device_name()
     )
-    print(f"measured: {median / 1e3:.3f} us (median of {len(times)}, min {min(times) / 1e3:.3f}; {where})")
+    print(
+        f"measured: {median / 1e3:.3f} us (median of {len(times)}, min {min(times) / 1e3:.3f}; {processor})"
+    )
     if RECORDED_NS is not None:
         print(f"recorded: {RECORDED_NS / 1e3:.3f} us ({RECORDED_ON}, one call)")
         print(f"ratio:    {median / max(RECORDED_NS, 1):.3f} (measured over recorded)")
