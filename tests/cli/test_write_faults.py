@@ -34,7 +34,6 @@ def _list_cases(folder: Path) -> list[Case]:
         _case(f"report {_GPU} -o OUT/r.html", "r.html"),
         _case(f"info {_GPU} -o OUT/x.json", main="caching_cli", place=cache, is_needed=False),
         _case(f"export {_DDP} -o OUT/x.parquet"),
-        _case(f"repro {_DDP} --event 28 -o OUT/r"),
         _case(f"export {_DDP} -o OUT/x.et", "x.0.et", "x.1.et"),
         _case(f"salvage {cut} -o OUT/s.json.zst", "s.json.zst"),
         _case(gather, before=gather.replace(str(_DDP), str(_GPU))),
@@ -65,6 +64,7 @@ def _list_other_cases(folder: Path) -> list[Case]:
         ),
         _case(etplus, "x.json"),
         _case(f"gather {_DDP} -o OUT/all"),
+        _case(f"repro {_DDP} --event 28 -o OUT/r"),
         _case(peer, "x.json", main="etloom.compat.chakra"),
         _case(
             "PyTorch --input OUT/x.json --output OUT/y.et",
