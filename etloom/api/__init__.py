@@ -26,7 +26,7 @@ from etloom.api.questions import (
     simulate,
     simulate_memory,
 )
-from etloom.api.replaying import replay
+from etloom.api.replaying import replay, repro
 from etloom.api.runs import info, link, open, query, read, select
 from etloom.api.stores import store_add, store_list, store_refresh, store_stragglers
 
@@ -52,6 +52,7 @@ __all__ = [
     "read",
     "replay",
     "report",
+    "repro",
     "salvage",
     "select",
     "simulate",

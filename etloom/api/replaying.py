@@ -1,4 +1,5 @@
-"""The public function `replay`, which executes the recorded communication and operators of a run again."""
+"""The public functions `replay`, which executes recorded communication and operators again, and `repro`, which writes a
+script that runs one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
 
-from etloom.api.arguments import Run, as_job, verb
+from etloom.api.arguments import OutPath, Run, as_job, verb, writing
 from etloom.core.errors import UnknownName, warn
 from etloom.core.registry import unknown_options_error
 from etloom.core.text import unknown_rank_error
@@ -71,6 +72,38 @@ def replay(
     if what == "full":
         return _replay_full(run, path, notify, options)
     return _replay_comms(run, path, notify, options, dry_run)
+
+
+@verb
+def repro(run: Run, event: int, out: OutPath, *, rank: int | None = None) -> Path:
+    """Write a folder with a script that runs one recorded operator or collective with torch alone.
+
+    The script checks the result, measures the time next to the recorded one, and prints how to profile it.
+
+    Args:
+        run: a Trace, a Job, or a path.
+        event: the id of the event (column id of the table events), such as one that the analysis tasks lists.
+        out: the folder; an earlier one is replaced.
+        rank: the rank of the event; default: the lowest.
+
+    Returns:
+        The folder, with repro.py and README.md.
+
+    Raises:
+        EtloomError: The event is neither an operator of torch nor a collective, its shapes or values were not
+            recorded, or the folder cannot be written.
+
+    Example:
+        >>> etloom.repro("run/", 1234, "mm/")  # doctest: +SKIP
+    """
+    from etloom.replayer.repro import write_repro
+
+    job = as_job(run)
+    rank = min(job) if rank is None else rank
+    if rank not in job:
+        raise unknown_rank_error(rank, job)
+    with writing(Path(out)):
+        return write_repro(job, rank, event, Path(out))
 
 
 def _replay_comms(

@@ -43,6 +43,7 @@ _VERBS = {
     "diff": "Compare two runs.",
     "check": "Fail if a run is slower than a baseline (CI gate).",
     "replay": "Re-run recorded communication, computation or both.",
+    "repro": "Write a script that runs one recorded operator or collective.",
     "export": "Write traces in another format.",
     "lint": "Check Chakra traces before a simulator uses them.",
     "convert": "Convert one trace file to another format.",

@@ -47,6 +47,7 @@ ASK_MORE = {
     "roofline": "operators with shapes",
     "slowdown": "two ranks",
     "stragglers": "two ranks that communicate",
+    "tasks": "operators with shapes",
 }
 """What an analysis asks of a run beyond device work."""
 FINDS = {"findings", "idle-time", "kernel-sequences", "recompute", "short-kernels"}

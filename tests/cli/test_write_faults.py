@@ -64,6 +64,7 @@ def _list_other_cases(folder: Path) -> list[Case]:
         ),
         _case(etplus, "x.json"),
         _case(f"gather {_DDP} -o OUT/all"),
+        _case(f"repro {_DDP} --event 28 -o OUT/r"),
         _case(peer, "x.json", main="etloom.compat.chakra"),
         _case(
             "PyTorch --input OUT/x.json --output OUT/y.et",

@@ -63,7 +63,7 @@ FREE = {
         "remove_sync",
     ),  # what is in the run is asked of it
     *("allow_namespace", "subgraph", "time_column"),
-    "device_peaks",  # a file
+    *("device_peaks", "ncu"),  # files
     "master_addr",
 }
 """Options for which any text is meant."""
@@ -75,6 +75,7 @@ AFTER = {
     "export": ["RUN", "--out", "x.json"],
     "link": ["RUN", "--out", "x.parquet"],
     "query": ["RUN", "select * from stats"],
+    "repro": ["RUN", "--out", "x", "--event", "0"],
     "simulate": ["RUN", "--set", "comm x0"],
     "replay comms": ["RUN", "--dry-run"],
     "store add": ["RUN", "--to", "store"],
@@ -134,7 +135,8 @@ def test_the_error_of_a_wrong_value_names_its_flag(
     for its, option in options(cli.app):
         flag = max(option.opts, key=len)
         for value, words in wrong(option) if its == verb else ():
-            status, out, err = call(*verb.split(), flag, value, *after)
+            rest = after[:-2] if after[-2:-1] == [flag] else after  # else its right value would be the last
+            status, out, err = call(*verb.split(), flag, value, *rest)
             assert (status, out, err.count("\n")) == (2, "", 1), (flag, value, err)
             assert err.startswith(f"etloom: {flag}: "), err
             assert words in err and err.endswith(f"; see etloom {verb} --help\n"), err

@@ -150,6 +150,8 @@ def _list_commands() -> list[Command]:
         Command("query", ("query", "{run}", "select * from stats", "--format", "json")),
         Command("query", ("query", "{run}", "select name, sum(dur) from events group by name order by 2 desc limit 5")),
         Command("query", ("query", "{run}", "select * from comms join groups using (pg_name)", "--format", "csv")),
+        Command("repro", ("repro", "{run}", "--event", "3", "--out", "{out}/repro")),
+        Command("repro", ("repro", "{file}", "--event", "40", "--out", "{out}/repro")),
         Command("convert", ("convert", "{file}", "{out}/file.parquet")),
         Command("convert", ("convert", "{file}", "{out}/file.json", "--to", "chrome")),
         Command("convert", ("convert", "{file}", "{out}/file.json", "--to", "execution-trace")),

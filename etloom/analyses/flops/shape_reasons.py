@@ -10,6 +10,7 @@ from typing import Any
 from etloom.analyses.flops.attention import SIGNATURES
 from etloom.analyses.flops.declared_costs import find_row
 from etloom.core import categories
+from etloom.core.trace import Trace
 
 TILE = 128
 """Rows and columns of a matrix product that a multiprocessor computes at a time, in the usual kernels."""
@@ -33,6 +34,23 @@ class Reason:
 
     text: str
     advice: str
+
+
+SLOW_MEMORY = Reason(
+    "it reads and writes memory slowly", "a kernel with wider accesses, contiguous tensors, or fusion"
+)
+"""The reason of an operator that does little arithmetic, if its shapes show none."""
+
+
+def count_multiprocessors(trace: Trace) -> int | None:
+    """Return the number of multiprocessors of the devices; None if it was not recorded, or if they differ."""
+    numbers = {
+        device.get("numSms")
+        for device in trace.meta.get("device_properties") or ()
+        if isinstance(device, dict)
+    }
+    number = numbers.pop() if len(numbers) == 1 else None
+    return number if type(number) is int and number > 0 else None
 
 
 def explain_shapes(

@@ -31,6 +31,8 @@ _FINDING_COLUMNS = (
     "advice",
 )
 _RUN_ARGUMENTS = ("run", "before", "after")
+_FILE_OPTIONS = ("device_peaks", "ncu")
+"""Options of analyses that are files, which agents may name below the roots only."""
 _FACTS_SHOWN_OTHERWISE = ("details", "stats", "by_rank", "path")
 _NEIGHBOURS = 5
 _MAX_OPERATORS = 16
@@ -268,6 +270,7 @@ class RunTools:
         parts = {"units": "times in ns, sizes in bytes, unless the name of the column states another unit"}
         chosen = {"top": top or None, "rank": rank, "step": step, "by": by or None} | (options or {})
         chosen = {option: value for option, value in chosen.items() if value is not None}
+        chosen |= {name: str(self.runs.resolve(chosen[name])) for name in _FILE_OPTIONS if name in chosen}
         if chosen:
             return parts | _list_first(_answer_with_options(job, name, chosen), top or _MAX_ROWS)
         if name == "findings":

@@ -17,7 +17,7 @@ import io
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -68,16 +68,19 @@ def write(
 
 
 @contextlib.contextmanager
-def create_atomically(path: str | PathLike[str], *, packs: bool = False) -> Iterator[Path]:
+def create_atomically(
+    path: str | PathLike[str], *, packs: bool = False, files: Collection[str] | None = None
+) -> Iterator[Path]:
     """Yield an empty folder that is renamed to ``path`` when the block succeeds, and is removed when it fails.
 
-    A folder written by etloom is replaced, with ``packs`` also one with the tables of a trace in one file.
+    A folder written by etloom is replaced, with ``packs`` also one with the tables of a trace in one file; with
+    ``files`` instead a folder that has only files of these names.
 
     Raises:
         EtloomError: If anything else exists under that name.
     """
     target = Path(path)
-    if target.exists() and not _is_replaceable(target, packs):
+    if target.exists() and not _is_replaceable(target, packs, files):
         raise EtloomError(
             "exists and was not written by etloom; it is not replaced",
             where=target,
@@ -160,10 +163,12 @@ def write_tables(tables: Mapping[Path, pl.DataFrame]) -> None:
             file.write_bytes(content.getbuffer())
 
 
-def _is_replaceable(folder: Path, packs: bool = False) -> bool:
+def _is_replaceable(folder: Path, packs: bool = False, names: Collection[str] | None = None) -> bool:
     """Return whether a folder is empty or has only files of `write`, so that replacing it destroys nothing else."""
     if not folder.is_dir() or folder.is_symlink():
         return False
+    if names is not None:
+        return all(entry.is_file() and entry.name in names for entry in folder.iterdir())
     files = {"meta.json", *(f"{name}.parquet" for name in TABLES), *([PACKED_FILE] if packs else [])}
     return all(
         (entry.is_file() and entry.name in files)

@@ -89,7 +89,7 @@ def build_program(
             storages.forget_results(rows)
             continue
         try:
-            program_step = _make_step(node, operator, rows, hidden, storages)
+            program_step = make_step(node, operator, rows, hidden, storages)
         except ValueError as error:
             omitted.append(OmittedOperator(node["name"], str(error), durations.get(node["id"])))
             storages.forget_results(rows)
@@ -134,7 +134,7 @@ def _inner_results(trace: Trace, top_nodes: Mapping[int, int]) -> dict[int, list
     return dict(results.group_by("top").agg("storage_id").iter_rows())
 
 
-def _make_step(
+def make_step(
     node: Node, operator: Operator, rows: list[dict[str, Any]], hidden: set[int], storages: StorageVersions
 ) -> ProgramStep:
     """Convert a node and its recorded tensors to an operator call of the program.

@@ -187,24 +187,47 @@ def _integer_size(view: TensorView) -> int:
     return dtype.itemsize if dtype in _INTEGERS else 0
 
 
-def make_initial_tensor(
-    view: TensorView, count: int, device: torch.device, bounds: IntegerBounds
-) -> torch.Tensor:
-    """Return a flat tensor of ``count`` initial values for the storage of ``view``: random floats, valid integers."""
+@dataclass(frozen=True)
+class Contents:
+    """The initial contents of a storage: "uniform" random numbers up to ``high``, random "integers" from ``low`` to
+    below ``high``, a "range" from 0, or the "constant" ``low``."""
+
+    kind: str
+    low: float = 0
+    high: float = 0
+
+
+def choose_contents(view: TensorView, bounds: IntegerBounds) -> Contents:
+    """Return the initial contents for the storage of ``view``: random floats, valid integers."""
     dtype, storage = DTYPES[view.dtype], view.storage
     if storage in bounds.trusted or storage in bounds.mixed:
-        return torch.zeros(count, dtype=dtype, device=device)
+        return Contents("constant", 0)
     if dtype == torch.bool:
-        return torch.ones(count, dtype=dtype, device=device)
+        return Contents("constant", 1)
     if dtype.is_floating_point or dtype.is_complex:
         width = math.prod(view.shape[1:]) if len(view.shape) > 1 else 1
-        uniform = torch.rand(count, dtype=dtype if dtype.itemsize > 1 else torch.float32, device=device)
-        return (uniform * (2 / width if width > 1 else 1)).to(dtype)
+        return Contents("uniform", 0, 2 / width if width > 1 else 1)
     if storage in bounds.bag_offsets:
-        return torch.arange(count, device=device).to(dtype)
+        return Contents("range")
     info = torch.iinfo(dtype)
     low = max(bounds.minimums.get(storage, 0), info.min)
     high = min(bounds.limits.get(storage, 0), info.max)
-    if (low or high > 1) and low < high and dtype in _RANDOM_DTYPES:
-        return torch.randint(low, high, (count,), dtype=dtype, device=device)
-    return torch.zeros(count, dtype=dtype, device=device)
+    is_random = (low or high > 1) and low < high and dtype in _RANDOM_DTYPES
+    return Contents("integers", low, high) if is_random else Contents("constant", 0)
+
+
+def make_initial_tensor(
+    view: TensorView, count: int, device: torch.device, bounds: IntegerBounds
+) -> torch.Tensor:
+    """Return a flat tensor of ``count`` initial values for the storage of ``view``, see `choose_contents`."""
+    dtype, contents = DTYPES[view.dtype], choose_contents(view, bounds)
+    match contents.kind:
+        case "uniform":
+            plain = dtype if dtype.itemsize > 1 else torch.float32
+            return (torch.rand(count, dtype=plain, device=device) * contents.high).to(dtype)
+        case "integers":
+            low, high = int(contents.low), int(contents.high)
+            return torch.randint(low, high, (count,), dtype=dtype, device=device)
+        case "range":
+            return torch.arange(count, device=device).to(dtype)
+    return (torch.ones if contents.low else torch.zeros)(count, dtype=dtype, device=device)

@@ -12,10 +12,9 @@ from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
 from etloom.analyses.flops.limits import add_limits, find_device_peaks, list_used_devices
 from etloom.analyses.flops.peaks import find_device_name, find_fastest_peaks
-from etloom.analyses.flops.shape_reasons import Reason, explain_shapes
+from etloom.analyses.flops.shape_reasons import SLOW_MEMORY, count_multiprocessors, explain_shapes
 from etloom.core.errors import AnalysisError
 from etloom.core.text import count_noun
-from etloom.core.trace import Trace
 
 SCOPE = "rank"
 MAX_ROOFLINE = 0.15
@@ -147,13 +146,10 @@ def _explain(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFra
             row["dims"],
             row["concrete_inputs"],
             row["dtype"],
-            _count_multiprocessors(view.trace),
+            count_multiprocessors(view.trace),
         )
         if reason is None and has_peaks and row["family"] not in MATRIX:
-            reason = Reason(
-                "it reads and writes memory slowly",
-                "a kernel with wider accesses, contiguous tensors, or fusion",
-            )
+            reason = SLOW_MEMORY
         if reason is not None or has_peaks:
             text, advice = (None, None) if reason is None else (reason.text, reason.advice)
             explained.append((*(row[name] for name in _SAME), True, row["name"], text, advice))
@@ -161,16 +157,6 @@ def _explain(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFra
         "is_dominant": pl.Boolean, "operator": pl.String, "reason": pl.String, "advice": pl.String,
     }  # fmt: skip
     return pl.DataFrame(explained, schema=schema, orient="row")
-
-
-def _count_multiprocessors(trace: Trace) -> int | None:
-    numbers = {
-        device.get("numSms")
-        for device in trace.meta.get("device_properties") or ()
-        if isinstance(device, dict)
-    }
-    number = numbers.pop() if len(numbers) == 1 else None
-    return number if type(number) is int and number > 0 else None
 
 
 def _find_on_host(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:

@@ -1,0 +1,150 @@
+"""Tasks: slow operators with attainable time, what it rests on, the saving, and columns of a report of ncu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import etloom
+from etloom.core.errors import AnalysisError, EtloomError
+from etloom.core.trace import Job
+from support.small_traces import OperatorTraceBuilder
+
+H100 = "NVIDIA H100 80GB HBM3"
+FEW_TILES = [[256, 65536], [65536, 512]]
+SQUARE = [[4096, 4096], [4096, 4096]]
+LARGE = [[8192, 4096], [4096, 8192]]
+
+
+def run_products(folder: Path, products: list[tuple[list[list[int]], float]], device: str | None) -> Job:
+    """A run of products (shapes, us each): three calls of each, with a kernel that is named after its number."""
+    made = OperatorTraceBuilder()
+    at = 0.0
+    for number, (sizes, each) in enumerate(products):
+        for _ in range(3):
+            kernel = f"void gemm_{number}<float, 4>(int)"
+            made.operator("aten::mm", at, 50, sizes).kernel(kernel, at + 5, at + 10, each)
+            at += each + 100
+    return made.open(folder, device)
+
+
+def work(sizes: list[list[int]]) -> tuple[float, float]:
+    """(FLOPs, bytes) of a product in 16 bits."""
+    (m, k), (_, n) = sizes
+    return 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n)
+
+
+def test_a_slow_product_rests_on_the_roofline(tmp_path: Path) -> None:
+    (row,) = etloom.analyze(run_products(tmp_path, [(FEW_TILES, 400)], H100), "tasks").to_dicts()
+    flops, size = work(FEW_TILES)
+    limit = max(flops / 989.4e3, size / 3350)  # bf16 TFLOP/s and GB/s of the device
+    assert (row["name"], row["calls"], row["rests_on"], row["basis"]) == ("aten::mm", 3, "roofline", "device")
+    assert row["attainable_ns"] == pytest.approx(limit, rel=1e-3)
+    assert row["saved_ns"] == pytest.approx(3 * (400_000 - limit), rel=1e-3)
+    assert row["time_pct"] == 100
+    assert "too few tiles" in row["reason"]
+    assert row["event"] in (0, 3, 6)
+
+
+def test_the_nearest_limit_is_a_faster_sibling(tmp_path: Path) -> None:
+    products = [(SQUARE, 1000.0), (LARGE, 700.0)]
+    (flops, size), (best_flops, best_size) = work(SQUARE), work(LARGE)
+    expected = 700e3 * max(flops / best_flops, size / best_size)
+    for folder, device in (("known", H100), ("unknown", None)):
+        (tmp_path / folder).mkdir()
+        table = etloom.analyze(run_products(tmp_path / folder, products, device), "tasks", min_pct=0)
+        row = table.row(0, named=True)
+        assert row["shapes"] == "[[4096, 4096], [4096, 4096]]"
+        assert row["rests_on"] == "sibling aten::mm [[8192, 4096], [4096, 8192]]"
+        assert row["attainable_ns"] == pytest.approx(expected)
+        assert (table["rests_on"][1:] == "roofline").all()  # the sibling itself is at a third of the roofline
+
+
+@pytest.mark.parametrize("device", [H100, None])
+def test_operators_near_their_limits_are_no_tasks(tmp_path: Path, device: str | None) -> None:
+    products = [(SQUARE, 200.0), (LARGE, 800.0)]
+    assert etloom.analyze(run_products(tmp_path, products, device), "tasks").is_empty()
+
+
+def test_the_device_may_be_named(tmp_path: Path) -> None:
+    job = run_products(tmp_path, [(FEW_TILES, 400)], None)
+    assert etloom.analyze(job, "tasks").is_empty()
+    assert etloom.analyze(job, "tasks", device="H100").height == 1
+    assert etloom.analyze(job, "tasks", device="H100", min_pct=99).is_empty()
+    for options, message in (
+        ({"device": "H99"}, "unknown device"),
+        ({"min_pct": 101.0}, "percentage from 0 to 100"),
+    ):
+        with pytest.raises(EtloomError, match=message):
+            etloom.analyze(job, "tasks", **options)
+
+
+LONG = """==PROF== Connected to process 1
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","1","{name}","Achieved Occupancy","%","20.0"
+"0","1","{name}","DRAM Throughput","%","10.5"
+"0","1","{name}","smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio","inst","3"
+"0","1","{name}","smsp__average_warps_issue_stalled_wait_per_issue_active.ratio","inst","1"
+"1","1","{name}","Achieved Occupancy","%","30.0"
+"2","1","other","Achieved Occupancy","%","90.0"
+"""
+RAW = (
+    '"ID","Kernel Name","sm__warps_active.avg.pct_of_peak_sustained_active",'
+    '"gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",'
+    '"smsp__average_warp_latency_issue_stalled_long_scoreboard.ratio",'
+    '"smsp__average_warp_latency_issue_stalled_wait.ratio",'
+    '"smsp__average_warp_latency_issue_stalled_selected.ratio"\n'
+    '"","","%","%","inst","inst","inst"\n"0","{name}","20","10.5","3","1","50"\n"1","{name}","30","10.5","3","1","50"\n'
+)
+
+
+@pytest.mark.parametrize("text", [LONG, RAW])
+@pytest.mark.parametrize("name", ["void gemm_0<float, 4>(int)", "gemm_0"])
+def test_a_report_of_ncu_is_joined_by_the_names_of_kernels(tmp_path: Path, text: str, name: str) -> None:
+    report = tmp_path / "report.csv"
+    report.write_text(text.format(name=name))
+    job = run_products(tmp_path, [(FEW_TILES, 400), ([[256, 8192], [8192, 512]], 400)], H100)
+    rows = {row["shapes"]: row for row in etloom.analyze(job, "tasks", ncu=str(report)).to_dicts()}
+    row, other = rows["[[256, 65536], [65536, 512]]"], rows["[[256, 8192], [8192, 512]]"]
+    assert (row["occupancy_pct"], row["dram_pct"]) == (25.0, 10.5)
+    assert row["stall"] == "long scoreboard (75 %)"
+    assert (other["occupancy_pct"], other["dram_pct"], other["stall"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the report"),
+        ("nothing", "no header"),
+        ('"ID","Kernel Name"\n"0","k"\n', "no occupancy"),
+        (RAW.format(name="void gemm_0<double, 4>(int)"), "no kernel of the slow operators"),
+    ],
+)
+def test_a_wrong_report_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    report = tmp_path / "report.csv"
+    if text is not None:
+        report.write_text(text)
+    with pytest.raises(AnalysisError, match=message):
+        etloom.analyze(run_products(tmp_path, [(FEW_TILES, 400)], H100), "tasks", ncu=str(report))
+
+
+PLANTED = {
+    "conv_01_large_spatial_small_ch": "3 input channels",
+    "conv_04_depthwise": "depthwise",
+    "conv_05_pointwise_1x1": "pointwise",
+    "elem_01_add_poor_bw": "reads and writes memory slowly",
+    "gemm_01_compute_few_tiles": "too few tiles",
+    "gemm_04_memory_tall_skinny": "skinny",
+    "moe_01_many_experts_few_tokens": "64 experts with 0.5 tokens",
+    "moe_03_top1_sparse": "16 experts, 1 for a token",
+    "moe_04_top2_dense": "16 experts, 2 for a token",
+    "sdpa_01_long_seq_low_eff": "long sequence",
+    "sdpa_03_short_seq_overhead": "short sequences",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_planted_operator_is_the_first_task(name: str, data: Path) -> None:
+    table = etloom.analyze(data / "kernels" / "standalone" / f"{name}.json.gz", "tasks", device="MI300X")
+    assert PLANTED[name] in table["reason"][0]
