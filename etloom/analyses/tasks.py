@@ -95,7 +95,7 @@ def analyze(
             remedy="add the run's Kineto trace to the folder",
         )
     total = int(calls["time_ns"].sum())
-    calls = calls.filter("known", pl.col("time_ns") > 0)
+    calls = calls.filter("known", pl.col("time_ns") > 0, pl.col("assumed").is_null())
     calls = add_limits(calls, _find_peaks(trace, device, device_peaks))
     arguments = trace.arguments.select("strides", "concrete_inputs", id="event")
     calls = calls.join(arguments, on="id", how="left", maintain_order="left").with_columns(
