@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,27 @@ def test_run_without_a_command_names_the_report_of_a_folder_of_that_name(
     status, out, err = call("run")
     assert (status, out) == (2, "")
     assert "missing the command to run" in err and "etloom report run" in err
+
+
+def test_run_watches_when_nothing_of_an_earlier_run_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    (folder / ".watch").mkdir(parents=True)
+    (folder / "run.json").write_text('{"returncode": 0}')
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        importlib.import_module("etloom.cli.run"),
+        "_watch",
+        lambda run, _: seen.append(
+            [path.name for path in run.iterdir() if ".watch" in path.name or path.suffix]
+        ),
+    )
+    words = ["--with", "kineto", "--", sys.executable, "-c", "pass"]
+    assert cli.main(["run", "--out", str(folder), *words]) == 1  # contains an earlier run
+    assert not seen
+    assert cli.main(["run", "--out", str(folder), "--overwrite", *words]) == 0
+    assert seen == [[]]
 
 
 @pytest.mark.slow
