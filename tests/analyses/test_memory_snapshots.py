@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import etloom
+from etloom.analyses.helpers.memory_changes import describe_fit, simulate_memory
 from etloom.cli import app
 from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.core.trace import Job
@@ -72,6 +73,17 @@ def test_what_a_change_of_settings_needs(tmp_path: Path) -> None:
         and expandable["needed_bytes"] <= 300 * MIB
     )
     assert large["fits"] and large["retries"] == 0
+
+
+def test_the_sentence_names_a_rank_that_does_not_fit(tmp_path: Path) -> None:
+    """The rank that fits has the higher peak: that of the other ends at its failure. Needed bytes may be unknown."""
+    fitting = SnapshotWriter()
+    fitting.alloc(296 * MIB)
+    ranks = {0: save(fitting, tmp_path / "a.pickle"), 1: save(fragment(), tmp_path / "b.pickle")}
+    job = Job({rank: next(iter(each.values())) for rank, each in ranks.items()})
+    table = simulate_memory(job, ["capacity=300MiB"]).with_columns(needed_bytes=pl.lit(None, pl.Int64))
+    (sentence,) = describe_fit(job, ["capacity=300MiB"], table)
+    assert sentence.startswith("capacity=300MiB, rank 1: does not fit, it needs more")
 
 
 def test_an_out_of_memory_error_is_explained(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[
     Args:
         job: The ranks.
         changes: As for `simulate_memory`.
-        table: Its result. The rank that needs most memory decides.
+        table: Its result. Of the ranks that do not fit, else of all, the one that needs most memory decides.
     """
     sentences = []
     for change in changes:
@@ -58,10 +58,15 @@ def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[
         if not parsed.settings.capacity:
             continue
         rows = table.filter(pl.col("change") == change)
-        needs = rows.with_columns(bytes=pl.coalesce("needed_bytes", "peak_reserved_bytes"))
+        failing = rows.filter(
+            ~pl.col("fits")
+        )  # their peaks end at the failure: no measure against the others
+        needs = (failing if failing.height else rows).with_columns(
+            bytes=pl.coalesce("needed_bytes", "peak_reserved_bytes")
+        )
         row = needs.sort("bytes", descending=True).row(0, named=True)
         subject = f"{change}, rank {row['rank']}" if rows["rank"].n_unique() > 1 else change
-        if rows["fits"].all():
+        if not failing.height:
             spare = 1 - row["bytes"] / parsed.settings.capacity
             sentences.append(f"{subject}: fits with {100 * spare:.0f} % to spare")
             continue
