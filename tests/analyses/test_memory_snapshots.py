@@ -159,6 +159,8 @@ def test_simulate_memory_on_the_command_line(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert [row["fits"] for row in json.loads(result.stdout)] == [True, True]
     assert CliRunner().invoke(app, [*arguments, "--set", "comm x0"]).exit_code == 2
+    refused = CliRunner().invoke(app, [*arguments, "--other-batch", str(tmp_path / "a.pickle")])
+    assert refused.exit_code == 2 and "--other-batch requires a batch in --memory" in refused.stderr
 
 
 def test_the_answer_is_a_sentence_for_each_capacity(tmp_path: Path) -> None:
