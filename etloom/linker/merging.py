@@ -126,7 +126,7 @@ def _reduce_snapshots(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
             {name: value for name, value in snapshot.meta.items() if name in facts},
         )
         rows = 0 if has_memory or not has_other_clock else snapshot.table("memory").height
-        example = f"the events of the rank are on a clock that is {', '.join(sorted(clocks))}"
+        example = f"the events of the rank are on a clock that is {', '.join(sorted(map(str, clocks)))}"
         return reduced.count("read.memory_on_other_clock", rows, example, "data_loss")
 
     return tuple(reduce(trace) if _is_snapshot(trace) else trace for trace in traces)
