@@ -103,14 +103,10 @@ def simulate(
     changes = _parse_changes(conditions)
     if conditions.memory:
         from etloom.analyses.helpers.memory_changes import check_changes, describe_fit
-        from etloom.timeline.memory.what_if import parse_change
 
-        check_changes(conditions.memory)
+        check_changes(conditions.memory, has_other_batch=conditions.other_batch is not None)
         if changes or out is not None:
             raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
-        has_batch = any(parse_change(text).batch is not None for text in conditions.memory)
-        if conditions.other_batch is not None and not has_batch:
-            raise click.UsageError("--other-batch requires a batch in --memory, as in --memory batch=x2")
         other = None if conditions.other_batch is None else open_job(conditions.other_batch, run)
         job = open_job(path, run)
         table = etloom.simulate_memory(job, *conditions.memory, other_batch=other)
