@@ -108,15 +108,13 @@ def collect(
         )
     folder = Path(recording.out)
     claim_folder(recording.out, overwrite)
-    exit_status = _run_job(job.words, recording, on_claim)
+    status = _run_job(job.words, recording, on_claim)
     try:
-        outcome = finalize_run(recording, exit_status)
+        outcome = finalize_run(recording, status)
     except OSError as error:
         warning = f"{error.filename or folder}: {error.strerror}; run.json is not written"
-        return CollectResult(folder, exit_status, warnings=(*job.warnings, warning))
-    return CollectResult(
-        folder, exit_status, outcome.ranks, outcome.windows, (*job.warnings, *outcome.warnings)
-    )
+        return CollectResult(folder, status, warnings=(*job.warnings, warning))
+    return CollectResult(folder, status, outcome.ranks, outcome.windows, (*job.warnings, *outcome.warnings))
 
 
 def _run_job(
