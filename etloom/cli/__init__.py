@@ -11,6 +11,7 @@ import atexit
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ import click
 import etloom
 from etloom.cli.command import CONTEXT_SETTINGS
 from etloom.cli.error_handling import handle_errors
+from etloom.core.errors import EtloomError
 
 __all__ = ["app", "main"]
 
@@ -79,7 +81,11 @@ class VerbGroup(click.Group):
         ``etloom stragglers run/`` is ``etloom analyze stragglers run/``, and ``etloom run/`` is ``etloom report run/``.
         """
         if args[0] not in _VERBS:
-            args = [_find_verb(args[0]), *args]
+            try:
+                args = [_find_verb(args[0]), *args]
+            except (click.UsageError, EtloomError):
+                if not ctx.resilient_parsing:  # the shell completes a line that is not finished
+                    raise
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -109,7 +115,8 @@ def _find_verb(word: str) -> str:
     """Return the verb that a word without one stands for: analyze for the name of an analysis, report for a run.
 
     Raises:
-        click.UsageError: neither; the message states the nearest command.
+        click.UsageError: neither; the message states the nearest command; for a word that may be the name of a file,
+            no command that runs other programs.
     """
     from etloom.core import registry
     from etloom.core.errors import UnknownName
@@ -121,13 +128,15 @@ def _find_verb(word: str) -> str:
         return "analyze"
     if clean_url(word) is not None or os.path.lexists(expand_home(word)):
         return "report"
-    if os.sep in word:
-        raise click.UsageError(f"{word}: no such file or folder, and not a command")
-    commands = {verb: verb for verb in _VERBS} | {name: f"{name} RUN" for name in analyses}
+    may_be_file = re.search(r"[./\d]", word) is not None or os.sep in word
+    refused = _SIGNAL_FORWARDERS if may_be_file else set()
+    commands = {verb: verb for verb in _VERBS if verb not in refused}
+    commands |= {name: f"{name} RUN" for name in analyses}
     error = UnknownName("command", word, commands, synonyms=registry.SYNONYMS["analyses"])
+    what = f"unknown command {word!r}{', and no such file or folder' * may_be_file}"
     if error.nearest is None:
-        raise click.UsageError(f"unknown command {word!r}; etloom --help lists the commands")
-    raise click.UsageError(f"unknown command {word!r}; did you mean 'etloom {commands[error.nearest]}'?")
+        raise click.UsageError(f"{what}; etloom --help lists the commands")
+    raise click.UsageError(f"{what}; did you mean 'etloom {commands[error.nearest]}'?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

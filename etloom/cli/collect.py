@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,10 +132,17 @@ def collect(
 
 
 def collect_command(
-    words: Sequence[str], out: Path, recording: CollectOptions, actions: ActionOptions
+    words: Sequence[str],
+    out: Path,
+    recording: CollectOptions,
+    actions: ActionOptions,
+    on_claim: Callable[[], None] | None = None,
 ) -> None:
-    """Run the command, print what was recorded, and exit with the command's status."""
-    result = _record(words, out, recording, actions.overwrite)
+    """Run the command, print what was recorded, and exit with the command's status.
+
+    ``on_claim`` is called as by `etloom.collector.collect`, for a local folder.
+    """
+    result = _record(words, out, recording, actions.overwrite, on_claim)
     for warning in result.warnings:
         print_message(warning)
     if result.ranks:
@@ -156,7 +163,13 @@ def collect_command(
     raise click.exceptions.Exit(result.exit_status)
 
 
-def _record(words: Sequence[str], out: Path, recording: CollectOptions, overwrite: bool) -> CollectResult:
+def _record(
+    words: Sequence[str],
+    out: Path,
+    recording: CollectOptions,
+    overwrite: bool,
+    on_claim: Callable[[], None] | None,
+) -> CollectResult:
     """Run the command as `etloom.collect` does, whose libraries are loaded when something has been recorded."""
     if clean_url(out) is not None:
         import etloom
@@ -164,7 +177,9 @@ def _record(words: Sequence[str], out: Path, recording: CollectOptions, overwrit
         return etloom.collect(words, out, overwrite=overwrite, on_build=_report_build, **asdict(recording))
     from etloom import collector
 
-    result = collector.collect(words, out, recording, overwrite=overwrite, on_build=_report_build)
+    result = collector.collect(
+        words, out, recording, overwrite=overwrite, on_build=_report_build, on_claim=on_claim
+    )
     if not (result.windows or result.ranks or any(result.out.glob("*.etob"))):
         return result
     from etloom.api.recording import finish_recording

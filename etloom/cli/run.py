@@ -51,9 +51,9 @@ def run(
     watching = threading.Thread(target=_watch, args=(folder, has_ended), daemon=True)
     if is_watched:
         recording = replace(recording, watch=True)
-        watching.start()
-    try:
-        collect_command(words, folder, recording, ActionOptions(overwrite=overwrite, report=True))
+    actions = ActionOptions(overwrite=overwrite, report=True)
+    try:  # the watcher starts late, as it would take the state of an earlier run for that of this one
+        collect_command(words, folder, recording, actions, watching.start if is_watched else None)
     finally:
         has_ended.set()
 

@@ -104,7 +104,7 @@ def simulate(
     if conditions.memory:
         from etloom.analyses.helpers.memory_changes import check_changes, describe_fit
 
-        check_changes(conditions.memory)
+        check_changes(conditions.memory, has_other_batch=conditions.other_batch is not None)
         if changes or out is not None:
             raise click.UsageError("--memory is mutually exclusive with --out and changes of times")
         other = None if conditions.other_batch is None else open_job(conditions.other_batch, run)

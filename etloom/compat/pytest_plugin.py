@@ -45,7 +45,7 @@ def etloom_run(tmp_path: Path) -> Path:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Check the limits of a test that passed."""
     marker = item.get_closest_marker("etloom")
-    limits = _read_limits(**marker.kwargs) if marker is not None else {}
+    limits = _read_limits(*marker.args, **marker.kwargs) if marker is not None else {}
     outcome = yield
     if limits:
         _check_limits(getattr(item, "funcargs")["etloom_run"], **limits)  # noqa: B009
@@ -60,9 +60,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _read_limits(
-    max_step_ms: float | None = None, min_overlap: float | None = None, allow: Sequence[str] | None = None
+    *unnamed: object,
+    max_step_ms: float | None = None,
+    min_overlap: float | None = None,
+    allow: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the limits that are set. Raises pytest.UsageError for an overlap that is not a share."""
+    """Return the limits that are set. Raises pytest.UsageError for one without a name, or no share of overlap."""
+    if unnamed:
+        raise pytest.UsageError(f"the marker etloom: name the limit of {unnamed[0]!r}, as in max_step_ms=50")
     if min_overlap is not None and not 0 <= min_overlap <= 1:
         raise pytest.UsageError(f"min_overlap: expected a share from 0 to 1, got {min_overlap!r}")
     limits = {"max_step_ms": max_step_ms, "min_overlap": min_overlap, "allow": allow}

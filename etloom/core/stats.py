@@ -347,6 +347,12 @@ DECLARED_STATS = (
         "a truncated trace without GPU events although its device recorded some",
         _TRUNCATED,
     ),
+    DeclaredStat(
+        "read.memory_on_other_clock",
+        "data_loss",
+        "totals of a memory snapshot that are left out: the events of the rank are not on its clock",
+        "open the snapshot alone",
+    ),
     DeclaredStat("read.events", "info", "events in the file"),
     DeclaredStat("read.nodes", "info", "operators in the file"),
     DeclaredStat("read.entries", "info", "entries in the file"),

@@ -44,5 +44,6 @@ def format_findings(trace: Trace | Job, top: int = 3) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape what Markdown would format, and mentions of users: names come from the trace."""
-    return re.sub(r"([\\`*_\[\]|<>#~])", r"\\\1", " ".join(text.split())).replace("@", "&#64;")
+    """Escape what Markdown would format, mentions of users, and addresses: names come from the trace."""
+    escaped = re.sub(r"([\\`*_\[\]|<>#~])", r"\\\1", " ".join(text.split())).replace("@", "&#64;")
+    return re.sub(r"((?:https?|ftp):(?=//)|www(?=\.))", r"\1<!-- -->", escaped, flags=re.IGNORECASE)

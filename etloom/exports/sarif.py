@@ -27,7 +27,7 @@ from etloom.formats.io.atomic_file import write_atomically
 SUFFIX = ".sarif"
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-_FRAME = re.compile(r"(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.*)")
+_FRAME = re.compile(r"(?P<file>.+\.py)\((?P<line>\d{1,9})\): (?P<function>.*)")
 _MIN_WARNING_PCT = 5.0
 """Gain of the job from which a finding is a warning, unless its confidence is low; others are notes."""
 
@@ -68,7 +68,7 @@ def _describe_result(
         "ruleId": row["pattern"],
         "ruleIndex": patterns.index(row["pattern"]),
         "level": "warning" if is_warning else "note",
-        "message": {"text": format_finding(row)},
+        "message": {"text": _escape(format_finding(row))},
         "partialFingerprints": {"finding/v1": hashlib.sha256("\n".join(places).encode()).hexdigest()[:32]},
         "properties": {
             key: row[key] for key in ("confidence", "job_gain_ns", "cost_ns", "rank", "step", "count")
@@ -101,6 +101,11 @@ def _locate(frame: str | None, script: str | None, root: str | None) -> dict[str
         file = str(Path(file).relative_to(root))
     uri = Path(file).as_uri() if Path(file).is_absolute() else quote(file)
     return {"artifactLocation": {"uri": uri}, "region": {"startLine": line}}
+
+
+def _escape(text: str) -> str:
+    """Escape what stands for arguments and links in a message (sections 3.11.5, 3.11.6): names come from the trace."""
+    return re.sub(r"([\[\]])", r"\\\1", re.sub(r"([{}])", r"\1\1", text))
 
 
 def format_finding(row: Mapping[str, Any]) -> str:

@@ -107,23 +107,29 @@ def _drop_observer_times(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
 
 
 def _reduce_snapshots(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
-    """Reduce memory snapshots to their history if there are other traces, which have the events and the clock."""
+    """Reduce memory snapshots to their history if there are other traces, which have the events and the clock.
+
+    Their curve of the memory is on the clock of the snapshot: it is left out, and counted, if the others have another.
+    """
     others = [trace for trace in traces if not _is_snapshot(trace)]
     if not others:
         return traces
     has_memory = any(trace.table("memory").height for trace in others)
-    tables = ("allocator", "stats") if has_memory else ("allocator", "memory", "stats")
-    has_clock = any("clock" in trace.meta for trace in others)
-    facts = ("formats", "files", "header", "rank", *(() if has_clock else ("clock", "base_ns")))
-    return tuple(
-        Trace(
-            {name: trace.table(name) for name in tables},
-            {name: value for name, value in trace.meta.items() if name in facts},
+    clocks = {trace.meta["clock"] for trace in others if "clock" in trace.meta}
+    facts = ("formats", "files", "header", "rank", *(() if clocks else ("clock", "base_ns")))
+
+    def reduce(snapshot: Trace) -> Trace:
+        has_other_clock = bool(clocks - {snapshot.meta.get("clock")})
+        tables = ("allocator", "stats", *(() if has_memory or has_other_clock else ("memory",)))
+        reduced = Trace(
+            {name: snapshot.table(name) for name in tables},
+            {name: value for name, value in snapshot.meta.items() if name in facts},
         )
-        if _is_snapshot(trace)
-        else trace
-        for trace in traces
-    )
+        rows = 0 if has_memory or not has_other_clock else snapshot.table("memory").height
+        example = f"the events of the rank are on a clock that is {', '.join(sorted(map(str, clocks)))}"
+        return reduced.count("read.memory_on_other_clock", rows, example, "data_loss")
+
+    return tuple(reduce(trace) if _is_snapshot(trace) else trace for trace in traces)
 
 
 def _is_snapshot(trace: Trace) -> bool:

@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import etloom
+from etloom import cli
+from etloom.analyses.helpers.memory_changes import describe_fit, simulate_memory
 from etloom.cli import app
 from etloom.core.errors import AnalysisError, InvalidValue
 from etloom.core.trace import Job
@@ -72,6 +74,17 @@ def test_what_a_change_of_settings_needs(tmp_path: Path) -> None:
         and expandable["needed_bytes"] <= 300 * MIB
     )
     assert large["fits"] and large["retries"] == 0
+
+
+def test_the_sentence_names_a_rank_that_does_not_fit(tmp_path: Path) -> None:
+    """The rank that fits has the higher peak: that of the other ends at its failure. Needed bytes may be unknown."""
+    fitting = SnapshotWriter()
+    fitting.alloc(296 * MIB)
+    ranks = {0: save(fitting, tmp_path / "a.pickle"), 1: save(fragment(), tmp_path / "b.pickle")}
+    job = Job({rank: next(iter(each.values())) for rank, each in ranks.items()})
+    table = simulate_memory(job, ["capacity=300MiB"]).with_columns(needed_bytes=pl.lit(None, pl.Int64))
+    (sentence,) = describe_fit(job, ["capacity=300MiB"], table)
+    assert sentence.startswith("capacity=300MiB, rank 1: does not fit, it needs more")
 
 
 def test_an_out_of_memory_error_is_explained(tmp_path: Path) -> None:
@@ -140,13 +153,15 @@ def test_the_difference_of_two_snapshots(tmp_path: Path) -> None:
     assert rows[0]["place"] is None and rows[1]["place"] == KEPT and rows[1]["change_bytes"] == 24 * MIB
 
 
-def test_simulate_memory_on_the_command_line(tmp_path: Path) -> None:
+def test_simulate_memory_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(fragment(), tmp_path / "a.pickle")
     arguments = ["simulate", str(tmp_path / "a.pickle"), "--memory", "capacity=40GiB", "--format", "json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert [row["fits"] for row in json.loads(result.stdout)] == [True, True]
     assert CliRunner().invoke(app, [*arguments, "--set", "comm x0"]).exit_code == 2
+    assert cli.main([*arguments, "--other-batch", str(tmp_path / "a.pickle")]) == 2
+    assert "--other-batch: no change has a batch" in (err := capsys.readouterr().err) and err.count("\n") == 1
 
 
 def test_the_answer_is_a_sentence_for_each_capacity(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from etloom import cli
 from etloom.core import registry
@@ -58,7 +60,14 @@ def test_a_verb_comes_before_an_analysis_and_an_analysis_before_a_path(
         ("straglers", "did you mean 'etloom stragglers RUN'?"),
         ("kernels", "did you mean 'etloom kernel-breakdown RUN'?"),
         ("reprot", "did you mean 'etloom report'?"),
-        ("no/such/folder", "no/such/folder: no such file or folder, and not a command"),
+        ("colect", "unknown command 'colect'; did you mean 'etloom collect'?"),
+        ("no/such/folder", "unknown command 'no/such/folder', and no such file or folder; etloom --help"),
+        ("run1", "unknown command 'run1', and no such file or folder; etloom --help"),
+        (
+            "collec.py",
+            "unknown command 'collec.py', and no such file or folder; did you mean 'etloom collectives RUN'?",
+        ),
+        ("steps2", "unknown command 'steps2', and no such file or folder; did you mean 'etloom steps RUN'?"),
         ("xyzzy", "unknown command 'xyzzy'; etloom --help lists the commands"),
     ],
 )
@@ -70,6 +79,14 @@ def test_an_unknown_word_is_answered_with_the_command(
     assert answer in err
 
 
+@pytest.mark.parametrize("word", ["xyzzy", "~no-such-user/run", "no/such/folder"])
+def test_completion_after_an_unknown_word_is_silent(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    completion = ShellComplete(cli.app, {}, "etloom", "_ETLOOM_COMPLETE")
+    assert completion.get_completions([word], "") is not None
+    assert [item.value for item in completion.get_completions([], "repo")] == ["report"]
+    assert capsys.readouterr() == ("", "")
+
+
 def test_run_without_a_command_names_the_report_of_a_folder_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Outcome]
 ) -> None:
@@ -79,6 +96,27 @@ def test_run_without_a_command_names_the_report_of_a_folder_of_that_name(
     status, out, err = call("run")
     assert (status, out) == (2, "")
     assert "missing the command to run" in err and "etloom report run" in err
+
+
+def test_run_watches_when_nothing_of_an_earlier_run_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    (folder / ".watch").mkdir(parents=True)
+    (folder / "run.json").write_text('{"returncode": 0}')
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        importlib.import_module("etloom.cli.run"),
+        "_watch",
+        lambda run, _: seen.append(
+            [path.name for path in run.iterdir() if ".watch" in path.name or path.suffix]
+        ),
+    )
+    words = ["--with", "kineto", "--", sys.executable, "-c", "pass"]
+    assert cli.main(["run", "--out", str(folder), *words]) == 1  # contains an earlier run
+    assert not seen
+    assert cli.main(["run", "--out", str(folder), "--overwrite", *words]) == 0
+    assert seen == [[]]
 
 
 @pytest.mark.slow

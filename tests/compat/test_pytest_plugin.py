@@ -81,6 +81,10 @@ def test_without_limits(etloom_run):
             "@pytest.mark.etloom(min_overlap=30)\ndef test_it(etloom_run):\n    record(etloom_run)",
             "min_overlap: expected a share from 0 to 1, got 30",
         ),
+        (
+            "@pytest.mark.etloom(50)\ndef test_it(etloom_run):\n    record(etloom_run)",
+            "the marker etloom: name the limit of 50, as in max_step_ms=50",
+        ),
     ],
 )
 def test_wrong_limits_are_refused(pytester: pytest.Pytester, test: str, message: str) -> None:

@@ -228,6 +228,18 @@ def test_the_memory_of_a_snapshot_is_drawn_as_counters(tmp_path: Path) -> None:
     assert [args["allocated"] for args in values if "allocated" in args] == [1 << 20, 0, 30 << 20]
 
 
+def test_totals_of_a_snapshot_are_left_out_of_events_on_another_clock(tmp_path: Path) -> None:
+    folder = small_traces.write_run(tmp_path / "run", (0,))
+    write_snapshot(folder / "rank0_memory_snapshot.pickle")
+    path = folder / "kineto_trace_0.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "baseTimeNanoseconds": 0}))
+    trace = etloom.open(folder, use_cache=False)[0]
+    assert trace.meta["clock"] == "relative" and trace.events.height
+    assert trace.memory.height == 0 and trace.allocator.height
+    (row,) = trace.stats.filter(name="read.memory_on_other_clock").rows()
+    assert row[1] == "data_loss" and row[2] > 0 and "relative" in row[3]
+
+
 def test_a_snapshot_alone_is_drawn(tmp_path: Path) -> None:
     job = etloom.open(write_snapshot(tmp_path / "a.pickle"), use_cache=False)
     assert sum(event["ph"] == "C" for event in written(job)["traceEvents"]) == 8

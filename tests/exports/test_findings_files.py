@@ -11,7 +11,7 @@ import pytest
 import etloom
 from etloom.cli.demo import RECORDING
 from etloom.exports.markdown import escape
-from etloom.exports.sarif import _locate
+from etloom.exports.sarif import _escape, _locate
 
 LEVELS = {"none", "note", "warning", "error"}
 
@@ -60,6 +60,7 @@ def test_sarif_has_the_findings_in_their_order(tmp_path: Path) -> None:
         ("/elsewhere/a.py(12): <module>", "file:///elsewhere/a.py"),
         ("../../secret.py(1): f", None),
         ("<built-in function max>", None),
+        (f"train.py({'1' * 5000}): main", None),
     ],
 )
 def test_a_frame_is_a_location_without_leaving_the_sources(frame: str, uri: str | None) -> None:
@@ -71,6 +72,16 @@ def test_a_frame_is_a_location_without_leaving_the_sources(frame: str, uri: str 
 
 def test_names_of_a_trace_do_not_format_a_comment() -> None:
     assert escape("a|b\n<img> @someone __x__ [l](u)") == (r"a\|b \<img\> &#64;someone \_\_x\_\_ \[l\](u)")
+
+
+@pytest.mark.parametrize("scheme", ["https://", "HTTP://", "ftp://", "www."])
+def test_an_address_in_a_name_is_no_link(scheme: str) -> None:
+    text = escape(f"kernel {scheme}example.com/x")
+    assert scheme not in text and text.replace("<!-- -->", "") == f"kernel {scheme}example.com/x"
+
+
+def test_a_message_of_sarif_has_no_arguments_and_links() -> None:
+    assert _escape("Lambda{0} [l](u) x") == r"Lambda{{0}} \[l\](u) x"
 
 
 def test_markdown_lists_the_largest(tmp_path: Path) -> None:

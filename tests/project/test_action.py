@@ -23,7 +23,7 @@ echo "$@" >> "$LOG"
 case "$1 $2" in
   "run list") echo 42 ;;
   "run download") [ -n "$STORED" ] && cp -r "$STORED" etloom-baseline ;;
-  "pr comment") cp "$5" comment.md ;;
+  "pr comment") [ -z "$DENIED" ] && cp "$5" comment.md ;;
 esac
 """
 
@@ -106,6 +106,7 @@ def test_without_a_baseline_the_comment_has_the_findings(tmp_path: Path) -> None
     assert (tmp_path / "summary.md").read_text() == comment
     assert '"uri": "train.py"' in (tmp_path / "etloom-results" / "findings.sarif").read_text()
     assert (tmp_path / "etloom-results" / "report.html").is_file()
+    assert "run list --workflow perf --branch main --event push " in (tmp_path / "log").read_text()
     assert "pr comment 7 --body-file etloom-results/comment.md" in (tmp_path / "log").read_text()
 
 
@@ -119,6 +120,18 @@ def test_a_run_is_compared_with_the_stored_baseline(tmp_path: Path, step_us: flo
     assert comment.startswith(f"### etloom: {verdict}") and "| step time | 10" in comment
     assert "**What changed**: " in comment
     assert "<testsuite" in (tmp_path / "etloom-results" / "junit.xml").read_text()
+
+
+def test_a_token_of_a_fork_costs_the_comment_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DENIED", "1")
+    shutil.copytree(RECORDING, tmp_path / "run")
+    outcome = run_action(tmp_path, {"run": "run"}, "pull_request", None)
+    assert outcome == {"failed": False, "verdict": "no-baseline"}
+    assert not (tmp_path / "comment.md").exists() and (tmp_path / "summary.md").exists()
+    steps = [step["name"] for step in ACTION["runs"]["steps"]]
+    assert steps.index("Comment") > max(
+        number for number, name in enumerate(steps) if name.startswith("Keep")
+    )
 
 
 def test_its_actions_are_pinned() -> None:

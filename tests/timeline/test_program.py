@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from etloom.core.errors import AnalysisError
 from etloom.formats import memory_snapshot
-from etloom.timeline.memory.program import ALLOC, find_programs
+from etloom.timeline.memory.program import _MOST_MAPPED, ALLOC, _find_mapped, find_programs
 
 SNAPSHOTS = {
     "gpt2700m_ctx128_forward": 19_667_091_456,
@@ -36,3 +37,10 @@ def test_the_simulation_repeats_a_recorded_snapshot(data: Path, name: str) -> No
     assert max(program.reserved_before, int(simulation.reserved.max())) == SNAPSHOTS[name]
     blocks = recorded.filter(pl.col("action") == "block").sort("addr")
     assert blocks.select("addr", "rounded").rows() == simulation.blocks.select(columns).rows()
+
+
+def test_negative_sizes_do_not_hide_how_much_is_mapped() -> None:
+    facts = {"action": "segment_map", "addr": 0, "stream": 0, "pool": None, "kind": None}
+    history = pl.DataFrame([{**facts, "bytes": size} for size in (_MOST_MAPPED, -_MOST_MAPPED)])
+    with pytest.raises(AnalysisError, match="does not match the segments"):
+        list(_find_mapped(history, history.clear()))

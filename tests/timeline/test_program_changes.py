@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import etloom
 from etloom.core.errors import AnalysisError, EtloomError, InvalidValue
 from etloom.core.trace import Job
+from etloom.timeline.memory.program import find_programs
+from etloom.timeline.memory.program_changes import _Call, _find_held
 from support.allocator_snapshots import SnapshotWriter
 
 MIB = 1 << 20
@@ -109,3 +113,12 @@ def test_recordings_of_other_programs_tell_nothing_about_the_batch(tmp_path: Pat
     other = save(train(3, steps=2), tmp_path / "c.pickle")
     with pytest.raises(AnalysisError, match="no counterpart"):
         etloom.simulate_memory(job, "batch=x2", other_batch=other)
+
+
+def test_many_calls_are_searched_in_little_time(tmp_path: Path) -> None:
+    (program,) = find_programs(next(iter(save(train(), tmp_path / "a.pickle").values())))
+    count = 30_000
+    calls = [_Call([number], number, number + 1) for number in range(count)]
+    start = time.process_time()
+    _find_held(program, calls, np.arange(count + 1), np.full(count, -1))
+    assert time.process_time() - start < 5  # a search of all calls for each takes a minute

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from etloom.core.errors import InvalidValue
 from etloom.core.text import format_bytes
 from etloom.core.trace import Job
 from etloom.timeline.memory.program import Program, find_programs
 from etloom.timeline.memory.what_if import compare_changes, find_help, parse_change
 
 
-def check_changes(changes: Sequence[str]) -> None:
-    """Raise InvalidValue if a change names an unknown setting, or has an invalid value."""
-    for change in changes:
-        parse_change(change)
+def check_changes(changes: Sequence[str], *, has_other_batch: bool = False) -> None:
+    """Raise InvalidValue if a change names an unknown setting, has an invalid value, or none uses the other batch."""
+    batches = [parse_change(change).batch for change in changes]
+    if has_other_batch and not any(batches):
+        raise InvalidValue("no change has a batch, such as batch=x2, which uses it", option="other_batch")
 
 
 def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = None) -> pl.DataFrame:
@@ -30,7 +32,7 @@ def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = 
         InvalidValue: A change names an unknown setting or module, or has an invalid value.
         AnalysisError: No rank has such a history, or it does not contain what a change needs.
     """
-    check_changes(changes)
+    check_changes(changes, has_other_batch=other_batch is not None)
     ranks = [rank for rank, trace in job.items() if trace.allocator.height] or list(job)[:1]
     tables = []
     for rank in ranks:
@@ -50,7 +52,7 @@ def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[
     Args:
         job: The ranks.
         changes: As for `simulate_memory`.
-        table: Its result. The rank that needs most memory decides.
+        table: Its result. Of the ranks that do not fit, else of all, the one that needs most memory decides.
     """
     sentences = []
     for change in changes:
@@ -58,10 +60,15 @@ def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[
         if not parsed.settings.capacity:
             continue
         rows = table.filter(pl.col("change") == change)
-        needs = rows.with_columns(bytes=pl.coalesce("needed_bytes", "peak_reserved_bytes"))
+        failing = rows.filter(
+            ~pl.col("fits")
+        )  # their peaks end at the failure: no measure against the others
+        needs = (failing if failing.height else rows).with_columns(
+            bytes=pl.coalesce("needed_bytes", "peak_reserved_bytes")
+        )
         row = needs.sort("bytes", descending=True).row(0, named=True)
         subject = f"{change}, rank {row['rank']}" if rows["rank"].n_unique() > 1 else change
-        if rows["fits"].all():
+        if not failing.height:
             spare = 1 - row["bytes"] / parsed.settings.capacity
             sentences.append(f"{subject}: fits with {100 * spare:.0f} % to spare")
             continue

@@ -62,6 +62,7 @@ def collect(
     *,
     overwrite: bool = False,
     on_build: Callable[[], None] | None = None,
+    on_claim: Callable[[], None] | None = None,
 ) -> CollectResult:
     """Run a command and record windows of its training steps, on every rank that it starts.
 
@@ -80,6 +81,7 @@ def collect(
         options: Which steps to record, and what (default: steps 3 and 4, a Kineto trace and an execution trace).
         overwrite: Replace the traces of an earlier run.
         on_build: Called before the native observer is compiled, which takes some 20 s, once per torch version.
+        on_claim: Called before the command runs, when nothing of an earlier run is left in the folder.
 
     Returns:
         The exit status of the command, the folders with traces, the ranks and all warnings.
@@ -106,18 +108,18 @@ def collect(
         )
     folder = Path(recording.out)
     claim_folder(recording.out, overwrite)
-    exit_status = _run_job(job.words, recording)
+    status = _run_job(job.words, recording, on_claim)
     try:
-        outcome = finalize_run(recording, exit_status)
+        outcome = finalize_run(recording, status)
     except OSError as error:
         warning = f"{error.filename or folder}: {error.strerror}; run.json is not written"
-        return CollectResult(folder, exit_status, warnings=(*job.warnings, warning))
-    return CollectResult(
-        folder, exit_status, outcome.ranks, outcome.windows, (*job.warnings, *outcome.warnings)
-    )
+        return CollectResult(folder, status, warnings=(*job.warnings, warning))
+    return CollectResult(folder, status, outcome.ranks, outcome.windows, (*job.warnings, *outcome.warnings))
 
 
-def _run_job(words: Sequence[str], options: RecordingOptions) -> int:
+def _run_job(
+    words: Sequence[str], options: RecordingOptions, on_claim: Callable[[], None] | None = None
+) -> int:
     """Run the prepared command and return its exit status."""
     from etloom.core.errors import CollectError
 
@@ -126,6 +128,8 @@ def _run_job(words: Sequence[str], options: RecordingOptions) -> int:
         scratch.mkdir()
         on_demand.clear_requests(folder)
         shutil.rmtree(folder / WATCH_FOLDER, ignore_errors=True)  # the state of an earlier run
+        if on_claim is not None:
+            on_claim()
         request = partial(on_demand.request_window, folder) if options.on_demand is not None else None
         return run_command(words, {**os.environ, **job_environment(options)}, request)
     except OSError as error:

@@ -6,6 +6,7 @@ Both use recorded evidence only: stacks and the order of requests and frees, or 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -140,7 +141,7 @@ def _find_calls(program: Program, inside: dict[int, ModuleCall]) -> list[_Call]:
 
 def _find_held(program: Program, calls: list[_Call], in_backward: Int64Array, freed_at: Int64Array) -> None:
     """Set what each call holds for its backward pass, its result, and where the backward pass needs the call again."""
-    first = {call.run: call.requests[0] for call in reversed(calls)}
+    first = sorted({call.run: call.requests[0] for call in reversed(calls)}.values())
     for number, call in enumerate(calls):
         alive = [request for request in call.requests if freed_at[request] >= call.end]
         call.result = alive[-1] if alive else None
@@ -150,7 +151,8 @@ def _find_held(program: Program, calls: list[_Call], in_backward: Int64Array, fr
         if place == len(in_backward):
             continue
         start = int(in_backward[place])
-        next_run = min((at for at in first.values() if at > start), default=len(program.action))
+        later = bisect_right(first, start)
+        next_run = first[later] if later < len(first) else len(program.action)
         call.held = [r for r in alive if r != call.result and start < freed_at[r] < next_run]
         if call.held:
             own = set(call.requests)
