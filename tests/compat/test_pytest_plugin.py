@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from etloom.cli.demo import RECORDING
@@ -95,4 +97,4 @@ def test_wrong_limits_are_refused(pytester: pytest.Pytester, test: str, message:
 
 def test_it_imports_only_pytest(pytester: pytest.Pytester) -> None:
     code = "import etloom.compat.pytest_plugin, sys; print({'numpy', 'polars', 'torch'} & set(sys.modules))"
-    assert pytester.run("python", "-c", code).outlines == ["set()"]
+    assert pytester.run(sys.executable, "-c", code).outlines == ["set()"]
