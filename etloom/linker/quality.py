@@ -240,15 +240,17 @@ def is_in_scope(trace: Trace, node: pl.Series) -> np.ndarray:
     """
     events, launches = trace.events, trace.launches
     linked = rows_of_ids(events, trace.links["event"])
+    linked = linked[linked >= 0]  # a damaged table may refer to events that are lost
     if not linked.size:
         return np.ones(launches.height, bool)
     starts = events["ts"].to_numpy()
     launch = rows_of_ids(events, launches["launch"])
-    when = starts[np.where(launch >= 0, launch, rows_of_ids(events, launches["device_event"]))]
+    row = np.where(launch >= 0, launch, rows_of_ids(events, launches["device_event"]))
+    when = starts[row]
     # What was never closed may last to the end.
     durations = arrays.take_rows(events["dur"], linked)
     last = starts.max() if durations.null_count() else (starts[linked] + durations.to_numpy()).max()
-    within = (when >= starts[linked].min()) & (when <= last)
+    within = (row >= 0) & (when >= starts[linked].min()) & (when <= last)
     in_scope: np.ndarray = within | node.is_not_null().to_numpy()
     return in_scope
 

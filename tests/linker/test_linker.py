@@ -15,7 +15,7 @@ from etloom.core.nesting import compute_exclusive_time
 from etloom.core.trace import Trace
 from etloom.formats.execution_trace.node_json import NodeTexts
 from etloom.linker import link
-from etloom.linker.quality import COLUMNS, summarize_links
+from etloom.linker.quality import COLUMNS, is_in_scope, summarize_links
 
 CPU = ("coll_4/0", "coll_4/3", "ddp_2/0", "ddp_2/1", "pp_4/1", "pp_4/3", "compile/0", "mt_bwd_allthreads/0")
 
@@ -366,6 +366,19 @@ def test_quality_counts_gpu_activity_by_category(nccl: Trace) -> None:
     assert (
         counts["kernels"] == (2700, 2700) and counts["copies"] == (960, 960) and counts["sets"] == (114, 114)
     )
+
+
+def test_launches_and_links_of_lost_events_are_counted(data: Path) -> None:
+    trace = link(*read(data / "critical_path" / "event_sync.json.gz"))
+    lost = trace.events["id"].head(2)
+    for kept in (trace.events.head(0), trace.events.tail(5)):
+        links = trace.links.clear().vstack(
+            trace.links.clear().extend(
+                pl.DataFrame({"event": lost}).match_to_schema(trace.links.schema, missing_columns="insert")
+            )
+        )
+        damaged = trace.replace(events=kept, links=links)
+        assert is_in_scope(damaged, pl.Series([None] * trace.launches.height, dtype=pl.UInt32)).all()
 
 
 def test_recorded_waits_point_to_the_work_they_waited_for(data: Path) -> None:
