@@ -251,7 +251,7 @@ class Difference:
         if by == "tree":
             return compare_trees(self.before, self.after, self.stepped, clear=not noise)
         if by not in SUMS:
-            raise UnknownName("grouping", by, BY, option="by")
+            raise UnknownName("grouping", by, (*BY, "tree"), option="by")
         first, second = (sum_run(job, by, self.stepped) for job in (self.before, self.after))
         return join_sides(first, second, clear=not noise)
 

@@ -26,7 +26,7 @@ from etloom.timeline.activity import (
     to_intervals,
 )
 
-BY = ("category", "family", "operator", "kernel", "collective", "rank", "tree", "step")
+BY = ("category", "family", "operator", "kernel", "collective", "rank", "step")
 MIN_RANK_CHANGE, OUTLIER = 0.02, 5.0
 """By how much a rank must change unlike the usual one: share of its time, and standard deviations of the ranks."""
 NEGLIGIBLE = 0.001

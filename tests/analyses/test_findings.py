@@ -250,8 +250,17 @@ def test_idle_devices(tmp_path: Path) -> None:
 def test_elementwise_chains(tmp_path: Path) -> None:
     run = RankBuilder().op("aten::add", 0, 30)
     for at in range(4):
-        run.kernel(1 + at, 5 + 10 * at, 10, ELEMENTWISE)
+        run.kernel(
+            1 + at,
+            5 + 10 * at,
+            10,
+            ELEMENTWISE.replace("elementwise", f"{'vectorized_' * (at == 2)}elementwise"),
+        )
     assert find_costs(run.trace(tmp_path), "elementwise-chains") == [(30_000, 1, "aten::add")]
+    equal = RankBuilder().op("aten::add", 0, 30)
+    for at in range(4):
+        equal.kernel(1 + at, 5 + 10 * at, 10, ELEMENTWISE)
+    assert find_costs(equal.trace(tmp_path), "elementwise-chains") == [], "they may work on separate tensors"
     broken = RankBuilder().op("aten::add", 0, 30)
     for at, name in enumerate((ELEMENTWISE, ELEMENTWISE, KERNEL, ELEMENTWISE)):
         broken.kernel(1 + at, 5 + 10 * at, 10, name)

@@ -244,7 +244,7 @@ def test_messages_of_one_time_are_printed_in_a_fixed_order(capsys: pytest.Captur
     for name in "abcdefgh":
         cause = HangCause("slow", (2,), f"rank {name} is slow", evidence)
         observation = Observation(20, 1e8, {}, 2.0, cause, False, False, 0.0)
-        _report_slowdown(observation, set(), None, None)
+        _report_slowdown(observation, set(), print, None, None)
     lines = capsys.readouterr().out.splitlines()
     assert ["changed" in line for line in lines] == [True, False] * 8
 

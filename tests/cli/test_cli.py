@@ -706,7 +706,9 @@ def test_collect_passes_on_options_command_and_status(
 ) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def collect(command: Any, out: Any, options: Any, *, overwrite: bool, on_build: Any) -> CollectResult:
+    def collect(
+        command: Any, out: Any, options: Any, *, overwrite: bool, on_build: Any, **_: Any
+    ) -> CollectResult:
         assert callable(on_build) and not overwrite
         calls.append((list(command), out, options))
         return CollectResult(Path(out), 3, (0, 1), (Path(out),), ("one thing",))

@@ -59,7 +59,7 @@ def test_a_verb_comes_before_an_analysis_and_an_analysis_before_a_path(
     [
         ("straglers", "did you mean 'etloom stragglers RUN'?"),
         ("kernels", "did you mean 'etloom kernel-breakdown RUN'?"),
-        ("reprot", "did you mean 'etloom report'?"),
+        ("reportt", "did you mean 'etloom report'?"),
         ("colect", "unknown command 'colect'; did you mean 'etloom collect'?"),
         ("no/such/folder", "unknown command 'no/such/folder', and no such file or folder; etloom --help"),
         ("run1", "unknown command 'run1', and no such file or folder; etloom --help"),
