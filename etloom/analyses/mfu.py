@@ -54,7 +54,7 @@ def analyze(
 ) -> pl.DataFrame:
     check_device(device, device_peaks)
     calls = count_calls(trace).filter(pl.col("family").is_in(MATRIX))
-    # What is assumed, instead of recorded, is no achievement.
+    # Assumed FLOPs were not observed, so they do not count as utilization.
     stated = (
         pl.when(pl.col("assumed").is_null()).then(name).alias(name) for name in ("flops", "model_flops")
     )

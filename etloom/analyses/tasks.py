@@ -23,15 +23,15 @@ import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import polars as pl
 
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
-from etloom.analyses.flops.limits import add_limits, find_device_peaks
+from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
 from etloom.analyses.flops.peaks import Peaks, check_device
-from etloom.analyses.flops.shape_reasons import SLOW_MEMORY, count_multiprocessors, explain_shapes
+from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
 from etloom.analyses.helpers import Step, check_percentage, check_top, conform_columns, filter_step
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Trace
@@ -108,14 +108,14 @@ def analyze(
         ["saved", *_GROUP], descending=[True] + [False] * len(_GROUP), nulls_last=True
     )
     rows = rows.head(top)
-    reasons = [_explain(row, count_multiprocessors(trace)) for row in rows.iter_rows(named=True)]
-    texts, advice = (pl.Series([pair[part] for pair in reasons], dtype=pl.String) for part in (0, 1))
+    number = count_multiprocessors(trace)
+    reasons = [explain_call(row, number, row["basis"] == "device") for row in rows.iter_rows(named=True)]
     rows = rows.with_columns(
         time_pct=100 * pl.col("time_ns") / total,
         saved_ns="saved",
         saved_pct=100 * pl.col("saved") / total,
-        reason=texts,
-        advice=advice,
+        reason=pl.Series([reason and reason.text for reason in reasons], dtype=pl.String),
+        advice=pl.Series([reason and reason.advice for reason in reasons], dtype=pl.String),
         shapes="dims",
     )
     return conform_columns(_join_metrics(trace, calls, rows, metrics), COLUMNS)
@@ -140,20 +140,19 @@ def _find_peaks(trace: Trace, device: str | None, device_peaks: str | None) -> P
 
 def _aggregate() -> list[pl.Expr]:
     """Return expressions that aggregate the calls of an operator (see `add_limits`) into a row of the table."""
-    # A call faster than its memory traffic moved less than its shapes imply: its arithmetic remains certain.
-    ideal = pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns")
     median = (pl.col("time_ns") - pl.col("time_ns").median()).abs().arg_min()
-    is_timed = pl.col("ideal_ns").is_not_null().all()
+    certain = certain_ns()
+    roofline = pl.max_horizontal(certain.mean(), pl.lit(_FIXED_NS))
     return [
         pl.len().alias("calls"),
         pl.col("basis", "dtype").first(),
         pl.col("time_ns").sum(),
         pl.col("time_ns").mean().alias("mean_ns"),
         *(pl.col(name).cast(pl.Float64).mean() for name in ("flops", "bytes")),
-        pl.when(is_timed).then(pl.max_horizontal(ideal.mean(), pl.lit(_FIXED_NS))).alias("roofline_ns"),
+        pl.when(certain.is_not_null().all()).then(roofline).alias("roofline_ns"),
         pl.col("bus").any(),
         pl.col("id").get(median).cast(pl.Int64).alias("event"),
-        pl.col("concrete_inputs").get(median).alias("values"),
+        pl.col("concrete_inputs").get(median),
     ]
 
 
@@ -187,16 +186,6 @@ def _add_attainable(rows: pl.DataFrame) -> pl.DataFrame:
         .when(uses_sibling | uses_roofline)
         .then(pl.lit("roofline")),
     ).drop_nulls("attainable_ns")
-
-
-def _explain(row: dict[str, Any], multiprocessors: int | None) -> tuple[str | None, str | None]:
-    """Return why an operator is slow, as far as its shapes show, and what to do about it."""
-    reason = explain_shapes(
-        row["name"], row["family"], row["dims"], row["values"], row["dtype"], multiprocessors
-    )
-    if reason is None and row["family"] not in MATRIX and row["basis"] == "device":
-        reason = SLOW_MEMORY
-    return (None, None) if reason is None else (reason.text, reason.advice)
 
 
 _METRICS = {

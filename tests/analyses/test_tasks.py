@@ -9,6 +9,7 @@ import pytest
 import etloom
 from etloom.core.errors import AnalysisError, EtloomError
 from etloom.core.trace import Job
+from support.planted_operators import PLANTED
 from support.small_traces import OperatorTraceBuilder
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -127,21 +128,6 @@ def test_a_wrong_report_is_one_line(tmp_path: Path, text: str | None, message: s
         report.write_text(text)
     with pytest.raises(AnalysisError, match=message):
         etloom.analyze(run_products(tmp_path, [(FEW_TILES, 400)], H100), "tasks", ncu=str(report))
-
-
-PLANTED = {
-    "conv_01_large_spatial_small_ch": "3 input channels",
-    "conv_04_depthwise": "depthwise",
-    "conv_05_pointwise_1x1": "pointwise",
-    "elem_01_add_poor_bw": "reads and writes memory slowly",
-    "gemm_01_compute_few_tiles": "too few tiles",
-    "gemm_04_memory_tall_skinny": "skinny",
-    "moe_01_many_experts_few_tokens": "64 experts with 0.5 tokens",
-    "moe_03_top1_sparse": "16 experts, 1 for a token",
-    "moe_04_top2_dense": "16 experts, 2 for a token",
-    "sdpa_01_long_seq_low_eff": "long sequence",
-    "sdpa_03_short_seq_overhead": "short sequences",
-}
 
 
 @pytest.mark.parametrize("name", PLANTED)

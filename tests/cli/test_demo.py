@@ -33,7 +33,7 @@ def test_the_recording_is_small_and_names_no_machine() -> None:
             content = zstandard.ZstdDecompressor().stream_reader(content).read()
         hosts = re.findall(rb'"(?:host|host_name)": "([^"]*)"', content)
         assert set(hosts) <= {b"demo-host"}
-        assert not re.search(rb'"/\w|/tmp/|/home/|/root/|/usr/', content), file
+        assert not re.search(rb'"/\w|/(?:tmp|home|root|usr)/', content), file
     assert total <= MAX_BYTES
 
 

@@ -56,7 +56,7 @@ def test_sarif_has_the_findings_in_their_order(tmp_path: Path) -> None:
     ("frame", "uri"),
     [
         ("train.py(12): main", "train.py"),
-        ("/work/my code/train.py(12): main", "my%20code/train.py"),
+        ("/job/my code/train.py(12): main", "my%20code/train.py"),
         ("/elsewhere/a.py(12): <module>", "file:///elsewhere/a.py"),
         ("../../secret.py(1): f", None),
         ("<built-in function max>", None),
@@ -64,7 +64,7 @@ def test_sarif_has_the_findings_in_their_order(tmp_path: Path) -> None:
     ],
 )
 def test_a_frame_is_a_location_without_leaving_the_sources(frame: str, uri: str | None) -> None:
-    place = _locate(frame, None, "/work")
+    place = _locate(frame, None, "/job")
     assert (place and place["artifactLocation"]["uri"]) == uri
     if place is not None:
         assert place["region"] == {"startLine": 12}

@@ -219,3 +219,13 @@ def test_every_kind_of_collective_has_a_script(data: Path, tmp_path: Path) -> No
         names = load_script(etloom.repro(job, event, tmp_path / "x", rank=rank))
         assert (names["COLLECTIVE"], names["ELEMENTS"] > 0) == (kind, kind != "barrier")
     assert len(kinds) >= 11
+
+
+def test_another_reduction_is_noted(data: Path, tmp_path: Path) -> None:
+    job = etloom.open(data / "cpu" / "coll_4")
+    is_reduction = pl.col("collective").cast(pl.String) == "all_reduce"
+    event = int(job[0].comms.drop_nulls("event").filter(is_reduction)["event"][0])
+    bitwise = job[0].comms.with_columns(reduce_op=pl.lit("bor", pl.Categorical))
+    changed = Job({**job, 0: job[0].replace(comms=bitwise)}, job.meta)
+    folder = etloom.repro(changed, event, tmp_path / "x")
+    assert "the reduce operation bor runs as sum" in (folder / "README.md").read_text()

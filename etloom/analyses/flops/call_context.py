@@ -1,4 +1,4 @@
-"""What the cost of a call needs of its surroundings: numbers in the name of the iteration, and of operators inside it.
+"""Numbers for the cost of a call that other events contain: the iteration around it, and the operators inside it.
 
 pairs    ``pairs`` and ``keys`` of the engine's iteration that encloses the call, or the launch of the device graph that
          replays it (`etloom.core.iterations.Iteration`).

@@ -210,8 +210,8 @@ def _mask_operators(events: pl.DataFrame) -> Mask:
 
 def _select_counted(names: pl.Series, operators: Mask, parent: Rows) -> Mask:
     """Return a mask of the operators whose flops are counted, so that no operator is counted within another."""
-    found = ((name, find_entry(name)) for name in names.unique().drop_nulls().cast(pl.String))
-    entries = {name: entry for name, entry in found if entry}
+    pairs = ((name, find_entry(name)) for name in names.unique().drop_nulls().cast(pl.String))
+    entries = {name: entry for name, entry in pairs if entry}
     plain = [name for name, entry in entries.items() if not entry.composite]
     composite = [name for name, entry in entries.items() if entry.composite]
     parts = arrays.is_in(names, [name for name, entry in entries.items() if entry.part])

@@ -59,3 +59,14 @@ def add_limits(calls: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     return calls.with_columns(compute_ns=compute, memory_ns=memory).with_columns(
         ideal_ns=pl.max_horizontal("compute_ns", "memory_ns")
     )
+
+
+def certain_ns() -> pl.Expr:
+    """Return an expression for the time that a call needs for certain, ns, over the columns of `add_limits`.
+
+    That is ideal_ns; of a call that is faster than its memory traffic, and so moved less than its shapes imply,
+    compute_ns. It is null for a matrix operation whose arithmetic has no known peak, and where neither limit is known.
+    """
+    certain = pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns")
+    has_limit = pl.col("compute_ns").is_not_null() | ~pl.col("family").is_in(MATRIX)
+    return pl.when(has_limit).then(certain)

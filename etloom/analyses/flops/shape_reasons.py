@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from etloom.analyses.flops.attention import SIGNATURES
 from etloom.analyses.flops.declared_costs import find_row
+from etloom.analyses.flops.formulas import MATRIX
 from etloom.core import categories
 from etloom.core.trace import Trace
 
 TILE = 128
 """Rows and columns of a matrix product that a multiprocessor computes at a time, in the usual kernels."""
 MULTIPROCESSORS = 100
-"""Of a device that does not state its number; data-center GPUs have 80 to 304."""
+"""Number assumed for a device that does not state it; data-center GPUs have 80 to 304."""
 SKINNY = 64
 """A product with a dimension of at most this size does little arithmetic for each value that it reads."""
 FEW_CHANNELS = 16
@@ -30,16 +32,15 @@ WASTED_WAVE = 1.3
 
 @dataclass(frozen=True)
 class Reason:
-    """What the shapes show, and what to do about it."""
+    """A cause of slowness that shapes show, and how to remove it."""
 
     text: str
     advice: str
 
 
-SLOW_MEMORY = Reason(
+_SLOW_MEMORY = Reason(
     "it reads and writes memory slowly", "a kernel with wider accesses, contiguous tensors, or fusion"
 )
-"""The reason of an operator that does little arithmetic, if its shapes show none."""
 
 
 def count_multiprocessors(trace: Trace) -> int | None:
@@ -51,6 +52,22 @@ def count_multiprocessors(trace: Trace) -> int | None:
     }
     number = numbers.pop() if len(numbers) == 1 else None
     return number if type(number) is int and number > 0 else None
+
+
+def explain_call(call: Mapping[str, Any], multiprocessors: int | None, has_limits: bool) -> Reason | None:
+    """Return why a call of a GPU is slow; None for an unknown reason.
+
+    It is what the shapes show, else, of an operator that does little arithmetic, that it uses the memory badly.
+
+    Args:
+        call: name, family, dims, concrete_inputs, dtype; see `explain_shapes`.
+        multiprocessors: Of the device, if known.
+        has_limits: Whether the limits of the device are known.
+    """
+    reason = explain_shapes(
+        call["name"], call["family"], call["dims"], call["concrete_inputs"], call["dtype"], multiprocessors
+    )
+    return _SLOW_MEMORY if reason is None and has_limits and call["family"] not in MATRIX else reason
 
 
 def explain_shapes(
@@ -67,7 +84,7 @@ def explain_shapes(
         name: The operator.
         family: Its family.
         dims: Shapes of its arguments, a JSON list.
-        values: Its arguments that are no tensors, a JSON list of texts, if recorded.
+        values: Its arguments other than tensors, a JSON list of texts, if recorded.
         dtype: Type of the computation.
         multiprocessors: Of the device, if known.
     """
@@ -104,7 +121,7 @@ _PRODUCT_OF_OTHERS = (1, 2)
 
 
 def _shape(shapes: list[Any], at: int) -> list[int]:
-    """Return the shape of an argument; empty if it is no tensor, or one without elements."""
+    """Return the shape of an argument; empty for a number, and for a tensor without dimensions or elements."""
     shape = shapes[at] if at < len(shapes) else None
     is_shape = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
     return shape if isinstance(shape, list) and is_shape else []

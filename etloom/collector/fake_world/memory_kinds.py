@@ -1,4 +1,4 @@
-"""What the memory of a script on fake tensors is for: parameters, gradients, optimizer, activations, buffers, others.
+"""Kinds of memory of a script on fake tensors: parameters, gradients, optimizer, activations, buffers, others.
 
 A storage has the kind of the phase in which it is born, until what holds it is known: modules name parameters and
 buffers when they are called, an optimizer its parameters, their gradients and its state when it steps.

@@ -155,12 +155,12 @@ def _find_held(program: Program, calls: list[_Call], in_backward: Int64Array, fr
         next_run = first[later] if later < len(first) else len(program.action)
         call.held = [r for r in alive if r != call.result and start < freed_at[r] < next_run]
         if call.held:
-            own = set(call.requests)
+            of_call = set(call.requests)
             call.again = min(int(freed_at[request]) for request in call.held)
             while call.again > start and not (
                 program.action[call.again - 1] == FREE
                 and program.value[call.again - 1] < start
-                and int(program.value[call.again - 1]) not in own
+                and int(program.value[call.again - 1]) not in of_call
             ):
                 call.again -= 1
 
@@ -231,8 +231,8 @@ def scale_batch(program: Program, other: Program | None, factor: float) -> Progr
         factor: Of the batch.
 
     Raises:
-        AnalysisError: There is no second recording, its batch is the same, or it is not of the same program: more than
-            1 % of the bytes have no counterpart, or do not grow with the batch as the others do.
+        AnalysisError: No second recording was given, its batch is the same, or its program differs: more than 1 % of
+            the bytes have no counterpart, or do not grow with the batch as the others do.
     """
     if other is None:
         raise AnalysisError(

@@ -42,6 +42,8 @@ COLUMNS = {
 RECORDED = "recorded"
 _STEP = 2 * MIB
 """Memory is taken from the driver in multiples of this."""
+_MIN_HELP = 0.99
+"""Share of the needed memory above which a change does not help."""
 _MAX_MODULES = 8
 """Modules of which checkpointing is tried."""
 _MAX_OPERATIONS = 200_000
@@ -144,9 +146,9 @@ def find_help(program: Program, text: str) -> list[tuple[str, int]]:
             tried.append((peak, change))
     changes = ["expandable_segments:True", *(change for _, change in sorted(tried)[:1])]
     needs = [(change, find_needed_bytes(*apply_change(program, f"{text},{change}"))) for change in changes]
-    return [
-        (change, size) for change, size in needs if size is not None and before is not None and size < before
-    ]
+    if before is None:
+        return []
+    return [(change, size) for change, size in needs if size is not None and size <= _MIN_HELP * before]
 
 
 def find_needed_bytes(program: Program, settings: Settings) -> int | None:

@@ -10,9 +10,9 @@ from etloom.analyses.findings.finding import DEVICE, HOST, Finding, describe_pla
 from etloom.analyses.findings.rank_view import RankView
 from etloom.analyses.flops.counting import assign_kernels, count_calls
 from etloom.analyses.flops.formulas import MATRIX
-from etloom.analyses.flops.limits import add_limits, find_device_peaks, list_used_devices
+from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks, list_used_devices
 from etloom.analyses.flops.peaks import find_device_name, find_fastest_peaks
-from etloom.analyses.flops.shape_reasons import SLOW_MEMORY, count_multiprocessors, explain_shapes
+from etloom.analyses.flops.shape_reasons import count_multiprocessors, explain_call
 from etloom.core.errors import AnalysisError
 from etloom.core.text import count_noun
 
@@ -98,11 +98,8 @@ def _find_on_device(view: RankView, calls: pl.DataFrame) -> Iterator[Finding]:
 
 def _select_slow(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFrame:
     """Return the slow calls, with ``operator``, ``reason`` and ``advice`` of those whose shapes show a reason."""
-    # A call faster than its memory traffic moved less than its shapes imply: its arithmetic remains certain.
-    ideal = pl.when(pl.col("ideal_ns") > pl.col("time_ns")).then("compute_ns").otherwise("ideal_ns")
-    has_limit = pl.col("compute_ns").is_not_null() | ~pl.col("family").is_in(MATRIX)
-    calls = calls.with_columns(ideal_ns=ideal).filter(
-        pl.col("time_ns") > 0, pl.col("ideal_ns").is_not_null(), has_limit, pl.col("assumed").is_null()
+    calls = calls.with_columns(ideal_ns=certain_ns()).filter(
+        pl.col("time_ns") > 0, pl.col("ideal_ns").is_not_null(), pl.col("assumed").is_null()
     )
     reasons = _explain(view, calls, has_peaks)
     is_slow = pl.lit(False)
@@ -138,18 +135,10 @@ def _explain(view: RankView, calls: pl.DataFrame, has_peaks: bool) -> pl.DataFra
         & (pl.col("family") != "communication")
     )
     values = view.trace.arguments.select("concrete_inputs", id="event")
+    multiprocessors = count_multiprocessors(view.trace)
     explained = []
     for row in groups.join(values, on="id", how="left", maintain_order="left").iter_rows(named=True):
-        reason = explain_shapes(
-            row["name"],
-            row["family"],
-            row["dims"],
-            row["concrete_inputs"],
-            row["dtype"],
-            count_multiprocessors(view.trace),
-        )
-        if reason is None and has_peaks and row["family"] not in MATRIX:
-            reason = SLOW_MEMORY
+        reason = explain_call(row, multiprocessors, has_peaks)
         if reason is not None or has_peaks:
             text, advice = (None, None) if reason is None else (reason.text, reason.advice)
             explained.append((*(row[name] for name in _SAME), True, row["name"], text, advice))
