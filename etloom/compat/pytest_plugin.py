@@ -12,7 +12,7 @@ Every pytest session of an environment with etloom imports this module, so it im
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -41,22 +41,23 @@ def etloom_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+@pytest.hookimpl(trylast=True)  # after the test itself; wrappers differ between versions of pytest
+def pytest_runtest_call(item: pytest.Item) -> None:
     """Check the limits of a test that passed."""
     marker = item.get_closest_marker("etloom")
-    limits = _read_limits(*marker.args, **marker.kwargs) if marker is not None else {}
-    outcome = yield
-    if limits:
+    if marker is not None and (limits := _read_limits(*marker.args, **marker.kwargs)):
         _check_limits(getattr(item, "funcargs")["etloom_run"], **limits)  # noqa: B009
-    return outcome
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a marker without the fixture, whose limits would never be checked."""
+    """Refuse a marker whose limits are invalid, or would never be checked because the test lacks the fixture."""
     for item in items:
-        if item.get_closest_marker("etloom") and "etloom_run" not in getattr(item, "fixturenames", ()):
+        marker = item.get_closest_marker("etloom")
+        if marker is None:
+            continue
+        if "etloom_run" not in getattr(item, "fixturenames", ()):
             raise pytest.UsageError(f"{item.nodeid}: the marker etloom needs the fixture etloom_run")
+        _read_limits(*marker.args, **marker.kwargs)
 
 
 def _read_limits(
