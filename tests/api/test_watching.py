@@ -225,10 +225,15 @@ def test_what_a_watcher_waits_for_is_stated(
     """The job ends without --watch while somebody waits for it."""
     (tmp_path / "run.json").write_text(json.dumps({"command": ["python"], "returncode": None}))
 
-    def end(_: float) -> None:
-        (tmp_path / "run.json").write_text(json.dumps({"command": ["python"], "returncode": 1}))
+    looks = iter(("before the job ended", "after it"))
+    observe = JobWatcher.observe
 
-    monkeypatch.setattr(time, "sleep", end)
+    def end_before_the_second_look(watcher: JobWatcher) -> Observation | None:
+        if next(looks) == "after it":
+            (tmp_path / "run.json").write_text(json.dumps({"command": ["python"], "returncode": 1}))
+        return observe(watcher)
+
+    monkeypatch.setattr(JobWatcher, "observe", end_before_the_second_look)
     assert main(["watch", str(tmp_path)]) == 1
     waiting, ended = capsys.readouterr().err.splitlines()
     assert "waiting for a job that is started with: etloom collect --watch --out" in waiting
