@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from etloom.core import categories, steps
-from etloom.core.arrays import select_values
+from etloom.core.arrays import select_values, to_array
 from etloom.core.trace import Trace
 from etloom.graphs.async_ranges import OPTIMIZER_PATTERN
 from etloom.graphs.draft import GraphDraft
@@ -73,7 +73,7 @@ def find_stream_waits(
     inferred = _find_ended_before(events, activities, submission, late)
     is_inferred = inferred >= 0
     waiter, source = np.append(waiter, late[is_inferred]), np.append(source, inferred[is_inferred])
-    consumer, communication = _find_consumers(events, activities, source)
+    consumer, communication = _find_consumers(trace, events, activities, source)
     return StreamWaits(
         np.append(waiter, consumer),
         np.append(source, communication),
@@ -81,16 +81,26 @@ def find_stream_waits(
     )
 
 
+def _mask_recorded_waits(trace: Trace, events: EventArrays) -> np.ndarray:
+    """Return a mask of the calls of which the tracer recorded (cuda_sync) which stream waits, and for which."""
+    table = trace.syncs
+    stated = table.filter(table["wait_stream"].is_not_null() & table["record_correlation"].is_not_null())
+    rows = events.rows(stated["event"])
+    numbers = to_array(events.table["correlation"], 0)
+    recorded = numbers[rows[rows >= 0]]
+    return np.isin(numbers, recorded[recorded > 0])
+
+
 def _find_consumers(
-    events: EventArrays, activities: GpuActivities, awaited: Int64Array
+    trace: Trace, events: EventArrays, activities: GpuActivities, awaited: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Return pairs: a GPU activity, and a communication without a known waiter whose result the activity needs.
 
     If communication ends before its result is needed, the wait leaves no trace, yet a slower network would show it.
     What needs it is the first work of another stream, not before its end, that the host launches after a wait for an
-    event (not that with which a communication waits for its input); or else in the optimizer, after a reduction; or
-    else in the next step. One edge per consumer and stream: a stream is first in, first out. Communication among other
-    kernels of a stream is followed by what needs it.
+    event (not one whose streams are recorded, nor that with which a communication waits for its input); or else in the
+    optimizer, after a reduction; or else in the next step. One edge per consumer and stream: a stream is first in,
+    first out. Communication among other kernels of a stream is followed by what needs it.
     """
     is_communication = mask_communication(events, activities)
     copies = categories.MEMCPY_CATEGORIES | categories.MEMSET_CATEGORIES
@@ -100,6 +110,7 @@ def _find_consumers(
     unknown = unknown[~np.isin(unknown, awaited)]
     if not len(unknown):
         return unknown, unknown
+    is_recorded = _mask_recorded_waits(trace, events)
     work = np.flatnonzero(is_work & (activities.launch >= 0))
     work = work[np.argsort(events.start[activities.launch[work]], kind="stable")]
     launched = events.start[activities.launch[work]]
@@ -113,7 +124,8 @@ def _find_consumers(
         (OPTIMIZER_PATTERN, is_reduction),
         (steps.STEP_PATTERN, np.True_),
     ):
-        gates = np.sort(events.start[events.host & events.names.match_regex(pattern)])
+        is_gate = events.host & events.names.match_regex(pattern)
+        gates = np.sort(events.start[is_gate & ~is_recorded])
         if pattern == _STREAM_WAIT_NAME:
             following = np.append(by_call, -1)[np.searchsorted(calls[by_call], gates)]
             gates = gates[(following >= 0) & ~is_communication[following]]

@@ -72,7 +72,8 @@ def dependencies(seed: int) -> tuple[Job, DependencyGraph]:
     return job, build_graph(job, FLOORS)
 
 
-@pytest.mark.parametrize("seed", slow_after(2, range(6)))
+# In 1056 a stream waits for the last collective, and no work of it follows.
+@pytest.mark.parametrize("seed", [1056, *slow_after(2, range(6))])
 def test_every_change_is_predicted_to_the_nanosecond(seed):
     assert errors(seed) == dict.fromkeys(CHANGES, 0)
 
