@@ -109,12 +109,27 @@ _CAPTURES = [{"pattern": r"^capture_(?P<tokens>\d+)(?:_|$)"}]
 # (family, pattern) of kernels whose operator does not determine it (FAMILIES of etloom.core.names), by the kernel's own
 # name without its parameters. The syntax is that of Rust's regex: no look-around.
 _FAMILIES = [
+    (
+        "ssm",
+        r"(?i)selective_scan|chunk_(?:scan|state|fwd|cumsum)|state_passing|delta_rule|mamba|causal_conv1d|wkv",
+    ),
+    ("routing", r"(?i)topk_?gating"),
+    (
+        "moe",
+        r"(?i)(?:fused|group(?:ed)?)_?(?:fused)?_?moe(?:_kernel|_gemm|_mlp|$)|ck_?moe|moe_(?:ck2?)?stage|moe_?gemm|(?:^|[^a-z])fmoe",
+    ),
+    ("loss", r"(?i)cross_?entropy|nll_loss|mse_loss|kl_div"),
+    (
+        "optimizer",
+        r"(?i)Fused(?:Adam|Sgd|Adagrad|Lamb|Optimizer)|(?:Adam|Lamb|SGD|NovoGrad)(?:W|Stage\d)?Functor|fused_adam",
+    ),
     ("embedding", r"(?i)embedding_(?:codegen|backward|bag|dense)|index_?select|gather_kernel"),
     # It writes keys and values to cache pages; the name contains the attention backend whose layout it is.
     ("copy", r"(?i)reshape_and_cache"),
     (
         "attention",
-        r"(?i)flash(?:$|[^i]|i[^n])|fmha|attention|attn_|_attn|sdpa|Batch(?:Decode|Prefill)With|paged_?kv|_mla|mla_",
+        r"(?i)flash(?:$|[^i]|i[^n])|fmha|attention|attn_|_attn|sdpa|Batch(?:Decode|Prefill)With|paged_?kv|_mla|mla_"
+        r"|^_fwd_grouped_kernel_stage|^_fwd_kernel_stage",
     ),
     (
         "convolution",
@@ -123,17 +138,15 @@ _FAMILIES = [
     ),
     (
         "gemm",
-        r"(?i)(?:^|[^b]|[^f]b)gemm|gemv|nvjet|^Cijk_|^bmm_|splitKreduce|_matmul|dot_kernel|^triton_tem_",
+        r"(?i)(?:^|[^b]|[^f]b)gemm|gemv|marlin|nvjet|^Cijk_|^bmm_|splitKreduce|_matmul|dot_kernel|^triton_tem_",
     ),
     ("normalisation", r"(?i)(?:layer|batch|group|rms|instance)_?norm|bn_fw|bn_bw|flashinfer::norm"),
     ("softmax", r"(?i)softmax"),
     ("reduction", r"(?i)reduce_kernel|_reduce_|reduction|^triton_(?:red|per)_|DeviceReduce"),
     ("copy", r"(?i)^mem(?:cpy|set)|copybuffer|fillbuffer|copy_kernel|direct_copy|CatArray|FillFunctor"),
-    (
-        "elementwise",
-        r"(?i)elementwise|multi_tensor_apply|^triton_(?:poi_|for_|_\d)|triton_poi|rotary|act_and_mul|silu|gelu"
-        r"|swiglu",
-    ),
+    ("elementwise", r"(?i)elementwise|multi_tensor_apply|^triton_(?:poi_|for_|_\d)|triton_poi"),
+    ("rope", r"(?i)rotary|(?:^|[^a-z])rope(?:$|[^a-z])"),
+    ("elementwise", r"(?i)act_and_mul|silu|gelu|swiglu"),
     ("attention", r"(?i)^reduce_segments|merge_attn|merge_states?"),
     ("quantization", r"(?i)quant|fp8|mxfp4|block_scale"),
     ("embedding", r"(?i)fbgemm_gpu::|permute_pooled_embs|linearize_index|bounds_check_indices|bucketize"),

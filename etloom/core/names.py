@@ -19,33 +19,13 @@ from etloom.core.registry import list_entry_points
 SECTIONS = ("iterations", "engines", "captures", "families", "communication", "costs")
 ENTRY_POINT = "etloom.names"
 FAMILIES = (
-    *(
-        "gemm",
-        "attention",
-        "convolution",
-        "normalisation",
-        "softmax",
-        "elementwise",
-        "reduction",
-        "embedding",
-    ),
-    *(
-        "copy",
-        "quantization",
-        "routing",
-        "pooling",
-        "sorting",
-        "waiting",
-        "moe",
-        "rope",
-        "communication",
-        "fused_communication",
-    ),
-    "other",
-)
+    "gemm", "attention", "convolution", "normalisation", "softmax", "elementwise", "reduction", "embedding", "copy",
+    "quantization", "routing", "pooling", "sorting", "waiting", "moe", "rope", "ssm", "loss", "optimizer",
+    "communication", "fused_communication", "other",
+)  # fmt: skip
 """Families of kernels. routing: of tokens to experts; moe: mixtures of experts in one operator; rope: rotary positions;
-sorting: also scans and sampling; waiting: they only wait; fused_communication: kernels that communicate and compute, in
-unknown shares."""
+ssm: state-space models and linear attention (Mamba, delta rule); optimizer: fused ones; sorting: also scans and
+sampling; waiting: they only wait; fused_communication: kernels that communicate and compute, in unknown shares."""
 _POLARS_SECTIONS = ("engines", "families", "communication")
 """Sections whose patterns polars evaluates, for millions of kernels."""
 _KEYS = {

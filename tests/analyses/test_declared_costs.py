@@ -79,6 +79,20 @@ KNOWN: list[tuple[str, tuple[Any, ...], tuple[Any, ...], int, int]] = [
     ("_C::gptq_gemm", (tensor(6, 64), tensor(8, 64, dtype=INT)), (), 2 * 6 * 64 * 64, 768 + 2048 + 768),
     ("_C::awq_gemm", (tensor(6, 64), tensor(64, 8, dtype=INT)), (), 2 * 6 * 64 * 64, 768 + 2048 + 768),
     ("vllm::rocm_unquantized_gemm", (X, tensor(4, 8), tensor(4)), (), 2 * 6 * 8 * 4, 96 + 64 + 8 + 48),
+    ("aiter::gemm_a16w16", (X, tensor(4, 8)), (), 2 * 6 * 8 * 4, 96 + 64 + 48),
+    ("aiter::_gemm_a4w4_asm", (tensor(6, 4, dtype=BYTE), tensor(32, 4, dtype=BYTE)), (), 2 * 6 * 8 * 32,
+     24 + 128 + 6 * 32 * 2),
+    ("aiter::batched_gemm_a8w8", (tensor(3, 6, 8), tensor(3, 4, 8, dtype=FP8)), (), 2 * 3 * 6 * 8 * 4,
+     288 + 96 + 3 * 6 * 4 * 2),
+    ("primus_turbo::grouped_gemm", (X, tensor(2, 8, 4), tensor(2, dtype=LONG)), (), 2 * 6 * 8 * 4, 96 + 128 + 16 + 48),
+    ("vllm::gemm_with_dynamic_quant", (X, tensor(4, 8, dtype=FP8)), (), 2 * 6 * 8 * 4, 96 + 32 + 48),
+    ("LigerSiLUMulFunction", (X, X), (), 5 * 48, 3 * 96),
+    ("aiter::topk_softmax", (tensor(6, 2, dtype=FLOAT), tensor(6, 2, dtype=INT), tensor(6, 2, dtype=INT),
+                             tensor(6, 8, dtype=FLOAT)), (), 5 * 48, 48 * 3 + 192),
+    ("aiter::moe_sum", (tensor(6, 2, 8), X), (), 96, 192 + 96),
+    ("aten::nll_loss_forward", (tensor(6, 8), tensor(6, dtype=LONG)), (), 6, 12 + 48 + 2),
+    ("aten::nll_loss_backward", (tensor(), tensor(6, 8), tensor(6, dtype=LONG)), (), 6, 2 + 48 + 96),
+    ("aten::mse_loss", (X, X), (), 3 * 48, 2 * 96 + 2),
     (  # one expert of two, half of two reached by one token: (1 - 1/2) 2 = 1 expert of (16 x 8 + 8 x 8) weights
         "vllm::rocm_aiter_fused_moe",
         (tensor(1, 8), tensor(2, 16, 8), tensor(2, 8, 8), tensor(1, 1, dtype=FLOAT)),
@@ -98,6 +112,13 @@ def test_costs_by_hand(
     cost = compute_cost(Call(name, tensors, values))
     assert cost is not None
     assert (cost.flops, cost.bytes, cost.assumed) == (flops, bytes_, None)
+
+
+@pytest.mark.parametrize("name", ["aiter::mha_fwd", "aiter::fmha_v3_fwd", "aiter::_flash_attn_forward"])
+def test_attention_of_aiter_is_that_of_flash_attention(name: str) -> None:
+    q, k = tensor(2, 4, 3, 8), tensor(2, 5, 3, 8)
+    cost = compute_cost(Call(name, (q, k, k), (None, None, None, 0.0, 1.0, True, -1, -1)))
+    assert cost is not None and cost.flops == 2 * 2 * 3 * (2 + 3 + 4 + 5) * 16
 
 
 def test_the_rows_of_this_package_pass_the_check_of_users_rows() -> None:

@@ -165,7 +165,15 @@ _FORWARD = {
         0, _causal(8, "bottom_right"), False, (3, 4, 5, 6), window=11
     ),
     "aten::_efficient_attention_forward": Signature(0, _custom(9), False, (4, 5, 6, 7), bias=3),
-    "flash_attn::_flash_attn_forward": Signature(0, _causal(5, "bottom_right"), False, window=6),
+    **dict.fromkeys(
+        (
+            "flash_attn::_flash_attn_forward",
+            "aiter::_flash_attn_forward",
+            "aiter::mha_fwd",
+            "aiter::fmha_v3_fwd",
+        ),
+        Signature(0, _causal(5, "bottom_right"), False, window=6),
+    ),
     "flash_attn::_flash_attn_varlen_forward": Signature(
         0, _causal(9, "bottom_right"), False, (3, 4, 5, 6), window=10
     ),

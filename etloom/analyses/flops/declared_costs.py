@@ -7,8 +7,9 @@ Users' rows are the section ``costs`` of a file of names (docs/flops.md) and com
 arguments  memory-bound: each tensor in ``write`` is written, in ``update`` read and written, the others (or those in
            ``read``) read; ``result``: a tensor like this argument is returned ("0:2": of the type of argument 2).
            ``flops``: operations per element of ``elements`` (default: the first tensor that is written).
-product    ``a`` (.., k) times the matrix ``b``, in either layout, also of packed numbers. The columns are those of
-           ``out``; with ``sizes`` (any number) the call states rows, columns and k one after the other; else as in b.
+product    ``a`` (.., k) times the matrix ``b``, in either layout, also of packed numbers, or one of several of the
+           same size (a batch, groups of rows). The columns are those of ``out``; with ``sizes`` (any number) the call
+           states rows, columns and k one after the other; else as in b.
 experts    a mixture of experts: each row of ``hidden`` runs through as many experts as ``routing`` has columns; the
            weights are ``up`` and ``down`` (experts, rows, columns). Without weights (``router``: one column per expert)
            the intermediate size is assumed to be the hidden one, and the number of experts a token comes from the
@@ -22,6 +23,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,6 +65,7 @@ BUILT_IN = (
          "elementwise", "arguments", write="0", flops="4"),
     _row("_C::silu_and_mul_quant|_C::silu_and_mul_nvfp4_quant|_C::gelu_(?:new|fast|quick)", "elementwise", "arguments",
          write="0", flops="5"),
+    _row("LigerSiLUMulFunction", "elementwise", "arguments", result="0", flops="5"),
     # Positions: queries and keys are rotated in place, 3 operations per element; a row of the table for each token.
     _row("_C::(?:batched_)?rotary_embedding|sgl_kernel::rotary_embedding", "rope", "arguments",
          read="0", update="1 2", flops="3", elements="1 2"),
@@ -86,7 +89,9 @@ BUILT_IN = (
     _row("_C::(?:awq|gptq)_gemm", "gemm", "product", a="0", b="1"),
     _row("vllm::rocm_unquantized_gemm(?:_impl)?|vllm::rocm_aiter_tuned_gemm|vllm::(?:apply_)?w8a8_block_fp8_\\w+"
          "|vllm::rocm_aiter_gemm_\\w+", "gemm", "product", a="0", b="1", wraps="1"),
-    _row("aiter::gemm_a\\dw\\d\\w*", "gemm", "product", a="0", b="1"),
+    _row("aiter::_?(?:batched_)?gemm_a\\d+w(?:fp)?\\d+\\w*", "gemm", "product", a="0", b="1"),
+    _row("vllm::gemm_with_dynamic_quant|bitsandbytes::int8_linear_matmul"
+         "|primus_turbo(?:_cpp_extension)?::(?:ck_)?grouped_gemm(?:_impl)?", "gemm", "product", a="0", b="1"),
     _row("_rocm_C::LLMM1", "gemm", "product", a="1", b="0"),
     _row("_rocm_C::wvSplitKQ?", "gemm", "product", a="1", b="0"),
     # Mixtures of experts.
@@ -96,8 +101,9 @@ BUILT_IN = (
          wraps="1"),
     _row("_moe_C::topk_softmax", "routing", "arguments", write="0 1", flops="5", elements="3"),
     _row("sgl_kernel::topk_softmax", "routing", "arguments", write="0 1", flops="5", elements="2"),
-    _row("_moe_C::moe_align_block_size|sgl_kernel::moe_align_block_size", "routing", "arguments", read="0"),
-    _row("_moe_C::moe_sum|sgl_kernel::moe_sum(?:_reduce)?", "reduction", "arguments", write="1", flops="1",
+    _row("aiter::topk_softmax(?:_asm)?", "routing", "arguments", write="0 1 2", flops="5", elements="3"),
+    _row("(?:_moe_C|sgl_kernel|aiter)::moe_align_block_size", "routing", "arguments", read="0"),
+    _row("(?:_moe_C|sgl_kernel|aiter)::moe_sum(?:_reduce)?", "reduction", "arguments", write="1", flops="1",
          elements="0"),
     # Attention over pages.
     _row("(?:vllm|sglang)::unified_attention(?:_with_output)?", "attention", "attention", q="0", k="1", v="2"),
@@ -151,10 +157,11 @@ def _count_arguments(row: Row, call: Call) -> Cost:
 
 
 def _count_product(row: Row, call: Call) -> Cost:
-    a, b = call.tensor(_place(row, "a")), call.tensor(_place(row, "b"), 2)
+    a, b = call.tensor(_place(row, "a")), call.tensor(_place(row, "b"))
+    b = replace(b, shape=b.shape[-2:], strides=None)
     out_at = _places(row, "out")
     out = call.optional(out_at[0]) if out_at else call.output()
-    if len(a.shape) < 2:
+    if len(a.shape) < 2 or len(b.shape) < 2:
         raise NotRecorded
     *rows, k = a.shape
     a_is_packed = _is_packed(a)

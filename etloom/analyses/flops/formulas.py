@@ -40,6 +40,8 @@ _TABLES = {
     "softmax": memory_bound.SOFTMAX,
     "elementwise": memory_bound.ELEMENTWISE,
     "reduction": memory_bound.REDUCTION,
+    "loss": memory_bound.LOSS,
+    "optimizer": memory_bound.OPTIMIZER,
     "embedding": memory_bound.EMBEDDING,
     "copy": memory_bound.COPY,
 }

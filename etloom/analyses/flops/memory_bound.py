@@ -247,6 +247,26 @@ def _adam(call: Call) -> Cost:
     )
 
 
+def _compare(each: int, call: Call) -> Cost:
+    """Return the cost of a loss of two tensors of one shape: ``each`` FLOPs per element with the sum of all."""
+    values, target = call.tensor(0), call.tensor(1)
+    result = call.output() or Tensor((), values.dtype)
+    return Cost(each * values.numel, add_or_none(count_bytes(values, target), count_bytes(result)))
+
+
+def _select_losses(call: Call) -> Cost:
+    """Return the cost of a negative log likelihood: one number per target is read and added."""
+    scores, target = call.tensor(0), call.tensor(1)
+    selected = Tensor(target.shape, scores.dtype)
+    return Cost(target.numel, count_bytes(selected, target, call.output() or Tensor((), scores.dtype)))
+
+
+def _spread_losses(call: Call) -> Cost:
+    """Return the cost of its gradient: the whole gradient of the scores is written, one number per target not zero."""
+    gradient, scores, target = call.tensor(0), call.tensor(1), call.tensor(2)
+    return Cost(target.numel, add_or_none(count_bytes(gradient, target), count_bytes(scores, as_result=True)))
+
+
 def _fused(call: Call) -> Cost:
     """Return the cost of a fused Triton kernel: its tensor arguments are each read or written once; its FLOPs are
     unknown.
@@ -291,7 +311,14 @@ ELEMENTWISE: dict[str, Formula] = {
         for mark in ("", "_")
     },
     "aten::native_dropout": partial(_elementwise, 1, 2, False, None),
-    **dict.fromkeys(("aten::_fused_adam_", "aten::_fused_adamw_"), _adam),
+}
+OPTIMIZER: dict[str, Formula] = dict.fromkeys(("aten::_fused_adam_", "aten::_fused_adamw_"), _adam)
+LOSS: dict[str, Formula] = {
+    "aten::mse_loss": partial(_compare, 3),
+    "aten::l1_loss": partial(_compare, 3),
+    "aten::binary_cross_entropy": partial(_compare, 7),
+    "aten::nll_loss_forward": _select_losses,
+    "aten::nll_loss_backward": _spread_losses,
 }
 REDUCTION: dict[str, Formula] = {
     **{f"aten::{name}": partial(_reduction, 1) for name in _REDUCTIONS.split()},
