@@ -15,6 +15,7 @@ from etloom.api.files import collect, convert, export, gather, lint, salvage
 from etloom.api.questions import (
     analyze,
     check,
+    compare,
     diff,
     diff_memory,
     graph,
@@ -35,6 +36,7 @@ __all__ = [
     "check",
     "collect",
     "convert",
+    "compare",
     "diff",
     "diff_memory",
     "export",

@@ -232,6 +232,33 @@ def diff(before: Run, after: Run) -> Difference:
 
 
 @verb
+def compare(runs: Mapping[str, Run], *, by: str = "category") -> pl.DataFrame:
+    """Compare the times of several runs in one table.
+
+    Args:
+        runs: name -> a Trace, a Job or a path.
+        by: category, family, operator, kernel, collective or rank.
+
+    Returns:
+        One row per group, largest spread first: the group's columns, then for each run NAME_ns, its time per step
+        (without steps, of the run), averaged over ranks; null where a run has no such row.
+
+    Raises:
+        UnknownName: The grouping does not exist.
+        InvalidValue: ``runs`` is empty.
+
+    Example:
+        >>> etloom.compare({"eager": "run/", "compiled": "run/"}).columns
+        ['category', 'eager_ns', 'compiled_ns']
+    """
+    from etloom.comparison.several_runs import tabulate_runs
+
+    if not runs:
+        raise InvalidValue("runs is empty", remedy="pass a name and a run for each, as in {'eager': 'run/'}")
+    return tabulate_runs({name: _link_ranks(as_job(run)) for name, run in runs.items()}, by)
+
+
+@verb
 def diff_memory(before: Run, after: Run) -> pl.DataFrame:
     """Compare what each place in the program holds at the peak of two memory snapshots.
 

@@ -80,6 +80,8 @@ class VerbGroup(click.Group):
 
         ``etloom stragglers run/`` is ``etloom analyze stragglers run/``, and ``etloom run/`` is ``etloom report run/``.
         """
+        if args[0] == "compare":  # the name of the Python function
+            args = ["diff", *args[1:]]
         if args[0] not in _VERBS:
             try:
                 args = [_find_verb(args[0]), *args]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from etloom.api.questions import Difference
     from etloom.core.trace import Job
 
+_TWO_ONLY = ("tree", "step", "memory")
+"""Rows of a comparison of two runs only."""
 _ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "tree", "step", "memory"]
 
 
@@ -24,7 +27,7 @@ _ROWS = ["category", "family", "operator", "kernel", "collective", "rank", "tree
 def diff(
     *,
     before: Annotated[Path, "The run before: a folder or a file.", Positional("BEFORE")],
-    after: Annotated[Path, "The run after.", Positional("AFTER")],
+    after: Annotated[tuple[Path, ...], "The run after, or several.", Positional("AFTER...")],
     by: Annotated[str, "What each row of the table is.", Flag(type=click.Choice(_ROWS))] = "category",
     top: Annotated[int, "Number of rows, largest change first.", Flag(type=click.IntRange(min=1))] = 20,
     table: TableOptions,
@@ -42,6 +45,8 @@ def diff(
     what ran there instead of what, so programs that differ in fusion, library or device can be compared, and changes
     add up.
 
+    With several runs after, each is judged against the run before, and the table has a column of times for each run.
+
     Of two memory snapshots, or with --by memory, the rows are the places that hold memory at the peak; the first row is
     the peak of reserved memory.
 
@@ -53,13 +58,20 @@ def diff(
       etloom diff old/ new/ --by kernel --top 10
       etloom diff old/ new/ --html diff.html
       etloom diff mi300.json.gz h100.json.gz --by tree
+      etloom diff eager/ compiled/ fp8/ --by family
     """
     import etloom
 
     choose_format(table.format, table.out)
     if html is not None:
         check_writable(html, "--html")
-    jobs = [open_job(path, run) for path in (before, after)]
+    if len(after) > 1:
+        if html is not None or by in _TWO_ONLY:
+            option = "--html" if html is not None else f"--by {by}"
+            raise click.UsageError(f"{option} compares two runs, not {1 + len(after)}")
+        _write_runs([before, *after], by, top, table, run)
+        return
+    jobs = [open_job(path, run) for path in (before, *after)]
     if by == "memory" or all(map(_is_snapshot, jobs)):
         write_table(etloom.diff_memory(*jobs).head(top + 1), table.format, table.out)
         return
@@ -68,6 +80,24 @@ def diff(
     if html is not None:
         etloom.report(difference, html)
         print_message(describe_page(html))
+
+
+def _write_runs(paths: Sequence[Path], by: str, top: int, table: TableOptions, run: RunsOptions) -> None:
+    """Write the verdict of each run against the first, and one table of the times of all."""
+    import etloom
+
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    jobs = {name: open_job(path, run) for name, path in zip(names, paths, strict=True)}
+    first, *others = jobs
+    for name in others:
+        difference = etloom.diff(jobs[first], jobs[name])
+        for line in (difference.verdict, *difference.notes):
+            print_message(f"{name}: {line}")
+    write_table(etloom.compare(jobs, by=by).head(top), table.format, table.out)
 
 
 def _write_difference(difference: Difference, by: str, top: int, table: TableOptions) -> None:
