@@ -62,7 +62,9 @@ def _describe_result(
 ) -> dict[str, Any]:
     """Return the SARIF result of a row of the analysis findings."""
     gain = row["job_gain_pct"]
-    is_warning = row["confidence"] != "low" and (row["pct"] if gain is None else gain) >= _MIN_WARNING_PCT
+    # The share of a rank without a span is unknown, too.
+    share = row["pct"] if gain is None else gain
+    is_warning = row["confidence"] != "low" and share is not None and share >= _MIN_WARNING_PCT
     places = [row[key] for key in ("pattern", "operator", "module", "frame", "name") if row[key]]
     result: dict[str, Any] = {
         "ruleId": row["pattern"],
@@ -114,8 +116,6 @@ def format_finding(row: Mapping[str, Any]) -> str:
     step = row["step_gain_ns"]
     if time is None:
         time, share, step, subject = row["cost_ns"], row["pct"], row["step_cost_ns"], f"of rank {row['rank']}"
+    percent = "" if share is None else f", {share:.1f} % {subject}"
     cost = f"{step / 1e6:,.4g} ms per step" if step else f"{time / 1e6:,.4g} ms in total"
-    return (
-        f"{row['title']}: up to {cost}, {share or 0:.1f} % {subject} ({row['confidence']} confidence). "
-        f"To do: {row['advice']}."
-    )
+    return f"{row['title']}: up to {cost}{percent} ({row['confidence']} confidence). To do: {row['advice']}."

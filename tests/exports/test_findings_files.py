@@ -11,7 +11,7 @@ import pytest
 import etloom
 from etloom.cli.demo import RECORDING
 from etloom.exports.markdown import escape
-from etloom.exports.sarif import _escape, _locate
+from etloom.exports.sarif import _describe_result, _escape, _locate
 
 LEVELS = {"none", "note", "warning", "error"}
 
@@ -50,6 +50,30 @@ def test_sarif_has_the_findings_in_their_order(tmp_path: Path) -> None:
     assert results[0]["rank"] == pytest.approx(findings["job_gain_pct"][0])
     low = [result["level"] for result in results if result["properties"]["confidence"] == "low"]
     assert set(low) <= {"note"}
+
+
+def test_a_share_that_is_unknown_is_not_stated() -> None:
+    unknown = {
+        "job_gain_ns": None,
+        "job_gain_pct": None,
+        "pct": None,
+        "step_cost_ns": None,
+        "step_gain_ns": None,
+    }
+    row = {
+        "title": "late",
+        "confidence": "high",
+        "advice": "wait less",
+        "rank": 1,
+        "cost_ns": 2_000_000,
+        **unknown,
+    }
+    row |= dict.fromkeys(("pattern", "operator", "module", "frame", "name", "step", "count"), None) | {
+        "pattern": "x"
+    }
+    result = _describe_result(row, ["x"], None, None)
+    assert result["level"] == "note" and "rank" not in result
+    assert result["message"]["text"] == "late: up to 2 ms in total (high confidence). To do: wait less."
 
 
 @pytest.mark.parametrize(
