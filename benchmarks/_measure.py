@@ -173,7 +173,8 @@ def run_once(task: Task, timeout: float) -> Run | str:
 def measure(tasks: Sequence[Task], rounds: int, timeout: float = 600) -> list[Outcome]:
     """Run all tasks in turn, once per round, so that a busy minute affects all.
 
-    A task that failed, or takes more than `SLOW_SECONDS`, is not repeated.
+    A peer that failed, and a task that takes more than `SLOW_SECONDS`, is not repeated. A task of this Python must not
+    fail: it ends the benchmark.
     """
     runs: dict[str, list[Run]] = {task.name: [] for task in tasks}
     failed: dict[str, Failure] = {}
@@ -184,6 +185,8 @@ def measure(tasks: Sequence[Task], rounds: int, timeout: float = 600) -> list[Ou
             _progress(f"round {turn + 1} of {rounds}: {task.name}")
             outcome = run_once(task, timeout)
             if isinstance(outcome, str):
+                if task.python == sys.executable:
+                    sys.exit(f"{task.name}: {outcome}")
                 failed[task.name] = Failure(task.name, outcome)
             else:
                 runs[task.name].append(outcome)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from _measure import IMPORTS, Target, arguments, machine, note_targets, table, touch_memory, warm
-from make import DATA, FILES, SOURCES
+from make import FILES, SOURCES, format_name, list_recordings
 
 import etloom
 from etloom.exports.chakra_lint.list_schedule import schedule_nodes
@@ -96,8 +96,8 @@ def compare_speed(rounds: int) -> None:
 def compare_makespans() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in filter(lambda name: (DATA / name).exists(), RECORDINGS) if DATA.is_dir() else [SOURCES]:
-            for rank, trace in etloom.open(DATA / name, use_cache=False).items():
+        for recording in list_recordings(RECORDINGS):
+            for rank, trace in etloom.open(recording, use_cache=False).items():
                 shares: list[str] = []
                 count = 0
                 for delays in (True, False):
@@ -112,7 +112,7 @@ def compare_makespans() -> None:
                         shares.append(f"{100 * (makespan / recorded - 1):+.2f}")
                 rows.append(
                     (
-                        f"{getattr(name, 'name', name).removesuffix('.json.gz')} {rank}",
+                        f"{format_name(recording)} {rank}",
                         f"{count:,}",
                         f"{recorded / 1e6:.3f}",
                         *shares,

@@ -2,7 +2,8 @@
 
     python benchmarks/bench_graphs.py --sizes 1 10 --rounds 3
 
-Sizes are in millions of points, with 1.5 edges per point. The recordings are those of ETLOOM_DATA.
+Sizes are in millions of points, with 1.5 edges per point. The recordings are those of ETLOOM_DATA, else that of
+`etloom demo`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from _measure import (
     peer_version,
     table,
 )
-from make import DATA, SOURCES, find_device_trace
+from make import find_device_trace, format_name, list_recordings
 
 import etloom
 from etloom.graphs import algorithms, build_graph
@@ -152,8 +153,9 @@ def compare_with_hta(rounds: int) -> None:
 
 def measure_fits() -> None:
     rows = []
-    for name in filter(lambda name: (DATA / name).exists(), RECORDINGS) if DATA.is_dir() else [SOURCES]:
-        job = etloom.open(DATA / name, use_cache=False)
+    for path in list_recordings(RECORDINGS):
+        name = format_name(path)
+        job = etloom.open(path, use_cache=False)
         start = time.perf_counter()
         graph = build_graph(job).graph
         seconds = time.perf_counter() - start
@@ -166,7 +168,7 @@ def measure_fits() -> None:
         ]
         rows.append(
             [
-                getattr(name, "name", name).removesuffix(".json.gz"),
+                name,
                 f"{total['points']:,}",
                 f"{1000 * seconds:.0f}",
                 deviation,
@@ -174,7 +176,7 @@ def measure_fits() -> None:
                 f"{total['max_shortfall_ns'] / 1000:.0f}",
                 f"{total['residual_pct']:.2f}",
                 *shares,
-                _format(PROTOTYPE.get(str(name).removesuffix(".json.gz"))),
+                _format(PROTOTYPE.get(name)),
                 "" if total["explainable"] else "not explainable",
             ]
         )

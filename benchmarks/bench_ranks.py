@@ -2,7 +2,7 @@
 
     python benchmarks/bench_ranks.py --ranks 16 64 --verbs info findings
 
-Each verb runs as a process, without cache. Then runs of ranks of 3,400 events: with an empty cache, and again.
+Each verb runs as a process, without cache. Then runs of small ranks: with an empty cache, and again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measure_apart(command: list[str], **environment: str) -> tuple[float, float,
 
 
 def measure_small_runs(rounds: int) -> None:
-    """Measure verbs on ranks of 3,400 events, with an empty cache and again, next to what any such process does."""
+    """Measure verbs on small ranks, with an empty cache and again, next to what any such process does."""
     limits = {
         name: statistics.median(measure_apart([sys.executable, "-c", code])[0] for _ in range(rounds))
         for name, code in (("imports of polars and numpy", IMPORTS), ("start of Python", "pass"))
@@ -84,7 +84,7 @@ def measure_small_runs(rounds: int) -> None:
                     distance=seconds / least,
                 )
             )
-    table("3,400 events per rank", ["", "seconds", "CPU s", "peak MB", "target s"], rows)
+    table("small ranks", ["", "seconds", "CPU s", "peak MB", "target s"], rows)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import compress, islice
 from pathlib import Path
 
@@ -57,6 +57,17 @@ def find_sources() -> Path:
             content = zstandard.ZstdDecompressor().stream_reader(recorded.read_bytes()).read()
             target.write_bytes(gzip.compress(content))
     return folder
+
+
+def list_recordings(names: Iterable[str]) -> list[Path]:
+    """Return the recordings of ETLOOM_DATA with these names, or without any of them the one of `find_sources`."""
+    return [DATA / name for name in names if (DATA / name).exists()] or [SOURCES]
+
+
+def format_name(recording: Path) -> str:
+    """Return the name of a recording: its path in ETLOOM_DATA, else that of its file or folder, without suffix."""
+    name = recording.relative_to(DATA) if recording.is_relative_to(DATA) else recording.name
+    return str(name).removesuffix(".json.gz")
 
 
 def find_device_trace() -> Path:
@@ -227,12 +238,15 @@ def make_small_ranks(count: int) -> Path:
     if not folder.exists():
         part = folder.with_suffix(".part")
         part.mkdir(parents=True, exist_ok=True)
+        stored = [DATA / "dlrm" / f"kineto_trace_{rank}.json.gz" for rank in range(4)]
+        sources = [path for path in stored if path.is_file()] or [SOURCES / FILES["kineto"]]
+        traces = [json.loads(read_text(source)) for source in sources]
+        infos = [trace.pop("distributedInfo") for trace in traces]
+        texts = [json.dumps(trace).removeprefix("{") for trace in traces]
         for rank in range(count):
-            source = DATA / "dlrm" / f"kineto_trace_{rank % 4}.json.gz"
-            source = source if source.is_file() else SOURCES / FILES["kineto"]
-            trace = json.loads(read_text(source))
-            trace["distributedInfo"] |= {"rank": rank, "world_size": count}
-            (part / f"kineto_trace_{rank}.json").write_text(json.dumps(trace))
+            info = json.dumps(infos[rank % len(infos)] | {"rank": rank, "world_size": count})
+            text = f'{{"distributedInfo": {info}, {texts[rank % len(texts)]}'
+            (part / f"kineto_trace_{rank}.json").write_text(text)
         part.rename(folder)
     return folder
 

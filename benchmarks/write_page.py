@@ -126,7 +126,7 @@ def main(names: Sequence[str]) -> None:
         )
     )
     inputs = f"inputs: {SOURCES.name}" + (
-        "" if DATA.is_dir() else " (of this repository; ETLOOM_DATA has others)"
+        "" if SOURCES.is_relative_to(DATA) else " (of this repository; ETLOOM_DATA has others)"
     )
     facts = "\n".join(f"- {line}" for line in (*describe_machine(), f"peers: {list_peers()}", inputs))
     with tempfile.TemporaryDirectory() as folder:

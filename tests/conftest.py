@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from etloom import cli
 from support.examples import FULL_EXAMPLES, QUICK_EXAMPLES
-from support.paths import DATA, ROOT
+from support.paths import DATA, HAS_DATA, NO_DATA, ROOT
 
 # Full collections look at all modules and trees again and again: an eighth of the tests' time.
 gc.set_threshold(100_000, 50, 100)
@@ -37,9 +37,9 @@ def isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The folder of shared real traces (ETLOOM_DATA); the test is skipped where it is absent."""
-    if not DATA.is_dir():
-        pytest.skip(f"no shared traces at {DATA}; set ETLOOM_DATA to the folder that holds them")
+    """The folder of shared real traces (ETLOOM_DATA); the test is skipped where it is absent or empty."""
+    if not HAS_DATA:
+        pytest.skip(NO_DATA)
     return DATA
 
 
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List the tests that were skipped because the shared traces are absent, by file."""
     names: dict[str, list[str]] = {}
     for report in terminalreporter.stats.get("skipped", ()):
-        if isinstance(report.longrepr, tuple) and str(DATA.parent) in report.longrepr[2]:
+        if isinstance(report.longrepr, tuple) and report.longrepr[2].endswith(NO_DATA):
             file, _, test = report.nodeid.partition("::")
             names.setdefault(file, []).append(test)
     if names:

@@ -15,7 +15,7 @@ from etloom import cli
 from etloom.core import registry
 from etloom.core.errors import AnalysisError
 from etloom.core.trace import Job
-from support.paths import DATA
+from support.paths import DATA, skip_without_data
 
 RUNS = ("simple_add", "nccl_ddp", "dlrm", "linear", "hta_multirank", "cpu/*", "chakra/astra/*")
 FILES = (
@@ -53,7 +53,7 @@ SUMS = {
 KEYS = {"rank", "stream", "device", "step", "start_ns", "ts_ns", "time_ns", "call_start_ns", "value"}
 
 
-@pytest.fixture(scope="module", params=REAL)
+@pytest.fixture(scope="module", params=skip_without_data(REAL))
 def name(request: pytest.FixtureRequest) -> str:
     """One trace after the other: all tests of a trace share its answers."""
     return str(request.param)

@@ -20,7 +20,7 @@ import etloom
 from etloom import _native
 from support import native_parsers, reference_parsers
 from support.examples import FULL_EXAMPLES, examples
-from support.paths import DATA, ROOT
+from support.paths import DATA, ROOT, skip_without_data
 
 CORPUS = ROOT / "tests" / "corpus"
 _LARGE = 300 << 10  # bytes, compressed
@@ -28,7 +28,7 @@ _LARGE = 300 << 10  # bytes, compressed
 
 def real_files() -> list[Path]:
     """The real files of this run of the tests; with the profile "quick" one rank of each run, and no large file."""
-    paths = sorted(DATA.rglob("*.json.gz")) if DATA.is_dir() else []
+    paths = sorted(DATA.rglob("*.json.gz"))
     # Its files are pipelines of operations, not traces.
     paths = [path for path in paths if path.parent.name != "straggler_what_if"]
     if examples(FULL_EXAMPLES) == FULL_EXAMPLES:
@@ -51,7 +51,7 @@ def kind_of(document: bytes) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", REAL, ids=lambda path: str(path.relative_to(DATA)))
+@pytest.mark.parametrize("path", skip_without_data(REAL), ids=lambda path: str(path.relative_to(DATA)))
 def test_every_real_file(path: Path) -> None:
     document = gzip.decompress(path.read_bytes())
     kind = kind_of(document)
@@ -60,7 +60,7 @@ def test_every_real_file(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", REAL, ids=lambda path: str(path.relative_to(DATA)))
+@pytest.mark.parametrize("path", skip_without_data(REAL), ids=lambda path: str(path.relative_to(DATA)))
 def test_every_event_of_every_real_file_is_accounted_for(path: Path) -> None:
     """What a Trace holds and what its stats count as skipped or joined is what json.load finds."""
     document = json.loads(gzip.decompress(path.read_bytes()))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -82,3 +86,57 @@ def test_without_the_shared_traces_inputs_are_made_of_own_recordings(
     one = etloom.read(sources / maker.FILES["kineto"]).rows("events")
     assert etloom.read(copies).rows("events") > 2.9 * one
     assert etloom.read(maker.find_device_trace()).events.filter(cat="kernel").height > 1000
+
+
+def test_an_empty_folder_of_shared_traces_counts_as_absent(
+    measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = import_module("make")
+    monkeypatch.setattr(maker, "DATA", tmp_path)
+    assert maker.list_recordings(["a.json.gz"]) == [maker.SOURCES]
+    (tmp_path / "a.json.gz").touch()
+    assert [maker.format_name(path) for path in maker.list_recordings(["a.json.gz", "b"])] == ["a"]
+    assert maker.format_name(tmp_path.parent / "demo") == "demo"
+
+
+def test_small_ranks_differ_in_their_rank(
+    measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = import_module("make")
+    monkeypatch.setattr(maker, "CACHE", tmp_path)
+    files = sorted(maker.make_small_ranks(2).iterdir())
+    infos = [json.loads(file.read_text())["distributedInfo"] for file in files]
+    assert [(info["rank"], info["world_size"]) for info in infos] == [(0, 2), (1, 2)]
+
+
+def test_only_a_peer_may_fail(measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "run_once", lambda task, timeout: f"no {task.name}")
+    (outcome,) = measure.measure([measure.Task("peer", "", "", python=measure.PEERS)], 2)
+    assert outcome == measure.Failure("peer", "no peer")
+    with pytest.raises(SystemExit, match="etloom: no etloom"):
+        measure.measure([measure.Task("etloom", "", "")], 2)
+
+
+@pytest.mark.slow
+def test_tests_without_the_shared_traces_are_skipped_and_counted(tmp_path: Path) -> None:
+    tests = ("core/test_native_reference.py::test_every_real_file", "linker/test_launch_keys.py")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *(f"tests/{test}" for test in tests),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "ETLOOM_DATA": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "tests need the shared traces" in line]
+    count = int(line.strip("= ").split()[0])
+    assert count > 1 and f"{count} skipped" in done.stdout and str(tmp_path) in line
+    assert "test_native_reference.py: test_every_real_file" in done.stdout
