@@ -39,23 +39,6 @@ RECORDINGS = (
     "hta_misc/negative_queue_a100.json.gz",
 )
 
-# Figures of the prototype: shortfall %, residual %, explained %; None if not measured.
-PROTOTYPE = {
-    "critical_path/alexnet": (0.0, 0.00, 97.96),
-    "critical_path/simple_add": (0.0, 0.00, 95.92),
-    "nccl_ddp/kineto_trace_0": (0.0, 0.42, 99.76),
-    "dlrm/kineto_trace_0": (-1.689, 2.13, 99.23),
-    "dlrm": (-0.897, 5.65, None),
-    "hta_multirank": (-2.0, 90.0, 36.7),
-    "tracelens/b200_eager": (0.0, 5.64, 98.28),
-    "tracelens/h100_qwen": (-1.817, 1.86, 99.94),
-    "tracelens/mi300_qwen": (-0.042, 0.20, 96.31),
-    "tracelens/mi300_vllm_graph_execution": (-0.080, 0.08, 99.31),
-    "linear/kineto_trace_0": (-0.972, 1.25, 100.0),
-    "hta_misc/mi250_minitoy_train_ROCm6_2_kineto": (-1.636, 1.68, 12.5),
-    "cpu/pp_4": (-5.9, None, None),
-}
-
 # Eight chains, and half as many edges from a random point to a slightly later one of any chain.
 DRAFT = """
 import numpy as np
@@ -176,7 +159,6 @@ def measure_fits() -> None:
                 f"{total['max_shortfall_ns'] / 1000:.0f}",
                 f"{total['residual_pct']:.2f}",
                 *shares,
-                _format(PROTOTYPE.get(name)),
                 "" if total["explainable"] else "not explainable",
             ]
         )
@@ -189,15 +171,10 @@ def measure_fits() -> None:
             "chance %",
             "back %",
             "ambiguous %",
-            "prototype: shortfall/residual/explained",
             "",
         ),
         rows,
     )
-
-
-def _format(figures: tuple[float | None, ...] | None) -> str:
-    return "" if figures is None else " / ".join("-" if one is None else f"{one:g}" for one in figures)
 
 
 def main() -> None:

@@ -52,6 +52,9 @@ begins with "limit" is work that no reader can avoid, so the inverse of its rati
 ratios hold on a busy machine, too; a load well above 0 at the start of a section means that its seconds do not. Figures
 are medians of five runs. Before each, memory is used for a moment: a virtual machine may have to get it back from its
 host, which takes up to 3.3 s per GB, at random.
+
+Peers that this page does not run: AMD's TraceLens is not in the Python package index (`tracelens` there is another
+project), and Perfetto's wheel downloads its trace processor when it starts. No ratio is to a time measured elsewhere.
 """
 
 
