@@ -124,6 +124,7 @@ def render_memory(job: Job, zeros: Mapping[int, int]) -> str:
     """
     memory = find_memory(job)
     notes = [f"{format_ranks([rank])}: {reason}." for rank, reason in memory.refused.items()]
+    notes += [f"{format_ranks([rank])}, {curve.doubt}." for rank, curve in memory.devices if curve.doubt]
     if not memory.devices:
         return "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     drawn = memory.devices[:MAX_CHARTS]

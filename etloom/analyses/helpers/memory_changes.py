@@ -47,14 +47,17 @@ def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = 
 
 
 def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[str]:
-    """Return a sentence for each change with a capacity: whether the program fits, and if not, what would help.
+    """Return a sentence for each change with a capacity: whether the program fits, and if not, what would help; and one
+    for each device whose recording the simulation does not repeat.
 
     Args:
         job: The ranks.
         changes: As for `simulate_memory`.
         table: Its result. Of the ranks that do not fit, else of all, the one that needs most memory decides.
     """
-    sentences = []
+    programs = {rank: find_programs(job[rank]) for rank in table["rank"].unique(maintain_order=True)}
+    doubts = [(rank, program.describe_doubt()) for rank in programs for program in programs[rank]]
+    sentences = [f"rank {rank}, {doubt}" for rank, doubt in doubts if doubt is not None]
     for change in changes:
         parsed = parse_change(change)
         if not parsed.settings.capacity:
@@ -72,9 +75,9 @@ def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[
             spare = 1 - row["bytes"] / parsed.settings.capacity
             sentences.append(f"{subject}: fits with {100 * spare:.0f} % to spare")
             continue
-        programs = [each for each in find_programs(job[row["rank"]]) if each.device == row["device"]]
+        program = next(each for each in programs[row["rank"]] if each.device == row["device"])
         needed = "more" if row["needed_bytes"] is None else format_bytes(row["needed_bytes"])
-        helps = [] if parsed.batch is not None else find_help(programs[0], change)
+        helps = [] if parsed.batch is not None else find_help(program, change)
         others = "".join(f"; with {text} {format_bytes(size)}" for text, size in helps)
         sentences.append(f"{subject}: does not fit, it needs {needed}{others}")
     return sentences

@@ -30,6 +30,7 @@ class MemoryCurve:
         reserved, allocated, requested: Bytes at each moment.
         releasable: Of the free bytes, those that empty_cache() would return to the driver.
         holders: kind, line and operator of what holds memory; a row each.
+        doubt: How the simulation differs from the recording, one sentence; None if it does not.
         held_bytes, held_blocks: Bytes and number of the blocks of each holder (row) at each moment (column).
     """
 
@@ -44,6 +45,7 @@ class MemoryCurve:
     holders: pl.DataFrame
     held_bytes: Int64Array
     held_blocks: Int64Array
+    doubt: str | None
 
 
 def measure_curves(trace: Trace) -> list[MemoryCurve]:
@@ -89,7 +91,7 @@ def _measure(trace: Trace, program: Program, places: pl.DataFrame) -> MemoryCurv
         program.device, len(moments) == len(program.action), moments, None if times is None else times[moments],
         simulation.reserved[moments], simulation.allocated[moments], simulation.requested[moments],
         simulation.releasable[moments], holders.drop("holder").filter(pl.Series(is_used)),
-        held_bytes[is_used], held_blocks[is_used],
+        held_bytes[is_used], held_blocks[is_used], program.describe_doubt(),
     )  # fmt: skip
 
 
