@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from etloom.analyses.helpers.batch_shapes import double_batch
 from etloom.core.errors import InvalidValue
 from etloom.core.text import format_bytes
 from etloom.core.trace import Job
@@ -27,6 +28,7 @@ def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = 
         job: Ranks with memory snapshots.
         changes: As `etloom.timeline.memory.what_if.parse_change` expects them.
         other_batch: The same program, recorded with another batch; for ``batch``. Of several ranks, the same are used.
+            Without it, the shapes of a forecast show which sizes grow.
 
     Raises:
         InvalidValue: A change names an unknown setting or module, or has an invalid value.
@@ -35,8 +37,13 @@ def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = 
     check_changes(changes, has_other_batch=other_batch is not None)
     ranks = [rank for rank, trace in job.items() if trace.allocator.height] or list(job)[:1]
     tables = []
+    needs_batch = any(parse_change(change).batch is not None for change in changes)
     for rank in ranks:
         others = {program.device: program for program in _find_programs(other_batch, rank)}
+        if needs_batch and other_batch is None:
+            others = {
+                program.device: double_batch(job[rank], program) for program in find_programs(job[rank])
+            }
         tables += [
             compare_changes(program, changes, others.get(program.device)).insert_column(
                 0, pl.lit(rank, pl.Int64).alias("rank")
