@@ -99,13 +99,13 @@ def summarize_memory(job: Job) -> Iterator[SummaryLine]:
         format_bytes(int(curve.allocated[most])),
         f"peak of blocks in use; {requested} of them requested",
     )
-    holder = int(curve.held_bytes[:, most].argmax()) if len(curve.held_bytes) else None
+    holder = int(curve.holder_bytes[:, most].argmax()) if len(curve.holder_bytes) else None
     if holder is not None:
-        held = int(curve.held_bytes[holder, most])
-        share = 100 * held / max(int(curve.allocated[most]), 1)
+        size = int(curve.holder_bytes[holder, most])
+        share = 100 * size / max(int(curve.allocated[most]), 1)
         yield SummaryLine(
             "Largest holder",
-            format_bytes(held),
+            format_bytes(size),
             f"{share:.1f} % of the peak: {_name(curve.holders.row(holder))}",
         )
     split = reserved - allocated - int(curve.releasable[at])
@@ -127,20 +127,20 @@ def render_memory(job: Job, zeros: Mapping[int, int]) -> str:
     notes += [f"{format_ranks([rank])}, {curve.doubt}." for rank, curve in memory.devices if curve.doubt]
     if not memory.devices:
         return "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    drawn = memory.devices[:MAX_CHARTS]
-    if len(drawn) < len(memory.devices):
-        left = count_noun(len(memory.devices) - len(drawn), "device")
-        notes.append(f"The devices with the highest peaks are drawn; {left} with lower ones are not.")
+    charts = memory.devices[:MAX_CHARTS]
+    if len(charts) < len(memory.devices):
+        omitted = count_noun(len(memory.devices) - len(charts), "device")
+        notes.append(f"The devices with the highest peaks are drawn; {omitted} with lower ones are not.")
     options = "".join(
         f'<option value="{i}">{escape(f"rank {rank}, device {curve.device}")}</option>'
-        for i, (rank, curve) in enumerate(drawn)
+        for i, (rank, curve) in enumerate(charts)
     )
-    shown = [_encode(device, _find_zero(job[device.rank], device, zeros)) for device in drawn]
-    data = json.dumps(shown, separators=(",", ":"))
+    encoded = [_encode(device, _find_zero(job[device.rank], device, zeros)) for device in charts]
+    data = json.dumps(encoded, separators=(",", ":"))
     return fill_template(
         read_asset("memory.html"),
         options=options,
-        several="" if len(drawn) > 1 else " hidden",
+        several="" if len(charts) > 1 else " hidden",
         notes="".join(f'<p class="note">{escape(note)}</p>' for note in notes),
         data=base64.b64encode(gzip.compress(data.encode(), mtime=0)).decode(),
         causes=_render_causes(job),
@@ -187,12 +187,14 @@ def _encode(device: DeviceMemory, zero: int | None) -> dict[str, Any]:
     colors = [*COLORS, *MORE_COLORS][: len(labels)]
     if labels[-1:] == [OTHERS]:
         colors[-1] = MORE_COLORS[-1]
-    order = np.argsort(-curve.held_bytes, axis=0, kind="stable")[:MAX_HOLDERS]
+    order = np.argsort(-curve.holder_bytes, axis=0, kind="stable")[:MAX_HOLDERS]
     rows = []
     for moment, largest in enumerate(order.T.tolist()):
-        held = [holder for holder in largest if curve.held_bytes[holder, moment] > 0]
-        rows.append([[h, int(curve.held_bytes[h, moment]), int(curve.held_blocks[h, moment])] for h in held])
-    listed = sorted({row[0] for held in rows for row in held})
+        present = [holder for holder in largest if curve.holder_bytes[holder, moment] > 0]
+        rows.append(
+            [[h, int(curve.holder_bytes[h, moment]), int(curve.holder_blocks[h, moment])] for h in present]
+        )
+    listed = sorted({row[0] for listed_holders in rows for row in listed_holders})
     number = {holder: place for place, holder in enumerate(listed)}
     return {
         "rank": rank,
@@ -210,9 +212,9 @@ def _encode(device: DeviceMemory, zero: int | None) -> dict[str, Any]:
         "colors": colors,
         "parts": parts.tolist(),
         "holders": [[_cut(text) for text in curve.holders.row(holder)] for holder in listed],
-        "held": [[[number[h], size, blocks] for h, size, blocks in held] for held in rows],
-        "count": (curve.held_bytes > 0).sum(axis=0).tolist(),
-        "blocks": curve.held_blocks.sum(axis=0).tolist(),
+        "held": [[[number[h], size, blocks] for h, size, blocks in row] for row in rows],
+        "count": (curve.holder_bytes > 0).sum(axis=0).tolist(),
+        "blocks": curve.holder_blocks.sum(axis=0).tolist(),
     }
 
 
@@ -232,7 +234,7 @@ def _stack_parts(curve: MemoryCurve) -> tuple[list[str], np.ndarray[Any, np.dtyp
     labels = names.unique(maintain_order=True).to_list()
     sums = np.zeros((len(labels), len(curve.operations)), np.int64)
     places = {label: place for place, label in enumerate(labels)}
-    np.add.at(sums, [places[name] for name in names], curve.held_bytes)
+    np.add.at(sums, [places[name] for name in names], curve.holder_bytes)
     # Those that are in use longest come first, at the bottom.
     limit = len(COLORS) if len(labels) > len(COLORS) + len(MORE_COLORS) else len(labels)
     largest = np.argsort(-sums.max(axis=1, initial=0), kind="stable")[:limit]

@@ -54,13 +54,13 @@ def test_holders_sum_to_the_memory_in_use(data: Path, name: str) -> None:
     (curve,) = measure_curves(trace)
     (program,) = find_programs(trace)
     simulation = program.run()
-    assert curve.held_bytes.sum(axis=0).tolist() == curve.allocated.tolist()
-    assert (curve.held_bytes >= 0).all() and (curve.held_blocks >= 0).all()
+    assert curve.holder_bytes.sum(axis=0).tolist() == curve.allocated.tolist()
+    assert (curve.holder_bytes >= 0).all() and (curve.holder_blocks >= 0).all()
     assert 100 < len(curve.operations) < 1000
     for size in ("reserved", "allocated", "requested"):
         assert getattr(curve, size).max() == getattr(simulation, size).max()
     peak = int(curve.allocated.argmax())
-    by_line = curve.holders.with_columns(bytes=pl.Series(curve.held_bytes[:, peak])).group_by("line")
+    by_line = curve.holders.with_columns(bytes=pl.Series(curve.holder_bytes[:, peak])).group_by("line")
     expected = memory_holders.analyze(trace, top=5)
     sums = dict(by_line.agg(pl.col("bytes").sum()).iter_rows())
     assert [sums[place] for place in expected["place"]] == expected["bytes"].to_list()

@@ -110,10 +110,12 @@ def _find_batch_shapes(tensors: pl.DataFrame, parameters: set[str]) -> tuple[lis
         )
         raise AnalysisError(f"which sizes grow with the batch is unknown: the batch {reason}", remedy=_REMEDY)
     shapes = {text: json.loads(text) for text in set(tensors["shape"].drop_nulls()) - parameters}
-    of_batch = [shape for shape in shapes.values() if shape and shape[0] == batch]
-    leading = {prod(shape[:end]) for shape in of_batch for end in range(1, len(shape) + 1)}
+    batch_led = [shape for shape in shapes.values() if shape and shape[0] == batch]
+    leading = {prod(shape[:end]) for shape in batch_led for end in range(1, len(shape) + 1)}
     plain = {
-        size for shape in [*map(json.loads, parameters), *(shape[1:] for shape in of_batch)] for size in shape
+        size
+        for shape in [*map(json.loads, parameters), *(shape[1:] for shape in batch_led)]
+        for size in shape
     }
     doubtful = (leading & plain) - {batch}
     return (

@@ -31,7 +31,7 @@ class MemoryCurve:
         releasable: Of the free bytes, those that empty_cache() would return to the driver.
         holders: kind, line and operator of what holds memory; a row each.
         doubt: How the simulation differs from the recording, one sentence; None if it does not.
-        held_bytes, held_blocks: Bytes and number of the blocks of each holder (row) at each moment (column).
+        holder_bytes, holder_blocks: Bytes and number of the blocks of each holder (row) at each moment (column).
     """
 
     device: int
@@ -43,8 +43,8 @@ class MemoryCurve:
     requested: Int64Array
     releasable: Int64Array
     holders: pl.DataFrame
-    held_bytes: Int64Array
-    held_blocks: Int64Array
+    holder_bytes: Int64Array
+    holder_blocks: Int64Array
     doubt: str | None
 
 
@@ -83,15 +83,15 @@ def _measure(trace: Trace, program: Program, places: pl.DataFrame) -> MemoryCurv
     ]
     numbers = codes.to_numpy().astype(np.int64)
     operations, holder, sizes, blocks = _list_changes(program, simulation, numbers, before)
-    held_bytes, held_blocks = (
+    holder_bytes, holder_blocks = (
         _sum_changes(operations, holder, changes, moments, holders.height) for changes in (sizes, blocks)
     )
-    is_used = held_bytes.any(axis=1)
+    is_used = holder_bytes.any(axis=1)
     return MemoryCurve(
         program.device, len(moments) == len(program.action), moments, None if times is None else times[moments],
         simulation.reserved[moments], simulation.allocated[moments], simulation.requested[moments],
         simulation.releasable[moments], holders.drop("holder").filter(pl.Series(is_used)),
-        held_bytes[is_used], held_blocks[is_used], program.describe_doubt(),
+        holder_bytes[is_used], holder_blocks[is_used], program.describe_doubt(),
     )  # fmt: skip
 
 
