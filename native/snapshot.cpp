@@ -128,6 +128,7 @@ nb::dict finish(SnapshotParser& parser) {
     result["action"] = take(parser.action);
     result["stack"] = take(parser.stack);
     result["annotation"] = take(parser.annotation);
+    result["pool"] = take(parser.pool);
     result["frames"] = frames;
     result["stacks"] = stacks;
     result["texts"] = texts;

@@ -41,7 +41,8 @@ from etloom.timeline.memory.what_if import find_needed_bytes
 SCOPE = "rank"
 DEFAULT_MIN_PCT = 5.0
 EMPTY_MESSAGE = (
-    f"no cause wastes at least --min-pct of the peak of reserved memory (default {DEFAULT_MIN_PCT:g} %)"
+    f"no cause wastes at least --min-pct of the peak of reserved memory (default {DEFAULT_MIN_PCT:g} %); "
+    'etloom simulate --memory "capacity=40GB" names what makes a program fit that needs more'
 )
 COLUMNS = {
     "device": pl.Int64,

@@ -319,7 +319,12 @@ _TABLES = (
         ),
         Column("rounded", I64, "bytes of a block at the snapshot", unit="B", minimum=0, maximum=SIZE_LIMIT),
         Column("stream", I64, "stream it was allocated for"),
-        Column("pool", TEXT, "private pool of a segment, JSON; null for the default pool", form="values"),
+        Column(
+            "pool",
+            TEXT,
+            "private pool of a segment or request, JSON; null for the default pool, and where none is stated",
+            form="values",
+        ),
         Column(
             "kind",
             TEXT,

@@ -97,7 +97,8 @@ def read(
         "base_ns": 0,
         "header": {"allocator_settings": settings} if isinstance(settings, dict) else {},
     }
-    history = entries.select("ts", "device", "action", "addr", "bytes", "stream", "stack", "annotation")
+    columns = ("ts", "device", "action", "addr", "bytes", "stream", "pool", "stack", "annotation")
+    history = entries.select(columns)
     tables = {
         "allocator": pl.concat(
             [history, *([] if ends is None else [ends.drop("id")])], how="diagonal_relaxed"
@@ -185,6 +186,7 @@ def _select_entries(content: dict[str, Any], stacks: pl.Series, counts: dict[str
             "action": _gather(texts, take("action")),
             "stack": _gather(stacks, take("stack")),
             "annotation": _gather(texts, take("annotation")),
+            "pool": _gather(texts, take("pool")),
             "device_free": take("device_free"),
         }
     ).with_row_index("position")

@@ -2,13 +2,15 @@
 
 const NULL_WORD = 0xffffffff;
 
-async function unpack(base64) {
+async function inflate(base64) {
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return decode(await new Response(stream).arrayBuffer());
+  return new Response(stream).arrayBuffer();
 }
+
+const unpack = async (base64) => decode(await inflate(base64));
 
 function decode(buffer) {
   const headerLength = new DataView(buffer).getUint32(0, true);
@@ -120,6 +122,13 @@ function fitNames(names, room) {
 
 const ABBREVIATIONS = [[/ \([^)]*\)$/, ""], [/, annotations$/, " ann."], [/, off the stack$/, " off"], [/\bstream\b/, "str"], [/\bthread\b/, "thr"]];
 const abbreviate = (name) => ABBREVIATIONS.reduce((text, [word, short]) => text.replace(word, short), name);
+
+const SIZES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+
+function formatSize(bytes) {
+  const [unit, factor] = SIZES.find(([, f]) => bytes >= f) || ["B", 1];
+  return `${factor === 1 ? bytes : (bytes / factor).toFixed(2)} ${unit}`;
+}
 
 const formatCount = (n) => n.toLocaleString("en-US");
 

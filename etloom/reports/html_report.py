@@ -31,6 +31,7 @@ from etloom.reports.formatting import format_duration
 from etloom.reports.html_charts import render_bars, render_columns, render_legend
 from etloom.reports.html_sections import render_critical_path, render_findings, render_rank_tables
 from etloom.reports.html_tables import render_table
+from etloom.reports.memory_section import is_memory_only, render_memory
 from etloom.reports.page import Page, Section, fill_template, read_asset, titled_section
 from etloom.reports.rank_spread import MAX_LISTED_RANKS, group_stats_by_name
 from etloom.reports.summary import MAX_OPERATORS, RunSummary, is_untimed, summarize_run
@@ -56,6 +57,7 @@ SCRIPTS = (
     "timeline.js",
     "views.js",
     "fleet.js",
+    "memory.js",
     "input.js",
     "tables.js",
     "page.js",
@@ -108,9 +110,15 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
     timelines = pack_timelines(job, max_events, max_ranks, summary.tables["critical-path"], named)
     drawn = [timeline.rank for timeline in timelines.packed]
     fleet_map = "" if fleet is None else render_fleet_map(fleet, hosts, drawn)
+    memory = render_memory(job, timelines.zeros)
     findings = render_findings(
         summary.tables["findings"], len(job), MAX_FINDINGS, [_encode_view(view, timelines) for view in views]
     )
+    if is_memory_only(job):
+        sections = [_wrap_memory(memory), _render_data_quality(summary)]
+    else:
+        timeline = _render_timeline(timelines)
+        sections = _render_sections(summary, len(job), findings, fleet_map, timeline, memory)
     name = _run_name(job)
     facts = json.dumps({"colors": COLORS, "open_ranks": OPEN_RANKS, "common_clock": timelines.common_clock})
     data = (
@@ -122,7 +130,7 @@ def render_page(job: Job, *, max_events: int = MAX_EVENTS, max_ranks: int = MAX_
         heading=name or "Execution trace report",
         subtitle=_render_subtitle(job),
         summary=_render_summary(summary),
-        sections=_render_sections(summary, len(job), findings, fleet_map, _render_timeline(timelines)),
+        sections=[section for section in sections if section.html],
         scripts=SCRIPTS,
         data="\n".join((f'<script type="application/json" id="facts">{facts}</script>', *data)),
     ).render()
@@ -154,10 +162,11 @@ def _run_name(job: Job) -> str:
 
 
 def _render_sections(
-    summary: RunSummary, rank_count: int, findings: str, fleet_map: str, timeline: str
+    summary: RunSummary, rank_count: int, findings: str, fleet_map: str, timeline: str, memory: str
 ) -> list[Section]:
-    """Return the sections of the report in order, without empty sections."""
+    """Return the sections of the report in order; some may be empty."""
     tables = summary.tables
+    memory_sections = [_wrap_memory(memory)] if memory else []
     if "recorded" in tables:
         note = "Nodes of the execution traces by name."
         return [
@@ -166,6 +175,7 @@ def _render_sections(
                 "Operators",
                 render_table(_drop_empty_columns(tables["recorded"]), "recorded", "By name", note),
             ),
+            *memory_sections,
             _render_data_quality(summary),
         ]
     bases = _render_note(PERCENT_BASES) if tables["findings"].height else ""
@@ -174,10 +184,11 @@ def _render_sections(
         if "hangs" in tables
         else titled_section("findings", "Findings", findings + bases, "Findings by cost, and what to do")
     )
-    sections = [
+    return [
         first,
         *([titled_section("fleet", "Fleet", fleet_map, "Ranks and steps")] if fleet_map else []),
         titled_section("timeline", "Timeline", timeline),
+        *memory_sections,
         titled_section("breakdown", "Breakdown", _render_breakdown(summary), "Where the time went"),
         Section("critical-path-section", "Critical path", render_critical_path(tables["critical-path"])),
         Section(
@@ -191,7 +202,10 @@ def _render_sections(
         ),
         _render_data_quality(summary),
     ]
-    return [section for section in sections if section.html]
+
+
+def _wrap_memory(memory: str) -> Section:
+    return titled_section("memory", "Memory", memory, "Memory of the caching allocator")
 
 
 def _render_hangs(table: pl.DataFrame) -> str:

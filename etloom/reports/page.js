@@ -52,13 +52,17 @@ async function start() {
   tables();
   const root = document.getElementById("tracks");
   const timeline = root && new Timeline(root);
-  let fleet = null;
-  themes(() => { timeline?.readColors(); fleet?.paint(); });
+  let [fleet, memory] = [null, null];
+  themes(() => { timeline?.readColors(); fleet?.paint(); memory?.paint(); });
   let finish;
   const loaded = new Promise((done) => { finish = done; });
   fleet = connectFleet(timeline, loaded);
+  memory = await connectMemory(timeline);
   if (!timeline) return;
-  timeline.onselect = (rank, index) => showDetails(timeline, rank, index);
+  timeline.onselect = (rank, index) => {
+    showDetails(timeline, rank, index);
+    if (rank) memory?.selectTime(rank.rank, rank.start[index]);
+  };
   connectSearch(timeline);
   timeline.onload = finish;
   connectButtons(timeline, loaded);
@@ -71,7 +75,7 @@ async function start() {
     if (i + 1 < Math.min(FACTS.open_ranks, packed.length)) continue;
     // From here on the page can be used; the other ranks follow, folded.
     root.dataset.ready = "true";
-    window.etloom = { timeline, findPiece, fitNames, showFinding, sumPath }; // for the console and tests
+    window.etloom = { timeline, memory, findPiece, fitNames, showFinding, sumPath }; // for the console and tests
     timeline.loading = i + 1 < packed.length;
     await new Promise((go) => setTimeout(go));
   }

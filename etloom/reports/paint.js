@@ -254,11 +254,11 @@ class Painter {
     const { context: c } = this;
     const [a, b] = this.measured;
     const [left, right] = [this.x(a), this.x(b)];
-    c.globalAlpha = 0.15;
+    c.globalAlpha = a === b ? 1 : 0.15;
     c.fillStyle = this.palette.accent;
-    c.fillRect(left, MINIMAP + AXIS, right - left, height);
+    c.fillRect(left, MINIMAP + AXIS, a === b ? 2 : right - left, height);
     c.globalAlpha = 1;
-    this.chip(formatTime(b - a), (left + right) / 2, MINIMAP + AXIS + 14);
+    if (a !== b) this.chip(formatTime(b - a), (left + right) / 2, MINIMAP + AXIS + 14);
   }
 
   chip(text, x, y) {

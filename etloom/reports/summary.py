@@ -25,6 +25,7 @@ from etloom.core.trace import Job, Trace
 from etloom.graphs import critical_paths
 from etloom.reports.finding_text import format_gain
 from etloom.reports.formatting import choose_unit, format_duration, format_number
+from etloom.reports.memory_section import is_memory_only, summarize_memory
 from etloom.reports.time_shares import PART_LABELS, SummaryLine, add_step_margins, summarize_time_shares
 
 RANK_ANALYSES = (
@@ -129,6 +130,9 @@ def _compute_summary(job: Job) -> RunSummary:
             _summarize_data_loss(stats),
             _summarize_size(job),
         )
+        return RunSummary(tuple(job.ranks), lines, tables, stats, basis)
+    if is_memory_only(job):
+        lines = (*summarize_memory(job), _summarize_data_loss(stats))
         return RunSummary(tuple(job.ranks), lines, tables, stats, basis)
     devices = dict(stats.filter(pl.col("name") == SEVERAL_DEVICES).select("rank", "count").iter_rows())
     lines = (

@@ -23,6 +23,7 @@ class Timeline extends Painter {
     this.loading = false; // whether more ranks follow
     this.frames = [];
     this.onselect = () => {};
+    this.onview = () => {};
     this.readColors();
     listen(this);
   }
@@ -108,6 +109,7 @@ class Timeline extends Painter {
     let span = Math.min(Math.max(to - from, MIN_SPAN), high - low + 2 * margin);
     from = Math.min(Math.max(from, low - margin), high + margin - span);
     this.view = [from, from + span];
+    this.onview();
     this.schedule();
   }
 

@@ -58,7 +58,8 @@ Value decimal(std::string_view text) {
 }  // namespace
 
 SnapshotParser::SnapshotParser() {
-    for (const char* key : {"action", "time_us", "addr", "size", "stream", "device_free", "user_metadata", "frames"})
+    for (const char* key : {"action", "time_us", "addr", "size", "stream", "device_free", "user_metadata", "pool_id",
+                            "frames"})
         make_text(key);
 }
 
@@ -239,9 +240,19 @@ Value SnapshotParser::to_row(const Value& value) {
     action.push_back(place(ACTION, TEXT));
     annotation.push_back(place(METADATA, TEXT));
     stack.push_back(place(FRAMES, STACK));
+    pool.push_back(to_pool(fields[POOL]));
     row_of_dict_[static_cast<size_t>(value.number)] = static_cast<int32_t>(time.size() - 1);
     dicts_[static_cast<size_t>(value.number)].reset();
     return indexed(ROW, time.size() - 1);
+}
+
+// The two numbers of a private pool as the number of a text, -1 for the default pool.
+int32_t SnapshotParser::to_pool(const Value& value) {
+    const Items* const numbers = value.type == LIST || value.type == TUPLE ? items(value) : nullptr;
+    if (numbers == nullptr || numbers->size() != 2 || (*numbers)[0].type != INT || (*numbers)[1].type != INT) return -1;
+    const int64_t first = (*numbers)[0].number, second = (*numbers)[1].number;
+    if (first == 0 && second == 0) return -1;
+    return static_cast<int32_t>(make_text("[" + std::to_string(first) + ", " + std::to_string(second) + "]").number);
 }
 
 // A list of frames as the number of its stack.

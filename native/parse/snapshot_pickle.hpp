@@ -48,13 +48,13 @@ class SnapshotParser {
 
     // The columns of rows, and the distinct stacks: of each its frames (dicts).
     std::vector<int64_t> time, address, size, stream, device_free;
-    std::vector<int32_t> action, stack, annotation;  // numbers of texts and stacks, -1 for none
+    std::vector<int32_t> action, stack, annotation, pool;  // numbers of texts and stacks, -1 for none
     std::vector<std::vector<int32_t>> stacks;
     const std::vector<const std::string*>& texts() const { return texts_; }
 
   private:
     // The texts with the first numbers: keys of entries.
-    enum Key : int64_t { ACTION, TIME, ADDRESS, SIZE, STREAM, DEVICE_FREE, METADATA, FRAMES };
+    enum Key : int64_t { ACTION, TIME, ADDRESS, SIZE, STREAM, DEVICE_FREE, METADATA, POOL, FRAMES };
     struct HashOfFrames {
         size_t operator()(const std::vector<int32_t>& frames) const;
     };
@@ -86,6 +86,7 @@ class SnapshotParser {
     void set(const Value& dict, const Items& keys_and_values);
     Value to_row(const Value& dict);
     Value to_stack(const Value& list);
+    int32_t to_pool(const Value& value);
 };
 
 }  // namespace etloom

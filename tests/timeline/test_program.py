@@ -35,6 +35,7 @@ def test_the_simulation_repeats_a_recorded_snapshot(data: Path, name: str) -> No
     taken = recorded.filter(pl.col("action").is_in(["segment_alloc", "segment_free"]))
     assert taken.select("action", *columns).rows() == simulation.events.select("kind", *columns).rows()
     assert max(program.reserved_before, int(simulation.reserved.max())) == SNAPSHOTS[name]
+    assert program.describe_doubt() is None
     blocks = recorded.filter(pl.col("action") == "block").sort("addr")
     assert blocks.select("addr", "rounded").rows() == simulation.blocks.select(columns).rows()
 

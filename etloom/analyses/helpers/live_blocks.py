@@ -32,19 +32,23 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     blocks = blocks.join(end_entries, on="addr", how="left").with_columns(
         entry=pl.when(before).then("end_entry").otherwise("entry")
     )
-    if by == "kind":
-        places = trace.allocator.select("id", place=pl.col("annotation").cast(pl.String))
-    else:
-        stacks = trace.allocator.select("id", "stack")
-        places = parse_distinct(stacks, "stack", PLACES[by], pl.String, alias="place")
-    places = places.select(pl.col("id").cast(pl.Int64).alias("entry"), "place")
-    blocks = blocks.join(places, on="entry", how="left", maintain_order="left")
+    blocks = blocks.join(find_places(trace, by), on="entry", how="left", maintain_order="left")
     is_free = pl.col("owner") == NO_OWNER
     return blocks.with_columns(
         place=pl.when(~is_free).then(
             pl.coalesce("place", pl.when(before).then(pl.lit(BEFORE)).otherwise(pl.lit(UNKNOWN)))
         )
     ).drop("end_entry")
+
+
+def find_places(trace: Trace, by: str) -> pl.DataFrame:
+    """Return entry, the row of the table ``allocator``, and its place, null for none; ``by``: see `describe_blocks`."""
+    if by == "kind":
+        places = trace.allocator.select("id", place=pl.col("annotation").cast(pl.String))
+    else:
+        stacks = trace.allocator.select("id", "stack")
+        places = parse_distinct(stacks, "stack", PLACES[by], pl.String, alias="place")
+    return places.select(pl.col("id").cast(pl.Int64).alias("entry"), "place")
 
 
 def sum_holders(blocks: pl.DataFrame) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from etloom.analyses.helpers.batch_shapes import double_batch
 from etloom.core.errors import InvalidValue
 from etloom.core.text import format_bytes
 from etloom.core.trace import Job
@@ -27,6 +28,7 @@ def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = 
         job: Ranks with memory snapshots.
         changes: As `etloom.timeline.memory.what_if.parse_change` expects them.
         other_batch: The same program, recorded with another batch; for ``batch``. Of several ranks, the same are used.
+            Without it, the shapes of a forecast show which sizes grow.
 
     Raises:
         InvalidValue: A change names an unknown setting or module, or has an invalid value.
@@ -35,8 +37,13 @@ def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = 
     check_changes(changes, has_other_batch=other_batch is not None)
     ranks = [rank for rank, trace in job.items() if trace.allocator.height] or list(job)[:1]
     tables = []
+    needs_batch = any(parse_change(change).batch is not None for change in changes)
     for rank in ranks:
         others = {program.device: program for program in _find_programs(other_batch, rank)}
+        if needs_batch and other_batch is None:
+            others = {
+                program.device: double_batch(job[rank], program) for program in find_programs(job[rank])
+            }
         tables += [
             compare_changes(program, changes, others.get(program.device)).insert_column(
                 0, pl.lit(rank, pl.Int64).alias("rank")
@@ -47,14 +54,17 @@ def simulate_memory(job: Job, changes: Sequence[str], other_batch: Job | None = 
 
 
 def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[str]:
-    """Return a sentence for each change with a capacity: whether the program fits, and if not, what would help.
+    """Return a sentence for each change with a capacity: whether the program fits, and if not, what would help; and one
+    for each device whose recording the simulation does not repeat.
 
     Args:
         job: The ranks.
         changes: As for `simulate_memory`.
         table: Its result. Of the ranks that do not fit, else of all, the one that needs most memory decides.
     """
-    sentences = []
+    programs = {rank: find_programs(job[rank]) for rank in table["rank"].unique(maintain_order=True)}
+    doubts = [(rank, program.describe_doubt()) for rank in programs for program in programs[rank]]
+    sentences = [f"rank {rank}, {doubt}" for rank, doubt in doubts if doubt is not None]
     for change in changes:
         parsed = parse_change(change)
         if not parsed.settings.capacity:
@@ -72,9 +82,9 @@ def describe_fit(job: Job, changes: Sequence[str], table: pl.DataFrame) -> list[
             spare = 1 - row["bytes"] / parsed.settings.capacity
             sentences.append(f"{subject}: fits with {100 * spare:.0f} % to spare")
             continue
-        programs = [each for each in find_programs(job[row["rank"]]) if each.device == row["device"]]
+        program = next(each for each in programs[row["rank"]] if each.device == row["device"])
         needed = "more" if row["needed_bytes"] is None else format_bytes(row["needed_bytes"])
-        helps = [] if parsed.batch is not None else find_help(programs[0], change)
+        helps = [] if parsed.batch is not None else find_help(program, change)
         others = "".join(f"; with {text} {format_bytes(size)}" for text, size in helps)
         sentences.append(f"{subject}: does not fit, it needs {needed}{others}")
     return sentences

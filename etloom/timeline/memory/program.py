@@ -16,7 +16,7 @@ import polars as pl
 
 from etloom import _native
 from etloom.core.errors import AnalysisError, InvalidValue
-from etloom.core.text import count_noun, parse_time_range
+from etloom.core.text import count_noun, format_bytes, parse_time_range
 from etloom.core.trace import Trace
 from etloom.timeline.memory.settings import Settings, read_settings
 
@@ -121,6 +121,7 @@ class Program:
     EMPTY_CACHE whether the program called it, not the allocator itself before it ran out of memory. ``is_failure``: of
     ALLOC whether it ran out of memory in the recording. ``stack``: JSON lists of frames, null for none. ``repeated``:
     requests that a change made again, and the recorded time from the first to the last of each repeated part.
+    ``recorded_reserved``: reserved memory at its peak and at the end, as recorded; None if it was not.
     """
 
     device: int
@@ -137,11 +138,31 @@ class Program:
     blocks: Blocks
     driver: tuple[Int64Array, Int64Array]
     settings: Settings
+    recorded_reserved: tuple[int, int] | None = None
     repeated: tuple[int, int | None] = (0, None)
 
     @property
     def reserved_before(self) -> int:
         return int(self.segments.size.sum())
+
+    def describe_doubt(self) -> str | None:
+        """Return in one sentence how the simulation of the recording differs from it; None if it does not."""
+        if self.recorded_reserved is None or not len(self.action):
+            return None
+        reserved = self.run().reserved
+        peak, end = max(self.reserved_before, int(reserved.max())), int(reserved[-1])
+        if (peak, end) == self.recorded_reserved:
+            return None
+        names = ("at its peak", "at the end")
+        parts = [
+            f"{format_bytes(simulated)} {name} instead of {format_bytes(recorded)}"
+            for name, simulated, recorded in zip(names, (peak, end), self.recorded_reserved, strict=True)
+            if simulated != recorded
+        ]
+        return (
+            f"device {self.device}: the simulated allocator reserves {' and '.join(parts)} as recorded, so other "
+            "figures may differ as much; older PyTorch does not record which private pools (CUDA graphs) were freed"
+        )
 
     def run(self, settings: Settings | None = None, stop: int = _NEVER) -> Simulation:
         """Simulate the operations before ``stop`` with the recorded settings, or others."""
@@ -203,17 +224,20 @@ class Program:
         return self._select(np.flatnonzero(mask))
 
     def _select(self, order: Int64Array) -> Program:
-        """Return the operations in ``order``; -1 is a new EMPTY_CACHE."""
+        """Return the operations in ``order``; -1 is a new EMPTY_CACHE, -1 - p a RELEASE_POOL of the private pool p."""
         is_new = order < 0
         new_number = np.full(len(self.action), -1, np.int64)
         new_number[order[~is_new]] = np.flatnonzero(~is_new)
-        action = np.where(is_new, EMPTY_CACHE, self.action[order]).astype(np.uint8)
-        value = np.where(is_new, 0, self.value[order])
+        action = np.where(is_new, np.where(order < -1, RELEASE_POOL, EMPTY_CACHE), self.action[order]).astype(
+            np.uint8
+        )
+        value = np.where(is_new, -1 - order, self.value[order])
         renumbered = (action == FREE) & (value >= 0)
         value[renumbered] = new_number[value[renumbered]]
-        at = np.where(is_new, np.minimum(np.roll(order, -1), len(self.action) - 1), order)
+        places = np.where(is_new, len(self.action) - 1, order)
+        at = np.minimum.accumulate(places[::-1])[::-1]  # of a new operation the place of the next one
         return replace(
-            self, entry=np.where(is_new, -1, self.entry[order]), time=self.time[at], stack=self.stack[at],
+            self, entry=np.where(order == -1, -1, self.entry[at]), time=self.time[at], stack=self.stack[at],
             action=action, value=value, stream=self.stream[at], pool=self.pool[at],
             is_explicit=is_new | self.is_explicit[at], is_failure=~is_new & self.is_failure[at],
         )  # fmt: skip
@@ -267,7 +291,7 @@ def _build_program(rows: pl.DataFrame, device: int, settings: Settings) -> Progr
     history, ends = rows.filter(~is_end), rows.filter(is_end)
     freeing = "free_completed" if (history["action"] == "free_completed").any() else "free_requested"
     operations = _find_operations(history, freeing)
-    pools = _number_pools(ends)
+    pools = _number_pools(rows)
     segments = _find_segments(history, ends, pools, settings)
     blocks, numbers = _find_blocks(operations, ends, segments, settings)
     releases = operations["action"].str.starts_with("segment").to_numpy()
@@ -282,11 +306,13 @@ def _build_program(rows: pl.DataFrame, device: int, settings: Settings) -> Progr
     stack = operations["stack"].cast(pl.String).fill_null("emptyCache")
     program = Program(
         device, operations["id"].cast(pl.Int64).to_numpy(), operations["ts"], operations["stack"], action, value,
-        operations["stream"].fill_null(0).to_numpy(), _find_pools(operations["addr"], segments, ends, pools),
+        operations["stream"].fill_null(0).to_numpy(), _find_pools(operations, history, ends, pools),
         stack.str.contains(r"emptyCache|empty_cache").to_numpy(), (operations["action"] == "oom").to_numpy(),
         segments, blocks,
         (segment_allocs["addr"].to_numpy(), segment_allocs["bytes"].to_numpy()), settings,
+        _sum_recorded(history, int(segments.size.sum())),
     )  # fmt: skip
+    program = program._select(_insert_pool_releases(history, operations, pools))
     try:
         program.run(stop=0)
     except ValueError:  # segments or blocks overlap, or have impossible sizes
@@ -318,8 +344,8 @@ def _find_operations(history: pl.DataFrame, freeing: str) -> pl.DataFrame:
     return operations.join(at_address, on="operation", how="left", maintain_order="left")
 
 
-def _number_pools(ends: pl.DataFrame) -> dict[str, int]:
-    names = ends["pool"].drop_nulls().unique(maintain_order=True)
+def _number_pools(rows: pl.DataFrame) -> dict[str, int]:
+    names = rows["pool"].drop_nulls().unique(maintain_order=True)
     return {name: number for number, name in enumerate(names, 1)}
 
 
@@ -419,16 +445,50 @@ def _find_blocks(
 
 
 def _find_pools(
-    address: pl.Series, segments: Segments, ends: pl.DataFrame, pools: dict[str, int]
+    operations: pl.DataFrame, history: pl.DataFrame, ends: pl.DataFrame, pools: dict[str, int]
 ) -> Int64Array:
-    """Return the private pool of each operation: that of the segment at its address."""
-    numbers = np.zeros(len(address), np.int64)
-    if not pools:
-        return numbers
+    """Return the private pool of each operation: as stated (PyTorch 2.13 does), or else that of the segment at its
+    address, from the entry that takes the segment."""
+    if history["pool"].null_count() < history.height:
+        stated = operations["pool"].replace_strict(pools, default=0, return_dtype=pl.Int64)
+        return stated.fill_null(0).to_numpy()
+    numbers = np.zeros(operations.height, np.int64)
     private = ends.filter((pl.col("action") == "segment") & pl.col("pool").is_not_null())
+    if not private.height:
+        return numbers
+    takes = history.filter(pl.col("action") == "segment_alloc").group_by("addr").agg(pl.col("id").max())
+    since = dict(takes.iter_rows())
+    address = operations["addr"]
     for row in private.iter_rows(named=True):
+        start = row["addr"]
         inside = (
-            ((address >= row["addr"]) & (address < row["addr"] + row["bytes"])).fill_null(False).to_numpy()
+            (address >= start) & (address < start + row["bytes"]) & (operations["id"] >= since.get(start, 0))
         )
-        numbers[inside] = pools[row["pool"]]
+        numbers[inside.fill_null(False).to_numpy()] = pools[row["pool"]]
     return numbers
+
+
+def _insert_pool_releases(
+    history: pl.DataFrame, operations: pl.DataFrame, pools: dict[str, int]
+) -> Int64Array:
+    """Return the order of the operations, each as its number, with the release of each private pool (-1 - its number)
+    before the operation that first returns a segment of it: the allocator keeps those of a pool in use."""
+    order = np.arange(operations.height)
+    releases = history.filter(
+        pl.col("action").is_in(["segment_free", "segment_unmap"]) & pl.col("pool").is_not_null()
+    )
+    first = releases.group_by("pool", maintain_order=True).first()
+    # The operation of a release is the first entry of its run.
+    at = np.searchsorted(operations["id"].to_numpy(), first["id"].to_numpy(), side="right") - 1
+    return np.insert(order, at, [-1 - pools[name] for name in first["pool"]])
+
+
+def _sum_recorded(history: pl.DataFrame, before: int) -> tuple[int, int] | None:
+    """Return the recorded reserved memory at its peak and at the end; None if no change of it was recorded."""
+    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    changes = history.filter(pl.col("action").is_in(list(signs)))
+    if not changes.height:
+        return None
+    sizes = changes["bytes"] * changes["action"].replace_strict(signs, return_dtype=pl.Int64)
+    reserved = before + sizes.cum_sum()
+    return max(before, int(reserved.to_numpy().max())), int(reserved[-1])
