@@ -41,7 +41,7 @@ _SAMPLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _SEARCHED = {"execution-trace": "etplus", "nsys": "rocprof"}
 """A reader -> the reader of files that begin alike, which searches the whole file (`is_in`)."""
 _COMMON_FORMATS = ("kineto", "execution-trace")
-FOLDER_FORMATS = ("parquet", "nsys")
+FOLDER_FORMATS = ("parquet", "nsys", "rocprof")
 """The readers here that have a `sniff_folder`: to look for it in the others would import all of them."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -77,6 +79,52 @@ def query_rpd(path: Path) -> Figures:
     return {**figures, "marks": sorted(mark for (mark,) in marks), "links": set(links)}
 
 
+def query_json(path: Path) -> Figures:
+    """Read rocprofv3's JSON with the json module."""
+    (document,) = json.loads(path.read_text())["rocprofiler-sdk-tool"]
+    records = document["buffer_records"]
+    kinds = (("kernel", "kernel_dispatch"), ("gpu_memcpy", "memory_copy"), ("cuda_runtime", "hip_api"))
+    start = {row["correlation_id"]["internal"]: row["start_timestamp"] for row in records["hip_api"]}
+    return {
+        **{
+            cat: (len(rows), sum(row["end_timestamp"] - row["start_timestamp"] for row in rows))
+            for cat, name in (*kinds, ("cuda_driver", "hsa_api"))
+            for rows in [records[name]]
+        },
+        "marks": sorted(entry["value"] for entry in document["strings"]["marker_api"]),
+        "links": {
+            (start[row["correlation_id"]["internal"]], row["start_timestamp"])
+            for name in ("kernel_dispatch", "memory_copy")
+            for row in records[name]
+        },
+    }
+
+
+def query_csv(folder: Path) -> Figures:
+    """Read rocprofv3's CSV with the csv module."""
+
+    def read(kind: str) -> list[dict[str, str]]:
+        (file,) = folder.glob(f"*_{kind}_trace.csv")
+        with file.open(newline="") as stream:
+            return list(csv.DictReader(stream))
+
+    kinds = (("kernel", "kernel"), ("gpu_memcpy", "memory_copy"), ("cuda_runtime", "hip_api"))
+    start = {row["Correlation_Id"]: int(row["Start_Timestamp"]) for row in read("hip_api")}
+    return {
+        **{
+            cat: (len(rows), sum(int(row["End_Timestamp"]) - int(row["Start_Timestamp"]) for row in rows))
+            for cat, kind in (*kinds, ("cuda_driver", "hsa_api"))
+            for rows in [read(kind)]
+        },
+        "marks": sorted(row["Function"] for row in read("marker_api")),
+        "links": {
+            (start[row["Correlation_Id"]], int(row["Start_Timestamp"]))
+            for kind in ("kernel", "memory_copy")
+            for row in read(kind)
+        },
+    }
+
+
 def sum_up(trace: Trace) -> Figures:
     """Return the same figures of a linked trace."""
     events = trace.events.with_columns(pl.col("cat", "name").cast(pl.String))
@@ -102,6 +150,8 @@ def stats(trace: Trace) -> dict[str, tuple[str, int]]:
 FORMS = {
     "rocpd": (recordings.write_rocpd, query_rocpd, "run.db"),
     "rpd": (recordings.write_rpd, query_rpd, "run.rpd"),
+    "json": (recordings.write_json, query_json, "run_results.json"),
+    "csv": (recordings.write_csv, query_csv, "csv"),
 }
 
 
@@ -131,6 +181,101 @@ def test_layouts_and_versions_read_the_same(tmp_path: Path) -> None:
     assert isinstance(usual, Trace) and isinstance(second, Trace)
     columns = ("ts", "dur", "device")
     assert usual.events.select(columns).equals(second.events.select(columns))
+
+
+def test_json_and_csv_read_as_the_database(tmp_path: Path) -> None:
+    recording = recordings.make_recording()
+    database = formats.read(recordings.write_rocpd(tmp_path / "a.db", recording))
+    document = formats.read(recordings.write_json(tmp_path / "a.json", recording))
+    tables = formats.read(recordings.write_csv(tmp_path / "csv", recording))
+    unnumbered = formats.read(recordings.write_csv(tmp_path / "csv_without_agents", recording, agents=False))
+    of_file = formats.read(tmp_path / "csv" / "4100_kernel_trace.csv")
+    assert isinstance(database, Trace) and isinstance(document, Trace) and isinstance(of_file, Trace)
+    for trace in (document, tables, unnumbered, of_file):
+        assert isinstance(trace, Trace)
+        assert trace.meta["pid"] == 4100
+        assert trace.events.drop("position").equals(database.events.drop("position"))
+    assert document.kernels.equals(database.kernels)
+    geometry = ("grid_x", "grid_y", "block_x", "shared_mem", "blocks_per_sm")
+    kernels = database.kernels.filter(pl.col("grid_x").is_not_null())
+    assert of_file.kernels.select(geometry).equals(kernels.select(geometry))
+    assert of_file.meta["device_properties"] == database.meta["device_properties"]
+
+
+def test_files_of_several_processes_in_a_folder_are_ranks(tmp_path: Path) -> None:
+    pair = [recordings.make_recording(3, rank, pid=90 + rank) for rank in range(2)]
+    job = etloom.open(recordings.write_csv(tmp_path / "csv", *pair), use_cache=False)
+    assert [job[rank].meta["pid"] for rank in job.ranks] == [90, 91]
+    document = formats.read(recordings.write_json(tmp_path / "a.json", *pair))
+    assert isinstance(document, Job) and document.ranks == [0, 1]
+
+
+def test_other_values_of_json_and_csv_are_counted(tmp_path: Path) -> None:
+    path = recordings.write_json(tmp_path / "a.json", recordings.make_recording())
+    document = json.loads(path.read_text())
+    records = document["rocprofiler-sdk-tool"][0]["buffer_records"]
+    records["kernel_dispatch"][0]["start_timestamp"] = "soon"
+    records["kernel_dispatch"][1] = None
+    records["hip_api"][0]["operation"] = 99
+    path.write_text(json.dumps(document))
+    trace = formats.read(path)
+    assert isinstance(trace, Trace)
+    assert stats(trace)["read.wrong_type"] == ("data_loss", 1)
+    assert stats(trace)["read.rocprof_no_time"] == ("data_loss", 2)
+    assert stats(trace)["read.rocprof_no_name"] == ("data_loss", 1)
+    path.write_text(json.dumps(document)[:-9])
+    with pytest.raises(ReadError, match="is not complete JSON"):
+        formats.read(path)
+    folder = recordings.write_csv(tmp_path / "csv", recordings.make_recording())
+    calls = folder / "4100_hip_api_trace.csv"
+    calls.write_text(calls.read_text().replace("4100,4100,", "4100,main,", 2))
+    tables = formats.read(folder)
+    assert isinstance(tables, Trace)
+    assert stats(tables)["read.wrong_type"] == ("data_loss", 2)
+
+
+OTHERS = {
+    "report.ncu-rep": (b"NVR\0" + bytes(40), "Nsight Compute", "--ncu"),
+    "raw.csv": (b'"ID","Process ID","Kernel Name","Metric Name"\n', "Nsight Compute", "--ncu"),
+    "7_hip_api_trace.csv": (
+        b'"Domain","Function","Correlation_Id","Start_Timestamp","End_Timestamp"\n', "rocprofv3", "_kernel_trace.csv",
+    ),
+    "7_kernel_stats.csv": (b'"Name","Calls","TotalDurationNs"\n', "rocprofv3", "--output-format rocpd"),
+    "results.csv": (b"Index,KernelName,gpu-id,queue-id,BeginNs,EndNs\n", "rocprof", "rocprofv3"),
+    "7_results.pftrace": (b"\n\x20\x08\x01", "Perfetto", "--output-format rocpd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_that_are_not_read_name_their_tool_and_the_export(name: str, tmp_path: Path) -> None:
+    content, tool, export = OTHERS[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ReadError) as raised:
+        formats.read(tmp_path / name)
+    assert (
+        tool in str(raised.value) and export in str(raised.value) and "which is not read" in str(raised.value)
+    )
+
+
+@pytest.mark.parametrize(
+    ("tables", "tool", "export"),
+    [
+        (["StringTable", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"], "nvprof", "nsys profile"),
+        (["STRING_IDS", "CANN_API", "TASK"], "Ascend", "trace_view.json"),
+        (["notes"], "no table of an Nsight export", "recording of a profiler"),
+    ],
+)
+def test_databases_that_are_not_read_name_their_tool(
+    tables: list[str], tool: str, export: str, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db, db:
+        for table in tables:
+            db.execute(f"create table {table} (id int)")
+    with pytest.raises(ReadError) as raised:
+        formats.read(tmp_path / "a.db")
+    assert (
+        tool in str(raised.value) and export in str(raised.value) and "nsys export" not in str(raised.value)
+    )
 
 
 def test_rocpd_states_devices_geometry_and_names(tmp_path: Path) -> None:

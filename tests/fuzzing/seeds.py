@@ -274,6 +274,14 @@ def _write_rpd(folder: Path) -> None:
     rocm_recordings.write_rpd(folder / "run.rpd", *_make_recordings(), version=3)
 
 
+def _write_rocprof_json(folder: Path) -> None:
+    rocm_recordings.write_json(folder / "run_results.json", *_make_recordings())
+
+
+def _write_rocprof_csv(folder: Path) -> None:
+    rocm_recordings.write_csv(folder, *_make_recordings())
+
+
 def _write_flight_recorder(folder: Path) -> None:
     dump = _load_maker("flight_recorder").dump()
     for rank in range(2):
@@ -444,6 +452,8 @@ SEEDS: dict[str, Seed] = {
     "nsys": Seed(_write_nsys, ("run.sqlite",)),
     "rocprof": Seed(_write_rocpd, ("run_results.db",)),
     "rocprof-early": Seed(_write_rocpd_early, ("run_results.db",)),
+    "rocprof-json": Seed(_write_rocprof_json, ("run_results.json",)),
+    "rocprof-csv": Seed(_write_rocprof_csv, ("100_*.csv",)),
     "rocprof-rpd": Seed(_write_rpd, ("run.rpd",)),
     "flight-recorder": Seed(_write_flight_recorder, ("nccl_trace_rank_0.json", "dump_rank_2.pickle")),
     "watched-job": Seed(_write_watched_job, (".watch/fr_trace_0.json", ".watch/fr_trace_1.json")),

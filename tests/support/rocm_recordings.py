@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import sqlite3
@@ -219,3 +220,113 @@ def write_rpd(path: Path, *recordings: Recording, version: int = 2) -> Path:
         _insert(db, "rocpd_api_ops", "id api_id op_id", links)
         _insert(db, "rocpd_copyapi", "api_ptr_id stream size", sizes)
     return path
+
+
+def _number_names(row: dict[str, Any], domain: str, name: str) -> dict[str, Any]:
+    times = {"start_timestamp": row["start"], "end_timestamp": row["end"]}
+    correlation = {"internal": row["id"], "external": 0}
+    return {
+        "kind": KINDS.index(domain),
+        "operation": OPERATIONS[domain].index(name),
+        "correlation_id": correlation,
+    } | times
+
+
+def write_json(path: Path, *recordings: Recording) -> Path:
+    """Write the JSON of rocprofv3."""
+    path.write_text(
+        json.dumps({"rocprofiler-sdk-tool": [_build_object(recording) for recording in recordings]})
+    )
+    return path
+
+
+def _build_object(recording: Recording) -> dict[str, Any]:
+    gpus = [
+        {"id": {"handle": 70 + gpu}, "type": 2, "node_id": gpu, "logical_node_type_id": gpu - 1, "name": "gfx942",
+         "product_name": MODEL, "cu_count": 304, "wave_front_size": 64}
+        for gpu in GPUS
+    ]  # fmt: skip
+    handles = {CPU: {"handle": 70}, **{gpu: {"handle": 70 + gpu} for gpu in GPUS}}
+    kernels = [
+        _number_names(row, "KERNEL_DISPATCH", "KERNEL_DISPATCH_COMPLETE")
+        | {"thread_id": recording.pid, "stream_id": {"handle": row["stream"]}}
+        | {"dispatch_info": {"agent_id": handles[row["agent"]], "queue_id": {"handle": row["queue"]},
+                             "kernel_id": row["kernel"], "group_segment_size": row["shared"],
+                             "workgroup_size": dict(zip("xyz", row["block"], strict=True)),
+                             "grid_size": dict(zip("xyz", row["grid"], strict=True))}}
+        for row in recording.kernels
+    ]  # fmt: skip
+    copies = [
+        _number_names(row, "MEMORY_COPY", row["name"])
+        | {"thread_id": recording.pid, "stream_id": {"handle": row["stream"]}, "bytes": row["bytes"]}
+        | {"src_agent_id": handles[row["agents"][0]], "dst_agent_id": handles[row["agents"][1]]}
+        for row in recording.copies
+    ]
+    records: dict[str, list[dict[str, Any]]] = {"kernel_dispatch": kernels, "memory_copy": copies}
+    for name, domain in zip(("hip_api", "hsa_api", "marker_api"), DOMAINS, strict=True):
+        rows = [row for row in recording.calls if row["domain"] == domain]
+        records[name] = [_number_names(row, domain, row["name"]) | {"thread_id": row["tid"]} for row in rows]
+    return {
+        "metadata": {"pid": recording.pid, "init_time": START, "fini_time": START, "command": ["train.py"]},
+        "agents": [{"id": handles[CPU], "type": 1, "node_id": 0, "logical_node_type_id": 0}, *gpus],
+        "strings": {
+            "buffer_records": [{"kind": kind, "operations": names} for kind, names in OPERATIONS.items()],
+            "marker_api": [
+                {"key": row["id"], "value": row["text"]} for row in recording.calls if row["text"]
+            ],
+        },
+        "kernel_symbols": [
+            {"kernel_id": number, "kernel_name": f"{name}.kd", "formatted_kernel_name": name}
+            for number, name in enumerate(KERNELS)
+        ],
+        "buffer_records": records | {"scratch_memory": [{}]},
+    }
+
+
+def write_csv(folder: Path, *recordings: Recording, agents: bool = True) -> Path:
+    """Write the CSV files of rocprofv3; without ``agents``, other tables name GPUs by their number."""
+    folder.mkdir(exist_ok=True)
+    calls = "Domain,Function,Process_Id,Thread_Id,Correlation_Id,Start_Timestamp,End_Timestamp"
+    shape = ",".join(f"{name}_Size_{axis}" for name in ("Workgroup", "Grid") for axis in "XYZ")
+    times = "Correlation_Id,Start_Timestamp,End_Timestamp"
+    kernels = f"Kind,Agent_Id,Queue_Id,Stream_Id,Kernel_Name,{times},LDS_Block_Size,"
+    copies = f"Kind,Direction,Stream_Id,Source_Agent_Id,Destination_Agent_Id,{times}"
+    names = {
+        agent: f"Agent {agent}" if agents else f"GPU {agent - 1}" if agent else "CPU 0"
+        for agent in (CPU, *GPUS)
+    }
+
+    def write(recording: Recording, name: str, header: str, rows: Iterable[Iterable[Any]]) -> None:
+        with (folder / f"{recording.pid}_{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
+            writer.writerows([header.split(","), *rows])
+
+    for recording in recordings:
+        if agents:
+            facts = [[CPU, CPU, "CPU", 0, 0, "EPYC"], *([gpu, gpu, "GPU", 304, 64, MODEL] for gpu in GPUS)]
+            header = "Node_Id,Logical_Node_Id,Agent_Type,Cu_Count,Wave_Front_Size,Product_Name"
+            write(recording, "agent_info", header, facts)
+        for kind, domain in zip(("hip", "hsa", "marker"), DOMAINS, strict=True):
+            rows = (
+                [
+                    domain,
+                    row["text"] or row["name"],
+                    recording.pid,
+                    row["tid"],
+                    row["id"],
+                    row["start"],
+                    row["end"],
+                ]
+                for row in recording.calls
+                if row["domain"] == domain
+            )
+            write(recording, f"{kind}_api_trace", calls, rows)
+        write(recording, "kernel_trace", kernels + shape, (
+            ["KERNEL_DISPATCH", names[row["agent"]], row["queue"], row["stream"], KERNELS[row["kernel"]], row["id"],
+             row["start"], row["end"], row["shared"], *row["block"], *row["grid"]] for row in recording.kernels
+        ))  # fmt: skip
+        write(recording, "memory_copy_trace", copies, (
+            ["MEMORY_COPY", row["name"], row["stream"], *(names[agent] for agent in row["agents"]), row["id"],
+             row["start"], row["end"]] for row in recording.copies
+        ))  # fmt: skip
+    return folder

@@ -57,6 +57,11 @@ OTHER_FORMATS = (
         tables=_names("STRING_IDS CANN_API"),
     ),
     OtherFormat(
+        "counters of rocprofv3",
+        _ROCPROFV3,
+        columns=_names("counter_name counter_value dispatch_id"),
+    ),
+    OtherFormat(
         "calls or copies of rocprofv3",
         "open the _kernel_trace.csv next to it, or the folder of both",
         columns=_names("correlation_id start_timestamp end_timestamp"),

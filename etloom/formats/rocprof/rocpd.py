@@ -158,7 +158,7 @@ class _Recording:
             {"process": I64} | ACTIVITY_COLUMNS,
             cat=pl.lit("kernel"),
             name=pl.coalesce("display_name", pl.col("kernel_name").str.strip_suffix(".kd")),
-            device=_number_agents(agents, "agent_id"),
+            device=number_agents(agents, "agent_id"),
             stream=pl.col("stream_id"),
             queue=pl.col("queue_id"),
             correlation=pl.col("stack_id"),
@@ -177,9 +177,7 @@ class _Recording:
             {"process": I64} | ACTIVITY_COLUMNS,
             cat=pl.lit("gpu_memcpy"),
             name=name_copy(pl.col("string")),
-            device=pl.coalesce(
-                _number_agents(agents, "src_agent_id"), _number_agents(agents, "dst_agent_id")
-            ),
+            device=pl.coalesce(number_agents(agents, "src_agent_id"), number_agents(agents, "dst_agent_id")),
             stream=pl.col("stream_id"),
             queue=pl.col("queue_id"),
             correlation=pl.col("stack_id"),
@@ -235,7 +233,7 @@ def describe_device(number: int | None, name: str | None, agent: dict[str, Any])
     }
 
 
-def _number_agents(agents: dict[int, dict[str, Any]], column: str) -> pl.Expr:
+def number_agents(agents: dict[int, dict[str, Any]], column: str) -> pl.Expr:
     """Return the number among the GPUs of the agents in a column; null for those that are not GPUs."""
     gpus = {key: agent["number"] for key, agent in agents.items() if agent["is_gpu"]}
     if not gpus:
