@@ -209,8 +209,7 @@ class _Recording:
         texts = (
             self._read("event", {"id": I64, "extdata": TEXT}, "extdata <> '{}'").drop_nulls("id").unique("id")
         )
-        messages = [_parse_object(text).get("message") for text in texts["extdata"]]
-        return texts.select("id").with_columns(pl.Series("message", messages, dtype=TEXT, strict=False))
+        return texts.select("id", message=pl.col("extdata").str.json_path_match("$.message"))
 
 
 def _join(rows: pl.DataFrame, key: str, table: pl.DataFrame) -> pl.DataFrame:
