@@ -708,16 +708,10 @@ DECLARED_STATS = (
     ),
     DeclaredStat("read.nsys_table_not_read", "info", "rows of tables that etloom does not use"),
     DeclaredStat(
-        "read.nsys_damaged_table",
+        "read.damaged_table",
         "data_loss",
-        "tables that cannot be read completely",
-        "export the report again",
-    ),
-    DeclaredStat(
-        "read.nsys_wrong_type",
-        "data_loss",
-        "values whose type or format does not fit their column; now null",
-        "export the report again",
+        "tables of a database that cannot be read completely",
+        "export or record again",
     ),
     DeclaredStat(
         "read.nsys_inferred_rank",
@@ -738,6 +732,29 @@ DECLARED_STATS = (
     ),
     DeclaredStat(
         "read.nsys_device_of_sync", "info", "synchronizations attributed to the device of their context"
+    ),
+    DeclaredStat("read.rocprof_no_time", "data_loss", "events without a valid start; skipped", _REWRITE),
+    DeclaredStat("read.rocprof_no_name", "data_loss", "events whose name the file does not state", _REWRITE),
+    DeclaredStat(
+        "read.rocprof_no_process",
+        "data_loss",
+        "GPU activities of no process that made calls; skipped",
+        _REWRITE,
+    ),
+    DeclaredStat(
+        "read.rocprof_idle_process",
+        "data_loss",
+        "events of processes without GPU activity; skipped",
+        "read(..., all_processes=True)",
+    ),
+    DeclaredStat(
+        "read.rocprof_not_read", "info", "rows of a file of ROCm's profilers that etloom does not use"
+    ),
+    DeclaredStat(
+        "read.rocprof_inferred_rank",
+        "info",
+        "ranks inferred from ascending process ids",
+        "pass {rank: file} or set RANK in the job",
     ),
     DeclaredStat("read.nsys_failed_call", "info", "runtime calls that returned an error"),
     # Replays

@@ -21,6 +21,7 @@ from etloom.core.errors import ReadError
 from etloom.core.registry import check_options
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.compression import DECOMPRESSION_ERRORS, detect_compression, open_decompressed
+from etloom.formats.io.other_formats import OtherFormat, identify
 from etloom.formats.tables.doubtful_times import judge_times
 from etloom.formats.tables.value_checks import check_values
 
@@ -36,10 +37,11 @@ _PARQUET_MAGIC = b"PAR1"
 _ESCAPE = re.compile(rb"\\(?:u00([2-7][0-9a-fA-F])|(/))")
 """Escapes of letters in JSON: the keys of a format may be written with them."""
 _HTML = (b"<!doctype html", b"<html")
-_ROCPROF_COLUMNS = {b"Kind", b"Correlation_Id", b"Start_Timestamp", b"End_Timestamp"}
 _SAMPLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
+_SEARCHED = {"execution-trace": "etplus", "nsys": "rocprof"}
+"""A reader -> the reader of files that begin alike, which searches the whole file (`is_in`)."""
 _COMMON_FORMATS = ("kineto", "execution-trace")
-FOLDER_FORMATS = ("parquet", "nsys")
+FOLDER_FORMATS = ("parquet", "nsys", "rocprof")
 """The readers here that have a `sniff_folder`: to look for it in the others would import all of them."""
 
 
@@ -105,7 +107,7 @@ def detect_format(path: Path, likely: str = "") -> str | None:
 
     A file is recognized by its first 64 KiB, decompressed (of Parquet also by its last 64 KiB); a folder by
     the optional `sniff_folder` of a reader. An execution trace is searched as a whole for the times of an ET+, which
-    begin late where operators before the profiler's window come first.
+    begin late where operators before the profiler's window come first, and a database for the tables of rocprofv3.
 
     Args:
         path: The file or folder.
@@ -131,8 +133,9 @@ def detect_format(path: Path, likely: str = "") -> str | None:
     heads = dict.fromkeys((head, _ESCAPE.sub(lambda match: match[2] or bytes([int(match[1], 16)]), head)))
     matching = (name for text in heads for name in names if registry.get("readers", name).sniff(text))
     reader = next(matching, None)
-    if reader == "execution-trace" and len(head) == _HEAD_BYTES:
-        return "etplus" if registry.get("readers", "etplus").contains_times(path) else reader
+    if len(head) == _HEAD_BYTES and reader in _SEARCHED:
+        other = _SEARCHED[reader]
+        return other if registry.get("readers", other).is_in(path) else reader
     return reader
 
 
@@ -176,6 +179,10 @@ def _read_footer(path: Path) -> bytes:
         return file.read(_HEAD_BYTES)
 
 
+def _identify(path: Path) -> OtherFormat | None:
+    return None if path.is_dir() else identify(_read_head(path), name=path.name)
+
+
 def _explain_unknown(path: Path) -> str:
     if path.is_dir():
         return "is a folder, not a trace file"
@@ -183,17 +190,15 @@ def _explain_unknown(path: Path) -> str:
         return "the file is empty"
     if detect_compression(path) and not _read_head(path):
         return "nothing could be decompressed"
-    return UNKNOWN_FORMAT
+    other = _identify(path)
+    return UNKNOWN_FORMAT if other is None else f"is {other.name}, which is not read"
 
 
 def _suggest_remedy(path: Path) -> str:
     if path.is_dir():
         return "open it as a run (etloom.open), or specify one file in it"
-    if set(re.findall(rb"\w+", _read_head(path).partition(b"\n")[0])) >= _ROCPROF_COLUMNS:
-        return (
-            "rocprofv3 wrote it: open it in a spreadsheet, or read the .db of the same run with rocpd summary; for "
-            "etloom, record with torch.profiler or etloom collect"
-        )
+    if (other := _identify(path)) is not None:
+        return other.remedy
     if path.stat().st_size and path.name.lower().removesuffix(".gz").endswith(_SAMPLE_SUFFIXES):
         return (
             "for samples, name the column with their time: etloom convert FILE OUT.parquet --time-column NAME"

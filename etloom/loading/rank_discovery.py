@@ -49,6 +49,7 @@ _FORMAT_SIDES = {
     "observer": "host",
     "kineto": "device",
     "nsys": "device",
+    "rocprof": "device",
     "memory-snapshot": "memory",
 }
 """Formats of which a rank has one host and one device trace, and a memory snapshot; any other is read alone."""

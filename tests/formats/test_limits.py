@@ -17,8 +17,7 @@ from etloom import formats
 from etloom.core import machine
 from etloom.core.errors import EtloomError, LimitError
 from etloom.formats.chakra import protobuf as pb
-from etloom.formats.io import limits, parquet_input
-from etloom.formats.nsys import containers
+from etloom.formats.io import limits, parquet_input, sqlite_file
 from support.xspaces import write_gpus
 
 ROWS = 3_000_000
@@ -128,7 +127,7 @@ def test_long_texts_that_rows_of_a_database_share(
 ) -> None:
     path = write_sqlite(tmp_path, own)
     monkeypatch.setattr(limits, "MIN_CHECKED_BYTES", 100)
-    monkeypatch.setattr(containers, "_CHECK_BYTES", 1)
+    monkeypatch.setattr(sqlite_file, "_CHECK_BYTES", 1)
     monkeypatch.setenv("ETLOOM_MAX_RATIO", "0")
     with pytest.raises(LimitError, match="ETLOOM_MAX_RATIO"):
         formats.read(path)

@@ -277,7 +277,7 @@ def test_values_of_the_wrong_type_become_null_and_are_counted(export: Path, tmp_
         db.execute("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = 9223372036854775807 WHERE nameId = 4")
     job = nsys.read(path)
     assert isinstance(job, Job)
-    assert stats(job[0])["read.nsys_wrong_type"] == ("data_loss", 3)
+    assert stats(job[0])["read.wrong_type"] == ("data_loss", 3)
     assert stats(job[0])["read.out_of_range"] == ("data_loss", 1)
     assert stats(job[1])["read.out_of_range"] == ("data_loss", 2)
     assert stats(job[0])["read.nsys_no_time"] == ("data_loss", 1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -137,19 +135,6 @@ def test_a_page_is_offered_to_readers_of_other_packages_only(
     page.write_bytes(b"<!doctype html><html>")
     assert detect_format(page) is None
     assert not imported
-
-
-def test_files_of_rocm_profilers_name_the_tool_that_reads_them(tmp_path: Path) -> None:
-    csv = tmp_path / "7_kernel_trace.csv"
-    csv.write_text('"Kind","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"\n"K","k",1,2,3\n')
-    databases = {"a.db": ["rocpd_metadata_1", "rocpd_kernel_dispatch_1"], "b.rpd": ["rocpd_op", "rocpd_api"]}
-    for name, tables in databases.items():
-        with contextlib.closing(sqlite3.connect(tmp_path / name)) as database:
-            for table in tables:
-                database.execute(f"create table {table} (id int)")
-    for name, tool in ((csv.name, "rocprofv3"), ("a.db", "rocpd summary"), ("b.rpd", "rpd2tracing.py")):
-        with pytest.raises(ReadError, match=tool):
-            formats.read(tmp_path / name)
 
 
 def test_the_json_of_xla_names_its_profile(tmp_path: Path) -> None:

@@ -206,6 +206,8 @@ _FORMS: dict[str, Callable[[random.Random, bytes, Path], bytes]] = {
     ".pickle": _mutate_pickle,
     ".yaml": _mutate_yaml,
     ".sqlite": _mutate_sqlite,
+    ".db": _mutate_sqlite,
+    ".rpd": _mutate_sqlite,
     ".et": _mutate_messages,
     ".parquet": _mutate_parquet,
 }

@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 import etloom
-from support import observer_files, small_traces
+from support import observer_files, rocm_recordings, small_traces
 from support.ascend_traces import write_trace_view
 from support.nccl_profiles import inspector_line, write_lines, write_profile
 from support.paths import ROOT
@@ -258,6 +258,30 @@ def _write_nsys(folder: Path) -> None:
     _load_maker("nsys").build(folder / "run.sqlite")
 
 
+def _make_recordings() -> list[rocm_recordings.Recording]:
+    return [rocm_recordings.make_recording(4, rank, pid=100 + rank, rank=rank) for rank in range(2)]
+
+
+def _write_rocpd(folder: Path) -> None:
+    rocm_recordings.write_rocpd(folder / "run_results.db", *_make_recordings())
+
+
+def _write_rocpd_early(folder: Path) -> None:
+    rocm_recordings.write_rocpd(folder / "run_results.db", *_make_recordings(), early=True)
+
+
+def _write_rpd(folder: Path) -> None:
+    rocm_recordings.write_rpd(folder / "run.rpd", *_make_recordings(), version=3)
+
+
+def _write_rocprof_json(folder: Path) -> None:
+    rocm_recordings.write_json(folder / "run_results.json", *_make_recordings())
+
+
+def _write_rocprof_csv(folder: Path) -> None:
+    rocm_recordings.write_csv(folder, *_make_recordings())
+
+
 def _write_flight_recorder(folder: Path) -> None:
     dump = _load_maker("flight_recorder").dump()
     for rank in range(2):
@@ -426,6 +450,11 @@ SEEDS: dict[str, Seed] = {
     "etplus": Seed(_write_exported("etplus", "etplus_rank{rank}.json"), ("etplus_rank0.json",)),
     "chakra": Seed(_write_exported("chakra", "job.et"), ("job.0.et",)),
     "nsys": Seed(_write_nsys, ("run.sqlite",)),
+    "rocprof": Seed(_write_rocpd, ("run_results.db",)),
+    "rocprof-early": Seed(_write_rocpd_early, ("run_results.db",)),
+    "rocprof-json": Seed(_write_rocprof_json, ("run_results.json",)),
+    "rocprof-csv": Seed(_write_rocprof_csv, ("100_*.csv",)),
+    "rocprof-rpd": Seed(_write_rpd, ("run.rpd",)),
     "flight-recorder": Seed(_write_flight_recorder, ("nccl_trace_rank_0.json", "dump_rank_2.pickle")),
     "watched-job": Seed(_write_watched_job, (".watch/fr_trace_0.json", ".watch/fr_trace_1.json")),
     "stored-run": Seed(_write_stored, ("run=job/**/*.json", "run=job/**/*.parquet"), root="run=job"),

@@ -56,7 +56,7 @@ def sniff(head: bytes) -> bool:
     )
 
 
-def contains_times(path: Path) -> bool:
+def is_in(path: Path) -> bool:
     """Return whether any node of an execution trace has a duration; reads up to the first one, or the whole file."""
     status = path.stat()
     return _search_times(path.resolve(), status.st_size, status.st_mtime_ns)

@@ -25,16 +25,20 @@ from etloom.core.categories import RUNTIME_CATEGORIES
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
+from etloom.formats import rocprof
 from etloom.formats.io.compression import decompressed_file, open_decompressed
+from etloom.formats.io.other_formats import identify
+from etloom.formats.io.sqlite_file import MAGIC
 from etloom.formats.nsys import cuda as cuda
 from etloom.formats.nsys import nvtx as nvtx
 from etloom.formats.nsys import processes as about
 from etloom.formats.nsys.containers import I64, TEXT, ExportFile, ParquetExport, SqliteExport
 from etloom.formats.nsys.event_tables import CUPTI, EventTables
 from etloom.formats.tables.building import build_trace, sort_events
+from etloom.formats.tables.processes import build_device_tracks
 from etloom.formats.tables.recorder_problems import LOSS_WORDS, state_problems
 
-_SQLITE, _REPORT = b"SQLite format 3\0", b"NVIDIA Tegra Profiler Report"
+_REPORT = b"NVIDIA Tegra Profiler Report"
 _EXPORT = ("nsys", "export", "--type=sqlite", "--force-overwrite=true")
 
 _ACTIVITY_READERS: tuple[Callable[[ExportFile], EventTables], ...] = (
@@ -47,6 +51,7 @@ _ACTIVITY_READERS: tuple[Callable[[ExportFile], EventTables], ...] = (
     cuda.read_overheads,
     nvtx.read_ranges,
 )
+_MAIN_TABLES = ("StringIds", "NVTX_EVENTS")
 _LATEST = 1 << 61
 _WARNING = 2
 """Severity of Nsight's messages from which they are warnings and errors."""
@@ -60,8 +65,11 @@ _READ_TABLES = {
 
 
 def sniff(head: bytes) -> bool:
-    """Return whether a file is an Nsight report or a SQLite database, judging from its first bytes ``head``."""
-    return head.startswith((_REPORT, _SQLITE))
+    """Return whether a file is an Nsight report or a SQLite database, judging from its first bytes ``head``.
+
+    The tables of an export may begin after these bytes; only the databases of AMD's profilers are known by them.
+    """
+    return head.startswith(_REPORT) or (head.startswith(MAGIC) and not rocprof.is_database(head))
 
 
 def sniff_folder(path: Path) -> bool:
@@ -132,25 +140,14 @@ def _export_report(report: Path, named: Path, timeout: float) -> Iterator[Path]:
         yield out
 
 
-def _name_tool_for(tables: set[str]) -> str:
-    """Return what to do with a database that is not Nsight's, by its tables."""
-    if {"rocpd_op", "rocpd_api"} <= tables:
-        return "rpd (rocmProfileData) wrote it: convert it with rpd2tracing.py FILE OUT.json, and open that"
-    if any(table.startswith("rocpd_") for table in tables):
-        return (
-            "rocprofv3 wrote it: rocpd summary -i FILE (or rocpd convert) of ROCm reads it; for etloom, record "
-            "with torch.profiler or etloom collect"
-        )
-    return "export with nsys export"
-
-
 def _read(source: ExportFile, path: Path, all_processes: bool) -> Trace | Job:
-    if not any(
-        name == "StringIds" or name.startswith(CUPTI) or name == "NVTX_EVENTS" for name in source.tables
-    ):
-        raise ReadError(
-            "has no table of an Nsight export", where=path, remedy=_name_tool_for(set(source.tables))
+    other = identify(tables=source.tables)
+    if other is not None or not any(name.startswith((CUPTI, *_MAIN_TABLES)) for name in source.tables):
+        reason = (
+            "has no table of an Nsight export" if other is None else f"is {other.name}, which is not read"
         )
+        remedy = "open a recording of a profiler" if other is None else other.remedy
+        raise ReadError(reason, where=path, remedy=remedy)
     header = about.read_meta(source)
     header["files"] = [str(path)]
     base = header["base_ns"]
@@ -351,7 +348,7 @@ class _ProcessTables:
 
     def _select_threads(self, process: int, events: pl.DataFrame) -> pl.DataFrame:
         names = self._threads.filter(pl.col("process") == process).drop("process")
-        return pl.concat([names, about.build_device_tracks(events)], how="diagonal")
+        return pl.concat([names, build_device_tracks(events)], how="diagonal")
 
     def _select_counters(self, process: int, ranks: list[int], first: int) -> pl.DataFrame:
         """Return metrics of the GPUs that the process uses; metrics of unused GPUs go to the first process."""

@@ -12,9 +12,8 @@ from etloom.core.schema import Stat
 from etloom.formats.nsys.containers import I64, TEXT, ExportFile, int_columns
 from etloom.formats.nsys.cuda import read_sm_counts
 from etloom.formats.nsys.event_tables import extract_pid, extract_process, extract_tid, resolve_names
+from etloom.formats.tables.processes import find_rank
 
-# Set for each rank by torchrun, Open MPI, Slurm and MPICH, the most reliable first.
-_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _RANK_IN_NAME = re.compile(r"rank[ _:=#-]?(\d+)", re.IGNORECASE)
 
 
@@ -62,10 +61,7 @@ def _read_rank_from_environment(source: ExportFile) -> int | None:
     rows = source.read_table("META_DATA_CAPTURE", {"name": TEXT, "value": TEXT})
     lines = rows.filter(pl.col("name") == "PROCESS_0:ENVIRONMENT_VARIABLE")["value"].drop_nulls()
     values = {name: value.strip('"') for name, _, value in (line.partition("=") for line in lines)}
-    for variable in _RANK_VARIABLES:
-        if values.get(variable, "").isdigit():
-            return int(values[variable])
-    return None
+    return find_rank(values)
 
 
 def read_meta(source: ExportFile) -> dict[str, Any]:
@@ -136,23 +132,3 @@ def read_threads(source: ExportFile) -> pl.DataFrame:
         name="nameId",
     )
     return pl.concat([processes, threads]).unique(["process", "pid", "tid"], keep="last", maintain_order=True)
-
-
-def build_device_tracks(events: pl.DataFrame) -> pl.DataFrame:
-    """Build rows of the threads table for the devices and streams of one trace's events."""
-    work = events.filter(pl.col("device").is_not_null())
-    devices = work.select("pid", device="device").unique().sort("pid")
-    streams = work.filter(pl.col("stream").is_not_null()).select("pid", "tid").unique().sort("pid", "tid")
-    return pl.concat(
-        [
-            devices.select(
-                "pid",
-                tid=pl.lit(None, dtype=I64),
-                name=pl.format("GPU {}", "device"),
-                labels=pl.format("GPU {}", "device"),
-            ),
-            streams.select(
-                "pid", "tid", name=pl.format("stream {}", "tid"), labels=pl.lit(None, dtype=pl.String)
-            ),
-        ]
-    )

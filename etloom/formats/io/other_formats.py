@@ -1,0 +1,125 @@
+"""Files of profilers that etloom does not read, with the tool that wrote them and the export that is read.
+
+`OTHER_FORMATS` is the only list; readers and `etloom.formats` ask `identify` when they refuse a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+_ROCPROFV3 = "record with rocprofv3 --runtime-trace --output-format rocpd -- COMMAND"
+_TORCH = "record with torch.profiler or etloom collect"
+
+
+@dataclass(frozen=True)
+class OtherFormat:
+    """A format that is not read. A file has it if it matches one of the last four attributes."""
+
+    name: str
+    """What the file is, and the tool that writes it."""
+    remedy: str
+    """The export of the same recording, or another recording, that is read."""
+    magic: bytes = b""
+    """The first bytes."""
+    tables: frozenset[str] = frozenset()
+    """Tables of a SQLite file, all of which it has; of a name that ends in an asterisk, one that begins so."""
+    columns: frozenset[str] = frozenset()
+    """Columns of the header of a CSV file, all of which it has, in lower case."""
+    suffixes: tuple[str, ...] = ()
+    """Ends of the name, in lower case."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OTHER_FORMATS = (
+    OtherFormat(
+        "a report of Nsight Compute (ncu)",
+        "ncu --import FILE --csv --page raw > report.csv, which etloom analyze tasks RUN --ncu report.csv reads",
+        magic=b"NVR\0",
+    ),
+    OtherFormat(
+        "a table of Nsight Compute (ncu --csv)",
+        "read it with a trace: etloom analyze tasks RUN --ncu FILE",
+        columns=frozenset({"id", "process id", "kernel name", "metric name"}),
+    ),
+    OtherFormat(
+        "a database of nvprof",
+        "record with nsys profile -t cuda,nvtx -- COMMAND",
+        tables=_names("StringTable CUPTI_ACTIVITY_KIND_*"),
+    ),
+    OtherFormat(
+        "a database of Ascend's profiler (torch_npu)",
+        "export its trace_view.json: export_type=text, or torch_npu.profiler.profiler.analyse(FOLDER)",
+        tables=_names("STRING_IDS CANN_API"),
+    ),
+    OtherFormat(
+        "counters of rocprofv3",
+        _ROCPROFV3,
+        columns=_names("counter_name counter_value dispatch_id"),
+    ),
+    OtherFormat(
+        "calls or copies of rocprofv3",
+        "open the _kernel_trace.csv next to it, or the folder of both",
+        columns=_names("correlation_id start_timestamp end_timestamp"),
+    ),
+    OtherFormat(
+        "a summary of rocprofv3, without times",
+        _ROCPROFV3,
+        columns=_names("name calls totaldurationns"),
+    ),
+    OtherFormat(
+        "the devices of a recording of rocprofv3",
+        "open the _kernel_trace.csv next to it, or the folder of both",
+        columns=_names("node_id agent_type cu_count"),
+    ),
+    OtherFormat(
+        "a table of rocprof (before rocprofv3)",
+        _ROCPROFV3,
+        columns=_names("kernelname gpu-id queue-id beginns"),
+    ),
+    OtherFormat(
+        "a Perfetto trace (of rocprofv3, rocprof-sys and others)",
+        "of rocprofv3: --output-format rocpd; of rocprof-sys: ROCPROFSYS_USE_ROCPD=ON",
+        suffixes=(".pftrace", ".perfetto-trace", ".perfetto"),
+    ),
+    OtherFormat("an OTF2 archive (of rocprofv3, Score-P)", _ROCPROFV3, suffixes=(".otf2",)),
+    OtherFormat("samples of Linux perf", _TORCH, magic=b"PERFILE2"),
+)
+"""The first match names a file, so a table with more columns comes before one with fewer."""
+
+
+def identify(head: bytes = b"", tables: Collection[str] = (), name: str = "") -> OtherFormat | None:
+    """Return the format of a file that is not read, or None.
+
+    Args:
+        head: The first bytes of the file.
+        tables: The tables of a SQLite file.
+        name: The name of the file.
+    """
+    columns = _read_header(head)
+    for other in OTHER_FORMATS:
+        if (
+            (other.magic and head.startswith(other.magic))
+            or (other.tables and all(_has_table(tables, table) for table in other.tables))
+            or (other.columns and other.columns <= columns)
+            or (other.suffixes and name.lower().removesuffix(".gz").endswith(other.suffixes))
+        ):
+            return other
+    return None
+
+
+def _has_table(tables: Collection[str], name: str) -> bool:
+    if name.endswith("*"):
+        return any(table.startswith(name[:-1]) for table in tables)
+    return name in tables
+
+
+def _read_header(head: bytes) -> frozenset[str]:
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0][: 1 << 14]
+    return frozenset(
+        re.sub(r'^[\s"]+|[\s"]+$', "", part).lower() for part in line.decode("utf-8", "replace").split(",")
+    )
