@@ -211,7 +211,7 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
         pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) | pl.col("backend")
     )
     if not calls.height:
-        raise explain_missing_times(trace) or AnalysisError(
+        raise explain_missing_times(trace) or _explain_snapshot(trace) or AnalysisError(
             "the trace contains no GPU activity and no operators",
             where=describe_rank(trace),
             remedy="record it with torch.profiler and its CPU activity",
@@ -294,12 +294,24 @@ def find_step_nodes(nodes: pl.DataFrame) -> pl.DataFrame:
     return nodes.select("id", step=parse_step()).drop_nulls("step")
 
 
+def _explain_snapshot(trace: Trace) -> AnalysisError | None:
+    """Return an error that names what a memory snapshot does answer; None if the trace is none."""
+    if not trace.rows("allocator"):
+        return None
+    return AnalysisError(
+        "a memory snapshot has no times of operators",
+        where=describe_rank(trace),
+        remedy="use `memory-findings`, `memory-holders` or `allocator`, or add the profiler's trace of the same steps to "
+        "the folder",
+    )
+
+
 def explain_missing_times(trace: Trace) -> AnalysisError | None:
     """Return an error that explains why a trace has no timed events; None if it has some."""
     if trace.rows("events"):
         return None
     if not trace.rows("nodes"):
-        return AnalysisError(
+        return _explain_snapshot(trace) or AnalysisError(
             "the trace contains no events", where=describe_rank(trace), remedy="record it again"
         )
     return AnalysisError(

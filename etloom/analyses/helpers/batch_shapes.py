@@ -112,12 +112,9 @@ def _find_batch_shapes(tensors: pl.DataFrame, parameters: set[str]) -> tuple[lis
     shapes = {text: json.loads(text) for text in set(tensors["shape"].drop_nulls()) - parameters}
     batch_led = [shape for shape in shapes.values() if shape and shape[0] == batch]
     leading = {prod(shape[:end]) for shape in batch_led for end in range(1, len(shape) + 1)}
-    plain = {
-        size
-        for shape in [*map(json.loads, parameters), *(shape[1:] for shape in batch_led)]
-        for size in shape
-    }
-    doubtful = (leading & plain) - {batch}
+    of_parameters = {size for shape in map(json.loads, parameters) for size in shape}
+    inner = {size for shape in batch_led for size in shape[1:]} - {batch}
+    doubtful = leading & (of_parameters | inner)
     return (
         [text for text, shape in shapes.items() if shape and shape[0] in leading],
         [text for text, shape in shapes.items() if shape and shape[0] in doubtful],
