@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from etloom import cli
+from etloom.core import names
 from support.examples import FULL_EXAMPLES, QUICK_EXAMPLES
 from support.paths import DATA, HAS_DATA, NO_DATA, ROOT
 
@@ -33,6 +34,15 @@ def isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ETLOOM_CACHE", str(folder / "cache"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def forgotten_names() -> Iterator[None]:
+    """Remove the files of names that a command added with --names: answers depend on them."""
+    yield
+    if names.list_user_files():
+        names._user_files.clear()
+        names.list_names.cache_clear()
 
 
 @pytest.fixture(scope="session")

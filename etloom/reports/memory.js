@@ -31,14 +31,10 @@ class MemoryChart {
       this.tops = below.map((size, i) => size + part[i]);
       return [below, this.tops];
     });
-    const svg = (name, facts) => {
-      const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-      for (const [key, value] of Object.entries(facts)) node.setAttribute(key, value);
-      return node;
-    };
+    const key = document.getElementById("memory-key").content.firstElementChild;
     document.getElementById("memory-legend").replaceChildren(...data.groups.map((name, i) => {
-      const box = svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" });
-      box.append(svg("rect", { class: data.colors[i], width: 10, height: 10 }));
+      const box = key.cloneNode(true);
+      box.firstElementChild.setAttribute("class", data.colors[i]);
       return element("li", {}, box, name);
     }));
     document.getElementById("memory-note").textContent =

@@ -211,10 +211,14 @@ def select_host_calls(trace: Trace) -> pl.DataFrame:
         pl.col("cat").is_in(list(categories.OPERATOR_CATEGORIES)) | pl.col("backend")
     )
     if not calls.height:
-        raise explain_missing_times(trace) or _explain_snapshot(trace) or AnalysisError(
-            "the trace contains no GPU activity and no operators",
-            where=describe_rank(trace),
-            remedy="record it with torch.profiler and its CPU activity",
+        raise (
+            explain_missing_times(trace)
+            or _explain_snapshot(trace)
+            or AnalysisError(
+                "the trace contains no GPU activity and no operators",
+                where=describe_rank(trace),
+                remedy="record it with torch.profiler and its CPU activity",
+            )
         )
     return calls
 

@@ -480,7 +480,7 @@ def test_without_shapes_the_error_suggests_a_remedy(tmp_path: Path) -> None:
             "std::array<char *, (unsigned long)1>>(int, T2, T3)",
             "copy",
         ),
-        ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "elementwise"),
+        ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "rope"),
         ("void vllm::rms_norm_kernel<c10::BFloat16, 8>(attention*)", "normalisation"),
         ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16>(unsigned short*)", "copy"),
     ],

@@ -79,7 +79,7 @@ def test_checkpointing_keeps_the_memory_at_the_end(tmp_path: Path) -> None:
         ("checkpoint=model.py:13", InvalidValue, "of those in the recording: model.py:12"),
         ("batch=2", InvalidValue, "expected a factor such as x2"),
         ("batch=x0", InvalidValue, "expected a factor such as x2"),
-        ("batch=x2", AnalysisError, "name it with --other-batch"),
+        ("batch=x2", AnalysisError, "name that snapshot with --other-batch"),
     ],
 )
 def test_what_a_recording_does_not_contain_is_refused(
