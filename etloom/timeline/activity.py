@@ -305,8 +305,8 @@ def _explain_snapshot(trace: Trace) -> AnalysisError | None:
     return AnalysisError(
         "a memory snapshot has no times of operators",
         where=describe_rank(trace),
-        remedy="use `memory-findings`, `memory-holders` or `allocator`, or add the profiler's trace of the same steps to "
-        "the folder",
+        remedy="use `memory-findings`, `memory-holders` or `allocator`, or add the profiler's trace of the same steps "
+        "to the folder",
     )
 
 
