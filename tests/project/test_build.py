@@ -27,6 +27,11 @@ def test_a_wheel_contains_everything_the_package_needs(tmp_path: Path) -> None:
     source = tmp_path / "source"
     kept = shutil.ignore_patterns(".*", "build", "run", "docs", "tests", "benchmarks", "__pycache__", "*.so")
     shutil.copytree(ROOT, source, ignore=kept)
+    # Only the contents are checked, and the whole library takes minutes to compile.
+    for file in (source / "native").rglob("*.cpp"):
+        file.write_text(
+            "#include <nanobind/nanobind.h>\nNB_MODULE(_native, module) {}\n" if file.stem == "module" else ""
+        )
     stale = source / "etloom" / "_native.stale.so"
     stale.write_bytes(b"not a library")
     shutil.copy(ROOT / ".gitignore", source)
@@ -39,7 +44,7 @@ def test_a_wheel_contains_everything_the_package_needs(tmp_path: Path) -> None:
         "--no-deps",
         "--no-build-isolation",
         "-C",
-        "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O0",  # only the contents are checked, and -O3 takes a minute
+        "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O0",
         "-w",
         str(tmp_path),
     ]
