@@ -12,6 +12,7 @@ import gzip
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,10 +38,25 @@ class Question:
 
 
 @cache
+def load(run: str, rank: int = 0) -> dict[str, Any]:
+    with gzip.open(RECORDINGS / run / f"kineto_trace_{rank}.json.gz") as file:
+        document: dict[str, Any] = json.load(file)
+        return document
+
+
 def raw(run: str, rank: int = 0) -> list[dict[str, Any]]:
     """Return the complete events of a rank as json.load reads them."""
-    with gzip.open(RECORDINGS / run / f"kineto_trace_{rank}.json.gz") as file:
-        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    return [event for event in load(run, rank)["traceEvents"] if event.get("ph") == "X"]
+
+
+def list_ranks(run: str) -> list[int]:
+    files = (RECORDINGS / run).glob("kineto_trace_*.json.gz")
+    return sorted(int(file.name.removeprefix("kineto_trace_").partition(".")[0]) for file in files)
+
+
+def count_devices(run: str) -> dict[str, int]:
+    used = {event["args"]["device"] for event in raw(run) if event.get("cat") == "kernel"}
+    return dict(Counter(device["name"] for device in load(run)["deviceProperties"] if device["id"] in used))
 
 
 def durations(run: str, rank: int = 0, cat: str = "", name: str = "") -> list[int]:
@@ -89,10 +105,10 @@ def ask_copies(name: str, column: str, expected: Callable[[], Any]) -> Question:
 
 GPU, DDP = "gpu_small", "ddp_2"
 QUESTIONS = [
-    Question("Which ranks?", "open_run", ("ranks",), lambda: [0, 1], {"run": DDP}),
+    Question("Which ranks?", "open_run", ("ranks",), lambda: list_ranks(DDP), {"run": DDP}),
     Question("Which steps?", "open_run", ("steps",), lambda: list_steps(DDP), {"run": DDP}),
     Question("Which steps?", "open_run", ("steps",), lambda: list_steps(GPU), {"run": GPU}),
-    Question("Which device?", "open_run", ("devices",), lambda: {"NVIDIA H200": 1}, {"run": GPU}),
+    Question("Which device?", "open_run", ("devices",), lambda: count_devices(GPU), {"run": GPU}),
     *(
         Question(
             f"How many events of {cat}?",
@@ -163,12 +179,11 @@ QUESTIONS = [
         "count(distinct tid) from events where cat = 'cpu_op' and rank = 0",
         lambda: len({event["tid"] for event in raw(DDP) if event.get("cat") == "cpu_op"}),
     ),
-    Question(
-        "What is the difference of a run from itself?",
-        "compare",
-        ("by category", 0, "change_ns"),
-        lambda: 0,
-        {"before": DDP, "after": DDP},
+    ask_query(
+        "How long do copies run in all?",
+        GPU,
+        "sum(dur) from events where cat = 'gpu_memcpy'",
+        lambda: sum(durations(GPU, 0, "gpu_memcpy")),
     ),
 ]
 

@@ -28,7 +28,7 @@ def query_rocpd(path: Path) -> Figures:
     with closing(sqlite3.connect(path)) as db:
         names = [name for (name,) in db.execute("select name from sqlite_master")]
         end = next(name for name in names if name.startswith("rocpd_string")).removeprefix("rocpd_string")
-        one = {
+        sums = {
             kind: db.execute(f'select count(*), sum("end" - start) from rocpd_{table}{end}').fetchone()
             for kind, table in (("kernel", "kernel_dispatch"), ("gpu_memcpy", "memory_copy"))
         }
@@ -51,7 +51,7 @@ def query_rocpd(path: Path) -> Figures:
                 f"join rocpd_event{end} ce on ce.stack_id = ae.stack_id join rocpd_region{end} c on c.event_id = ce.id"
             )
         }
-    return {**one, **calls, "marks": sorted(mark for (mark,) in marks), "links": links}
+    return {**sums, **calls, "marks": sorted(mark for (mark,) in marks), "links": links}
 
 
 def query_rpd(path: Path) -> Figures:
@@ -174,10 +174,10 @@ def test_layouts_and_versions_read_the_same(tmp_path: Path) -> None:
         formats.read(recordings.write_rpd(tmp_path / f"{version}.rpd", recording, version=version))
         for version in (2, 3)
     )
-    for one, other in ((usual, early), (second, third)):
-        assert isinstance(one, Trace) and isinstance(other, Trace)
+    for first, other in ((usual, early), (second, third)):
+        assert isinstance(first, Trace) and isinstance(other, Trace)
         for table in ("events", "kernels", "threads"):
-            assert one.table(table).equals(other.table(table)), table
+            assert first.table(table).equals(other.table(table)), table
     assert isinstance(usual, Trace) and isinstance(second, Trace)
     columns = ("ts", "dur", "device")
     assert usual.events.select(columns).equals(second.events.select(columns))
@@ -329,9 +329,9 @@ def test_impossible_times_are_counted(tmp_path: Path) -> None:
         db.execute(f"update {table} set start = 'soon' where rowid = 3")
     trace = formats.read(path)
     assert isinstance(trace, Trace)
-    found = stats(trace)
+    counted = stats(trace)
     for name in ("read.negative_dur", "read.unknown_time", "read.wrong_type", "read.rocprof_no_time"):
-        assert found[name] == ("data_loss", 1), name
+        assert counted[name] == ("data_loss", 1), name
     assert trace.events.filter(pl.col("cat") == "kernel").height == 4
 
 

@@ -598,6 +598,9 @@ def test_any_trace_has_a_graph_that_gives_its_times(ranks: list[list[dict[str, A
         assert table["time_ns"].sum() == algorithms.compute_makespan(graph)
         etloom.analyze(job, "graph-quality")
         etloom.analyze(job, "slack")
+    elif not has_work:
+        with pytest.raises(etloom.EtloomError, match="no timed operators and no GPU activity"):
+            etloom.analyze(job, "slack")
 
 
 def test_a_parent_that_ended_as_its_child_starts_ends_none_around_it() -> None:

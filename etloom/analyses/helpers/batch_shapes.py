@@ -37,8 +37,8 @@ def double_batch(trace: Trace, program: Program) -> Program:
     tensors = _list_tensors(trace)
     if not tensors.height or requests["kind"].null_count() == requests.height:
         raise AnalysisError(
-            "a snapshot does not contain which sizes grow with the batch, and next to it there are no shapes of a "
-            "forecast (etloom collect --fake-world)",
+            "the snapshot does not state which sizes grow with the batch, and no forecast next to it "
+            "(etloom collect --fake-world) states shapes",
             remedy=_REMEDY,
         )
     parameters = requests.filter(kind=_PARAMETERS).join(tensors, on=("operator", "bytes"))

@@ -18,7 +18,7 @@ class OtherFormat:
     """A format that is not read. A file has it if it matches one of the last four attributes."""
 
     name: str
-    """What the file is, and the tool that writes it."""
+    """The kind of file, with the tool that writes it."""
     remedy: str
     """The export of the same recording, or another recording, that is read."""
     magic: bytes = b""
@@ -100,7 +100,7 @@ def identify(head: bytes = b"", tables: Collection[str] = (), name: str = "") ->
         tables: The tables of a SQLite file.
         name: The name of the file.
     """
-    columns = _read_header(head)
+    columns = read_header(head)
     for other in OTHER_FORMATS:
         if (
             (other.magic and head.startswith(other.magic))
@@ -118,7 +118,8 @@ def _has_table(tables: Collection[str], name: str) -> bool:
     return name in tables
 
 
-def _read_header(head: bytes) -> frozenset[str]:
+def read_header(head: bytes) -> frozenset[str]:
+    """Return the names in the first line of a CSV file, in lower case, from its first bytes ``head``."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0][: 1 << 14]
     return frozenset(
         re.sub(r'^[\s"]+|[\s"]+$', "", part).lower() for part in line.decode("utf-8", "replace").split(",")

@@ -42,7 +42,7 @@ class SqliteFile:
     """
 
     remedy: ClassVar[str] = "record it again, or copy it again"
-    """What to do with a file that SQLite cannot open."""
+    """Remedy for a file that SQLite cannot open."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.path = path

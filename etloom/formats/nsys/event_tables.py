@@ -8,6 +8,7 @@ import polars as pl
 
 from etloom.core.schema import Stat
 from etloom.formats.nsys.containers import I64, ExportFile
+from etloom.formats.tables.building import select_columns
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 
@@ -56,18 +57,7 @@ def extract_tid(column: str) -> pl.Expr:
 
 def select_event_columns(frame: pl.DataFrame, **columns: pl.Expr | pl.Series | None) -> pl.DataFrame:
     """Select `EVENT_COLUMNS`: each from its keyword argument, otherwise from the frame's column, otherwise null."""
-    return frame.select(
-        (
-            expression
-            if (expression := columns.get(name)) is not None
-            else pl.col(name)
-            if name in frame.columns and name not in columns
-            else pl.lit(None)
-        )
-        .cast(dtype)
-        .alias(name)
-        for name, dtype in EVENT_COLUMNS.items()
-    )
+    return select_columns(frame, EVENT_COLUMNS, **columns)
 
 
 def resolve_names(source: ExportFile, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:

@@ -5,7 +5,7 @@ Categories and names are Kineto's, except that HSA calls, which lie below HIP's,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import polars as pl
 
 from etloom.core.schema import Stat
 from etloom.core.trace import Job, Trace
+from etloom.formats.io.sqlite_file import SqliteFile
 from etloom.formats.tables.building import build_trace, sort_events
 from etloom.formats.tables.processes import build_device_tracks
 
@@ -45,22 +46,6 @@ class Process:
     stats: list[Stat] = field(default_factory=list)
 
 
-def select(frame: pl.DataFrame, schema: Mapping[str, Any], **columns: pl.Expr | None) -> pl.DataFrame:
-    """Select the columns of a schema: each from its keyword argument, else from the frame, else null."""
-    return frame.select(
-        (
-            expression
-            if (expression := columns.get(name)) is not None
-            else pl.col(name)
-            if name in frame.columns and name not in columns
-            else pl.lit(None)
-        )
-        .cast(dtype)
-        .alias(name)
-        for name, dtype in schema.items()
-    )
-
-
 def name_copy(direction: pl.Expr) -> pl.Expr:
     """Return Kineto's name of a copy from that of rocprofiler (MEMORY_COPY_HOST_TO_DEVICE, CopyHostToDevice)."""
     words = (
@@ -74,6 +59,37 @@ def name_copy(direction: pl.Expr) -> pl.Expr:
         "Memcpy {}to{} ({} -> {})", *letters, source.str.to_titlecase(), target.str.to_titlecase()
     )
     return pl.coalesce(named, direction)
+
+
+def describe_device(number: int | None, name: str | None, agent: dict[str, Any]) -> dict[str, Any]:
+    """Return the properties of a device with Kineto's keys, from an agent of rocprofiler."""
+    properties = {
+        "id": number,
+        "name": name,
+        "numSms": agent.get("cu_count"),
+        "warpSize": agent.get("wave_front_size"),
+        "totalGlobalMem": agent.get("local_mem_size") or None,
+    }
+    return {
+        key: value
+        for key, value in properties.items()
+        if isinstance(value, str if key == "name" else int) and not isinstance(value, bool)
+    }
+
+
+def number_agents(agents: dict[int, dict[str, Any]], column: str) -> pl.Expr:
+    """Return the number among the GPUs of the agents in a column; null for those that are not GPUs."""
+    gpus = {key: agent["number"] for key, agent in agents.items() if agent["is_gpu"]}
+    if not gpus:
+        return pl.lit(None, dtype=I64)
+    return pl.col(column).replace_strict(list(gpus), list(gpus.values()), default=None, return_dtype=I64)
+
+
+def count_unread(source: SqliteFile, tables: Iterable[str]) -> Stat:
+    """Return the number of rows in the tables of ROCm's profilers among ``tables``, which are not read."""
+    counts = {table: source.count_rows(table) for table in sorted(tables) if table.startswith("rocpd_")}
+    example = ", ".join(f"{table} {count:,}" for table, count in counts.items() if count)
+    return Stat("read.rocprof_not_read", "info", sum(counts.values()), f"rows in {example}")
 
 
 def build_run(

@@ -14,7 +14,16 @@ import polars as pl
 from etloom.core.schema import Stat
 from etloom.formats.io.json_text import load_json
 from etloom.formats.io.sqlite_file import I64, TEXT, SqliteFile, int_columns
-from etloom.formats.rocprof.activities import ACTIVITY_COLUMNS, CALL_COLUMNS, Process, name_copy, select
+from etloom.formats.rocprof.activities import (
+    ACTIVITY_COLUMNS,
+    CALL_COLUMNS,
+    Process,
+    count_unread,
+    describe_device,
+    name_copy,
+    number_agents,
+)
+from etloom.formats.tables.building import select_columns
 from etloom.formats.tables.processes import find_rank
 
 _STRINGS = "rocpd_string"
@@ -42,7 +51,8 @@ def read_processes(source: SqliteFile) -> tuple[list[Process], list[Stat]]:
         for ending in list_recordings(source)
         for process in _Recording(source, ending).read_processes()
     ]
-    return processes, [*source.stats, *_count_unread(source)]
+    unread = [name for name in source.tables if not name.removeprefix("rocpd_").startswith(_NOT_ACTIVITY)]
+    return processes, [*source.stats, count_unread(source, unread)]
 
 
 def find_rank_of(source: SqliteFile) -> int | None:
@@ -61,17 +71,6 @@ def read_version(source: SqliteFile) -> str | None:
             if tag == "schema_version":
                 return str(value)
     return None
-
-
-def _count_unread(source: SqliteFile) -> list[Stat]:
-    kinds = {
-        table: table.removeprefix("rocpd_") for table in sorted(source.tables) if table.startswith("rocpd_")
-    }
-    counts = {
-        table: source.count_rows(table) for table, kind in kinds.items() if not kind.startswith(_NOT_ACTIVITY)
-    }
-    example = ", ".join(f"{table} {count:,}" for table, count in counts.items() if count)
-    return [Stat("read.rocprof_not_read", "info", sum(counts.values()), f"rows in {example}")]
 
 
 class _Recording:
@@ -153,7 +152,7 @@ class _Recording:
         names = dict.fromkeys(("display_name", "kernel_name"), TEXT)
         symbols = self._read("info_kernel_symbol", {"id": I64} | names).drop_nulls("id").unique("id")
         rows = _join(_join(rows, "kernel_id", symbols), "event_id", events)
-        return select(
+        return select_columns(
             rows,
             {"process": I64} | ACTIVITY_COLUMNS,
             cat=pl.lit("kernel"),
@@ -172,7 +171,7 @@ class _Recording:
     ) -> pl.DataFrame:
         rows = self._read_timed("memory_copy", int_columns("name_id dst_agent_id src_agent_id size"))
         rows = _join(_join(rows, "name_id", strings), "event_id", events)
-        return select(
+        return select_columns(
             rows,
             {"process": I64} | ACTIVITY_COLUMNS,
             cat=pl.lit("gpu_memcpy"),
@@ -196,7 +195,7 @@ class _Recording:
         rows = _join(rows, "name_id", strings.rename({"string": "name"}))
         rows = _join(rows, "category_id", strings.rename({"string": "domain"}))
         rows = _join(rows, "tid", threads.rename({"tid": "thread"}))
-        return select(
+        return select_columns(
             rows,
             {"process": I64} | CALL_COLUMNS,
             name=pl.coalesce("message", "name", "domain"),
@@ -214,30 +213,6 @@ class _Recording:
 
 def _join(rows: pl.DataFrame, key: str, table: pl.DataFrame) -> pl.DataFrame:
     return rows.join(table, left_on=key, right_on="id", how="left", maintain_order="left")
-
-
-def describe_device(number: int | None, name: str | None, agent: dict[str, Any]) -> dict[str, Any]:
-    """Return the properties of a device with Kineto's keys, from an agent of rocprofiler."""
-    properties = {
-        "id": number,
-        "name": name,
-        "numSms": agent.get("cu_count"),
-        "warpSize": agent.get("wave_front_size"),
-        "totalGlobalMem": agent.get("local_mem_size") or None,
-    }
-    return {
-        key: value
-        for key, value in properties.items()
-        if isinstance(value, str if key == "name" else int) and not isinstance(value, bool)
-    }
-
-
-def number_agents(agents: dict[int, dict[str, Any]], column: str) -> pl.Expr:
-    """Return the number among the GPUs of the agents in a column; null for those that are not GPUs."""
-    gpus = {key: agent["number"] for key, agent in agents.items() if agent["is_gpu"]}
-    if not gpus:
-        return pl.lit(None, dtype=I64)
-    return pl.col(column).replace_strict(list(gpus), list(gpus.values()), default=None, return_dtype=I64)
 
 
 def _parse_object(text: str | None) -> dict[str, Any]:

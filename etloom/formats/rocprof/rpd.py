@@ -11,7 +11,8 @@ import polars as pl
 
 from etloom.core.schema import Stat
 from etloom.formats.io.sqlite_file import I64, TEXT, SqliteFile, int_columns
-from etloom.formats.rocprof.activities import ACTIVITY_COLUMNS, CALL_COLUMNS, Process, name_copy, select
+from etloom.formats.rocprof.activities import ACTIVITY_COLUMNS, CALL_COLUMNS, Process, count_unread, name_copy
+from etloom.formats.tables.building import select_columns
 
 TABLES = frozenset({"rocpd_op", "rocpd_api"})
 _READ = ("op", "api", "api_ops", "string", "ustring", "kernelapi", "copyapi", "copyop", "metadata")
@@ -34,7 +35,7 @@ def read_processes(source: SqliteFile) -> tuple[list[Process], list[Stat]]:
     devices = [{"id": device} for device in operations["device"].unique().drop_nulls().sort()]
     stats = [
         *source.stats,
-        *_count_unread(source),
+        count_unread(source, source.tables.keys() - {f"rocpd_{name}" for name in _READ}),
         Stat("read.rocprof_not_read", "info", other, "operations that are barriers and signals"),
         Stat(
             "read.rocprof_no_process",
@@ -47,8 +48,8 @@ def read_processes(source: SqliteFile) -> tuple[list[Process], list[Stat]]:
     processes = [
         Process(
             pid,
-            select(calls.filter(pl.col("pid") == pid), CALL_COLUMNS, correlation=pl.col("api")),
-            select(operations.filter(pl.col("process") == pid), ACTIVITY_COLUMNS),
+            select_columns(calls.filter(pl.col("pid") == pid), CALL_COLUMNS, correlation=pl.col("api")),
+            select_columns(operations.filter(pl.col("process") == pid), ACTIVITY_COLUMNS),
         )
         for pid in pids
     ]
@@ -113,7 +114,7 @@ def _read_operations(
     activities = rows.filter(pl.col("cat") != "")
     text = pl.coalesce(pl.when(pl.col("description") != "").then("description"), "type")
     is_copy = pl.col("cat") == "gpu_memcpy"
-    selected = select(
+    selected = select_columns(
         _join_sizes(source, activities),
         {"process": I64} | ACTIVITY_COLUMNS,
         name=pl.when(is_copy).then(name_copy(pl.col("type"))).otherwise(text),
@@ -126,12 +127,14 @@ def _read_operations(
 
 def _join_sizes(source: SqliteFile, activities: pl.DataFrame) -> pl.DataFrame:
     """Add the bytes of copies: of the operation, or of its call, if that caused one operation only."""
-    own = source.read_table("rocpd_copyop", int_columns("op_ptr_id size")).drop_nulls().unique("op_ptr_id")
+    of_operations = (
+        source.read_table("rocpd_copyop", int_columns("op_ptr_id size")).drop_nulls().unique("op_ptr_id")
+    )
     of_calls = source.read_table("rocpd_copyapi", int_columns("api_ptr_id size")).drop_nulls()
     of_calls = of_calls.unique("api_ptr_id", keep="none").rename({"size": "call_size"})
     single = pl.len().over("api_id") == 1
     return (
-        activities.join(own, left_on="id", right_on="op_ptr_id", how="left", maintain_order="left")
+        activities.join(of_operations, left_on="id", right_on="op_ptr_id", how="left", maintain_order="left")
         .join(of_calls, left_on="api_id", right_on="api_ptr_id", how="left", maintain_order="left")
         .with_columns(bytes=pl.coalesce("size", pl.when(single).then("call_size")))
     )
@@ -140,13 +143,3 @@ def _join_sizes(source: SqliteFile, activities: pl.DataFrame) -> pl.DataFrame:
 def _look_up(rows: pl.DataFrame, strings: pl.DataFrame, key: str, name: str) -> pl.DataFrame:
     texts = strings.select(pl.col("id").alias(key), pl.col("string").alias(name))
     return rows.join(texts, on=key, how="left", maintain_order="left")
-
-
-def _count_unread(source: SqliteFile) -> list[Stat]:
-    counts = {
-        table: source.count_rows(table)
-        for table in sorted(source.tables)
-        if table.startswith("rocpd_") and table.removeprefix("rocpd_") not in _READ
-    }
-    example = ", ".join(f"{table} {count:,}" for table, count in counts.items() if count)
-    return [Stat("read.rocprof_not_read", "info", sum(counts.values()), f"rows in {example}")]

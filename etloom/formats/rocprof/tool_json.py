@@ -19,11 +19,11 @@ from etloom.formats.rocprof.activities import (
     I64,
     TEXT,
     Process,
+    describe_device,
     name_copy,
-    select,
+    number_agents,
 )
-from etloom.formats.rocprof.rocpd import describe_device, number_agents
-from etloom.formats.tables.building import build_series
+from etloom.formats.tables.building import build_series, select_columns
 
 KEY = "rocprofiler-sdk-tool"
 _CALLS = ("hip_api", "hsa_api", "marker_api", "rccl_api")
@@ -153,7 +153,7 @@ class _Recording:
             | {f"block_{axis}": (info, "workgroup_size", axis) for axis in "xyz"},
         )
         names = [symbols.get(kernel) for kernel in rows["kernel"]]
-        return select(
+        return select_columns(
             rows.with_columns(build_series("name", names, TEXT)[0]),
             ACTIVITY_COLUMNS,
             cat=pl.lit("kernel"),
@@ -165,7 +165,7 @@ class _Recording:
         sides = {side: (f"{side}_agent_id", "handle") for side in ("src", "dst")}
         rows = self._build(records, _TIMES | sides | {"bytes": ("bytes",)})
         rows = pl.concat([rows, self._read_names(records)], how="horizontal")
-        return select(
+        return select_columns(
             rows,
             ACTIVITY_COLUMNS,
             cat=pl.lit("gpu_memcpy"),
@@ -186,7 +186,7 @@ class _Recording:
             messages = [texts.get(number) for number in rows["correlation"]]
             message = build_series("message", messages, TEXT)[0]
             rows = rows.with_columns(name=pl.coalesce(message, "name"))
-        return select(rows, CALL_COLUMNS, domain=pl.col("domain").fill_null(default))
+        return select_columns(rows, CALL_COLUMNS, domain=pl.col("domain").fill_null(default))
 
 
 _TIMES: dict[str, tuple[str, ...]] = {

@@ -14,16 +14,17 @@ import polars as pl
 from etloom.core.errors import ReadError
 from etloom.core.schema import Stat
 from etloom.formats.io.limits import check_bytes, check_rows, max_table_bytes
+from etloom.formats.io.other_formats import read_header
 from etloom.formats.rocprof.activities import (
     ACTIVITY_COLUMNS,
     CALL_COLUMNS,
     I64,
     TEXT,
     Process,
+    describe_device,
     name_copy,
-    select,
 )
-from etloom.formats.rocprof.rocpd import describe_device
+from etloom.formats.tables.building import select_columns
 
 _CALLS = ("hip_api_trace", "hsa_api_trace", "marker_api_trace", "rccl_api_trace")
 _KERNELS, _COPIES, _AGENTS = "kernel_trace", "memory_copy_trace", "agent_info"
@@ -39,8 +40,7 @@ _NUMBER = r"^\s*(-?\d+)\s*$"
 
 def sniff(head: bytes) -> bool:
     """Return whether a file is a table of kernels, which is read with the files next to it."""
-    line = head.partition(b"\n")[0][: 1 << 14].decode("utf-8", "replace")
-    columns = {name.strip('" \r').lower() for name in line.split(",")}
+    columns = read_header(head)
     return columns >= _HEADER and "counter_name" not in columns
 
 
@@ -163,7 +163,7 @@ class _Tables:
         }
         frame = self._read(_KERNELS, "agent_id", "kernel_name", *columns.values())
         frame = self._parse(frame, _KERNELS, *columns.values())
-        return select(
+        return select_columns(
             frame.rename({theirs: ours for ours, theirs in columns.items()}),
             ACTIVITY_COLUMNS,
             cat=pl.lit("kernel"),
@@ -177,7 +177,7 @@ class _Tables:
         frame = self._parse(
             self._read(_COPIES, "direction", *sides, *columns.values()), _COPIES, *columns.values()
         )
-        return select(
+        return select_columns(
             frame.rename({theirs: ours for ours, theirs in columns.items()}),
             ACTIVITY_COLUMNS,
             cat=pl.lit("gpu_memcpy"),
@@ -190,7 +190,7 @@ class _Tables:
         frame = self._parse(
             self._read(kind, "domain", "function", *columns.values()), kind, *columns.values()
         )
-        return select(
+        return select_columns(
             frame.rename({theirs: ours for ours, theirs in columns.items()}),
             CALL_COLUMNS | {"pid": I64},
             name=pl.col("function"),

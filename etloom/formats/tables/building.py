@@ -118,6 +118,24 @@ def _get_path(meta: Mapping[str, Any]) -> Path | None:
     return next((Path(name) for name in meta.get("files", ())), None)
 
 
+def select_columns(
+    frame: pl.DataFrame, schema: Mapping[str, Any], **columns: pl.Expr | pl.Series | None
+) -> pl.DataFrame:
+    """Select the columns of a schema: each from its keyword argument, else from the frame, else null."""
+    return frame.select(
+        (
+            expression
+            if (expression := columns.get(name)) is not None
+            else pl.col(name)
+            if name in frame.columns and name not in columns
+            else pl.lit(None)
+        )
+        .cast(dtype)
+        .alias(name)
+        for name, dtype in schema.items()
+    )
+
+
 def sort_events(events: pl.DataFrame) -> pl.DataFrame:
     """Sort events (columns ts, dur, position) in the order of the events table: ts, longest first, position."""
     return events.sort(
