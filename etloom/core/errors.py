@@ -114,7 +114,7 @@ class InvalidOption(CollectError, InvalidValue):
 
 
 class UnknownName(InvalidValue):
-    """A name is not registered; the remedy is the most similar known name, or for an option all known names.
+    """A name is not registered; the remedy is the most similar known name, and for an option all known names.
 
     ``synonyms``: name that other tools use -> the known name, which then is the nearest.
     """
@@ -130,7 +130,10 @@ class UnknownName(InvalidValue):
     ) -> None:
         known = list(known) if option else sorted(known)
         synonym = (synonyms or {}).get(name)
-        near = [synonym] if synonym else [] if option else difflib.get_close_matches(name, known, n=1)
+        near = [synonym] if synonym else difflib.get_close_matches(name, known, n=1)
         self.nearest = near[0] if near else None
-        remedy = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        expected = f"expected one of {', '.join(known)}"
+        remedy = f"did you mean {near[0]!r}?" if near else expected
+        if near and option:
+            remedy += f" ({expected})"
         super().__init__(f"unknown {kind} {name!r}", remedy=remedy, option=option)

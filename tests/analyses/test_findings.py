@@ -366,6 +366,20 @@ def test_oversubscription(tmp_path: Path, slow: int, often: int, cost: int | Non
     assert [row[0] for row in rows] == ([] if cost is None else [cost])
 
 
+@pytest.mark.parametrize(("name", "cost"), [("aten::linear", 4 * 3_900_000), ("Reducer", None)])
+def test_operators_that_call_others_are_interrupted_outside_of_them(
+    tmp_path: Path, name: str, cost: int | None
+) -> None:
+    """Some calls stand still before their product; what code other than an operator does then may be its work."""
+    run, at = RankBuilder(), 0
+    for call in range(40):
+        pause = 3_900 if call % 10 == 9 else 0
+        run.op(name, at, 120 + pause).op("aten::mm", at + 10 + pause, 100)
+        at += 130 + pause
+    rows = find_costs(run.trace(tmp_path), "oversubscription")
+    assert [row[0] for row in rows] == ([] if cost is None else [cost])
+
+
 def test_first_calls_are_not_interrupted(tmp_path: Path) -> None:
     """They load a library or choose an algorithm, on a machine of their own too."""
     run, at = RankBuilder(), 0
@@ -624,9 +638,11 @@ def test_the_place_of_a_finding(data: Path) -> None:
 def test_costs_are_within_the_run_and_ranked_by_gain(data: Path) -> None:
     for name in ("dlrm", "cpu/ddp_2", "tracelens/mi300_qwen.json.gz"):
         rows = etloom.analyze(open_run(data / name), "findings", min_pct=0)
-        ordered = rows.filter(~pl.col("title").str.contains("recording begins later"))
+        ordered = rows.filter(
+            ~pl.col("title").str.contains("recording begins later|the recording does not show")
+        )
         assert ordered["job_gain_ns"].is_sorted(descending=True)
-        assert rows["pct"].is_between(0, 100).all() and rows["job_gain_pct"].is_between(0, 100).all()
+        assert rows["pct"].is_between(0, 100).all() and ordered["job_gain_pct"].is_between(0, 100).all()
 
 
 def test_without_a_graph_that_explains_the_recording_costs_rank(data: Path) -> None:

@@ -218,7 +218,7 @@ def test_other_spellings_of_an_option_become_the_flag(capsys: pytest.CaptureFixt
 
 def test_the_error_lists_all_choices_of_an_option_in_order() -> None:
     assert str(UnknownName("order", "totl", ["own", "total"], option="by")) == (
-        "by: unknown order 'totl'; expected one of own, total"
+        "by: unknown order 'totl'; did you mean 'total'? (expected one of own, total)"
     )
 
 

@@ -6,8 +6,9 @@ after it), so they do not add up. A rank with several devices is idle when all o
 
 - job_gain_ns: upper bound of the time that the job would save without the problem on all affected ranks, simulated on
   the dependency graph of all ranks, from the start of the first annotated step (else of the recording). step_gain_ns:
-  per annotated step. job_gain_pct: share of that time. All are null if the graph does not explain the recording (see
-  graph-quality) or the run is too large; the order is then that of the costs per step, then of the costs.
+  per annotated step. job_gain_pct: share of that time. All are null for what may exist in the recording only, which
+  comes last, and if the graph does not explain the recording (see graph-quality) or the run is too large; the order is
+  then that of the costs per step, then of the costs.
 - cost_ns: upper bound of the time that the rank itself would save; concurrent losses of several streams or threads are
   counted once. pct: share of the time from the rank's first to its last event. step_cost_ns: per annotated step.
   step_pct: the part of the cost inside annotated steps (on the host), as share of their time. Both are null if no step
@@ -151,6 +152,8 @@ def analyze(
         nulls_last=True,
         maintain_order=True,
     )
+    promised = pl.col("job_gain_ns", "step_gain_ns", "job_gain_pct")
+    ranked = ranked.with_columns(pl.when(~pl.col("is_artifact")).then(promised))
     return conform_columns(ranked, COLUMNS)
 
 

@@ -61,7 +61,7 @@ def find_regions(view: RankView) -> pl.DataFrame:
             "end",
             "event",
             "step",
-            name=pl.lit("c10d::broadcast_"),
+            name=pl.lit("c10d::broadcast_ with flattening and copies"),
             cost_ns=pl.col("end") - pl.col("start"),
         )
     )

@@ -8,6 +8,7 @@ import polars as pl
 
 from etloom.analyses.findings.finding import HOST, Finding, compute_cost
 from etloom.analyses.findings.rank_view import RankView
+from etloom.analyses.helpers.operator_times import add_self_time
 from etloom.core import categories
 from etloom.core.intervals import Intervals
 
@@ -29,27 +30,30 @@ def find(view: RankView) -> Iterator[Finding]:
     if view.activity.basis == "device" or launches:
         return
     calls = view.find_host_events("", categories.OPERATOR_CATEGORIES).filter(~categories.is_communication())
-    # Only calls without nested ones, so that an interruption is counted once.
-    leaves = calls.filter(~pl.col("id").is_in(view.trace.events["parent"].drop_nulls().unique().implode()))
+    # Self time, so that an interruption is counted once. Between its operators, the code of others (a hook, a library)
+    # may do what only some calls need.
+    is_outer = pl.col("id").is_in(view.trace.events["parent"].drop_nulls().unique().implode())
+    calls = calls.filter(~is_outer | pl.col("name").cast(pl.String).str.starts_with("aten::"))
     signature = ("name", "dims")
     repeated = (
-        leaves.join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
+        add_self_time(view.trace, calls)
+        .join(view.trace.arguments.select("event", "dims"), left_on="id", right_on="event", how="left")
         .with_columns(
-            usual_ns=pl.col("dur").median().over(signature),
-            most_ns=pl.col("dur").quantile(0.75, "lower").over(signature),
+            usual_ns=pl.col("self_ns").median().over(signature),
+            most_ns=pl.col("self_ns").quantile(0.75, "lower").over(signature),
             calls_alike=pl.len().over(signature),
             turn=pl.int_range(pl.len()).over(signature),
         )
         .filter(pl.col("calls_alike") >= MIN_CALLS)
-        .with_columns(start="ts", cost_ns=(pl.col("dur") - pl.col("usual_ns")).round().cast(pl.Int64))
+        .with_columns(start="ts", cost_ns=(pl.col("self_ns") - pl.col("usual_ns")).round().cast(pl.Int64))
     )
     # A first call may take long because it loads a library or chooses an algorithm.
     interrupted = repeated.filter(
         (pl.col("turn") > 0)
         & (pl.col("cost_ns") > MIN_DELAY_NS)
         & (
-            (pl.col("dur") > MIN_RATIO * pl.col("usual_ns"))
-            | (pl.col("dur") > MIN_SPREAD * pl.col("most_ns"))
+            (pl.col("self_ns") > MIN_RATIO * pl.col("usual_ns"))
+            | (pl.col("self_ns") > MIN_SPREAD * pl.col("most_ns"))
         )
     )
     if interrupted.height < MIN_INTERRUPTED:
