@@ -141,6 +141,12 @@ def analyze(
         schema={**COLUMNS, "step_count": pl.Int64, "order": pl.Int64, "is_artifact": pl.Boolean},
         infer_schema_length=None,
     )
+    return conform_columns(_rank_causes(table, min_pct), COLUMNS)
+
+
+def _rank_causes(table: pl.DataFrame, min_pct: float) -> pl.DataFrame:
+    """Return the causes that cost, or promise, at least ``min_pct`` percent, by what they promise; what may exist in the
+    recording only comes last, and promises nothing."""
     relevant = table.filter((pl.col("pct") >= min_pct) | (pl.col("job_gain_pct") >= min_pct))
     if min_pct > 0:  # a known gain that would be shown as 0.0 % is not worth a line, whatever a rank loses
         relevant = relevant.filter(
@@ -153,8 +159,7 @@ def analyze(
         maintain_order=True,
     )
     promised = pl.col("job_gain_ns", "step_gain_ns", "job_gain_pct")
-    ranked = ranked.with_columns(pl.when(~pl.col("is_artifact")).then(promised))
-    return conform_columns(ranked, COLUMNS)
+    return ranked.with_columns(pl.when(~pl.col("is_artifact")).then(promised))
 
 
 def _compute_order(
