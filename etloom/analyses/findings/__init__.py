@@ -145,8 +145,8 @@ def analyze(
 
 
 def _rank_causes(table: pl.DataFrame, min_pct: float) -> pl.DataFrame:
-    """Return the causes that cost, or promise, at least ``min_pct`` percent, by what they promise; what may exist in the
-    recording only comes last, and promises nothing."""
+    """Return the causes that cost, or promise, at least ``min_pct`` percent, by what they promise; what may exist in
+    the recording only comes last, and promises nothing."""
     relevant = table.filter((pl.col("pct") >= min_pct) | (pl.col("job_gain_pct") >= min_pct))
     if min_pct > 0:  # a known gain that would be shown as 0.0 % is not worth a line, whatever a rank loses
         relevant = relevant.filter(
