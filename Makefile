@@ -105,7 +105,7 @@ $(VENV)/.ray: pyproject.toml $(VENV)/.packages
 	@touch $@
 
 test-ray: setup $(VENV)/.ray ## the tests that need a Ray cluster, which they start on this host
-	$(BIN)/python -m pytest -q tests/exports/test_ray.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q tests/exports/test_ray.py tests/collector/test_ray_actors.py $(PYTEST_ARGS)
 
 setup: build-native $(VENV)/.packages ## install everything into .venv
 

@@ -43,9 +43,12 @@ def list_trace_files(folder: Path) -> list[tuple[Path, int | None]]:
 
 
 def list_windows(folder: Path) -> list[Path]:
-    """Return the folders step_<first> of a run with several recording windows, sorted by their first step."""
+    """Return the folders of windows of a run, step_<first> by first step, then those of Ray actors with their own."""
     windows = [path for path in folder.glob("step_*") if path.is_dir() and path.name[5:].isdecimal()]
-    return sorted(windows, key=lambda path: int(path.name[5:]))
+    windows.sort(key=lambda path: int(path.name[5:]))
+    for actor in sorted(path for path in folder.glob("actor_*") if path.is_dir()):
+        windows += [actor, *list_windows(actor)]
+    return windows
 
 
 def claim_folder(out: str, overwrite: bool, rank: int | None = None, world_size: int = 1) -> None:
@@ -79,12 +82,22 @@ def claim_folder(out: str, overwrite: bool, rank: int | None = None, world_size:
             )
         for path in earlier:
             path.unlink(missing_ok=True)
+        if rank is None:
+            _remove_actor_folders(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "the folder is not writable")
     except OSError as error:
         raise CollectError(
             f"cannot write here: {error.strerror}", where=out, remedy="choose another folder"
         ) from error
+
+
+def _remove_actor_folders(out: Path) -> None:
+    """Remove the folders of Ray actors without traces: an actor takes the first name that is free."""
+    for folder in reversed(list_windows(out)):
+        if folder.relative_to(out).parts[0].startswith("actor_"):
+            with suppress(OSError):
+                _remove_empty_window(folder)
 
 
 def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: RecordingOptions) -> list[str]:
@@ -97,7 +110,7 @@ def publish_rank(scratch: Path, out: Path, facts: dict[str, Any], options: Recor
         Warnings.
     """
     rank = facts["rank"]
-    out.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     record_path = out / f"rank_{rank}.json"
     published = validate_rank_facts(read_json(record_path), rank)
     if published is not None and (published.get("restart") or 0) >= facts["restart"]:

@@ -143,7 +143,7 @@ def _publish_window(
 ) -> tuple[int, ...]:
     """Move the copied files of a recording window to the folder `place`, write its run.json, and return its ranks."""
     if not place.exists():
-        place.mkdir()
+        place.mkdir(parents=True)
         undo.callback(_remove_folder, place)
     for name in window.files:
         _move(copies / name, place / name, undo)
@@ -211,7 +211,7 @@ def _assign_files(folders: dict[Path, list[Path]], warnings: list[str]) -> dict[
     for folder, parts in folders.items():
         duplicates: set[int] = set()
         for part in parts:
-            window = contents.setdefault("" if part == folder else part.name, _WindowContents())
+            window = contents.setdefault(str(part.relative_to(folder)), _WindowContents())
             duplicates |= _add_part(window, part)
         if duplicates:
             ranks = format_ranges(sorted(duplicates))

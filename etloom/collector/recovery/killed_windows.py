@@ -33,6 +33,7 @@ _HIDDEN_NAME = re.compile(r"\.etloom-.+-\d+-[0-9a-f]+", re.ASCII)
 """A folder of unfinished files (options.new_scratch_name). Folders with similar names belong to users."""
 _WINDOW_NAME = re.compile(r"(\d{1,9})(?:-[0-9a-f]{12})?", re.ASCII)
 """The folder of a window in it: pid and a random part, because ranks in containers may all be process 1."""
+_WINDOW_PATH = re.compile(r"(?:actor_[A-Za-z0-9_-]+/)?step_\d+|actor_[A-Za-z0-9_-]+", re.ASCII)
 _UNFINISHED_NAME = re.compile(
     r"(?:et|kineto|flight_recorder)\.(?:etob|json)(?:\.gz|\.tmp)?|killed\.json|started|\.?status-.+|\..+\.[0-9a-f]{12}"
 )
@@ -65,8 +66,9 @@ def recover_window(folder: Path, run: Path) -> Facts | None:
     if facts is None:
         return None
     window, _ = str(facts.pop("window", ".")), facts.pop("command", None)
-    place = run / window if re.fullmatch(r"step_\d+", window) else run
-    if place.is_symlink():
+    window = window if _WINDOW_PATH.fullmatch(window) else "."
+    place = run / window
+    if any((run / part).is_symlink() for part in (window, window.partition("/")[0])):
         return None
     record_path = place / f"rank_{facts['rank']}.json"
     if record_path.exists():
@@ -80,7 +82,7 @@ def recover_window(folder: Path, run: Path) -> Facts | None:
     # Exactly one of the two: if the process was killed while it published, the file has its final name already.
     if unfinished.is_file() == final.is_file():
         return None
-    place.mkdir(exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     if unfinished.is_file():
         unfinished.replace(final)
     names = [path.name for path, rank in list_trace_files(place) if rank == facts["rank"]]

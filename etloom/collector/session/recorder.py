@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from ..options import RecordingOptions
 from ..rank_environment import current_rank
 from ..text import count_noun, describe_error
 from . import active_recorders, signal_errors
+from .actor_folder import choose_actor_folder
 from .background_writer import BackgroundWriter
 from .messages import MessageLog
 from .process_status import ProcessStatus
@@ -70,6 +72,7 @@ class Recorder:
         self.status = ProcessStatus(options.scratch)
         self._schedule = WindowSchedule(options)
         self._pid = os.getpid()
+        self._place: str | None = None
         self._ending = False
         self._window: Window | None = None
         self._guard: ProfilerGuard | None = None
@@ -263,7 +266,10 @@ class Recorder:
                 None if self._schedule.uses_ring else "the previous window is still being written"
             )
             return False
-        options = self.options.for_window(self._schedule.first, self._schedule.last)
+        if self._place is None:
+            self._place = str(choose_actor_folder(Path(self.options.out)))
+        options = replace(self.options, out=self._place)
+        options = options.for_window(self._schedule.first, self._schedule.last)
         window = Window(options)
         window.timer = self._timer
         if not window.can_start():

@@ -1,8 +1,8 @@
 """Bootstrap of the collector: every Python of a job under `etloom collect` imports it, because it is on PYTHONPATH.
 
-It only waits for the import of torch.optim (with --fake-world of torch): when the job itself imports it, the collector
-is loaded from the folder of this file, whether or not etloom is installed. It restores sys.path, runs the sitecustomize
-that it hides, and does not import torch.
+It only waits for the imports of torch.optim (with --fake-world of torch) and ray: when the job itself imports them, the
+collector is loaded from the folder of this file, whether or not etloom is installed. It restores sys.path, runs the
+sitecustomize that it hides, and does not import torch.
 """
 
 from __future__ import annotations
@@ -47,6 +47,13 @@ def _load_collector(optimizer_module: ModuleType) -> None:
         print(f"etloom: nothing is recorded in process {os.getpid()}: {error!r}", file=sys.stderr)
 
 
+def _pass_to_ray(ray: ModuleType) -> None:
+    try:
+        _import_from_collector("launcher.ray_hook").attach(ray)
+    except Exception as error:
+        print(f"etloom: the actors of a running Ray cluster are not recorded: {error!r}", file=sys.stderr)
+
+
 def _start_fake_world(torch: ModuleType) -> None:
     import ctypes
 
@@ -84,6 +91,7 @@ if _FAKE_DEVICE in os.environ:
     sys.meta_path.insert(0, _Waiter("torch", _start_fake_world))
 elif "ETLOOM_COLLECT" in os.environ:
     sys.meta_path.insert(0, _Waiter(_AWAITED, _load_collector))
+    sys.meta_path.insert(0, _Waiter("ray", _pass_to_ray))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=lambda: _fork_hooks.get("before", int)(),

@@ -1,0 +1,34 @@
+"""Passes the recording on to the workers of a Ray cluster that runs already. Loaded by bootstrap/sitecustomize.py.
+
+The workers of a cluster that the job starts itself inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..options import RecordingOptions
+from .collection import job_environment
+
+HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"
+"""Ray's variable: a function that `ray.init` calls with the runtime environment of the job."""
+
+
+def attach(_ray: Any) -> None:
+    """Make `ray.init` of this process pass the recording on to the workers of a cluster that runs already.
+
+    A hook of the user's own stays, and only actors of a cluster that the job starts itself are recorded.
+    """
+    os.environ.setdefault(HOOK_VARIABLE, f"{__name__}.add_recording")
+
+
+def add_recording(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
+    """Return Ray's runtime environment with the environment variables that start the recorder in each worker."""
+    environment = dict(runtime_env or {})
+    variables = job_environment(RecordingOptions.from_environment())
+    given = dict(environment.get("env_vars") or {})
+    bootstrap = variables.pop("PYTHONPATH").split(os.pathsep)[0]
+    # Ray replaces the variable by that of the node.
+    variables["PYTHONPATH"] = os.pathsep.join([bootstrap, given.pop("PYTHONPATH", "${PYTHONPATH}")])
+    return environment | {"env_vars": given | variables}
