@@ -7,6 +7,40 @@ import sys
 from types import FunctionType
 from typing import Any
 
+from . import fake_reducer
+
+
+class _Finished:
+    """The handle of an asynchronous communication; that of the backend "fake" has no result for a hook."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def wait(self, *_: Any) -> bool:
+        return True
+
+    is_completed = is_success = wait
+
+    def get_future(self) -> Any:
+        import torch
+
+        future: Any = torch.futures.Future()
+        future.set_result([self._tensor])
+        return future
+
+
+def _gather_objects(objects: list[Any], value: Any, *_: Any, **__: Any) -> None:
+    objects[:] = [value] * len(objects)
+
+
+def _gather_object(value: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    if objects is not None:
+        objects[:] = [value] * len(objects)
+
+
+def _scatter_objects(output: list[Any], values: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    output[0] = values[0] if values else None
+
 
 def install(torch: Any, rank: int, world_size: int) -> None:
     """Make init_process_group use the backend "fake", and make object collectives return the objects of this rank."""
@@ -27,15 +61,10 @@ def install(torch: Any, rank: int, world_size: int) -> None:
         if device_id is not None:
             torch.cuda.set_device(device_id)
 
-    def gather_objects(objects: list[Any], value: Any, *_: Any, **__: Any) -> None:
-        objects[:] = [value] * len(objects)
+    reduce = dist.distributed_c10d.all_reduce
 
-    def gather_object(value: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
-        if objects is not None:
-            objects[:] = [value] * len(objects)
-
-    def scatter_objects(output: list[Any], values: list[Any] | None = None, *_: Any, **__: Any) -> None:
-        output[0] = values[0] if values else None
+    def all_reduce(tensor: Any, *arguments: Any, **options: Any) -> _Finished | None:
+        return None if reduce(tensor, *arguments, **options) is None else _Finished(tensor)
 
     nothing = lambda *_, **__: None  # noqa: E731
     new_group = dist.distributed_c10d.new_group
@@ -48,15 +77,17 @@ def install(torch: Any, rank: int, world_size: int) -> None:
     replacements = {
         "init_process_group": init_process_group,
         "new_group": create_group,
-        "all_gather_object": gather_objects,
-        "gather_object": gather_object,
-        "scatter_object_list": scatter_objects,
+        "all_reduce": all_reduce,
+        "all_gather_object": _gather_objects,
+        "gather_object": _gather_object,
+        "scatter_object_list": _scatter_objects,
         **dict.fromkeys(("broadcast_object_list", "barrier", "monitored_barrier"), nothing),
     }
     for name, replacement in replacements.items():
         setattr(dist, name, replacement)
         setattr(dist.distributed_c10d, name, replacement)
     _keep_data_of_meshes(dist)
+    fake_reducer.install(torch)
 
 
 def _keep_data_of_meshes(dist: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..options import RecordingOptions
 from ..rank_environment import current_rank
+from ..session.messages import MessageLog
 from . import FACTS_NAME, fake_cuda, fake_distributed
 from .dispatch_recorder import DispatchRecorder, OperatorRecord
 from .trace_file import write_trace
@@ -29,9 +30,13 @@ def start(torch: Any, library: Any) -> None:
     options = RecordingOptions.from_environment()
     rank, world_size = current_rank()
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)  # imports torch._dynamo, which knows torch.cuda
+    # Otherwise it would copy constants, such as a batch norm's count, to the device.
+    setattr(FakeTensorMode, "avoid_device_init", True)  # noqa: B010
     fake_cuda.install(torch, library.etloom_set_device)
     fake_distributed.install(torch, rank, world_size)
     torch.utils.swap_tensors = _swap_tensors
+    torch.compile = _EagerCompiler()
+    torch.Tensor.record_stream = lambda *_: None
     for name in (
         "init_cuda_context",
         "init_gpu_context",
@@ -57,6 +62,17 @@ def _read_scalar(mode: Any, func: Any, tensor: Any) -> Any:
     if tensor.dtype.is_floating_point:
         return 0.0
     return False if str(tensor.dtype) == "torch.bool" else 1
+
+
+class _EagerCompiler:
+    """Stands for torch.compile, which needs the device: the operators before fusion are recorded."""
+
+    def __init__(self) -> None:
+        self._messages = MessageLog()
+
+    def __call__(self, model: Any = None, **_: Any) -> Any:
+        self._messages.warn_once("torch.compile is ignored: operators are those of the eager code")
+        return model if model is not None else lambda function: function
 
 
 def _swap_tensors(first: Any, second: Any) -> None:
