@@ -71,15 +71,13 @@ Run = tuple[float, float, int, object]
 
 
 @dataclass(frozen=True)
-class Target:
-    """A figure next to the one that was asked for.
+class Comparison:
+    """A figure with the ratio to a peer and the distance to a limit.
 
     Attributes:
         name: what was measured.
         value: the figure.
         unit: its unit.
-        asked: the figure asked for; None if none was.
-        is_maximum: the figure must not exceed the one asked for, else not fall below it.
         baseline: the peer, or the simplest program of the same task; empty without one.
         ratio: how many times as long as etloom the baseline takes.
         limit: work that no program of this task can avoid.
@@ -89,32 +87,30 @@ class Target:
     name: str
     value: float
     unit: str
-    asked: float | None = None
-    is_maximum: bool = True
     baseline: str = ""
     ratio: float | None = None
     limit: str = ""
     distance: float | None = None
 
 
-TARGETS = "ETLOOM_BENCH_TARGETS"
-"""The environment variable with the file that receives the targets of a run of benchmarks."""
+COMPARISONS = "ETLOOM_BENCH_COMPARISONS"
+"""The environment variable with the file that receives the comparisons of a run of benchmarks."""
 SLOW_SECONDS = 10
 """Programs that take longer run once: they vary little."""
 IMPORTS = "import polars, numpy"
 """The imports of every process that uses tables."""
 
 
-def note_targets(*targets: Target) -> None:
+def note_comparisons(*comparisons: Comparison) -> None:
     """Append figures to the file that `write_page` reads; without it do nothing."""
-    if path := os.environ.get(TARGETS):
+    if path := os.environ.get(COMPARISONS):
         with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123
-            file.writelines(json.dumps(asdict(target)) + "\n" for target in targets)
+            file.writelines(json.dumps(asdict(comparison)) + "\n" for comparison in comparisons)
 
 
-def read_targets(path: Path) -> list[Target]:
-    """Return the figures that `note_targets` wrote."""
-    return [Target(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+def read_comparisons(path: Path) -> list[Comparison]:
+    """Return the figures that `note_comparisons` wrote."""
+    return [Comparison(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def measure_seconds(work: Callable[[], object]) -> float:

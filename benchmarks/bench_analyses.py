@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from _measure import PEERS, Target, Task, machine, measure_copying, note_targets, run_once, table
+from _measure import PEERS, Comparison, Task, machine, measure_copying, note_comparisons, run_once, table
 from make import CACHE, find_device_trace, make_copies
 
 import etloom
@@ -26,23 +26,23 @@ from etloom.core import registry
 from etloom.core.errors import AnalysisError
 
 QUESTIONS = {
-    # ours, its options: HTA's call, the ratio asked for
-    ("temporal-breakdown", ""): ("get_temporal_breakdown(visualize=False)", 10),
-    ("comm-overlap", ""): ("get_comm_comp_overlap(visualize=False)", 10),
-    ("kernel-breakdown", ""): ("get_gpu_kernel_breakdown(visualize=False)", 10),
-    ("idle-time", ""): ("get_idle_time_breakdown(ranks=[0], visualize=False)", 10),
-    ("launches", ""): ("get_cuda_kernel_launch_stats(ranks=[0], visualize=False)", 10),
-    ("queue-length", ""): ("get_queue_length_time_series(ranks=[0])", 10),
-    ("queue-summary", ""): ("get_queue_length_summary(ranks=[0])", 10),
-    ("memory-bandwidth", ""): ("get_memory_bw_time_series(ranks=[0])", 10),
-    ("memory-bandwidth-summary", ""): ("get_memory_bw_summary(ranks=[0])", 10),
-    ("annotations", ""): ("get_gpu_user_annotation_breakdown(visualize=False)", 10),
-    ("annotated-kernels", ""): ("get_gpu_kernels_with_user_annotations(0)", 10),
-    ("operator-delays", ""): ("get_aten_op_kernels_and_delay(ranks=[0])", 50),
-    ("kernel-sequences", "autograd::engine"): (
-        "get_frequent_cuda_kernel_sequences('autograd::engine', {folder!r}, rank=0, visualize=False)",
-        200,
-    ),
+    # ours, its options: HTA's call
+    ("temporal-breakdown", ""): "get_temporal_breakdown(visualize=False)",
+    ("comm-overlap", ""): "get_comm_comp_overlap(visualize=False)",
+    ("kernel-breakdown", ""): "get_gpu_kernel_breakdown(visualize=False)",
+    ("idle-time", ""): "get_idle_time_breakdown(ranks=[0], visualize=False)",
+    ("launches", ""): "get_cuda_kernel_launch_stats(ranks=[0], visualize=False)",
+    ("queue-length", ""): "get_queue_length_time_series(ranks=[0])",
+    ("queue-summary", ""): "get_queue_length_summary(ranks=[0])",
+    ("memory-bandwidth", ""): "get_memory_bw_time_series(ranks=[0])",
+    ("memory-bandwidth-summary", ""): "get_memory_bw_summary(ranks=[0])",
+    ("annotations", ""): "get_gpu_user_annotation_breakdown(visualize=False)",
+    ("annotated-kernels", ""): "get_gpu_kernels_with_user_annotations(0)",
+    ("operator-delays", ""): "get_aten_op_kernels_and_delay(ranks=[0])",
+    (
+        "kernel-sequences",
+        "autograd::engine",
+    ): "get_frequent_cuda_kernel_sequences('autograd::engine', {folder!r}, rank=0, visualize=False)",
 }
 READINGS = 3
 PROCESS_ANALYSIS = "temporal-breakdown"
@@ -137,11 +137,11 @@ def compare_with_hta(path: Path, quick: bool, folder: Path) -> None:
     questions = {
         key: value for key, value in QUESTIONS.items() if not (quick and key[0] == "kernel-sequences")
     }
-    calls = {key: call.format(folder=str(folder)) for key, (call, _) in questions.items()}
+    calls = {key: call.format(folder=str(folder)) for key, call in questions.items()}
     hta = run_hta(path, list(calls.values()))
     copied = job[job.ranks[0]].events.estimated_size() / measure_copying()
     rows = []
-    for (name, operator), (_, target) in questions.items():
+    for name, operator in questions:
         options = {"operator": operator} if operator else {}
         mine, whole = time_analysis(job, name, **options), time_with_reading(path, name, **options)
         other, read = hta.get(calls[name, operator], "not run"), hta.get("read", "")
@@ -151,13 +151,11 @@ def compare_with_hta(path: Path, quick: bool, folder: Path) -> None:
             for a, b in ((mine, other), (whole, hta_whole))
         ]
         if isinstance(mine, float) and isinstance(other, float):
-            note_targets(
-                Target(
+            note_comparisons(
+                Comparison(
                     f"{name}: times as fast as HTA",
                     other / mine,
                     "x",
-                    target,
-                    is_maximum=False,
                     baseline="HTA, with reading",
                     ratio=hta_whole / whole if isinstance(hta_whole, float) else None,
                     limit="copy of the events",
@@ -170,13 +168,12 @@ def compare_with_hta(path: Path, quick: bool, folder: Path) -> None:
                 _format(mine),
                 _format(other),
                 ratios[0],
-                f"{target}x",
                 _format(whole),
                 _format(hta_whole),
                 ratios[1],
             ]
         )
-    header = ("", "etloom", "HTA", "ratio", "target", "etloom, read", "HTA, read", "ratio")
+    header = ("", "etloom", "HTA", "ratio", "etloom, read", "HTA, read", "ratio")
     table(f"{path.name}: seconds", header, rows)
     print_process_times(path, hta, hta.get(calls[PROCESS_ANALYSIS, ""], "not run"))
 
@@ -201,7 +198,7 @@ def run_on_big_trace(millions: float) -> None:
         else:
             seconds, cpu, peak, reason = run
             rows.append([name, f"{seconds:.2f}", f"{cpu:.2f}", f"{peak / 1e6:,.0f}", str(reason)[:60]])
-    table(f"{events:,} rows of events: seconds (target: 5)", ("", "etloom", "CPU s", "peak MB", ""), rows)
+    table(f"{events:,} rows of events: seconds", ("", "etloom", "CPU s", "peak MB", ""), rows)
 
 
 def _format(value: float | str) -> str:

@@ -13,15 +13,15 @@ import time
 import numpy as np
 from _measure import (
     PEERS,
+    Comparison,
     Figure,
-    Target,
     Task,
     arguments,
     compare,
     machine,
     measure,
     measure_touching,
-    note_targets,
+    note_comparisons,
     peer_version,
     table,
 )
@@ -81,12 +81,11 @@ def measure_speed(millions: float, rounds: int) -> None:
     outcomes = measure([task], rounds)
     if isinstance(ours := outcomes[0], Figure):
         touched = ours.peak / measure_touching()
-        note_targets(
-            Target(
+        note_comparisons(
+            Comparison(
                 f"graph and schedule of {millions:g} M points",
                 ours.seconds,
                 "s",
-                3 if millions >= 10 else None,
                 limit="first touch of its memory",
                 distance=ours.seconds / touched,
             )
@@ -122,8 +121,8 @@ def compare_with_hta(rounds: int) -> None:
     outcomes = measure(tasks, rounds)
     mine, other = (*(one if isinstance(one, Figure) else None for one in outcomes), None)[:2]
     if mine is not None:
-        note_targets(
-            Target(
+        note_comparisons(
+            Comparison(
                 f"critical path of {trace}, without reading",
                 mine.seconds,
                 "s",

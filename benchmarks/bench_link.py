@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _measure import IMPORTS, Target, machine, note_targets, table, touch_memory, warm
+from _measure import IMPORTS, Comparison, machine, note_comparisons, table, touch_memory, warm
 from make import CACHE, FILES, SOURCES, make_copies
 
-TARGET_SECONDS, TARGET_BYTES = 0.7, 2e9
 MAX_LOADED = 16  # copies; json.load of 64 takes 7 GB
 
 LOAD = """
@@ -91,19 +90,17 @@ def compare_processes(rounds: int, out: Path) -> None:
         for name, cost in costs.items()
     ]
     ours, limit = costs["etloom link"].seconds, costs["limit: imports of polars and numpy"].seconds
-    note_targets(
-        Target(
+    note_comparisons(
+        Comparison(
             f"link {SOURCES.name} to ET+, a process",
             ours,
             "s",
-            TARGET_SECONDS,
             baseline="json.load of both files",
             ratio=load.seconds / ours,
             limit="imports of polars and numpy",
             distance=ours / limit,
         )
     )
-    rows.append(["target", f"{TARGET_SECONDS:.2f}", "", "", ""])
     nodes, events = count_rows()
     table(
         f"Link and export {SOURCES.name}: {nodes:,} nodes, {events:,} events, median of {rounds}",
@@ -173,12 +170,11 @@ def compare_sizes(counts: Sequence[int], rounds: int, out: Path) -> None:
             ]
         )
     if counts:
-        note_targets(
-            Target(
+        note_comparisons(
+            Comparison(
                 f"link {counts[-1]} copies: time per node relative to one copy",
                 each / (first or each),
                 "",
-                1.0,
                 baseline="json.load of both files",
                 ratio=None if load is None else load.seconds / ours.seconds,
                 limit="linear growth",
@@ -186,7 +182,7 @@ def compare_sizes(counts: Sequence[int], rounds: int, out: Path) -> None:
             )
         )
     table(
-        f"Copies; target: us/node does not grow, peak below {TARGET_BYTES / 1e9:.0f} GB",
+        "Copies",
         [
             *("copies", "nodes", "events", "seconds", "us/node", "of the first", "peak GB"),
             *("json.load s", "GB", "x json.load"),

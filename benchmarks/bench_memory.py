@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from _measure import Figure, Target, Task, machine, measure, note_targets, table
+from _measure import Comparison, Figure, Task, machine, measure, note_comparisons, table
 
 SIMULATE = """
 import numpy as np
@@ -136,10 +136,10 @@ def main() -> None:
         (f.name, f"{f.seconds:.2f} s", f"{f.cpu:.2f} s", f"{f.peak / 1e9:.2f} GB", f.answer) for f in figures
     ]
     table("memory", ("task", "time", "CPU", "memory", "rows"), rows)
-    note_targets(
-        Target("memory: 1 M requests and frees", figures[0].seconds, "s", 2),
-        Target("memory: a generated snapshot of 2 GB", figures[2].seconds, "s", 15),
-        Target("memory: peak memory of reading it", figures[2].peak / 1e9, "GB", 1),
+    note_comparisons(
+        Comparison("memory: 1 M requests and frees", figures[0].seconds, "s"),
+        Comparison("memory: a generated snapshot of 2 GB", figures[2].seconds, "s"),
+        Comparison("memory: peak memory of reading it", figures[2].peak / 1e9, "GB"),
     )
 
 

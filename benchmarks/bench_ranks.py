@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from subprocess import DEVNULL, run
 
-from _measure import IMPORTS, Target, machine, note_targets, table, touch_memory
+from _measure import IMPORTS, Comparison, machine, note_comparisons, table, touch_memory
 from make import make_ranks, make_small_ranks
 
 VERBS = {
@@ -29,8 +29,8 @@ VERBS = {
 }
 
 
-SMALL_RUNS = (("info", 2, 0.25, 0.25), ("report", 8, 0.8, 0.8), ("info", 256, 4, 1), ("report", 256, 4, 1))
-"""Verb, ranks, seconds asked for with an empty cache and again."""
+SMALL_RUNS = (("info", 2), ("report", 8), ("info", 256), ("report", 256))
+"""Verb and ranks."""
 
 
 def measure_process(command: list[str], **environment: str) -> tuple[float, float, float]:
@@ -55,8 +55,8 @@ def measure_small_runs(rounds: int) -> None:
         name: statistics.median(measure_apart([sys.executable, "-c", code])[0] for _ in range(rounds))
         for name, code in (("imports of polars and numpy", IMPORTS), ("start of Python", "pass"))
     }
-    rows = [[f"limit: {name}", f"{seconds:.3f}", "", "", ""] for name, seconds in limits.items()]
-    for verb, ranks, *asked in SMALL_RUNS:
+    rows = [[f"limit: {name}", f"{seconds:.3f}", "", ""] for name, seconds in limits.items()]
+    for verb, ranks in SMALL_RUNS:
         command = [sys.executable, "-m", "etloom", verb, str(make_small_ranks(ranks))]
         figures: tuple[list[tuple[float, float, float]], ...] = ([], [])
         for _ in range(rounds if ranks < 100 else min(rounds, 3)):
@@ -66,25 +66,24 @@ def measure_small_runs(rounds: int) -> None:
                 for runs in figures:
                     runs.append(measure_apart(words, ETLOOM_CACHE=f"{scratch}/cache"))
         medians = [[statistics.median(values) for values in zip(*runs, strict=True)] for runs in figures]
-        for when, (seconds, cpu, peak), target, (limit, least) in zip(
-            ("empty cache", "again"), medians, asked, limits.items(), strict=True
+        for when, (seconds, cpu, peak), (limit, least) in zip(
+            ("empty cache", "again"), medians, limits.items(), strict=True
         ):
             name = f"{verb}, {ranks} ranks, {when}"
-            rows.append([name, f"{seconds:.3f}", f"{cpu:.3f}", f"{peak / 1e6:.0f}", f"{target:g}"])
+            rows.append([name, f"{seconds:.3f}", f"{cpu:.3f}", f"{peak / 1e6:.0f}"])
             first = medians[0][0] / seconds if when == "again" else None
-            note_targets(
-                Target(
+            note_comparisons(
+                Comparison(
                     f"{name}, a process",
                     seconds,
                     "s",
-                    target,
                     baseline="with an empty cache" if first else "",
                     ratio=first,
                     limit=limit,
                     distance=seconds / least,
                 )
             )
-    table("small ranks", ["", "seconds", "CPU s", "peak MB", "target s"], rows)
+    table("small ranks", ["", "seconds", "CPU s", "peak MB"], rows)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 Each program reads the same file in its own process. Times are without imports; the peak is the memory above that
 after the imports. json and orjson only parse into Python objects. Speed is in MB of plain text, also for a
-compressed file. The last table compares the figures with their targets.
+compressed file.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from pathlib import Path
 
 from _measure import (
     PEERS,
+    Comparison,
     Figure,
     Outcome,
-    Target,
     Task,
     arguments,
     compare,
     machine,
     measure,
-    note_targets,
+    note_comparisons,
     peer_version,
     run_once,
-    table,
     warm,
 )
 from make import make
@@ -162,80 +161,25 @@ def make_job_tasks(path: Path, folder: str) -> list[Task]:
 
 MAX_ET = 2000  # MB; a larger file needs too much memory
 MIN_CACHED = 250  # MB; smaller files are not kept in the cache
-Row = tuple[str, str, str, str, str]
 
 
-def make_row(
-    name: str, size: float, figure: float | None, target: float, unit: str, is_maximum: bool = False
-) -> Row:
-    """Return a row of the last table: a figure and its target, a minimum or with ``is_maximum`` a maximum."""
-    if figure is None:
-        return name, f"{size:.0f} MB", "-", f"{target:g} {unit}", ""
-    met = figure <= target if is_maximum else figure >= target
-    text = f"{figure:.0f}" if figure >= 100 else f"{figure:.2g}" if figure < 1 else f"{figure:.1f}"
-    bound = f"{'at most' if is_maximum else 'at least'} {target:g} {unit}"
-    return name, f"{size:.0f} MB", f"{text} {unit}", bound, "yes" if met else "no"
-
-
-def compare_with_targets(kind: str, size: float, outcomes: Sequence[Outcome]) -> list[Row]:
-    """Compare the figures with their targets."""
-    by_name = {outcome.name: outcome for outcome in outcomes if isinstance(outcome, Figure)}
-    ours = by_name.get("etloom.read")
-    if ours is None:
-        return []
-
-    def ratio(name: str) -> float | None:
-        return by_name[name].seconds / ours.seconds if name in by_name else None
-
-    title = {"kineto": "Kineto", "et": "execution trace"}[kind]
-    speed, compressed_speed = {"kineto": (1200, 900), "et": (700, None)}[kind]
-    rows = [make_row(f"{title}: speed", size, size / ours.seconds, speed, "MB/s")]
-    _note_speeds(f"read {title}, {size:.0f} MB", kind, size, by_name)
-    if kind == "kineto":
-        rows += [
-            make_row(
-                "  HTA's default backend takes", size, ratio("HTA, default backend"), 30, "times as long"
-            ),
-            make_row(
-                "  a Chakra-like loader takes",
-                size,
-                ratio("json.load + Event objects (as Chakra)"),
-                20,
-                "times as long",
-            ),
-            make_row("  orjson.loads alone takes", size, ratio("orjson.loads"), 4, "times as long"),
-        ]
-    else:
-        rows.append(make_row("  json.load takes", size, ratio("json.load"), 25, "times as long"))
-    compressed = by_name.get("etloom.read, gzip")
-    if compressed and compressed_speed:
-        rows.append(make_row("  gzip", size, size / compressed.seconds, compressed_speed, "MB/s"))
-    if MIN_CACHED < size <= 400:
-        rows.append(make_row("  peak above the imports", size, ours.peak / 1e6, 300, "MB", is_maximum=True))
-    return rows
-
-
-def _note_speeds(name: str, kind: str, size: float, by_name: dict[str, Figure]) -> None:
+def note_speeds(kind: str, size: float, outcomes: Sequence[Outcome]) -> None:
     """Note the speed of reading plain text and gzip, next to the peers' and to reading the bytes."""
+    by_name = {outcome.name: outcome for outcome in outcomes if isinstance(outcome, Figure)}
+    name = f"read {'Kineto' if kind == 'kineto' else 'execution trace'}, {size:.0f} MB"
     limit = by_name.get("limit: read the bytes")
-    asked = {"kineto": (1200, 900), "et": (700, None)}[kind]
     peers = ["HTA, default backend"] if kind == "kineto" else []
-    for label, program, least in (
-        (name, "etloom.read", asked[0]),
-        (f"{name}, gzip", "etloom.read, gzip", asked[1]),
-    ):
+    for label, program in ((name, "etloom.read"), (f"{name}, gzip", "etloom.read, gzip")):
         ours = by_name.get(program)
         if ours is None:
             continue
         for peer in (*peers, "json.load", "orjson.loads"):
             other = by_name.get(peer)
-            note_targets(
-                Target(
+            note_comparisons(
+                Comparison(
                     label,
                     size / ours.seconds,
                     "MB/s",
-                    least,
-                    is_maximum=False,
                     baseline=peer,
                     ratio=None if other is None else other.seconds / ours.seconds,
                     limit="reading the bytes",
@@ -252,7 +196,6 @@ def main() -> None:
         "peers: "
         + ", ".join(f"{name} {version or 'not installed: make bench'}" for name, version in peers.items())
     )
-    rows: list[Row] = []
     for kind, title in (("kineto", "Kineto"), ("et", "Execution trace")):
         for size in options.sizes:
             if kind == "et" and size > MAX_ET:
@@ -267,36 +210,16 @@ def main() -> None:
                 if with_peers or kind == "et":
                     outcomes = measure(make_tasks(kind, path, with_peers), options.rounds)
                     compare(heading, outcomes, megabytes)
-                    rows += compare_with_targets(kind, megabytes, outcomes)
+                    note_speeds(kind, megabytes, outcomes)
                 if kind == "kineto" and megabytes <= MIN_CACHED:
                     runs = measure(make_job_tasks(path, folder), options.rounds)
                     compare(f"{RANKS} ranks of {megabytes:.1f} MB, read and linked", runs, RANKS * megabytes)
-                    serial, parallel = (run.seconds if isinstance(run, Figure) else None for run in runs)
-                    gain = serial / parallel if serial and parallel else None
-                    name = f"{RANKS} ranks: {runs[-1].name} is faster by"
-                    rows.append(make_row(name, RANKS * megabytes, gain, 1, "times"))
                 if kind == "kineto" and MIN_CACHED < megabytes <= options.peer_limit:
                     outcomes = measure(make_cache_tasks(path, folder), options.rounds)
                     compare(f"{heading}: opened twice", outcomes, megabytes)
-                    first, again = outcomes
-                    if isinstance(first, Figure) and isinstance(again, Figure):
-                        speedup = first.seconds / again.seconds
-                        rows.append(make_row("  opening it again is faster", megabytes, speedup, 5, "times"))
                 elif kind == "kineto" and not with_peers:
                     outcomes = measure(make_spill_tasks(path, folder), 1)
                     compare(f"{title}, {megabytes:.1f} MB, in parts", outcomes, megabytes)
-                    if isinstance(outcomes[0], Figure):
-                        rows.append(
-                            make_row(
-                                "Kineto in parts: peak",
-                                megabytes,
-                                outcomes[0].peak / 1e6,
-                                1500,
-                                "MB",
-                                is_maximum=True,
-                            )
-                        )
-    table("Targets", ["", "size", "measured", "target", "met"], rows)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _measure import (
+    COMPARISONS,
     PEERS,
     ROOT,
-    TARGETS,
-    Target,
+    Comparison,
     describe_machine,
     format_ratio,
     measure_copying,
     measure_touching,
-    read_targets,
+    read_comparisons,
 )
 from make import DATA, SOURCES
 
@@ -58,33 +58,21 @@ project), and Perfetto's wheel downloads its trace processor when it starts. No 
 """
 
 
-def format_targets(targets: Sequence[Target]) -> str:
-    """Return the table of figures next to those asked for."""
-    lines = [
-        "| figure | measured | asked | met | ratio to | distance to the limit |",
-        "|---|---|---|---|---|---|",
-    ]
-    for target in targets:
-        asked = is_met = ""
-        if target.asked is not None:
-            asked = f"at {'most' if target.is_maximum else 'least'} {target.asked:g} {target.unit}"
-            met = target.value <= target.asked if target.is_maximum else target.value >= target.asked
-            is_met = "yes" if met else "no"
-        cells = (
-            target.name,
-            f"{target.value:.3g} {target.unit}"
-            if target.value < 1000
-            else f"{target.value:,.0f} {target.unit}",
-            asked,
-            is_met,
-            _format_comparison(target.baseline, target.ratio),
-            _format_comparison(target.limit, target.distance),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+def format_figures(comparisons: Sequence[Comparison]) -> str:
+    """Return the table of figures, each with all its ratios."""
+    lines = ["| figure | measured | time of others | distance to the limit |", "|---|---|---|---|"]
+    by_figure: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        by_figure.setdefault(comparison.name, []).append(comparison)
+    for name, same in by_figure.items():
+        value = f"{same[0].value:.3g}" if same[0].value < 1000 else f"{same[0].value:,.0f}"
+        ratios = ", ".join(filter(None, (_format_ratio(each.baseline, each.ratio) for each in same)))
+        limit = _format_ratio(same[0].limit, same[0].distance)
+        lines.append(f"| {name} | {value} {same[0].unit} | {ratios} | {limit} |")
     return "\n".join(lines) + "\n"
 
 
-def _format_comparison(name: str, ratio: float | None) -> str:
+def _format_ratio(name: str, ratio: float | None) -> str:
     if not name:
         return ""
     return f"{name}: not run" if ratio is None else f"{name}: {format_ratio(ratio)}"
@@ -133,15 +121,15 @@ def main(names: Sequence[str]) -> None:
     )
     facts = "\n".join(f"- {line}" for line in (*describe_machine(), f"peers: {list_peers()}", inputs))
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "targets.jsonl")
+        file = Path(folder, "comparisons.jsonl")
         file.touch()
-        os.environ[TARGETS] = str(file)
+        os.environ[COMPARISONS] = str(file)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled, too
         try:
             sections = [run_section(name) for name in names or SCRIPTS]
         except BenchmarkError as error:
             sys.exit(f"{error}: {PAGE.relative_to(ROOT)} is not changed")
-        figures = format_targets(read_targets(file))
+        figures = format_figures(read_comparisons(file))
     parts = [HEAD, f"{facts}\n", f"| limit | rate of one thread |\n|---|---|\n{limits}"]
     parts += [f"## Figures\n\n{figures}", *sections]
     PAGE.write_text("\n".join(parts))

@@ -1,4 +1,4 @@
-"""The page of benchmarks: figures next to those asked for, ratios to peers and distances to limits."""
+"""The page of benchmarks: figures, ratios to peers and distances to limits."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("_measure")
 
 
-def test_figures_are_compared_with_their_goals(
+def test_a_figure_has_all_its_ratios_in_one_row(
     measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "targets.jsonl"
-    monkeypatch.setenv(measure.TARGETS, str(file))
-    speed = measure.Target("read", 1500.0, "MB/s", 1200, is_maximum=False, baseline="HTA", ratio=31.26)
-    late = measure.Target("info", 0.3, "s", 0.25, limit="start of Python", distance=6.02)
-    measure.note_targets(speed, late)
-    measure.note_targets(measure.Target("other", 2.0, "x", baseline="HTA"))
-    lines = import_module("write_page").format_targets(measure.read_targets(file)).splitlines()
+    file = tmp_path / "comparisons.jsonl"
+    monkeypatch.setenv(measure.COMPARISONS, str(file))
+    speeds = [
+        measure.Comparison("read", 1500.0, "MB/s", peer, ratio)
+        for peer, ratio in (("HTA", 31.26), ("json", 8.0))
+    ]
+    late = measure.Comparison("info", 0.3, "s", limit="start of Python", distance=6.02)
+    measure.note_comparisons(*speeds, late)
+    measure.note_comparisons(measure.Comparison("other", 2.0, "x", baseline="HTA"))
+    lines = import_module("write_page").format_figures(measure.read_comparisons(file)).splitlines()
     assert lines[2:] == [
-        "| read | 1,500 MB/s | at least 1200 MB/s | yes | HTA: 31.3x |  |",
-        "| info | 0.3 s | at most 0.25 s | no |  | start of Python: 6.0x |",
-        "| other | 2 x |  |  | HTA: not run |  |",
+        "| read | 1,500 MB/s | HTA: 31.3x, json: 8.0x |  |",
+        "| info | 0.3 s |  | start of Python: 6.0x |",
+        "| other | 2 x | HTA: not run |  |",
     ]
 
 
