@@ -10,7 +10,8 @@ A row per cause, failed requests first, then most bytes:
 - allocator-retries: the allocator released its cached segments before an allocation, which waits for the device.
 - leak: memory in use grows from one cycle of the program to the next, in four or more cycles in a row. bytes: of a
   cycle.
-- optimizer-peak: most memory is in use in the optimizer's step. bytes: above the peak of the rest.
+- optimizer-peak: most memory is in use in the optimizer's step. bytes: above the peak before it, requested in the step
+  and freed later; its state, which stays, is no waste.
 
 pct: of the peak of reserved memory. confidence: high: measured; medium: measured, but part of it would remain; low:
 estimated. parts: JSON list of objects with place and bytes.
@@ -34,7 +35,7 @@ from etloom.core.arrays import rows_of_ids
 from etloom.core.errors import UnknownName
 from etloom.core.text import count_noun, format_bytes
 from etloom.core.trace import Trace
-from etloom.timeline.memory.program import ALLOC, EMPTY_CACHE, Program, Simulation, find_programs
+from etloom.timeline.memory.program import ALLOC, EMPTY_CACHE, FREE, Program, Simulation, find_programs
 from etloom.timeline.memory.settings import parse_settings
 from etloom.timeline.memory.what_if import find_needed_bytes
 
@@ -42,7 +43,7 @@ SCOPE = "rank"
 DEFAULT_MIN_PCT = 5.0
 EMPTY_MESSAGE = (
     f"no cause wastes at least --min-pct of the peak of reserved memory (default {DEFAULT_MIN_PCT:g} %); "
-    'etloom simulate --memory "capacity=40GB" names what makes a program fit that needs more'
+    "etloom simulate --memory capacity=SIZE with less than the program needs names what would lower its need"
 )
 COLUMNS = {
     "device": pl.Int64,
@@ -176,10 +177,17 @@ def _advise_expandable(view: _View) -> str:
     peak = int(reserved.max(initial=0))
     if peak >= view.reserved:
         return "expandable_segments would not help, says the simulated allocator: keep shapes stable"
-    return (
+    advice = (
         f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lowers the peak from {format_bytes(view.reserved)} to "
         f"{format_bytes(peak)}, says the simulated allocator"
     )
+    needed = find_needed_bytes(program, program.settings)
+    if needed is not None and needed <= peak:
+        advice += (
+            f"; to fit a smaller device it is not needed: {format_bytes(needed)} suffice without it, as the allocator "
+            "then releases what is cached"
+        )
+    return advice
 
 
 def _find_retries(view: _View) -> Iterator[_Cause]:
@@ -243,15 +251,18 @@ def _find_optimizer_peak(view: _View) -> Iterator[_Cause]:
     in_step = (rows >= 0) & is_step[np.maximum(rows, 0)]
     if not in_step.any() or not in_step[int(allocated.argmax())]:
         return
+    peak = int(allocated.argmax())
+    blocks = program.run(stop=peak + 1).blocks.filter(pl.col("owner") >= 0)
+    owners = blocks["owner"].cast(pl.Int64).to_numpy()
+    # The state of the optimizer, which the first step creates, is in use for good.
+    is_temporary = in_step[owners] & np.isin(owners, program.value[program.action == FREE])
+    temporary = int(blocks["bytes"].to_numpy()[is_temporary].sum())
     # What happens between requests of a step, such as frees, belongs to it.
     before = allocated[: int(in_step.argmax())]
-    excess = int(allocated.max() - before.max(initial=0))
-    title = f"most memory is in use in the optimizer's step: {format_bytes(excess)} more than before it"
-    advice = (
-        "update parameters and state in place, one after the other (foreach=False, or fused=True); free gradients with "
-        "zero_grad(set_to_none=True), or keep the state in fewer bits or sharded"
-    )
-    parts = json.dumps(view.find_holders(int(allocated.argmax()) + 1), ensure_ascii=False)
+    excess = min(temporary, int(allocated[peak] - before.max(initial=0)))
+    title = f"most memory is in use in the optimizer's step, {format_bytes(excess)} of it for this step only"
+    advice = "update parameters and state in place, one after the other (foreach=False, or fused=True)"
+    parts = json.dumps(view.find_holders(peak + 1), ensure_ascii=False)
     yield _Cause("optimizer-peak", excess, "medium", title, advice, parts)
 
 

@@ -268,7 +268,7 @@ def diff_memory(before: Run, after: Run) -> pl.DataFrame:
 
     Returns:
         One row per place, largest change first: place, before_blocks, after_blocks, before_bytes, after_bytes,
-        change_bytes. The first row, with a null place, is the peak of reserved memory.
+        change_bytes. The first row, "(peak of reserved memory)", is the peak of reserved memory.
 
     Raises:
         AnalysisError: a run has no history of its allocator.

@@ -73,7 +73,10 @@ def diff(
         return
     jobs = [open_job(path, run) for path in (before, *after)]
     if by == "memory" or all(map(_is_snapshot, jobs)):
-        write_table(etloom.diff_memory(*jobs).head(top + 1), table.format, table.out)
+        holders = etloom.diff_memory(*jobs)
+        write_table(holders.head(top + 1), table.format, table.out)
+        if holders.height > top + 1:
+            print_message(f"{top:,} of {holders.height - 1:,} places; --top {holders.height - 1} shows all")
         return
     difference = etloom.diff(*jobs)
     _write_difference(difference, by, top, table)
@@ -116,7 +119,5 @@ def _write_difference(difference: Difference, by: str, top: int, table: TableOpt
 
 
 def _is_snapshot(job: Job) -> bool:
-    """Return whether a run consists of memory snapshots only, without operators or GPU activity."""
-    return all(
-        trace.allocator.height and not trace.events["dur"].drop_nulls().len() for trace in job.values()
-    )
+    """Return whether a run consists of memory snapshots only, whose annotations may be its only events with a time."""
+    return all(trace.meta.get("formats") == ["memory_snapshot"] for trace in job.values())

@@ -15,12 +15,13 @@ COLUMNS = {
     "after_bytes": pl.Int64,
     "change_bytes": pl.Int64,
 }
+RESERVED = "(peak of reserved memory)"
 _ALL = 10**9
 
 
 def compare_memory(before: Job, after: Job) -> pl.DataFrame:
     """Return what each place holds at the peak of memory in use of each run, summed over ranks and devices, largest
-    change first; the first row, with a null place, is the peak of reserved memory.
+    change first; the first row, `RESERVED`, is the peak of reserved memory.
 
     Raises:
         AnalysisError: A run has no history of its allocator.
@@ -38,7 +39,7 @@ def compare_memory(before: Job, after: Job) -> pl.DataFrame:
             .agg(pl.col("reserved_bytes").max())
         )
         total = pl.DataFrame(
-            {"place": [None], "blocks": [None], "bytes": [int(peak["reserved_bytes"].sum())]}
+            {"place": [RESERVED], "blocks": [None], "bytes": [int(peak["reserved_bytes"].sum())]}
         )
         sides.append(
             pl.concat([total.cast(holders.schema), holders]).select(  # type: ignore[arg-type]
@@ -50,5 +51,5 @@ def compare_memory(before: Job, after: Job) -> pl.DataFrame:
     table = joined.with_columns(zero).with_columns(
         change_bytes=pl.col("after_bytes") - pl.col("before_bytes")
     )
-    order = [pl.col("place").is_not_null(), -pl.col("change_bytes").abs(), pl.col("place")]
+    order = [pl.col("place") != RESERVED, -pl.col("change_bytes").abs(), pl.col("place")]
     return table.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items()).sort(order)

@@ -21,7 +21,7 @@ from etloom.core.errors import EtloomError
 from etloom.core.trace import Job, Trace
 from etloom.formats.io.atomic_file import open_atomic
 from etloom.timeline.memory.program import ALLOC, FREE, NO_OWNER, Program, Simulation, find_programs
-from etloom.timeline.memory.what_if import apply_change
+from etloom.timeline.memory.what_if import apply_change, start_within
 
 SUFFIX = ".pickle"
 
@@ -53,6 +53,7 @@ def write(
     chosen: dict[str, Any] = {}
     for program in find_programs(trace):
         changed, values = apply_change(program, settings) if settings else (program, program.settings)
+        changed = start_within(changed, values.capacity)
         simulation = changed.run(values)
         frames = _FramesOfEntries(trace)
         histories += [[] for _ in range(program.device + 1 - len(histories))]

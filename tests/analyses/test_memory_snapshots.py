@@ -150,7 +150,61 @@ def test_the_difference_of_two_snapshots(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
-    assert rows[0]["place"] is None and rows[1]["place"] == KEPT and rows[1]["change_bytes"] == 24 * MIB
+    assert rows[0]["place"] == "(peak of reserved memory)"
+    assert rows[1]["place"] == KEPT and rows[1]["change_bytes"] == 24 * MIB
+
+
+def test_a_snapshot_with_annotations_is_compared_as_a_snapshot(tmp_path: Path) -> None:
+    """PyTorch annotates the steps of optimizers: the only events with a duration."""
+    snapshot = train(2, leak=True).snapshot()
+    times = [entry["time_us"] for entry in snapshot["device_traces"][0]]
+    snapshot["external_annotations"] = [
+        {"stage": stage, "name": "Optimizer.step#SGD.step", "device": 0, "time_us": time}
+        for stage, time in zip(("START", "END"), (times[0], times[-1]), strict=True)
+    ]
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(snapshot))
+    job = etloom.open(tmp_path / "a.pickle", use_cache=False)
+    assert job[0].events["dur"].drop_nulls().len() == 1
+    result = CliRunner().invoke(app, ["diff", *[str(tmp_path / "a.pickle")] * 2, "--top", "1"])
+    assert result.exit_code == 0 and "peak of reserved memory" in result.output
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_state_of_the_optimizer_is_no_waste(is_freed: bool, tmp_path: Path) -> None:
+    writer, step = SnapshotWriter(), "step (torch/optim/adamw.py:7)"
+    writer.alloc(100 * MIB, KEPT)
+    state, temporary = writer.alloc(60 * MIB, step), writer.alloc(40 * MIB, step)
+    if is_freed:
+        writer.free(temporary)
+    writer.alloc(10 * MIB, KEPT)
+    rows = etloom.analyze(save(writer, tmp_path / "a.pickle"), "memory-findings", pattern="optimizer-peak")
+    assert rows["bytes"].to_list() == ([40 * MIB] if is_freed else [])
+    assert state < temporary
+
+
+def test_what_a_program_needs_does_not_depend_on_the_capacity_asked_about(tmp_path: Path) -> None:
+    """The recording begins after the first requests: their 288 MiB are cached then."""
+    writer = fragment()
+    del writer.history[:16]
+    job = save(writer, tmp_path / "a.pickle")
+    table = etloom.simulate_memory(job, "capacity=100MiB", "capacity=200MiB", "capacity=1GiB")
+    assert table["needed_bytes"].n_unique() == 1 and table["fits"].to_list()[1:] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("", "no setting; write --memory"),
+        ("capacity=40", "a capacity of 40 B is less than a segment of 2 MiB; write a unit"),
+        ("garbage_collection_threshold:0.8", "has no effect without a limit; add capacity"),
+        ("max_split_size_mb:5", "it must exceed 20 MiB"),
+        ("empty_cache=99s", "empty_cache=99s: the recording ends before 99s"),
+        ("empty_cache=oom", "empty_cache=oom: no request failed in the recording"),
+    ],
+)
+def test_a_change_without_effect_is_refused(change: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises((InvalidValue, AnalysisError), match=message):
+        etloom.simulate_memory(save(fragment(), tmp_path / "a.pickle"), "capacity=1GiB", change)
 
 
 def test_simulate_memory_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

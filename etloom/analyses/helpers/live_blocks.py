@@ -34,6 +34,7 @@ def describe_blocks(trace: Trace, program: Program, simulation: Simulation, by: 
     )
     blocks = blocks.join(find_places(trace, by), on="entry", how="left", maintain_order="left")
     is_free = pl.col("owner") == NO_OWNER
+    before &= pl.lit(by != "kind")  # the kind of a request is not known from its stack
     return blocks.with_columns(
         place=pl.when(~is_free).then(
             pl.coalesce("place", pl.when(before).then(pl.lit(BEFORE)).otherwise(pl.lit(UNKNOWN)))

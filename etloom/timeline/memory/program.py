@@ -155,7 +155,7 @@ class Program:
             return None
         names = ("at its peak", "at the end")
         parts = [
-            f"{format_bytes(simulated)} {name} instead of {format_bytes(recorded)}"
+            f"{_tell_apart(simulated, recorded)} {name} instead of {_tell_apart(recorded, simulated)}"
             for name, simulated, recorded in zip(names, (peak, end), self.recorded_reserved, strict=True)
             if simulated != recorded
         ]
@@ -205,6 +205,8 @@ class Program:
         after_ns = parse_moment(moment)
         if self.time.null_count():
             raise AnalysisError("the snapshot contains no times", remedy="use peak, reserved-peak or end")
+        if after_ns is not None and after_ns > self.time[-1] - self.time[0]:
+            raise AnalysisError(f"the recording ends before {moment}", remedy="use end, or an earlier time")
         return int((self.time - self.time[0] <= (after_ns or 0)).sum())
 
     def without_automatic_releases(self) -> Program:
@@ -241,6 +243,11 @@ class Program:
             action=action, value=value, stream=self.stream[at], pool=self.pool[at],
             is_explicit=is_new | self.is_explicit[at], is_failure=~is_new & self.is_failure[at],
         )  # fmt: skip
+
+
+def _tell_apart(size: int, other: int) -> str:
+    """Format a number of bytes, exactly if the other one would look the same."""
+    return format_bytes(size) if format_bytes(size) != format_bytes(other) else f"{size:,} B"
 
 
 def find_programs(trace: Trace) -> list[Program]:

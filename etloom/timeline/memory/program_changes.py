@@ -63,7 +63,7 @@ def checkpoint_module(program: Program, module: str) -> Program:
         names = ", ".join(rank_module_calls(program)[:_EXAMPLES]) or "none, because it has no Python stacks"
         raise InvalidValue(
             f"no request was recorded in a call of the module {module!r}",
-            remedy=f"name the line that calls it, of those in the recording: {names}",
+            remedy=f"name a line that calls a module, not one that requests memory; in the recording: {names}",
             option="memory",
         )
     calls = _find_calls(program, inside)

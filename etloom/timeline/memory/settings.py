@@ -85,7 +85,10 @@ def parse_settings(text: str, base: Settings | None = None) -> Settings:
         try:
             settings = replace(settings, **{field: parse(value)})
         except (ValueError, OverflowError):
-            raise InvalidValue(f"invalid value {value!r} of the setting {name}", option="memory") from None
+            limit = "; it must exceed 20 MiB" if parse is _parse_split_size else ""
+            raise InvalidValue(
+                f"invalid value {value!r} of the setting {name}{limit}", option="memory"
+            ) from None
     return settings
 
 

@@ -58,7 +58,7 @@ def compare_changes(
     fits: no request fails. peak_reserved_bytes, peak_allocated_bytes: the most that the allocator took from the driver,
     and had in use, until then. needed_bytes: the smallest capacity with which no request fails (to 2 MiB; null if the
     recording has more than 200,000 requests and frees). retries: how often the allocator released all cached segments
-    to satisfy a request, which waits for the device. failed_bytes, failed_after_ns: the first request that fails.
+    and tried a request again, which waits for the device. failed_bytes, failed_after_ns: the first request that fails.
     repeated_requests, repeated_ns: what checkpointing computes again, and the recorded time of it on the host (null if
     the recording has no times).
 
@@ -71,10 +71,16 @@ def compare_changes(
         InvalidValue: A change names an unknown setting or module, or has an invalid value.
         AnalysisError: A moment, a backward pass or a second batch is not in the recordings.
     """
-    rows = [_describe(program, RECORDED, program.run(), program.settings)]
+    needed = find_needed_bytes(program.without_automatic_releases(), program.settings)
+    rows = [_describe(program, RECORDED, program.run(), program.settings, needed)]
     for text in changes:
-        changed, settings = apply_change(program, text, other_batch)
-        rows.append(_describe(changed, text, changed.run(settings), settings))
+        try:
+            changed, settings = apply_change(program, text, other_batch)
+        except AnalysisError as error:
+            raise AnalysisError(f"{text}: {error.what}", remedy=error.remedy) from None
+        started = start_within(changed, settings.capacity)
+        needed = find_needed_bytes(changed, settings)
+        rows.append(_describe(started, text, started.run(settings), settings, needed))
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
@@ -98,6 +104,8 @@ def parse_change(text: str, recorded: Settings | None = None) -> Change:
         InvalidValue: A setting is unknown, or has an invalid value.
     """
     pairs = split_settings(text)
+    if not pairs:
+        raise InvalidValue("no setting", remedy='write --memory "expandable_segments:True"', option="memory")
     values: dict[str, list[str]] = {"checkpoint": [], "empty_cache": [], "batch": []}
     for name, value in pairs:
         values.get(name, []).append(value)
@@ -106,6 +114,18 @@ def parse_change(text: str, recorded: Settings | None = None) -> Change:
     factors = [_parse_factor(factor) for factor in values["batch"]]
     rest = ",".join(f"{name}:{value}" for name, value in pairs if name not in values)
     settings = parse_settings(rest, recorded)
+    if 0 < settings.capacity < _STEP:
+        raise InvalidValue(
+            f"a capacity of {settings.capacity:,} B is less than a segment of 2 MiB",
+            remedy="write a unit, such as capacity=40GB",
+            option="memory",
+        )
+    if "garbage_collection_threshold" in dict(pairs) and not settings.capacity:
+        raise InvalidValue(
+            "garbage_collection_threshold has no effect without a limit",
+            remedy="add capacity=40GB",
+            option="memory",
+        )
     return Change(settings, values["checkpoint"], values["empty_cache"], factors[-1] if factors else None)
 
 
@@ -124,7 +144,6 @@ def apply_change(program: Program, text: str, other_batch: Program | None = None
         changed = scale_batch(changed, other_batch, change.batch)
     for module in change.modules:
         changed = checkpoint_module(changed, module)
-    changed = _start_within(changed, change.settings.capacity)
     for operation in sorted((changed.find_operation(moment) for moment in change.moments), reverse=True):
         changed = changed.with_empty_cache(operation)
     return changed, change.settings
@@ -164,23 +183,25 @@ def find_needed_bytes(program: Program, settings: Settings) -> int | None:
     while high - low > 1:
         middle = (low + high) // 2
         limited = replace(settings, capacity=max(middle, 1) * _STEP)
-        fails = _start_within(program, limited.capacity).run(limited).first_failure is not None
+        fails = start_within(program, limited.capacity).run(limited).first_failure is not None
         low, high = (middle, high) if fails else (low, middle)
     return high * _STEP
 
 
-def _start_within(program: Program, capacity: int) -> Program:
+def start_within(program: Program, capacity: int) -> Program:
     """Return the program without the cached segments from before it, if the device could not have held them."""
     return program.with_empty_cache(0) if 0 < capacity < program.reserved_before else program
 
 
-def _describe(program: Program, change: str, simulation: Simulation, settings: Settings) -> tuple[Any, ...]:
+def _describe(
+    program: Program, change: str, simulation: Simulation, settings: Settings, needed: int | None
+) -> tuple[Any, ...]:
     failure = simulation.first_failure
     is_recorded = change == RECORDED
     until = len(program.action) if failure is None else failure
     failed = None if failure is None else simulation.events.filter(pl.col("kind") == "oom")["bytes"][0]
     after = None if failure is None or program.time.null_count() else program.time[failure] - program.time[0]
-    retries = simulation.events.filter((pl.col("kind") == "retry") & (pl.col("operation") < until)).height
+    retries = simulation.events.filter((pl.col("kind") == "retry") & (pl.col("operation") <= until)).height
     return (
         program.device,
         change,
@@ -188,7 +209,7 @@ def _describe(program: Program, change: str, simulation: Simulation, settings: S
         settings.capacity or None,
         _find_peak(program, simulation, until),
         int(simulation.allocated[:until].max(initial=0)),
-        find_needed_bytes(program.without_automatic_releases(), settings),
+        needed,
         None if is_recorded else retries,
         failed,
         after,
