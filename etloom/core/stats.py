@@ -364,6 +364,12 @@ DECLARED_STATS = (
         _REWRITE,
     ),
     DeclaredStat(
+        "read.missing_reference",
+        "data_loss",
+        "ids of rows that do not exist; they are null now, or their row is left out",
+        _REWRITE,
+    ),
+    DeclaredStat(
         "read.parent_cycle",
         "data_loss",
         "rows that depend on themselves through their parents; their parent is now null",

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from etloom.core.schema import TABLES, Stat
+from etloom.core.trace import Trace
 from etloom.formats.tables import value_checks
 from etloom.formats.tables.meta_checks import check_meta
 from etloom.formats.tables.value_checks import check_table
@@ -54,6 +55,22 @@ def test_rows_with_the_id_of_an_earlier_row_are_dropped() -> None:
     assert [stat[:3] for stat in stats if stat.name != "read.absent_value"] == [
         ("read.repeated_id", "data_loss", 2)
     ]
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 2, 7]])
+def test_references_to_rows_that_do_not_exist_are_removed_and_counted(ids: list[int]) -> None:
+    """A required one with its row."""
+    events = pl.DataFrame({"id": ids, "ts": [0, 1, 2], "parent": [None, ids[0], 9]})
+    arguments = pl.DataFrame({"event": [ids[1], 5], "dims": ["[[2]]", "[[3]]"]})
+    tables = {"events": events, "arguments": arguments}
+    trace = value_checks.check_values(
+        Trace({name: TABLES[name].conform(table) for name, table in tables.items()})
+    )
+    assert trace.events["parent"].to_list() == [None, ids[0], None]
+    assert trace.arguments["event"].to_list() == [ids[1]]
+    stats = trace.stats.filter(name="read.missing_reference")
+    assert stats.select("severity", "count").rows() == [("data_loss", 1), ("data_loss", 1)]
+    assert stats["example"].to_list()[0] == "events.parent 9 is no row of events"
 
 
 def test_a_complete_table_is_returned_as_it_is() -> None:

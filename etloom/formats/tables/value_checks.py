@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -45,6 +45,8 @@ def check_values(trace: Trace) -> Trace:
         checked = check_table(name, _fill_process(name, frame, stats), stats)
         if checked is not frame:
             changed[name] = checked
+    in_memory = {name: frame for name, frame in trace.tables.items() if name not in trace.loaders}
+    changed |= _drop_missing_references(in_memory | changed, stats)
     meta = check_meta(trace.meta, stats)
     if not changed and not stats:
         return trace.replace(meta=meta)  # texts in it may have been repaired
@@ -100,6 +102,34 @@ def _drop_repeated_ids(name: str, frame: pl.DataFrame, stats: list[Stat]) -> pl.
     example = f"rows of {name} with the id of an earlier row, such as {repeated[0]}"
     stats.append(Stat("read.repeated_id", "data_loss", len(repeated), example))
     return frame.filter(is_first)
+
+
+def _drop_missing_references(
+    tables: Mapping[str, pl.DataFrame], stats: list[Stat]
+) -> dict[str, pl.DataFrame]:
+    """Return the tables in which an id of another table does not exist there: it becomes null, or if the column is
+    required, the row is left out."""
+    changed = {}
+    for name, frame in tables.items():
+        for column in TABLES[name].columns if name != "stats" else ():
+            if (
+                column.refers is None
+                or column.refers not in tables
+                or frame[column.name].null_count() == frame.height
+            ):
+                continue
+            references, ids = frame[column.name], tables[column.refers]["id"]
+            last = len(ids) - 1
+            if last >= 0 and ids[last] == last == ids.max() and references.max() <= last:  # type: ignore[operator]
+                continue  # ids are row numbers
+            is_missing = references.is_not_null() & ~references.is_in(ids.implode())
+            if not (count := int(is_missing.sum())):
+                continue
+            example = f"{name}.{column.name} {references.filter(is_missing)[0]} is no row of {column.refers}"
+            stats.append(Stat("read.missing_reference", "data_loss", count, example))
+            nulled = frame.with_columns(references.set(is_missing, None))
+            frame = changed[name] = nulled.drop_nulls(column.name) if column.required else nulled
+    return changed
 
 
 def _drop_untimed_events(events: pl.DataFrame, stats: list[Stat]) -> pl.DataFrame:
