@@ -102,14 +102,17 @@ def describe_ranks(job: Job) -> pl.DataFrame:
     for rank, trace in job.items():
         link, steps = trace.meta.get("link", {}), trace.compute_once(find_annotated_steps)["dur"]
         counts = trace.compute_once(count_events)
+        starts, ends = counts["work_start"].min(), counts["work_end"].max()
+        if trace.meta.get("formats") == ["memory_snapshot"]:  # its events are annotations of a part of it
+            starts, ends = trace.allocator["ts"].min(), trace.allocator["ts"].max()
         rows.append(
             {
                 "rank": rank,
                 "events": trace.rows("events"),
                 "nodes": trace.rows("nodes"),
                 "device_events": counts.filter(is_on_device)["count"].sum(),
-                "start_ns": counts["work_start"].min(),
-                "end_ns": counts["work_end"].max(),
+                "start_ns": starts,
+                "end_ns": ends,
                 "steps": steps.len(),
                 "mean_step_ns": steps.mean(),
                 "linked_by": link.get("how"),

@@ -603,7 +603,10 @@ DECLARED_STATS = (
     # Memory snapshots
     DeclaredStat("read.unknown_action", "data_loss", "allocator actions of an unknown kind; skipped"),
     DeclaredStat(
-        "read.without_time", "data_loss", "entries without time_us; skipped", "PyTorch 2.2 and later write it"
+        "read.without_time",
+        "info",
+        "entries without time_us, in their order",
+        "PyTorch 2.2 and later write it",
     ),
     DeclaredStat(
         "read.totals_unknown",

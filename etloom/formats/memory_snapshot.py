@@ -86,7 +86,7 @@ def read(
     events = _list_events(entries) + _pair_annotations(rest.get("external_annotations"), counts)
     ends = build_frame("allocator", _list_contents(segments, stacks), stats) if segments else None
     stats += [
-        Stat(f"read.{name}", "data_loss", counts[name], description)
+        Stat(f"read.{name}", "info" if name == "without_time" else "data_loss", counts[name], description)
         for name, description in _PROBLEMS.items()
     ]
     settings = rest.get("allocator_settings")
