@@ -43,7 +43,7 @@ def diff(
 
     With --by tree, the call trees of both runs are walked down to the lowest common operators and modules; a row is
     what ran there instead of what, so programs that differ in fusion, library or device can be compared, and changes
-    add up.
+    add up. GFLOP and the share of the roofline of both sides are those of operators whose cost is known.
 
     With several runs after, each is judged against the run before, and the table has a column of times for each run.
 

@@ -15,25 +15,27 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from etloom.analyses.flops.counting import assign_kernels, count_calls
+from etloom.analyses.flops.limits import add_limits, certain_ns, find_device_peaks
 from etloom.analyses.helpers.operator_times import measure_operators
 from etloom.comparison.difference_tables import assign_steps, join_sides
 from etloom.comparison.run_tables import is_stepped
 from etloom.core import categories
 from etloom.core.arrays import is_present, rows_of_ids, to_array
+from etloom.core.errors import AnalysisError
 from etloom.core.nesting import find_nearest_ancestor
 from etloom.core.trace import Job, Trace
 from etloom.timeline.activity import find_steps, has_device_events
 
 TOP = "(top)"
 SEPARATOR = " > "
-_SIDES = ("first_ns", "second_ns")
 _MOST_PARTS = 4
 MODULE = r"^nn\.Module: (.*?)(?:_\d+)?$"
 """Names of modules in Python stacks; equal modules of a run (layers) are one node."""
 
 
-Row = tuple[str, str | None, str | None, float, float]
-"""Caller, what ran before, what ran after, and their times in ns."""
+COSTS = ("flops", "ideal_ns", "timed_ns")
+"""Of calls with known costs: FLOPs, the time at the peaks of the device, and the measured time of those with one."""
 
 
 @dataclass
@@ -43,19 +45,22 @@ class Node:
     Attributes:
         own: Names of the activities that it launched itself, on a host its own name -> time, ns.
         callees: Operators and modules inside it, by name.
+        costs: `COSTS` of its own calls.
     """
 
     own: dict[str, float] = field(default_factory=dict)
     callees: dict[str, Node] = field(default_factory=dict)
+    costs: list[float] = field(default_factory=lambda: [0.0] * len(COSTS))
 
-    @property
-    def ns(self) -> float:
-        total, nodes = 0.0, [self]
+    def sum_all(self) -> tuple[float, list[float]]:
+        """Return the time (ns) and the costs of the node with all that is inside it."""
+        total, costs, nodes = 0.0, [0.0] * len(COSTS), [self]
         while nodes:  # calls may nest deeper than Python recurses
             node = nodes.pop()
             total += sum(node.own.values())
+            costs = [sum(pair) for pair in zip(costs, node.costs, strict=True)]
             nodes += node.callees.values()
-        return total
+        return total, costs
 
 
 def compare_trees(before: Job, after: Job, stepped: bool, clear: bool = True) -> pl.DataFrame:
@@ -70,41 +75,57 @@ def compare_trees(before: Job, after: Job, stepped: bool, clear: bool = True) ->
     Returns:
         caller (names from the top, joined by ``>``), before and after (what ran there: its names and times), and the
         columns of `join_sides`, largest change first. Times are those of GPU activities, or exclusive host time if
-        a run has none.
+        a run has none. before_gflop, after_gflop: of the operators whose cost is known; before_roofline_pct,
+        after_roofline_pct: their time at the peaks of the run's device, as a share of the measured one.
     """
     on_device = all(has_device_events(trace) for job in (before, after) for trace in job.values())
     with_modules = all(_has_modules(trace) for job in (before, after) for trace in job.values())
     sides = [_build_tree(job, stepped, on_device, with_modules) for job in (before, after)]
-    rows = list(_align(*sides))
-    schema = {
-        "caller": pl.String,
-        "before": pl.String,
-        "after": pl.String,
-        "first_ns": pl.Float64,
-        "second_ns": pl.Float64,
-    }
-    table = pl.DataFrame(rows, schema=schema, orient="row")
     keys = ("caller", "before", "after")
-    first, second = (table.filter(pl.col(name) > 0).select(*keys, ns=name) for name in _SIDES)
-    return join_sides(first, second, clear=clear)
+    sums = [f"{side}_{name}" for side in keys[1:] for name in ("ns", *COSTS)]
+    schema = dict.fromkeys(keys, pl.String) | dict.fromkeys(sums, pl.Float64)
+    table = pl.DataFrame(list(_align(*sides)), schema=schema, orient="row")
+    first, second = (
+        table.filter(pl.col(name) > 0).select(*keys, ns=name) for name in ("before_ns", "after_ns")
+    )
+    costs = [
+        cost
+        for side in keys[1:]
+        for cost in (
+            _divide(f"{side}_flops", pl.lit(1e9)).alias(f"{side}_gflop"),
+            (100 * _divide(f"{side}_ideal_ns", pl.col(f"{side}_timed_ns"))).alias(f"{side}_roofline_pct"),
+        )
+    ]
+    joined = join_sides(first, second, clear=clear)
+    return joined.join(
+        table.select(*keys, *costs), on=keys, how="left", nulls_equal=True, maintain_order="left"
+    )
 
 
-def _align(first: Node, second: Node) -> Iterator[Row]:
-    """Yield the rows of two trees."""
+def _divide(name: str, by: pl.Expr) -> pl.Expr:
+    """Return an expression that is null where nothing is known."""
+    return pl.when((pl.col(name) > 0) & (by > 0)).then(pl.col(name) / by)
+
+
+def _align(first: Node, second: Node) -> Iterator[tuple[Any, ...]]:
+    """Yield caller, what ran before and after, and for each side its time (ns) and `COSTS`, for two trees."""
     pairs: list[tuple[tuple[str, ...], Node, Node]] = [((), first, second)]
     while pairs:
         path, first, second = pairs.pop()
         common = [name for name in first.callees if name in second.callees]
         pairs += [((*path, name), first.callees[name], second.callees[name]) for name in common]
-        before, after = (_list_parts(node, common) for node in (first, second))
+        (before, first_costs), (after, second_costs) = (_list_parts(node, common) for node in (first, second))
         if before or after:
-            times = float(sum(before.values())), float(sum(after.values()))
-            yield (SEPARATOR.join(path) or TOP, _describe_parts(before), _describe_parts(after), *times)
+            sums = (float(sum(before.values())), *first_costs, float(sum(after.values())), *second_costs)
+            yield (SEPARATOR.join(path) or TOP, _describe_parts(before), _describe_parts(after), *sums)
 
 
-def _list_parts(node: Node, common: list[str]) -> dict[str, float]:
-    others = {name: callee.ns for name, callee in node.callees.items() if name not in common}
-    return {name: ns for name, ns in {**node.own, **others}.items() if ns > 0}
+def _list_parts(node: Node, common: list[str]) -> tuple[dict[str, float], list[float]]:
+    """Return what ran in a node outside of its ``common`` callees: times (ns) by name, and the sum of the costs."""
+    others = {name: callee.sum_all() for name, callee in node.callees.items() if name not in common}
+    times = {**node.own, **{name: ns for name, (ns, _) in others.items()}}
+    costs = [sum(each) for each in zip(node.costs, *(costs for _, costs in others.values()), strict=True)]
+    return {name: ns for name, ns in times.items() if ns > 0}, costs
 
 
 def _describe_parts(parts: dict[str, float]) -> str | None:
@@ -129,18 +150,17 @@ def _build_tree(job: Job, stepped: bool, on_device: bool, with_modules: bool) ->
     """Return the root of a run's call tree, with times per step as means over ranks."""
     root = Node()
     for trace in job.values():
-        for path, name, ns in _sum_rank(trace, stepped, on_device, with_modules):
+        for path, name, ns, *costs in _sum_rank(trace, stepped, on_device, with_modules):
             node = root
             for caller in path:
                 node = node.callees.setdefault(caller, Node())
             node.own[name] = node.own.get(name, 0.0) + ns / len(job)
+            node.costs = [total + cost / len(job) for total, cost in zip(node.costs, costs, strict=True)]
     return root
 
 
-def _sum_rank(
-    trace: Trace, stepped: bool, on_device: bool, with_modules: bool
-) -> Iterator[tuple[list[str], str, float]]:
-    """Yield (path of operators and modules, name of what it launches itself, time per step in ns) of a rank."""
+def _sum_rank(trace: Trace, stepped: bool, on_device: bool, with_modules: bool) -> Iterator[tuple[Any, ...]]:
+    """Yield path of operators and modules, name of what it launches itself, time in ns and `COSTS`, per step."""
     events = trace.events
     is_node = categories.mask_events(events, categories.OPERATOR_CATEGORIES) & is_present(events["dur"])
     is_node |= categories.mask_events(events, (categories.CAPTURED_OPERATOR,))
@@ -150,19 +170,37 @@ def _sum_rank(
     if on_device:
         launches = trace.launches.select("operator", id="device_event").unique("id", keep="first")
         work = trace.compute_once(assign_steps).join(launches, on="id", how="left", maintain_order="left")
-        work = work.select("name", "step", "dur", caller="operator")
+        work = work.select("id", "name", "step", "dur", caller="operator")
     else:
-        work = measure_operators(trace).select("name", "step", dur="exclusive_ns", caller="id")
+        work = measure_operators(trace).select("id", "name", "step", dur="exclusive_ns", caller="id")
     per_step = is_stepped(trace, stepped)
     number = find_steps(trace).height if per_step else 1
+    work = work.join(_list_costs(trace, on_device), on="id", how="left", maintain_order="left")
     work = work.drop_nulls("step") if per_step else work
     parent = rows_of_ids(events, events["parent"])
     owners = find_nearest_ancestor(parent, is_node, rows_of_ids(events, work["caller"]))
     numbers, paths = _find_paths(trace, parent, is_node, owners)
-    sums = work.select(pl.col("name").cast(pl.String).fill_null(""), "dur", path=pl.Series(numbers))
-    sums = sums.group_by("path", "name").agg(pl.col("dur").sum()).sort("path", "name")
-    for path, name, ns in sums.iter_rows():
-        yield paths[path], name, ns / number
+    sums = work.select(pl.col("name").cast(pl.String).fill_null(""), "dur", *COSTS, path=pl.Series(numbers))
+    sums = sums.group_by("path", "name").agg(pl.col("dur", *COSTS).sum()).sort("path", "name")
+    for path, name, *values in sums.iter_rows():
+        yield paths[path], name, *(value / number for value in values)
+
+
+def _list_costs(trace: Trace, on_device: bool) -> pl.DataFrame:
+    """Return id and `COSTS` of the GPU activities of calls whose cost is known, divided by their time; on a host, of
+    the calls themselves."""
+    try:
+        calls = add_limits(trace.compute_once(count_calls), find_device_peaks(trace))
+    except AnalysisError:  # no shapes
+        return pl.DataFrame(schema={"id": pl.UInt32} | dict.fromkeys(COSTS, pl.Float64))
+    calls = calls.filter("known", pl.col("row") >= 0).with_columns(ideal_ns=certain_ns())
+    calls = calls.with_columns(timed_ns=pl.when(pl.col("ideal_ns").is_not_null()).then("time_ns"))
+    if not on_device:
+        return calls.select(pl.Series("id", trace.events["id"])[calls["row"]], pl.col(COSTS).cast(pl.Float64))
+    keys = ("row", "replay")
+    work = assign_kernels(trace).select("id", "dur", *keys).join(calls.select(*keys, *COSTS), on=keys)
+    share = (pl.col("dur") / pl.col("dur").sum().over(keys)).fill_nan(0)
+    return work.select("id", pl.col(COSTS) * share)
 
 
 def _find_paths(

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import etloom
-from etloom.comparison.call_trees import Node, _align
+from etloom.analyses.flops.counting import count_calls
+from etloom.comparison.call_trees import Node, _align, compare_trees
 from etloom.core.trace import Job
 from support.small_traces import OperatorTraceBuilder
 
@@ -43,6 +44,14 @@ def test_a_pair_of_devices_adds_up(data: Path) -> None:
     )
     assert "flash_fwd_kernel" in attention["before"] and "attn_fwd" in attention["after"]
     assert "Qwen2DecoderLayer" in attention["caller"], "layers are one module"
+    for side, run in zip(("before", "after"), runs, strict=True):
+        flops = count_calls(run[0]).filter("known", pl.col("row") >= 0)["flops"].sum()
+        assert compare_trees(*runs, stepped=False)[f"{side}_gflop"].sum() == pytest.approx(flops / 1e9)
+    products = tree.filter(
+        pl.col("caller").str.ends_with("Qwen2MLP > Linear > aten::linear > aten::matmul > aten::mm")
+    )
+    assert products["before_gflop"].item() == pytest.approx(products["after_gflop"].item(), rel=1e-9)
+    assert products.select("before_roofline_pct", "after_roofline_pct").row(0) > (20, 20)
 
 
 def products(folder: Path, library: str, each: float) -> Job:
@@ -92,6 +101,7 @@ trees = st.recursive(
         Node,
         st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9).map(float), max_size=2),
         st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.lists(st.integers(0, 9).map(float), min_size=3, max_size=3),
     ),
     max_leaves=12,
 )
@@ -100,11 +110,13 @@ trees = st.recursive(
 @given(trees, trees)
 def test_every_activity_is_in_one_row(first: Node, second: Node) -> None:
     rows = list(_align(first, second))
-    assert sum(row[3] for row in rows) == pytest.approx(first.ns)
-    assert sum(row[4] for row in rows) == pytest.approx(second.ns)
+    for node, place in ((first, 3), (second, 7)):
+        ns, (flops, *_) = node.sum_all()
+        assert sum(row[place] for row in rows) == pytest.approx(ns)
+        assert sum(row[place + 1] for row in rows) <= flops, "without time no row"
     assert len({row[0] for row in rows}) == len(rows), "one row per caller"
 
 
 @given(trees)
 def test_equal_trees_differ_nowhere(tree: Node) -> None:
-    assert all(before == after and first == second for _, before, after, first, second in _align(tree, tree))
+    assert all(row[1] == row[2] and row[3:7] == row[7:] for row in _align(tree, tree))
