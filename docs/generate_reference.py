@@ -206,7 +206,7 @@ def run_example(example: Example) -> str:
     """Run the commands of an example; return what the last one prints.
 
     Raises:
-        RuntimeError: a command failed.
+        SystemExit: a command failed; with the message that it printed.
     """
     printed = ""
     for command in example.commands:
@@ -215,7 +215,7 @@ def run_example(example: Example) -> str:
             status = main(words)
         printed = output.getvalue()
         if status:
-            raise RuntimeError(f"{command}: exit status {status}: {messages.getvalue()}")
+            raise SystemExit(f"{command}: exit status {status}: {messages.getvalue()}")
     return printed
 
 
