@@ -153,7 +153,7 @@ test-only: setup $(VENV)/.browser
 docs: setup $(VENV)/.docs ## build the documentation into build/site; fails on dead links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-reference: setup ## write the generated pages of docs/reference
+reference: setup ## write the generated pages of docs/reference, and docs/gallery.md
 	$(BIN)/python docs/generate_reference.py
 
 $(VENV)/.audit: | $(BIN)/python

@@ -1,25 +1,97 @@
-"""Write the generated pages of docs/reference from what the code declares: python docs/generate_reference.py.
+"""Write the generated pages of the documentation from what the code declares: python docs/generate_reference.py.
 
 Each function that ends in ``_page`` returns the text of one page; tests/project/test_docs.py compares it with the file.
+The reports of the gallery are not kept: mkdocs calls `on_files` of this file, which makes them for the site.
 """
 
 from __future__ import annotations
 
 import inspect
+import io
 import re
+import shlex
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 import etloom
-from etloom.cli import app
+from etloom.cli import app, main
 from etloom.core import registry
 from etloom.core.schema import TABLES, UNITS, Column
 from etloom.core.stats import DECLARED_STATS
 
-FOLDER = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "reference"
+GALLERY = ROOT / "build" / "gallery"
 HELP_WIDTH = 100
+
+
+class Example(NamedTuple):
+    """A page of the gallery, and how to read it."""
+
+    title: str
+    recording: str
+    reading: str
+    commands: tuple[str, ...]
+    """Run in the root of the repository; the last one writes the page and prints its first finding first."""
+
+    @property
+    def page(self) -> Path:
+        return Path(shlex.split(self.commands[-1])[-1])
+
+
+EXAMPLES = (
+    Example(
+        "Three planted problems",
+        "The recording of `etloom demo`: three steps of `examples/train_with_problems.py` on two ranks, CPU and gloo.",
+        "The first three findings are the three problems of the script. The button next to a finding shows its place "
+        "in the timeline. The summary states how much of a step is computation, communication and idle.",
+        ("etloom report etloom/cli/demo/recording --out build/gallery/demo.html",),
+    ),
+    Example(
+        "The same job, before and after a predicted repair",
+        "The recording above, and a simulation of it in which rank 1 works like rank 0.",
+        "The comparison judges whether a step is shorter beyond noise, then splits the change by category, operator, "
+        "collective, rank and step. Three steps are too few for a verdict, and the page says so.",
+        (
+            "etloom simulate etloom/cli/demo/recording --like-peers 1 --out build/gallery/repaired.parquet",
+            "etloom diff etloom/cli/demo/recording build/gallery/repaired.parquet --html build/gallery/difference.html",
+        ),
+    ),
+    Example(
+        "Data-parallel training",
+        "Two steps of `tests/data/ddp_2/make.py`: DistributedDataParallel on two ranks, CPU and gloo.",
+        "Each rank has a row in the table of ranks and tracks of its own in the timeline. The two steps differ much, "
+        "so the mean of the step time stands next to its deviation.",
+        ("etloom report tests/data/ddp_2 --out build/gallery/data_parallel.html",),
+    ),
+    Example(
+        "One GPU",
+        "Two steps of `benchmarks/gpu/small.py`, a small network on an H200.",
+        "Kernels are so short that the GPU waits for their launches. The timeline shows host operators, launches and "
+        "the streams below each other; the table of operators has both host and GPU time.",
+        ("etloom report tests/data/gpu_small --out build/gallery/gpu.html",),
+    ),
+    Example(
+        "A pipeline",
+        "Two steps of `examples/train_parallel.py pipeline`: two stages, four micro-batches, CPU and gloo.",
+        "The stages exchange many small messages. What a stage loses while the pipeline fills and drains is in the "
+        "finding `stragglers`, apart from the transfers.",
+        ("etloom report tests/data/pipeline_2 --out build/gallery/pipeline.html",),
+    ),
+    Example(
+        "GPU memory, forecast without a GPU",
+        "One step of two stages of `examples/train_gpt.py`, recorded without a GPU with `etloom collect --fake-world 2 "
+        "--ranks 0,1 --steps 0:1 -- python examples/train_gpt.py --pipeline 2 --layers 4 --width 1024 --heads 8 "
+        "--length 512 --vocabulary 8192 --micro-batches 4`.",
+        "The chart shows memory over time by kind: parameters, gradients, optimizer, activations. A click shows what "
+        "holds memory at that moment.",
+        ("etloom report tests/data/memory_forecast --out build/gallery/memory.html",),
+    ),
+)
 
 
 def row(*cells: str) -> str:
@@ -130,12 +202,60 @@ def api_page() -> str:
     return text + "".join(f"\n::: etloom.{name}\n" for name in etloom.__all__)
 
 
+def run_example(example: Example) -> str:
+    """Run the commands of an example; return what the last one prints.
+
+    Raises:
+        SystemExit: a command failed; with the message that it printed.
+    """
+    printed = ""
+    for command in example.commands:
+        words = [str(ROOT / word) if "/" in word else word for word in shlex.split(command)[1:]]
+        with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as messages:
+            status = main(words)
+        printed = output.getvalue()
+        if status:
+            raise SystemExit(f"{command}: exit status {status}: {messages.getvalue()}")
+    return printed
+
+
+def gallery_page() -> str:
+    """The examples of the gallery with the first finding that each report states."""
+    GALLERY.mkdir(parents=True, exist_ok=True)
+    text = (
+        "# Gallery\n\nReports of small recordings that are in the repository. A report is one file that needs no "
+        "server: it opens offline and loads nothing. The documentation's build runs the commands below, so the links "
+        "lead to a page on the site only; in a clone, the commands write the same pages.\n"
+    )
+    for example in EXAMPLES:
+        finding = re.sub(r"\s{2,}", ": ", run_example(example).splitlines()[0])
+        commands = "\n".join(example.commands)
+        text += (
+            f"\n## {example.title}\n\n{example.recording} [Open the page](gallery/{example.page.name}).\n\n"
+            f"> {finding}\n\n{example.reading}\n\n```sh\n{commands}\n```\n"
+        )
+    return text
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the reports of the gallery to the site: called by mkdocs, whose build fails if a report cannot be made."""
+    from mkdocs.structure.files import File
+
+    GALLERY.mkdir(parents=True, exist_ok=True)
+    for example in EXAMPLES:
+        run_example(example)
+        page = ROOT / example.page
+        files.append(File.generated(config, f"gallery/{page.name}", abs_src_path=str(page)))
+    return files
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "tables.md": tables_page,
     "stats.md": stats_page,
     "analyses.md": analyses_page,
     "cli.md": cli_page,
     "api.md": api_page,
+    "../gallery.md": gallery_page,
 }
 
 

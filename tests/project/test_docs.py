@@ -16,7 +16,14 @@ DOCS = ROOT / "docs"
 GENERATED = runpy.run_path(str(DOCS / "generate_reference.py"))["PAGES"]
 
 
-@pytest.mark.parametrize("file", [name for name in GENERATED if (DOCS / "reference" / name).exists()])
+FILES = [
+    pytest.param(name, marks=pytest.mark.slow) if page.__name__ == "gallery_page" else name
+    for name, page in GENERATED.items()
+    if (DOCS / "reference" / name).exists()
+]
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_generated_pages_are_up_to_date(file: str) -> None:
     page = (DOCS / "reference" / file).read_text(encoding="utf-8")
     assert page == GENERATED[file](), "run python docs/generate_reference.py"
