@@ -183,10 +183,7 @@ def _advise_expandable(view: _View) -> str:
     )
     needed = find_needed_bytes(program, program.settings)
     if needed is not None and needed <= peak:
-        advice += (
-            f"; to fit a smaller device it is not needed: {format_bytes(needed)} suffice without it, as the allocator "
-            "then releases what is cached"
-        )
+        advice += f"; unchanged, the program also fits {format_bytes(needed)}: the allocator then releases its cache"
     return advice
 
 
