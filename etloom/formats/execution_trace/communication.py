@@ -18,28 +18,26 @@ import polars as pl
 from etloom.core import arrays, categories
 from etloom.core.schema import Stat
 from etloom.formats.io.json_text import load_json
+from etloom.formats.tables.building import build_frame
 from etloom.formats.tables.comms_table import build_groups, normalize_comms
 
 COMM_RECORD = "record_param_comms"
 _C10D = r"^c10d::"
-_COLUMNS = {
-    "node": pl.UInt32,
-    "collective": pl.String,
-    "pg_name": pl.String,
-    "pg_desc": pl.String,
-    "ranks": pl.String,
-    "group_size": pl.Int64,
-    "seq": pl.Int64,
-    "dtype": pl.String,
-    "in_nelems": pl.Int64,
-    "out_nelems": pl.Int64,
-    "in_split": pl.String,
-    "out_split": pl.String,
-    "root": pl.Int64,
-    "peer": pl.Int64,
-    "reduce_op": pl.String,
-    "is_async": pl.Boolean,
-}
+_COLUMNS = (
+    *(
+        "node",
+        "collective",
+        "pg_name",
+        "pg_desc",
+        "ranks",
+        "group_size",
+        "seq",
+        "dtype",
+        "in_nelems",
+        "out_nelems",
+    ),
+    *("in_split", "out_split", "root", "peer", "reduce_op", "is_async"),
+)
 _MAX_OPERATOR_DEPTH = 8
 """Number of ancestors of a record among which its c10d operator is searched."""
 _IN_GROUP = "in_group"
@@ -101,7 +99,8 @@ def build_comms(
         )
         stats.append(Stat("read.rank_within_unknown_group", "data_loss", len(unresolved), example))
     ordered = [{key: row.get(key) for key in _COLUMNS} for _, row in sorted(rows.items())]
-    return normalize_comms(pl.DataFrame(ordered, schema=_COLUMNS), stats).with_row_index("id")
+    table = build_frame("comms", ordered, stats).select(_COLUMNS)  # a sum of sizes may exceed 64 bits
+    return normalize_comms(table, stats).with_row_index("id")
 
 
 def read_group_config(nodes: pl.DataFrame) -> Any:
