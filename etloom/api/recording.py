@@ -85,7 +85,12 @@ def describe_recording(collected: CollectResult, user_path: Path) -> str:
 
     has_windows = len(collected.windows) > 1
     contents = "" if has_windows else describe_window((collected.windows or (collected.out,))[0])
-    folder = user_path.parent if has_windows else user_path
+    places = [window.relative_to(collected.out) for window in collected.windows]
+    actors = sorted(
+        {place.parts[0] for place in places if place.parts and place.parts[0].startswith("actor_")}
+    )
+    depth = len(places[-1].parts) if has_windows else 0
+    folder = user_path.parents[depth - 1] if depth else user_path
     ranks = (
         f"rank {collected.ranks[0]}"
         if len(collected.ranks) == 1
@@ -94,6 +99,8 @@ def describe_recording(collected: CollectResult, user_path: Path) -> str:
     if contents.endswith(", 0 operators"):
         return f"nothing ran while {ranks} recorded{contents}: the traces in {folder} are empty"
     windows = f"{len(collected.windows)} windows of " if has_windows else ""
+    if actors:
+        ranks = "Ray actors, " + ", ".join(name.removeprefix("actor_") for name in actors)
     return (
         f"recorded {windows}{ranks}{contents} in {folder}; next: etloom report {shlex.quote(str(user_path))}"
     )
