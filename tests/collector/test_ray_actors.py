@@ -172,6 +172,7 @@ def test_every_actor_is_recorded(is_running: bool, request: pytest.FixtureReques
     assert (
         (recorded.returncode, recorded.stdout) == (alone.returncode, alone.stdout) == (3, f"{[None] * 5}\n")
     )
+    assert "Ray actors Critic_0, Critic_1, Learner, Value_0 in" in recorded.stderr
     ranks = {path.parent.name: [] for path in sorted(tmp_path.glob("run/*/run.json"))}
     for name, numbers in ranks.items():
         run = etloom.open(tmp_path / "run" / name)
