@@ -3,7 +3,8 @@
 The order is that of torch's: the first step reduces the parameters in the buckets that DistributedDataParallel has
 assigned, later ones in buckets by the order in which the gradients of the first were ready. A bucket is reduced when
 all its gradients are ready and all buckets before it are reduced, so communication overlaps with the backward pass as
-on devices. See torch/csrc/distributed/c10d/reducer.cpp.
+on devices. A static graph is reduced after the first step's backward pass, and parameters that are searched for unused
+ones keep their buckets. See torch/csrc/distributed/c10d/reducer.cpp.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class _Bucket:
         self._buffer = torch.empty(
             sum(each.numel() for each in parameters), dtype=parameters[0].dtype, device=parameters[0].device
         )
+        self._views: list[Any] = []
         self.waiting = len(parameters)
 
     def index(self) -> int:
@@ -59,17 +61,17 @@ class _Bucket:
 
     def set_buffer(self, buffer: Any) -> None:
         self._buffer = buffer
+        self._views = []
 
     def parameters(self) -> list[Any]:
         return self._parameters
 
     def gradients(self) -> list[Any]:
-        views, start = [], 0
-        for parameter in self._parameters:
-            part = self._buffer.narrow(0, start, parameter.numel())
-            views.append(part.view(parameter.shape))
+        start = sum(view.numel() for view in self._views)
+        for parameter in self._parameters[len(self._views) :]:
+            self._views.append(self._buffer.narrow(0, start, parameter.numel()).view(parameter.shape))
             start += parameter.numel()
-        return views
+        return self._views
 
 
 class Reducer(_Ignored):
@@ -83,7 +85,9 @@ class Reducer(_Ignored):
         self._keeps_gradients_in_buckets = bool(options.get("is_view"))
         self._limits = [options.get("first_bytes") or _MIB, options["bytes"]]
         self._hook: Any = None
-        self._order: list[int] | None = []
+        self._finds_unused = bool(options.get("find_unused"))
+        self._is_static = False
+        self._order: list[int] | None = None if self._finds_unused else []
         self._is_expecting = self._is_queued = False
         self._assign(bucket_indices)
         for index, parameter in enumerate(parameters):
@@ -93,13 +97,22 @@ class Reducer(_Ignored):
         """Reduce with a communication hook of the job."""
         self._hook = lambda bucket: hook(state, bucket)
 
-    def prepare_for_backward(self, _outputs: list[Any]) -> None:
+    def _set_static_graph(self) -> None:
+        """Reduce all gradients at the end of the first step, and then in buckets by the order of the parameters."""
+        self._is_static, self._finds_unused, self._order = True, False, []
+
+    def prepare_for_backward(self, outputs: list[Any]) -> None:
         """Expect the gradients of a backward pass; without this call they are accumulated only (`no_sync`)."""
         self._is_expecting, self._is_queued = True, False
         self._ready: set[int] = set()
         self._reduced: list[Any] = []
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters())
+        if self._finds_unused:
+            used = _find_used(outputs)
+            for index, parameter in enumerate(self._parameters):
+                if id(parameter) not in used:
+                    self._add(index)
 
     def _rebuild_buckets(self) -> bool:
         """Assign buckets in the order in which the gradients of the first step were ready; return whether it was."""
@@ -130,6 +143,8 @@ class Reducer(_Ignored):
         if not self._is_queued:
             self._is_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if self._is_static and self._order is not None:
+            return  # in the first step
         if self._order is not None:
             self._order.append(index)
         self._add(index)
@@ -160,6 +175,14 @@ class Reducer(_Ignored):
             return self._hook(bucket)
         return torch.distributed.all_reduce(bucket.buffer(), group=self._group, async_op=True)
 
+    def _reduce_use(self) -> None:
+        """Reduce which parameters the ranks have used."""
+        import torch
+
+        device = self._parameters[0].device
+        used = torch.zeros(len(self._parameters), dtype=torch.int32, device=device)
+        torch.distributed.all_reduce(used, group=self._group)
+
     def _finish(self) -> None:
         """At the end of a backward pass: reduce what is missing, wait, and hand the reduced gradients to parameters."""
         import torch
@@ -167,6 +190,11 @@ class Reducer(_Ignored):
         for index in range(len(self._parameters)):
             if index not in self._ready:
                 self._add(index)
+        if self._is_static and self._order == []:
+            self._order = [index for index, each in enumerate(self._parameters) if each.grad is not None]
+            self._reduce_use()
+        elif self._finds_unused:
+            self._reduce_use()
         self._is_expecting = False
         with torch.no_grad():
             for work, bucket in zip(self._reduced, self._buckets, strict=True):
@@ -176,6 +204,21 @@ class Reducer(_Ignored):
                         parameter.grad = view
                     elif parameter.grad is not None:
                         parameter.grad.copy_(view)
+
+
+def _find_used(outputs: list[Any]) -> set[int]:
+    """Return the ids of the parameters from which outputs are computed."""
+    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen = set(waiting)
+    used: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            used.add(id(node.variable))
+        new = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= new
+        waiting += new
+    return used
 
 
 def _broadcast_coalesced(group: Any, tensors: list[Any], _bytes: int, rank: int = 0) -> None:
